@@ -19,7 +19,6 @@ import uvloop
 
 from app.runtime.state.node import Node
 from app.share.bundle.export import BundleExporter
-from app.share.bundle.verify import verify_file
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, Database, wait_for
 from benchmarks.chains import build_chain
@@ -30,6 +29,7 @@ from ledger.hlc import Clock
 from ledger.positions import Epoch
 from signing import private_keys
 from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
 

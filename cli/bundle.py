@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from app.runtime.answers.chain import ImportAnswer
 from app.runtime.settings.config import load_settings
-from app.share.bundle.from_wal import export_from_wal, survey
+from app.share.bundle.recovery import export_from_wal, survey
 from app.trust import node_keys
 from cli.client import LedgerClient, Service
 from cli.options import Tenant, Url

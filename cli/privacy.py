@@ -111,9 +111,9 @@ async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
     from app.runtime.postgres import DATABASE_FAULTS
     from app.store import sessions
     from app.trust import subject_keys as keys
-    from signing import data_keys
+    from signing.private_keys import MasterKey
 
-    old, new = data_keys.load(old_uri), data_keys.load_or_generate(new_uri)
+    old, new = MasterKey.load(old_uri), MasterKey.load_or_generate(new_uri)
     try:
         connection = await sessions.connect_alone(url, timeout_s=CONNECT_TIMEOUT_S)
         try:

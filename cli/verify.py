@@ -22,6 +22,7 @@ from app.runtime.answers.chain import (
 )
 from cli.client import LedgerClient
 from cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
+from ledger import rfc3339
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
@@ -30,7 +31,7 @@ from ledger.verification import Anchor, TreeHead
 from ledger.verification.verdict import ASPECTS, rollback, with_break, with_checkpoint
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, as_of, judge, rfc_3339
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, as_of, judge
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Observation, memory_of, remembering
@@ -368,7 +369,10 @@ def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
     note = notes.parse(kept)
     found = cosignatures_of(note, witnesses)
     checkpoint = checkpoints.parse(note.text)
-    return [Anchor(WITNESS, each.witness.name, rfc_3339(each.time), checkpoint.size, checkpoint.root) for each in found]
+    return [
+        Anchor(WITNESS, each.witness.name, rfc3339.written(each.time), checkpoint.size, checkpoint.root)
+        for each in found
+    ]
 
 
 def _newest(items: list[dict[str, Any]], whose: str) -> list[dict[str, Any]]:

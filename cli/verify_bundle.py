@@ -17,7 +17,6 @@ from rich.markup import escape
 
 from app.share.bundle import report
 from app.share.bundle.report import OUTCOMES, Against, SignedWith, VerifiedFile, counts_of, to_html
-from app.share.bundle.verify import verify_file
 from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
 from cli.verify_proof import Trusted
 from ledger.errors import InvalidInputError, NotABundleError, SignatureError
@@ -25,6 +24,7 @@ from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from signing import manifest, private_keys
 from signing.bundle.reader import BundleReader
 from signing.files import open_regular, whole_file
+from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.manifest import REPORT_ENVELOPE_BYTES_MAX, REPORT_SUFFIX, SignedReport, open_report
 from signing.memory import Memory, remember_observed

@@ -10,7 +10,7 @@ this event. Base64url is without padding. Once the key is gone, readers show ``{
 
     1 <= len(path) <= PATH_PARTS_MAX        no declared path lies inside another
 
-The cipher itself and the keys are elsewhere (``signing.data_keys``): this module holds no secret.
+The cipher itself and the keys are elsewhere (``signing.private_keys``): this module holds no secret.
 """
 
 from __future__ import annotations

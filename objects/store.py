@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -168,14 +167,11 @@ class ArchiveStore:
 
     def _refuse_irregular(self, name: str) -> None:
         """Refuse what stands in the place of a file: reading a FIFO would wait for ever."""
-        if self._folder is None:
-            return
-        with self._told(name), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            mode = (self._folder / name).stat().st_mode
-            if stat.S_ISDIR(mode):
-                raise ArchiveInvalidError(f"{name} of the archive is a folder")
-            if not stat.S_ISREG(mode):
-                raise ArchiveInvalidError(f"{name} of the archive is not a regular file")
+        with self._told(name):
+            path = self._folder / name if self._folder is not None else None
+            if path is not None and path.exists() and not path.is_file():
+                what = "a folder" if path.is_dir() else "not a regular file"
+                raise ArchiveInvalidError(f"{name} of the archive is {what}")
 
     @contextlib.contextmanager
     def _told(self, name: str) -> Iterator[None]:

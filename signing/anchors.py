@@ -11,24 +11,46 @@ canonical JSON, described in docs/formats/bundle.md::
 
 ``consistency`` proves that the tree of the bundle's own checkpoint extends that of NOTE. Who exported the bundle could
 leave a statement out, so one that agrees proves nothing for it; one that holds and disagrees is a rollback.
+
+What is stamped (RFC 3161) is the SHA-256 of the note, all its bytes, signatures included. What is kept is the whole
+TimeStampResp, so that ``openssl ts -verify -data NOTE -in RESPONSE -CAfile CA`` judges it as well.
+``SignedData.certificates`` (RFC 5652, 5.1) is a SET OF, which DER sorts by bytes (X.690, 11.6). OpenSSL's authority
+writes the certificates of its chain in the order of its file. No signature covers them: sorting changes nothing
+that is judged; without it the library refuses to read the response. Where the field is::
+
+    TimeStampResp  SEQUENCE { status SEQUENCE, ContentInfo SEQUENCE { OID, [0] { SignedData SEQUENCE {
+        version INTEGER, digestAlgorithms SET, encapContentInfo SEQUENCE, certificates [0], ... } } } }
+
+The library behind this (rfc3161-client) is an extra, ``pip install 'tallystick[anchor]'``; without it nothing can be
+stamped or judged, and all else works.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from cryptography import x509
 from msgspec import Meta
 
-from ledger import canonical
+from ledger import canonical, rfc3339
 from ledger.chain.form import Hash
-from ledger.errors import BundleInvalidError, CanonicalError, ProofError, SignatureError, UnknownKeyError
+from ledger.errors import (
+    BundleInvalidError,
+    CanonicalError,
+    ConfigurationError,
+    ProofError,
+    SignatureError,
+    UnknownKeyError,
+)
 from ledger.merkle import verify_consistency
 from ledger.verification.verdict import Anchor, rollback, with_break
 from signing import note as notes
@@ -39,7 +61,9 @@ from signing.keys import Keyring
 from signing.manifest import CONSISTENCY_HASHES_MAX
 from signing.note import WitnessKey, cosignatures_of
 from signing.strict import decode_base64
-from signing.timestamp import IS_AVAILABLE, load_authorities, open_timestamp, require_available
+
+if TYPE_CHECKING:
+    from rfc3161_client import TimeStampResponse
 
 WITNESS, RFC_3161 = "witness", "rfc3161"
 KEY_FILE_BYTES_MAX: Final = 4096
@@ -110,35 +134,37 @@ class StoredAnchor(NamedTuple):
     time: datetime
     response: bytes = b""
 
+    @property
+    def name(self) -> str:
+        """Name of the witness, or address of the authority."""
+        return self.by.partition("+")[0] if self.kind == WITNESS else self.by
+
+    def unjudged(self, detail: str, status: str = "not_checked") -> Anchor:
+        """The statement that says nothing, and why."""
+        return Anchor(self.kind, self.name, rfc3339.written(self.time), self.size, b"", status, detail)
+
 
 def judge(
     said: StoredAnchor, witnesses: Iterable[WitnessKey], roots: Sequence[x509.Certificate], open_note: OpenNote
 ) -> Anchor:
     """What was said, if one of ``witnesses`` did, or an authority that leads to one of ``roots``."""
-    name = said.by.partition("+")[0] if said.kind == WITNESS else said.by
-    unjudged = Anchor(said.kind, name, rfc_3339(said.time), said.size, b"", "not_checked")
     try:
         if said.kind == WITNESS:
             (found,) = cosignatures_of(notes.parse(said.note), [each for each in witnesses if each.text() == said.by])
             time = found.time
         elif not roots:
-            return unjudged._replace(detail="no CA file is given for this authority")
+            return said.unjudged("no CA file is given for this authority")
         elif not IS_AVAILABLE:
-            return unjudged._replace(detail="the package rfc3161-client is not installed")
+            return said.unjudged("the package rfc3161-client is not installed")
         else:
             time = open_timestamp(said.response, said.note.encode(), roots)
         checkpoint = open_note(said.note, time)
     except UnknownKeyError as error:
-        return unjudged._replace(detail=str(error))
+        return said.unjudged(str(error))
     except (SignatureError, ValueError) as error:
         what = "the cosignature does not hold: " if said.kind == WITNESS else ""
-        return unjudged._replace(status="invalid", detail=f"{what}{error}")
-    return Anchor(said.kind, name, rfc_3339(time), checkpoint.size, checkpoint.root)
-
-
-def rfc_3339(time: datetime) -> str:
-    """``time`` in UTC, ending in Z."""
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        return said.unjudged(f"{what}{error}", "invalid")
+    return Anchor(said.kind, said.name, rfc3339.written(time), checkpoint.size, checkpoint.root)
 
 
 ANCHORS_MAX: Final = 128
@@ -179,11 +205,8 @@ def decode_anchors(data: bytes) -> list[BundledAnchor]:
     """
     try:
         anchors = msgspec.json.decode(data, type=_Member).anchors
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BundleInvalidError(f"anchors.json is malformed: {error}") from error
-    try:
         is_canonical = encode_anchors(anchors) == data
-    except CanonicalError as error:
+    except (msgspec.MsgspecError, UnicodeError, CanonicalError) as error:
         raise BundleInvalidError(f"anchors.json is malformed: {error}") from error
     if not is_canonical:
         raise BundleInvalidError("anchors.json is not in canonical form")
@@ -201,7 +224,7 @@ def with_anchors(
     the keys of ``keyring`` sign; what holds and disagrees is a break."""
     results = []
     for each in anchors:
-        anchor = _stated(each, own, keyring, outsiders)
+        anchor = _judged(each, own, keyring, outsiders)
         try:
             if anchor.status == "ok":
                 hashes = [bytes.fromhex(text) for text in each.consistency]
@@ -215,30 +238,27 @@ def with_anchors(
     return {**verdict, "anchors": results}
 
 
-def _stated(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, outsiders: ExternalWitnesses) -> Anchor:
+def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, outsiders: ExternalWitnesses) -> Anchor:
     """What the external witness said, whether or not the log is so."""
-    name = bundled.by.partition("+")[0] if bundled.kind == WITNESS else bundled.by
-    unjudged = Anchor(bundled.kind, name, bundled.time, 0, b"", "not_checked")
     try:
         size = read_checkpoint(bundled.checkpoint).size
-        stated = datetime.fromisoformat(bundled.time).astimezone(UTC)
+        time = datetime.fromisoformat(bundled.time).astimezone(UTC)
         response = decode_base64(bundled.response, "the time stamp")
     except (SignatureError, ValueError, OverflowError) as error:
-        return unjudged._replace(status="invalid", detail=f"it is malformed: {error}")
-    unjudged = unjudged._replace(size=size)
+        name = bundled.by.partition("+")[0] if bundled.kind == WITNESS else bundled.by
+        return Anchor(bundled.kind, name, bundled.time, 0, b"", "invalid", f"it is malformed: {error}")
+    said = StoredAnchor(bundled.kind, bundled.by, bundled.checkpoint, size, time, response)
     if not 1 <= size <= own.size:
-        return unjudged._replace(detail=f"it covers {size} entries, the checkpoint here {own.size}")
+        return said.unjudged(f"it covers {size} entries, the checkpoint here {own.size}")
     if keyring is None:
-        return unjudged._replace(detail="no key was given, so nobody vouches for its checkpoint")
-    ring = keyring
+        return said.unjudged("no key was given, so nobody vouches for its checkpoint")
+    if said.kind == WITNESS and said.by not in {witness.text() for witness in outsiders.witnesses}:
+        return said.unjudged("its key is not among those given with --witness-key")
+    return judge(said, outsiders.witnesses, outsiders.roots, partial(_open_as_of, keyring, own.origin))
 
-    def open_note(text: str, time: datetime) -> Checkpoint:
-        return open_checkpoint(text, as_of(ring, time), origin=own.origin)
 
-    if bundled.kind == WITNESS and bundled.by not in {witness.text() for witness in outsiders.witnesses}:
-        return unjudged._replace(detail="its key is not among those given with --witness-key")
-    said = StoredAnchor(bundled.kind, bundled.by, bundled.checkpoint, size, stated, response)
-    return judge(said, outsiders.witnesses, outsiders.roots, open_note)
+def _open_as_of(keyring: Keyring, origin: str, note: str, time: datetime) -> Checkpoint:
+    return open_checkpoint(note, as_of(keyring, time), origin=origin)
 
 
 def cosignature(by: str, note: str, time: str, consistency: Sequence[bytes]) -> BundledAnchor:
@@ -248,5 +268,162 @@ def cosignature(by: str, note: str, time: str, consistency: Sequence[bytes]) -> 
 
 def timestamp(by: str, note: str, response: bytes, time: str, consistency: Sequence[bytes]) -> BundledAnchor:
     """An authority's, as it goes into a bundle; ``response`` stays as it was received."""
-    encoded = base64.b64encode(response).decode()
-    return BundledAnchor(by, note, [each.hex() for each in consistency], "rfc3161", encoded, time)
+    hashes = [each.hex() for each in consistency]
+    return BundledAnchor(by, note, hashes, "rfc3161", base64.b64encode(response).decode(), time)
+
+
+# --- time stamps --------------------------------------------------------------------------------------
+
+RESPONSE_BYTES_MAX = 64 * 1024
+"""Longest response read; one with its certificates has some five thousand bytes."""
+CA_FILE_BYTES_MAX = 4 << 20
+IS_AVAILABLE = find_spec("rfc3161_client") is not None
+
+_SHA256 = x509.ObjectIdentifier("2.16.840.1.101.3.4.2.1")
+_GRANTED = 0
+
+_INTEGER, _OID, _SEQUENCE, _SET, _CONTEXT_0 = 0x02, 0x06, 0x30, 0x31, 0xA0
+_PATH: Final = (
+    (_SEQUENCE,),
+    (_SEQUENCE, _SEQUENCE),
+    (_OID, _CONTEXT_0),
+    (_SEQUENCE,),
+    (_INTEGER, _SET, _SEQUENCE, _CONTEXT_0),
+)
+"""At each level the tags up to the element that is gone into."""
+
+
+class TimestampRequest(NamedTuple):
+    """``body`` is what an authority is sent; the answer repeats ``nonce``."""
+
+    body: bytes
+    nonce: int
+
+
+def require_available() -> None:
+    """Raises ConfigurationError when time stamps cannot be made or judged here."""
+    if not IS_AVAILABLE:
+        raise ConfigurationError("time stamps need the package rfc3161-client: pip install 'tallystick[anchor]'")
+
+
+def load_authorities(path: Path) -> tuple[x509.Certificate, ...]:
+    """The certificates that a chain may end in, from a PEM file.
+
+    Raises:
+        ConfigurationError: it cannot be read, or holds no certificate.
+    """
+    try:
+        with open_regular(path) as file:
+            return tuple(x509.load_pem_x509_certificates(file.read(CA_FILE_BYTES_MAX)))
+    except OSError as error:
+        raise ConfigurationError(f"certificates cannot be read from {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} holds no PEM certificate: {error}") from error
+
+
+def make_request(note: bytes) -> TimestampRequest:
+    """A request to stamp ``note``, with a nonce, that asks for the authority's certificates."""
+    from rfc3161_client import HashAlgorithm, TimestampRequestBuilder
+
+    request = TimestampRequestBuilder().data(note).hash_algorithm(HashAlgorithm.SHA256).cert_request(cert_request=True)
+    built = request.nonce(nonce=True).build()
+    assert built.nonce is not None
+    return TimestampRequest(built.as_bytes(), built.nonce)
+
+
+def stated_time(response: bytes, note: bytes, nonce: int | None = None) -> datetime:
+    """The time that a response states for ``note``; nobody vouches for it yet.
+
+    Raises:
+        SignatureError: malformed, not granted, of other bytes, or with another nonce.
+    """
+    return _stated(_decoded(response), note, nonce)
+
+
+def open_timestamp(
+    response: bytes, note: bytes, authorities: Sequence[x509.Certificate], nonce: int | None = None
+) -> datetime:
+    """The time at which ``note`` was stamped, once the signature under it leads to one of ``authorities``.
+
+    Certificates inside the response are not trusted; they need to have been valid at the time stated.
+
+    Raises:
+        SignatureError: it does not, or as ``stated_time``.
+    """
+    from rfc3161_client import VerificationError, VerifierBuilder
+
+    decoded = _decoded(response)
+    time = _stated(decoded, note, nonce)
+    try:
+        verifier = VerifierBuilder(roots=list(authorities)).build()
+        verifier.verify(decoded, hashlib.sha256(note).digest())
+    except (VerificationError, ValueError) as error:
+        raise SignatureError(f"the time stamp does not hold: {error}") from error
+    return time
+
+
+def _decoded(response: bytes) -> TimeStampResponse:
+    from rfc3161_client import decode_timestamp_response
+
+    if len(response) > RESPONSE_BYTES_MAX:
+        raise SignatureError(f"the time stamp is longer than {RESPONSE_BYTES_MAX} bytes")
+    try:
+        return decode_timestamp_response(with_sorted_certificates(response))
+    except ValueError as error:
+        raise SignatureError(f"the time stamp is malformed: {error}") from error
+
+
+def _stated(response: TimeStampResponse, note: bytes, nonce: int | None) -> datetime:
+    if response.status != _GRANTED:
+        raise SignatureError(f"the authority did not stamp: status {response.status} {response.status_string}"[:300])
+    try:
+        info = response.tst_info
+        imprint = info.message_imprint
+        stated = (imprint.hash_algorithm, imprint.message)
+        given_nonce, time = info.nonce, info.gen_time
+    except ValueError as error:
+        raise SignatureError(f"the time stamp is malformed: {error}") from error
+    if stated != (_SHA256, hashlib.sha256(note).digest()):
+        raise SignatureError("the time stamp is of other bytes")
+    if nonce is not None and given_nonce != nonce:
+        raise SignatureError("the time stamp answers another request")
+    return time.astimezone(UTC)
+
+
+def with_sorted_certificates(response: bytes) -> bytes:
+    """``response``, as long as it was, its certificates in DER's order; anything that is none is left as it is."""
+    content = response
+    try:
+        for tags in _PATH:
+            elements = _elements(content)
+            found = [next(elements) for _ in tags]
+            if tuple(tag for tag, _, _ in found) != tags:
+                return response
+            content = found[-1][2]
+        certificates = [element for _, element, _ in _elements(content)]
+    except (ValueError, StopIteration):
+        return response
+    return response.replace(content, b"".join(sorted(certificates)), 1)
+
+
+def _elements(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """The elements in DER that fill ``data``: tag, whole element, and its content.
+
+    Raises:
+        ValueError: they do not, or one is not in DER.
+    """
+    at = 0
+    while at < len(data):
+        if len(data) - at < 2:
+            raise ValueError("an element without a length")
+        length, begin = data[at + 1], at + 2
+        if length >= 0x80:
+            digits = length & 0x7F
+            if not 1 <= digits <= 4 or begin + digits > len(data):
+                raise ValueError("a length that no element here has")
+            length, begin = int.from_bytes(data[begin : begin + digits]), begin + digits
+        end = begin + length
+        if end > len(data):
+            raise ValueError("an element that goes on behind its end")
+        yield data[at], data[at:end], data[begin:end]
+        at = end

@@ -157,8 +157,8 @@ def signed_by(text: str | bytes, keyring: Keyring) -> str:
     """
     parsed = note.parse(text)
     known = {(key.name, key.key_hash) for key in _signers(parsed, keyring)}
-    lines = [each for each in parsed.signatures if (each.name, each.key_hash) in known]
-    return parsed._replace(signatures=tuple(dict.fromkeys(lines))).encode()
+    lines = dict.fromkeys(each for each in parsed.signatures if (each.name, each.key_hash) in known)
+    return parsed._replace(signatures=tuple(lines)).encode()
 
 
 class JudgedCheckpoint(NamedTuple):
@@ -201,6 +201,6 @@ def _signers(parsed: Note, keyring: Keyring) -> tuple[VerifierKey, ...]:
 
 def _verifiers(keyring: Keyring, origin: str) -> tuple[VerifierKey, ...]:
     revoked = {key.key_id for key in keyring if key.revoked_from_hlc is not None}
-    verifiers = [VerifierKey.of(origin, key) for key in keyring if key.algorithm == ED25519]
-    verifiers += map(VerifierKey.parse, keyring.log_verifier_keys)
+    own = [VerifierKey.of(origin, key) for key in keyring if key.algorithm == ED25519]
+    verifiers = (*own, *map(VerifierKey.parse, keyring.log_verifier_keys))
     return tuple(key for key in verifiers if key.public_key.key_id not in revoked)

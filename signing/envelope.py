@@ -84,14 +84,10 @@ def verify(envelope: object, keys: object, *, payload_type: str = PAYLOAD_TYPE) 
         SignatureError: malformed, of another type, or a held key's signature does not hold.
         InvalidInputError: ``keys`` are no keys.
     """
-    keyring = Keyring.of(keys)
-    # 1. The envelope is well-formed, and its payload of the type that the caller can read.
-    parsed = parse(envelope, payload_type)
-    # 2. A held key signed it.
-    signers = signers_of(parsed, keyring)
-    # 3. One that signed is not revoked.
-    if all(key.revoked_from_hlc is not None for key in signers):
-        raise UnknownKeyError(f"key {signers[0].key_id} is revoked from HLC {signers[0].revoked_from_hlc} on")
+    keyring, parsed = Keyring.of(keys), parse(envelope, payload_type)
+    signed = judge(parsed, keyring)
+    if signed.detail is not None:
+        raise UnknownKeyError(signed.detail)
     return parsed.payload
 
 
@@ -117,9 +113,7 @@ def parse(envelope: object, payload_type: str) -> Envelope:
 def _signature(item: object) -> EnvelopeSignature:
     if not isinstance(item, dict):
         raise SignatureError("a signature must be a JSON object")
-    key_id = item.get("keyid")
-    if key_id is None:
-        key_id = ""
+    key_id = "" if item.get("keyid") is None else item["keyid"]
     if not isinstance(key_id, str) or len(key_id) > KEY_ID_CHARACTERS_MAX:
         raise SignatureError(f"keyid must be text of at most {KEY_ID_CHARACTERS_MAX} characters")
     return EnvelopeSignature(key_id, decode_base64(item.get("sig"), "sig", url_safe=True))
@@ -163,8 +157,7 @@ def judge(opened: Envelope, keyring: Keyring | None) -> Signed:
     except UnknownKeyError as error:
         return Signed("unknown_key", str(error), ())
     key_ids = tuple(key.key_id for key in signers)
-    revoked = [key for key in signers if key.revoked_from_hlc is not None]
-    if len(revoked) == len(signers):
-        why = f"key {revoked[0].key_id} is revoked from HLC {revoked[0].revoked_from_hlc} on"
-        return Signed("unknown_key", why, key_ids)
-    return Signed("ok", None, key_ids)
+    if any(key.revoked_from_hlc is None for key in signers):
+        return Signed("ok", None, key_ids)
+    why = f"key {signers[0].key_id} is revoked from HLC {signers[0].revoked_from_hlc} on"
+    return Signed("unknown_key", why, key_ids)

@@ -25,6 +25,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, BinaryIO, Final, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -64,7 +65,7 @@ def path_of(uri: str) -> Path:
     return Path(unquote(parts.path))
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """The file ``path``, open for reading; anything that is no regular file is refused at once.
 
     Raises:
@@ -73,11 +74,10 @@ def open_regular(path: str | Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise _not_regular(path, os.stat(path).st_mode) from error
-        raise
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+        if error.errno != errno.ENXIO:
+            raise
+        raise _not_regular(path, os.stat(path).st_mode) from error
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise _not_regular(path, mode)
@@ -263,12 +263,9 @@ _TEXTS: Final = (
 
 def is_like_bundle(head: bytes) -> bool:
     """Whether a file that begins so is a bundle, whole or damaged."""
-    if head and _FIRST_MEMBER.startswith(head):
-        return True
     same = sum(found == wanted for found, wanted in zip(head, _FIRST_MEMBER, strict=False))
-    if same >= len(_FIRST_MEMBER) - _DAMAGED_MAX:
-        return True
-    return head[_MAGIC] == _TAR and any(name in head for name in _MEMBERS)
+    begins_so = same >= len(_FIRST_MEMBER) - _DAMAGED_MAX or (head and _FIRST_MEMBER.startswith(head))
+    return bool(begins_so) or (head[_MAGIC] == _TAR and any(name in head for name in _MEMBERS))
 
 
 def is_like_receipt(head: bytes) -> bool:
@@ -284,16 +281,10 @@ def looks_like(head: bytes) -> str:
         return "a bundle: tally verify-bundle verifies that"
     if is_like_receipt(head):
         return "a receipt: tally verify-proof verifies that"
-    for magic, name in _MAGIC_BYTES:
-        if head.startswith(magic):
-            return name
-    if head[_MAGIC] == _TAR:
-        return "a tar archive of something else"
-    beginning = head.lstrip()
-    for form, name in _TEXTS:
-        if form.match(beginning):
-            return name
-    return "text" if _is_text(head) else "binary data"
+    named = [name for magic, name in _MAGIC_BYTES if head.startswith(magic)]
+    named += ["a tar archive of something else"] if head[_MAGIC] == _TAR else []
+    named += [name for form, name in _TEXTS if form.match(head.lstrip())]
+    return [*named, "text" if _is_text(head) else "binary data"][0]
 
 
 def _is_text(head: bytes) -> bool:

@@ -39,6 +39,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from msgspec import Meta
 
+from ledger import rfc3339
 from ledger.errors import ConfigurationError, InvalidInputError, LedgerError
 from ledger.hlc import Hlc
 from signing.files import open_regular
@@ -75,8 +76,7 @@ def material_of(public_key_pem: str) -> KeyMaterial:
         material = load_pem_public_key(public_key_pem.encode())
     except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
         raise InvalidInputError(f"not a PEM public key: {error}") from error
-    _check_kind(material)
-    return cast(KeyMaterial, material)
+    return cast(KeyMaterial, _supported(material))
 
 
 def private_of(pem: bytes) -> PrivateMaterial:
@@ -89,15 +89,14 @@ def private_of(pem: bytes) -> PrivateMaterial:
         private = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidInputError(f"not an unencrypted PEM private key: {error}") from error
-    _check_kind(private)
-    return cast(PrivateMaterial, private)
+    return cast(PrivateMaterial, _supported(private))
 
 
-def _check_kind(key: object) -> None:
-    if isinstance(key, Ed25519PublicKey | Ed25519PrivateKey):
-        return
-    if not isinstance(getattr(key, "curve", None), ec.SECP256R1):
+def _supported(key: object) -> object:
+    is_p256 = isinstance(getattr(key, "curve", None), ec.SECP256R1)
+    if not is_p256 and not isinstance(key, Ed25519PublicKey | Ed25519PrivateKey):
         raise InvalidInputError(f"keys must be Ed25519 or ECDSA P-256, not {type(key).__name__}")
+    return key
 
 
 class KeyJson(msgspec.Struct, frozen=True):
@@ -117,10 +116,6 @@ class KeyringJson(msgspec.Struct, frozen=True):
     keys: Annotated[list[KeyJson], Meta(max_length=KEYS_MAX)]
     log_verifier_keys: Annotated[list[str], Meta(max_length=KEYS_MAX)] = []
     root_key_id: str | None = None
-
-
-def _pem_of(material: KeyMaterial) -> str:
-    return material.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 def _id_of(material: KeyMaterial) -> str:
@@ -172,7 +167,7 @@ class PublicKey:
         return cls(
             key_id=_id_of(material),
             algorithm=_algorithm_of(material),
-            public_key_pem=_pem_of(material),
+            public_key_pem=material.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode(),
             not_before=not_before,
             not_after=not_after,
             revoked_from_hlc=revoked_from_hlc,
@@ -212,8 +207,8 @@ class PublicKey:
             "key_id": self.key_id,
             "algorithm": self.algorithm,
             "public_key_pem": self.public_key_pem,
-            "not_before": _rfc3339(self.not_before),
-            "not_after": _rfc3339(self.not_after),
+            "not_before": None if self.not_before is None else rfc3339.written(self.not_before),
+            "not_after": None if self.not_after is None else rfc3339.written(self.not_after),
             "revoked_from_hlc": None if self.revoked_from_hlc is None else self.revoked_from_hlc.text(),
         }
 
@@ -249,9 +244,9 @@ class PublicKey:
         A window is judged by the physical part, both ends included; a revocation by the whole HLC.
         """
         if self.not_before is not None and hlc.physical_ms < _milliseconds(self.not_before):
-            return f"key {self.key_id} is valid from {_rfc3339(self.not_before)}, after HLC {hlc}"
+            return f"key {self.key_id} is valid from {rfc3339.written(self.not_before)}, after HLC {hlc}"
         if self.not_after is not None and hlc.physical_ms > _milliseconds(self.not_after):
-            return f"key {self.key_id} expired at {_rfc3339(self.not_after)}, before HLC {hlc}"
+            return f"key {self.key_id} expired at {rfc3339.written(self.not_after)}, before HLC {hlc}"
         if self.revoked_from_hlc is not None and hlc >= self.revoked_from_hlc:
             return f"key {self.key_id} is revoked from HLC {self.revoked_from_hlc} on, and this is HLC {hlc}"
         return None
@@ -268,10 +263,6 @@ class PublicKey:
 
 def _milliseconds(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(milliseconds=1)
-
-
-def _rfc3339(time: datetime | None) -> str | None:
-    return None if time is None else time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _time(name: str, text: str | None) -> datetime | None:
@@ -318,8 +309,7 @@ class Keyring:
         self.root_key_id = root_key_id
         self.log_verifier_keys = tuple(dict.fromkeys(log_verifier_keys))
         for key in keys:
-            known = self._keys.get(key.key_id)
-            self._keys[key.key_id] = key if known is None else known.narrowed(key)
+            self._keys[key.key_id] = self._keys[key.key_id].narrowed(key) if key.key_id in self._keys else key
             if len(self._keys) > KEYS_MAX:
                 raise InvalidInputError(f"a keyring holds at most {KEYS_MAX} keys")
 
@@ -398,11 +388,8 @@ class Keyring:
     def to_json(self) -> dict[str, object]:
         """What ``/v1/keys`` answers; ``from_json`` reads it back."""
         root = {} if self.root_key_id is None else {"root_key_id": self.root_key_id}
-        return {
-            "keys": [key.to_json() for key in self],
-            **root,
-            "log_verifier_keys": list(self.log_verifier_keys),
-        }
+        keys = [key.to_json() for key in self]
+        return {"keys": keys, **root, "log_verifier_keys": list(self.log_verifier_keys)}
 
 
 def _is_ring_file(file: Path) -> bool:
@@ -424,11 +411,9 @@ def _read_ring(file: Path) -> Keyring:
 
 
 def _keys_of(item: object) -> Iterable[PublicKey]:
-    if isinstance(item, PublicKey):
-        return (item,)
-    if isinstance(item, str):
-        return _keys_of_pem(item)
-    raise InvalidInputError(f"a key must be PEM text, not {type(item).__name__}")
+    if not isinstance(item, PublicKey | str):
+        raise InvalidInputError(f"a key must be PEM text, not {type(item).__name__}")
+    return (item,) if isinstance(item, PublicKey) else _keys_of_pem(item)
 
 
 def _keys_of_pem(text: str) -> list[PublicKey]:

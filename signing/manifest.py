@@ -147,6 +147,10 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Raised where one is malformed or at odds with itself."""
     FORGED: ClassVar[type[LedgerError]]
     """Raised where a signature does not hold."""
+    digests: ClassVar[Callable[[Any], Iterable[str]]]
+    """Method: SHA-256 of each of the files that make up the range, hex."""
+    check: ClassVar[Callable[[Any], None]]
+    """Method: raises ``INVALID`` where it is at odds with itself."""
 
     node_id: NodeId
     """The node that exported the range, or signed its last snapshot."""
@@ -171,14 +175,6 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def origin(self) -> str:
         """Origin of the tenant's log."""
         return f"{self.log_origin}/{self.tenant_id}"
-
-    def digests(self) -> Iterable[str]:
-        """Those of the files that make up the range, hex."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """Raises ``INVALID`` where it is at odds with itself."""
-        raise NotImplementedError
 
     def statement(self) -> bytes:
         """The bytes that are signed.

@@ -140,8 +140,7 @@ def sign(text: str, name: str, signer: Signer) -> str:
     key = VerifierKey.of(name, signer.public_key)
     if not text.endswith("\n") or not _is_clean(text):
         raise InvalidInputError("a note's text must end in a newline and hold no other control character")
-    signature = NoteSignature(name, key.key_hash, signer.sign(text.encode()))
-    return Note(text, (signature,)).encode()
+    return Note(text, (NoteSignature(name, key.key_hash, signer.sign(text.encode())),)).encode()
 
 
 def parse(note: str | bytes) -> Note:
@@ -191,15 +190,11 @@ def signers_of(note: Note, verifiers: Iterable[VerifierKey | str]) -> tuple[Veri
         twin = known.setdefault((key.name, key.key_hash), key)
         if twin.public_key.key_id != key.public_key.key_id:
             raise InvalidInputError(f"two verifier keys share {key.name}+{key.key_hash.hex()}; give only one")
-    message = note.text.encode()
-    signers: list[VerifierKey] = []
-    for name, key_hash, signature in note.signatures:
-        signer = known.get((name, key_hash))
-        if signer is None:
-            continue
-        if not signer.public_key.made(signature, message):
-            raise SignatureError(f"the note's signature by {name}+{key_hash.hex()} does not hold")
-        signers.append(signer)
+    lines = [line for line in note.signatures if (line.name, line.key_hash) in known]
+    signers = [known[line.name, line.key_hash] for line in lines]
+    for line, signer in zip(lines, signers, strict=True):
+        if not signer.public_key.made(line.signature, note.text.encode()):
+            raise SignatureError(f"the note's signature by {line.name}+{line.key_hash.hex()} does not hold")
     if not signers:
         names = ", ".join(f"{name!r}+{key_hash.hex()}" for name, key_hash, _ in note.signatures[:8])
         raise UnknownKeyError(f"none of the keys that signed the note is known: {names}")
@@ -255,12 +250,11 @@ def cosignatures_of(note: Note, witnesses: Iterable[WitnessKey]) -> list[Cosigna
         SignatureError: one of them is named, and its cosignature does not hold.
     """
     known = {(witness.name, witness.key_hash): witness for witness in witnesses}
-    found = []
-    for line in note.signatures:
-        witness = known.get((line.name, line.key_hash))
-        if witness is not None:
-            found.append(Cosignature(witness, _verified_time(note.text, line, witness), line))
-    return found
+    return [
+        Cosignature(witness, _verified_time(note.text, line, witness), line)
+        for line in note.signatures
+        if (witness := known.get((line.name, line.key_hash))) is not None
+    ]
 
 
 def _verified_time(text: str, line: NoteSignature, witness: WitnessKey) -> datetime:

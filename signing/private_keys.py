@@ -11,10 +11,25 @@ A key file is one unencrypted PKCS #8 block in PEM, kept as ``signing.files`` sa
 The public key is fetched once and kept by the caller; from then on the signer is only asked for signatures, and each
 is checked with that public key before it is handed on. So another key behind the same URI never signs unseen.
 Credentials come from where each client library looks for them.
+
+The keys of private values: those of subjects, and the master key that wraps them, which is never in the database. A
+subject's key seals with AES-256-GCM. Nonces are random, so one key serves at most 2^32 values (NIST SP 800-38D 8.3).
+The form of what is sealed, and what it is bound to, are in ``ledger.private_fields``. A master key file is one line,
+kept as ``signing.files`` says::
+
+    tallystick-master-key-1 <base64 of 32 random bytes>
+
+Wrapped secret: nonce of 12 bytes, then AES-256-GCM of the secret with the tag at its end. Its associated data names
+what is wrapped, so that a wrapped key moved to another row does not open. Id of a master key: first 16 hex digits of
+SHA-256 over ``"tallystick.master-key-id.v1\\n"`` and the key.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import contextlib
+import hashlib
 import importlib
 import os
 import threading
@@ -24,15 +39,18 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
+from ledger.errors import ConfigurationError, InvalidInputError, PrivateValueError, SigningUnavailableError
+from ledger.private_fields import NONCE_BYTES, SealedValue
 from signing import files
 from signing.files import path_of
-from signing.keys import ALGORITHMS, ECDSA_P256, ED25519, PrivateMaterial, PublicKey, Signer, private_of
+from signing.keys import ALGORITHMS, ED25519, PrivateMaterial, PublicKey, Signer, private_of
 
 LOG_KEY_SUFFIX = ".log-key.pem"
 
@@ -76,9 +94,7 @@ def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
     if algorithm not in ALGORITHMS:
         raise ConfigurationError(f"key algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
     path = Path(path)
-    private: PrivateMaterial = Ed25519PrivateKey.generate()
-    if algorithm == ECDSA_P256:
-        private = ec.generate_private_key(ec.SECP256R1())
+    private = Ed25519PrivateKey.generate() if algorithm == ED25519 else ec.generate_private_key(ec.SECP256R1())
     files.make(path, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return FileSigner(path, private)
 
@@ -243,20 +259,21 @@ def _import(library: ModuleType, uri: str, pin: PinSource) -> tuple[str, Any]:
         if rest and not rest.isdigit():
             raise ConfigurationError(f"key URI {uri!r}: the key id of an HSM is a number, as in hsm:2?label=TOKEN")
         label = dict(parse_qsl(parts.query)).get("label")
-        imported = library.HSMSigner.import_(int(rest) if rest else None, label, lambda _secret: pin())
-    elif scheme == "hv" and rest:
-        imported = library.VaultSigner.import_(rest.partition("/")[0])
-        if "/" in rest and imported[0] != uri:
-            raise ConfigurationError(f"key URI {uri!r} is not the newest version, which is {imported[0]}")
-    elif scheme == "awskms" and rest:
-        imported = library.AWSSigner.import_(rest)
-    elif scheme == "gcpkms" and rest:
-        imported = library.GCPSigner.import_(rest)
+        pinned_uri, key, *_ = library.HSMSigner.import_(int(rest) if rest else None, label, lambda _secret: pin())
     elif scheme == "azurekms" and parts.netloc and rest.startswith("/keys/"):
-        imported = library.AzureSigner.import_(parts.netloc.partition(".")[0], rest.split("/")[2])
+        pinned_uri, key, *_ = library.AzureSigner.import_(parts.netloc.partition(".")[0], rest.split("/")[2])
+    elif scheme in _SIGNERS and rest:
+        name = rest.partition("/")[0] if scheme == "hv" else rest
+        pinned_uri, key, *_ = getattr(library, _SIGNERS[scheme]).import_(name)
     else:
         raise ConfigurationError(f"key URI {uri!r} is not supported; docs/formats/keys.md lists the kinds")
-    return imported[0], imported[1]
+    if scheme == "hv" and "/" in rest and pinned_uri != uri:
+        raise ConfigurationError(f"key URI {uri!r} is not the newest version, which is {pinned_uri}")
+    return pinned_uri, key
+
+
+_SIGNERS = {"awskms": "AWSSigner", "gcpkms": "GCPSigner", "hv": "VaultSigner"}
+"""The signers of securesystemslib that take one name, by scheme."""
 
 
 def _library() -> ModuleType:
@@ -269,3 +286,119 @@ def _library() -> ModuleType:
 
 def _unavailable(uri: str, error: Exception) -> SigningUnavailableError:
     return SigningUnavailableError(f"the signer at {uri} does not sign: {type(error).__name__}: {str(error)[:300]}")
+
+
+# --- keys of private values -----------------------------------------------------------------------
+
+KEY_BYTES = 32
+KEY_ID_BYTES = 16
+
+_HEAD = b"tallystick-master-key-1 "
+_ID_CONTEXT = b"tallystick.master-key-id.v1\n"
+
+
+class DataKey:
+    """A key in use, under the random ``key_id`` that stands in the log. Safe for threads."""
+
+    __slots__ = ("_cipher", "key_id")
+
+    def __init__(self, key_id: str, secret: bytes) -> None:
+        self.key_id = key_id
+        self._cipher = AESGCM(secret)
+
+    def __repr__(self) -> str:
+        return f"DataKey({self.key_id})"
+
+    def seal(self, plaintext: bytes, associated: bytes) -> SealedValue:
+        """``plaintext`` under this key and a fresh nonce, bound to ``associated``."""
+        nonce = os.urandom(NONCE_BYTES)
+        return SealedValue(self.key_id, nonce, self._cipher.encrypt(nonce, plaintext, associated))
+
+    def open(self, sealed: SealedValue, associated: bytes) -> bytes:
+        """What was sealed.
+
+        Raises:
+            PrivateValueError: not with this key, or bound to something else, or changed since.
+        """
+        try:
+            return self._cipher.decrypt(sealed.nonce, sealed.ciphertext, associated)
+        except InvalidTag:
+            raise PrivateValueError(f"a private value does not open with key {sealed.key_id}") from None
+
+
+def new_key_id() -> str:
+    """A random key id: it says nothing of whose key it is."""
+    return os.urandom(KEY_ID_BYTES).hex()
+
+
+def new_secret() -> bytes:
+    """A random AES-256 key."""
+    return os.urandom(KEY_BYTES)
+
+
+class MasterKey:
+    """A master key in memory, read from ``path``. Safe for threads."""
+
+    __slots__ = ("_cipher", "master_key_id", "path")
+
+    def __init__(self, path: Path, secret: bytes) -> None:
+        self.path = path
+        self.master_key_id = hashlib.sha256(_ID_CONTEXT + secret).hexdigest()[:16]
+        self._cipher = AESGCM(secret)
+
+    def __repr__(self) -> str:
+        return f"MasterKey({self.path}, {self.master_key_id})"
+
+    def wrap(self, secret: bytes, context: bytes) -> bytes:
+        """``secret``, to be opened again only with the same ``context``."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, secret, context)
+
+    def unwrap(self, wrapped: bytes, context: bytes) -> bytes:
+        """The secret that ``wrap`` was given.
+
+        Raises:
+            PrivateValueError: wrapped by another key or for another context, or changed since.
+        """
+        try:
+            return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
+        except (InvalidTag, ValueError):
+            raise PrivateValueError(f"a wrapped key does not open with master key {self.master_key_id}") from None
+
+    @classmethod
+    def load(cls, uri: str) -> MasterKey:
+        """The master key that ``uri`` names: a path, or ``file:`` and a path.
+
+        Raises:
+            ConfigurationError: there is no such file, others can read it, or it holds no master key.
+        """
+        path = files.path_of(uri)
+        content = files.read(path)
+        head, secret = content[: len(_HEAD)], b""
+        with contextlib.suppress(binascii.Error):
+            secret = base64.b64decode(content[len(_HEAD) :].rstrip(b"\n"), validate=True)
+        if head != _HEAD or len(secret) != KEY_BYTES:
+            raise ConfigurationError(
+                f"{path} holds no master key; `tally privacy set` makes one where there is no file"
+            )
+        return cls(path, secret)
+
+    @classmethod
+    def generate(cls, uri: str) -> MasterKey:
+        """Make a new master key and its file.
+
+        Raises:
+            ConfigurationError: the file exists, or cannot be made.
+        """
+        path, secret = files.path_of(uri), new_secret()
+        files.make(path, _HEAD + base64.b64encode(secret) + b"\n")
+        return cls(path, secret)
+
+    @classmethod
+    def load_or_generate(cls, uri: str) -> MasterKey:
+        """The master key that ``uri`` names, made if there is no file yet; of several callers at once one makes it.
+
+        Raises:
+            ConfigurationError: as ``load`` and ``generate``.
+        """
+        return files.load_or_make(files.path_of(uri), lambda: cls.load(uri), lambda: cls.generate(uri))

@@ -232,16 +232,10 @@ class Material:
     def tiles(self) -> set[tuple[int, int]]:
         """The tiles that ``make`` asks for."""
         size = checkpoints.read(self.checkpoint).size
-        wanted: set[tuple[int, int]] = set()
-        for row in self.rows:
-            wanted |= tiles.inclusion_tiles(positions.leaf_index_of(positions.Seq(row[SEQ])), size)
-        for first in self._first_sizes:
-            wanted |= tiles.consistency_tiles(first, size)
-        return wanted
-
-    @property
-    def _first_sizes(self) -> list[int]:
-        return [each.size for each in self.said] + ([] if self.extends is None else [self.extends])
+        first_sizes = [each.size for each in self.said] + ([] if self.extends is None else [self.extends])
+        indexes = [positions.leaf_index_of(positions.Seq(row[SEQ])) for row in self.rows]
+        proving = (tiles.consistency_tiles(first, size) for first in first_sizes)
+        return set().union(*proving, *(tiles.inclusion_tiles(index, size) for index in indexes))
 
 
 def make(material: Material, get_tile: tiles.GetTile, signer: Signer) -> bytes:
@@ -257,8 +251,7 @@ def make(material: Material, get_tile: tiles.GetTile, signer: Signer) -> bytes:
     signed = checkpoints.read(material.checkpoint)
     findings = Findings()
     check_apart(material.tenant_id, material.rows, findings)
-    found = findings.first_break()
-    if found is not None:
+    if (found := findings.first_break()) is not None:
         raise BrokenRangeError(found)
 
     def consistency(first: int) -> list[bytes]:

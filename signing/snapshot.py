@@ -10,7 +10,7 @@ In a bundle a snapshot is one line: an object of canonical JSON (RFC 8785) and a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -83,9 +83,7 @@ def _judge(parsed: envelope.Envelope, claim: SnapshotClaim, keyring: Keyring | N
     if keyring.get(claim.key_id) is not None and claim.key_id not in {key.key_id for key in signers}:
         return "broken", f"it says that key {claim.key_id} signed it, which did not"
     refusals = [key.refusal(Hlc.parse(claim.snapshot_hlc)) for key in signers]
-    if None in refusals:
-        return "ok", None
-    return "unknown_key", "; ".join(filter(None, refusals))
+    return ("ok", None) if None in refusals else ("unknown_key", "; ".join(filter(None, refusals)))
 
 
 def _claim(payload: bytes) -> SnapshotClaim:
@@ -170,20 +168,3 @@ def decode_snapshot(line: bytes, tenant_id: str) -> tuple[Any, ...]:
             raise BundleInvalidError(f"{name} of a snapshot is malformed")
     value["dsse_envelope"] = canonical.encode(value["dsse_envelope"]).decode()
     return tuple(value[name] for name in SNAPSHOT_COLUMNS)
-
-
-def check_ascending(snapshots: Iterable[Sequence[Any]], after_seq: int, to_seq: int) -> int:
-    """Refuse snapshots that do not stand in order behind ``after_seq``, or reach beyond ``to_seq``.
-
-    Returns:
-        ``from_seq`` of the last one, ``after_seq`` when there is none.
-
-    Raises:
-        BundleInvalidError: they do not.
-    """
-    for row in snapshots:
-        first_seq, last_seq = row[FROM_SEQ], row[TO_SEQ]
-        if not after_seq < first_seq <= last_seq <= to_seq:
-            raise BundleInvalidError(f"the snapshot of {first_seq}..{last_seq} is out of order or outside the range")
-        after_seq = first_seq
-    return after_seq

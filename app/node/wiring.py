@@ -78,8 +78,8 @@ from app.write.pending.keyed_entries import are_rows_whole
 from app.write.stats import StatsIntake
 from ledger.errors import DatabaseUnavailableError
 from ledger.facts.events import ACTIONS, SystemAction
+from signing.anchors import load_authorities, require_available
 from signing.keys import Keyring
-from signing.timestamp import load_authorities, require_available
 from wal.group_commit import GroupCommit
 from wal.replication.leading import Shipper
 

@@ -20,7 +20,7 @@ from ledger.errors import DatabaseUnavailableError, PrivateValueError
 from ledger.facts.events import ACTOR
 from ledger.machines.jobs import JobState
 from ledger.private_fields import Path, SealedValue
-from signing.data_keys import DataKey
+from signing.private_keys import DataKey
 
 log = structlog.get_logger()
 

@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.reading import clamped_columns, fetch_as, fetch_column
+from ledger import rfc3339
 from ledger.errors import SignatureError
 from signing import checkpoint as checkpoints
-from signing.anchors import ANCHORS_MAX, Unproven, cosignature, rfc_3339, timestamp
+from signing.anchors import ANCHORS_MAX, Unproven, cosignature, timestamp
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -265,12 +266,13 @@ def unproven(cosigned: Sequence[CosignatureRow], stamped: Sequence[TimestampRow]
     """The statements in these rows. One that is of no checkpoint, or of one larger than ``size_max``, is as if it were
     not there: an attacker who can write to the table can put it there."""
     said = [
-        Unproven(_size_of(row.note), partial(cosignature, row.witness, row.note, rfc_3339(row.cosigned_at)))
+        Unproven(_size_of(row.note), partial(cosignature, row.witness, row.note, rfc3339.written(row.cosigned_at)))
         for row in cosigned
     ]
     said += [
         Unproven(
-            _size_of(row.note), partial(timestamp, row.authority, row.note, row.response, rfc_3339(row.generated_at))
+            _size_of(row.note),
+            partial(timestamp, row.authority, row.note, row.response, rfc3339.written(row.generated_at)),
         )
         for row in stamped
     ]

@@ -31,8 +31,7 @@ from app.store import privacy as store
 from app.store.reading import reading
 from ledger import canonical
 from ledger.errors import ConfigurationError, PrivacyDamagedError, PrivacyUnavailableError, PrivateValueError
-from signing import data_keys
-from signing.data_keys import DataKey, MasterKey, new_key_id, new_secret
+from signing.private_keys import DataKey, MasterKey, new_key_id, new_secret
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -101,7 +100,7 @@ class SubjectKeys:
                 )
             self.trust(asked_s)
             try:
-                master = data_keys.load_or_generate(self._uri)
+                master = MasterKey.load_or_generate(self._uri)
             except ConfigurationError as error:
                 raise PrivacyUnavailableError(f"privacy.master_key_uri: {error}") from error
             state = await store.begin(
@@ -115,7 +114,7 @@ class SubjectKeys:
         if self._master is not None and self._master.master_key_id == state.master_key_id:
             return
         try:
-            master = data_keys.load(self._uri)
+            master = MasterKey.load(self._uri)
             if master.master_key_id != state.master_key_id:
                 raise ConfigurationError(
                     f"{master.path} holds master key {master.master_key_id}, and the keys of this ledger are wrapped "

@@ -12,13 +12,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger import canonical
+from ledger import canonical, rfc3339
 from ledger.bundle.rows import encode_entry
 from ledger.merkle import tiles
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification import ENTRY_COLUMNS
 from signing import envelope
-from signing.anchors import Unproven, cosignature, rfc_3339
+from signing.anchors import Unproven, cosignature
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
 from signing.receipt import STATED, Material, make
@@ -70,7 +70,7 @@ def cosigned(
 ) -> Unproven:
     """What ``witness`` said of the first ``size`` entries."""
     note = witness.cosign(checkpoint_of(ledger, size, signer), int(at.timestamp()))
-    return Unproven(size, partial(cosignature, witness.verifier_key, note, rfc_3339(at)))
+    return Unproven(size, partial(cosignature, witness.verifier_key, note, rfc3339.written(at)))
 
 
 def example_receipt(keys: Keyring) -> bytes:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.share.bundle import sorting
-from app.share.bundle.sorting import Sorter
+from app.share.bundle import merging
+from app.share.bundle.merging import Sorter
 from app.share.bundle.staging import check_disk_room
 from ledger.bundle.merge import Incoming, MergeKey
 from ledger.errors import InvalidInputError, NotReadyError
@@ -51,9 +51,9 @@ ENTRIES = st.builds(
 )
 def test_entries_come_out_in_order_each_once(entries: list[Incoming], at_once: int, held: int, held_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as file:
-        patch.setattr(sorting, "HELD_ENTRIES_MAX", held)
-        patch.setattr(sorting, "HELD_BYTES_MAX", held_bytes)
-        patch.setattr(sorting, "BLOCK_BYTES", 2000)
+        patch.setattr(merging, "HELD_ENTRIES_MAX", held)
+        patch.setattr(merging, "HELD_BYTES_MAX", held_bytes)
+        patch.setattr(merging, "BLOCK_BYTES", 2000)
         sorter = Sorter(file)
         for begin in range(0, len(entries), at_once):
             sorter.add(entries[begin : begin + at_once])
@@ -78,8 +78,8 @@ def test_the_order_that_entries_come_in_makes_no_difference(entries: list[Incomi
 def test_what_is_nearly_in_order_becomes_one_run_and_too_little_order_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 20)
-    monkeypatch.setattr(sorting, "RUNS_MAX", 3)
+    monkeypatch.setattr(merging, "HELD_ENTRIES_MAX", 20)
+    monkeypatch.setattr(merging, "RUNS_MAX", 3)
     with tempfile.TemporaryFile() as file:
         sorter = Sorter(file)
         for n in range(1000):
@@ -97,7 +97,7 @@ def test_a_disk_that_is_too_full_to_sort_on_stops_it_and_what_memory_holds_needs
         sorter = Sorter(file, too_full)
         add_backwards(sorter, 3)
         assert len(list(sorter.entries())) == 3
-    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
+    monkeypatch.setattr(merging, "HELD_ENTRIES_MAX", 2)
     with tempfile.TemporaryFile(dir=tmp_path) as file, pytest.raises(NotReadyError, match="make room"):
         add_backwards(Sorter(file, too_full), 3)
 
@@ -106,7 +106,7 @@ def test_a_disk_that_is_too_full_to_sort_on_stops_it_and_what_memory_holds_needs
 def test_a_disk_that_does_not_take_an_entry_stops_it_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, buffering: int
 ) -> None:
-    monkeypatch.setattr(sorting, "HELD_ENTRIES_MAX", 2)
+    monkeypatch.setattr(merging, "HELD_ENTRIES_MAX", 2)
     file = open("/dev/full", "r+b", buffering)  # noqa: SIM115 (it cannot be closed well)
     with pytest.raises(NotReadyError, match="beside the WAL: No space left on device; make room there"):
         sorted_backwards(Sorter(file), 3)

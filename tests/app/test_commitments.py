@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from app.runtime.settings.config import Settings
-from app.share.bundle.from_wal import export_from_wal, survey
+from app.share.bundle.recovery import export_from_wal, survey
 from app.store import Connection, job_table
 from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable, Turn

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from app.runtime.settings.config import load_settings
 from cli import safekeeper
-from signing.data_keys import load as load_master_key
+from signing.private_keys import load as load_master_key
 from tests.app.test_deploy import REPLICATED, environment_of
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from app.runtime.settings.config import HlcSettings, Settings
-from app.share.bundle.from_wal import export_from_wal, survey
+from app.share.bundle.recovery import export_from_wal, survey
 from app.write.pending.requests import Receipt
 from ledger.hlc import Hlc
 from signing.private_keys import load

@@ -9,9 +9,9 @@ import orjson
 from ledger import canonical, private_fields
 from signing import envelope, key_statement
 from signing.checkpoint import open_checkpoint
-from signing.data_keys import DataKey
 from signing.keys import Keyring
 from signing.note import VerifierKey, WitnessKey, cosignatures_of, parse
+from signing.private_keys import DataKey
 from signing.snapshot import open_snapshot
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats"

@@ -26,13 +26,12 @@ from ledger.errors import (
 )
 from objects.store import ArchiveStore
 from signing import files
-from signing.anchors import ExternalWitnesses
+from signing.anchors import ExternalWitnesses, load_authorities
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import read_kept
 from signing.files import HEAD_BYTES, is_like_bundle, is_like_receipt, looks_like
 from signing.keys import Keyring
 from signing.memory import Memory
-from signing.timestamp import load_authorities
 from tests.app.bundle_cases import GOOD
 from tests.app.bundles import checkpoint_of
 from tests.app.receipt_cases import GOOD as RECEIPT

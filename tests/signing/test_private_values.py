@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ledger import canonical
 from ledger.errors import ConfigurationError, PrivateValueError
 from ledger.private_fields import SealedValue, associated_data, from_json, to_json
-from signing import data_keys
-from signing.data_keys import KEY_BYTES, DataKey, new_key_id, new_secret
+from signing.private_keys import KEY_BYTES, DataKey, MasterKey, new_key_id, new_secret
 from tests.ledger.test_private_fields import VALUES
 
 SECRET = bytes(range(KEY_BYTES))
@@ -59,14 +58,14 @@ def test_the_same_value_is_never_sealed_alike_and_keys_do_not_show_themselves() 
 
 
 def test_a_master_key_opens_what_it_wrapped_for_the_same_thing_only(tmp_path: Path) -> None:
-    master = data_keys.generate(f"file:{tmp_path}/keys/master.key")
+    master = MasterKey.generate(f"file:{tmp_path}/keys/master.key")
     assert stat.S_IMODE(os.stat(tmp_path / "keys" / "master.key").st_mode) == 0o600
-    again = data_keys.load_or_generate(str(tmp_path / "keys" / "master.key"))
+    again = MasterKey.load_or_generate(str(tmp_path / "keys" / "master.key"))
     assert again.master_key_id == master.master_key_id
     wrapped = master.wrap(SECRET, b"acme/one")
     assert again.unwrap(wrapped, b"acme/one") == SECRET
     assert SECRET not in wrapped
-    other = data_keys.load_or_generate(f"file:{tmp_path}/other.key")
+    other = MasterKey.load_or_generate(f"file:{tmp_path}/other.key")
     assert other.master_key_id != master.master_key_id
     for key, changed, context in (
         (other, wrapped, b"acme/one"),
@@ -81,7 +80,7 @@ def test_a_master_key_opens_what_it_wrapped_for_the_same_thing_only(tmp_path: Pa
 def test_a_file_that_holds_no_master_key_or_is_open_to_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "master.key"
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        data_keys.load(str(path))
+        MasterKey.load(str(path))
     for content in (
         b"",
         b"tallystick-master-key-1 AAAA\n",
@@ -93,13 +92,13 @@ def test_a_file_that_holds_no_master_key_or_is_open_to_others_is_refused(tmp_pat
         path.touch(0o600)
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match=str(path)):
-            data_keys.load(str(path))
+            MasterKey.load(str(path))
     path.unlink()
-    data_keys.generate(str(path))
+    MasterKey.generate(str(path))
     with pytest.raises(ConfigurationError, match="exists already"):
-        data_keys.generate(str(path))
+        MasterKey.generate(str(path))
     path.chmod(0o640)
     with pytest.raises(ConfigurationError, match="others"):
-        data_keys.load_or_generate(str(path))
+        MasterKey.load_or_generate(str(path))
     with pytest.raises(ConfigurationError, match="not supported"):
-        data_keys.load("awskms:alias/tally")
+        MasterKey.load("awskms:alias/tally")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import ConfigurationError, SignatureError
-from signing.timestamp import (
+from signing.anchors import (
     RESPONSE_BYTES_MAX,
     load_authorities,
     make_request,

@@ -36,8 +36,7 @@ import asyncpg
 import structlog
 
 from app.runtime.postgres import DATABASE_FAULTS
-from app.share.bundle.linking import ReadyBatch, decide_and_link, read_existing
-from app.share.bundle.sorting import Sorter
+from app.share.bundle.merging import ReadyBatch, Sorter, decide_and_link, read_existing
 from app.share.bundle.staging import StagedFile, check_disk_room
 from app.share.bundle.taking import Born, TakenBundle, Terms, check_births, signed_manifest, take_verified
 from app.store import chaining, exchange
@@ -105,7 +104,7 @@ class Imported:
 
     def to_json(self, *, dry_run: bool) -> dict[str, Any]:
         """The answer of the interfaces."""
-        heads = {tenant: _head_json(tenant, self.heads[tenant]) for tenant in sorted(self.heads)}
+        heads = {tenant: {"tenant_id": tenant, **head._asdict()} for tenant, head in sorted(self.heads.items())}
         return {
             "bundles": self.bundles,
             "entries": self.entries,
@@ -117,10 +116,6 @@ class Imported:
             "new_heads": heads,
             "dry_run": dry_run,
         }
-
-
-def _head_json(tenant_id: str, head: ChainHead) -> dict[str, Any]:
-    return {"tenant_id": tenant_id, **head._asdict()}
 
 
 @dataclass(slots=True)
@@ -229,7 +224,9 @@ class BundleImporter:
             sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
             with self._naming_faults():
                 terms = await self._terms(sorter)
-            taken = [await asyncio.to_thread(take_verified, file, keys, terms) for file in _by_digest(files)]
+            # Each bundle once, in an order that is the same whatever they are called.
+            by_digest = [file for _, file in sorted({file.digest: file for file in files}.items())]
+            taken = [await asyncio.to_thread(take_verified, file, keys, terms) for file in by_digest]
             if admit is not None:
                 for each in taken:
                     await admit(each.manifest)
@@ -300,8 +297,8 @@ class BundleImporter:
             if each.beginning is not None:
                 note_beginning(beginnings, each.beginning)
         return _Set(
-            set_digest([each.digest for each in taken]),
-            frozenset(each.tenant_id for each in taken),
+            set_digest([each.file.digest for each in taken]),
+            frozenset(each.manifest.tenant_id for each in taken),
             beginnings,
             await asyncio.to_thread(sorter.entries),
             Imported(len(taken), sum(each.count for each in taken)),
@@ -350,9 +347,8 @@ class BundleImporter:
             outcome.jobs_changed, outcome.conflicts = progress.jobs_changed, list(progress.conflicts)
         outcome.heads = heads
         batches = self._unstored(bundles)
-        entries = await anext(batches, None)
-        ready = entries and await self._prepare(entries, heads)
-        while ready:
+        ready = await self._prepare(await anext(batches, None), heads)
+        while ready is not None:
             if self._node.shutting_down:
                 raise NotReadyError("the service stops; import the same bundles again to go on")
             ready = await self._store_and_prepare(bundles, ready, batches)
@@ -399,7 +395,7 @@ class BundleImporter:
         try:
             await sent.wait()
             entries = await anext(batches, None)
-            then = None if entries is None else await self._prepare(entries, ready.heads_after, ready)
+            then = await self._prepare(entries, ready.heads_after, ready)
         except asyncio.CancelledError:
             storing.cancel()
             await asyncio.wait((storing,))
@@ -408,13 +404,13 @@ class BundleImporter:
             await storing
             raise
         stored = await storing
-        if entries is None or stored is ready:
-            return then
-        return await self._prepare(entries, stored.heads_after, stored)
+        return then if stored is ready else await self._prepare(entries, stored.heads_after, stored)
 
     async def _prepare(
-        self, entries: Sequence[Incoming], heads: Mapping[str, ChainHead], before: ReadyBatch | None = None
-    ) -> ReadyBatch:
+        self, entries: Sequence[Incoming] | None, heads: Mapping[str, ChainHead], before: ReadyBatch | None = None
+    ) -> ReadyBatch | None:
+        if entries is None:
+            return None
         async with self._pool.acquire() as connection:
             return await decide_and_link(connection, entries, heads, self._linkers, before)
 
@@ -474,11 +470,6 @@ class BundleImporter:
                 outcome = outcome.with_batch(ready, len(jobs - touched))
                 touched |= jobs
         bundles.outcome = outcome
-
-
-def _by_digest(files: Sequence[StagedFile]) -> list[StagedFile]:
-    """Each bundle once, in an order that is the same whatever they are called."""
-    return [file for _, file in sorted({file.digest: file for file in files}.items())]
 
 
 async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incoming]]:

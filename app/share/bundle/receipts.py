@@ -25,7 +25,7 @@ from app.store.anchors import ANCHORS_A_KIND_MAX, unproven
 from app.store.notary import read_tiles
 from app.store.reading import reading
 from app.trust.key_chain import open_stored
-from ledger.bundle.rows import JOB_ID
+from ledger.bundle.rows import JOB_ID, SEQ
 from ledger.errors import (
     BrokenRangeError,
     ChainDamagedError,
@@ -174,10 +174,9 @@ class ReceiptMaker:
                     f"extends {extends} lies beyond the checkpoint, which covers {signed.size} entries", ("extends",)
                 )
             rows = await _rows(connection, tenant_id, wanted, signed.size)
-            seqs = (rows[0][0], rows[-1][0])
-            limit = ANCHORS_A_KIND_MAX
-            cosigned = await anchors.covering_cosignatures(connection, tenant_id, seqs, signed.size, limit)
-            stamped = await anchors.covering_timestamps(connection, tenant_id, seqs, signed.size, limit)
+            covering = (tenant_id, (rows[0][SEQ], rows[-1][SEQ]), signed.size, ANCHORS_A_KIND_MAX)
+            cosigned = await anchors.covering_cosignatures(connection, *covering)
+            stamped = await anchors.covering_timestamps(connection, *covering)
             material = Material(
                 tenant_id=tenant_id,
                 log_origin=self.log_origin,

@@ -11,7 +11,7 @@ import html
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -43,14 +43,32 @@ ACTORS_MAX: Final = 1000
 _PLACES: Final = tuple(map(ENTRY_COLUMNS.index, FOLD_COLUMNS))
 
 
-class Actors(NamedTuple):
-    """How many entries each actor stands in: by name, most first; those of names beyond ``ACTORS_MAX``, of private
-    names, and those that do not say."""
+@dataclass
+class Actors:
+    """How many entries each actor stands in: by name; those of names beyond ``ACTORS_MAX``, of private names, and those
+    that do not say."""
 
-    named: dict[str, int]
-    others: int
-    private: int
-    unnamed: int
+    named: Counter[str] = field(default_factory=Counter)
+    others: int = 0
+    private: int = 0
+    unnamed: int = 0
+
+    def add(self, payload: Mapping[str, Any]) -> None:
+        """Count the actor of one payload."""
+        actor = payload.get(ACTOR)
+        if actor is None:
+            self.unnamed += 1
+        elif not isinstance(actor, str):
+            self.private += 1
+        elif actor in self.named or len(self.named) < ACTORS_MAX:
+            self.named[actor] += 1
+        else:
+            self.others += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, names of most entries first."""
+        named = dict(sorted(self.named.items(), key=lambda each: (-each[1], each[0])))
+        return {"named": named, "others": self.others, "private": self.private, "unnamed": self.unnamed}
 
 
 class Counts(NamedTuple):
@@ -68,28 +86,7 @@ class Counts(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return self._asdict() | {"senders": self.senders._asdict(), "readers": self.readers._asdict()}
-
-
-class _ActorCount:
-    def __init__(self) -> None:
-        self._named: Counter[str] = Counter()
-        self._others = self._private = self._unnamed = 0
-
-    def add(self, payload: Mapping[str, Any]) -> None:
-        actor = payload.get(ACTOR)
-        if actor is None:
-            self._unnamed += 1
-        elif not isinstance(actor, str):
-            self._private += 1
-        elif actor in self._named or len(self._named) < ACTORS_MAX:
-            self._named[actor] += 1
-        else:
-            self._others += 1
-
-    def outcome(self) -> Actors:
-        named = sorted(self._named.items(), key=lambda each: (-each[1], each[0]))
-        return Actors(dict(named), self._others, self._private, self._unnamed)
+        return self._asdict() | {"senders": self.senders.to_json(), "readers": self.readers.to_json()}
 
 
 def _told(action: str, job_id: str, text: str) -> str:
@@ -107,7 +104,7 @@ def counts_of(reader: BundleReader) -> Counts:
     folds: dict[str, JobFold] = {}
     erased: Counter[str] = Counter()
     erasures, is_counted = 0, True
-    senders, readers = _ActorCount(), _ActorCount()
+    senders, readers = Actors(), Actors()
     proposals = {"accepted": 0, "rejected": 0}
     for rows in reader.entry_batches():
         for row in rows:
@@ -127,10 +124,8 @@ def counts_of(reader: BundleReader) -> Counts:
             if is_counted:
                 folds.setdefault(job_id, JobFold(job_id)).add(*said, seq)
                 is_counted = len(folds) <= JOBS_MAX
-    by_status = None
-    if is_counted:
-        by_status = dict(sorted(Counter(jobs.status(fold.state()) for fold in folds.values()).items()))
-    return Counts(by_status, erasures, len(erased), senders.outcome(), readers.outcome(), proposals)
+    by_status = sorted(Counter(jobs.status(fold.state()) for fold in folds.values()).items()) if is_counted else None
+    return Counts(None if by_status is None else dict(by_status), erasures, len(erased), senders, readers, proposals)
 
 
 OUTCOMES: Final = {
@@ -238,7 +233,7 @@ def to_json(files: Sequence[VerifiedFile], against: Against, verified_at: dateti
     items = [file.to_json() for file in files]
     return {
         **(items[0] if len(items) == 1 else {}),
-        "verified_at": utc(verified_at),
+        "verified_at": rfc3339.written(verified_at, "seconds"),
         "verified_by": tool,
         "against": against.to_json(),
         "bundles": items,
@@ -292,7 +287,12 @@ def _rendered(
     environment.globals |= _GLOBALS
     commands = list(_commands(files, against))
     return environment.get_template(template).render(
-        files=files, against=against, verified_at=utc(verified_at), tool=tool, commands=commands, **more
+        files=files,
+        against=against,
+        verified_at=rfc3339.written(verified_at, "seconds"),
+        tool=tool,
+        commands=commands,
+        **more,
     )
 
 
@@ -307,11 +307,8 @@ def _subject(files: Sequence[VerifiedFile]) -> str:
 
 def _commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
     """What to run to verify the same again."""
-    options = []
-    if against.keys_from is not None:
-        options += ["--keys", against.keys_from]
-    if against.checkpoint_from is not None:
-        options += ["--checkpoint", against.checkpoint_from]
+    brought = {"--keys": against.keys_from, "--checkpoint": against.checkpoint_from}
+    options = [text for option, name in brought.items() if name is not None for text in (option, name)]
     names = [file.name for file in files]
     yield shlex.join(["sha256sum", *names])
     yield shlex.join(["tally", "verify-bundle", *names, *options, *against.outsiders_from])
@@ -321,11 +318,6 @@ def _commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
 
 
 # --- text and values in templates ---------------------------------------------------------------------
-
-
-def utc(time: datetime) -> str:
-    """RFC 3339, to the second."""
-    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _printable(text: str) -> str:
@@ -351,10 +343,10 @@ def _code(text: str) -> str:
 def _moment(hlc: str) -> str:
     """An HLC with the wall-clock time it stands for, as Markdown."""
     try:
-        wall = datetime.fromtimestamp(Hlc.parse(hlc).physical_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        wall = datetime.fromtimestamp(Hlc.parse(hlc).physical_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):
         return _code(hlc)
-    return f"{wall.replace('+00:00', 'Z')} (HLC {_code(hlc)})"
+    return f"{rfc3339.written(wall, 'milliseconds')} (HLC {_code(hlc)})"
 
 
 def _readable(time: str) -> str:
@@ -369,7 +361,7 @@ def _readable(time: str) -> str:
 
 def _shown(actors: Actors) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """The names that are shown, and all others together, each with a count."""
-    listed = list(actors.named.items())
+    listed = list(actors.to_json()["named"].items())
     others = actors.others + sum(count for _, count in listed[ACTORS_SHOWN_MAX:])
     rest = (("others", others), ("private", actors.private), ("not said", actors.unnamed))
     return listed[:ACTORS_SHOWN_MAX], [(name, count) for name, count in rest if count]

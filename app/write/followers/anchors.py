@@ -51,10 +51,10 @@ from ledger.merkle import tiles
 from ledger.verification.verdict import Break
 from signing import checkpoint as checkpoints
 from signing import note as notes
+from signing.anchors import RESPONSE_BYTES_MAX, make_request, open_timestamp, stated_time
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
 from signing.note import Cosignature, Note, WitnessKey, cosignatures_of
-from signing.timestamp import RESPONSE_BYTES_MAX, make_request, open_timestamp, stated_time
 
 REQUEST_TIMEOUT_S = 30.0
 NOTES_A_ROUND = 1000

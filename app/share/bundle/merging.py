@@ -1,0 +1,252 @@
+"""Batches of a merge, decided and linked in memory before they are stored: onto the heads that are expected.
+
+ready.heads == the locked heads    then ``ready`` is what is to be stored: an append to a chain moves its head
+
+The entries of all bundles are sorted into the order of the merge first, more than memory holds: they gather until they
+are too many, are sorted, and the lower half goes to the end of a run in a temporary file, as blocks of several entries;
+the runs are merged as they are read back. What is nearly in order, as the entries of a log are by HLC, becomes one run,
+whatever its length; what fits into memory never touches the file.
+
+Invariants::
+
+    entries held <= HELD_ENTRIES_MAX, and their bytes <= HELD_BYTES_MAX or it is one entry, plus what is being added
+    1 <= runs <= RUNS_MAX; each holds one block of BLOCK_BYTES, or one entry, when they are merged
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import heapq
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+import msgspec
+
+from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, head_of
+from app.store.chaining import ChainHead
+from app.store.chain_reads import find_existing, highest_hlc
+from ledger.bundle.merge import (
+    Decided,
+    Incoming,
+    MergeKey,
+    chained_as,
+    check_beginnings,
+    decide,
+    encode_incoming,
+    events_to_find,
+)
+from ledger.chain import Linker
+from ledger.chain.conflict import Event
+from ledger.errors import InvalidInputError, NotReadyError
+from ledger.facts.events import SystemAction
+from ledger.hlc import Hlc
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyBatch:
+    """A batch that was decided and linked onto ``heads``, which are those of all tenants of the import."""
+
+    entries: Sequence[Incoming]
+    heads: Mapping[str, ChainHead]
+    existing: Mapping[str, dict[str, Event]]
+    """By tenant of the batch what stands at the HLCs of its entries, those that it places included."""
+    decided: Decided
+    appended: AppendedEntries
+
+    @property
+    def heads_after(self) -> dict[str, ChainHead]:
+        """The heads that the batch leaves."""
+        return {**self.heads, **{tenant: head_of(links) for tenant, links in self.appended.links.items()}}
+
+
+async def decide_and_link(
+    connection: Connection,
+    entries: Sequence[Incoming],
+    heads: Mapping[str, ChainHead],
+    linkers: dict[str, Linker],
+    before: ReadyBatch | None = None,
+) -> ReadyBatch:
+    """What becomes of ``entries`` on chains that end with ``heads``. What ``before`` places need not be stored yet.
+
+    Raises:
+        InvalidInputError: the beginning of a chain of an older link version cannot be kept as it is.
+    """
+    existing = await read_existing(connection, entries)
+    # Entries decide about one another only where they are of one time.
+    if before is not None and before.entries[-1].key[:3] == entries[0].key[:3]:
+        for tenant_id, here in existing.items():
+            earlier = before.existing.get(tenant_id, {})
+            here |= {hlc: event for hlc, event in earlier.items() if hlc not in here}
+    decided, appended = decide(entries, existing), AppendedEntries()
+    batch_heads = {tenant_id: heads[tenant_id] for tenant_id in existing}
+    check_beginnings(decided.placed, {tenant_id: head[:2] for tenant_id, head in batch_heads.items()})
+    await asyncio.to_thread(_chain, decided, ChainAppender(appended, batch_heads, linkers))
+    return ReadyBatch(entries, heads, existing, decided, appended)
+
+
+async def read_existing(connection: Connection, batch: Sequence[Incoming]) -> dict[str, dict[str, Event]]:
+    """By tenant what stands in its chain at the HLCs that decide about ``batch``: nothing, where all are behind the
+    highest that it has."""
+    lowest = {entry.tenant_id: entry.key[1:4] for entry in reversed(batch)}
+    existing: dict[str, dict[str, Event]] = {}
+    if batch[0].key.rank and SystemAction.CONFLICT.value not in {entry.action for entry in batch}:
+        for tenant in lowest:
+            highest = await highest_hlc(connection, tenant)
+            if highest is None or highest < lowest[tenant]:
+                existing[tenant] = {}
+    among = [entry for entry in batch if entry.tenant_id not in existing]
+    for tenant, events in events_to_find(among).items():
+        found = await find_existing(connection, tenant, events)
+        existing[tenant] = {t_hlc: entry.event for t_hlc, entry in found.items()}
+    return existing
+
+
+def _chain(decided: Decided, appender: ChainAppender) -> None:
+    """Chain what was decided to be placed."""
+    for entry, kept_digest in decided.placed:
+        if entry.key.rank == 0:
+            place, hlc = ChainPosition(entry.seq, entry.chain_link, entry.prev_chain_link), Hlc.parse(entry.t_hlc)
+            payload = entry.payload.encode()
+            appender.keep(entry.tenant_id, hlc, entry.job_id, entry.action, entry.link_version, place, payload)
+        else:
+            hlc, action, payload = chained_as(entry, kept_digest)
+            appender.append(entry.tenant_id, hlc, entry.job_id, action, payload, entry.origin)
+    appender.finish()
+
+
+HELD_ENTRIES_MAX: Final = 20_000
+HELD_BYTES_MAX: Final = 24 << 20
+RUNS_MAX: Final = 1000
+BLOCK_BYTES: Final = 32 << 10
+
+_length = struct.Struct(">I")
+_encode_block: Final = msgspec.msgpack.Encoder().encode
+_decode_block: Final = msgspec.msgpack.Decoder(list[Incoming]).decode
+_key: Final = attrgetter("key")
+
+
+# --- sorting --------------------------------------------------------------------------------------
+
+
+class Sorter:
+    """Takes entries in any order, then gives them in the order of their keys; equal keys in that of their bytes."""
+
+    def __init__(self, file: BinaryIO, before_write: Callable[[], object] = lambda: None) -> None:
+        """``file`` is empty, may be read and written, and stays the caller's. ``before_write`` is called before each
+        block and may refuse it by raising."""
+        self._file = file
+        self._before_write = before_write
+        self._held: list[Incoming] = []
+        self._held_bytes = 0
+        self._last: MergeKey | None = None
+        self._begins: list[int] = [0]
+        self._size = 0
+
+    def add(self, entries: Sequence[Incoming]) -> None:
+        """Take some entries.
+
+        Raises:
+            InvalidInputError: they are in too little order to be sorted within bounds.
+            NotReadyError: the disk does not take them.
+        """
+        self._held += entries
+        self._held_bytes += sum(map(_size_of, entries))
+        while len(self._held) > HELD_ENTRIES_MAX or (self._held_bytes > HELD_BYTES_MAX and len(self._held) > 1):
+            _sort(self._held)
+            self._write(len(self._held) if self._is_behind() else max(1, len(self._held) // 2))
+
+    def entries(self) -> Iterator[Incoming]:
+        """All of them, in order. Nothing may be added any more.
+
+        Raises:
+            NotReadyError: the disk does not take them; or does not give them back, as the iterator is read.
+        """
+        _sort(self._held)
+        if self._last is None:
+            return iter(self._held)
+        self._write(len(self._held))
+        with _on_disk():
+            self._file.flush()
+        runs = [self._read_run(begin, end) for begin, end in pairwise([*self._begins, self._size])]
+        return runs[0] if len(runs) == 1 else heapq.merge(*runs, key=_key_and_bytes)
+
+    def _is_behind(self) -> bool:
+        """Whether the lowest of those held, which are sorted, is lower than the end of the run."""
+        return bool(self._held) and self._last is not None and self._held[0].key < self._last
+
+    def _write(self, count: int) -> None:
+        """Move the first ``count`` of those held, which are sorted, to the end of the run, or into a new one."""
+        if not count:
+            return
+        if self._is_behind():
+            if len(self._begins) == RUNS_MAX:
+                raise InvalidInputError(
+                    "the entries of these bundles are in too little order to be merged at once; import fewer at a time"
+                )
+            self._begins.append(self._size)
+        low, self._held = self._held[:count], self._held[count:]
+        begin, size = 0, 0
+        for end, entry in enumerate(low, 1):
+            size += _size_of(entry)
+            if size >= BLOCK_BYTES or end == count:
+                self._held_bytes -= size
+                self._write_block(low[begin:end])
+                begin, size = end, 0
+        self._last = low[-1].key
+
+    def _write_block(self, entries: list[Incoming]) -> None:
+        self._before_write()
+        data = _encode_block(entries)
+        with _on_disk():
+            self._file.write(_length.pack(len(data)) + data)
+        self._size += _length.size + len(data)
+
+    def _read_run(self, at: int, end: int) -> Iterator[Incoming]:
+        descriptor = self._file.fileno()
+        while at < end:
+            (length,) = _length.unpack(_read(descriptor, at, _length.size))
+            yield from _decode_block(_read(descriptor, at + _length.size, length))
+            at += _length.size + length
+
+
+def _size_of(entry: Incoming) -> int:
+    """Bytes that are variable in length; all others are far below a kilobyte."""
+    return 512 + len(entry.payload)
+
+
+def _key_and_bytes(entry: Incoming) -> tuple[MergeKey, bytes]:
+    return entry.key, encode_incoming(entry)
+
+
+def _sort(entries: list[Incoming]) -> None:
+    entries.sort(key=_key)
+    if any(first.key == then.key for first, then in pairwise(entries)):
+        entries.sort(key=_key_and_bytes)
+
+
+def _read(descriptor: int, at: int, size: int) -> bytes:
+    with _on_disk():
+        data = os.pread(descriptor, size, at)
+        if len(data) != size:
+            raise OSError(errno.EIO, "it is cut short")
+    return data
+
+
+@contextmanager
+def _on_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotReadyError(
+            f"entries cannot be sorted in a file beside the WAL: {error.strerror}; make room there, then import again"
+        ) from error
