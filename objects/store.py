@@ -81,9 +81,8 @@ class ArchiveStore:
             ArchiveInvalidError: a folder stands there, or anything else that is no file.
             ArchiveUnavailableError: it cannot be written.
         """
-        self._refuse_irregular(name)
         source.seek(0)
-        with self._told(name):
+        with self._object(name):
             if self._folder is not None:
                 return _link_new(self._folder, name, source)
             try:
@@ -101,8 +100,7 @@ class ArchiveStore:
             ArchiveInvalidError: it is larger than ``bytes_max``, or no regular file.
             ArchiveUnavailableError: it cannot be read.
         """
-        self._refuse_irregular(name)
-        with self._told(name):
+        with self._object(name):
             try:
                 found = obstore.get(self._store(), name)
             except FileNotFoundError:
@@ -118,8 +116,7 @@ class ArchiveStore:
             ArchiveInvalidError: there is none, or no regular file.
             ArchiveUnavailableError: it cannot be read.
         """
-        self._refuse_irregular(name)
-        with self._told(name):
+        with self._object(name):
             try:
                 found = obstore.get(self._store(), name)
             except FileNotFoundError:
@@ -141,7 +138,7 @@ class ArchiveStore:
         Raises:
             ArchiveUnavailableError: they cannot be listed.
         """
-        with self._told(name):
+        with self._named(name):
             found = obstore.list_with_delimiter(self._store(), name)
         return sorted(each.removeprefix(f"{name}/") for each in found["common_prefixes"])
 
@@ -151,7 +148,7 @@ class ArchiveStore:
         Raises:
             ArchiveUnavailableError: it cannot be listed.
         """
-        with self._told(name):
+        with self._named(name):
             found = [each for page in obstore.list(self._store(), name) for each in page]
         return sorted(each["path"].removeprefix(f"{name}/") for each in found)
 
@@ -165,16 +162,18 @@ class ArchiveStore:
                 raise ConfigurationError(f"{self.url} cannot be used: {_first_line(error)}") from error
         return self._opened
 
-    def _refuse_irregular(self, name: str) -> None:
-        """Refuse what stands in the place of a file: reading a FIFO would wait for ever."""
-        with self._told(name):
+    @contextlib.contextmanager
+    def _object(self, name: str) -> Iterator[None]:
+        """As ``_named``; refuses what stands in the place of a file, as reading a FIFO would wait for ever."""
+        with self._named(name):
             path = self._folder / name if self._folder is not None else None
             if path is not None and path.exists() and not path.is_file():
                 what = "a folder" if path.is_dir() else "not a regular file"
                 raise ArchiveInvalidError(f"{name} of the archive is {what}")
+            yield
 
     @contextlib.contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _named(self, name: str) -> Iterator[None]:
         try:
             yield
         except (BaseError, OSError) as error:

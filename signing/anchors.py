@@ -27,7 +27,6 @@ stamped or judged, and all else works.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -65,7 +64,8 @@ from signing.strict import decode_base64
 if TYPE_CHECKING:
     from rfc3161_client import TimeStampResponse
 
-WITNESS, RFC_3161 = "witness", "rfc3161"
+WITNESS: Final = "witness"
+RFC_3161: Final = "rfc3161"
 KEY_FILE_BYTES_MAX: Final = 4096
 """A file with the verifier key of a witness is read so far."""
 
@@ -186,10 +186,14 @@ class _Member(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Unproven(NamedTuple):
-    """A statement about the first ``size`` entries; ``made`` takes the proof that the log still has them."""
+    """A statement about the first ``size`` entries, without the proof that the log still has them."""
 
     size: int
-    made: Callable[[Sequence[bytes]], BundledAnchor]
+    anchor: BundledAnchor
+
+    def proven(self, consistency: Sequence[bytes]) -> BundledAnchor:
+        """The statement with that proof."""
+        return msgspec.structs.replace(self.anchor, consistency=[each.hex() for each in consistency])
 
 
 def encode_anchors(anchors: Iterable[BundledAnchor]) -> bytes:
@@ -259,17 +263,6 @@ def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ou
 
 def _open_as_of(keyring: Keyring, origin: str, note: str, time: datetime) -> Checkpoint:
     return open_checkpoint(note, as_of(keyring, time), origin=origin)
-
-
-def cosignature(by: str, note: str, time: str, consistency: Sequence[bytes]) -> BundledAnchor:
-    """A witness's, as it goes into a bundle."""
-    return BundledAnchor(by, note, [each.hex() for each in consistency], "witness", "", time)
-
-
-def timestamp(by: str, note: str, response: bytes, time: str, consistency: Sequence[bytes]) -> BundledAnchor:
-    """An authority's, as it goes into a bundle; ``response`` stays as it was received."""
-    hashes = [each.hex() for each in consistency]
-    return BundledAnchor(by, note, hashes, "rfc3161", base64.b64encode(response).decode(), time)
 
 
 # --- time stamps --------------------------------------------------------------------------------------

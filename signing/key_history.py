@@ -37,15 +37,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ledger import rfc3339
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, holds_together
-from signing import key_statement
-from signing.key_statement import TOKEN_ACTIONS, TOKEN_PREFIX, Anchor, IssuedToken, given, read_token
+from signing.key_statement import TOKEN_ACTIONS, TOKEN_PREFIX, Anchor, IssuedToken, given, read_token, voucher_of
 from signing.keys import Keyring, PublicKey
 
 SUBJECT_PREFIX = "key:"
@@ -117,11 +116,8 @@ class KeyHistory(NamedTuple):
 
     def would_count(self, action: str, facts: Mapping[str, object]) -> bool:
         """Whether an entry of these facts would count, were it the next."""
-        statement = key_statement.read(facts)
-        if statement is None or statement.signer_id not in self.authorities or self.root_key_id is None:
-            return False
-        signer = self.admitted[statement.signer_id].key
-        return statement.after in self.anchors and statement.holds(action, facts, self.root_key_id, signer)
+        keys = {key_id: self.admitted[key_id].key for key_id in self.authorities}
+        return voucher_of(action, facts, self.root_key_id, keys, self.anchors) is not None
 
 
 _PREFIXES: Mapping[str, str] = {
@@ -129,8 +125,6 @@ _PREFIXES: Mapping[str, str] = {
     **dict.fromkeys(TOKEN_ACTIONS, TOKEN_PREFIX),
 }
 """What ``job_id`` begins with, by action; of all other entries that count here it is ``SUBJECT_PREFIX``."""
-
-Bound = TypeVar("Bound", datetime, Hlc)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INTRODUCING = (SystemAction.KEY_ADDED, SystemAction.KEY_ROTATED)
@@ -293,16 +287,15 @@ class _Folding:
         if event.action == SystemAction.KEY_REVOKED:
             key_id, from_hlc = str(event.facts.get("key_id")), Hlc.parse(str(event.facts.get("revoked_from_hlc")))
             self._spared[key_id] = self._line_of(signer_id)
-            _keep_lowest(self._revoked, key_id, from_hlc)
+            self._revoked[key_id] = min(from_hlc, self._revoked.get(key_id, from_hlc))
             if isinstance(reason := event.facts.get("reason"), str):
                 self._reasons[key_id] = reason
         elif event.action == SystemAction.KEY_ROTATED and "previous_key_id" in event.facts:
-            previous_id = str(event.facts["previous_key_id"])
-            _keep_lowest(self._ends, previous_id, _time(event.facts.get("not_after")))
+            previous_id, end = str(event.facts["previous_key_id"]), _time(event.facts.get("not_after"))
+            self._ends[previous_id] = min(end, self._ends.get(previous_id, end))
             if signer_id is not None:
                 self._replaced_ids.add(previous_id)
-        if signer_id is not None:
-            self._is_old_form = False
+        self._is_old_form = self._is_old_form and signer_id is None
         self._authorities = self._in_force().keys() - self._revoked.keys() - self._replaced_ids
 
     def _begin(self, event: KeyEvent) -> None:
@@ -316,12 +309,8 @@ class _Folding:
 
     def _signer_of(self, event: KeyEvent) -> str | None:
         """Id of the key that vouches for the entry, None when none does that may."""
-        statement = key_statement.read(event.facts)
-        if statement is None or statement.after not in self.anchors or statement.signer_id not in self._authorities:
-            return None
-        assert self._root is not None, "the root is the first of the authorities"
-        signer = self._introduced[statement.signer_id].key
-        return signer.key_id if statement.holds(event.action, event.facts, self._root, signer) else None
+        keys = {key_id: self._introduced[key_id].key for key_id in self._authorities}
+        return voucher_of(event.action, event.facts, self._root, keys, self.anchors)
 
     def _introduce(self, event: KeyEvent, signer_id: str | None) -> None:
         key = _key(event)
@@ -431,8 +420,3 @@ def _time(text: object) -> datetime:
     if time.tzinfo is None:
         raise ValueError("a time without a zone")
     return time.astimezone(UTC)
-
-
-def _keep_lowest(bounds: dict[str, Bound], key_id: str, bound: Bound) -> None:
-    known = bounds.get(key_id)
-    bounds[key_id] = bound if known is None else min(known, bound)

@@ -23,7 +23,7 @@ makes no statement, and so issues no token. Which entries count is said by :mod:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -100,6 +100,24 @@ def read(facts: Mapping[str, object]) -> Statement | None:
     if type(after.seq) is not int or not isinstance(after.chain_link, str):
         return None
     return Statement(key_id, after, parsed.payload, signature)
+
+
+def voucher_of(
+    action: str,
+    facts: Mapping[str, object],
+    root_key_id: str | None,
+    authorities: Mapping[str, PublicKey],
+    anchors: Set[Anchor],
+) -> str | None:
+    """Id of the key of ``authorities`` whose statement vouches for the facts of an entry, None when none does.
+
+    The statement must name one of ``anchors``.
+    """
+    statement = read(facts)
+    if root_key_id is None or statement is None or statement.after not in anchors:
+        return None
+    signer = authorities.get(statement.signer_id)
+    return signer.key_id if signer is not None and statement.holds(action, facts, root_key_id, signer) else None
 
 
 def given(**facts: object) -> dict[str, object]:

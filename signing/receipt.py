@@ -265,7 +265,7 @@ def make(material: Material, get_tile: tiles.GetTile, signer: Signer) -> bytes:
         entries.append(ProvedEntry(_in_hex(hashes), EntryObject.of(material.tenant_id, row)))
     extends = None if material.extends is None else Extended(_in_hex(consistency(material.extends)), material.extends)
     receipt = Receipt(
-        anchors=[each.made(consistency(each.size)) for each in material.said],
+        anchors=[each.proven(consistency(each.size)) for each in material.said],
         checkpoint=material.checkpoint,
         covers=material.covers,
         entries=entries,

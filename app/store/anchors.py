@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.reading import clamped_columns, fetch_as, fetch_column
 from ledger import rfc3339
 from ledger.errors import SignatureError
 from signing import checkpoint as checkpoints
-from signing.anchors import ANCHORS_MAX, Unproven, cosignature, timestamp
+from signing.anchors import ANCHORS_MAX, RFC_3161, WITNESS, BundledAnchor, Unproven
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -265,17 +265,13 @@ ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
 def unproven(cosigned: Sequence[CosignatureRow], stamped: Sequence[TimestampRow], size_max: int) -> list[Unproven]:
     """The statements in these rows. One that is of no checkpoint, or of one larger than ``size_max``, is as if it were
     not there: an attacker who can write to the table can put it there."""
-    said = [
-        Unproven(_size_of(row.note), partial(cosignature, row.witness, row.note, rfc3339.written(row.cosigned_at)))
-        for row in cosigned
+    anchors = [
+        BundledAnchor(row.witness, row.note, [], WITNESS, "", rfc3339.written(row.cosigned_at)) for row in cosigned
     ]
-    said += [
-        Unproven(
-            _size_of(row.note),
-            partial(timestamp, row.authority, row.note, row.response, rfc3339.written(row.generated_at)),
-        )
-        for row in stamped
-    ]
+    for row in stamped:
+        response, time = base64.b64encode(row.response).decode(), rfc3339.written(row.generated_at)
+        anchors.append(BundledAnchor(row.authority, row.note, [], RFC_3161, response, time))
+    said = [Unproven(_size_of(each.checkpoint), each) for each in anchors]
     return [each for each in said if 1 <= each.size <= size_max]
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import NamedTuple
 
 from app.store.chaining import ChainHead, LogRows, Piece, Row
 from app.store.notary import LinkRow
 from ledger import native
-from ledger.chain import LINK_VERSION, Linker
+from ledger.chain import Linker, Unlinked
 from ledger.hlc import Hlc
 from ledger.machines.jobs import ENDING
 
@@ -46,10 +45,6 @@ class AppendedEntries:
         return [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in self.links.items()]
 
 
-Entry = tuple[Hlc, str, str, bytes, str | None]
-"""One entry that has its place and no link yet: HLC, job id, action, payload, origin."""
-
-
 class _End:
     """The end of one chain while it grows: its head, and what is to be linked onto that."""
 
@@ -58,7 +53,7 @@ class _End:
     def __init__(self, head: ChainHead, linker: Linker) -> None:
         self.head = head
         self.linker = linker
-        self.entries: list[Entry] = []
+        self.entries: list[Unlinked] = []
         self.kept: list[Row] = []
         """Rows that end with the head, and are in no piece yet."""
 
@@ -98,7 +93,7 @@ class ChainAppender:
         end = self._ends[tenant_id]
         return end.head.seq + len(end.entries) + 1
 
-    def extend(self, tenant_id: str, entries: Sequence[Entry]) -> None:
+    def extend(self, tenant_id: str, entries: Sequence[Unlinked]) -> None:
         """Chain several entries of one tenant, as ``append``; the caller notes in ``appended.ended`` what they end."""
         self._ends[tenant_id].entries += entries
 
@@ -176,7 +171,7 @@ class ChainAppender:
             end.head = head_of(places)
 
 
-def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[bytes | list[Row], list[LinkRow]]:
+def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Unlinked]) -> tuple[bytes | list[Row], list[LinkRow]]:
     """The rows of entries that follow one another on ``head``, linked, as a ``Piece`` keeps them."""
     rows: tuple[bytes, list[LinkRow]] | None = native.new_rows(
         linker.tenant_id,
@@ -190,34 +185,11 @@ def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple
     return _new_rows(linker, head, entries) if rows is None else rows
 
 
-def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Entry]) -> tuple[list[Row], list[LinkRow]]:
+def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Unlinked]) -> tuple[list[Row], list[LinkRow]]:
     """The same in Python."""
-    hlcs, job_ids, actions, payloads, origins = zip(*entries, strict=True)
-    physical_ms, logical, nodes = zip(*hlcs, strict=True)
-    seqs = range(head.seq + 1, head.seq + 1 + len(entries))
-    t_hlcs = [hlc.text() for hlc in hlcs]
-    digests = [hashlib.sha256(payload).digest() for payload in payloads]
-    sources = [b"" if origin is None else origin.encode() for origin in origins]
-    head_link = bytes.fromhex(head.chain_link or "")
-    links = [link.hex() for link in linker.links(seqs[0], head_link, t_hlcs, job_ids, actions, digests, sources)]
-    rows = zip(
-        repeat(linker.tenant_id, len(entries)),
-        seqs,
-        t_hlcs,
-        physical_ms,
-        logical,
-        nodes,
-        job_ids,
-        actions,
-        repeat(LINK_VERSION, len(entries)),
-        [head.chain_link, *links[:-1]],
-        links,
-        [digest.hex() for digest in digests],
-        [payload.decode() for payload in payloads],
-        origins,
-        strict=True,
-    )
-    return list(rows), list(map(LinkRow, seqs, t_hlcs, links))
+    rows = linker.rows(head.seq + 1, head.chain_link, entries)
+    places = [LinkRow(seq, t_hlc, link) for seq, t_hlc, *_, link, _, _, _ in rows]
+    return [(linker.tenant_id, *row) for row in rows], places
 
 
 def head_of(links: Sequence[LinkRow]) -> ChainHead:

@@ -20,8 +20,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import Any
 
 from ledger.errors import InvalidInputError
+from ledger.hlc import Hlc
 
 LINK_VERSION = 2
 """Version of every link this project writes."""
@@ -56,6 +58,10 @@ def link(
         InvalidInputError: ``seq`` is not in 0..2^64 - 1.
     """
     return Linker(tenant_id).link(seq, t_hlc, job_id, action, prev_chain_link, payload_digest, origin)
+
+
+Unlinked = tuple[Hlc, str, str, bytes, str | None]
+"""An entry that has its place and no link yet: HLC, job id, action, payload, origin."""
 
 
 class Linker:
@@ -133,6 +139,27 @@ class Linker:
         return [
             prev := self.link(seq, t_hlc, job_id, action, prev, digest, origin)
             for seq, (t_hlc, job_id, action, digest, origin) in enumerate(columns, first_seq)
+        ]
+
+    def rows(self, first_seq: int, prev_chain_link: str | None, entries: Sequence[Unlinked]) -> list[tuple[Any, ...]]:
+        """The rows of ``entries`` that follow one another from ``first_seq`` on, linked, in the order of
+        ``ledger.verification.entry_check.ENTRY_COLUMNS``; links are hex.
+
+        Raises:
+            InvalidInputError: a seq is not in 0..2^64 - 1.
+        """
+        hlcs, job_ids, actions, payloads, origins = zip(*entries, strict=True)
+        t_hlcs = [hlc.text() for hlc in hlcs]
+        digests = [sha256(payload).digest() for payload in payloads]
+        sources = [b"" if origin is None else origin.encode() for origin in origins]
+        prev_link = bytes.fromhex(prev_chain_link or "")
+        links = [link.hex() for link in self.links(first_seq, prev_link, t_hlcs, job_ids, actions, digests, sources)]
+        columns = zip(t_hlcs, entries, [prev_chain_link, *links[:-1]], links, digests, strict=True)
+        return [
+            (seq, t_hlc, *hlc, job_id, action, LINK_VERSION, prev, link, digest.hex(), payload.decode(), origin)
+            for seq, (t_hlc, (hlc, job_id, action, payload, origin), prev, link, digest) in enumerate(
+                columns, first_seq
+            )
         ]
 
 

@@ -239,11 +239,9 @@ class BundleReader(AbstractContextManager["BundleReader"]):
         Raises:
             BundleInvalidError: they are not what the manifest says.
         """
-        is_first = number == 0
-        for rows in entry_lines(raw, self.manifest.tenant_id, self.manifest.entry_parts[number].rows):
-            if is_first:
+        for at, rows in enumerate(entry_lines(raw, self.manifest.tenant_id, self.manifest.entry_parts[number].rows)):
+            if number == at == 0:
                 self._check_first(rows[0])
-                is_first = False
             if from_seq is None and to_seq is None:
                 yield rows
                 continue

@@ -47,7 +47,7 @@ from ledger.bundle.format import (
     tar_header,
 )
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, encode_entry
-from ledger.chain import LINK_VERSION, Linker
+from ledger.chain import Linker
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim
@@ -151,7 +151,24 @@ class BundleWriter:
             OSError: the temporary file cannot be read.
         """
         yield from self._parts_before_the_last(end)
-        yield from _member(MANIFEST, self._manifest(end).seal(signer))
+        manifest = Manifest(
+            node_id=self.node_id,
+            log_origin=self.log_origin,
+            tenant_id=self.tenant_id,
+            from_seq=self._first[SEQ],
+            to_seq=self._last[SEQ],
+            first_hlc=self._first[T_HLC],
+            last_hlc=self._last[T_HLC],
+            to_chain_link=self._last[CHAIN_LINK],
+            entry_count=self.entry_count,
+            format_version=FORMAT_VERSION_ANCHORED if end.anchors else FORMAT_VERSION,
+            snapshot_count=self._snapshot_count,
+            tree_size=self._last[SEQ],
+            tree_root=end.tree_root,
+            consistency=tuple(each.hex() for each in end.consistency),
+            parts=tuple(self._parts),
+        )
+        yield from _member(MANIFEST, manifest.seal(signer))
         yield END
 
     def finish_as_evidence(self, end: BundleEnd, breaks: Sequence[Break], signer: Signer) -> Iterator[bytes]:
@@ -191,25 +208,6 @@ class BundleWriter:
         for name, data in ((CHECKPOINT, end.checkpoint.encode()), *anchors, keys):
             self._parts.append(Part(name, sha256(data).hexdigest(), len(data), len(data), 0))
             yield from _member(name, data)
-
-    def _manifest(self, end: BundleEnd) -> Manifest:
-        return Manifest(
-            node_id=self.node_id,
-            log_origin=self.log_origin,
-            tenant_id=self.tenant_id,
-            from_seq=self._first[0],
-            to_seq=self._last[SEQ],
-            first_hlc=self._first[1],
-            last_hlc=self._last[T_HLC],
-            to_chain_link=self._last[CHAIN_LINK],
-            entry_count=self.entry_count,
-            format_version=FORMAT_VERSION_ANCHORED if end.anchors else FORMAT_VERSION,
-            snapshot_count=self._snapshot_count,
-            tree_size=self._last[SEQ],
-            tree_root=end.tree_root,
-            consistency=tuple(each.hex() for each in end.consistency),
-            parts=tuple(self._parts),
-        )
 
     def _pack(self) -> Iterator[bytes]:
         """The entry part that holds the lines so far."""
@@ -291,23 +289,8 @@ class OwnChainBundle:
         """
         if not entries:
             return b""
-        hlcs, job_ids, actions, payloads, origins = zip(*entries, strict=True)
-        t_hlcs = [hlc.text() for hlc in hlcs]
-        digests = [sha256(payload).digest() for payload in payloads]
-        sources = [b"" if origin is None else origin.encode() for origin in origins]
-        first_seq = self.entry_count + 1
-        links = self._linker.links(first_seq, self._link, t_hlcs, job_ids, actions, digests, sources)
-        prevs = [self._link, *links[:-1]]
-        rows = [
-            (
-                *(seq, t_hlc, *entry.hlc, entry.job_id, entry.action, LINK_VERSION),
-                *(prev.hex() or None, link.hex(), digest.hex(), entry.payload.decode(), entry.origin),
-            )
-            for seq, t_hlc, entry, prev, link, digest in zip(
-                range(first_seq, first_seq + len(entries)), t_hlcs, entries, prevs, links, digests, strict=True
-            )
-        ]
-        return self._add(rows)
+        seq, link = self.end
+        return self._add(self._linker.rows(seq + 1, link, entries))
 
     def keep(self, rows: Sequence[Row]) -> bytes:
         """Take over rows of ``ENTRY_COLUMNS`` as they are, links and all, which MUST have been verified and MUST follow

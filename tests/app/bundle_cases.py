@@ -19,7 +19,7 @@ import msgspec
 from ledger import canonical
 from ledger.verification.verdict import Break
 from signing import envelope
-from signing.anchors import BundledAnchor, cosignature
+from signing.anchors import BundledAnchor
 from signing.checkpoint import Checkpoint
 from tests.app.bundles import (
     ENTRIES,
@@ -497,7 +497,9 @@ def anchored(size: int = 20, **replaced: Any) -> BundledAnchor:
     """What a witness that nobody here knows said of the ledger's first entries; ``replaced`` are other fields."""
     note = Witness().cosign(checkpoint_of(LEDGER, size), 1_704_931_300)
     proof = consistency_of(LEDGER, size)
-    return msgspec.structs.replace(cosignature(Witness().verifier_key, note, "2024-01-11T00:01:40Z", proof), **replaced)
+    hashes, time = [each.hex() for each in proof], "2024-01-11T00:01:40Z"
+    stated = BundledAnchor(Witness().verifier_key, note, hashes, "witness", "", time)
+    return msgspec.structs.replace(stated, **replaced)
 
 
 def _anchors() -> Iterator[Case]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ledger.merkle import tiles
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification import ENTRY_COLUMNS
 from signing import envelope
-from signing.anchors import Unproven, cosignature
+from signing.anchors import BundledAnchor, Unproven
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
 from signing.receipt import STATED, Material, make
@@ -70,7 +69,7 @@ def cosigned(
 ) -> Unproven:
     """What ``witness`` said of the first ``size`` entries."""
     note = witness.cosign(checkpoint_of(ledger, size, signer), int(at.timestamp()))
-    return Unproven(size, partial(cosignature, witness.verifier_key, note, rfc3339.written(at)))
+    return Unproven(size, BundledAnchor(witness.verifier_key, note, [], "witness", "", rfc3339.written(at)))
 
 
 def example_receipt(keys: Keyring) -> bytes:

@@ -274,9 +274,8 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
     cosigned = await anchors_store.newest_cosignatures(connection, tenant_id, limit=ANCHORS_A_KIND_MAX)
     stamped = await anchors_store.newest_timestamps(connection, tenant_id, ANCHORS_A_KIND_MAX)
     said = unproven(cosigned, stamped, second)
-    wanted = tiles.root_tiles(first) | tiles.consistency_tiles(first, second)
-    for each in said:
-        wanted |= tiles.consistency_tiles(each.size, second)
+    sizes = (first, *(each.size for each in said))
+    wanted = tiles.root_tiles(first).union(*(tiles.consistency_tiles(size, second) for size in sizes))
     stored = await read_tiles(connection, tenant_id, wanted)
 
     def get_tile(level: int, index: int) -> bytes:
@@ -285,7 +284,7 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
     try:
         root = tiles.root_at(first, get_tile)
         proof = tiles.consistency_proof(first, second, get_tile)
-        anchors = [each.made(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
+        anchors = [each.proven(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
     except ProofError as error:
         raise damaged(tenant_id, "tree", second, f"the stored tree is incomplete: {error}") from error
     return BundleEnd(root.hex(), chosen.checkpoint, proof, keys, anchors)

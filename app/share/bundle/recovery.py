@@ -140,9 +140,7 @@ async def _restore_snapshots(connection: Connection, reader: BundleReader) -> in
     signed_ms: dict[str, int] = {}
     """By key, the time of the earliest that it signed."""
     for row in reader.snapshot_rows():
-        if row[FROM_SEQ] != signed_seq + 1:
-            continue
-        if await notary_store.insert_snapshots(connection, {tenant_id: row}):
+        if row[FROM_SEQ] == signed_seq + 1 and await notary_store.insert_snapshots(connection, {tenant_id: row}):
             for signature in orjson.loads(row[ENVELOPE])["signatures"]:
                 key_id, at_ms = signature.get("keyid", ""), Hlc.parse(row[SNAPSHOT_HLC]).physical_ms
                 signed_ms[key_id] = min(at_ms, signed_ms.get(key_id, at_ms))
@@ -190,9 +188,9 @@ def export_from_wal(
         tenant_id=tenant_id, node_id=report.node_id, log_origin=origin, signer=signer, log_signer=log_signer
     )
     with closing(bundle):
-        records = _of_tenant(_unchained(report), tenant_id)
-        while batch := list(islice(records, ENTRIES_AT_ONCE)):
-            write(bundle.append([_entry(*item) for item in batch]))
+        entries = _entries(_unchained(report), tenant_id)
+        while batch := list(islice(entries, ENTRIES_AT_ONCE)):
+            write(bundle.append(batch))
         if bundle.entry_count == 0:
             raise NotFoundError(f"{report.folder} holds no unchained record of tenant {tenant_id}")
         for piece in bundle.finish():
@@ -208,13 +206,16 @@ def _unchained(report: WalReport) -> Iterator[Record]:
         yield from wal_reader.read(folder, from_lsn, report.node_id, report.last_lsn)
 
 
-def _of_tenant(records: Iterator[Record], tenant_id: str) -> Iterator[tuple[Record, str, bytes]]:
-    """Each record of the tenant with its job id and payload, without lines that a keyed request repeats."""
+def _entries(records: Iterator[Record], tenant_id: str) -> Iterator[OwnEntry]:
+    """The records of the tenant, without lines that a keyed request repeats."""
     seen: dict[tuple[int, str], tuple[bytes, set[int]]] = {}
     for item in records:
         event = record.decode(item.payload)
-        if event.tenant_id == tenant_id and not _is_repeated(event.idempotency, seen):
-            yield item, event.job_id, event.payload
+        if event.tenant_id != tenant_id or _is_repeated(event.idempotency, seen):
+            continue
+        if item.type not in ACTIONS:
+            raise InvalidInputError(f"LSN {item.lsn} has type {item.type}, which this version does not know")
+        yield OwnEntry(item.hlc, event.job_id, ACTIONS[item.type], event.payload)
 
 
 def _is_repeated(key: IdempotencyKey | None, seen: dict[tuple[int, str], tuple[bytes, set[int]]]) -> bool:
@@ -226,10 +227,3 @@ def _is_repeated(key: IdempotencyKey | None, seen: dict[tuple[int, str], tuple[b
         return True
     lines.add(key.line)
     return False
-
-
-def _entry(item: Record, job_id: str, payload: bytes) -> OwnEntry:
-    action = ACTIONS.get(item.type)
-    if action is None:
-        raise InvalidInputError(f"LSN {item.lsn} has type {item.type}, which this version does not know")
-    return OwnEntry(item.hlc, job_id, action, payload)

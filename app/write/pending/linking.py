@@ -27,14 +27,14 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, Entry
+from app.store.appended import AppendedEntries, ChainAppender, ChainPosition
 from app.store.chain_reads import Chained, ChainedEntry
 from app.store.chaining import ChainHead
 from app.store.commit import KeyedRow
 from app.write.pending.backlog import Pending
 from app.write.pending.requests import RequestName
 from ledger import canonical
-from ledger.chain import Linker
+from ledger.chain import Linker, Unlinked
 from ledger.chain.conflict import Event, ExistingEvents, conflict_hlc, conflict_payload, find_event
 from ledger.errors import (
     CommitmentConflictError,
@@ -377,7 +377,7 @@ def link(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) 
 
 def _link_plain(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) -> LinkedBatch | None:
     """The fast path of a batch without awaited, keyed or proposed events; None for any other batch."""
-    entries: dict[str, list[Entry]] = {}
+    entries: dict[str, list[Unlinked]] = {}
     ended: list[tuple[str, str]] = []
     for pending in batch:
         kind, tenant_id = pending.record_type, pending.tenant_id
