@@ -109,12 +109,14 @@ def refused_verdict(
 
 
 def is_valid(verdicts: Mapping[str, str]) -> bool:
+    """Whether nothing is broken and no key is unknown."""
     return not {"broken", "unknown_key"} & set(verdicts.values())
 
 
 def observed(
     memory: Memory | None, keyring: Keyring | None, tenant_id: str, note: str, to_seq: int, *, is_file: bool = False
 ) -> Observation | None:
+    """What is known of the log before a file is verified; None without a memory or trusted keys."""
     if memory is None or keyring is None:
         return None
     return Observation.at(memory, tenant_id, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=is_file)
@@ -126,6 +128,7 @@ def is_compared_elsewhere(kept: JudgedCheckpoint | None, observation: Observatio
 
 
 def applying(reasons: Sequence[tuple[bool, str]]) -> list[str]:
+    """The reasons that apply, each given behind whether it does."""
     return [reason for applies, reason in reasons if applies]
 
 
