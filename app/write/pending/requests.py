@@ -20,7 +20,7 @@ from ledger.facts.events import ACTOR, JOB_EVENTS, Durability, EventType
 from ledger.machines.job_state import creation_digest
 from ledger.positions import Epoch, Lsn
 from ledger.private_fields import PRIVATE_MARK, Path
-from signing.data_keys import DataKey
+from signing.private_keys import DataKey
 
 LEDGER_ROUTE = 255
 """Stands, in keyed records, where other requests have their route: what the ledger writes once about itself."""
