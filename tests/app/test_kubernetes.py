@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from app.runtime.settings.config import load_settings
 from cli import safekeeper
-from signing.private_keys import load as load_master_key
+from signing.private_keys import MasterKey
 from tests.app.test_deploy import REPLICATED, environment_of
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ def test_the_command_for_the_master_key_makes_one(tmp_path: Path) -> None:
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
     (made,) = tmp_path.iterdir()
     assert made.stat().st_mode & 0o777 == 0o600
-    assert load_master_key(str(made))
+    assert MasterKey.load(str(made))
     used = variables(PATCH["containers"][0])["TALLY_PRIVACY__MASTER_KEY_URI"]
     assert Path(used.removeprefix("file:")).name == made.name
     assert f"tallystick-privacy --from-file={made.name}" in text

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import msgspec
 
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, head_of
-from app.store.chaining import ChainHead
 from app.store.chain_reads import find_existing, highest_hlc
+from app.store.chaining import ChainHead
 from ledger.bundle.merge import (
     Decided,
     Incoming,
