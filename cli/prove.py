@@ -13,7 +13,7 @@ from cli.options import CheckpointFile, Tenant
 from cli.verify_proof import subject_of
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_receipt
-from ledger.machines.refusals import refused_job_id
+from ledger.machines.jobs import refused_job_id
 from signing.checkpoint import judge_checkpoint, read_kept
 from signing.files import whole_file
 from signing.keys import Keyring

@@ -17,7 +17,7 @@ from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError
 from ledger.facts.events import ACTOR
 from ledger.facts.statuses import CANCELLING
 from ledger.machines import jobs
-from ledger.machines.refusals import Refusal
+from ledger.machines.jobs import Refusal
 
 if TYPE_CHECKING:
     from app.read.consistency import Promise

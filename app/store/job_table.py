@@ -84,7 +84,7 @@ SELECT w.number, {ENTRY}
 _WANTED = """
 unnest(string_to_array($1, E'\\n'), string_to_array($2, E'\\n')) WITH ORDINALITY AS w(tenant_id, job_id, n)
 """
-# As ``ledger.machines.refusals.refused_job_id``.
+# As ``ledger.machines.jobs.refused_job_id``.
 _REFUSED_ID = "'refused:' || encode(sha256(convert_to(w.job_id, 'UTF8')), 'hex')"
 _ANY_MENTIONED = f"""
 SELECT n FROM {_WANTED}

@@ -25,8 +25,7 @@ from app.store.job_table import (
 from app.store.reading import ENTRIES, PAYLOAD_BYTES, columns, fetch_as, fetch_tuples, like, page_of, turned
 from ledger.facts.statuses import STATUSES
 from ledger.hlc import Hlc
-from ledger.machines.jobs import ABOUT_JOBS
-from ledger.machines.refusals import Refusal, refusal_of, refused_job_id
+from ledger.machines.jobs import ABOUT_JOBS, Refusal, refusal_of, refused_job_id
 from ledger.positions import Epoch, Lsn
 from ledger.verification import ENTRY_COLUMNS
 

@@ -252,7 +252,7 @@ class SystemAction(StrEnum):
     WAL_LOST = "WAL_LOST"
     REFUSED = "REFUSED"
     """Holds an event that PostgreSQL refused, or that lost against another of its key: see
-    :mod:`ledger.machines.refusals`."""
+    :mod:`ledger.machines.jobs`."""
     LOG_FORKED = "LOG_FORKED"
     BREAK_FOUND = "BREAK_FOUND"
     BREAK_ACKNOWLEDGED = "BREAK_ACKNOWLEDGED"

@@ -24,7 +24,7 @@ Judging and applying cost the same however much is active, beside a gang's membe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -46,7 +46,7 @@ from ledger.machines.promises import (
     Rejection,
     Resources,
     Revocation,
-    module_subject,
+    members_of,
     node_subject,
     read_capacity,
     read_proposal,
@@ -95,7 +95,7 @@ class LiveState:
 
 
 class Overlay(MutableMapping[Any, Any]):
-    """Changes to a table that are kept apart until ``commit``; lookups only, it cannot be walked."""
+    """Changes to a table that are kept apart until ``commit``."""
 
     __slots__ = ("_base", "_changed")
 
@@ -114,20 +114,17 @@ class Overlay(MutableMapping[Any, Any]):
             return self._base.get(key, default)
         return default if value is _GONE else value
 
-    def __contains__(self, key: object) -> bool:
-        return self.get(key, _GONE) is not _GONE
-
     def __setitem__(self, key: Any, value: Any) -> None:
         self._changed[key] = value
 
     def __delitem__(self, key: Any) -> None:
         self._changed[key] = _GONE
 
-    def __iter__(self) -> Any:
-        raise NotImplementedError
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key in {**self._base, **self._changed} if key in self)
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return sum(1 for _ in self)
 
     def commit(self) -> None:
         """Make the changes in the table below."""
@@ -190,18 +187,18 @@ class Commitments:
     # --- judging ----------------------------------------------------------------------------------
 
     def _judge_precondition(self, bet: Precondition) -> Rejection | None:
-        if type(bet) is NodeFreeOf:
-            return self._judge_node(bet)
-        if type(bet) is GangUnplaced:
-            return self._judge_gang(bet.gang)
-        if type(bet) is ModuleAdjustmentVersion:
-            subject = module_subject(bet.mission, bet.module)
-            index = self.state.newest.get(subject, 0)
-            newest = self.state.active[index] if index else None
-            epoch = newest.epoch if type(newest) is ModuleAdjustment else 0
-            if epoch != bet.epoch:
-                says = f"the newest adjustment of {bet.mission}/{bet.module} is of epoch {epoch}, not {bet.epoch}"
-                return Rejection("adjustment-version", says, blocking_index=index or None, epoch=epoch)
+        match bet:
+            case NodeFreeOf():
+                return self._judge_node(bet)
+            case GangUnplaced():
+                return self._judge_gang(bet.gang)
+            case ModuleAdjustmentVersion():
+                index = self.state.newest.get(bet.subject, 0)
+                newest = self.state.active[index] if index else None
+                epoch = newest.epoch if type(newest) is ModuleAdjustment else 0
+                if epoch != bet.epoch:
+                    says = f"the newest adjustment of {bet.mission}/{bet.module} is of epoch {epoch}, not {bet.epoch}"
+                    return Rejection("adjustment-version", says, blocking_index=index or None, epoch=epoch)
         return None
 
     def _judge_node(self, bet: NodeFreeOf) -> Rejection | None:
@@ -224,20 +221,21 @@ class Commitments:
         return None
 
     def _judge_commitment(self, commitment: Commitment) -> Rejection | None:
-        if type(commitment) is Placement:
-            return self._judge_members((commitment,))
-        if type(commitment) is GangPlacement:
-            return self._judge_gang(commitment.gang) or self._judge_members(commitment.members)
-        if type(commitment) is IdentityBind:
-            if (index := self.state.holders.get(f"identity:{commitment.capsule}")) is not None:
-                says = f"capsule {commitment.capsule} has an identity, bound at index {index}"
-                return Rejection("identity-bound", says, blocking_index=index)
-        elif type(commitment) is ModuleAdjustment:
-            if commitment.replicas < 1:
+        match commitment:
+            case Placement():
+                return self._judge_members((commitment,))
+            case GangPlacement():
+                return self._judge_gang(commitment.gang) or self._judge_members(commitment.members)
+            case IdentityBind():
+                index = self.state.holders.get(f"identity:{commitment.capsule}")
+                if index is not None:
+                    says = f"capsule {commitment.capsule} has an identity, bound at index {index}"
+                    return Rejection("identity-bound", says, blocking_index=index)
+            case ModuleAdjustment() if commitment.replicas < 1:
                 says = f"{commitment.mission}/{commitment.module} cannot have {commitment.replicas} replicas"
                 return Rejection("scale-to-zero", f"{says}; to end it, revoke its placements")
-        elif type(commitment) is Revocation and commitment.index not in self.state.active:
-            return Rejection("not-active", f"there is no active commitment at index {commitment.index}")
+            case Revocation() if commitment.index not in self.state.active:
+                return Rejection("not-active", f"there is no active commitment at index {commitment.index}")
         return None
 
     def _judge_gang(self, gang: str) -> Rejection | None:
@@ -283,26 +281,24 @@ class Commitments:
             return
         state = self.state
         state.active[index] = commitment
-        for name in _names_of(commitment):
-            state.holders[name] = index
-        for node, claimed in claims_of(commitment).items():
+        state.holders.update(dict.fromkeys(_names_of(commitment), index))
+        claims = claims_of(commitment)
+        for node, claimed in claims.items():
             self._change_reserved(node, claimed, 1)
-            self._link(node_subject(node), index)
-        if type(commitment) is ModuleAdjustment:
-            self._link(commitment.subject, index)
+        for subject in _ordered_subjects(commitment, claims):
+            self._link(subject, index)
 
     def _end(self, index: int) -> None:
         state = self.state
-        commitment = state.active[index]
-        del state.active[index]
+        commitment = state.active.pop(index)
         for name in _names_of(commitment):
             if state.holders.get(name) == index:
                 del state.holders[name]
-        for node, claimed in claims_of(commitment).items():
+        claims = claims_of(commitment)
+        for node, claimed in claims.items():
             self._change_reserved(node, claimed, -1)
-            self._unlink(node_subject(node), index)
-        if type(commitment) is ModuleAdjustment:
-            self._unlink(commitment.subject, index)
+        for subject in _ordered_subjects(commitment, claims):
+            self._unlink(subject, index)
 
     def set_capacity(self, node: str, capacity: Resources) -> None:
         """What the node has from now on."""
@@ -311,11 +307,8 @@ class Commitments:
 
     def _change_reserved(self, node: str, claimed: dict[str, int], sign: int) -> None:
         capacity, before = self.state.nodes.get(node) or NodeState(None, {})
-        reserved = dict(before)
-        for dimension, amount in claimed.items():
-            reserved[dimension] = reserved.get(dimension, 0) + sign * amount
-            if not reserved[dimension]:
-                del reserved[dimension]
+        changed = {dimension: before.get(dimension, 0) + sign * amount for dimension, amount in claimed.items()}
+        reserved = {dimension: amount for dimension, amount in {**before, **changed}.items() if amount}
         if reserved or capacity is not None:
             self.state.nodes[node] = NodeState(capacity, reserved)
         else:
@@ -345,29 +338,25 @@ class Commitments:
 
 def _names_of(commitment: Commitment) -> list[str]:
     """The names that only one active commitment may hold."""
-    if type(commitment) is Placement:
-        return [f"capsule:{commitment.capsule}"]
-    if type(commitment) is GangPlacement:
-        return [f"gang:{commitment.gang}", *(f"capsule:{member.capsule}" for member in commitment.members)]
     if type(commitment) is IdentityBind:
         return [f"identity:{commitment.capsule}"]
-    return []
+    gang = [commitment.subject] if type(commitment) is GangPlacement else []
+    return [*gang, *(f"capsule:{member.capsule}" for member in members_of(commitment))]
+
+
+def _ordered_subjects(commitment: Commitment, claims: Iterable[str]) -> Iterable[str]:
+    """The subjects of which it is known which commitment is the newest: modules, and the nodes of ``claims``."""
+    return (commitment.subject,) if type(commitment) is ModuleAdjustment else map(node_subject, claims)
 
 
 def claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
     """By node and dimension, what the commitment claims; accelerators by name and all together."""
-    members: Iterable[Placement | GangMember] = ()
-    if type(commitment) is Placement:
-        members = (commitment,)
-    elif type(commitment) is GangPlacement:
-        members = commitment.members
     claims: dict[str, dict[str, int]] = {}
-    for member in members:
+    for member in members_of(commitment):
         claimed = claims.setdefault(member.node, {})
         for name, amount in member.reservation.amounts():
-            claimed[name] = claimed.get(name, 0) + amount
-            if name.startswith(ANY_ACCELERATOR):
-                claimed[ANY_ACCELERATOR] = claimed.get(ANY_ACCELERATOR, 0) + amount
+            for dimension in (name, ANY_ACCELERATOR) if name.startswith(ANY_ACCELERATOR) else (name,):
+                claimed[dimension] = claimed.get(dimension, 0) + amount
     return claims
 
 

@@ -154,16 +154,10 @@ def _take_ended(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, An
     fold.end = End(rank, action, outcome)
 
 
-def _take_accepted(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+def _take_of_dc(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
     dc = payload.get("dc_id")
     if dc.__class__ is str:
-        _raise_rank(fold.accepted, dc, rank)
-
-
-def _take_acknowledged(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
-    dc = payload.get("dc_id")
-    if dc.__class__ is str:
-        _raise_rank(fold.ack, dc, rank)
+        _raise_rank(fold.ack if EVENTS_BY_ACTION[action].part is Part.ACKNOWLEDGEMENT else fold.accepted, dc, rank)
 
 
 def _take_reached(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
@@ -231,11 +225,11 @@ def _count(value: Any) -> int:
 
 _RULES: Final[Mapping[Part, Take]] = {
     Part.CREATION: _take_created,
-    Part.ACCEPTANCE: _take_accepted,
+    Part.ACCEPTANCE: _take_of_dc,
     Part.PROGRESS: _take_progress,
     Part.WORKFLOW: _take_workflow,
     Part.CANCELLATION: _take_cancelled,
-    Part.ACKNOWLEDGEMENT: _take_acknowledged,
+    Part.ACKNOWLEDGEMENT: _take_of_dc,
     Part.END: _take_ended,
 }
 """The parts of a state that are more than the newest event that raised them."""

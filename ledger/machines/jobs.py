@@ -1,37 +1,55 @@
 """What entries say of their job, and what its state means.
 
 How events and states are merged is in :mod:`ledger.machines.job_fold`, the parts of a state in
-:mod:`ledger.machines.job_state`.
+:mod:`ledger.machines.job_state`. States folded from parts of a chain in different places are merged in the order of the
+parts (``merge_states``): the outcome is the fold of all entries in chain order.
+
+An event that PostgreSQL refused is kept by a REFUSED entry. The job id may be what was refused, so the entry has
+another one that follows from it::
+
+    "refused:" + lowercase hex SHA-256 of the job id
+
+Its payload has the event's record type, job id and bytes (base64) and the SQLSTATE. It is no part of the job's state.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 
 from ledger import rfc3339
-from ledger.canonical import INTEGER_MAX
+from ledger.canonical import INTEGER_MAX, NESTING_MAX
 from ledger.chain.conflict import held_event
 from ledger.errors import InvalidInputError
-from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
+from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
 from ledger.facts.statuses import ACCEPTED, CANCELLED, CANCELLING, ENDED, REACHED, REFUSED, STATUS_OF_END, SUBMITTED
+from ledger.hlc import Hlc
 from ledger.machines.job_fold import CREATION, JobFold, refused_of
 from ledger.machines.job_state import HlcParts, JobState, Refused, creator_of, seqs_of
-from ledger.machines.refusals import Refusal
 
 __all__ = [
     "JobFold",
+    "JobParts",
     "JobState",
+    "Refusal",
     "awaits_ack",
     "creator_of",
     "dcs_of",
+    "decode_state",
+    "encode_state",
     "ended_text",
     "folded",
+    "merge_states",
     "named_dcs",
     "outcome",
     "payload_of",
+    "refusal_of",
+    "refused_job_id",
     "reporting_dc",
     "said_of_job",
     "said_of_row",
@@ -53,6 +71,8 @@ ENDING: Final = frozenset(
     (*(event.action for event in JOB_EVENTS.values() if event.part in _MAY_END), SystemAction.CONFLICT.value)
 )
 """Actions of the entries by which a job may end."""
+
+_STATE_DECODER: Final = msgspec.msgpack.Decoder(JobState)
 
 Said = tuple[str, Mapping[str, Any], HlcParts, str]
 """What an entry says of its job: action, payload, HLC and digest, the first four arguments of ``JobFold.add``."""
@@ -120,6 +140,120 @@ def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]
         if said is not None:
             fold.add(*said, seq)
     return None if fold.is_empty else fold.state()
+
+
+# --- states of parts of a chain -------------------------------------------------------------------
+
+
+class JobParts:
+    """Folds entries as they come, those up to ``upto_seq``, into the states of their jobs; all of them are held."""
+
+    def __init__(self, upto_seq: int = 2**63 - 1) -> None:
+        self._upto_seq = upto_seq
+        self._folds: dict[str, JobFold] = {}
+
+    def __len__(self) -> int:
+        return len(self._folds)
+
+    def add(self, columns: Sequence[Sequence[Any]]) -> None:
+        """The next entries, by ``ENTRY_COLUMNS``; those that say nothing of a job are passed over."""
+        seqs, _, physical, logical, nodes, job_ids, actions, _, _, _, digests, texts, _ = columns
+        folds = self._folds
+        for job_id, seq, ms, count, node, action, digest, text in zip(
+            job_ids, seqs, physical, logical, nodes, actions, digests, texts, strict=True
+        ):
+            said = said_of_row(job_id, seq, ms, count, node, action, digest, text)
+            if said is not None and seq <= self._upto_seq:
+                if job_id not in folds:
+                    folds[job_id] = JobFold(job_id)
+                folds[job_id].add(*said, seq)
+
+    def take(self) -> list[JobState]:
+        """The states so far, which are held no more."""
+        states = [fold.state() for fold in self._folds.values()]
+        self._folds.clear()
+        return states
+
+
+def merge_states(parts: Sequence[JobState]) -> JobState | None:
+    """The state of one job, from its parts in chain order; None of none."""
+    if not parts:
+        return None
+    fold = JobFold(parts[0].job_id, parts[0])
+    for part in parts[1:]:
+        fold.join(part)
+    return fold.state()
+
+
+def encode_state(state: JobState) -> bytes:
+    """As MessagePack, whatever edited payloads left in it."""
+    try:
+        return msgspec.msgpack.encode(state)
+    except (RecursionError, OverflowError):
+        return msgspec.msgpack.encode(_shallow(state, NESTING_MAX + len(("state", "created", "spec"))))
+
+
+def decode_state(data: bytes) -> JobState:
+    """What ``encode_state`` gave: a state that has the same encoded form, or like the original none."""
+    return _STATE_DECODER.decode(data)
+
+
+def _shallow(value: Any, room: int) -> Any:
+    """``value`` without what lies so deep that it has no canonical form anyway."""
+    if isinstance(value, dict):
+        return {name: _shallow(part, room - 1) for name, part in value.items()} if room else {}
+    if isinstance(value, list | tuple):
+        return [_shallow(part, room - 1) for part in value] if room else []
+    return value
+
+
+# --- refused events -------------------------------------------------------------------------------
+
+
+class Refusal(NamedTuple):
+    """One such entry."""
+
+    seq: int
+    hlc: Hlc
+    action: str
+    """Of the event that it keeps."""
+    sqlstate: str
+
+    @property
+    def is_creation(self) -> bool:
+        """Whether the event was to create the job."""
+        return self.action == CREATION
+
+    def text(self) -> str:
+        """Why the job that it was to create takes no events, to be said behind its name."""
+        return (
+            f"was never made: PostgreSQL refused its creation with SQLSTATE {self.sqlstate}, and the REFUSED entry at "
+            f"seq {self.seq} keeps its bytes; mend what refuses it and create the job again"
+        )
+
+
+def refused_job_id(job_id: str) -> str:
+    """Job id of the entries that stand in for events of ``job_id``."""
+    return f"refused:{sha256(job_id.encode()).hexdigest()}"
+
+
+def refusal_of(job_id: str, entries: Iterable[tuple[int, str, str]]) -> Refusal | None:
+    """What the (seq, HLC, payload) of REFUSED entries say of the job: of its first creation, else of its newest event;
+    None when none of them is of this job."""
+    found = [each for entry in entries if (each := _refusal(job_id, *entry)) is not None]
+    return next((each for each in found if each.is_creation), found[-1] if found else None)
+
+
+def _refusal(job_id: str, seq: int, t_hlc: str, payload: str) -> Refusal | None:
+    try:
+        facts = orjson.loads(payload)
+        action, sqlstate, hlc = ACTIONS[facts["record_type"]], facts["sqlstate"], Hlc.parse(t_hlc)
+        is_of_job = facts["job_id"] == b64encode(job_id.encode()).decode()
+    except (ValueError, TypeError, KeyError):
+        return None
+    if not is_of_job or action not in EVENTS_BY_ACTION or not isinstance(sqlstate, str):
+        return None
+    return Refusal(seq, hlc, action, sqlstate)
 
 
 # --- what a state means ---------------------------------------------------------------------------

@@ -6,8 +6,8 @@ whole numbers, dimension by dimension; what is left out is 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 import orjson
@@ -44,11 +44,9 @@ class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
             ("memory_bytes", self.memory_bytes),
             ("disk_bytes", self.disk_bytes),
             ("disk_bw_bps", self.disk_bw_bps),
+            *((f"{ANY_ACCELERATOR}.{name}", amount) for name, amount in self.accelerators.items()),
         )
-        found = [each for each in named if each[1]]
-        if self.accelerators:
-            found += [(f"{ANY_ACCELERATOR}.{name}", amount) for name, amount in self.accelerators.items() if amount]
-        return found
+        return [each for each in named if each[1]]
 
     def of(self, dimension: str) -> int:
         """The amount in one of those dimensions."""
@@ -59,27 +57,28 @@ class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
 
     def exceeded_by(self, other: Resources) -> str | None:
         """The first dimension in which ``other`` is more, None when there is none."""
-        for name, amount in other.amounts():
-            if amount > self.of(name):
-                return name
-        return None
+        return next((name for name, amount in other.amounts() if amount > self.of(name)), None)
 
 
 class _Kind(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_unknown_fields=True):
-    pass
+    """Something that can be promised, or bet on."""
+
+    subject_form: ClassVar[str] = ""
+
+    @property
+    def subject(self) -> str:
+        """What entries about a commitment are known by."""
+        return self.subject_form.format(self)
 
 
 class Placement(_Kind, frozen=True):
     """A capsule runs on a node, which keeps ``reservation`` for it; it may use up to ``limit``, else just that."""
 
+    subject_form = "capsule:{0.capsule}"
     capsule: str
     node: str
     reservation: Resources
     limit: Resources | None = None
-
-    @property
-    def subject(self) -> str:
-        return f"capsule:{self.capsule}"
 
 
 class GangMember(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -94,68 +93,57 @@ class GangMember(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 class GangPlacement(_Kind, frozen=True):
     """All of these capsules are placed, or none."""
 
+    subject_form = "gang:{0.gang}"
     gang: str
     members: list[GangMember]
-
-    @property
-    def subject(self) -> str:
-        return f"gang:{self.gang}"
 
 
 class IdentityBind(_Kind, frozen=True):
     """A capsule is somebody."""
 
+    subject_form = "capsule:{0.capsule}"
     capsule: str
     identity: str
-
-    @property
-    def subject(self) -> str:
-        return f"capsule:{self.capsule}"
 
 
 class ModuleAdjustment(_Kind, frozen=True):
     """A module of a mission has so many replicas, as decided in ``epoch`` of whoever decides it."""
 
+    subject_form = "module:{0.mission}/{0.module}"
     mission: str
     module: str
     replicas: Amount
     epoch: Amount
 
-    @property
-    def subject(self) -> str:
-        return module_subject(self.mission, self.module)
-
 
 class QuotaGrant(_Kind, frozen=True):
     """Somebody may use so much."""
 
+    subject_form = "quota:{0.subject_name}"
     subject_name: str = msgspec.field(name="subject")
     resources: Resources
-
-    @property
-    def subject(self) -> str:
-        return f"quota:{self.subject_name}"
 
 
 class Lease(_Kind, frozen=True):
     """Somebody holds something."""
 
+    subject_form = "lease:{0.resource}"
     resource: str
     holder: str
-
-    @property
-    def subject(self) -> str:
-        return f"lease:{self.resource}"
 
 
 class Revocation(_Kind, frozen=True):
     """The commitment at ``index`` holds no longer."""
 
+    subject_form = f"{INDEX_PREFIX}{{0.index}}"
     index: Amount
 
-    @property
-    def subject(self) -> str:
-        return f"{INDEX_PREFIX}{self.index}"
+
+def members_of(commitment: Commitment) -> Sequence[Placement | GangMember]:
+    """The capsules that a commitment places, each on its node."""
+    if type(commitment) is Placement:
+        return (commitment,)
+    return commitment.members if type(commitment) is GangPlacement else ()
 
 
 Commitment = Placement | GangPlacement | IdentityBind | ModuleAdjustment | QuotaGrant | Lease | Revocation
@@ -185,6 +173,7 @@ class GangUnplaced(_Kind, frozen=True):
 class ModuleAdjustmentVersion(_Kind, frozen=True):
     """The newest adjustment of the module is of this epoch; 0 where there is none."""
 
+    subject_form = ModuleAdjustment.subject_form
     mission: str
     module: str
     epoch: Amount
@@ -237,12 +226,6 @@ REASONS: Final = frozenset(
 """What can stand in ``Rejection.reason``; docs/commitments.md says what it means."""
 
 _PROPOSALS: Final = msgspec.json.Decoder(Proposal)
-_CAPACITIES: Final = msgspec.json.Decoder(Capacity)
-
-
-def module_subject(mission: str, module: str) -> str:
-    """What adjustments of a module are known by. Neither name has a slash."""
-    return f"module:{mission}/{module}"
 
 
 def node_subject(node: str) -> str:
@@ -269,7 +252,7 @@ def read_capacity(payload: bytes | str) -> tuple[str, Resources]:
         InvalidInputError: it sets none.
     """
     try:
-        said = _CAPACITIES.decode(payload)
+        said = msgspec.json.decode(payload, type=Capacity)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise InvalidInputError(f"not the payload of a capacity: {error}") from None
     return said.node, said.capacity

@@ -15,8 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
-from ledger.machines import job_parts
-from ledger.machines.job_parts import JobParts
+from ledger.machines import jobs
+from ledger.machines.jobs import JobParts
 from ledger.verification.commitment_check import CommitmentJudge
 from ledger.verification.projection_check import JobJudge, JobsFound, StoredJob, merged
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
@@ -210,9 +210,9 @@ def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
         yield TaskRow(tenant_id, COMMITMENT, -1, place, None, encode(Judged(promised=promised)))
 
 
-def _parts(task: RangeTask, place: int, jobs: JobParts) -> Iterator[TaskRow]:
-    for state in jobs.take():
-        yield TaskRow(task.tenant_id, PART, task.number, place, state.job_id, job_parts.encode(state))
+def _parts(task: RangeTask, place: int, parts: JobParts) -> Iterator[TaskRow]:
+    for state in parts.take():
+        yield TaskRow(task.tenant_id, PART, task.number, place, state.job_id, jobs.encode_state(state))
 
 
 def _breaks(tenant_id: str, breaks: list[Break], kind: str = BREAK, number: int = -1) -> Iterator[TaskRow]:
@@ -235,14 +235,14 @@ def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             parts, stored = [], []
             for row in of_job:
                 if row.kind == PART:
-                    parts.append(job_parts.decode(row.data))
+                    parts.append(jobs.decode_state(row.data))
                 elif row.kind == STORED:
                     stored.append(StoredJob(*msgspec.msgpack.decode(row.data)))
                 else:
                     yield row
             placed = [job for job in stored if judge.has_place(job)]
             if job_id is not None:
-                judge.compare_all(job_parts.merged(parts), placed)
+                judge.compare_all(jobs.merge_states(parts), placed)
             is_any_compared |= bool(stored) or job_id is not None
             yield from _breaks(tenant_id, breaks)
             yield from _breaks(tenant_id, candidates, CANDIDATE)

@@ -22,7 +22,7 @@ from ledger import canonical
 from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
 from ledger.facts.events import JOB_EVENTS, Durability
 from ledger.hlc import Hlc
-from ledger.machines.refusals import refused_job_id
+from ledger.machines.jobs import refused_job_id
 from tests.app.chains import Chains, Entry, numbers, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, progressed

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from ledger.machines import job_parts
-from ledger.machines.job_parts import JobParts
+from ledger.machines import jobs
 from ledger.machines.job_state import JobState
+from ledger.machines.jobs import JobParts
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.driver import CheckedRange, finished
@@ -114,7 +114,7 @@ class Ranges:
 
     def _ship(self, task: RangeTask, states: Sequence[JobState]) -> None:
         for state in states:
-            self.job_parts[state.job_id].append((task.number, job_parts.encode(state)))
+            self.job_parts[state.job_id].append((task.number, jobs.encode_state(state)))
 
     def _tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         return {
@@ -133,7 +133,7 @@ class Ranges:
         for job_id in {*self.job_parts, *stored}:
             # A stable sort keeps the parts of one range in their order.
             ordered = sorted(self.job_parts.get(job_id, ()), key=lambda part: part[0])
-            judge.compare_all(job_parts.merged([job_parts.decode(data) for _, data in ordered]), stored[job_id])
+            judge.compare_all(jobs.merge_states([jobs.decode_state(data) for _, data in ordered]), stored[job_id])
         return judge.outcome()
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.machines import job_parts, jobs
-from ledger.machines.job_parts import JobParts
+from ledger.machines import jobs
 from ledger.machines.job_state import creation_of
+from ledger.machines.jobs import JobParts
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.projection_check import stored_form
 from tests.ledger.ledger_in_memory import build
@@ -27,14 +27,14 @@ def test_parts_of_any_size_merge_to_the_stored_states(cuts: list[int]) -> None:
         folding = JobParts()
         folding.add([column[begin:end] for column in COLUMNS])
         for state in folding.take():
-            parts.setdefault(state.job_id, []).append(job_parts.decode(job_parts.encode(state)))
+            parts.setdefault(state.job_id, []).append(jobs.decode_state(jobs.encode_state(state)))
         assert len(folding) == 0
-    merged = [job_parts.merged(parts[job_id]) for job_id in sorted(parts)]
+    merged = [jobs.merge_states(parts[job_id]) for job_id in sorted(parts)]
     assert [stored_form(state)._asdict() for state in merged if state] == LEDGER.jobs
 
 
 def test_of_no_parts_there_is_no_state() -> None:
-    assert job_parts.merged([]) is None
+    assert jobs.merge_states([]) is None
 
 
 @pytest.mark.parametrize("depth", [70, 900])
@@ -44,7 +44,7 @@ def test_a_creation_nested_too_deep_to_be_compared_is_so_after_it_was_sent(depth
     entry = {**LEDGER.entry(1), "payload": payload}
     folding.add([[entry[name]] for name in ENTRY_COLUMNS])
     (state,) = folding.take()
-    for each in (state, job_parts.decode(job_parts.encode(state))):
+    for each in (state, jobs.decode_state(jobs.encode_state(state))):
         assert each.created is not None
         assert creation_of(each.created.spec, each.created.assigned_dcs) is None
         assert jobs.seqs_of(each) == [1]

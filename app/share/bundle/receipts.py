@@ -41,7 +41,7 @@ from ledger.errors import (
     SignatureError,
     SigningUnavailableError,
 )
-from ledger.machines.refusals import refused_job_id
+from ledger.machines.jobs import refused_job_id
 from ledger.verification.verdict import damaged
 from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint

@@ -56,8 +56,8 @@ from ledger.facts.events import (
 from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.machines.commitments import Commitments
+from ledger.machines.jobs import refused_job_id
 from ledger.machines.promises import Rejection, read_capacity, read_proposal, rejected_payload
-from ledger.machines.refusals import refused_job_id
 from ledger.positions import Epoch, Lsn
 
 _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action is SystemAction.TENANT_CREATED)
