@@ -16,8 +16,7 @@ from ledger import canonical, merkle
 from ledger.chain import LINK_VERSION, Linker
 from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.machines.job_fold import JobFold
-from ledger.machines.job_state import seqs_of
+from ledger.machines.job_fold import JobFold, seqs_of
 from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, stored_form

@@ -21,7 +21,7 @@ import typer
 
 from cli.options import local_url
 from ledger.errors import ConfigurationError, LedgerError
-from ledger.secret_text import secret_text, token_in, token_text, without_login
+from ledger.text import secret_text, token_in, token_text, without_login
 from signing import files
 from tallystick_client import Client, NotTheLedgerError, ProblemError, Reply, TallystickError, UnreachableError
 from tallystick_client.core import OnWait, json_in, no_ledger

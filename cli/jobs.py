@@ -19,7 +19,7 @@ from cli.client import LedgerClient, Service, print_wait
 from cli.options import Tenant, Url
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
-from ledger.printable import printable
+from ledger.text import printable
 from tallystick_client import Entry
 from terminal.outcome import CommandExit, err, out, tell
 from terminal.program import Json

@@ -14,7 +14,7 @@ from app.runtime.settings.config import load_settings
 from cli.client import Service, given
 from cli.options import Tenant
 from ledger.errors import DatabaseUnavailableError, InvalidInputError
-from ledger.secret_text import secret_text
+from ledger.text import secret_text
 from terminal.outcome import tell
 from terminal.program import Json
 

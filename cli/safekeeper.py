@@ -30,7 +30,7 @@ from ledger import rfc3339
 from ledger.errors import ArchiveUnavailableError, ConfigurationError, LedgerError, StartRefusedError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
-from ledger.secret_text import secret_text
+from ledger.text import secret_text
 from terminal import stop_signals
 from terminal.outcome import CommandExit, err, tell
 from terminal.program import Json

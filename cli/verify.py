@@ -26,7 +26,7 @@ from ledger import rfc3339
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
 from ledger.merkle import EMPTY_ROOT, verify_consistency
-from ledger.secret_text import secret_text
+from ledger.text import secret_text
 from ledger.verification import Anchor, TreeHead
 from ledger.verification.verdict import ASPECTS, rollback, with_break, with_checkpoint
 from signing import checkpoint as checkpoints

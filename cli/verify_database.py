@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from app.read.checking import verified
-from app.read.witness_statements import newest_anchors
+from app.read.proofs import newest_anchors
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store import keys as key_store
 from app.store import sessions

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from ledger.exit_code import ExitCode, gravest
-from ledger.printable import printable
+from ledger.text import printable
 from terminal.outcome import CommandExit, tell
 from terminal.program import Json
 from wal import inspect

@@ -153,22 +153,21 @@ def _encode_by_library(value: object) -> bytes:
 
 
 def _refuse_what_has_no_form(value: object, path: tuple[str | int, ...]) -> None:
-    if value is None or isinstance(value, bool):
-        return
-    if isinstance(value, str):
-        _refuse_text(value, path)
-    elif isinstance(value, int):
-        if abs(value) > INTEGER_MAX:
+    match value:
+        case int() if abs(value) > INTEGER_MAX:
             raise CanonicalError("an integer is beyond 2^53 - 1; send it as a string", path)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
+        case float() if not math.isfinite(value):
             raise CanonicalError("NaN and infinity have no JSON form", path)
-    elif isinstance(value, (dict, list, tuple)):
-        if len(path) == NESTING_MAX:
-            raise CanonicalError(f"arrays and objects are nested more than {NESTING_MAX} deep", path)
-        _refuse_items(value, path)
-    else:
-        raise CanonicalError(f"a value of type {type(value).__name__} has no JSON form", path)
+        case None | int() | float():
+            pass
+        case str():
+            _refuse_text(value, path)
+        case dict() | list() | tuple():
+            if len(path) == NESTING_MAX:
+                raise CanonicalError(f"arrays and objects are nested more than {NESTING_MAX} deep", path)
+            _refuse_items(value, path)
+        case _:
+            raise CanonicalError(f"a value of type {type(value).__name__} has no JSON form", path)
 
 
 def _refuse_items(value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: tuple[str | int, ...]) -> None:

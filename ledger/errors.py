@@ -6,6 +6,7 @@ or, where the HTTP layer maps it to a problem, to a client.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledger.facts import problems
@@ -156,6 +157,7 @@ COPIES_REMOVED = "copies-removed"
 """Why a level cannot be shown: safekeepers have removed the record, so the same request is never answered otherwise."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DurabilityTimeoutError(LedgerError, problem=problems.DURABILITY_TIMEOUT):
     """The asked level was not reached in ``write.timeout``, or cannot be shown now; the event is in the WAL or the
     chain and may still reach it.
@@ -166,26 +168,14 @@ class DurabilityTimeoutError(LedgerError, problem=problems.DURABILITY_TIMEOUT):
     that do not hold the record, or did not answer.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        job_id: str | None = None,
-        hlc: str | None = None,
-        epoch: int | None = None,
-        lsn: int | None = None,
-        achieved: Durability | None = None,
-        reason: str | None = None,
-        members_away: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.job_id = job_id
-        self.hlc = hlc
-        self.epoch = epoch
-        self.lsn = lsn
-        self.achieved = achieved
-        self.reason = reason
-        self.members_away = members_away
+    message: str = field(kw_only=False)
+    job_id: str | None = None
+    hlc: str | None = None
+    epoch: int | None = None
+    lsn: int | None = None
+    achieved: Durability | None = None
+    reason: str | None = None
+    members_away: Sequence[str] | None = None
 
 
 class NotFoundError(LedgerError, problem=problems.NOT_FOUND):
@@ -237,6 +227,7 @@ class JobExistsError(LedgerError, problem=problems.JOB_EXISTS):
     """The job is known to have been created, and with another spec."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CommitmentConflictError(LedgerError, problem=problems.CONFLICT):
     """A proposal was rejected: its precondition does not hold, or it would break what always holds.
 
@@ -245,26 +236,15 @@ class CommitmentConflictError(LedgerError, problem=problems.CONFLICT):
     stands in the way, ``current_epoch``, of the newest adjustment.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        reason: str,
-        index: int,
-        hlc: str,
-        free: object = None,
-        blocking_index: int | None = None,
-        current_epoch: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.index = index
-        self.hlc = hlc
-        self.free = free
-        self.blocking_index = blocking_index
-        self.current_epoch = current_epoch
-        self.replayed = False
-        """Whether the same request was told so before."""
+    message: str = field(kw_only=False)
+    reason: str
+    index: int
+    hlc: str
+    free: object = None
+    blocking_index: int | None = None
+    current_epoch: int | None = None
+    replayed: bool = False
+    """Whether the same request was told so before."""
 
 
 class IdempotencyReusedError(LedgerError, problem=problems.IDEMPOTENCY_KEY_REUSED):
@@ -475,7 +455,7 @@ class ArchiveUnavailableError(LedgerError):
     """The place of an archive cannot be reached, or does not do what is asked of it."""
 
 
-class BundleRefusedError(BundleInvalidError):
+class NotImportedError(LedgerError):
     """A bundle is not imported; ``verdict`` is what verifying it came to, ``file`` what its sender called it."""
 
     def __init__(self, message: str, verdict: dict[str, Any] | None = None, file: str | None = None) -> None:
@@ -484,14 +464,12 @@ class BundleRefusedError(BundleInvalidError):
         self.file = file
 
 
-class UntrustedKeyError(UnknownKeyError, problem=problems.UNTRUSTED_KEY):
-    """A bundle is not signed by a key that this ledger trusts to import from, or it trusts none; ``verdict`` and
-    ``file`` as in BundleRefusedError."""
+class BundleRefusedError(NotImportedError, BundleInvalidError):
+    """What a bundle holds may not be imported."""
 
-    def __init__(self, message: str, verdict: dict[str, Any] | None = None, file: str | None = None) -> None:
-        super().__init__(message)
-        self.verdict = verdict
-        self.file = file
+
+class UntrustedKeyError(NotImportedError, UnknownKeyError, problem=problems.UNTRUSTED_KEY):
+    """A bundle is not signed by a key that this ledger trusts to import from, or it trusts none."""
 
 
 class UploadTooLargeError(InvalidInputError, problem=problems.PAYLOAD_TOO_LARGE):

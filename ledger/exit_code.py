@@ -45,6 +45,8 @@ _GRAVEST_FIRST = (
     ExitCode.FINE,
 )
 
+_CODE_OF_RESULT: Final = {"broken": ExitCode.TAMPERED, "unknown_key": ExitCode.UNKNOWN_KEY}
+
 _TAMPERED = (
     ArchiveInvalidError,
     BrokenRangeError,
@@ -110,15 +112,8 @@ def exit_code_of_receipt(verdict: Mapping[str, Any]) -> ExitCode:
 
 
 def _exit_code(verdict: Mapping[str, Any], *, is_incomplete: bool) -> ExitCode:
-    results = set(verdict["verdicts"].values())
-    codes = []
-    if "broken" in results:
-        codes.append(ExitCode.TAMPERED)
-    if "unknown_key" in results:
-        codes.append(ExitCode.UNKNOWN_KEY)
-    if is_incomplete:
-        codes.append(ExitCode.INCOMPLETE)
-    return gravest(codes)
+    codes = [_CODE_OF_RESULT[result] for result in verdict["verdicts"].values() if result in _CODE_OF_RESULT]
+    return gravest([*codes, ExitCode.INCOMPLETE] if is_incomplete else codes)
 
 
 def exit_code_of_bundle(verdict: Mapping[str, Any]) -> ExitCode:

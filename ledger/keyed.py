@@ -37,8 +37,7 @@ class KeptEvent(NamedTuple):
 
 def key_digest(tenant_id: str, key: IdempotencyKey) -> str:
     """What the payload of an event of this key has as ``MEMBER``."""
-    named = [tenant_id, key.route, key.key, key.line, key.body_digest.hex()]
-    return sha256(canonical.encode(named)).hexdigest()
+    return sha256(canonical.encode([tenant_id, key.route, key.key, key.line, key.body_digest.hex()])).hexdigest()
 
 
 def kept_event(job_id: str, action: str, payload: str) -> KeptEvent | None:

@@ -19,10 +19,13 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from ledger import canonical
 from ledger.errors import InvalidInputError
+from ledger.facts.events import SystemAction
 
 PRIVATE_MARK: Final = "$private"
 ERASED_MARK: Final = "$erased"
@@ -237,3 +240,47 @@ def _bytes_of(text: Any) -> bytes | None:
     except (binascii.Error, ValueError):
         return None
     return data if _base64url(data) == text else None
+
+
+# --- entries about private fields -----------------------------------------------------------------
+#
+#     PRIVACY_DECLARED    {"fields": [...], "id": "<32 hex>", "subject": "..."?}
+#     SUBJECT_ERASED      {"id": "<32 hex>", "key_ids": ["<32 hex>", ...], "reason": "..."?}
+
+_Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+_NAMED: Final = {SystemAction.PRIVACY_DECLARED: "privacy", SystemAction.SUBJECT_ERASED: "erasure"}
+_MEMBERS: Final[Mapping[str, Mapping[str, tuple[Any, bool]]]] = {
+    SystemAction.PRIVACY_DECLARED: {"fields": (list[str], False), "id": (_Id, False), "subject": (str, True)},
+    SystemAction.SUBJECT_ERASED: {"id": (_Id, False), "key_ids": (list[_Id], False), "reason": (str, True)},
+}
+"""By action: the members, the type of each, and whether it may be missing."""
+
+
+def name_of(action: SystemAction, facts_id: str) -> str:
+    """What stands in the entry where others have their job."""
+    return f"{_NAMED[action]}:{facts_id}"
+
+
+def facts_of(action: str, value: Any) -> dict[str, Any]:
+    """Those members of ``value`` that entries of this action have.
+
+    Raises:
+        InvalidInputError: it is not what such an entry says.
+    """
+    members = _MEMBERS.get(action)
+    if members is None or not isinstance(value, dict):
+        raise InvalidInputError("it is none that says what is private or who was erased")
+    facts = {name: value[name] for name in members if name in value}
+    for name, (kind, is_optional) in members.items():
+        if not (_is_of(facts[name], kind) if name in facts else is_optional):
+            raise InvalidInputError(f"{name}: is not what such an entry has there", (name,))
+    canonical.encode(facts)
+    return facts
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ledger.exit_code import OWN_SOURCES, ExitCode, unchecked, without_jobs
-from ledger.printable import printable
+from ledger.text import printable
 
 
 class CommandExit(SystemExit):

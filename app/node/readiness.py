@@ -15,7 +15,7 @@ from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.trust.tls import ServerTls
 from ledger import rfc3339
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.printable import first_of
+from ledger.text import first_of
 
 TENANTS_NAMED_MAX = 10
 """Damaged tenants that ``/readyz`` names."""

@@ -28,10 +28,10 @@ from app.read.copies import Copies, Replicas, replicas_at
 from app.read.folded_jobs import FoldedJobs, JobTableWalk
 from app.read.full_walk import FullWalk
 from app.read.jobs import JobReader
+from app.read.proofs import judged_anchors
 from app.read.readiness import Readiness
 from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier, VerifiedPositions
-from app.read.witness_statements import judged_anchors
 from app.runtime.metrics import Metrics
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import Principal
@@ -391,7 +391,6 @@ def _verification_services(
         FullWalk: FullWalk(
             pool=pool,
             verifier=verifier,
-            kept=started.checkpoints.newest,
             wal_folder=started.folder,
             interval_s=settings.verify.full_interval.total_seconds(),
         ),

@@ -53,9 +53,6 @@ COMMAND: Final = (sys.executable, "-m", "app.read.checking_process")
 log = structlog.get_logger()
 
 _Answer = TypeVar("_Answer")
-_BEGUN_DECODER: Final = msgspec.msgpack.Decoder(bool)
-_CHECKED_DECODER: Final = msgspec.msgpack.Decoder(CheckedRange)
-_COMPARED_DECODER: Final = msgspec.msgpack.Decoder(ComparedJobs)
 
 
 class CheckingFailedError(LedgerError):
@@ -109,12 +106,12 @@ class CheckingProcesses:
         for each in processes:
             self._free.put_nowait(each)
         self.ranges_at_once = len(processes) * REQUESTS_AHEAD
-        self.begun = asyncio.gather(*(self._ask(begin, _BEGUN_DECODER) for _ in processes), return_exceptions=True)
+        self.begun = asyncio.gather(*(self._ask(begin, bool) for _ in processes), return_exceptions=True)
         """Done once all of them are at work, or failed; nobody needs to wait for that."""
 
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
         """Check one range by itself."""
-        return await self._ask(CheckRange(task, [*snapshots]), _CHECKED_DECODER)
+        return await self._ask(CheckRange(task, [*snapshots]), CheckedRange)
 
     async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
         """Compare all jobs, some at a time."""
@@ -122,7 +119,7 @@ class CheckingProcesses:
         compared = merged(())
         for first in range(0, len(parts), COMPARISONS_AT_ONCE):
             requests = map(CompareJobs, parts[first : first + COMPARISONS_AT_ONCE])
-            for answer in await asyncio.gather(*(self._ask(each, _COMPARED_DECODER) for each in requests)):
+            for answer in await asyncio.gather(*(self._ask(each, ComparedJobs) for each in requests)):
                 compared = merged((compared, answer.jobs))
                 _tell(on_break, answer.breaks)
                 _tell(on_candidate, answer.candidates)
@@ -130,7 +127,7 @@ class CheckingProcesses:
 
     async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
         """Judge all verdicts, in one process: each hangs on those before it."""
-        judged = await self._ask(JudgeCommitments(), _COMPARED_DECODER)
+        judged = await self._ask(JudgeCommitments(), ComparedJobs)
         _tell(on_candidate, judged.candidates)
         return judged.jobs
 
@@ -146,7 +143,7 @@ class CheckingProcesses:
                 rested.append(process)
         return rested
 
-    async def _ask(self, request: Begin | Request, decoder: msgspec.msgpack.Decoder[_Answer]) -> _Answer:
+    async def _ask(self, request: Begin | Request, answer: type[_Answer]) -> _Answer:
         """The answer of a process that has nothing else to do.
 
         Raises:
@@ -159,15 +156,15 @@ class CheckingProcesses:
             if process.stdin.is_closing():
                 raise BrokenPipeError
             process.stdin.write(framed(request))
-            length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-            data = await process.stdout.readexactly(length)
+            length = await process.stdout.readexactly(LENGTH_BYTES)
+            data = await process.stdout.readexactly(int.from_bytes(length, "big"))
         except (asyncio.IncompleteReadError, OSError) as error:
             self._has_failed = True
             self._free.put_nowait(process)  # Who else waits for one is not to wait for ever.
             raise CheckingFailedError("a process that checks parts of a ledger ended too early") from error
         # One whose answer nobody waited for is not asked again: that answer would be read as the next.
         self._free.put_nowait(process)
-        return decoder.decode(data)
+        return msgspec.msgpack.decode(data, type=answer)
 
 
 def _tell(on_break: OnBreak | None, breaks: Sequence[Break]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import heapq
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -82,7 +81,6 @@ class End(msgspec.Struct, tag=True):
 
 Request = CheckRange | CompareJobs | JudgeCommitments
 
-_BEGIN_DECODER: Final = msgspec.msgpack.Decoder(Begin)
 _REQUEST_DECODER: Final = msgspec.msgpack.Decoder(Request | End)
 
 
@@ -95,7 +93,7 @@ def framed(value: object) -> bytes:
 async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until there are no more requests. Reading blocks: there is nothing else to do meanwhile."""
     while data := _read(requests):
-        begin = _BEGIN_DECODER.decode(data)
+        begin = msgspec.msgpack.decode(data, type=Begin)
         connection = await sessions.connect(begin.database_url, AT_A_NODE, timeout_s=CONNECT_TIMEOUT_S)
         async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
             _write(answers, True)
@@ -116,46 +114,37 @@ async def _answer(reader: PostgresChainReader, request: Request) -> object:
 
 
 async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedRange:
+    task, is_in_order = request.task, True
     breaks: list[Break] = []
-    task = request.task
-    checker = await _in_order(reader, request)
-    if checker is None:
-        checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
-        async for rows in reader.entries(task.from_seq, task.to_seq):
-            checker.check(rows)
-    summary = await finished(checker, reader)
-    return CheckedRange(summary._replace(snapshots=[]), breaks)
-
-
-async def _in_order(reader: PostgresChainReader, request: CheckRange) -> RangeChecker | None:
-    """A checker of the range that has passed all of its entries; None where anything at all is wrong with them, or
-    unusual, so that each must be checked by itself."""
-    task = request.task
     checker = RangeChecker(task, request.snapshots, Findings())
-    is_in_order = True
 
     def take(entries: CopiedEntries) -> None:
         nonlocal is_in_order
         is_in_order = is_in_order and checker.check_packed(entries) is not None
 
-    return checker if await reader.copied(task.from_seq, task.to_seq, take) and is_in_order else None
+    if not (await reader.copied(task.from_seq, task.to_seq, take) and is_in_order):
+        # Something is wrong with the entries, or unusual: each is checked by itself.
+        checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
+        async for rows in reader.entries(task.from_seq, task.to_seq):
+            checker.check(rows)
+    summary = await finished(checker, reader)
+    summary.snapshots.clear()  # The verification has them.
+    return CheckedRange(summary, breaks)
 
 
 class _FirstBreaks:
     """The first ``BREAKS_TOLD_MAX`` breaks by seq."""
 
     def __init__(self) -> None:
-        self._last_first: list[tuple[int, int, Break]] = []
-        self._told = 0
+        self._held: list[Break] = []
 
     def add(self, each: Break) -> None:
-        self._told += 1
-        heapq.heappush(self._last_first, (-each.seq, -self._told, each))
-        if len(self._last_first) > BREAKS_TOLD_MAX:
-            heapq.heappop(self._last_first)
+        self._held.append(each)
+        if len(self._held) > 2 * BREAKS_TOLD_MAX:
+            self._held = self.found()
 
     def found(self) -> list[Break]:
-        return [each for *_, each in sorted(self._last_first, reverse=True)]
+        return sorted(self._held, key=lambda each: each.seq)[:BREAKS_TOLD_MAX]
 
 
 async def _compared(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs:
@@ -164,8 +153,9 @@ async def _compared(reader: PostgresChainReader, request: CompareJobs) -> Compar
         return compared
     breaks, candidates = _FirstBreaks(), _FirstBreaks()
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
-    jobs = await compare_jobs(entries, stored, breaks.add, candidates.add)
-    return ComparedJobs(jobs, breaks.found(), candidates.found())
+    return ComparedJobs(
+        await compare_jobs(entries, stored, breaks.add, candidates.add), breaks.found(), candidates.found()
+    )
 
 
 async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs | None:
@@ -193,9 +183,11 @@ async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) ->
 
 async def _judged(reader: PostgresChainReader) -> ComparedJobs:
     candidates = _FirstBreaks()
-    followed_seq = await reader.followed_seq()
-    found = await judge_commitments(reader.commitments(), reader.promised(), followed_seq, candidates.add)
-    return ComparedJobs(found, [], candidates.found())
+    return ComparedJobs(
+        await judge_commitments(reader.commitments(), reader.promised(), await reader.followed_seq(), candidates.add),
+        [],
+        candidates.found(),
+    )
 
 
 def _write(answers: BinaryIO, answer: object) -> None:

@@ -58,10 +58,9 @@ class CommitmentReader:
                 if as_of > head_seq:
                     raise SeqOutOfRangeError(f"as_of_seq: the chain of {tenant_id} ends at {head_seq}")
                 await self._promise_check.require(connection, tenant_id)
-                found = await commitments.page(
+                return as_of, await commitments.page(
                     connection, self._check, tenant_id, as_of, after_seq, limit + 1, capacities=capacities
                 )
-                return as_of, found
 
         (as_of, found), _ = await self._copies.read(tenant_id, look, _STRONG)
         items = [_item(tenant_id, entry, capacities) for entry in found[:limit]]
@@ -75,5 +74,6 @@ def _item(tenant_id: str, entry: PromiseEntry, is_capacity: bool) -> dict[str, A
             return {"index": entry.seq, "node": facts["node"], "capacity": facts["capacity"]}
         return {"index": entry.seq, "commitment": facts["commitment"]}
     except (ValueError, TypeError, KeyError):
-        reason = f"scheduler.commitments names seq {entry.seq}, whose entry promises nothing"
-        raise ChainDamagedError(tenant_id, reason) from None
+        raise ChainDamagedError(
+            tenant_id, f"scheduler.commitments names seq {entry.seq}, whose entry promises nothing"
+        ) from None

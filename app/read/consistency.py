@@ -109,6 +109,18 @@ def _is_seen(token: Token, position: reads.TokenPosition) -> bool:
     return position.chained_lsn >= token.lsn
 
 
+async def turns(wait_s: float) -> AsyncIterator[None]:
+    """Turns to read something again, with growing pauses between them, as long as the next is not later than
+    ``wait_s`` seconds from now."""
+    deadline_s, pause_s = time.monotonic() + wait_s, POLL_FIRST_S
+    while True:
+        yield
+        if time.monotonic() + pause_s > deadline_s:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 2, POLL_LONGEST_S)
+
+
 class Consistency:
     """Waits until a read can keep its promise, at most ``wait_s`` seconds."""
 
@@ -177,16 +189,9 @@ class Consistency:
         Raises:
             SessionNotCaughtUpError: when another turn would come too late.
         """
-        deadline_s = time.monotonic() + self.wait_s
-        pause_s = POLL_FIRST_S
-        while True:
+        async for _ in turns(self.wait_s):
             yield
-            if time.monotonic() + pause_s > deadline_s:
-                raise SessionNotCaughtUpError(
-                    f"the session's writes did not become visible in {self.wait_s:g} s; try again"
-                )
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, POLL_LONGEST_S)
+        raise SessionNotCaughtUpError(f"the session's writes did not become visible in {self.wait_s:g} s; try again")
 
     async def chain_own_writes(self) -> None:
         """Return once everything durable on this node now is chained.

@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -37,7 +37,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from app.read.consistency import POLL_FIRST_S, POLL_LONGEST_S, Promise, ReadLevel, UnfitError
+from app.read.consistency import Promise, ReadLevel, UnfitError, turns
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.store import node as node_store
 from app.store import reads, sessions
@@ -189,17 +189,16 @@ class Replicas:
         Raises:
             WriteLostError: a replica saw that a write of the session was lost.
         """
-        deadline_s = time.monotonic() + wait_s
-        pause_s = POLL_FIRST_S
-        while True:
-            for replica in self._fit_in_turn():
-                answer = await self._ask(replica, look, promise)
+        async for _ in turns(wait_s):
+            self._turn += 1
+            first = self._turn % len(self._replicas)
+            for replica in (*self._replicas[first:], *self._replicas[:first]):
+                answer = await self._ask(replica, look, promise) if replica.fault is None else None
                 if answer is not None:
                     return answer
-            if time.monotonic() + pause_s > deadline_s or not self._one_is_near(wait_s):
-                return None
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, POLL_LONGEST_S)
+            if not self._one_is_near(wait_s):
+                break
+        return None
 
     def fault(self) -> str | None:
         """Which replicas have answered no read for ``REPORTED_AFTER_S``, and why; None when all do."""
@@ -214,13 +213,6 @@ class Replicas:
     def fitness(self) -> dict[str, bool]:
         """By the name of each replica, whether it answers reads now."""
         return {replica.name: replica.fault is None for replica in self._replicas}
-
-    def _fit_in_turn(self) -> Iterator[_Replica]:
-        self._turn += 1
-        for number in range(len(self._replicas)):
-            replica = self._replicas[(self._turn + number) % len(self._replicas)]
-            if replica.fault is None:
-                yield replica
 
     def _one_is_near(self, wait_s: float) -> bool:
         """Whether a replica may catch up in ``wait_s`` seconds; ages are known no finer than a beat."""
@@ -254,16 +246,14 @@ class Replicas:
     async def _watch(self, replica: _Replica) -> None:
         """Say again and again whether ``replica`` is fit."""
         while True:
-            self._note(replica, await self._fault_of(replica))
+            try:
+                async with reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S) as connection:
+                    origin = await node_store.log_origin(connection)
+                is_ours = origin == self._log_origin
+                self._note(replica, None if is_ours else f"it holds the ledger {origin}, not {self._log_origin}")
+            except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
+                self._note(replica, _said(error))
             await asyncio.sleep(BEAT_INTERVAL_S)
-
-    async def _fault_of(self, replica: _Replica) -> str | None:
-        try:
-            async with reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S) as connection:
-                origin = await node_store.log_origin(connection)
-        except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
-            return _said(error)
-        return None if origin == self._log_origin else f"it holds the ledger {origin}, not {self._log_origin}"
 
     def _note(self, replica: _Replica, fault: str | None) -> None:
         if fault != replica.fault and not (fault is None and replica.fault == UNSEEN):

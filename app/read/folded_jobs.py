@@ -74,8 +74,7 @@ class FoldedJobs:
         Raises:
             ChainDamagedError: an entry is not what was chained, or the row in the job table is false.
         """
-        read = ReadJob(JobSpan(tenant_id, job_id), known, rows.entries)
-        state, last_seq = await self.folds.fold(connection, read)
+        state, last_seq = await self.folds.fold(connection, ReadJob(JobSpan(tenant_id, job_id), known, rows.entries))
         if rows.followed_seq is None or last_seq > rows.followed_seq:
             return state
         try:
@@ -92,7 +91,13 @@ class FoldedJobs:
     ) -> tuple[list[JobState], list[DamagedJob], int]:
         """What the jobs of these rows of the job table were once it had followed to ``to_seq``, those that are damaged,
         and how many of the rows that is: at least one, all but for a page of large jobs."""
-        read, are_checked = await self._read(connection, tenant_id, rows, to_seq)
+        read = await self.folds.read(connection, [(tenant_id, row.job_id) for row in rows], to_seq)
+        try:
+            # All entries are nearly always what was chained, and then no job is checked by itself.
+            await self.folds.check.require(connection, tenant_id, [entry for job in read for entry in job.entries])
+            are_checked = True
+        except ChainDamagedError:
+            are_checked = False
         states: list[JobState] = []
         damaged: list[DamagedJob] = []
         large = 0
@@ -101,46 +106,24 @@ class FoldedJobs:
             if large > LARGE_JOBS_A_PAGE_MAX:
                 return states, damaged, number
             try:
-                state = await self._compared(connection, job, row.claim, to_seq, are_checked=are_checked)
+                state, last_seq = await self.folds.fold(connection, job, are_checked=are_checked)
+                if last_seq <= to_seq:
+                    self._compare(tenant_id, row.job_id, row.claim, state)
+                states += [] if state is None else [state]
             except ChainDamagedError as error:
                 damaged.append(DamagedJob(row.job_id, error))
-            else:
-                if state is not None:
-                    states.append(state)
         return states, damaged, len(rows)
 
     async def compare(
         self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], to_seq: int
     ) -> list[ChainDamagedError]:
         """What is wrong with these jobs or their rows in the job table, once that has followed to ``to_seq``."""
-        read, are_checked = await self._read(connection, tenant_id, rows, to_seq)
         found: list[ChainDamagedError] = []
-        for row, job in zip(rows, read, strict=True):
-            try:
-                await self._compared(connection, job, row.claim, to_seq, are_checked=are_checked)
-            except ChainDamagedError as error:
-                found.append(error)
+        while rows:
+            _, damaged, read = await self.states_of(connection, tenant_id, rows, to_seq)
+            found += [each.error for each in damaged]
+            rows = rows[read:]
         return found
-
-    async def _read(
-        self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], to_seq: int
-    ) -> tuple[list[ReadJob], bool]:
-        """What is to be folded of each job, and whether all entries are what was chained: they nearly always are, and
-        then no job is checked by itself."""
-        read = await self.folds.read(connection, [(tenant_id, row.job_id) for row in rows], to_seq)
-        try:
-            await self.folds.check.require(connection, tenant_id, [entry for job in read for entry in job.entries])
-        except ChainDamagedError:
-            return read, False
-        return read, True
-
-    async def _compared(
-        self, connection: Connection, job: ReadJob, claim: JobClaim | None, to_seq: int, *, are_checked: bool
-    ) -> JobState | None:
-        state, last_seq = await self.folds.fold(connection, job, are_checked=are_checked)
-        if last_seq <= to_seq:
-            self._compare(job.span.tenant_id, job.span.job_id, claim, state)
-        return state
 
     def _compare(self, tenant_id: str, job_id: str, claim: JobClaim | None, state: JobState | None) -> None:
         if claim is not None:

@@ -220,15 +220,22 @@ class JobReader:
         self, tenant_id: str, promise: Promise, find: Callable[[Connection, Place], Awaitable[_Found]]
     ) -> Page:
         """What ``find`` finds in the job table, once that is as far as ``promise`` has it."""
-        awaited = _AwaitedEnd(promise)
+        awaited: tuple[int, float] | None = None
+        """The end of the chain that the table must reach, and when it was read: the first that was. Where the promise
+        bounds how old it may be, one that was read longer ago is replaced."""
+        is_bounded = promise.level is ReadLevel.BOUNDED_STALENESS
 
         async def look(pool: Pool, judge: Judge) -> tuple[_Found, Place, int] | None:
+            nonlocal awaited
             async with reading(pool, snapshot=True) as connection:
                 place, seen = await reads.place_and_seen(connection, tenant_id, *self._copies.asked_of(promise))
                 judge(seen)
                 if place is None:
                     return None
-                if not awaited.is_reached(place):
+                now_s = time.monotonic()
+                if awaited is None or (is_bounded and now_s - awaited[1] > promise.max_staleness_ms / 1000):
+                    awaited = place.head_seq, now_s
+                if promise.level is not ReadLevel.EVENTUAL and place.seq < awaited[0]:
                     self._hurry(tenant_id)
                     raise UnfitError
                 found = _Found([], [], None) if place.is_begun else await find(connection, place)
@@ -348,26 +355,6 @@ class JobReader:
                 f"tenant_id: several tenants have a job {job_id}; say whose is meant", ("tenant_id",)
             )
         return tenants[0]
-
-
-class _AwaitedEnd:
-    """The end of the chain that a list waits for: the one that was seen first. Where the promise bounds how old that
-    may be, one that was seen longer ago does not do."""
-
-    def __init__(self, promise: Promise) -> None:
-        self._level = promise.level
-        self._age_max_s = promise.max_staleness_ms / 1000
-        self._seen: tuple[int, float] | None = None
-
-    def is_reached(self, place: Place) -> bool:
-        """Whether a table that is at ``place`` can be listed."""
-        if self._level is ReadLevel.EVENTUAL:
-            return True
-        now_s = time.monotonic()
-        is_bounded = self._level is ReadLevel.BOUNDED_STALENESS
-        if self._seen is None or (is_bounded and now_s - self._seen[1] > self._age_max_s):
-            self._seen = place.head_seq, now_s
-        return place.seq >= self._seen[0]
 
 
 def _behind(source: Source) -> str:

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -30,13 +29,21 @@ import structlog
 from app.read.checking import KeptProcesses, verified
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.found_breaks import DAMAGED, VERIFICATION
-from app.runtime.state.kept_files import NODE, KeptFile, LastVerified, Verified
+from app.runtime.state.kept_files import (
+    NO_TENANTS,
+    NODE,
+    ByTenant,
+    KeptByTenant,
+    KeptFile,
+    LastVerified,
+    Verified,
+)
 from app.runtime.tasks import Slots
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
 from app.store.idempotency import KEY_ROW, NamedEntry, named_entries
 from app.store.reading import reading
-from ledger.errors import DatabaseUnavailableError, LedgerError, StartRefusedError, TenantNotFoundError
+from ledger.errors import DatabaseUnavailableError, LedgerError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.snapshot_check import OpenedSnapshot
@@ -48,7 +55,6 @@ if TYPE_CHECKING:
 
     from app.runtime.metrics import Metrics
     from app.runtime.state.found_breaks import FoundBreaks
-    from app.store.chain_reader import PostgresChainReader
     from signing.keys import Keyring
 
 POSITIONS_FILE_NAME = "verified.json"
@@ -61,13 +67,8 @@ class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chain_link: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class _Positions(msgspec.Struct):
-    version: Literal[1]
-    tenants: dict[str, Position]
-
-
-_POSITIONS_FILE: Final = KeptFile[_Positions](
-    POSITIONS_FILE_NAME, _Positions, b'{"version":1,"tenants":{}}', "the next verification writes it again"
+_POSITIONS_FILE: Final = KeptFile[ByTenant[Position]](
+    POSITIONS_FILE_NAME, ByTenant[Position], NO_TENANTS, "the next verification writes it again"
 )
 
 
@@ -76,17 +77,11 @@ def forget_positions(wal_folder: Path) -> None:
     (wal_folder / POSITIONS_FILE_NAME).unlink(missing_ok=True)
 
 
-class VerifiedPositions:
-    """The positions of one node, in memory and in its WAL folder."""
+class VerifiedPositions(KeptByTenant[Position]):
+    """The positions of one node."""
 
     def __init__(self, wal_folder: Path) -> None:
-        self._folder = wal_folder
-        self._storing = Lock()
-        self._by_tenant: dict[str, Position] = {}
-        try:
-            self._by_tenant = _POSITIONS_FILE.load(wal_folder).tenants
-        except StartRefusedError as error:
-            log.warning("verified_positions_unreadable", error=str(error))
+        super().__init__(wal_folder, _POSITIONS_FILE, "verified_positions_unreadable")
 
     def get(self, tenant_id: str) -> Position | None:
         """Where the tenant was last verified, None before the first time."""
@@ -107,16 +102,6 @@ class VerifiedPositions:
             return False
         self._by_tenant[tenant_id] = position
         return True
-
-    def store(self) -> None:
-        """Write the file; on return it survives a crash. Blocks on the disk.
-
-        Raises:
-            OSError: the disk refuses; the positions in memory stay.
-        """
-        # Verifications end at the same time, each on a thread of its own.
-        with self._storing:
-            _POSITIONS_FILE.store(self._folder, _Positions(1, dict(sorted(self._by_tenant.items()))))
 
 
 VERIFICATIONS_AT_ONCE_MAX = 2
@@ -255,40 +240,42 @@ class ChainVerifier:
         to_seq: int | None = None,
         expected_prev: str | None = None,
         expected_snapshot: str | None = None,
-        over: Callable[[PostgresChainReader], PostgresChainReader] | None = None,
+        expected_frontier: Sequence[bytes] = (),
         by: str = NODE,
     ) -> Verification:
-        """Verify a chain or a range of it that may have been verified before; ``over`` wraps the reader, ``by`` is who
-        asked for it.
+        """Verify a chain or a range of it that may have been verified before; what is expected before the range is as
+        ``ledger.verification.verify`` has it, ``by`` is the principal that asked for it.
 
         Raises: as ``full``, but never because others verify as well.
         """
         began_s, began_at_s = time.perf_counter(), time.time()
-        wanted = (from_seq, to_seq, expected_prev, expected_snapshot, over)
+        is_whole = from_seq is None and to_seq is None
+        verify_rows = partial(
+            verify,
+            tenant_id=tenant_id,
+            from_seq=from_seq,
+            to_seq=to_seq,
+            expected_prev=expected_prev,
+            expected_snapshot=expected_snapshot,
+            expected_frontier=expected_frontier,
+        )
         keyring = await self._keyring()
-        verdict, found = await self._judged(keyring, tenant_id, *wanted)
+        verdict, found = await self._judged(keyring, tenant_id, verify_rows)
         if not verdict.is_valid and _has_more(newer := await self._keyring(), keyring):
             # A key was admitted, and signed, before the chain was read.
-            verdict, found = await self._judged(newer, tenant_id, *wanted)
+            verdict, found = await self._judged(newer, tenant_id, verify_rows)
         verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
-        self._count(verification)
+        self._count(verdict)
         broken = {aspect for aspect, said in verdict.verdicts.items() if said == "broken"}
         await self.report(tenant_id, [each for each in found if ASPECT_OF_KIND[each.kind] in broken])
         if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
             await self._remember(verdict)
-        if from_seq is None and to_seq is None:
+        if is_whole:
             await self.verified_whole(tenant_id, Verified(began_at_s, by), is_valid=verdict.is_valid)
         return verification
 
     async def _judged(
-        self,
-        keyring: Keyring,
-        tenant_id: str,
-        from_seq: int | None,
-        to_seq: int | None,
-        expected_prev: str | None,
-        expected_snapshot: str | None,
-        over: Callable[[PostgresChainReader], PostgresChainReader] | None,
+        self, keyring: Keyring, tenant_id: str, verify_rows: partial[Coroutine[Any, Any, Verdict]]
     ) -> tuple[Verdict, Sequence[Break]]:
         """The verdict by the keys of ``keyring``, and the first break of each kind that nobody has acknowledged.
 
@@ -303,34 +290,25 @@ class ChainVerifier:
             if each.kind not in found or each.seq < found[each.kind].seq:
                 found[each.kind] = each
 
-        is_whole = from_seq is None and to_seq is None
+        wanted = verify_rows.keywords
+        is_whole = wanted["from_seq"] is None and wanted["to_seq"] is None
         # 1. What is kept outside the database, before the database is read.
         checkpoints = self._checkpoints(tenant_id, keyring)
         opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
-        anchors = await self._anchors(tenant_id, keyring) if from_seq in (None, 1) else ()
+        anchors = await self._anchors(tenant_id, keyring) if wanted["from_seq"] in (None, 1) else ()
         # 2. The ledger, in one state.
         async with (
             reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
             consistent_reader(connection, tenant_id) as reader,
         ):
             is_known = await reader.head() is not None or await reader.last_entry() is not None
-            if not is_known and expected_prev is None and not checkpoints:
+            if not is_known and wanted["expected_prev"] is None and not checkpoints:
                 if is_whole:
                     # Rows that somebody added under a name that is no tenant are gone, and nothing was there before.
                     self._breaks.mended(tenant_id)
                 raise TenantNotFoundError(f"there is no tenant {tenant_id}")
             verify_rows = partial(
-                verify,
-                reader if over is None else over(reader),
-                tenant_id=tenant_id,
-                from_seq=from_seq,
-                to_seq=to_seq,
-                expected_prev=expected_prev,
-                expected_snapshot=expected_snapshot,
-                open_snapshot=opener,
-                checkpoints=checkpoints,
-                anchors=anchors,
-                on_break=note,
+                verify_rows, reader, open_snapshot=opener, checkpoints=checkpoints, anchors=anchors, on_break=note
             )
             verdict = await (
                 verified(self._database_url, reader, verify_rows, self._kept) if is_whole else verify_rows()
@@ -393,9 +371,8 @@ class ChainVerifier:
         except OSError as error:
             log.error("chain_breaks_not_stored", tenant_id=tenant_id, error=str(error))
 
-    def _count(self, verification: Verification) -> None:
+    def _count(self, verdict: Verdict) -> None:
         self._metrics.count("scheduler_chain_verifications")
-        verdict = verification.verdict
         if verdict.is_valid:
             return
         self._metrics.count("scheduler_chain_verification_failures")
@@ -428,5 +405,6 @@ def _open_snapshot(text: str, keyring: Keyring, keyring_fault: str | None) -> Op
     opened = open_snapshot(text, keyring)
     if keyring_fault is None or opened.verdict != "ok":
         return opened
-    detail = f"it is not known whether key {opened.claim.key_id} still counts: {keyring_fault}"
-    return opened._replace(verdict="unknown_key", detail=detail)
+    return opened._replace(
+        verdict="unknown_key", detail=f"it is not known whether key {opened.claim.key_id} still counts: {keyring_fault}"
+    )

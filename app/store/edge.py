@@ -16,7 +16,7 @@ from app.store.reading import reading, whole
 from app.store.reads import find_refusal
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
-from ledger.machines.job_state import creation_of
+from ledger.machines.job_fold import creation_of
 from ledger.machines.jobs import JobState
 
 _ENTRY_COLUMN = ChainedLine._fields.index("t_hlc")

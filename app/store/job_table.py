@@ -2,7 +2,7 @@
 
 What a job is = the fold of all entries that the log's index by job (scheduler_log_job) finds, each recomputed
 (``app.store.entry_check``). A row of the table is an index: it names the entries that count
-(``ledger.machines.job_state.seqs_of``), and what lists go by. Anybody who can write to the database can edit it, so
+(``ledger.machines.job_fold.seqs_of``), and what lists go by. Anybody who can write to the database can edit it, so
 nothing is answered on its word: once the table has followed all entries of a job, its row MUST be what they fold to.
 
 A position of the table beyond the end of the chain counts as none, and without a position no row counts.

@@ -26,7 +26,7 @@ from app.store.job_table import ENTRY
 from app.store.reading import columns, fetch_as, fetch_column, fetch_tuples, fetch_value, json_in
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyDamagedError
 from ledger.facts.events import SystemAction
-from ledger.privacy_facts import facts_of, name_of
+from ledger.private_fields import facts_of, name_of
 from ledger.verification import ENTRY_COLUMNS
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from app.runtime.outgoing import NoAnswerError
 from app.runtime.settings.sections import AuthSettings, OidcSettings
 from app.trust.oidc import ask_json, discovery_of, place_in
 from ledger.errors import ConfigurationError, InvalidInputError, UnauthenticatedError
-from ledger.secret_text import secret_text
+from ledger.text import secret_text
 from signing import files
 
 COOKIE: Final = "tally_console"

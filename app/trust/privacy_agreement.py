@@ -32,8 +32,7 @@ from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord, RowFault
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError
 from ledger.facts.events import SystemAction
-from ledger.privacy_facts import facts_of, name_of
-from ledger.private_fields import Declaration, declaration_of
+from ledger.private_fields import Declaration, declaration_of, facts_of, name_of
 
 if TYPE_CHECKING:
     from app.store import Connection

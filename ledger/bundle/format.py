@@ -17,7 +17,7 @@ Invariants::
 
 from __future__ import annotations
 
-import struct
+import tarfile
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -70,12 +70,8 @@ assert 2 * (CONFLICT_BYTES_MAX + ORIGIN_BYTES_MAX) + (4 << 10) < ROW_BYTES_MAX  
 assert PART_BYTES_MAX < ROW_BYTES_MAX < SNAPSHOTS_BYTES_MAX < 8**11  # 11 octal digits hold a size
 assert len(f"{ENTRY_PARTS_MAX}") == 6
 
-_HEADER = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
-_CHECKSUM = slice(148, 156)
 _NAME = slice(0, 100)
 _SIZE = slice(124, 135)
-
-assert _HEADER.size == BLOCK_BYTES
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,25 +104,9 @@ def member_names(entry_parts: int, tail: Sequence[str] = TAIL) -> tuple[str, ...
 
 def tar_header(name: str, size: int) -> bytes:
     """The one header of a member: a plain file, mode 0644, of nobody, from the beginning of time."""
-    fields = _HEADER.pack(
-        name.encode("ascii"),
-        b"0000644",
-        b"0000000",
-        b"0000000",
-        b"%011o" % size,
-        b"00000000000",
-        b" " * 8,
-        b"0",
-        b"",
-        b"ustar",
-        b"00",
-        b"",
-        b"",
-        b"",
-        b"",
-        b"",
-    )
-    return fields[: _CHECKSUM.start] + b"%06o\0 " % sum(fields) + fields[_CHECKSUM.stop :]
+    header = tarfile.TarInfo(name)
+    header.size = size
+    return header.tobuf(tarfile.USTAR_FORMAT, encoding="ascii", errors="strict")
 
 
 def parse_tar_header(block: bytes) -> tuple[str, int]:
@@ -137,8 +117,8 @@ def parse_tar_header(block: bytes) -> tuple[str, int]:
     """
     try:
         name, size = block[_NAME].rstrip(b"\0").decode("ascii"), int(block[_SIZE], 8)
-        is_ours = size >= 0 and tar_header(name, size) == block
-    except (ValueError, struct.error):
+        is_ours = tar_header(name, size) == block
+    except ValueError:
         is_ours = False
     if not is_ours:
         raise BundleInvalidError("a tar header is not one of a plain file as bundles have them")

@@ -142,20 +142,19 @@ class EntryTaker:
 
     def _take_in_order(self, rows: Sequence[Row]) -> list[Incoming] | None:
         """The entries of rows that were all born in the log of this bundle and are as nearly all are."""
-        columns = [*zip(*rows, strict=True)]
-        seqs, t_hlcs, physical_ms, logical, nodes, jobs, actions, versions, _, links, digests, payloads, origins = (
-            columns
+        source, bounds = self._source, self._bounds
+        seqs, t_hlcs, physical_ms, logical, nodes, jobs, actions, versions, _, links, digests, payloads, origins = zip(
+            *rows, strict=True
         )
         if (
             {*versions} != {LINK_VERSION}
             or {*origins} != {None}
-            or not self._are_times_usual(max(physical_ms), nodes)
+            or (bounds is not None and (max(physical_ms) > bounds.latest_ms or bounds.issued.node_id in nodes))
             or SystemAction.CONFLICT in {*actions}
             or max(map(len, payloads)) * _CHARACTER_BYTES_MAX > PAYLOAD_BYTES_MAX
             or not form.are_well_formed(t_hlcs, jobs, actions, payloads, origins)
         ):
             return None
-        source = self._source
         births = repeat(source.log), seqs, repeat(source.bundle_digest)
         return [
             *map(
@@ -174,10 +173,6 @@ class EntryTaker:
                 repeat(None),
             )
         ]
-
-    def _are_times_usual(self, physical_ms_max: int, nodes: Sequence[str]) -> bool:
-        bounds = self._bounds
-        return bounds is None or (physical_ms_max <= bounds.latest_ms and bounds.issued.node_id not in nodes)
 
     def _take_one(self, row: Row) -> Incoming:
         try:
@@ -198,8 +193,15 @@ class EntryTaker:
             raise InvalidInputError(fault)
         texts = (self._source.tenant_id, t_hlc, job_id, action, digest, payload)
         if is_kept:
-            key = MergeKey(0, 0, 0, "", self._source.log, seq, self._source.bundle_digest)
-            return Incoming(key, *texts, None, version, seq, link, prev)
+            return Incoming(
+                MergeKey(0, 0, 0, "", self._source.log, seq, self._source.bundle_digest),
+                *texts,
+                None,
+                version,
+                seq,
+                link,
+                prev,
+            )
         if stored_origin is None:
             origin = f"{self._before_link}{link}{self._after_link}{seq}}}"
             born = (self._source.log, seq, self._source.bundle_digest)

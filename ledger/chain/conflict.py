@@ -56,8 +56,9 @@ def conflict_hlc(event: Event) -> Hlc:
         InvalidInputError: the event has no valid HLC.
     """
     hlc = Hlc.parse(event.t_hlc)
-    digest = sha256(canonical.encode(list(event))).hexdigest()
-    return Hlc(hlc.physical_ms, hlc.logical, NODE_PREFIX + digest[:NODE_DIGITS])
+    return Hlc(
+        hlc.physical_ms, hlc.logical, NODE_PREFIX + sha256(canonical.encode(list(event))).hexdigest()[:NODE_DIGITS]
+    )
 
 
 def conflict_payload(event: Event, payload: str, kept_digest: str) -> bytes:
@@ -85,8 +86,9 @@ def held_event(payload: Mapping[str, Any], job_id: str) -> HeldEvent | None:
         return None
     if digest != payload["digest"]:
         return None
-    event = Event(payload["hlc"], job_id, payload["action"], digest)
-    return HeldEvent(event, hlc, payload["payload"], payload["kept_digest"])
+    return HeldEvent(
+        Event(payload["hlc"], job_id, payload["action"], digest), hlc, payload["payload"], payload["kept_digest"]
+    )
 
 
 ExistingEvents = Mapping[str, Event]

@@ -197,8 +197,12 @@ class Commitments:
                 newest = self.state.active[index] if index else None
                 epoch = newest.epoch if type(newest) is ModuleAdjustment else 0
                 if epoch != bet.epoch:
-                    says = f"the newest adjustment of {bet.mission}/{bet.module} is of epoch {epoch}, not {bet.epoch}"
-                    return Rejection("adjustment-version", says, blocking_index=index or None, epoch=epoch)
+                    return Rejection(
+                        "adjustment-version",
+                        f"the newest adjustment of {bet.mission}/{bet.module} is of epoch {epoch}, not {bet.epoch}",
+                        blocking_index=index or None,
+                        epoch=epoch,
+                    )
         return None
 
     def _judge_node(self, bet: NodeFreeOf) -> Rejection | None:
@@ -216,8 +220,7 @@ class Commitments:
             free = capacity.of(name) - reserved.get(name, 0)
             if free < amount:
                 says = f"node {bet.node} has {max(free, 0)} of {name} free, {amount} is asked for"
-                blocking = self._claim_of(bet.node, name)
-                return Rejection("node-not-free", says, _free(known, bet.at_least), blocking)
+                return Rejection("node-not-free", says, _free(known, bet.at_least), self._claim_of(bet.node, name))
         return None
 
     def _judge_commitment(self, commitment: Commitment) -> Rejection | None:

@@ -131,8 +131,7 @@ def check_indexed(field: str) -> None:
 
 def term_of(field: str, text: str) -> int:
     """What stands for one text of a field in an index: 64 bits of a hash, as a signed integer."""
-    digest = hashlib.sha256(f"{field}\0{text}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    return int.from_bytes(hashlib.sha256(f"{field}\0{text}".encode()).digest()[:8], "big", signed=True)
 
 
 def terms_of(state: JobState, fields: Iterable[str]) -> frozenset[int]:

@@ -1,8 +1,8 @@
 """What entries say of their job, and what its state means.
 
-How events and states are merged is in :mod:`ledger.machines.job_fold`, the parts of a state in
-:mod:`ledger.machines.job_state`. States folded from parts of a chain in different places are merged in the order of the
-parts (``merge_states``): the outcome is the fold of all entries in chain order.
+The state of a job, and how events and states are merged, is in :mod:`ledger.machines.job_fold`. States folded from
+parts of a chain in different places are merged in the order of the parts (``merge_states``): the outcome is the fold of
+all entries in chain order.
 
 An event that PostgreSQL refused is kept by a REFUSED entry. The job id may be what was refused, so the entry has
 another one that follows from it::
@@ -29,8 +29,7 @@ from ledger.errors import InvalidInputError
 from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
 from ledger.facts.statuses import ACCEPTED, CANCELLED, CANCELLING, ENDED, REACHED, REFUSED, STATUS_OF_END, SUBMITTED
 from ledger.hlc import Hlc
-from ledger.machines.job_fold import CREATION, JobFold, refused_of
-from ledger.machines.job_state import HlcParts, JobState, Refused, creator_of, seqs_of
+from ledger.machines.job_fold import CREATION, HlcParts, JobFold, JobState, Refused, creator_of, refused_of, seqs_of
 
 __all__ = [
     "JobFold",

@@ -102,10 +102,6 @@ class Frontier:
         """Roots of the perfect subtrees from left to right, the largest first; with ``size`` all there is."""
         return [each for each in reversed(self._by_level) if each]
 
-    def append(self, leaf_hash: bytes) -> None:
-        """Append one leaf."""
-        self.grow([leaf_hash])
-
     def extend(self, leaf_hashes: Iterable[bytes]) -> None:
         """Append leaves in order."""
         self.grow(list(leaf_hashes))
@@ -201,8 +197,7 @@ def verify_consistency(first: int, second: int, first_root: bytes, second_root: 
     inner -= height
     seed_given = first != 1 << height
     if len(hashes) != seed_given + inner + border:
-        needed = seed_given + inner + border
-        raise ProofError(f"a consistency proof has {len(hashes)} hashes here, {needed} needed")
+        raise ProofError(f"a consistency proof has {len(hashes)} hashes here, {seed_given + inner + border} needed")
     seed, path = (hashes[0], hashes[1:]) if seed_given else (first_root, hashes)
     index = (first - 1) >> height
 

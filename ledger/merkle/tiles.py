@@ -52,14 +52,12 @@ class TileTree:
         Raises:
             ProofError: a tile is missing or too narrow.
         """
-        get_tile = _getter(tiles)
-        nodes = [_node_hash(node, get_tile) for node in subtrees(0, size)]
-        self._frontier = merkle.Frontier.restore(size, nodes)
+        get_tile = getter(tiles)
+        self._frontier = merkle.Frontier.restore(size, [_node_hash(node, get_tile) for node in subtrees(0, size)])
         self._partial: list[bytearray] = []
         for level in range(_levels(size)):
             index, width = divmod(size >> (level * TILE_HEIGHT), TILE_WIDTH)
-            held = get_tile(level, index)[: width * HASH_BYTES] if width else b""
-            self._partial.append(bytearray(held))
+            self._partial.append(bytearray(get_tile(level, index)[: width * HASH_BYTES] if width else b""))
         self._filled: dict[TileCoordinates, bytes] = {}
         self._touched: set[int] = set()
 
@@ -182,40 +180,35 @@ def _split(begin: int, end: int) -> int:
     return begin + (1 << ((end - begin - 1).bit_length() - 1))
 
 
-def _inclusion_ranges(index: int, size: int) -> list[_Range]:
-    """What the hashes of an inclusion proof stand for, in its order."""
-    if not 0 <= index < size:
-        raise InvalidInputError(f"leaf index {index} is not in a tree of size {size}")
+def _descend(leaves: int, size: int, *, to_subtree: bool = False) -> tuple[list[_Range], int]:
+    """What lies beside the path from the root down to leaf ``leaves - 1``, and the first leaf where the path ends: at
+    that leaf, or, with ``to_subtree``, at the first subtree whose last one it is."""
     begin, end = 0, size
     ranges = []
-    while end - begin > 1:
+    while end - begin > 1 and not (to_subtree and leaves == end):
         middle = _split(begin, end)
-        if index < middle:
+        if leaves <= middle:
             ranges.append((middle, end))
             end = middle
         else:
             ranges.append((begin, middle))
             begin = middle
-    return ranges[::-1]
+    return ranges, begin
+
+
+def _inclusion_ranges(index: int, size: int) -> list[_Range]:
+    """What the hashes of an inclusion proof stand for, in its order."""
+    if not 0 <= index < size:
+        raise InvalidInputError(f"leaf index {index} is not in a tree of size {size}")
+    return _descend(index + 1, size)[0][::-1]
 
 
 def _consistency_ranges(first: int, second: int) -> list[_Range]:
     """What the hashes of a consistency proof stand for, in its order."""
     if not 1 <= first <= second:
         raise InvalidInputError(f"sizes {first} and {second} are not 1 <= first <= second")
-    begin, end = 0, second
-    ranges = []
-    while first != end:
-        middle = _split(begin, end)
-        if first <= middle:
-            ranges.append((middle, end))
-            end = middle
-        else:
-            ranges.append((begin, middle))
-            begin = middle
-    if begin:
-        ranges.append((begin, end))
-    return ranges[::-1]
+    ranges, begin = _descend(first, second, to_subtree=True)
+    return [(begin, first), *ranges[::-1]] if begin else ranges[::-1]
 
 
 def _tile_of(node: TreeNode) -> tuple[TileCoordinates, int, int]:
@@ -248,5 +241,6 @@ def _range_hash(leaves: _Range, get_tile: GetTile) -> bytes:
     return merkle.Frontier.restore(leaves[1] - leaves[0], nodes).root()
 
 
-def _getter(tiles: Mapping[TileCoordinates, bytes]) -> GetTile:
+def getter(tiles: Mapping[TileCoordinates, bytes]) -> GetTile:
+    """Gives the tiles of a mapping, nothing for others."""
     return lambda level, index: tiles.get((level, index), b"")

@@ -162,8 +162,12 @@ class CommitmentJudge:
             self._ends[seq] = rows[0].ended_seq
             subject = next((row.subject for row in rows if row.subject != effect.subject), effect.subject)
             if subject != effect.subject or len(rows) > 1:
-                detail = f"scheduler.commitments names seq {seq} {len(rows)} times, or as another's"
-                self._report(seq, detail, effect.subject, subject)
+                self._report(
+                    seq,
+                    f"scheduler.commitments names seq {seq} {len(rows)} times, or as another's",
+                    effect.subject,
+                    subject,
+                )
 
     # --- entries ----------------------------------------------------------------------------------
 

@@ -116,6 +116,7 @@ async def verify(
     to_seq: int | None = None,
     expected_prev: str | None = None,
     expected_snapshot: str | None = None,
+    expected_frontier: Sequence[bytes] = (),
     open_snapshot: OpenSnapshot | None = None,
     checkpoints: Sequence[TreeHead] = (),
     anchors: Sequence[Anchor] = (),
@@ -132,6 +133,7 @@ async def verify(
         to_seq: last entry, by default the last there is; a higher one is taken for that.
         expected_prev: chain link that entry ``from_seq - 1`` had when it was last verified.
         expected_snapshot: payload digest that the snapshot which ends there had then.
+        expected_frontier: right edge of the tree over the entries before ``from_seq``, empty where it is not known.
         open_snapshot: opens envelopes and judges signatures; without it neither is looked at.
         checkpoints: tree heads kept outside this ledger, which its chain must extend.
         anchors: what outsiders said of tree heads, kept inside; the chain must extend those too.
@@ -158,6 +160,7 @@ async def verify(
         is_to_end=is_to_end,
         expected_prev=expected_prev,
         expected_snapshot=expected_snapshot,
+        expected_frontier=expected_frontier,
     )
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq
@@ -231,7 +234,7 @@ async def _fold_ranges(
             # 2. Fold the first of them.
             planned = under_way.popleft()
             summary = await _checked(planned, chain, checks)
-            chain.add(summary._replace(snapshots=[*planned.new_snapshots]))
+            chain.add(summary, planned.new_snapshots)
             await asyncio.sleep(0)
             # 3. Pass over what is empty, once nothing else is under way.
             is_next_near = is_next_near and summary.last_row is not None

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import groupby
 from typing import Any, Final, NamedTuple, Protocol
 
 from ledger import native
@@ -137,7 +138,7 @@ class EntryRun(NamedTuple):
 
     first_seq: int
     links: list[bytes]
-    hlcs: Sequence[Any]
+    hlcs: list[Any]
 
 
 class EntryChecker:
@@ -215,22 +216,17 @@ class EntryChecker:
         """As ``check``, in Python alone."""
         self.entries_checked += len(rows)
         runs: list[EntryRun] = []
-        links: list[bytes] = []
-        hlcs: list[Any] = []
-        first_seq = self.next_seq
         for row in rows:
             expected_seq = self.next_seq
             link = self._examine(row)
             if link is None:
                 continue
-            if row[0] != expected_seq:
-                runs.append(EntryRun(first_seq, links, hlcs))
-                first_seq, links, hlcs = row[0], [], []
-            links.append(link)
-            hlcs.append(row[1])
+            if not runs or row[0] != expected_seq:
+                runs.append(EntryRun(row[0], [], []))
+            runs[-1].links.append(link)
+            runs[-1].hlcs.append(row[1])
             self.next_seq += 1
-        runs.append(EntryRun(first_seq, links, hlcs))
-        return [run for run in runs if run.links]
+        return runs
 
     def _examine(self, row: EntryRow) -> bytes | None:
         """Report all that is wrong with ``row``; its link as raw bytes, None when it has no place here.
@@ -318,20 +314,29 @@ def _columns_of_wrong_type(row: EntryRow) -> list[str]:
 
 def report_gap(findings: Findings, expected_seq: int, seq: int) -> None:
     """Entries are missing: ``seq`` comes where ``expected_seq`` must."""
-    detail = f"{seq - expected_seq} entries are missing: after seq {expected_seq - 1} comes {seq}"
-    findings.add("gap", expected_seq, detail, expected=expected_seq, actual=seq)
+    findings.add(
+        "gap",
+        expected_seq,
+        f"{seq - expected_seq} entries are missing: after seq {expected_seq - 1} comes {seq}",
+        expected=expected_seq,
+        actual=seq,
+    )
 
 
 def report_duplicate(findings: Findings, expected_seq: int, seq: int) -> None:
     """``seq``, or one above it, has come before ``seq`` comes where ``expected_seq`` must."""
-    detail = f"another entry stands at seq {seq}"
-    findings.add("duplicate-seq", seq, detail, expected=expected_seq, actual=seq)
+    findings.add("duplicate-seq", seq, f"another entry stands at seq {seq}", expected=expected_seq, actual=seq)
 
 
 def report_prev_link(findings: Findings, seq: int, expected: str | None, actual: str | None) -> None:
     """Entry ``seq`` names ``actual`` as the link before it, and that is ``expected``."""
-    detail = f"seq {seq} does not name the link of seq {seq - 1} as the one before it"
-    findings.add("prev-link", seq, detail, expected=expected, actual=actual)
+    findings.add(
+        "prev-link",
+        seq,
+        f"seq {seq} does not name the link of seq {seq - 1} as the one before it",
+        expected=expected,
+        actual=actual,
+    )
 
 
 def is_link(text: object) -> bool:
@@ -383,7 +388,8 @@ def check_apart(tenant_id: str, rows: Sequence[EntryRow], findings: Findings) ->
     What an entry names as the link before it is checked only where the entry before it is there as well, and at seq 1.
     """
     relied_on_v1, may_be_v1 = False, True
-    for run in _runs(rows):
+    for _, neighbours in groupby(enumerate(rows), key=lambda each: each[1][_SEQ] - each[0]):
+        run = [row for _, row in neighbours]
         seq, prev_link = run[0][_SEQ], run[0][_PREV_CHAIN_LINK]
         if seq > 1 and not is_link(prev_link):
             findings.add("prev-link", seq, f"seq {seq} names no link before it", actual=prev_link)
@@ -392,12 +398,3 @@ def check_apart(tenant_id: str, rows: Sequence[EntryRow], findings: Findings) ->
         checker.check(run)
         may_be_v1, relied_on_v1 = checker.may_be_v1, relied_on_v1 or checker.relied_on_v1
     return relied_on_v1
-
-
-def _runs(rows: Sequence[EntryRow]) -> Iterator[Sequence[EntryRow]]:
-    """``rows``, parted where entries between them are not here."""
-    begin = 0
-    for at in range(1, len(rows) + 1):
-        if at == len(rows) or rows[at][_SEQ] != rows[at - 1][_SEQ] + 1:
-            yield rows[begin:at]
-            begin = at

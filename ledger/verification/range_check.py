@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -26,15 +26,14 @@ from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import (
     EntryChecker,
     EntryRow,
-    EntryRun,
     Packed,
     Passed,
     has_wrong_type,
 )
 from ledger.verification.reader import of_commitments
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
-from ledger.verification.tree_check import TILES_AT_ONCE, TileBreak, tile_break
-from ledger.verification.verdict import Findings, Found, Head
+from ledger.verification.tree_check import TILES_AT_ONCE, tile_break
+from ledger.verification.verdict import Break, Findings, Found, Head
 
 Interval = tuple[int, int]
 """First and last seq of entries that something covers."""
@@ -82,11 +81,8 @@ class Border(NamedTuple):
     """Then nothing is compared with it."""
 
 
-class MarkedEntry(NamedTuple):
-    """An entry that something begins or ends with."""
-
-    link: bytes
-    hlc: Any
+Mark = tuple[bytes, Any]
+"""Raw link, and ``t_hlc`` as stored, of an entry that something begins or ends with."""
 
 
 class IntervalPart(NamedTuple):
@@ -110,51 +106,36 @@ class TileNodes(NamedTuple):
     hashes: bytes
 
 
-class RangeSummary(NamedTuple):
+class RangeSummary(msgspec.Struct, array_like=True):
     """Beside the breaks that were listed, all that the whole needs of one range."""
 
-    number: int
-    rows: int
-    border: Border | None
-    """None in the first range of a chain, which has nothing before it, and where there are no entries."""
-    has_entries: bool
-    """Whether any entry here has its place."""
-    next_seq: int
-    last_link: Any
-    """Link of the last entry that has its place, as stored."""
-    last_row: Head | None
-    """The last row there is."""
-    relied_on_v1: bool
-    may_be_v1: bool
-    """Whether all entries so far may still have version 1."""
-    runs: list[Interval]
-    marks: dict[int, MarkedEntry]
-    parts: list[IntervalPart]
-    """Of each interval, what is here of it."""
-    segments: list[tuple[int, list[bytes]]]
-    """Roots of the subtrees that the entries up to each size fall into, in the tree over all entries."""
-    tile_nodes: list[TileNodes]
-    tile_breaks: list[tuple[int, TileBreak]]
-    """Stored tiles that differ, each with the number of entries up to its end."""
-    tiles: list[Tile]
     snapshots: list[OpenedRow]
     """Those stored to begin here."""
-    commitments: int
+    next_seq: int
+    may_be_v1: bool
+    """Whether all entries so far may still have version 1."""
+    relied_on_v1: bool = False
+    rows: int = 0
+    border: Border | None = None
+    """None in the first range of a chain, which has nothing before it, and where there are no entries."""
+    last_link: Any = None
+    """Link of the last entry that has its place, as stored."""
+    last_row: Head | None = None
+    """The last row there is."""
+    runs: list[Interval] = []
+    """Entries that have their places and follow one another without gap."""
+    marks: dict[int, Mark] = {}
+    parts: list[IntervalPart] = []
+    """Of each interval, what is here of it."""
+    segments: list[tuple[int, list[bytes]]] = []
+    """Roots of the subtrees that the entries up to each size fall into, in the tree over all entries."""
+    tile_nodes: list[TileNodes] = []
+    tile_breaks: list[tuple[int, Break]] = []
+    """Stored tiles that differ, each with the number of entries up to its end."""
+    tiles: list[Tile] = []
+    commitments: int = 0
     """Entries whose verdicts are to be judged."""
-    found: Found
-
-    def encode(self) -> bytes:
-        """As MessagePack."""
-        return _ENCODER.encode(self)
-
-    @classmethod
-    def decode(cls, data: bytes) -> RangeSummary:
-        """What ``encode`` gave."""
-        return _DECODER.decode(data)
-
-
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(RangeSummary)
+    found: Found = msgspec.field(default_factory=Found)
 
 
 SEQ_MAX: Final = 2**63 - 1
@@ -176,80 +157,67 @@ class RangeChecker:
         """
         self.task = task
         self._findings = findings
-        self._entries: EntryChecker | None = None
-        if task.from_seq is None and task.first_seq == 1:
-            # The first range of a chain: what comes first must be the first entry.
-            self._entries = EntryChecker(
-                task.tenant_id, findings, first_seq=1, prev_link=None, may_be_v1=task.may_be_v1
-            )
-        self._border: Border | None = None
-        self._last_row: Head | None = None
+        # The first range of a chain begins with the first entry.
+        self._is_first = task.from_seq is None and task.first_seq == 1
+        self._entries = self._begin(task.begin, None, is_prev_known=self._is_first)
         self._runs: list[PartOfTree] = []
         verified = [each for each in snapshots if each.stored_from >= task.first_seq]
-        self._snapshots = [each for each in verified if task.holds(each.stored_from)]
         covered = {(each.stored_from, each.stored_to) for each in verified}
         covered |= {(each.from_seq, each.to_seq) for each in verified} | {*task.intervals}
         self._intervals = sorted(each for each in covered if each[0] <= each[1] and task.overlaps(*each))
         self._to_mark = sorted({seq for each in self._intervals for seq in each})
-        self._marks: dict[int, MarkedEntry] = {}
-        self._tile_breaks: list[tuple[int, TileBreak]] = []
-        self._tiles: list[Tile] = []
-        self.commitments = 0
+        begun = [each for each in verified if task.holds(each.stored_from)]
+        self._found = RangeSummary(begun, task.begin, task.may_be_v1)
+
+    @property
+    def commitments(self) -> int:
         """Entries so far whose verdicts are to be judged."""
+        return self._found.commitments
+
+    def _begin(self, first_seq: int, prev_link: Any, *, is_prev_known: bool = True) -> EntryChecker:
+        return EntryChecker(
+            self.task.tenant_id,
+            self._findings,
+            first_seq=first_seq,
+            prev_link=prev_link,
+            is_prev_known=is_prev_known,
+            may_be_v1=self.task.may_be_v1,
+        )
 
     def check(self, rows: Sequence[EntryRow]) -> None:
         """The next rows, at least one."""
-        if self._entries is None:
+        found = self._found
+        if not self._is_first and not self._entries.entries_checked:
             # What the first row names as the one before it is believed here and compared by the fold.
-            first_row = rows[0]
-            self._border = Border(first_row[0], first_row[8], has_wrong_type(first_row))
-            self._entries = EntryChecker(
-                self.task.tenant_id,
-                self._findings,
-                first_seq=first_row[0],
-                prev_link=first_row[8],
-                may_be_v1=self.task.may_be_v1,
-            )
-        self.commitments += len(of_commitments(rows))
+            found.border = Border(rows[0][0], rows[0][8], has_wrong_type(rows[0]))
+            self._entries = self._begin(rows[0][0], rows[0][8])
+        found.commitments += len(of_commitments(rows))
         for run in self._entries.check(rows):
             self._append(run.first_seq, leaf_hashes(run.links))
-            self._mark(run)
-        self._last_row = Head(rows[-1][0], rows[-1][9], rows[-1][1])
+            end = run.first_seq + len(run.links)
+            for seq in self._to_mark[bisect_left(self._to_mark, run.first_seq) : bisect_left(self._to_mark, end)]:
+                found.marks[seq] = run.links[seq - run.first_seq], run.hlcs[seq - run.first_seq]
+        found.last_row = Head(rows[-1][0], rows[-1][9], rows[-1][1])
 
     def check_packed(self, packed: Packed, stop_seq: int = SEQ_MAX) -> Passed | None:
         """As ``check``, of those entries up to ``stop_seq``; None, and none was taken, where that must be asked."""
-        task, entries = self.task, self._entries
-        if entries is None:
-            entries = EntryChecker(
-                task.tenant_id,
-                self._findings,
-                first_seq=task.begin,
-                prev_link=None,
-                is_prev_known=False,
-                may_be_v1=task.may_be_v1,
-            )
-        first_seq = entries.next_seq
+        found, entries = self._found, self._entries
+        first_seq, is_begun = entries.next_seq, self._is_first or entries.entries_checked
         passed = entries.check_packed(packed, stop_seq, self._to_mark)
         if passed is None or not passed.leaves:
             return passed
-        if self._entries is None:
-            self._border, self._entries = Border(first_seq, passed.first_prev, False), entries
-        self.commitments += passed.commitments
+        if not is_begun:
+            found.border = Border(first_seq, passed.first_prev, False)
+        found.commitments += passed.commitments
         self._append(first_seq, passed.leaves)
-        self._marks.update((seq, MarkedEntry(link, hlc)) for seq, link, hlc in passed.marks)
-        self._last_row = Head(entries.last_seq, passed.last_link, passed.last_hlc)
+        found.marks.update((seq, (link, hlc)) for seq, link, hlc in passed.marks)
+        found.last_row = Head(entries.last_seq, passed.last_link, passed.last_hlc)
         return passed
 
     def _append(self, first_seq: int, leaves: list[bytes]) -> None:
         if not self._runs or self._runs[-1].end != first_seq - 1:
             self._runs.append(PartOfTree(first_seq - 1))
         self._runs[-1].append(leaves)
-
-    def _mark(self, run: EntryRun) -> None:
-        end = run.first_seq + len(run.links)
-        for seq in self._to_mark[bisect_left(self._to_mark, run.first_seq) : bisect_left(self._to_mark, end)]:
-            at = seq - run.first_seq
-            self._marks[seq] = MarkedEntry(run.links[at], run.hlcs[at])
 
     @property
     def _part(self) -> PartOfTree | None:
@@ -278,38 +246,27 @@ class RangeChecker:
         level, begin, last = tiles
         assert self._tree is not None
         first, nodes = _nodes(self._tree, self.task.tree_size, level)
-        full = _full_tiles(first, first + len(nodes))
         for index in range(begin, last + 1):
-            if index not in full:
-                self._tiles.append((level, index, stored.get(index, b"")))
-                continue
-            at = index * TILE_WIDTH - first
-            differs = tile_break(level, index, b"".join(nodes[at : at + TILE_WIDTH]), stored.get(index, b""))
-            if differs is not None:
-                self._tile_breaks.append(((index + 1) << ((level + 1) * TILE_HEIGHT), differs))
+            at, held = index * TILE_WIDTH - first, stored.get(index, b"")
+            if at < 0 or at + TILE_WIDTH > len(nodes):
+                self._found.tiles.append((level, index, held))
+            elif (differs := tile_break(level, index, b"".join(nodes[at : at + TILE_WIDTH]), held)) is not None:
+                self._found.tile_breaks.append(((index + 1) << ((level + 1) * TILE_HEIGHT), differs))
 
     def finish(self) -> RangeSummary:
         """What the whole needs of this range."""
-        task, entries, tree = self.task, self._entries, self._tree
-        return RangeSummary(
-            number=task.number,
-            rows=0 if entries is None else entries.entries_checked,
-            border=self._border,
-            has_entries=bool(self._runs),
-            next_seq=task.begin if entries is None else entries.next_seq,
-            last_link=None if entries is None else entries.last_link,
-            last_row=self._last_row,
-            relied_on_v1=entries is not None and entries.relied_on_v1,
-            may_be_v1=task.may_be_v1 if entries is None else entries.may_be_v1,
+        entries = self._entries
+        return msgspec.structs.replace(
+            self._found,
+            rows=entries.entries_checked,
+            next_seq=entries.next_seq,
+            last_link=entries.last_link,
+            relied_on_v1=entries.relied_on_v1,
+            may_be_v1=entries.may_be_v1,
             runs=[(run.begin + 1, run.end) for run in self._runs],
-            marks=self._marks,
             parts=[*self._parts()],
             segments=[] if self._part is None else [*self._segments(self._part)],
-            tile_nodes=[] if tree is None else [*_tile_nodes(tree, task.tree_size)],
-            tile_breaks=self._tile_breaks,
-            tiles=self._tiles,
-            snapshots=self._snapshots,
-            commitments=self.commitments,
+            tile_nodes=[] if self._tree is None else [*_tile_nodes(self._tree, self.task.tree_size)],
             found=self._findings.found,
         )
 
@@ -321,8 +278,7 @@ class RangeChecker:
             end = to_seq if task.to_seq is None else min(to_seq, task.to_seq)
             for run in self._runs:
                 if run.begin < begin and end <= run.end:
-                    hashes = run.part(begin - 1, end, origin=from_seq - 1)
-                    yield IntervalPart((from_seq, to_seq), begin, end, hashes)
+                    yield IntervalPart((from_seq, to_seq), begin, end, run.part(begin - 1, end, origin=from_seq - 1))
 
     def _segments(self, tree: PartOfTree) -> Iterator[tuple[int, list[bytes]]]:
         cuts = {tree.begin, tree.end, *self.task.sizes, *(to_seq for _, to_seq in self._intervals)}
@@ -361,18 +317,16 @@ def opened_for(
 
 def _tile_nodes(tree: PartOfTree, tree_size: int) -> Iterator[TileNodes]:
     """The nodes of those tiles of a tree of ``tree_size`` leaves that are not full or not all in this part."""
-    level = 0
-    while True:
+    for level in count():
         first, nodes = _nodes(tree, tree_size, level)
         if not nodes:
             return
         end = first + len(nodes)
         full = _full_tiles(first, end)
-        parts = [(first, full.start * TILE_WIDTH), (full.stop * TILE_WIDTH, end)] if full else [(first, end)]
-        for begin, stop in parts:
+        before, behind = (full.start * TILE_WIDTH, full.stop * TILE_WIDTH) if full else (end, end)
+        for begin, stop in ((first, before), (behind, end)):
             if begin < stop:
                 yield TileNodes(level, begin, b"".join(nodes[begin - first : stop - first]))
-        level += 1
 
 
 def _nodes(tree: PartOfTree, tree_size: int, level: int) -> tuple[int, list[bytes]]:

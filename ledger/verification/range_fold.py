@@ -23,7 +23,7 @@ from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import EntryRow, report_duplicate, report_gap, report_prev_link
 from ledger.verification.projection_check import JobsFound, conclude
-from ledger.verification.range_check import Interval, IntervalPart, MarkedEntry, RangeSummary, RangeTask
+from ledger.verification.range_check import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
 from ledger.verification.tree_check import (
     Compared,
@@ -32,7 +32,7 @@ from ledger.verification.tree_check import (
     check_head,
     compare_heads,
     readable_ends,
-    report_tile,
+    report,
     tile_break,
 )
 from ledger.verification.verdict import Anchor, Break, Findings, Head, Verdict, begin_aspects
@@ -59,7 +59,7 @@ class ChainBounds(NamedTuple):
     """Link that the entry before ``first_seq`` had when it was last verified."""
     expected_snapshot: str | None = None
     """Payload digest that the snapshot which ends there had then."""
-    expected_frontier: tuple[bytes, ...] = ()
+    expected_frontier: Sequence[bytes] = ()
     """Right edge of the tree over the entries before ``first_seq``, empty when it is not known."""
 
     @property
@@ -78,12 +78,6 @@ class ChainBounds(NamedTuple):
         return RangeTask(self.tenant_id, number, from_seq, to_seq, self.first_seq, self.tree_size, self.sizes)
 
 
-class CheckAgain(NamedTuple):
-    """Ranges to be checked again, each as its new task says; then the fold is made again."""
-
-    tasks: list[RangeTask]
-
-
 def tasks(ends: ChainBounds, borders: Sequence[int]) -> list[RangeTask]:
     """The ranges of a chain, the first of which ends before ``borders[0]``, the next before ``borders[1]`` and so on.
 
@@ -98,8 +92,9 @@ def fold(
     ranges: Iterable[tuple[RangeTask, RangeSummary]],
     jobs: JobsFound | None = None,
     on_break: Callable[[Break], object] | None = None,
-) -> Verdict | CheckAgain:
-    """The verdict on a chain, from all its ranges in order, or those of them that must be checked again.
+) -> Verdict | list[RangeTask]:
+    """The verdict on a chain, from all its ranges in order; or how some of them must be checked again, and the fold be
+    repeated then.
 
     ``jobs`` is what comparing the jobs gave, None when they were not compared; ``on_break`` as for :class:`Fold`.
     """
@@ -107,12 +102,11 @@ def fold(
     again: list[RangeTask] = []
     for task, summary in ranges:
         changed = chain.wrongly_assumed(task, summary)
-        if changed is not None:
-            again.append(changed)
+        again += [] if changed is None else [changed]
         chain.findings.merge(summary.found)
-        chain.add(summary)
+        chain.add(summary, summary.snapshots)
     if again:
-        return CheckAgain(again)
+        return again
     chain.close()
     if jobs is not None:
         conclude(jobs, chain.findings)
@@ -147,13 +141,13 @@ class Fold:
         """Entries whose verdicts are to be judged, of those added."""
         self._last_row: Head | None = None
         self._passed_seq = ends.first_seq - 1
-        self._marks: dict[int, MarkedEntry] = {}
+        self._marks: dict[int, Mark] = {}
         self._parts: dict[Interval, list[IntervalPart]] = {}
         before = ends.first_seq - 1 if ends.expected_frontier else 0
         self._tree = Frontier.restore(before, ends.expected_frontier)
         """Over the entries from seq 1 on, up to the first that is missing."""
-        self._roots: dict[int, bytes] = {}
-        """Roots of the tree by size: at sizes that others speak of, and in the range that was added last."""
+        self._trees: dict[int, Frontier] = {}
+        """The tree by size: at sizes that others speak of, and in the range that was added last."""
         self._tiles = _SharedTiles()
         self._claims: list[Interval] = []
         """What signed claims cover that are not as stored, as far as ranges that follow are concerned."""
@@ -164,8 +158,9 @@ class Fold:
         if before is not None:
             version, link = before[7], before[9]
             if expected not in (None, link):
-                detail = f"seq {seq} is not the entry that was verified before"
-                self.findings.add("link", seq, detail, expected=expected, actual=link)
+                self.findings.add(
+                    "link", seq, f"seq {seq} is not the entry that was verified before", expected=expected, actual=link
+                )
             self._last_link, self._is_link_known, self._may_be_v1 = link, True, version == 1
         elif expected is not None and self._last().seq > seq:
             self.findings.add("gap", seq, f"seq {seq}, verified before, is missing", expected=seq)
@@ -185,24 +180,25 @@ class Fold:
             return None
         return task._replace(intervals=(*task.intervals, *unknown))
 
-    def add(self, summary: RangeSummary) -> None:
-        """The range that comes next; what was found wrong in it MUST be among the findings."""
+    def add(self, summary: RangeSummary, snapshots: Sequence[OpenedRow]) -> None:
+        """The range that comes next, and the snapshots that no range before was added with; what was found wrong in the
+        range MUST be among the findings."""
         # 1. The entries.
         self._check_border(summary)
         self._entries_checked += summary.rows
         self.commitments += summary.commitments
         self._last_row = summary.last_row or self._last_row
-        # 2. What hangs on them.
-        self._take(summary.snapshots)
-        self._claims += [
-            (row.from_seq, row.to_seq)
-            for row in summary.snapshots
-            if (row.from_seq, row.to_seq) != (row.stored_from, row.stored_to)
-        ]
+        # 2. What hangs on them: the tree as far as none is missing, and snapshots.
+        self._take(snapshots)
         self._marks.update(summary.marks)
         for part in summary.parts:
             self._parts.setdefault(part.interval, []).append(part)
-        self._pass(summary)
+        if summary.runs and summary.runs[0][0] == self._tree.size + 1:
+            for size, hashes in summary.segments:
+                append_part(self._tree, size, hashes)
+                self._trees[size] = Frontier.restore(size, self._tree.hashes)
+        if summary.runs:
+            self._passed_seq = summary.runs[-1][1]
         self._judge_snapshots(self._passed_seq)
         # 3. The tiles.
         if self._stored_tree is not None and self._tree.size:
@@ -220,8 +216,8 @@ class Fold:
         last = self._last()
         head, tree = readable_ends(ends.head, ends.tree, last, findings)
         self._judge_snapshots()
-        roots, stored = self._roots, self._stored_tree
-        self._compared = compare_heads(findings, stored, ends.checkpoints, ends.anchors, roots, last.seq)
+        roots = {size: tree.root() for size, tree in self._trees.items()}
+        self._compared = compare_heads(findings, self._stored_tree, ends.checkpoints, ends.anchors, roots, last.seq)
         if ends.is_to_end:
             findings.begin("head")
             reach = max(self._highest_seq, tree.size if tree is not None else 0)
@@ -248,11 +244,17 @@ class Fold:
             first_break=findings.first_break(),
             breaks=findings.counts(),
             compared_with=", ".join(self._compared.sources) or None,
-            signed_to=self._snapshots.signed_to or Head(ends.first_seq - 1, ends.expected_prev, None),
+            signed_to=self._signed_to,
             anchors=self._compared.anchored,
             signed_digest=self._snapshots.signed_digest,
             commitments=self.commitments,
+            to_link=self._last_link,
+            frontiers={size: tree.hashes for size, tree in self._trees.items()},
         )
+
+    @property
+    def _signed_to(self) -> Head:
+        return self._snapshots.signed_to or Head(self._ends.first_seq - 1, self._ends.expected_prev, None)
 
     def _last(self) -> Head:
         return self._ends.last or self._last_row or Head(0, None, None)
@@ -268,25 +270,16 @@ class Fold:
             report_duplicate(self.findings, next_seq, border.seq)
         elif self._is_link_known and not border.has_wrong_type and border.prev_link != self._last_link:
             report_prev_link(self.findings, border.seq, self._last_link, border.prev_link)
-        if summary.has_entries:
+        if summary.runs:
             self._next_seq, self._last_link, self._is_link_known = summary.next_seq, summary.last_link, True
         self._may_be_v1 = self._may_be_v1 and summary.may_be_v1
 
     # --- what hangs on the entries ----------------------------------------------------------------
 
-    def _pass(self, summary: RangeSummary) -> None:
-        """Append the entries to the tree, as far as none is missing."""
-        runs = summary.runs
-        if runs and runs[0][0] == self._tree.size + 1:
-            for size, hashes in summary.segments:
-                append_part(self._tree, size, hashes)
-                self._roots[size] = self._tree.root()
-        if runs:
-            self._passed_seq = runs[-1][1]
-
     def _take(self, snapshots: Sequence[OpenedRow]) -> None:
         self._waiting.extend(snapshots)
-        self._highest_seq = max([self._highest_seq, *(snapshot.stored_to for snapshot in snapshots)])
+        self._highest_seq = max([self._highest_seq, *(each.stored_to for each in snapshots)])
+        self._claims += ((each.from_seq, each.to_seq) for each in snapshots if not each.is_stored_as_signed)
 
     def _judge_snapshots(self, passed_seq: int | None = None) -> None:
         """Judge those whose entries have passed, all of them where none follows."""
@@ -304,21 +297,22 @@ class Fold:
                 append_part(tree, part.end - from_seq + 1, part.hashes)
         if tree.size != to_seq - from_seq + 1:
             return None
-        first, last, root = self._marks[from_seq], self._marks[to_seq], self._roots.get(to_seq)
+        (first_link, _), (last_link, last_hlc) = self._marks[from_seq], self._marks[to_seq]
+        whole = self._trees.get(to_seq)
         return Recomputed(
-            from_chain_link=first.link.hex(),
-            to_chain_link=last.link.hex(),
-            snapshot_hlc=last.hlc,
+            from_chain_link=first_link.hex(),
+            to_chain_link=last_link.hex(),
+            snapshot_hlc=last_hlc,
             entry_count=tree.size,
             merkle_root=tree.root().hex(),
-            tree_root=None if root is None else root.hex(),
+            tree_root=None if whole is None else whole.root().hex(),
         )
 
     def _forget(self) -> None:
         """Keep nothing of what the entries have passed."""
         passed = self._passed_seq
-        sizes = self._ends.sizes
-        self._roots = {size: root for size, root in self._roots.items() if size in sizes}
+        sizes = {*self._ends.sizes, passed, self._signed_to.seq}
+        self._trees = {size: tree for size, tree in self._trees.items() if size in sizes}
         self._parts = {interval: parts for interval, parts in self._parts.items() if interval[1] > passed}
         begins = {from_seq for from_seq, _ in self._parts}
         self._marks = {seq: mark for seq, mark in self._marks.items() if seq in begins}
@@ -329,45 +323,34 @@ class _SharedTiles:
     """Puts the tiles together that lie across borders, and compares them with the stored ones."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, dict[int, bytes]] = {}
-        """By level, the nodes by index of all tiles that are not whole yet."""
+        self._nodes: dict[tuple[int, int], dict[int, bytes]] = {}
+        """By level and index of each tile that is not whole yet: its nodes, by their places in it."""
 
     def compare(self, summary: RangeSummary, size: int, last_seq: int, findings: Findings) -> None:
         """The range that comes next, in a stored tree of ``size`` leaves, of which ``last_seq`` are there so far."""
         reach = min(size, last_seq)
         for end, found in summary.tile_breaks:
             if end <= reach:
-                report_tile(findings, found)
-        whole = self._take(summary, reach)
-        for level, index, stored in summary.tiles:
-            is_full = index < size >> ((level + 1) * TILE_HEIGHT)
-            end = (index + 1) << ((level + 1) * TILE_HEIGHT) if is_full else size
-            if end > reach:
-                continue
-            width = TILE_WIDTH if is_full else (size >> (level * TILE_HEIGHT)) & (TILE_WIDTH - 1)
-            computed = b"".join(self._nodes[level][index * TILE_WIDTH + at] for at in range(width))
-            found_here = tile_break(level, index, computed, stored)
-            if found_here is not None:
-                report_tile(findings, found_here)
-        for level, index in whole:
-            for at in range(index * TILE_WIDTH, (index + 1) * TILE_WIDTH):
-                del self._nodes[level][at]
-
-    def _take(self, summary: RangeSummary, reach: int) -> list[tuple[int, int]]:
-        """The nodes of a range, as far as the first ``reach`` leaves; level and index of the tiles now whole."""
-        nodes = self._nodes
+                report(findings, found)
         for level, first, hashes in summary.tile_nodes:
-            of_level = nodes.setdefault(level, {})
             for index in range(first, min(first + len(hashes) // HASH_BYTES, reach >> (level * TILE_HEIGHT))):
                 at = (index - first) * HASH_BYTES
-                of_level[index] = hashes[at : at + HASH_BYTES]
-        whole: list[tuple[int, int]] = []
-        for level in range(max(nodes, default=0) + 1):
-            tiles: dict[int, list[bytes]] = {}
-            for index, each in sorted(nodes.get(level, {}).items()):
-                tiles.setdefault(index // TILE_WIDTH, []).append(each)
-            for index, hashes_of_tile in tiles.items():
-                if len(hashes_of_tile) == TILE_WIDTH:
-                    nodes.setdefault(level + 1, {})[index] = merkle.root(hashes_of_tile)
-                    whole.append((level, index))
-        return whole
+                self._put(level, index, hashes[at : at + HASH_BYTES])
+        for level, index, stored in summary.tiles:
+            end = min((index + 1) << ((level + 1) * TILE_HEIGHT), size)
+            if end > reach:
+                continue
+            width = (end >> (level * TILE_HEIGHT)) - index * TILE_WIDTH
+            nodes = self._nodes[level, index]
+            differs = tile_break(level, index, b"".join(nodes[each] for each in range(width)), stored)
+            if differs is not None:
+                report(findings, differs)
+        self._nodes = {place: nodes for place, nodes in self._nodes.items() if len(nodes) < TILE_WIDTH}
+
+    def _put(self, level: int, index: int, node: bytes) -> None:
+        """Take a node, and the one above the tile that it makes whole."""
+        tile, at = divmod(index, TILE_WIDTH)
+        nodes = self._nodes.setdefault((level, tile), {})
+        nodes[at] = node
+        if len(nodes) == TILE_WIDTH:
+            self._put(level + 1, tile, merkle.root(nodes[each] for each in range(TILE_WIDTH)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -90,7 +91,7 @@ class ChainReader(Protocol):
 _NO_BATCHES: Final[Sequence[Sequence[Any]]] = ()
 
 
-class RowsAlone:
+class RowsAlone(ABC):
     """The part of a ``ledger.verification.ChainReader`` that is about tables besides entries and snapshots."""
 
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
@@ -108,9 +109,9 @@ class RowsAlone:
         """0: there is no table."""
         return 0
 
+    @abstractmethod
     def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[EntryRow]]:
         """Batches of entries, as readers give them."""
-        raise NotImplementedError
 
     async def commitments(self) -> AsyncIterator[Sequence[Any]]:
         """Those entries whose verdicts are judged, by reading all entries once more."""

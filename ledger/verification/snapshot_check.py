@@ -123,6 +123,11 @@ class OpenedRow(NamedTuple):
         return self.stored_to if self.claim is None else self.claim.to_seq
 
     @property
+    def is_stored_as_signed(self) -> bool:
+        """Whether the row says the range that was signed."""
+        return (self.from_seq, self.to_seq) == (self.stored_from, self.stored_to)
+
+    @property
     def name(self) -> str:
         return f"snapshot of {self.from_seq}..{self.to_seq}"
 
@@ -156,8 +161,9 @@ def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Fin
         return unsigned
     claim = opened.claim
     if opened.verdict == "unknown_key":
-        detail = f"{unsigned.name}: {opened.detail}"
-        findings.add("snapshot-signature", to_seq, detail, actual=claim.key_id, is_key_unknown=True)
+        findings.add(
+            "snapshot-signature", to_seq, f"{unsigned.name}: {opened.detail}", actual=claim.key_id, is_key_unknown=True
+        )
     elif opened.verdict == "not_checked":
         findings.leave_undecided("signatures")
     return OpenedRow(from_seq, to_seq, stored, claim, opened.payload_sha256, opened.verdict != "unknown_key")
@@ -187,8 +193,7 @@ class SnapshotJudge:
     def is_next(self, snapshot: OpenedRow) -> bool:
         """Whether it covers entries from where the one before it ends, or is stored to begin behind that; only such a
         snapshot is compared with its entries."""
-        begin = max(snapshot.stored_from, self._covered_to + 1)
-        return begin == snapshot.from_seq <= snapshot.to_seq
+        return max(snapshot.stored_from, self._covered_to + 1) == snapshot.from_seq <= snapshot.to_seq
 
     def judge(self, snapshot: OpenedRow, recompute: Recompute) -> None:
         """Report what does not fit."""
@@ -219,8 +224,9 @@ class SnapshotJudge:
         self._previous_digest, self._is_previous_known = snapshot.digest, snapshot.digest is not None
         if expected is not None and snapshot.from_seq != expected:
             detail = f"a snapshot begins at {snapshot.from_seq} where one from {expected} must follow"
-            seq = min(expected, snapshot.from_seq)
-            self._findings.add("snapshot-chain", seq, detail, expected=expected, actual=snapshot.from_seq)
+            self._findings.add(
+                "snapshot-chain", min(expected, snapshot.from_seq), detail, expected=expected, actual=snapshot.from_seq
+            )
             return False
         claim = snapshot.claim
         if claim is not None and is_previous_known and claim.previous_snapshot != previous:
@@ -240,23 +246,19 @@ def _disagreements(snapshot: OpenedRow, tenant_id: str) -> Iterator[_Problem]:
     claim = snapshot.claim
     if claim is None:
         return
-    name = snapshot.name
     if claim.tenant_id != tenant_id:
-        yield f"{name} was signed for another tenant", tenant_id, claim.tenant_id
+        yield f"{snapshot.name} was signed for another tenant", tenant_id, claim.tenant_id
     for column, stored in zip(_CLAIMED_IN_ROW, snapshot.row, strict=True):
-        signed = getattr(claim, column)
-        if stored != signed:
-            yield f"{name}: column {column} is not what was signed", signed, stored
+        if stored != (signed := getattr(claim, column)):
+            yield f"{snapshot.name}: column {column} is not what was signed", signed, stored
 
 
 def _differences(snapshot: OpenedRow, recomputed: Recomputed) -> Iterator[_Problem]:
     """Where the claim, or without one the row, does not say what the entries say."""
-    name, said_in_row = snapshot.name, dict(zip(_CLAIMED_IN_ROW, snapshot.row, strict=True))
-    for column in ("from_chain_link", "to_chain_link", "snapshot_hlc", "entry_count", "merkle_root"):
-        said = said_in_row[column] if snapshot.claim is None else getattr(snapshot.claim, column)
-        found = getattr(recomputed, column)
+    stored = dict(zip(_CLAIMED_IN_ROW, snapshot.row, strict=True))
+    for column, found in recomputed._asdict().items():
+        if column == "tree_root" and None in (found, snapshot.claim):
+            continue  # No row has it, and it is not known where the tree's beginning was not read.
+        said = stored[column] if snapshot.claim is None else getattr(snapshot.claim, column)
         if said != found:
-            yield f"{name}: {column} is not that of the entries", found, said
-    if snapshot.claim is not None and recomputed.tree_root not in (None, snapshot.claim.tree_root):
-        detail = f"{name}: tree_root is not that of the entries"
-        yield detail, recomputed.tree_root, snapshot.claim.tree_root
+            yield f"{snapshot.name}: {column} is not that of the entries", found, said

@@ -19,24 +19,15 @@ from typing import Any, Final, NamedTuple
 
 from ledger.merkle import EMPTY_ROOT, HASH_BYTES
 from ledger.merkle.tiles import TILE_BYTES, TILE_HEIGHT, TILE_WIDTH
-from ledger.verification.verdict import Anchor, Findings, Head, is_number
+from ledger.verification.verdict import ASPECT_OF_KIND, Anchor, Break, Findings, Head, is_number
 
 TILES_AT_ONCE = 32
 """Tiles worth one look at what is stored: a quarter of a megabyte."""
 
 
-class TileBreak(NamedTuple):
-    """A stored tile that is missing or is not that of the entries, at the first hash that differs."""
-
-    seq: int
-    """The first under that hash."""
-    detail: str
-    expected: str | None
-    actual: str | None
-
-
-def tile_break(level: int, index: int, computed: bytes, stored: Any) -> TileBreak | None:
-    """What is wrong with a stored tile, given as it is stored, None for nothing."""
+def tile_break(level: int, index: int, computed: bytes, stored: Any) -> Break | None:
+    """What is wrong with a stored tile, given as it is stored, None for nothing; at the first seq under the first hash
+    that differs."""
     stored = stored if isinstance(stored, bytes) else b""
     if stored == computed:
         return None
@@ -48,7 +39,7 @@ def tile_break(level: int, index: int, computed: bytes, stored: Any) -> TileBrea
     leaves_before = (index * TILE_WIDTH + at // HASH_BYTES) << (level * TILE_HEIGHT)
     detail = f"tile {index} of level {level} of the stored tree is missing or is not that of the entries"
     expected, actual = computed[at : at + HASH_BYTES], stored[at : at + HASH_BYTES]
-    return TileBreak(leaves_before + 1, detail, expected.hex() or None, actual.hex() or None)
+    return Break(leaves_before + 1, "tree", detail, expected.hex() or None, actual.hex() or None)
 
 
 _EMPTY: Final = EMPTY_ROOT.hex()
@@ -118,7 +109,8 @@ def _compare_stored(findings: Findings, stored: StoredTree | None, roots: Mappin
         if last_seq > 0:
             findings.leave_undecided("tree")
     elif stored is not None and stored.root != root.hex():
-        _report(findings, "tree", stored.size, "the stored root is not that of the entries", root.hex(), stored.root)
+        detail = "the stored root is not that of the entries"
+        report(findings, Break(stored.size, "tree", detail, root.hex(), stored.root))
 
 
 def _is_compared(findings: Findings, head: TreeHead, roots: Mapping[int, bytes], last_seq: int) -> bool:
@@ -133,7 +125,7 @@ def _is_compared(findings: Findings, head: TreeHead, roots: Mapping[int, bytes],
     if root is not None:
         if head.root != root:
             detail = f"the first {head.size} entries are not those of the checkpoint held by {head.holder}"
-            _report(findings, "rollback", head.size, detail, head.root.hex() or None, root.hex())
+            report(findings, Break(head.size, "rollback", detail, head.root.hex() or None, root.hex()))
     elif head.size > last_seq:
         detail = f"the checkpoint held by {head.holder} covers {head.size} entries, there are {last_seq}"
         findings.add("rollback", last_seq + 1, detail, expected=head.size, actual=last_seq)
@@ -160,16 +152,12 @@ def _compared(findings: Findings, anchor: Anchor, roots: Mapping[int, bytes], la
     return anchor._replace(status="broken", detail=detail)
 
 
-def report_tile(findings: Findings, found: TileBreak) -> None:
-    """A stored tile is not that of the entries."""
-    _report(findings, "tree", *found)
-
-
-def _report(findings: Findings, kind: str, seq: int, detail: str, expected: str | None, actual: str | None) -> None:
-    if findings.chain_broken_by(seq):
-        findings.leave_undecided("tree" if kind == "tree" else "checkpoint")
+def report(findings: Findings, found: Break) -> None:
+    """Report what does not fit the entries, or, where the chain breaks below, leave it undecided."""
+    if findings.chain_broken_by(found.seq):
+        findings.leave_undecided(ASPECT_OF_KIND[found.kind])
     else:
-        findings.add(kind, seq, detail, expected=expected, actual=actual)
+        findings.add(found.kind, found.seq, *found[2:])
 
 
 def readable_ends(

@@ -16,7 +16,7 @@ nor on how they are shared out::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -213,8 +213,14 @@ class Anchor(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As verdict objects have it."""
-        said = {"kind": self.kind, "by": self.by, "time": self.time, "to_seq": self.size}
-        return {**said, "status": self.status, "detail": self.detail}
+        return {
+            "kind": self.kind,
+            "by": self.by,
+            "time": self.time,
+            "to_seq": self.size,
+            "status": self.status,
+            "detail": self.detail,
+        }
 
 
 class Head(NamedTuple):
@@ -225,7 +231,8 @@ class Head(NamedTuple):
     hlc: str | None
 
 
-class Verdict(NamedTuple):
+@dataclass(frozen=True)
+class Verdict:
     """The outcome of one verification. ``from_seq..to_seq`` is what was read, ``to_seq`` below it when empty."""
 
     tenant_id: str
@@ -247,6 +254,11 @@ class Verdict(NamedTuple):
     """Payload digest of the snapshot that ends at ``signed_to``, which the next one names."""
     commitments: int = 0
     """Entries read that are proposals or capacities, and not imported."""
+    to_link: Any = field(default=None, compare=False)
+    """Chain link of entry ``to_seq`` as stored; what was expected there when no entry was read."""
+    frontiers: Mapping[int, Sequence[bytes]] = field(default_factory=dict, compare=False)
+    """By size, right edges of the tree over the first entries: at ``signed_to`` and ``to_seq``, as far as no entry is
+    missing and the tree before the first was given."""
 
     @property
     def is_valid(self) -> bool:

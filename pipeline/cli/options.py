@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from ledger.errors import ConfigurationError, InvalidInputError
-from ledger.secret_text import secret_text
+from ledger.text import secret_text
 from signing import private_keys
 from signing.keys import ED25519, Keyring, Signer
 from signing.private_keys import FileSigner

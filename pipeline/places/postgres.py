@@ -24,7 +24,7 @@ from adbc_driver_postgresql import StatementOptions
 
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.secret_text import secret_text
+from ledger.text import secret_text
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS, Head, StoredTree
 from ledger.verification.range_fold import ChainBounds
 from pipeline.arrow import Row, rows_of

@@ -26,8 +26,7 @@ from ledger.canonical import INTEGER_MAX
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SYSTEM_TENANT, SystemAction
 from ledger.facts.statuses import ENDED, FAILED
 from ledger.machines import jobs
-from ledger.machines.job_fold import JobFold
-from ledger.machines.job_state import HlcParts
+from ledger.machines.job_fold import HlcParts, JobFold
 from ledger.machines.jobs import payload_of, said_of_row
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.arrow import batched, ddl_of, rows_of

@@ -20,7 +20,7 @@ from ledger.machines.jobs import JobParts
 from ledger.verification.commitment_check import CommitmentJudge
 from ledger.verification.projection_check import JobJudge, JobsFound, StoredJob, merged
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
-from ledger.verification.range_fold import ChainBounds, CheckAgain, fold
+from ledger.verification.range_fold import ChainBounds, fold
 from ledger.verification.reader import CommitmentRow, PromisedRow, of_commitments
 from ledger.verification.verdict import Break, Findings, is_number
 from pipeline import arrow
@@ -162,7 +162,7 @@ class CheckRanges:
                 if stored_tiles is None:
                     break
                 checker.compare_tiles(tiles, stored_tiles)
-            summary = checker.finish().encode()
+            summary = encode(checker.finish())
             yield from _breaks(task.tenant_id, breaks, number=task.number)
             yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary)
         except ArchiveInvalidError as error:
@@ -282,10 +282,10 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             yield next(of_kind)
             return
         # One summary after the other: they are as many as a long chain has ranges.
-        summaries = (RangeSummary.decode(row.data) for row in of_kind)
+        summaries = (msgspec.msgpack.decode(row.data, type=RangeSummary) for row in of_kind)
         outcome = fold(chain.ends, zip(chain.tasks, summaries, strict=True), jobs, breaks.append)
-        if isinstance(outcome, CheckAgain):
-            for task in outcome.tasks:
+        if isinstance(outcome, list):
+            for task in outcome:
                 yield TaskRow(tenant_id, AGAIN, task.number, 0, None, encode(task))
             return
         yield from _breaks(tenant_id, breaks)

@@ -21,6 +21,7 @@ from app.read.full_walk import FullWalk
 from app.read.verification import ChainVerifier, Position, VerifiedPositions
 from app.runtime.settings.config import Settings
 from app.runtime.state.found_breaks import FoundBreaks
+from ledger.verification import TreeHead
 from ledger.verification.verdict import Break
 from tests.app.chain_builder import edit
 from tests.app.chains import Chains, followed, until
@@ -155,7 +156,8 @@ async def test_a_rewritten_chain_is_found_by_the_kept_checkpoint_where_the_walk_
         await until(lambda: kept.size("acme") >= 11, "it is kept")
         anchor = kept.newest("acme")
         assert anchor is not None
-        monkeypatch.setattr(services[FullWalk], "_kept", lambda tenant_id: anchor._replace(root=bytes(32)))
+        heads = {"acme": [TreeHead(anchor.size, bytes(32), "node")]}
+        monkeypatch.setattr(services[ChainVerifier], "_checkpoints", lambda tenant_id, _: heads.get(tenant_id, []))
         await until(
             lambda: any(each.kind == "rollback" for each in services[FoundBreaks].open("acme")), "the root differs"
         )

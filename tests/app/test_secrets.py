@@ -17,7 +17,7 @@ from app.trust.console_sessions import _client_secret_in
 from cli import Commands, client
 from cli import tally as command_line
 from ledger.errors import ConfigurationError
-from ledger.secret_text import without_login
+from ledger.text import without_login
 from pipeline.cli.options import PIN_VARIABLE, _pin
 from pipeline.places.postgres import Dsn
 from signing import files

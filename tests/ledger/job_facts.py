@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ledger.machines.job_fold import JobFold
-from ledger.machines.job_state import HlcParts, JobState
+from ledger.machines.job_fold import HlcParts, JobFold, JobState
 from ledger.machines.jobs import said_of_job
 
 

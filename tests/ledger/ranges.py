@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+import msgspec
+
 from ledger.machines import jobs
-from ledger.machines.job_state import JobState
+from ledger.machines.job_fold import JobState
 from ledger.machines.jobs import JobParts
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.commitment_check import judge_commitments
@@ -55,9 +57,8 @@ class Ranges:
             self._random.shuffle(to_check)
             for task in to_check:
                 planned[task.number] = task
-                summaries[task.number] = RangeSummary.decode(
-                    self._check(task, with_jobs=projection and is_first_round).encode()
-                )
+                summary = self._check(task, with_jobs=projection and is_first_round)
+                summaries[task.number] = msgspec.msgpack.decode(msgspec.msgpack.encode(summary), type=RangeSummary)
             listed: list[Break] = []
             candidates: list[Break] = []
             jobs = self._compare_jobs(candidates.append) if projection else None
@@ -66,7 +67,7 @@ class Ranges:
             if isinstance(outcome, Verdict):
                 self._compare_listed(outcome, listed, candidates, jobs)
                 return outcome
-            to_check, is_first_round = outcome.tasks, False
+            to_check, is_first_round = outcome, False
             self.checked_again += len(to_check)
         raise AssertionError("ranges are checked again without end")
 

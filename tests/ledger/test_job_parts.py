@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.machines import jobs
-from ledger.machines.job_state import creation_of
+from ledger.machines.job_fold import creation_of
 from ledger.machines.jobs import JobParts
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.projection_check import stored_form

@@ -19,7 +19,7 @@ from ledger.canonical import INTEGER_MAX
 from ledger.errors import CanonicalError, InvalidInputError
 from ledger.facts.events import EVENTS_BY_ACTION, JOB_EVENTS, Part
 from ledger.facts.statuses import ENDED
-from ledger.machines.job_state import (
+from ledger.machines.job_fold import (
     CREATOR_CHARACTERS_MAX,
     OTHERS_MAX,
     Order,

@@ -153,7 +153,7 @@ def test_a_growing_frontier_has_the_root_of_the_naive_tree_at_every_size() -> No
     frontier = Frontier()
     for size in range(len(LEAVES)):
         assert (frontier.size, frontier.root()) == (size, naive.root(LEAVES[:size]))
-        frontier.append(LEAVES[size])
+        frontier.extend([LEAVES[size]])
 
 
 @settings(deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledger.printable import first_of
+from ledger.text import first_of
 
 
 def test_a_list_that_is_short_enough_is_named_whole() -> None:

@@ -183,6 +183,6 @@ def test_subtrees_cover_their_leaves_one_after_the_other(begin: int, count: int)
 
 def test_a_subtree_is_refused_where_none_begins() -> None:
     frontier = merkle.Frontier()
-    frontier.append(bytes(32))
+    frontier.extend([bytes(32)])
     with pytest.raises(merkle.InvalidInputError, match="does not begin at leaf 1"):
         frontier.append_subtree(1, bytes(32))

@@ -113,7 +113,7 @@ def test_a_tree_restored_at_a_border_goes_on_as_if_it_had_never_stopped(large: S
     assert tree.root() == frontier.root()
     for leaf in LEAVES[size : size + 3]:
         tree.append_leaf_hashes([leaf])
-        frontier.append(leaf)
+        frontier.extend([leaf])
         assert tree.root() == frontier.root()
     for (level, index), tile in tree.changed.items():
         assert tile == large.tiles[level, index][: len(tile)]

@@ -15,7 +15,7 @@ from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Anchor, Head, O
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.projection_check import compare_jobs, conclude
 from ledger.verification.snapshot_check import Recomputed, SnapshotJudge, has_place, open_row
-from ledger.verification.tree_check import check_head, compare_heads, readable_ends, report_tile, tile_break
+from ledger.verification.tree_check import check_head, compare_heads, readable_ends, report, tile_break
 from ledger.verification.verdict import Findings, begin_aspects
 from tests.ledger.ledger_in_memory import Ledger, MemoryReader, Row, in_stored_order
 
@@ -79,7 +79,7 @@ def verdict_of_the_whole(
         for (level, index), computed in _tiles([leaves[seq] for seq in range(1, reach + 1)], tree.size):
             found = tile_break(level, index, computed, ledger.tiles.get((level, index), b""))
             if found is not None:
-                report_tile(findings, found)
+                report(findings, found)
     # 4. The head, and the job states.
     findings.begin("head")
     said_to = [tree.size] if tree is not None else []

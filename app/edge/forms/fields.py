@@ -16,7 +16,7 @@ from ledger.canonical import INTEGER_MAX
 from ledger.errors import InvalidInputError
 from ledger.facts.events import Kind
 from ledger.hlc import Hlc
-from ledger.machines.job_state import CREATOR_CHARACTERS_MAX
+from ledger.machines.job_fold import CREATOR_CHARACTERS_MAX
 from ledger.private_fields import PATH_CHARACTERS_MAX
 
 NAME_CHARACTERS_MAX = 256

@@ -30,7 +30,7 @@ from app.runtime.settings.words import nearest, words_of
 from ledger import canonical
 from ledger.errors import ClockSkewError, InvalidEventError, InvalidInputError, ProblemError
 from ledger.facts.problems import PAYLOAD_TOO_LARGE
-from ledger.printable import first_of
+from ledger.text import first_of
 
 ERRORS_LISTED_MAX: Final = 1000
 """With more faults than this in one body none is picked out: listing them would hold up everybody else."""

@@ -26,7 +26,6 @@ from app.edge.forms.lists import NewestFirst, page
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read import (
     proofs,
-    witness_statements,
 )
 from app.runtime.answers.chain import CosignatureList, CosignedAnswer, TimestampList
 from app.runtime.settings.config import Settings
@@ -77,7 +76,7 @@ async def read_checkpoint(
 
     With ``cosigned`` the newest one that a registered witness has cosigned.
     """
-    read = witness_statements.cosigned_checkpoint if is_cosigned == "true" else witness_statements.served_checkpoint
+    read = proofs.cosigned_checkpoint if is_cosigned == "true" else proofs.served_checkpoint
     with notary.mending(tenant_id):
         note = await read(pool, tenant_id, settings.log.witnesses)
         open_stored(tenant_id, note, await trust.log_keys(tenant_id), notary.origin(tenant_id))
@@ -153,9 +152,7 @@ async def list_cosignatures(
 ) -> Response:
     """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
     rows, following = await _COSIGNATURES.read(pool, tenant_id, cursor, limit)
-    statuses = await asyncio.to_thread(
-        lambda: [witness_statements.status_of(row, settings.log.witnesses) for row in rows]
-    )
+    statuses = await asyncio.to_thread(lambda: [proofs.status_of(row, settings.log.witnesses) for row in rows])
     items = [
         {
             "tree_size": row.tree_size,

@@ -19,7 +19,7 @@ from app.store.chaining import WalPosition
 from app.store.reading import Pool, reading
 from ledger.errors import InvalidInputError, LedgerError, WalFilesError
 from ledger.positions import BEFORE_FIRST, Lsn
-from ledger.printable import first_of
+from ledger.text import first_of
 from wal import control as wal_control
 from wal.reader import scan_segment
 from wal.replication.configuration import split_address

@@ -16,7 +16,7 @@ from pydantic_settings import NoDecode
 from app.runtime.postgres import parse_address
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.names import GATE, NODE_ID, TENANTS, anchored
-from ledger.secret_text import secret_text
+from ledger.text import secret_text
 from signing import private_keys
 from signing.files import path_of
 from signing.note import WitnessKey

@@ -28,7 +28,7 @@ import structlog
 
 from app.runtime.state.kept_files import KeptFile
 from ledger.errors import ChainBrokenError, ChainDamagedError, KnownDamageError, NotFoundError
-from ledger.printable import first_of
+from ledger.text import first_of
 from ledger.verification.verdict import Break
 
 BREAKS_MAX: Final = 1000

@@ -39,6 +39,7 @@ from wal.control import CONTROL_NAME
 from wal.segment import store_file, sync_folder
 
 Value = TypeVar("Value")
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,41 @@ class KeptFile(Generic[Value]):
         elif path.exists():
             path.unlink()
             sync_folder(folder)
+
+
+class ByTenant(msgspec.Struct, Generic[Value]):
+    """What a file holds that has one value for each tenant."""
+
+    version: Literal[1] = 1
+    tenants: dict[str, Value] = {}
+
+
+NO_TENANTS: Final = b'{"version":1,"tenants":{}}'
+
+
+class KeptByTenant(Generic[Value]):
+    """One value for each tenant, in memory and in a file of the WAL folder. Any thread may call it."""
+
+    def __init__(self, wal_folder: Path, file: KeptFile[ByTenant[Value]], event: str) -> None:
+        """``event`` names the line of the log that says that the file cannot be read: then it counts for nothing."""
+        self._folder = wal_folder
+        self._file = file
+        self._storing = Lock()
+        self._by_tenant: dict[str, Value] = {}
+        try:
+            self._by_tenant = file.load(wal_folder).tenants
+        except StartRefusedError as error:
+            log.warning(event, error=str(error))
+
+    def store(self) -> None:
+        """Write the file; on return it survives a crash. Blocks on the disk.
+
+        Raises:
+            OSError: the disk refuses; in memory all is kept.
+        """
+        # Verifications end at the same time, each on a thread of its own.
+        with self._storing:
+            self._file.store(self._folder, ByTenant(1, dict(sorted(self._by_tenant.items()))))
 
 
 class FirstToken(msgspec.Struct, frozen=True):
@@ -181,8 +217,6 @@ def with_new_gate(wal_dir: Path, identity: Identity) -> Identity:
 WALK: Final = "walk"
 NODE: Final = "node"
 
-log = structlog.get_logger()
-
 
 class Verified(msgspec.Struct, frozen=True):
     """One verification of a whole chain."""
@@ -191,27 +225,16 @@ class Verified(msgspec.Struct, frozen=True):
     by: str
 
 
-class _Verified(msgspec.Struct):
-    version: Literal[1]
-    tenants: dict[str, Verified]
-
-
-_LAST_VERIFIED: Final = KeptFile[_Verified](
-    "last_verified.json", _Verified, b'{"version":1,"tenants":{}}', "it is written again with the next verification"
+_LAST_VERIFIED: Final = KeptFile[ByTenant[Verified]](
+    "last_verified.json", ByTenant[Verified], NO_TENANTS, "it is written again with the next verification"
 )
 
 
-class LastVerified:
-    """The verifications of one node, in memory and in its WAL folder. Any thread may call it."""
+class LastVerified(KeptByTenant[Verified]):
+    """The verifications of one node."""
 
     def __init__(self, wal_folder: Path) -> None:
-        self._folder = wal_folder
-        self._storing = Lock()
-        self._by_tenant: dict[str, Verified] = {}
-        try:
-            self._by_tenant = _LAST_VERIFIED.load(wal_folder).tenants
-        except StartRefusedError as error:
-            log.warning("last_verified_unreadable", error=str(error))
+        super().__init__(wal_folder, _LAST_VERIFIED, "last_verified_unreadable")
 
     def note(self, tenant_id: str, verified: Verified) -> None:
         """The tenant's whole chain was verified; a verification that began earlier changes nothing."""
@@ -224,12 +247,3 @@ class LastVerified:
         found = [self._by_tenant.get(tenant_id) for tenant_id in tenants]
         oldest = min((each for each in found if each is not None), key=lambda each: each.at_s, default=None)
         return oldest, found.count(None)
-
-    def store(self) -> None:
-        """Write the file; on return it survives a crash. Blocks on the disk.
-
-        Raises:
-            OSError: the disk refuses; in memory all is kept.
-        """
-        with self._storing:
-            _LAST_VERIFIED.store(self._folder, _Verified(1, dict(self._by_tenant)))

@@ -31,7 +31,7 @@ from app.runtime.state.kept_files import KeptFile
 from ledger.chain import record
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.printable import first_of
+from ledger.text import first_of
 from signing.key_history import FORK_PREFIX
 
 KIND: Final = "wal-lost"

@@ -44,7 +44,7 @@ from app.store.exchange import Seen
 from ledger.errors import LedgerError, ProofError, SignatureError
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.merkle import verify_consistency
-from ledger.secret_text import token_in
+from ledger.text import token_in
 from signing import files
 from signing.checkpoint import Checkpoint, open_checkpoint, read, signer_of
 from signing.keys import Keyring, PublicKey

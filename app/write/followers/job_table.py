@@ -18,9 +18,8 @@ from app.store.following import FollowedEntry
 from app.store.job_search import JobTerm, SearchFields
 from app.store.job_table import JobKey, JobSpan
 from ledger.machines import jobs
-from ledger.machines.job_fold import JobFold
+from ledger.machines.job_fold import HlcParts, JobFold
 from ledger.machines.job_search import terms_of
-from ledger.machines.job_state import HlcParts
 from ledger.machines.jobs import JobState
 from ledger.positions import Lsn
 from ledger.verification import ENTRY_COLUMNS

@@ -113,7 +113,7 @@ async def extended_tree(connection: Connection, stored: LockedTree, kept: str | 
     try:
         wanted = {*tiles.right_edge(size), *tiles.root_tiles(size), *tiles.root_tiles(anchor.size if anchor else 0)}
         found = await store.read_tiles(connection, stored.tenant_id, wanted)
-        if anchor is not None and tiles.root_at(anchor.size, _getter(found)) != anchor.root:
+        if anchor is not None and tiles.root_at(anchor.size, tiles.getter(found)) != anchor.root:
             raise ProofError(f"its first {anchor.size} leaves are not those that this node signed")
         tree = TileTree(size, found)
         if tree.root().hex() != stored.root_hash:
@@ -230,16 +230,12 @@ async def proved_root(
         prefix = TileTree(from_seq - 1, stored)
         prefix.append_leaf_hashes(leaf_hashes)
         root = prefix.root()
-        proof = tiles.consistency_proof(to_seq, tree.size, _getter(stored))
+        proof = tiles.consistency_proof(to_seq, tree.size, tiles.getter(stored))
         merkle.verify_consistency(to_seq, tree.size, root, tree.root(), proof)
     except ProofError as error:
         why = f"entries {from_seq} to {to_seq} are not those that this node followed, rows or tiles were changed"
         raise not_signed(tenant_id, why) from error
     return root
-
-
-def _getter(stored: dict[tiles.TileCoordinates, bytes]) -> tiles.GetTile:
-    return lambda level, index: stored.get((level, index), b"")
 
 
 @dataclass(eq=False)

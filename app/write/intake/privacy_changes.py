@@ -41,8 +41,7 @@ from ledger.errors import (
 )
 from ledger.facts.events import SystemAction
 from ledger.facts.problems import SUBJECT_NOT_FOUND
-from ledger.privacy_facts import name_of
-from ledger.private_fields import Declaration
+from ledger.private_fields import Declaration, name_of
 
 RETRY_PAUSE_S = 5.0
 """Pause before a start tries again to have the chains say what they must."""

@@ -17,7 +17,7 @@ from app.store.appended import ChainPosition
 from ledger import canonical, keyed, private_fields
 from ledger.chain.record import IdempotencyKey
 from ledger.facts.events import ACTOR, JOB_EVENTS, Durability, EventType
-from ledger.machines.job_state import creation_digest
+from ledger.machines.job_fold import creation_digest
 from ledger.positions import Epoch, Lsn
 from ledger.private_fields import PRIVATE_MARK, Path
 from signing.private_keys import DataKey
