@@ -3,7 +3,7 @@
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.merkle, ledger.canonical,
  * ledger.chain.form, ledger.verification.entry_check, app.store.appended; for the lines of events, app.edge.forms.requests
- * with app.write.pending.event_lines; for COPY, the driver.
+ * with app.write.pending.requests; for COPY, the driver.
  * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
  * on whatever is unusual, and need not name what is wrong.
  *
@@ -487,7 +487,7 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     return answer_of(found, found != NULL);
 }
 
-/* --- lines of events: app.write.pending.event_lines -------------------------------------------------------------------- */
+/* --- lines of events: app.write.pending.requests ------------------------------------------------------------------ */
 
 #define DEPTH_MAX 32
 #define MEMBERS_MAX 64
