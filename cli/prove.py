@@ -1,4 +1,4 @@
-"""``tally prove``: fetch the receipt of a job, or of one entry, and hold it to what it must be before it is kept."""
+"""``tally prove``: fetch the receipt of a job, or of one entry, and verify it before it is stored."""
 
 from __future__ import annotations
 

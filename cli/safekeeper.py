@@ -134,7 +134,7 @@ def restore(
     wal_id: Annotated[str | None, typer.Option("--wal-id", help="Which of its logs, where there are several.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Bring a log back from its archive, where no safekeeper and no disk of the node has it any more.
+    """Restore a log from its archive when no safekeeper and no disk of the node has it any more.
 
     It ends with the last segment that was archived: the newest one never was.
 

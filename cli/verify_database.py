@@ -1,7 +1,7 @@
 """Verification of a chain straight from PostgreSQL, in this process: no service is asked or trusted.
 
-Signatures count only when made by keys the caller brought. Without any, those that the chain of ``_system`` names serve
-to tell a signature by a key that nobody admitted; they make none good.
+Signatures count only when made by keys that the caller gives. Without keys, those in the chain of ``_system`` serve
+only to find signatures by unadmitted keys; no signature is reported as ok.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What a bundle says of itself, judged by what a verifier brings: keys, a checkpoint kept elsewhere, what it verified
-before, external witnesses and authorities. What the verdicts on bundles and on receipts (``signing.receipt_judging``)
-have in common is here too.
+"""Verify a bundle against what the verifier holds: keys, a checkpoint kept elsewhere, its memory of earlier
+verifications, external witnesses and authorities. Verdicts on receipts (``signing.receipt_judging``) share parts of it.
 
 ``judge_bundle`` is the whole verification of an open bundle, whose container and digests ``signing.bundle.reader``
 checked (docs/formats/bundle.md)::

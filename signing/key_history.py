@@ -12,13 +12,13 @@ The facts, as payloads of entries (docs/formats/keys.md)::
 and in each but the last ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
 
     1. the first key that is introduced is the root of the ledger
-    2. every other change counts only with a statement by a key that counts there: it was admitted, and neither
-       was it revoked nor did another take its place in an entry before; the statement names an earlier entry, and not
-       one before the last fork: what was said in the other ledger, of the beginning that both have, is not said here
-    3. what a key admitted does not count where that key is revoked from an HLC at or before the one of the entry;
-       but for the keys that led to the one which revokes it, of which nobody else could have said so
-    4. who admits a key speaks of that one alone: only a rotation that is vouched for itself ends another, as anybody
-       can write one that is not
+    2. every other change counts only with a statement by a valid key: it was admitted, and no earlier entry revoked
+       or replaced it. The statement names an earlier entry, not before the last fork: a statement made for the
+       ledger that was forked does not count here, even about entries that both share
+    3. if a key is revoked from an HLC, its admissions at or after that HLC are void, except those in the chain of
+       admissions that leads to the revoking key
+    4. an admission admits one key and ends none. A rotation ends the old key only with a statement by a valid key,
+       since anyone can write one without
     5. of several ends and several revocations of one key the earliest counts
     6. a token is issued by rules 2 and 3, as a key is admitted; its revocation, which only narrows, needs no statement;
        no statement names an entry about a token
@@ -26,8 +26,8 @@ and in each but the last ``statement``, the envelope of :mod:`signing.key_statem
 A chain whose root has no ``root: true`` was begun before there were statements. Until its first statement, ends and
 revocations without one count as well: they only ever narrow. What was introduced so is as little admitted as elsewhere.
 
-Whoever can write to a database can write any row there, but no statement by a key that was admitted. So what rows say
-of keys can tell a verifier that a key does not count. That one does, only keys tell that it got elsewhere.
+An attacker who can write to a database can write any row there, but no statement by an admitted key. So its rows can
+show that a key does not count. Only keys that the verifier obtained elsewhere can show that one does.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def event_of(row: EntryRow) -> KeyEvent | None:
 def named_keys(rows: Iterable[EntryRow]) -> Keyring | None:
     """The keys that the rows about keys admit, in seq order; None where there is not even a root.
 
-    A signature that they make good is not thereby checked: see ``without_trust``.
+    A signature that is valid only under these keys counts as not checked: see ``without_trust``.
     """
     events = [event for row in rows if holds_together(SYSTEM_TENANT, row) and (event := event_of(row)) is not None]
     history = history_of(events)

@@ -161,8 +161,8 @@ class Memory:
     def seen(self, own: Seen) -> Seen | None:
         """The newest checkpoint verified of the log that ``own`` is of, None before the first.
 
-        Of that log is what has its root key, or what the same key signed under the same origin: who only says that the
-        root is another does not get rid of what was seen.
+        A checkpoint is of that log if it has its root key, or if the same key signed it under the same origin: claiming
+        another root key does not discard the remembered checkpoint.
         """
         origin = own.checkpoint.origin
         same = [
@@ -309,7 +309,8 @@ class Observation(NamedTuple):
         """The observation of a ledger whose checkpoint is ``note``, or of a range of it whose note may be of a later
         one. ``is_file`` says that the note stays as it is, and that it was perhaps remembered from here.
 
-        Whoever edits a ledger can take its checkpoint away. Then every log of the tenant counts that a key signed.
+        An attacker who edits a ledger can remove its checkpoint. Without one, all remembered logs of the tenant that a
+        trusted key signed are compared.
         """
         own = _opened(tenant_id, note, keyring, now)
         if own is None:
@@ -331,7 +332,7 @@ class Observation(NamedTuple):
         return f"only the entries up to seq {self.to_seq} are here" if self.to_seq < newest < last else None
 
     def compared_with_own(self, verdict: dict[str, Any]) -> dict[str, Any]:
-        """``verdict`` on such a range; what was verified is compared with its checkpoint, if they are of one size."""
+        """``verdict`` with the remembered checkpoint compared with the range's own, if both have the same size."""
         for seen in self.before:
             if self.why_not is None and self.now is not None and seen.checkpoint.size == self.now.checkpoint.size:
                 return compared(verdict, seen.checkpoint, self.now.checkpoint, MEMORY)

@@ -47,15 +47,14 @@ LINGER_ENTRIES_MIN = 2
 """A batch is held open only behind one of at least so many records: a lone writer never waits."""
 
 LINGER_PART = 3
-"""Nor is it if one of so many records, relative to the batch before, came while that was written: they need not
-wait."""
+"""Nor if at least this part (1/3) of the previous batch's record count arrived while that batch was written."""
 
 HALF_MIN = 16
 """Half of the writers are enough if half is at least so many: each sync costs processor time, too."""
 
 HALF_AFTER = 3
-"""And if they came no sooner than one of so many parts of the last sync: then two syncs of half a batch each take less
-time than one sync and the wait for all, during which the disk is idle."""
+"""And only if they took at least this part (1/3) of the last sync to arrive: then two syncs of half a batch each are
+faster than one sync and the wait for all, during which the disk is idle."""
 
 DURABLE_BATCHES_MAX = 4096
 """Of more durable batches than this that were not taken, the oldest are dropped; ``durable_lsn`` counts them all."""

@@ -3,7 +3,7 @@ and the services that its route names.
 
 The fast path (``app.edge.fast_path``) and the routes of the framework accept a request by the same steps::
 
-    1. caller      what the request shows says who calls: before a body is read
+    1. caller      authenticated by headers or certificate, before the body is read
     2. right       the caller has the right that the route needs, as far as path and query name tenants
     3. quotas      of the caller: one request, and the bytes of its body. A body without a length, or longer than the
                    quota ever holds, is read as fast as the quota fills instead.

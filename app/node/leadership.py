@@ -33,7 +33,7 @@ from wal.replication.leading import Shipper
 from wal.replication.proposer import Proposer
 
 QUORUM_AWAY_S = 1.0
-"""For so long a quorum may be away, as when its members restart, before writes are told that there is none."""
+"""How long a quorum may be away, as when its members restart, before writes are refused for want of one."""
 
 _LOG_LEVELS: Final = {
     "wal_replication_member_lost": logging.WARNING,

@@ -41,7 +41,7 @@ def reported_checks(
     issuer: OidcIssuer | None,
     replicas: Replicas | None,
 ) -> Mapping[str, Check]:
-    """What ``/readyz`` tells of, and takes writes all the same."""
+    """The checks of ``/readyz`` that do not stop writes."""
     return {
         "signing": lambda: (
             service.keys.fault or (service.notary.last_error if service.appender.fault is None else None)

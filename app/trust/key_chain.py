@@ -16,8 +16,8 @@ A node cannot introduce itself: its key counts once the root of the ledger, or a
 A key that no entry introduces yet counts already when this node itself can write the entry that will admit it: as the
 first node of a ledger, or with the word of a key that it signs with or signed with last.
 
-The rows of ``signing_keys`` are a cache of all this, which an administrator of the database can write. Of them count
-where a key signs, and from when on it does as long as that is no later than its entry.
+The rows of ``signing_keys`` are a cache of all this, which an administrator of the database can write. Only two of
+their columns are used: the node, and the start of validity if it is not later than the key's entry.
 """
 
 from __future__ import annotations

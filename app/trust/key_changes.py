@@ -1,4 +1,5 @@
-"""What the chain of ``_system`` says of a node's keys: written until it says it, and changed because somebody asks.
+"""Record this node's keys in ``_system``, retrying until they are chained, and carry out rotations, admissions and
+revocations.
 
 At start, and for as long as the node runs::
 
@@ -137,7 +138,7 @@ class KeyChanges:
     write_entry: WriteEntry
     sign_checkpoints_again: Callable[[], Awaitable[None]]
     sign_uncounted_again: Callable[[Sequence[PublicKey]], Awaitable[None]]
-    """Has checkpoints signed again that none of these keys signed."""
+    """Signs again the checkpoints that none of these keys signed."""
     spawn: Callable[[Coroutine[Any, Any, None]], object]
 
     def __post_init__(self) -> None:

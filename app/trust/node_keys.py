@@ -7,8 +7,8 @@
     signer       uri, key id and public key of the key that signs snapshots
     log_signer   the same of the Ed25519 key that signs checkpoints: the same key if it is one in a file
     retired      keys whose place another took, and that the ledger may not say so of yet
-    root_key_id  the key that the ledger began with, once the node has seen it. Whoever has the database can replace
-                 the whole chain of _system by one that begins with a key of his own: nothing that says is believed
+    root_key_id  the key that the ledger began with, once the node has seen it. An attacker who has the database can
+                 replace the whole chain of _system by one that begins with his own key: the node rejects that chain
     ended        by key id the ends and revocations that the node has seen in the chain. The database may be changed
                  or turned back; what ended stays ended all the same
 

@@ -1,4 +1,4 @@
-"""Having the tables of private fields agree with the chains, which are what counts.
+"""Make the tables of private fields agree with the chains, which are the authority.
 
 A database that was restored from a backup, or edited, may have keys that a chain says were destroyed, and lack
 declarations that a chain has. At every start, before the first event is taken, and while a tenant is in doubt::
@@ -8,12 +8,12 @@ declarations that a chain has. At every start, before the first event is taken, 
 
 Which declaration is newest: the tables note each with a revision, and revisions are in the order of the changes, while
 two that were made at one moment may be chained the other way round. So among those noted the highest revision counts.
-One that the tables do not know of counts before them, unless the chain has it before the one that would count.
-Whichever that is, what the chain says last is private beside it: who notes an old declaration again frees nothing.
+A declaration that the tables lack wins over those noted, unless the chain has it before the winner among them. The
+fields of the chain's last declaration are always private too, so a re-inserted old row never exposes a field.
 
 A declaration that is chained again is not a new one: it is noted with the entry that the chain has.
 
-Entries are recomputed before anything is done on their word. One that is not what was chained declares and destroys
+Entries are recomputed before they have any effect. One that is not what was chained declares and destroys
 nothing, and its tenant is in doubt.
 """
 

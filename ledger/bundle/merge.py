@@ -13,8 +13,8 @@ of the entries, in the order of the merge, and of what the chains hold at their 
 of the same physical and logical time: a CONFLICT entry has those of the event that it holds. So a merge may be cut
 between any two of them and each piece decided by itself.
 
-A proposal and its verdict have one HLC and are no conflict. Behind its verdict a proposal is a duplicate; behind a
-proposal that came first its verdict is held in a CONFLICT entry, as the chain would lack it otherwise.
+A proposal and its verdict have one HLC and are no conflict. A proposal that arrives after its verdict is a duplicate. A
+verdict that arrives after its proposal is kept in a CONFLICT entry, so that it is not lost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The kinds of entry: events of jobs, proposals, and what the ledger records about itself.
 
 To add an event of a job, declare it in ``JOB_EVENTS``, write the generated files again (``make facts``), and, where it
-changes a job's status, declare the status (:mod:`ledger.facts.statuses`). A part of a job's state that needs more than
-the newest event that raised it also needs a rule in :mod:`ledger.machines.job_fold`.
+changes a job's status, declare the status (:mod:`ledger.facts.statuses`). If the job's state needs more than the newest
+such event, add a rule in :mod:`ledger.machines.job_fold`. What the ledger records about itself is declared in the same
+way in ``SYSTEM_RECORD_TYPES``.
 
 The type number is in the WAL record, the action in ``scheduler_log``, the name in the payload. Numbers 1 to 15 are job
 events, 34 and 35 proposals and capacities of nodes; 16 and 33 are records of the WAL alone, which become no entry of

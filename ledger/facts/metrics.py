@@ -1,7 +1,8 @@
 """The metrics of a node, by their names for Prometheus.
 
-To add one, declare it here, give ``app.runtime.metrics.Metrics`` its values, and write the generated files again
-(``make facts``). Labels have few values: never a tenant, a job or a key.
+To add one, declare it here, set it where its value is (``metrics.count``, ``observe``) or read it in a function of
+values (``node_values`` in ``app/runtime/metrics.py``), and generate the files that follow (``make facts``). Labels have
+few values: never a tenant, a job or a key.
 """
 
 from collections.abc import Mapping

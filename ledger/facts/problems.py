@@ -1,7 +1,7 @@
 """The errors of the API, as Problem Details (RFC 9457).
 
 To add one, declare it here and write the generated files again (``make facts``). An error of :mod:`ledger.errors` names
-its problem; what nobody catches needs no class of its own: ``raise ProblemError(PROBLEM, detail)``.
+its problem; an error that no code catches needs no class: ``raise ProblemError(PROBLEM, detail)``.
 """
 
 from enum import Enum, auto

@@ -11,12 +11,12 @@ Invariants, whatever a caller asks for::
 
     a capsule has at most one active placement, by itself or in a gang, and at most one active identity
     a gang is active as a whole or not at all, and once
-    what is revoked is active, and is active no longer
+    only an active commitment can be revoked, which ends it
     reserved[node][dimension] == sum of the active reservations there
 
 Where the capacity of a node is known, free is capacity less what is reserved, in each dimension by itself; where it is
-not, a dimension is free as long as nobody claims it, and all accelerators are one dimension. Preconditions are the
-caller's own bets: a placement without one may claim more than a node has.
+not, a dimension is free if no active commitment claims it, and all accelerators are one dimension. Preconditions are
+the caller's choice: a placement without one may claim more than a node has.
 
 Judging and applying cost the same however much is active, beside a gang's members: everything is looked up by name in
 ``LiveState``, whose tables are passed in.

@@ -1,6 +1,6 @@
 """The merged state of one job, and the fold that merges events, or other states of it, into it in place.
 
-Every part of a state names the seq of its entry, the last in its order, so of two entries that say the same one stays.
+Every part of a state has the seq of its entry as the last element of its order, so of two equal facts one wins.
 Folding the entries of ``seqs_of(state)`` alone gives all that is shown of a job: a table of jobs need keep no more.
 
 States are a semilattice, so order and repetition do not matter. With ``a | b`` for the state that joining a with b
@@ -9,8 +9,8 @@ gives, where an event counts as the state that it is by itself::
     a | b == b | a      a | (b | c) == (a | b) | c      a | a == a
 
 Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest, seq)``. Only
-``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest; of the others it is
-remembered which said something else.
+``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest; of the others, those that
+differ from it are kept.
 
 A fact is recorded whatever it says; a field of the wrong type counts as not given. So the fold is total over payloads,
 also over those of a chain that someone has edited.
@@ -164,7 +164,7 @@ def creation_of(spec: Any, assigned_dcs: list[str]) -> str | None:
 def merge_creations(
     a: Created | None, a_others: Mapping[str, Order], b: Created | None, b_others: Mapping[str, Order]
 ) -> tuple[Created | None, Mapping[str, Order]]:
-    """The first of two creations, and what others say something else, from two states of one job."""
+    """The winner of two creations, and the creations that differ from it, from two states of one job."""
     if a is None or b is None:
         return (b, b_others) if a is None else (a, a_others)
     first, second = (a, b) if a.order <= b.order else (b, a)

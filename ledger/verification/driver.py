@@ -1,8 +1,7 @@
-"""The one driver of a verification: it plans ranges, has them checked, and folds what that came to in their order.
+"""The one driver of a verification: it plans ranges, has them checked, and folds the results in their order.
 
-Ranges are planned by seq. Where one turns out to be empty, the next reaches to the entry that comes next, so that a seq
-which somebody made enormous costs one look. ``Checks`` checks them, in this
-process one after another or in others beside it.
+Ranges are planned by seq. If one is empty, the next ends at the next entry, so one forged huge seq costs a single
+query. ``Checks`` checks ranges one after another in this process, or in others beside it.
 """
 
 from __future__ import annotations

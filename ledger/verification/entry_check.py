@@ -58,7 +58,7 @@ _KIND_OF_COLUMN: Final = {
     **dict.fromkeys(("payload", "payload_digest"), "payload-digest"),
     "prev_chain_link": "prev-link",
 }
-"""The kind of break that a value no column may hold is told as, where it is not ``link``."""
+"""By column, the kind of break reported for a value of the wrong type; ``link`` for all others."""
 
 _SEQ, _T_HLC, _PREV_CHAIN_LINK, _CHAIN_LINK = map(
     ENTRY_COLUMNS.index, ("seq", "t_hlc", "prev_chain_link", "chain_link")

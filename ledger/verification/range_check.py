@@ -9,7 +9,7 @@ first takes all that is lower and the last all that is higher::
 
     ranges[0].from_seq is None        ranges[n].from_seq == ranges[n - 1].to_seq + 1        ranges[-1].to_seq is None
 
-Hashes of a range are of use only where its entries go without gap, since a gap ends every comparison across it.
+Hashes are kept only for stretches without a gap, since a gap ends every comparison across it.
 """
 
 from __future__ import annotations

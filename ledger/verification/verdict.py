@@ -45,7 +45,7 @@ KINDS: Final = tuple(ASPECT_OF_KIND)
 ASPECTS: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
 
 _CHAIN_KINDS: Final = ("gap", "prev-link", "link")
-"""What breaks the chain at its seq; a seq that stands twice breaks it only behind that, as the first one counts."""
+"""What breaks the chain at its seq; of a duplicated seq the first row counts, so the chain is broken only after it."""
 _TEXT_MAX: Final = 400
 """Characters kept of an expected or actual value: an edited row can hold a megabyte."""
 
@@ -320,6 +320,6 @@ def with_break(verdict: Mapping[str, Any], found_break: Mapping[str, Any]) -> di
 
 
 def _break_order(found_break: Mapping[str, Any]) -> tuple[int, int]:
-    """Lowest seq first; breaks of the place itself, which no kind of a chain's names, before those of its entries."""
+    """Lowest seq first; faults of the file or archive, whose kinds are not in ``KINDS``, before those of entries."""
     kind = found_break["kind"]
     return found_break["seq"], KINDS.index(kind) if kind in KINDS else -1

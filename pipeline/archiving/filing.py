@@ -10,8 +10,8 @@ Each file of entries is made by a task, ``file_on`` Spark, alone and in bounded 
 What a file says of the chain beyond itself is left to the fold of all ranges (``ledger.verification.range_fold``): a
 range is judged on its way into an archive by the algorithm that verifies it later.
 
-Step 3 takes another file with the same rows for the one it would write: the writer of Parquet may have become another
-one between a run that was killed and the one that carries on.
+Step 3 accepts an existing file with equal rows: its bytes may differ if the Parquet writer was upgraded after the run
+that was killed.
 
 Rows up to the end of the last snapshot never change, so tasks need no common snapshot of the database: one that does
 change is found by its links. What must agree with one another is read in one transaction, ``Ledger.at_one_time``.

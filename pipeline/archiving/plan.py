@@ -1,8 +1,8 @@
 """What a run is going to write: a range of a tenant and the files it is cut into, decided once and kept in the archive.
 
-The plan of a range is written before its files, under a name that only the first of several runs gets. Whoever finds a
-plan without a manifest carries it out, so a range is never cut in two ways. A plan is signed by nobody and believed
-nothing: what it says is checked against the ledger, and a file that does not have the rows it must is not written.
+The plan of a range is written before its files, under a name that only the first of several runs gets. A run that
+finds a plan without a manifest completes it, so a range is never cut in two ways. A plan is not signed and not trusted:
+it is checked against the ledger, and a file without the right rows is not written.
 """
 
 from __future__ import annotations

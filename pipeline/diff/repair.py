@@ -1,14 +1,14 @@
 """Ranges of a chain as signed bundles, for the side that lacks them: an import there leaves what it was missing.
 
-Which ranges: few, and not much longer than what is lacking, for each becomes a bundle, and whoever imports it passes
-over what it has already. Where one may end: at an entry that a checkpoint is proved to cover. In a database that is any
+Which ranges: few, and not much longer than what is lacking, for each becomes a bundle, and an import skips the entries
+that exist. Where one may end: at an entry that a checkpoint is proved to cover. In a database that is any
 entry up to the newest checkpoint, proved by the tree; in an archive the last entry of a manifest, which has a
 checkpoint and the proof. Either way the root at the end is that of the tree whose leaves the rows are.
 
 The driver writes them, so that the signing key stays with it, range by range and in memory of one part: rows pass the
 checks of verification on their way, the last of them must be the leaf that the tree of a checkpoint has there, and a
 file takes its name once it is whole. Inside are the chain's own snapshots, the checkpoint and the proof that leads to
-it; of a bundle that is compared it is the file as it is.
+it. If the compared side is a bundle, its file is used unchanged.
 """
 
 from __future__ import annotations

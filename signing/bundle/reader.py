@@ -3,8 +3,8 @@
 Two passes over one open file::
 
     1. ``BundleReader.open``: the container byte by byte, digests of every member and of the whole file; the
-       manifest, not parsed before a signature was refused that a held key did not make, whose list of parts must be
-       the members that are there. No other member is looked into.
+       manifest, parsed only after its signatures by known keys were verified. Its list of parts must equal the
+       members. No other member is parsed.
     2. the rows, as a verification or an import asks for them: each part is read and hashed again before its bytes are
        decompressed, up to the size the manifest names, and its rows parsed. While the rows of a part are checked a
        thread reads the next one.

@@ -11,8 +11,8 @@ Steps::
        theirs and the own one holds all that ever was
     4. cut the own copy where it parts from that log, and fetch what it lacks from the member that has it
 
-If nobody votes yet, or what the members hold are copies, the own log counts, and step 3 asks nobody. That nobody votes
-must be known: a quorum begins only if every member answers and none knows of one. After a crash at any point the next
+Without voters the node's own log wins, and step 3 is skipped. That there are no voters must be certain: a first quorum
+starts only if every member answers and none knows of one. After a crash at any point the next
 election finds an own copy that is sound, and no longer than it may be.
 """
 

@@ -240,8 +240,8 @@ class KeptLog:
         return True
 
     def tend(self) -> None:
-        """Store in the control file what is durable and committed, so that a log which loses that is not opened and
-        does not vote; and remove the segments that will not be needed. A fault fails the log."""
+        """Store the durable and committed positions in the control file, so that a log that lost such records is not
+        opened and does not vote; and remove the segments that are no longer needed. A fault fails the log."""
         if self.opened is None:
             return
         try:

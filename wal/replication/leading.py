@@ -29,7 +29,7 @@ CHECK_INTERVAL_S = 0.25
 SHIPPED_MEMBERS_MAX = 16
 """With more of them, Python does all."""
 BEATS_A_TIMEOUT = 3
-"""How often members are sent what is committed, so that they answer, in the time after which a silent one is lost."""
+"""Heartbeats, with the committed position, in each ``timeout_s``."""
 
 
 @dataclass(frozen=True)

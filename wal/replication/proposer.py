@@ -5,7 +5,8 @@ member gets the history first, then the batches that it lacks, as they are in th
 and a slow one slows no other. After a lost connection a member is sent what it lacks by its own answer.
 
 ``committed_lsn`` rises to what a majority of the voters holds and the node's own log has synced, once that is a record
-of this epoch. With REPLICATED_ALL every member must hold it. Where the members keep copies, it is what is durable here.
+of this epoch. With REPLICATED_ALL every member must hold it. If members only keep copies, it is the node's own
+``durable_lsn``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""HTTP/1.1 as uvicorn speaks it, but what its parser refuses is answered with a problem, heads, trailers, connections
-and silences have bounds, an answer leaves in one system call where uvicorn makes two, and a write in its common form
-is answered from here (``app.edge.fast_path``).
+"""uvicorn's HTTP/1.1 protocol with problems as answers to parse errors, limits on heads, trailers, connections and idle
+time, one system call for an answer instead of two, and the fast path for writes (``app.edge.fast_path``).
 
 0 <= bytes of request line and headers <= HEAD_BYTES_MAX
 0 <= connections <= http.connections_max, but for those that are just being refused or ended

@@ -131,7 +131,7 @@ class NewestFirst(Generic[Row]):
 JSON: Final = JSON_MEDIA_TYPE
 NDJSON: Final = NDJSON_MEDIA_TYPE
 CSV: Final = "text/csv"
-JOB_COLUMNS: Final = (
+CSV_JOB_COLUMNS: Final = (
     "tenant_id",
     "job_id",
     "status",

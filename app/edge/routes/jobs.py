@@ -26,7 +26,7 @@ from app.edge.forms.fields import (
 )
 from app.edge.forms.lists import (
     CSV,
-    JOB_COLUMNS,
+    CSV_JOB_COLUMNS,
     JSON,
     NDJSON,
     Cursors,
@@ -226,7 +226,7 @@ DAMAGED = "DAMAGED"
 """In the place of a status, in a row of a table that names a damaged job."""
 
 _JOBS = Cursors("jobs", hlc_position)
-_EMPTY: Final = dict.fromkeys(JOB_COLUMNS)
+_EMPTY: Final = dict.fromkeys(CSV_JOB_COLUMNS)
 _VARIES: Final = {"Vary": "Accept"}
 _FORMS = answered(
     JobList,
@@ -348,11 +348,11 @@ async def _all_pages(
 
 
 def _head(media_type: str) -> bytes:
-    return csv_head(JOB_COLUMNS) if media_type == CSV else b""
+    return csv_head(CSV_JOB_COLUMNS) if media_type == CSV else b""
 
 
 def _rows(media_type: str, found: Page) -> bytes:
     if media_type == CSV:
         named = ({"job_id": each["job_id"], "status": DAMAGED, "error": each["detail"]} for each in found.damaged)
-        return csv_rows(JOB_COLUMNS, [*found.items, *(_EMPTY | each for each in named)])
+        return csv_rows(CSV_JOB_COLUMNS, [*found.items, *(_EMPTY | each for each in named)])
     return ndjson([*found.items, *({"job_id": each["job_id"], "damaged": each["detail"]} for each in found.damaged)])

@@ -5,10 +5,10 @@ A round looks at each tenant in turn, and then imports; a range at a time, in th
 comes is causal: an entry comes after those that its node had seen. After a crash the next round goes on behind the last
 range that was stored, and a range imported twice adds nothing.
 
-A peer that went back, or shows another tree of the same size, in one tenant is not imported from any more, in none,
-until an operator decides: that is why a round imports nothing before it has looked at all. The same is done with a peer
-that no longer lists a tenant that was seen, or shows a log of another origin. Any other fault of a tenant is told, and
-keeps no other tenant from being imported.
+If a peer went back or shows another tree of the same size for one tenant, imports of all its tenants stop until an
+operator decides. So a round checks every tenant before it imports anything. The same holds for a peer that no longer
+lists a tenant seen before, or shows a log of another origin. Any other fault of a tenant is reported, and stops no
+other tenant.
 
 *One node of the ledger asks a peer at a time*: a lock in PostgreSQL for each peer. ``Turns`` holds them all on one
 connection of the node, as a round waits for the peer most of its time. A lock ends with its session. So where a lock

@@ -30,15 +30,15 @@ from ledger.positions import Epoch, Lsn
 BYTES_MAX_MIN = 256 << 20
 """Bytes that any backlog may hold."""
 BYTES_MAX_PER_ENTRY = 1024
-"""Bytes that each entry it may hold allows it, beyond that."""
+"""The limit in bytes for each entry that it may hold, if that is more."""
 BYTES_AROUND_PAYLOAD = 640
 """Most that a record takes beside its payload: header, tenant, job, key, digest."""
 
 
 KEPT_PARTS = 4
-"""So large a part of what may wait, a quarter, is kept beside it for tenants of which little waits."""
+"""This part (1/4) of the limit is reserved, beyond it, for tenants with few waiting events."""
 OWN_PARTS = 4
-"""So large a part of what is kept, a quarter, one tenant may have of it."""
+"""One tenant may use this part (1/4) of the reserve."""
 
 
 def record_bytes_of(records: int, payload_bytes: int) -> int:
