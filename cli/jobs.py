@@ -119,9 +119,9 @@ def _found(
 def _print_csv(found: Iterator[dict[str, Any]]) -> None:
     # First what may be refused.
     first = next(found, None)
-    sys.stdout.write(lists.csv_head(lists.JOB_COLUMNS).decode())
+    sys.stdout.write(lists.csv_head(lists.CSV_JOB_COLUMNS).decode())
     for item in chain(() if first is None else (first,), found):
-        sys.stdout.write(lists.csv_rows(lists.JOB_COLUMNS, [item]).decode())
+        sys.stdout.write(lists.csv_rows(lists.CSV_JOB_COLUMNS, [item]).decode())
 
 
 def _print_items(found: Iterator[dict[str, Any]], damaged: Sequence[dict[str, str]]) -> None:

@@ -110,7 +110,7 @@ def tell(value: object, *lines: RenderableType, as_json: bool) -> None:
         print_json(value)
         return
     for line in lines:
-        out.print(line, markup=False)
+        out.print(line, markup=not isinstance(line, str))
 
 
 def fail(message: str, code: ExitCode = ExitCode.COULD_NOT_RUN) -> CommandExit:

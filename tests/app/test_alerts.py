@@ -262,7 +262,7 @@ async def test_a_node_that_was_fenced_says_so_once_it_is_started_again(
 
 def test_each_counter_and_histogram_that_is_declared_is_kept_or_read_and_no_other() -> None:
     source = "".join(path.read_text() for path in (ROOT / "app").rglob("*.py"))
-    kept = set(re.findall(r'(?:\.count\(|\.count, |\.observe\()\s*"(\w+)"', source))
+    kept = set(re.findall(r'(?:\.count\(|\.count, |\.observe\(|\.observe, )\s*"(\w+)"', source))
     of_requests = {"http_requests", "http_request_duration_seconds"}
     declared = {name for name, metric in METRICS.items() if metric.kind is not Kind.GAUGE}
     assert kept | of_requests | COUNTERS_READ == declared

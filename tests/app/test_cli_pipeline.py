@@ -9,7 +9,7 @@ import pytest
 
 from app.node.start.restore import own_keys
 from app.runtime.settings.config import Settings
-from app.runtime.state import identity
+from app.runtime.state import kept_files
 from app.trust import node_keys
 from cli.pipeline import prepared
 from signing import private_keys
@@ -31,7 +31,7 @@ def test_before_a_first_start_the_configured_key_is_handed_over_and_nothing_is_m
 
 def test_after_a_rotation_the_key_that_signs_now_is_handed_over(settings: Settings) -> None:
     settings.wal_dir.mkdir()
-    who = identity.load_or_make(settings.wal_dir, None, None)
+    who = kept_files.load_or_make(settings.wal_dir, None, None)
     folder = settings.wal_dir / who.node_id
     folder.mkdir(parents=True)
     keys = node_keys.open_keys(folder, settings)
@@ -44,7 +44,7 @@ def test_after_a_rotation_the_key_that_signs_now_is_handed_over(settings: Settin
 
 def test_a_key_that_the_settings_name_anew_is_handed_over(settings: Settings, tmp_path: Path) -> None:
     settings.wal_dir.mkdir()
-    who = identity.load_or_make(settings.wal_dir, None, None)
+    who = kept_files.load_or_make(settings.wal_dir, None, None)
     folder = settings.wal_dir / who.node_id
     folder.mkdir(parents=True)
     node_keys.open_keys(folder, settings).store()

@@ -156,7 +156,7 @@ class KeyedRequests:
             DatabaseUnavailableError: whether it is cannot be told.
         """
         digests = [each for each in (key.body_digest, key.other_digest) if each is not None]
-        found: set[tuple[str, int]] | None = None
+        found: set[tuple[str, int]] = set()
         for tenant_id, line in lines:
             said = [key_digest_of(tenant_id, key, line, digest) for digest in digests]
             try:
@@ -164,11 +164,11 @@ class KeyedRequests:
             except DatabaseUnavailableError as error:
                 log.warning("idempotency_rows_not_compared", tenant_id=tenant_id, error=str(error))
                 return
-            if seq is None:
+            if seq is None or (tenant_id, line) in found:
                 continue
-            if found is None:
-                request.chained = await self.find([name[0] for name in request.names], key)
-                found = {(each.tenant_id, each.line) for each in request.chained}
+            # Another node may have chained this entry, and its row, since the rows were read last.
+            request.chained = await self.find([name[0] for name in request.names], key)
+            found = {(each.tenant_id, each.line) for each in request.chained}
             if (tenant_id, line) not in found:
                 raise row_gone(tenant_id, key, seq)
 
