@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import asyncpg
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from app.node.service import Service
 from app.runtime.settings.config import Settings
 from app.store import idempotency
+from app.store.idempotency import ChainedLine
 from app.write.pending.requests import Draft, EventLines
 from ledger import canonical
 from ledger.chain.record import IdempotencyKey
@@ -31,6 +32,7 @@ from tests.app.drafts import GLOBAL, LOCAL, accepted, completed, created, key, p
 from tests.app.hurry import hurried
 from tests.app.postgres_proxy import PostgresProxy
 from tests.app.shared import Shared
+from tests.conftest import Database
 
 
 @pytest.fixture
@@ -392,6 +394,56 @@ async def test_long_keyed_requests_of_two_nodes_are_chained_once_in_many_overlap
     acme, beta = await chains.sound("acme"), await chains.sound("beta")
     assert sorted(numbers(acme)) == sorted([*range(0, 300, 2), *range(100), *range(100)])
     assert numbers(beta) == list(range(1, 300, 2))
+
+
+async def test_a_row_that_comes_after_the_rows_were_read_is_not_taken_for_one_that_is_gone(
+    run_node: RunNode,
+    make_settings: MakeSettings,
+    superuser: asyncpg.Connection,
+    database: Database,
+    chains: Chains,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tenants = ["acme", "beta", "gamma"]
+    drafts = EventLines.of(lines(3, tenants))
+    locked: dict[str, asyncpg.Connection] = {}
+
+    async def last_seq(tenant_id: str) -> int:
+        seq: int = await superuser.fetchval(
+            "SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id
+        )
+        return seq
+
+    async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
+        await one.submitter.submit_lines(drafts, durability=GLOBAL, key=None)
+        for tenant_id in tenants[1:]:
+            locked[tenant_id] = await asyncpg.connect(database.superuser_url)
+            await locked[tenant_id].execute("BEGIN")
+            await locked[tenant_id].execute(
+                "SELECT FROM scheduler.chain_heads WHERE tenant_id = $1 FOR UPDATE", tenant_id
+            )
+        first = asyncio.ensure_future(one.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k")))
+        await until(lambda: _is_two(last_seq("acme")), "the line that nothing holds up is chained")
+        find_lines = two.submitter.keyed._find_lines
+
+        async def find_before_another_is_chained(asked: Sequence[str], route: int, name: str) -> list[ChainedLine]:
+            found = await find_lines(asked, route, name)
+            if locked:
+                tenant_id, holder = next(iter(locked.items()))
+                del locked[tenant_id]
+                await holder.close()
+                await until(lambda: _is_two(last_seq(tenant_id)), "another line is chained")
+            return found
+
+        monkeypatch.setattr(two.submitter.keyed, "_find_lines", find_before_another_is_chained)
+        again = await two.submitter.submit_lines(drafts, durability=GLOBAL, key=key("k"))
+        assert again == (await first)._replace(replayed=True)
+    for tenant_id in tenants:
+        assert len(await chains.sound(tenant_id)) == 2
+
+
+async def _is_two(seq: Awaitable[int]) -> bool:
+    return await seq == 2
 
 
 async def test_lines_entered_twice_because_their_request_was_torn_are_chained_once(
