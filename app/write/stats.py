@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
 import os
 import re
 import threading
@@ -80,6 +79,8 @@ OWED_S_MAX: Final = 1.0
 _BYTE_VALUES = 256
 assert all(_BYTE_VALUES % weight == 0 for _, weight in WEIGHTS), "one byte of chance decides on a line"
 
+SCAN_BYTES = 64 << 10
+"""How much of a file left open is read at once, from its end, to find its last whole line."""
 FILES_MAX = 20_000
 """Most closed files that are kept, however small they are."""
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
@@ -355,10 +356,16 @@ def _publish(path: Path) -> None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut the file behind its last newline."""
-    with path.open("r+b") as file, contextlib.suppress(ValueError):  # an empty file cannot be mapped
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            end = content.rfind(b"\n") + 1
+    """Cut the file behind its last newline. It is read, not mapped: a disk that fails below a map kills the process."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - SCAN_BYTES)
+            file.seek(start)
+            if (found := file.read(end - start).rfind(b"\n")) >= 0:
+                end = start + found + 1
+                break
+            end = start
         file.truncate(end)
 
 

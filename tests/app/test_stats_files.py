@@ -107,7 +107,9 @@ def test_what_a_crash_left_open_is_closed_behind_its_last_whole_line(
     folder = Folder(tmp_path_factory.mktemp("crash"))
     left = b"".join(whole) + torn.replace(b"\n", b"")
     (folder.path / ".20261121T134000Z-00000001-000001.ndjson.part").write_bytes(left)
-    folder.files(epoch=2).tidy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stats_module, "SCAN_BYTES", 7)
+        folder.files(epoch=2).tidy()
     assert folder.seen() == b"".join(whole)
     assert folder.hidden() == []
 
