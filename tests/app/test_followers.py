@@ -386,6 +386,27 @@ async def test_once_the_connection_is_lost_no_tenant_is_tried_any_more(
     assert follower._failed == set(tenants)
 
 
+@pytest.mark.parametrize("passes", range(4))
+async def test_a_stop_right_behind_a_wake_ends_the_follower(passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def find_nobody(_: TableFollower) -> bool:
+        return False
+
+    async def never() -> asyncpg.Connection:
+        raise AssertionError("nobody is to be followed")
+
+    monkeypatch.setattr(TableFollower, "_find_behind", find_nobody)
+    follower = TableFollower(JobTable(lambda *_: None), never, lambda _: BEFORE_FIRST)
+    running = asyncio.create_task(follower.run())
+    await asyncio.wait_for(follower._idle.wait(), 5)
+    await asyncio.sleep(0.01)
+    follower._wake.set()
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait((running,), timeout=5)
+    assert running.cancelled()
+
+
 async def test_a_locked_job_row_keeps_nothing_from_being_chained(
     run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

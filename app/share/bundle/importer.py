@@ -378,7 +378,8 @@ class BundleImporter:
 
     async def _begin(self, tenant_id: str) -> None:
         try:
-            await asyncio.wait_for(self._begin_tenant(tenant_id), BEGIN_TENANT_TIMEOUT_S)
+            async with asyncio.timeout(BEGIN_TENANT_TIMEOUT_S):
+                await self._begin_tenant(tenant_id)
         except TimeoutError as error:
             raise NotReadyError(f"tenant {tenant_id} could not begin; import the same bundles again") from error
 

@@ -226,7 +226,9 @@ class TableFollower:
                 if not self._behind and not self._collected_tenants and not self._failed:
                     self._idle.set()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), max(0.0, search_at_s - time.monotonic()))
+                    # Not ``wait_for``, which before Python 3.12 loses a cancellation that comes right behind the wake.
+                    async with asyncio.timeout(max(0.0, search_at_s - time.monotonic())):
+                        await self._wake.wait()
         finally:
             self._lose_connection()
 

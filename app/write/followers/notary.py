@@ -179,7 +179,9 @@ class Notary:
         while True:
             if self._due <= self.locked and not self._is_more_due:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), HOUSEKEEPING_INTERVAL_S)
+                    # Not ``wait_for``, as in ``TableFollower.run``.
+                    async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
+                        await self._wake.wait()
             await asyncio.sleep(self._collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
             self._wake.clear()
             self._has_failed = False
