@@ -209,22 +209,29 @@ def connect(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> Fram
 
 
 def status(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> StatusReport:
-    """The state of all logs of a safekeeper; each of its answers is waited for so long.
+    """The state of all logs of a safekeeper; each of its answers is waited for so long, and no more are asked for once
+    they took ``FRAME_TIMEOUT_S`` together.
 
     Raises:
         InvalidInputError: what answers there is no safekeeper.
         ConnectionOverError, OSError: no answer, or not in time.
     """
     wals: list[WalStatus] = []
+    ends_s = time.monotonic() + FRAME_TIMEOUT_S
     with closing(connect(host, port, tls, timeout_s)) as frames:
         while True:
-            frames.send(Frame(Status(wals[-1].node_id if wals else "")))
+            after = wals[-1].node_id if wals else ""
+            frames.send(Frame(Status(after)))
             report = frames.next(timeout_s, OWN_BYTES).message
             if not isinstance(report, StatusReport):
                 raise InvalidInputError(f"a safekeeper reports how it stands, and does not answer {report}")
             wals += report.wals
             if not report.more:
                 return StatusReport(report.region, tuple(wals), more=False)
+            if not report.wals or wals[-1].node_id <= after:
+                raise InvalidInputError(f"a safekeeper reports its logs by node, and none twice: not behind {after!r}")
+            if time.monotonic() > ends_s:
+                raise ConnectionOverError("the peer reports on and on")
 
 
 def unchained_in(wal: WalStatus, wal_id: str, chained_lsn: Lsn) -> int:

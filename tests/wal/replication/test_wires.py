@@ -6,14 +6,19 @@ import os
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ledger.errors import InvalidInputError
 from tests.wal.logs import WAIT_S
+from wal.replication.frames import Budget, ConnectionOverError, FrameSocket, status
+from wal.replication.messages import FRAME_BYTES_MAX, Frame, StatusReport, WalStatus
 from wal.replication.wires import Connected, Event, Lost, Wires
+
+WAL = WalStatus("node-1", "open")
 
 
 def test_a_member_that_says_nothing_is_lost_once_it_was_silent_for_as_long_as_it_may() -> None:
@@ -26,6 +31,25 @@ def test_a_member_that_says_nothing_is_lost_once_it_was_silent_for_as_long_as_it
                 wires.open_due()
                 events += wires.wait(0.05)
     assert events == [Connected(address), Lost(address, "nothing was heard for 0.3 s")]
+
+
+@pytest.mark.parametrize("wals", [(), (WAL,)])
+def test_a_member_that_reports_without_end_is_refused(wals: tuple[WalStatus, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def report() -> None:
+            with suppress(OSError, ConnectionOverError):
+                connection, _ = listener.accept()
+                with closing(FrameSocket(connection, Budget(FRAME_BYTES_MAX))) as frames:
+                    while True:
+                        frames.next(WAIT_S)
+                        frames.send(Frame(StatusReport("use1", wals, more=True)))
+
+        reporting = threading.Thread(target=report)
+        reporting.start()
+        with pytest.raises(InvalidInputError, match="none twice"):
+            status("127.0.0.1", listener.getsockname()[1], None, WAIT_S)
+        reporting.join(WAIT_S)
 
 
 def test_a_lookup_that_ends_late_writes_to_nobody_elses_descriptor(
