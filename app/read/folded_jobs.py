@@ -18,6 +18,7 @@ verification.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -87,10 +88,15 @@ class FoldedJobs:
         return state
 
     async def states_of(
-        self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], to_seq: int
+        self,
+        connection: Connection,
+        tenant_id: str,
+        rows: Sequence[ListedRow],
+        to_seq: int,
+        large_max: float = LARGE_JOBS_A_PAGE_MAX,
     ) -> tuple[list[JobState], list[DamagedJob], int]:
         """What the jobs of these rows of the job table were once it had followed to ``to_seq``, those that are damaged,
-        and how many of the rows that is: at least one, all but for a page of large jobs."""
+        and how many of the rows that is: at least one, all of them where no more than ``large_max`` jobs are large."""
         read = await self.folds.read(connection, [(tenant_id, row.job_id) for row in rows], to_seq)
         try:
             # All entries are nearly always what was chained, and then no job is checked by itself.
@@ -103,7 +109,7 @@ class FoldedJobs:
         large = 0
         for number, (row, job) in enumerate(zip(rows, read, strict=True)):
             large += job.is_large
-            if large > LARGE_JOBS_A_PAGE_MAX:
+            if large > large_max:
                 return states, damaged, number
             try:
                 state, last_seq = await self.folds.fold(connection, job, are_checked=are_checked)
@@ -118,12 +124,8 @@ class FoldedJobs:
         self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], to_seq: int
     ) -> list[ChainDamagedError]:
         """What is wrong with these jobs or their rows in the job table, once that has followed to ``to_seq``."""
-        found: list[ChainDamagedError] = []
-        while rows:
-            _, damaged, read = await self.states_of(connection, tenant_id, rows, to_seq)
-            found += [each.error for each in damaged]
-            rows = rows[read:]
-        return found
+        _, damaged, _ = await self.states_of(connection, tenant_id, rows, to_seq, math.inf)
+        return [each.error for each in damaged]
 
     def _compare(self, tenant_id: str, job_id: str, claim: JobClaim | None, state: JobState | None) -> None:
         if claim is not None:
