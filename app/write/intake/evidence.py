@@ -263,7 +263,7 @@ class Evidence:
                         # What GLOBAL claims by the chain alone, REGIONAL may.
                         if error.reason != COPIES_REMOVED or not self._chain_is_enough:
                             raise
-                    achieved, has_quorum = Durability.REGIONAL, True
+                achieved, has_quorum = Durability.REGIONAL, True
                 if in_regions is not None:
                     await in_regions(seqs, ends_s - loop.time())
         except TimeoutError:
