@@ -157,6 +157,9 @@ def _cancel_jobs(spark: SparkSession) -> None:
         spark.sparkContext.cancelAllJobs()
 
 
+JOIN_TIMEOUT_S: Final = 1.0
+
+
 @contextmanager
 def _watching(name: str, watch: Callable[[], None], interval_s: float) -> Iterator[threading.Event]:
     """Call ``watch`` every so often, in a thread of its own, until the event is set or the context is left."""
@@ -169,11 +172,13 @@ def _watching(name: str, watch: Callable[[], None], interval_s: float) -> Iterat
             while not ended.wait(interval_s):
                 watch()
 
-    threading.Thread(target=follow, name=name, daemon=True).start()
+    watching = threading.Thread(target=follow, name=name, daemon=True)
+    watching.start()
     try:
         yield ended
     finally:
         ended.set()
+        watching.join(JOIN_TIMEOUT_S)  # Spark may be stopped next; but a Java that hangs is not waited for.
 
 
 @contextmanager
