@@ -134,7 +134,7 @@ inline check_runs() {
 }
 
 /* Two copies that have the same record at an LSN have the same before it: that is why histories are enough to tell where
- * two logs part (last_common in wal/history.py), and why a tail tells a whole log here. */
+ * two logs part (last_common in wal/control.py), and why a tail tells a whole log here. */
 inline check_log(m) {
   for (i : 0 .. RECORDS - 1) {
     assert(i >= M.length || M.log[i] == runs[M.log[M.length - 1]].log[i])           /* same record, same log */
