@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
 from http.server import HTTPServer
 from operator import attrgetter
 from pathlib import Path
@@ -106,7 +107,7 @@ def serve(
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
     host, port = split_address(listen)
     listener = server.listen(host, port, is_secured=tls is not None)
-    metrics_address = None if metrics_listen is None else metrics.serve(*split_address(metrics_listen))
+    scrapes = None if metrics_listen is None else metrics.listen(*split_address(metrics_listen))
     keeper = Safekeeper(folder, region, metrics.tell, _store(archive), scrub_interval_s)
     with contextlib.closing(keeper):
         served = server.Server(keeper, listener, tls)
@@ -117,8 +118,8 @@ def serve(
         gc.collect()
         gc.freeze()
         ready = {"address": f"{host}:{port}", "region": region, "dir": str(folder)}
-        if metrics_address is not None:
-            ready["metrics"] = metrics_address
+        if scrapes is not None:
+            ready["metrics"] = scrapes.begin()
         metrics.tell("safekeeper_ready", ready)
         served.run()
     metrics.tell("safekeeper_stopped", {})
@@ -375,18 +376,17 @@ class KeeperMetrics:
         """Everything in the text format of Prometheus."""
         return generate_latest(self._registry)
 
-    def serve(self, host: str, port: int) -> str:
-        """Answer scrapes there, on a thread that ends with the process; the address.
+    def listen(self, host: str, port: int) -> _ScrapeServer:
+        """A server of scrapes that listens there, and answers none before it begins.
 
         Raises:
             OSError: the address cannot be had.
         """
-        handler = type("Scrape", (MetricsHandler,), {"registry": self._registry, "timeout": REQUEST_TIMEOUT_S})
+        handler = type("Scrape", (_Scrape,), {"registry": self._registry, "timeout": REQUEST_TIMEOUT_S})
         server = _ScrapeServer((host, port), handler, bind_and_activate=False)
         server.socket.close()
         server.socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-        return f"{host}:{server.socket.getsockname()[1]}"
+        return server
 
 
 @dataclass(frozen=True)
@@ -435,6 +435,20 @@ def _by_node(name: str, what: str, wals: list[WalStatus], value_of: Callable[[Wa
     return family
 
 
+class _Scrape(MetricsHandler):
+    def do_GET(self) -> None:  # noqa: N802
+        if self.path.partition("?")[0] == "/metrics":
+            super().do_GET()
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND, explain="GET /metrics")
+
+
 class _ScrapeServer(HTTPServer):
+    def begin(self) -> str:
+        """Answer scrapes on a thread that ends with the process; the address."""
+        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
+        host, port, *_ = self.socket.getsockname()
+        return f"{host}:{port}"
+
     def handle_error(self, *_: object) -> None:
         """A client that hung up, or took too long, is no event."""

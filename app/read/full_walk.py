@@ -7,7 +7,7 @@ verification of the range, which compares it with the checkpoints beside the WAL
 more, and the walk goes on without. The walk's position is stored beside the WAL, in
 ``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
 
-    {"version": 1, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
+    {"version": 2, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
      "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits", "frontier": ["64 hex digits"],
      "is_valid": true}
 
@@ -62,7 +62,7 @@ log = structlog.get_logger()
 class _Position(msgspec.Struct):
     """How far the walk is: ``tenant_id`` up to ``seq``; all tenants before it are done."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     began_at: float = 0.0
     is_done: bool = True
     tenant_id: str = ""

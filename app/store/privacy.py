@@ -498,8 +498,8 @@ async def check_noted(connection: Connection, declared: DeclaredFields) -> None:
         PrivacyDamagedError: it is not: somebody changed one of the rows.
     """
     record = await read_record(connection, declared.tenant_id, declared.revision)
-    facts = {} if record is None else record.facts
-    if (facts.get("fields"), facts.get("subject")) != (declared.fields, declared.subject):
+    noted = None if record is None else (record.facts.get("fields"), record.facts.get("subject"))
+    if noted != (declared.fields, declared.subject):
         raise PrivacyDamagedError(
             f"what tenant {declared.tenant_id} should have declared at {declared.revision} is not what was noted"
         )

@@ -288,11 +288,10 @@ def _note_conflicts(found: DataFrame, apart: Apart) -> None:
 
 def _pieces(place: OpenPlace, apart: Apart) -> list[Piece]:
     """The pieces of these tenants behind what is known to be the same."""
-    return [
-        piece
-        for common in dict.fromkeys(common for _, common in apart.values())
-        for piece in place.pieces([name for name in apart if apart[name][1] == common], from_seq=common + 1)
-    ]
+    names: dict[int, list[str]] = {}
+    for name, (_, common) in apart.items():
+        names.setdefault(common, []).append(name)
+    return [piece for common, some in names.items() for piece in place.pieces(some, from_seq=common + 1)]
 
 
 def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signer: Signer) -> list[WrittenBundle]:

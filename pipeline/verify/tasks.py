@@ -232,18 +232,20 @@ def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
         breaks, candidates = list[Break](), list[Break]()
         judge, is_any_compared = JobJudge(breaks.append, candidates.append), False
         for job_id, of_job in groupby(of_tenant, key=lambda row: row.job_id):
-            parts, stored = [], []
+            parts, placed = [], []
+            is_any_compared |= job_id is not None
             for row in of_job:
                 if row.kind == PART:
                     parts.append(jobs.decode_state(row.data))
                 elif row.kind == STORED:
-                    stored.append(StoredJob(*msgspec.msgpack.decode(row.data)))
+                    is_any_compared = True
+                    # Those without a place, of which a forged table may have millions, are not kept.
+                    if judge.has_place(job := StoredJob(*msgspec.msgpack.decode(row.data))):
+                        placed.append(job)
                 else:
                     yield row
-            placed = [job for job in stored if judge.has_place(job)]
             if job_id is not None:
                 judge.compare_all(jobs.merge_states(parts), placed)
-            is_any_compared |= bool(stored) or job_id is not None
             yield from _breaks(tenant_id, breaks)
             yield from _breaks(tenant_id, candidates, CANDIDATE)
         if is_any_compared:

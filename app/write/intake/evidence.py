@@ -13,8 +13,9 @@ record's LSN, holds this record and no other.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -97,8 +98,6 @@ class MemberCopies:
         self._regions = regions
         self._needs_all = needs_all
         self._status = partial(frames.status, tls=tls, timeout_s=timeout_s)
-        self._threads = ThreadPoolExecutor(len(self._addresses), "member-copies")
-        """One for each member: one that does not answer delays nothing else."""
         self._asking: dict[str, asyncio.Future[StatusReport]] = {}
         """By address, the question that was put last."""
 
@@ -203,12 +202,25 @@ class MemberCopies:
         asking = self._asking.get(address)
         if asking is earlier or asking is None:
             host, _, port = address.rpartition(":")
-            loop = asyncio.get_running_loop()
-            asking = loop.run_in_executor(self._threads, self._status, host.strip("[]"), int(port))
+            asking = _in_thread(partial(self._status, host.strip("[]"), int(port)))
             # Retrieved in any case: every caller may have given up by then.
             asking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self._asking[address] = asking
         return await asyncio.shield(asking)
+
+
+def _in_thread(ask: Callable[[], StatusReport]) -> asyncio.Future[StatusReport]:
+    """Ask in a thread of its own, which ends with the process: a member that does not answer holds up no stop."""
+    report: Future[StatusReport] = Future()
+
+    def run() -> None:
+        try:
+            report.set_result(ask())
+        except BaseException as error:
+            report.set_exception(error)
+
+    threading.Thread(target=run, name="member-copies", daemon=True).start()
+    return asyncio.wrap_future(report)
 
 
 def _has_majority(counts: Configuration, region: str, holding: frozenset[str]) -> bool:

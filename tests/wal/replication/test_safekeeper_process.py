@@ -56,6 +56,8 @@ def test_without_its_archive_a_safekeeper_votes_and_says_so(tmp_path: Path, star
         assert isinstance(peer.tell(3), Ack)
     until(lambda: keeper.events_of("wal_archive_failed"), "the log says so")
     assert keeper.events_of("wal_archive_failed")[0]["level"] == "warning"
+    address = keeper.events_of("safekeeper_ready")[0]["metrics"]
+    assert httpx.get(f"http://{address}/other", timeout=WAIT_S).status_code == 404
     found = scraped(keeper)
     assert found["safekeeper_archive_failing"] == 1
     assert found[f'safekeeper_log_durable_lsn{{node="{NODE}"}}'] == 3
