@@ -170,7 +170,7 @@ async def test_a_walk_goes_on_where_the_last_process_left_it(
     async with running(rarely, database.service_url) as (service, _):
         await write(service, 1)
     folder = wal_folder(settings)
-    position = {"version": 1, "began_at": time.time(), "is_done": False, "tenant_id": "b"}
+    position = {"version": 2, "began_at": time.time(), "is_done": False, "tenant_id": "b"}
     (folder / full_walk.NAME).write_text(json.dumps(position))
     await damage(superuser, 1)
     async with running(rarely, database.service_url) as (_, services):
