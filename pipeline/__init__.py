@@ -1,7 +1,7 @@
 """The data pipeline on Spark: verify, archive, merge, diff, report and stats at scale.
 
-A job is a folder of its own, which knows no other job, with a thin command in ``pipeline.cli``. It takes a session of
-Spark and the places to work on, has tasks read and judge the rows, and puts together on the driver what they hand on.
-Rows are read where they are checked: a task opens its own connection or file, and what crosses to the driver is small.
-The parts of a job that go from DataFrames to DataFrames are functions of their own, for notebooks.
+Each job is a folder that imports no other job, with a thin command in ``pipeline.cli``. A job takes a Spark session
+and places. Its tasks read and check the rows, and the driver combines their results. A task opens its own connection
+or file, so little data crosses to the driver. The parts of a job that go from DataFrames to DataFrames are functions
+of their own, for notebooks.
 """

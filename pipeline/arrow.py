@@ -1,6 +1,6 @@
-"""A ledger's rows as Arrow has them: into batches, out of them, and what Spark is told of their columns.
+"""A ledger's rows in Arrow: building batches, reading them, and the Spark schema of their columns.
 
-What a batch is made of is said once, as an Arrow schema. Tasks take and give batches, so all of this is plain values.
+An Arrow schema is the only declaration of a batch's columns. Tasks exchange batches as plain values.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ INTEGERS: Final = frozenset(
         *("created_physical", "created_logical", "head_seq", "tree_size", "level", "tile_index", "ended_seq"),
     )
 )
-"""Columns of a ledger that hold integers; all others hold text, but for the hashes of a tile."""
+"""Columns of a ledger that hold integers; all others hold text, except the hashes of a tile."""
 
 ROWS_A_BATCH: Final = 1000
-"""Rows that a task hands on together."""
+"""Rows in one output batch of a task."""
 BYTES_A_BATCH: Final = 4 << 20
 
 Row = tuple[Any, ...]

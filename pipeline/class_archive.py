@@ -1,9 +1,8 @@
-"""Java's archive of the classes of Spark, with which it starts in half the time: ``python -m pipeline.class_archive``.
+"""Java's archive of Spark's classes, which halves its start-up time: ``python -m pipeline.class_archive``.
 
-Loading and checking some ten thousand classes is most of what the start of a small job costs. Java keeps them ready to
-be mapped into memory in a file (dynamic class data sharing, https://openjdk.org/jeps/350), which is made once, beside
-the packages of this Python environment. Java itself passes the file over where it does not belong to that Java or to
-those jars, and starts as it does without one.
+Loading and checking about ten thousand classes is most of the start-up cost of a small job. Java can map them from a
+file (dynamic class data sharing, https://openjdk.org/jeps/350), which is built once, beside the packages of this
+Python environment. Java ignores a file of another Java or other jars and starts without it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _EXIT_TIMEOUT_S: Final = 300.0
 
 
 def make() -> bool:
-    """Make the file, from the classes that a small job of each kind loads; whether this Java can."""
+    """Build the file from the classes that a small job of each kind loads; returns whether this Java supports it."""
     CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CLASS_ARCHIVE.parent) as folder:
         fresh = Path(folder) / CLASS_ARCHIVE.name
@@ -37,13 +36,13 @@ def make() -> bool:
             gateway = spark.sparkContext._gateway
             assert gateway is not None
             _work(spark, Path(folder))
-        # It ends, and writes the file, when nobody is left to ask it for something.
+        # Java exits and writes the file once no client is connected.
         gateway.proc.stdin.close()
         gateway.proc.wait(_EXIT_TIMEOUT_S)
         if fresh.exists():
             size = size_file(fresh)
             size.write_text(str(fresh.stat().st_size))
-            # The size comes last: where it is right, all of the file is there.
+            # The size is written last: a matching size means a whole file.
             for path, kept in ((fresh, CLASS_ARCHIVE), (size, size_file(CLASS_ARCHIVE))):
                 _sync(path)
                 path.replace(kept)

@@ -1,6 +1,6 @@
-"""Archives: chained, signed ranges of a ledger as Parquet files under signed manifests, written once and for all.
+"""Archives: chained, signed ranges of a ledger as Parquet files under signed manifests, each written once.
 
-Here are names, bounds and manifests. The format is described in docs/formats/archive.md. In short::
+This module holds names, bounds and manifests. The format is described in docs/formats/archive.md. In short::
 
     entries/tenant_id=acme/month=2026-11/<from>-<to>.parquet     entries from..to, 20 digits each
     snapshots/tenant_id=acme/<from>-<to>.parquet                 the snapshots that cover from..to without gap
@@ -38,15 +38,15 @@ from signing.manifest import RangeManifest
 FORMAT_VERSION: Final = 1
 
 FILE_ROWS_MAX: Final = 262_144
-"""An entry file ends at the next multiple of it, at the latest."""
+"""An entry file ends at the next multiple of this, at the latest."""
 GROUP_ROWS: Final = 8_192
-"""Row groups end at multiples of it, so that a range is read without what lies around it."""
+"""Row groups end at multiples of this, so that a reader can fetch a range without its neighbours."""
 GROUP_BYTES_MAX: Final = 32 << 20
 """A row group ends with the entry whose payload, or origin, takes it over this many bytes."""
 FILE_STORED_BYTES: Final = 128 << 20
 """An entry file ends before its payloads take more than this in the database, unless it has one row."""
 FILE_BYTES_MAX: Final = 1 << 30
-"""No file of an archive is larger; one is sent whole."""
+"""Largest file of an archive; a file is uploaded whole."""
 FILES_MAX: Final = 4_096
 """Most files of one manifest."""
 RANGE_ROWS_MAX: Final = 64 * FILE_ROWS_MAX
@@ -54,7 +54,7 @@ RANGE_ROWS_MAX: Final = 64 * FILE_ROWS_MAX
 RANGE_FILES: Final = 256
 """Most files that a run puts under one manifest, unless a single snapshot needs more."""
 RANGE_SNAPSHOTS: Final = 4_096
-"""Most snapshots that a run puts under one manifest: they are held until their entries are read."""
+"""Most snapshots that a run puts under one manifest. They stay in memory until their entries are read."""
 MANIFEST_BYTES_MAX: Final = 4 << 20
 PLAN_BYTES_MAX: Final = 2 << 20
 CHECKPOINT_CHARACTERS_MAX: Final = 1 << 20
@@ -74,7 +74,7 @@ _MANIFEST = re.compile(rf"([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.dsse\
 
 
 class FileName(NamedTuple):
-    """What the name of a file says. ``month`` is None of a file of snapshots."""
+    """The parsed name of a file. ``month`` is None for a file of snapshots."""
 
     tenant_id: str
     from_seq: int
@@ -82,21 +82,21 @@ class FileName(NamedTuple):
     month: str | None
 
     def path(self) -> str:
-        """The name itself."""
+        """The name of the file in the archive."""
         kind = "snapshots" if self.month is None else "entries"
         month = "" if self.month is None else f"month={self.month}/"
         return f"{kind}/tenant_id={self.tenant_id}/{month}{_span(self.from_seq, self.to_seq)}.parquet"
 
     def is_over(self) -> bool:
-        """Whether the range is none, or crosses a multiple of ``FILE_ROWS_MAX``."""
+        """Whether the range is empty or crosses a multiple of ``FILE_ROWS_MAX``."""
         return not self.from_seq <= self.to_seq <= -(-self.from_seq // FILE_ROWS_MAX) * FILE_ROWS_MAX
 
     @classmethod
     def parse(cls, path: str) -> FileName:
-        """What ``path`` says.
+        """The parts of ``path``.
 
         Raises:
-            ArchiveInvalidError: no file of an archive is called that.
+            ArchiveInvalidError: ``path`` is no name of an archive file.
         """
         found = _FILE.fullmatch(path)
         if found is None or (found[1] == "entries") != (found[3] is not None):
@@ -108,10 +108,10 @@ class FileName(NamedTuple):
 
 
 def end_of_files(tenant_id: str, from_seq: int, names: Iterable[FileName]) -> int:
-    """The last seq of entry files that follow one another from ``from_seq`` on.
+    """The last seq of consecutive entry files that start at ``from_seq``.
 
     Raises:
-        ArchiveInvalidError: one does not follow, or is of an earlier month than the one before.
+        ArchiveInvalidError: a file does not follow its predecessor, or has an earlier month.
     """
     end_seq, month = from_seq - 1, ""
     for name in names:
@@ -124,20 +124,20 @@ def end_of_files(tenant_id: str, from_seq: int, names: Iterable[FileName]) -> in
 
 
 def manifest_path(tenant_id: str, from_seq: int, to_seq: int) -> str:
-    """Where the manifest of a range stands."""
+    """Path of the manifest of a range."""
     return f"{manifests_of(tenant_id)}/{_span(from_seq, to_seq)}.dsse.json"
 
 
 def manifests_of(tenant_id: str) -> str:
-    """Where the manifests of a tenant stand."""
+    """Folder of the manifests of a tenant."""
     return f"{MANIFESTS}/{tenant_id}"
 
 
 def manifest_range(name: str) -> tuple[int, int]:
-    """First and last seq that the name of a manifest, without its folder, says.
+    """First and last seq in the name, without folder, of a manifest.
 
     Raises:
-        ArchiveInvalidError: no manifest is called that.
+        ArchiveInvalidError: it is no name of a manifest.
     """
     found = _MANIFEST.fullmatch(name)
     if found is None:
@@ -146,7 +146,7 @@ def manifest_range(name: str) -> tuple[int, int]:
 
 
 def plan_path(tenant_id: str, from_seq: int) -> str:
-    """Where it stands what a run that begins at ``from_seq`` was to write."""
+    """Path of the plan of a run that starts at ``from_seq``."""
     return f"plans/{tenant_id}/{from_seq:0{SEQ_DIGITS}d}.json"
 
 
@@ -156,12 +156,12 @@ def month_of(physical_ms: int) -> str:
 
 
 def month_order(month: str) -> tuple[int, str]:
-    """What months are in order by, years beyond 9999 too."""
+    """Sort key of a month; years beyond 9999 sort correctly."""
     return len(month), month
 
 
 def month_after(physical_ms: int) -> int:
-    """When, in milliseconds since 1970, the month after that of ``physical_ms`` begins."""
+    """Start of the month after that of ``physical_ms``, in milliseconds since 1970."""
     following = np.datetime64(physical_ms, "ms").astype("datetime64[M]") + 1
     return int(following.astype("datetime64[ms]").astype(np.int64))
 
@@ -186,12 +186,12 @@ class ArchivedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def parsed(self) -> FileName:
-        """What its name says."""
+        """The parts of its name."""
         return FileName.parse(self.name)
 
 
 class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an archived range is."""
+    """The description of an archived range."""
 
     PREDICATE_TYPE = PREDICATE_TYPE
     INVALID = ArchiveInvalidError
@@ -203,20 +203,20 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Highest hlc_physical of all entries up to the last, those before the range too."""
     snapshot_count: Seq
     frontier: Annotated[tuple[Hash, ...], Meta(min_length=1, max_length=FRONTIER_HASHES_MAX)]
-    """Roots of the perfect subtrees of its tree, the largest first: what the next range is appended to."""
+    """Roots of the perfect subtrees of its tree, the largest first. The next range is appended to them."""
     checkpoint: Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
-    """The newest signed note there was, of size ``to_seq`` or more."""
+    """The newest signed note at the time of writing, of size ``to_seq`` or more."""
     previous_manifest: Hash | None
-    """SHA-256 of the payload of the manifest before."""
+    """SHA-256 of the payload of the previous manifest."""
     files: Annotated[tuple[ArchivedFile, ...], Meta(min_length=2, max_length=FILES_MAX)]
     format_version: Literal[1] = FORMAT_VERSION
 
     def digests(self) -> Iterator[str]:
-        """Those of all files."""
+        """Digests of all files."""
         return (file.sha256 for file in self.files)
 
     def check(self) -> None:
-        """Raises ArchiveInvalidError where it is at odds with itself."""
+        """Raises ArchiveInvalidError if the manifest contradicts itself."""
         names = [file.parsed for file in self.entry_files]
         odd = [file for file in self.entry_files if file.parsed.to_seq - file.parsed.from_seq + 1 != file.rows]
         snapshots = (FileName(self.tenant_id, self.from_seq, self.to_seq, None), self.snapshot_count)
@@ -269,23 +269,24 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class SealedManifest(NamedTuple):
-    """A manifest as it was read; who signed it is not judged."""
+    """A manifest as read. Its signature may be unverified."""
 
     manifest: Manifest
     envelope: Envelope
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its payload, hex: what the manifest behind it names."""
+        """SHA-256 of its payload, hex; the next manifest names it."""
         return sha256(self.envelope.payload).hexdigest()
 
 
 def open_manifest(data: bytes, keyring: Keyring | None = None) -> SealedManifest:
-    """The manifest in an object; with ``keyring`` one that a key of it is named for and did not sign is not parsed.
+    """Parse the manifest in an object. With ``keyring``, a manifest that names one of its keys must have a valid
+    signature by that key, checked before parsing.
 
     Raises:
-        ArchiveInvalidError: malformed, at odds with itself, or of another version.
-        ArchiveSignatureError: the signature does not hold.
+        ArchiveInvalidError: malformed, contradictory, or of another version.
+        ArchiveSignatureError: the signature is invalid.
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise ArchiveInvalidError(f"a manifest is over {MANIFEST_BYTES_MAX} bytes")
@@ -298,7 +299,7 @@ def frontier_of(manifest: Manifest) -> Frontier:
     """The right edge of the tree at the end of the range.
 
     Raises:
-        ArchiveInvalidError: there are not as many hashes as a tree of that size has.
+        ArchiveInvalidError: the number of hashes does not fit a tree of that size.
     """
     try:
         return Frontier.restore(manifest.tree_size, [bytes.fromhex(each) for each in manifest.frontier])

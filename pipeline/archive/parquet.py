@@ -1,8 +1,8 @@
-"""The files of an archive: Parquet of one form, made row group by row group, so that the same rows give the same bytes.
+"""The files of an archive: Parquet in one fixed form, written row group by row group. Equal rows give equal bytes.
 
-Columns are those of the table, in its order and types; ``payload`` and ``origin`` are the stored text. Rows are sorted
-by seq, compressed with zstd, and parted into row groups by seq and length alone, never by how they happened to arrive.
-Only columns that repeat themselves have dictionaries, so that what a file unpacks to is about what it says.
+Columns are those of the table, in its order and types; ``payload`` and ``origin`` are the stored text. Rows are
+sorted by seq and compressed with zstd. Row groups are cut by seq and length alone, never by the batches in which
+rows arrive. Only repetitive columns have dictionaries, so the unpacked size of a file is close to its declared size.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pipeline.arrow import schema_of
 
 ZSTD_LEVEL: Final = 3
 BATCH_ROWS: Final = 4_096
-"""Rows decoded at once when a file is read."""
+"""Rows decoded per step when a file is read."""
 SNAPSHOT_GROUP_ROWS: Final = 1_024
 GROUP_UNPACKED_BYTES_MAX: Final = 512 << 20
-"""Most that a row group may say it unpacks to: its payloads, the longest row, and the other columns."""
+"""Most bytes that a row group may declare unpacked: its payloads, the longest row and the other columns."""
 REPEATED_BYTES_MAX: Final = 64 << 20
-"""Most that a batch of a column with a dictionary may take, taking each value for the longest."""
+"""Most bytes of a batch of a dictionary column, if each value is as long as the longest."""
 
 _OPTIONAL: Final = ("prev_chain_link", "origin")
 _REPEATING: Final = ("hlc_node", "job_id", "action")
 _COUNTED: Final = ("seq", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action", "from_seq", "to_seq")
-"""Columns whose lowest and highest value stands beside each row group."""
+"""Columns with minimum and maximum stored for each row group."""
 _LONG: Final = ("payload", "origin", "dsse_envelope")
 
 _NARROW: Final = {"link_version": pa.int16()}
@@ -55,7 +55,7 @@ SNAPSHOT_FILE_SCHEMA: Final = _file_schema(SNAPSHOT_COLUMNS)
 
 
 class FileWriter:
-    """Makes one file, which can be read too, out of batches of any size. Memory holds a row group."""
+    """Writes one file from batches of any size and keeps it readable. Memory holds one row group."""
 
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         self.rows = 0
@@ -79,10 +79,10 @@ class FileWriter:
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take the next rows, in order of seq.
+        """Append the next rows, in order of seq.
 
         Raises:
-            InvalidInputError: a column holds what it never may, such as NULL.
+            InvalidInputError: a column holds a forbidden value, such as NULL.
         """
         try:
             batch = batch.cast(self._schema)
@@ -101,7 +101,7 @@ class FileWriter:
             batch = batch.slice(count)
 
     def finish(self, name: str) -> ArchivedFile:
-        """Write what is left and the end of the file; what a manifest says of it under ``name``.
+        """Write the remaining rows and the footer; returns the manifest's record of the file under ``name``.
 
         Raises:
             InvalidInputError: the file became larger than an archive allows.
@@ -116,11 +116,11 @@ class FileWriter:
         return ArchivedFile(name, digest, size, self.rows)
 
     def close(self) -> None:
-        """Write no more; what is not finished is of no use. A second call, or one after ``finish``, does nothing."""
+        """Stop writing; an unfinished file is unusable. A second call, or a call after ``finish``, does nothing."""
         self._writer.close()
 
     def _next_group(self, batch: pa.RecordBatch, rows_left: int) -> tuple[int, int, bool]:
-        """How many rows of ``batch`` go into the group at hand, how long they are, and whether they end it."""
+        """How many rows of ``batch`` go into the current group, their length, and whether they end the group."""
         taken = batch.slice(0, rows_left)
         lengths = _lengths(taken)
         size = pc.sum(lengths).as_py()
@@ -146,10 +146,11 @@ def _lengths(batch: pa.RecordBatch) -> pa.Array:
 
 @contextmanager
 def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
-    """The file, fetched and compared with what its manifest says before anything of it is parsed.
+    """Fetch the file and compare it with its manifest before parsing.
 
     Raises:
-        ArchiveInvalidError: it is missing, another one, or not of the form that files of an archive have.
+        ArchiveInvalidError: the file is missing, differs from its manifest, or does not have the form of an archive
+            file.
         ArchiveUnavailableError: it cannot be read.
     """
     with tempfile.NamedTemporaryFile() as local:
@@ -181,7 +182,7 @@ def opened(store: ArchiveStore, file: ArchivedFile, schema: pa.Schema) -> Iterat
 def batches(
     found: pq.ParquetFile, file: ArchivedFile, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, some at a time, or these columns of them.
+    """The rows of a file in batches, or only these columns.
 
     Raises:
         ArchiveInvalidError: they cannot be decoded.
@@ -194,7 +195,7 @@ def batches(
 
 
 def _decoded(batch: pa.RecordBatch, file: ArchivedFile) -> pa.RecordBatch:
-    """The batch with its texts spelled out, unless one that stands once in the file would fill the memory."""
+    """The batch with its dictionaries decoded; rejected if decoding would exceed the memory bound."""
     columns = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if isinstance(column, pa.DictionaryArray):

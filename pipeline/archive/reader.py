@@ -1,14 +1,14 @@
-"""Reading an archive that may come from anybody: manifests first, and files only as these name them.
+"""Reading an untrusted archive: manifests first, then only the files that they name.
 
-Nothing is parsed before its digest, or its signature, was compared; what nobody signed, names of objects included, only
-says where to look. Memory holds one row group of a file, and all manifests of a tenant with what was signed: each file
-has at most ``MANIFEST_BYTES_MAX`` bytes, and about 200 for each file it names; a run makes one, and one more for every
-``RANGE_ROWS_MAX`` entries.
+An object is parsed only after its digest or its signature was compared. Unsigned data, names of objects included,
+only serves to locate objects. Memory holds one row group of a file and all manifests of a tenant with their signed
+payloads. A manifest has at most ``MANIFEST_BYTES_MAX`` bytes, about 200 for each file it names; a run writes one,
+and one more for every ``RANGE_ROWS_MAX`` entries.
 
-A verification of one tenant begins with ``ArchiveJudge.judge``, verifies the rows as ``ledger.verification`` does, and
-ends with ``ArchiveJudge.verdict``. The verdict object is that of a chain with one aspect more, ``archive``: manifests,
-digests, files and checkpoints. Where that is broken nothing else is checked. Keys come from the caller alone; there are
-none in an archive. ``verify_tenant`` is that verification in one process.
+The verification of a tenant starts with ``ArchiveJudge.judge``, verifies the rows as ``ledger.verification`` does,
+and ends with ``ArchiveJudge.verdict``. Its verdict object is that of a chain plus the aspect ``archive``: manifests,
+digests, files and checkpoints. If that aspect is broken, nothing else is checked. Keys come from the caller alone;
+an archive holds none. ``verify_tenant`` runs this verification in one process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from signing.snapshot import open_snapshot
 
 
 def tenants_of(store: ArchiveStore) -> list[str]:
-    """Every tenant that the archive has manifests of, by name; an empty folder says nothing, as buckets have none.
+    """Every tenant with manifests in the archive, by name. Empty folders are ignored, as buckets have none.
 
     Raises:
         ArchiveUnavailableError: it cannot be read.
@@ -76,10 +76,10 @@ def tenants_of(store: ArchiveStore) -> list[str]:
 
 
 def ranges_of(store: ArchiveStore, tenant_id: str) -> list[tuple[int, int]]:
-    """First and last seq of each manifest of the tenant, as their names say, in order and without gap.
+    """First and last seq of each manifest of the tenant, from their names, in order and without gap.
 
     Raises:
-        ArchiveInvalidError: there is a gap, or something else among them.
+        ArchiveInvalidError: there is a gap, or an object with another name.
         ArchiveUnavailableError: they cannot be read.
     """
     ranges = sorted(manifest_range(name) for name in store.objects(manifests_of(tenant_id)))
@@ -94,10 +94,10 @@ def ranges_of(store: ArchiveStore, tenant_id: str) -> list[tuple[int, int]]:
 
 
 def newest_manifest(store: ArchiveStore, tenant_id: str, keyring: Keyring) -> SealedManifest | None:
-    """The last manifest of the tenant, which a key of ``keyring`` signed; None when there is none.
+    """The last manifest of the tenant, signed by a key of ``keyring``; None if there is none.
 
     Raises:
-        ArchiveInvalidError: it does not hold.
+        ArchiveInvalidError: the manifest is invalid.
         UnknownKeyError: no key of the ring signed it.
         ArchiveUnavailableError: it cannot be read.
     """
@@ -117,7 +117,7 @@ def newest_manifest(store: ArchiveStore, tenant_id: str, keyring: Keyring) -> Se
 def read(
     store: ArchiveStore, tenant_id: str, from_seq: int, to_seq: int, keyring: Keyring | None = None
 ) -> SealedManifest:
-    """The manifest of a range; who signed it is not judged.
+    """The manifest of a range; its signature may be unverified.
 
     Raises:
         ArchiveInvalidError: it is missing or malformed, or that of another range.
@@ -149,7 +149,7 @@ def _check_follows(before: SealedManifest, sealed: SealedManifest) -> None:
 
 @dataclass(frozen=True)
 class TenantArchive:
-    """All that is archived of one tenant, as its manifests say; who signed them is not judged."""
+    """The archived part of one tenant according to its manifests, whose signatures may be unverified."""
 
     store: ArchiveStore
     tenant_id: str
@@ -161,7 +161,7 @@ class TenantArchive:
 
         Raises:
             TenantNotFoundError: there are none.
-            ArchiveInvalidError: one does not follow on the one before it.
+            ArchiveInvalidError: a manifest does not follow its predecessor.
         """
         sealed = list[SealedManifest]()
         for from_seq, to_seq in ranges_of(store, tenant_id):
@@ -186,7 +186,7 @@ class TenantArchive:
                     yield sealed.manifest, file
 
     def entry_batches(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[list[Row]]:
-        """Batches of ``ENTRY_COLUMNS`` as they stand, those in the range.
+        """Stored batches of ``ENTRY_COLUMNS`` in the range.
 
         Raises:
             ArchiveInvalidError: a file is not what its manifest says.
@@ -203,7 +203,7 @@ class TenantArchive:
                 yield list(rows_of(batch))
 
     def last_entry(self) -> Head:
-        """The last entry there is; raises as ``entry_batches``."""
+        """The last archived entry; raises as ``entry_batches``."""
         file = self.newest.entry_files[-1]
         with opened(self.store, file, ENTRY_FILE_SCHEMA) as found:
             *_, last = batches(found, file, ("seq", "chain_link", "t_hlc"))
@@ -219,11 +219,11 @@ Bounds = Mapping[str, tuple[int | None, int | None]]
 def entries_of(
     store: ArchiveStore, file: ArchivedFile, columns: Sequence[str], bounds: Bounds
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file of entries as they stand, those within ``bounds``; no batch is empty.
+    """The stored rows of a file of entries within ``bounds``; no batch is empty.
 
     Raises:
-        ArchiveInvalidError: it is not what its manifest says, or holds an entry later than its month: a reader that
-            looks for a time passes over files of earlier months.
+        ArchiveInvalidError: the file differs from its manifest, or holds an entry later than its month. A reader
+            that looks for a time skips files of earlier months.
         ArchiveUnavailableError: it cannot be read.
     """
     with opened(store, file, ENTRY_FILE_SCHEMA) as found:
@@ -237,7 +237,7 @@ def entries_of(
 
 
 def snapshots_of(store: ArchiveStore, file: ArchivedFile) -> Iterator[pa.RecordBatch]:
-    """The rows of a file of snapshots as they stand; raises as ``entries_of``."""
+    """The stored rows of a file of snapshots; raises as ``entries_of``."""
     with opened(store, file, SNAPSHOT_FILE_SCHEMA) as found:
         yield from batches(found, file)
 
@@ -267,18 +267,18 @@ class ArchiveJudge:
     """The verification of one tenant of an archive, around that of its rows."""
 
     def __init__(self, archive: TenantArchive, keyring: Keyring | None) -> None:
-        """Without ``keyring`` no signature is judged, and nothing vouches for what else is found."""
+        """Without ``keyring`` no signature is verified, so no other finding is authenticated."""
         self._archive, self._keyring = archive, keyring
         self._unknown_manifest: tuple[int, str] | None = None
-        """Seq and reason of the first manifest that no held key vouches for."""
+        """Seq and reason of the first manifest that no held key signed."""
         self._unknown_checkpoint: str | None = None
         self._manifest_keys: set[str] = set()
 
     def judge(self) -> list[TreeHead]:
-        """Judge signatures and checkpoints; returns the tree heads that the rows must agree with, one a manifest.
+        """Verify signatures and checkpoints; returns the tree heads that the rows must agree with, one a manifest.
 
         Raises:
-            ArchiveInvalidError: one of them does not hold.
+            ArchiveInvalidError: a signature or checkpoint is invalid.
         """
         for sealed in self._archive.sealed:
             signed = Manifest.judge(sealed.envelope, self._keyring)
@@ -290,7 +290,7 @@ class ArchiveJudge:
         return [TreeHead(each.tree_size, bytes.fromhex(each.tree_root), ARCHIVE, is_own=True) for each in manifests]
 
     def verdict(self, found: dict[str, Any]) -> dict[str, Any]:
-        """All of it together; ``found`` is the verdict object on the rows."""
+        """The whole verdict; ``found`` is the verdict object on the rows."""
         verdict = {**found}
         own = "ok" if self._keyring is not None else "not_checked"
         if self._unknown_manifest is not None:
@@ -339,7 +339,7 @@ class ArchiveJudge:
 
 
 def broken(tenant_id: str, error: LedgerError, seconds: float) -> dict[str, Any]:
-    """The verdict object on a tenant whose archive does not hold, for the reason given."""
+    """The verdict object on a tenant with an invalid archive, for the reason given."""
     kind = ARCHIVE_SIGNATURE if isinstance(error, ArchiveSignatureError) else ARCHIVE
     seq = error.seq if isinstance(error, ArchiveInvalidError) else 0
     return {
@@ -365,7 +365,7 @@ async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | 
     """The verdict object on a tenant of an archive, against the keys of ``keyring``.
 
     Raises:
-        TenantNotFoundError: there is nothing of it in the archive.
+        TenantNotFoundError: the archive does not have the tenant.
         ArchiveUnavailableError: the archive cannot be read.
     """
     began_s = time.perf_counter()
@@ -431,8 +431,8 @@ async def unpack(store: ArchiveStore, tenant_id: str, folder: Path, keyring: Key
     """Write ``TENANT.bundle.tar`` into ``folder``, signed by ``signer``.
 
     Raises:
-        TenantNotFoundError: there is nothing of the tenant in the archive.
-        ArchiveInvalidError: what is archived of it does not hold.
+        TenantNotFoundError: the archive does not have the tenant.
+        ArchiveInvalidError: the archive of the tenant is invalid.
         UnknownKeyError: a key that signed it is not in ``keyring``.
         ArchiveUnavailableError, SigningUnavailableError, OSError: it cannot be read, signed or written.
     """
@@ -447,7 +447,7 @@ async def unpack(store: ArchiveStore, tenant_id: str, folder: Path, keyring: Key
 
 
 def refuse_unless_trusted(verdict: dict[str, Any]) -> None:
-    """Refuse what is broken, and what no held key signed.
+    """Reject a broken tenant, and a tenant that no held key signed.
 
     Raises:
         ArchiveInvalidError, UnknownKeyError: it is.

@@ -1,6 +1,6 @@
-"""A run of the archive: what is chained and signed of a ledger, and not archived yet, gets there; nothing twice.
+"""An archive run: entries that are chained, signed and not archived yet are archived, none twice.
 
-In rounds, until nothing is left, each tenant one range at a time::
+A run works in rounds, one range of each tenant a round, until nothing is left::
 
     1. the last manifest of the tenant says what is archived; it is of this log, signed by a key of it, and the chain
        has its last link
@@ -10,9 +10,9 @@ In rounds, until nothing is left, each tenant one range at a time::
        snapshot is one of these entries; months are right, and the newest checkpoint extends the tree
     5. the file of its snapshots, and the manifest, which makes the range a part of the archive
 
-Killed anywhere, the next run finds at 2 what it has to finish. Two runs at once write the same bytes: plans, files and
-manifests are written once, and who comes second compares. A tenant whose rows, or whose part of the archive, do not
-hold gets no manifest; others do. A tenant that the archive has and the ledger has no more is one of those.
+If a run is killed, step 2 of the next run finds the unfinished plan. Concurrent runs write the same bytes: plans,
+files and manifests are written once, and the second run compares. A tenant with invalid rows or an invalid archive
+gets no manifest; other tenants do. The same holds for a tenant that the archive has and the ledger no longer has.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ from signing.keys import Keyring, Signer
 from signing.snapshot import open_snapshot
 
 ROUND_FILES_MAX: Final = 512
-"""A round is closed by the plan that takes it to so many files, of each of which a summary of some 400 kB is held."""
+"""A round ends with the plan that reaches this many files. Memory holds a summary of about 400 kB for each."""
 
 
 _OF_ONE_TENANT: Final = (
     *(BrokenRangeError, ArchiveConflictError, ArchiveInvalidError, InvalidInputError, UnknownKeyError),
 )
-"""What is wrong with one tenant and stops no other."""
+"""Errors of one tenant, which stop no other tenant."""
 
 
 class Archived(NamedTuple):
-    """What a run did for one tenant: entries ``from_seq..to_seq`` are new in the archive, none when it ends below."""
+    """Result of a run for one tenant: entries ``from_seq..to_seq`` are newly archived, if any."""
 
     tenant_id: str
     from_seq: int
@@ -84,9 +84,9 @@ class Archived(NamedTuple):
     files: int
     bytes: int
     first_break: Break | None
-    """What is wrong with the rows behind ``to_seq``; none of those is archived."""
+    """The first break after ``to_seq``; no row after ``to_seq`` is archived."""
     unsigned: int = 0
-    """Entries behind ``to_seq`` that are sound as far as is known, and stay behind until a snapshot signs them."""
+    """Entries after ``to_seq`` without a known fault, which wait for a snapshot that signs them."""
 
 
 class Run:
@@ -95,7 +95,7 @@ class Run:
     def __init__(
         self, ledger: Ledger, store: ArchiveStore, signer: Signer, keyring: Keyring, file_all: FileAll
     ) -> None:
-        """``keyring`` holds the keys that may have signed the ledger, and what is archived already."""
+        """``keyring`` holds the trusted keys of the ledger and of the existing archive."""
         self._ledger = ledger
         self._store = store
         self._signer = signer
@@ -106,11 +106,11 @@ class Run:
         self._done: dict[str, Archived] = {}
 
     def archive(self, tenants: Collection[str] | None = None) -> list[Archived]:
-        """Archive these tenants, by default all; what was done for each, by name.
+        """Archive these tenants, by default all; returns the result for each, by name.
 
         Raises:
-            TenantNotFoundError: one of them has nothing that is signed, nor archived.
-            ArchiveUnavailableError, DatabaseUnavailableError, SigningUnavailableError: one of them does not answer.
+            TenantNotFoundError: a tenant has nothing signed and nothing archived.
+            ArchiveUnavailableError, DatabaseUnavailableError, SigningUnavailableError: a service does not answer.
         """
         self._store.prepare()
         waiting = {each.tenant_id: each for each in self._ledger.signed(tenants)}
@@ -143,7 +143,7 @@ class Run:
         ]
 
     def _round(self, waiting: dict[str, SignedEnd]) -> None:
-        """The next range of each tenant; those that are done are not waiting any more."""
+        """Archive the next range of each tenant; finished tenants leave the waiting list."""
         plans: list[Plan] = []
         tasks: list[FileTask] = []
         for tenant_id, signed in list(waiting.items()):
@@ -177,7 +177,7 @@ class Run:
 
     @contextmanager
     def _giving_up(self, tenant_id: str, waiting: dict[str, SignedEnd]) -> Iterator[None]:
-        """Whatever is wrong with this tenant is told of it, and others go on."""
+        """Record an error of this tenant in its result, so that other tenants continue."""
         try:
             yield
         except _OF_ONE_TENANT as error:
@@ -188,11 +188,11 @@ class Run:
 
 
 def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyring: Keyring) -> SealedManifest:
-    """Sign and write it; returns the manifest that stands there, which may be of another run that was first.
+    """Sign and write the manifest; returns the stored manifest, which another run may have written first.
 
     Raises:
-        ArchiveConflictError: another manifest stands there.
-        ArchiveInvalidError, UnknownKeyError: what stands there does not hold.
+        ArchiveConflictError: a different manifest exists.
+        ArchiveInvalidError, UnknownKeyError: the existing manifest is invalid, or its key is unknown.
         ArchiveUnavailableError, SigningUnavailableError: one of the two does not answer.
     """
     path = manifest_path(manifest.tenant_id, manifest.from_seq, manifest.to_seq)
@@ -206,7 +206,7 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
     signed = Manifest.judge(theirs.envelope, keyring)
     if signed.verdict != "ok":
         raise UnknownKeyError(f"{path}: {signed.detail}")
-    # A run that was first may have seen another checkpoint.
+    # The run that wrote it may have used another checkpoint.
     ours = msgspec.structs.replace(
         manifest, checkpoint=theirs.manifest.checkpoint, consistency=theirs.manifest.consistency
     )
@@ -226,17 +226,17 @@ def manifest_of(
     entries: Sequence[FiledEntries],
     keyring: Keyring,
 ) -> Manifest:
-    """The manifest of the range of ``plan``, which follows on ``before`` and is folded of its files; its snapshots are
-    in the archive on return. ``keyring`` has the keys that may have signed them.
+    """The manifest of the range of ``plan``, folded from its files. The range follows ``before``. Its snapshots are
+    in the archive on return. ``keyring`` has the keys trusted for them.
 
     Raises:
-        BrokenRangeError: an entry or a snapshot does not hold, they do not go all the way, or the newest checkpoint
+        BrokenRangeError: an entry or a snapshot is invalid, they do not cover the range, or the newest checkpoint
             does not extend their tree.
-        ArchiveConflictError: the plan is not one of these entries, or another file is where the snapshots are to go.
-        ArchiveInvalidError: what is archived before is not what its manifest says.
-        InvalidInputError: a snapshot holds what it never may.
+        ArchiveConflictError: the plan does not fit these entries, or a different snapshot file exists.
+        ArchiveInvalidError: an earlier archived file differs from its manifest.
+        InvalidInputError: a snapshot holds a forbidden value.
     """
-    # 1. The snapshots, few enough to be held: what is judged is what will be written.
+    # 1. The snapshots, few enough for memory: the verified rows are the rows that are written.
     batches = list(ledger.snapshots(plan.tenant_id, plan.from_seq, plan.to_seq))
     findings, opener = Findings(), partial(open_snapshot, keyring=keyring)
     opened = [open_row(row, opener, findings) for batch in batches for row in rows_of(batch)]
@@ -304,7 +304,7 @@ def _folded(
 
 
 def _highest_time(plan: Plan, before: SealedManifest | None, entries: Sequence[FiledEntries]) -> int:
-    """The highest hlc_physical of all entries up to the last, those before the range too; each file is of its month."""
+    """Check the month of each file; returns the highest hlc_physical so far, earlier ranges included."""
     highest = 0 if before is None else before.manifest.highest_physical_ms
     for name, filed in zip(plan.entry_files, entries, strict=True):
         months = {month_of(max(highest, each)) for each in (filed.first["hlc_physical"], filed.highest_physical_ms)}
@@ -315,7 +315,7 @@ def _highest_time(plan: Plan, before: SealedManifest | None, entries: Sequence[F
 
 
 def worst(findings: Findings) -> Break | None:
-    """The break to tell: of keys that nobody here can judge only where there is nothing else."""
+    """The break to report. A break by an unknown key is reported only if there is no other."""
     first = findings.first_break()
     if first is None or findings.verdicts()["signatures"] != "unknown_key":
         return first
@@ -324,7 +324,7 @@ def worst(findings: Findings) -> Break | None:
 
 
 def _end_missing(plan: Plan, fold: Fold) -> Break | None:
-    """What is missing at the end of a range, of which nothing is wrong as far as it goes."""
+    """The missing end of a range that has no other fault."""
     entries_end, snapshots_end = fold.verdict().to_seq, fold.verdict().signed_to.seq
     if entries_end < plan.to_seq:
         missing = f"entries from seq {entries_end + 1} on are missing, and a snapshot covers them"
@@ -336,7 +336,7 @@ def _end_missing(plan: Plan, fold: Fold) -> Break | None:
 
 
 def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tuple[str, list[bytes]]:
-    """The newest checkpoint, and the proof that it extends the tree under ``root``, which ends with the range."""
+    """The newest checkpoint, and the proof that it extends the range's tree, whose root is ``root``."""
     tenant_id, size = plan.tenant_id, plan.to_seq
     with ledger.at_one_time():
         text = next((each.checkpoint for each in ledger.sealed(tenant_id)), None)

@@ -1,21 +1,20 @@
-"""The ledger that is archived, and the files that are made of it: rows are read, checked, written to a local file, and
-put under their name.
+"""Reads the ledger and writes the archive's files: rows are read, checked, written to a local file and uploaded.
 
-Each file of entries is made by a task, ``file_on`` Spark, alone and in bounded memory. In order::
+One task writes each file of entries (``file_on`` Spark), in bounded memory. In order::
 
     1. rows are read in batches, checked as one range of the chain, and written
     2. rows that do not hold end it: nothing is put into the archive, and what is wrong is the outcome
     3. the file is put under its name; where the name is taken, the file there must have the same rows
 
-What a file says of the chain beyond itself is left to the fold of all ranges (``ledger.verification.range_fold``): a
-range is judged on its way into an archive by the algorithm that verifies it later.
+Claims of a file about the rest of the chain are checked by the fold of all ranges
+(``ledger.verification.range_fold``). So the same algorithm checks a range before archiving and verifies it later.
 
 Step 3 accepts an existing file with equal rows: its bytes may differ if the Parquet writer was upgraded after the run
 that was killed.
 
-Rows up to the end of the last snapshot never change, so tasks need no common snapshot of the database: one that does
-change is found by its links. What must agree with one another is read in one transaction, ``Ledger.at_one_time``.
-Values are put into statements as literals, as ``pipeline.places.statements`` has it.
+Rows up to the end of the last snapshot never change, so tasks need no common database snapshot: links reveal a
+changed row. Values that must be consistent are read in one transaction, ``Ledger.at_one_time``. Statements contain
+values as literals, as in ``pipeline.places.statements``.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 
 
 class UnjudgedBreak(Break):
-    """Nothing is wrong but that no held key signed it."""
+    """The only fault is that no held key signed it."""
 
 
 class FileTask(NamedTuple):
@@ -75,7 +74,7 @@ class FileTask(NamedTuple):
 
 
 def found_in(error: LedgerError, seq: int) -> Break:
-    """What is wrong with one tenant of the archive, from an error that says so; ``seq`` where the error names none."""
+    """The break of one tenant of the archive, from an error; at ``seq`` if the error names no seq."""
     if isinstance(error, UnknownKeyError):
         return UnjudgedBreak(seq, "archive-signature", str(error), None, None)
     at = error.seq if isinstance(error, ArchiveInvalidError) and error.seq else seq
@@ -84,7 +83,7 @@ def found_in(error: LedgerError, seq: int) -> Break:
 
 
 class FiledEntries(NamedTuple):
-    """What came of a file of entries: the file, None where they do not hold, and what they say of the chain."""
+    """Result of filing entries: the file, None if they are invalid, and their summary of the chain."""
 
     file: ArchivedFile | None
     summary: RangeSummary
@@ -95,14 +94,14 @@ class FiledEntries(NamedTuple):
 
 Outcome = FiledEntries | Break
 FileAll = Callable[[Sequence[FileTask]], Sequence[Outcome]]
-"""Makes files, in any order, and gives what came of each."""
+"""Writes files, in any order, and returns the outcome of each."""
 
 
 def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEntries:
-    """Put the entries of a file into the archive, if they hold.
+    """Put the entries of a file into the archive, if they are valid.
 
     Raises:
-        ArchiveConflictError: something else stands there.
+        ArchiveConflictError: a different file exists under the name.
         ArchiveUnavailableError, DatabaseUnavailableError: one of the two does not answer.
     """
     tenant_id, from_seq, to_seq, _ = task.name
@@ -137,7 +136,7 @@ def file_snapshots(store: ArchiveStore, name: FileName, batches: Iterable[pa.Rec
     """Put snapshots, which were compared with their entries, into the archive; raises as ``file_entries``.
 
     Raises:
-        InvalidInputError: a column holds what it never may.
+        InvalidInputError: a column holds a forbidden value.
     """
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, SNAPSHOT_FILE_SCHEMA)) as writer:
         for batch in batches:
@@ -172,9 +171,9 @@ def _has_rows_of(store: ArchiveStore, standing: ArchivedFile, local: Any, schema
 
 
 def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> FileAll:
-    """Makes each file in a task of its own; ``rows`` counts the entries of those that are done.
+    """Writes each file in its own task; ``rows`` counts the entries of finished tasks.
 
-    A task that fails is tried again, as Spark has it, and finds its file there or not.
+    Spark retries a failed task, which may find its file already in the archive.
     """
 
     def task(names: Iterable[FileTask]) -> Iterator[Outcome]:
@@ -191,7 +190,7 @@ def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> 
 
 
 def file_each(tasks: Iterable[FileTask], ledger: Ledger, store: ArchiveStore) -> Iterator[Outcome]:
-    """Make these files. What is wrong with one tenant, in the archive too, is an outcome and stops no other.
+    """Write these files. An error of one tenant, in the archive too, is an outcome and stops no other tenant.
 
     Raises:
         ArchiveUnavailableError, DatabaseUnavailableError: one of the two does not answer.
@@ -223,7 +222,7 @@ class SignedEnd(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Entries ``from_seq..to_seq``, what their payloads take in the database, and their highest hlc_physical."""
+    """Entries ``from_seq..to_seq``, the stored size of their payloads, and their highest hlc_physical."""
 
     from_seq: int
     to_seq: int
@@ -237,11 +236,12 @@ class Ledger(OpenPostgres):
     @classmethod
     @contextmanager
     def connected(cls, dsn: str) -> Iterator[Ledger]:
-        """A connection that only reads, closed at the end.
+        """A read-only connection, closed at the end.
 
         Raises:
             DatabaseUnavailableError: PostgreSQL does not answer.
-            ConfigurationError: ``dsn`` names no database, it refuses the login, or it holds no ledger as it was made.
+            ConfigurationError: ``dsn`` names no database, the login is refused, or the ledger's tables are missing
+                or altered.
         """
         place = Dsn.parse(dsn)
         with connected(place) as connection:
@@ -257,7 +257,7 @@ class Ledger(OpenPostgres):
 
     @contextmanager
     def at_one_time(self) -> Iterator[None]:
-        """Everything read meanwhile is of one state of the database."""
+        """All reads within the context see one state of the database."""
         self.connection.run(statements.BEGIN)
         try:
             yield
@@ -267,10 +267,10 @@ class Ledger(OpenPostgres):
     # --- the ledger as a whole ------------------------------------------------------------------------
 
     def log_origin(self, tenant_id: str | None = None) -> str:
-        """The part that the origins of all its logs begin with.
+        """The common prefix of the origins of its logs.
 
         Raises:
-            ConfigurationError: the database does not say.
+            ConfigurationError: the database does not have it.
         """
         origin = super().log_origin(tenant_id)
         if origin is None:
@@ -278,7 +278,8 @@ class Ledger(OpenPostgres):
         return origin
 
     def published_keys(self) -> list[PublicKey]:
-        """Every key that signed for this ledger, by its own word, while it held; rows without a key are left out."""
+        """Every key that the ledger itself lists as a signer, for its validity period; rows without a key are left
+        out."""
         keys = []
         query = "SELECT public_key_pem, not_before, not_after, revoked_from_hlc FROM scheduler.signing_keys"
         for pem, begin, end, revoked in self.connection.rows(query):
@@ -288,7 +289,7 @@ class Ledger(OpenPostgres):
         return keys
 
     def signed(self, tenants: Collection[str] | None = None) -> list[SignedEnd]:
-        """Every tenant that has a snapshot, by name, or those of these that do."""
+        """Every tenant with a snapshot, by name; with ``tenants`` only those of them."""
         among = f"({tenants_in(SNAPSHOTS)}) AS wanted" if tenants is None else wanted(tenants)
         rows = self.connection.rows(f"""
             SELECT wanted.tenant_id, s.signed_seq,
@@ -304,7 +305,7 @@ class Ledger(OpenPostgres):
         return [SignedEnd(*row) for row in rows if is_readable_tenant(row[0])]
 
     def unsigned(self) -> dict[str, int]:
-        """The last seq of every tenant that has entries and no snapshot at all."""
+        """The last seq of every tenant that has entries and no snapshot."""
         rows = self.connection.rows(f"""
             SELECT h.tenant_id, h.head_seq FROM {HEADS} h
              WHERE h.head_seq > 0 AND NOT EXISTS (SELECT FROM {SNAPSHOTS} s WHERE s.tenant_id = h.tenant_id)
@@ -315,12 +316,12 @@ class Ledger(OpenPostgres):
     # --- one tenant -----------------------------------------------------------------------------------
 
     def tile(self, tenant_id: str, level: int, index: int) -> bytes:
-        """The hashes of a stored tile; none where it is not there."""
+        """The hashes of a stored tile; empty if it is missing."""
         return self.range_reader(tenant_id, 1, 1).tiles(level, index, index).get(index, b"")
 
     def range_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
-        """Where a range ends that is to end at about ``to_seq``: with the last snapshot of the first
-        ``RANGE_SNAPSHOTS`` that end in it, with the first one behind it if none does. None when there is none."""
+        """The end of a range that should end near ``to_seq``: the end of the last of the first ``RANGE_SNAPSHOTS``
+        snapshots that end in it; if none does, the end of the first snapshot after it. None if there is none."""
 
         def end(which: str, condition: str) -> str:
             return f"""
@@ -337,7 +338,7 @@ class Ledger(OpenPostgres):
         return None if seq is None else int(seq)
 
     def intervals(self, tenant_id: str, from_seq: int, to_seq: int) -> tuple[tuple[int, int], ...]:
-        """Where the snapshots begin and end whose entries are partly in the range."""
+        """Bounds of the snapshots with entries in the range."""
         rows = self.connection.rows(
             f"SELECT from_seq, to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)}"
             f" AND from_seq <= {to_seq:d} AND to_seq >= {from_seq:d} ORDER BY from_seq"
@@ -352,7 +353,7 @@ class Ledger(OpenPostgres):
         return rows[0][:2] if rows else (None, None)
 
     def first_at_or_after(self, tenant_id: str, from_seq: int, to_seq: int, physical_ms: int) -> tuple[int, int]:
-        """Seq and hlc_physical of the first entry of the range whose hlc_physical is at least so much."""
+        """Seq and hlc_physical of the first entry of the range whose hlc_physical reaches the given one."""
         ((seq, physical),) = self.connection.rows(
             f"SELECT seq, hlc_physical FROM {_entries(tenant_id, from_seq, to_seq)} AND hlc_physical >= {physical_ms:d}"
             " ORDER BY seq LIMIT 1"
@@ -360,9 +361,9 @@ class Ledger(OpenPostgres):
         return seq, physical
 
     def stretches(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[Stretch]:
-        """The entries of the range by ``STRETCH_ROWS``, or one by one where those are too long for one file.
+        """The entries of the range by ``STRETCH_ROWS``, or one by one if those are too long for one file.
 
-        Where guards are gone and a column is NULL in all of a stretch, so is what is said of it.
+        If constraints were removed and a column is NULL throughout a stretch, its aggregate is NULL.
         """
         for stretch in self._stretches(tenant_id, from_seq, to_seq, STRETCH_ROWS):
             if stretch.stored_bytes is None or stretch.stored_bytes <= FILE_STORED_BYTES:

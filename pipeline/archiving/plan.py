@@ -1,8 +1,8 @@
-"""What a run is going to write: a range of a tenant and the files it is cut into, decided once and kept in the archive.
+"""The plan of a run: a range of a tenant and the files it is cut into, decided once and kept in the archive.
 
-The plan of a range is written before its files, under a name that only the first of several runs gets. A run that
-finds a plan without a manifest completes it, so a range is never cut in two ways. A plan is not signed and not trusted:
-it is checked against the ledger, and a file without the right rows is not written.
+The plan of a range is written before its files, under a name that only one of several runs can create. A run that
+finds a plan without a manifest completes it, so a range is never cut in two ways. A plan is not signed and not
+trusted: it is checked against the ledger, and a file without the right rows is not written.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 FirstAtOrAfter = Callable[[int, int, int], tuple[int, int]]
-"""Of entries from a first to a last seq, the first whose hlc_physical is at least so much: its seq and hlc_physical."""
+"""(from_seq, to_seq, hlc_physical) to the seq and hlc_physical of the first entry in the range that reaches it."""
 
 
 def cut(
@@ -121,7 +121,7 @@ def decode_plan(data: bytes) -> Plan:
     """The plan in an object.
 
     Raises:
-        ArchiveInvalidError: it is none, or its files are not those of its range.
+        ArchiveInvalidError: the object holds no plan, or the files do not cover the plan's range.
     """
     if len(data) > PLAN_BYTES_MAX:
         raise ArchiveInvalidError(f"a plan is over {PLAN_BYTES_MAX} bytes")
@@ -143,10 +143,10 @@ def next_plan(
     last: SealedManifest | None,
     keyring: Keyring,
 ) -> Plan | None:
-    """The plan of the range behind ``last``, which stands in the archive on return; None when nothing is left.
+    """The plan of the range after ``last``, stored in the archive on return; None if nothing is left.
 
     Raises:
-        BrokenRangeError: the chain does not have what is archived, lacks entries, or its checkpoint does not hold.
+        BrokenRangeError: the chain lacks archived or other entries, or its checkpoint is invalid.
         ArchiveConflictError: the archive, or the plan in it, is of another ledger.
     """
     if last is not None:
@@ -185,7 +185,7 @@ def last_snapshot(store: ArchiveStore, manifest: Manifest) -> str:
     """Digest of the snapshot that ends an archived range, as the archive has it.
 
     Raises:
-        ArchiveInvalidError: the file of snapshots is not what its manifest says.
+        ArchiveInvalidError: the file of snapshots differs from its manifest.
     """
     *_, batch = snapshots_of(store, manifest.snapshot_file)
     try:
@@ -198,7 +198,7 @@ def checkpoint_of(log_origin: str, tenant_id: str, text: str, keyring: Keyring) 
     """The checkpoint in a note of the tenant's log, which a key of ``keyring`` signed.
 
     Raises:
-        BrokenRangeError: it is none, or no such key signed it.
+        BrokenRangeError: the note is no checkpoint, or no such key signed it.
     """
     try:
         return checkpoints.open_checkpoint(text, keyring, origin=f"{log_origin}/{tenant_id}")
@@ -213,7 +213,7 @@ def _limit(log_origin: str, signed: SignedEnd, keyring: Keyring) -> int:
     """The last entry that a snapshot and a checkpoint cover.
 
     Raises:
-        BrokenRangeError: snapshots reach beyond the chain, there is no tree, or its checkpoint does not hold.
+        BrokenRangeError: snapshots reach beyond the chain, there is no tree, or its checkpoint is invalid.
     """
     if signed.signed_seq > signed.last_seq:
         detail = f"a snapshot covers entries up to seq {signed.signed_seq}, and the chain ends at {signed.last_seq}"
@@ -227,12 +227,12 @@ def _limit(log_origin: str, signed: SignedEnd, keyring: Keyring) -> int:
 
 
 def _limit_now(ledger: Ledger, log_origin: str, tenant_id: str, keyring: Keyring) -> int:
-    """The same, asked again: another run may have found more signed, and archived it, since this one began."""
+    """``_limit``, read again: since this run started, another run may have archived newly signed entries."""
     return max((_limit(log_origin, each, keyring) for each in ledger.signed([tenant_id])), default=0)
 
 
 def _check_follows(ledger: Ledger, log_origin: str, last: SealedManifest) -> None:
-    """The chain has what is archived, as far as its last link tells."""
+    """Check by the last archived link that the chain contains the archive."""
     manifest = last.manifest
     if manifest.log_origin != log_origin:
         raise ArchiveConflictError(
@@ -281,7 +281,7 @@ def _cut(
 
 
 def _checked(stretch: Stretch) -> Stretch:
-    """Refuse entries without payload or time, and times of which no month is known.
+    """Reject entries without payload or time, and times that have no month.
 
     Raises:
         BrokenRangeError: there are some.
