@@ -1,5 +1,5 @@
-"""The control file: identity of the WAL, positions known to have been reached, and what a member of a quorum promised;
-and the history of a log, which is in it.
+"""The control file: identity of the WAL, positions known to have been reached, the promise of a quorum member, and the
+history of the log.
 
 Format, big-endian::
 
@@ -10,23 +10,24 @@ Format, big-endian::
     | count u32 | count times: epoch u64, first_lsn u64
     | crc32 u32 over all before it
 
-Version 1 ends behind ``signed_lsn``, with its CRC. It is read, as that of a log which is committed as far as it is
-chained and whose history its segments tell; what is written is version 2.
+Version 1 ends with the CRC after ``signed_lsn``. It is still read: ``committed_lsn`` is then ``chained_lsn``, and the
+history comes from the segments. Only version 2 is written.
 
-Replaced as a whole: temporary file, fsync, rename, fsync of the folder.
+The file is replaced as a whole: temporary file, fsync, rename, fsync of the folder.
 
 Invariants::
 
     durable_lsn >= committed_lsn >= chained_lsn >= signed_lsn >= 0
-    every position in it had been reached when it was written: it may lag, it never leads
+    every position in it was reached before it was written: it may lag, it never leads
     epochs and first LSNs of the history rise
 
-The history of a log says with which LSN each epoch that wrote into it began. An epoch reaches up to the next one's
-first LSN, the last one to the end of the log. An epoch that left no record is not in it. It is as short as the log: a
-start drops what ended before the record in front of the oldest.
+The history of a log has the first LSN of each epoch that wrote into it. An epoch ends before the first LSN of the next
+one; the last epoch ends with the log. An epoch that left no record is not in the history. The history is as short as
+the log: a start drops the epochs that ended before the record in front of the oldest.
 
-Two logs of one WAL that agree on an epoch's first LSN agree on all of its records that both hold: only one proposer
-writes in an epoch, and it appends nowhere before its history was applied there. Where two histories part, the logs do.
+If two logs of one WAL agree on an epoch's first LSN, they agree on all of its records that both hold: only one proposer
+writes in an epoch, and it appends to a copy only after its history was applied there. Two logs diverge where their
+histories diverge.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ History = tuple[EpochStart, ...]
 
 
 class Control(NamedTuple):
-    """What the control file says. ``highest_hlc`` is of ``node_id``; ids are 32 hex digits.
+    """The content of the control file. ``highest_hlc`` is of ``node_id``; ids are 32 hex digits.
 
-    ``history`` is empty only if it is not known: that of a version 1. ``promised_epoch`` is the highest epoch that this
-    member promised to follow, to the run ``promised_run`` of a proposer; ``member_id`` is its id among the members of
-    the quorum, whose list has changed ``generation`` times. A node that keeps its log alone has none of the four.
+    ``history`` is empty only if it is not known, as in version 1. ``promised_epoch`` is the highest epoch that this
+    member promised to follow, and ``promised_run`` the run of the proposer that has the promise. ``member_id`` is the
+    id of this member in the quorum, whose list has changed ``generation`` times. A node without members has none of
+    the four.
     """
 
     wal_id: str
@@ -130,11 +132,11 @@ def store(folder: Path, control: Control) -> None:
 
 
 def load(folder: Path) -> Control | None:
-    """The control file of ``folder``; None when there is none.
+    """The control file of ``folder``; None when it does not exist.
 
     Raises:
-        WalCorruptError: there is one and it is damaged.
-        WalError: what is in its place cannot be read, such as a folder.
+        WalCorruptError: the file is damaged.
+        WalError: the path cannot be read, for example because it is a folder.
     """
     path = folder / CONTROL_NAME
     try:
@@ -190,7 +192,7 @@ def history_rises(history: History) -> bool:
 
 
 def begin_epoch(history: History, epoch: Epoch, first_lsn: Lsn) -> History:
-    """The history once ``epoch`` writes from ``first_lsn`` on; it replaces what was there before."""
+    """The history once ``epoch`` writes from ``first_lsn`` on; entries at or above ``first_lsn`` are dropped."""
     assert all(start.epoch < epoch for start in history)
     return (*history_up_to(history, Lsn(first_lsn - 1)), EpochStart(epoch, first_lsn))
 
@@ -207,7 +209,7 @@ def history_since(history: History, first_lsn: Lsn) -> History:
 
 
 def epoch_of(history: History, lsn: Lsn) -> Epoch | None:
-    """The epoch that wrote ``lsn``; None where the history does not reach back to it."""
+    """The epoch that wrote ``lsn``; None if the history does not reach back to it."""
     for epoch, first_lsn in reversed(history):
         if first_lsn <= lsn:
             return epoch
@@ -215,10 +217,10 @@ def epoch_of(history: History, lsn: Lsn) -> Epoch | None:
 
 
 def last_common(history: History, last_lsn: Lsn, other: History) -> Lsn:
-    """The last LSN up to which a log of this ``history`` that ends with ``last_lsn`` is that of ``other``, a history
-    without an end; 0 when nothing of it is.
+    """The last LSN that two logs have in common; 0 when they share no record. The first log has this ``history`` and
+    ends with ``last_lsn``; the second has the history ``other``, without an end.
 
-    A history may begin late, with an epoch of which the oldest records are gone.
+    A history may begin late: the oldest records of its first epoch may be gone.
     """
     theirs = dict(other)
     common = [start for start in history if theirs.get(start.epoch) == start.first_lsn]

@@ -13,7 +13,7 @@ Record, a header of 34 bytes and a payload::
     crc32 u32 | length u32 | lsn u64 | hlc 16 B | state u8 | type u8 | payload
 
 ``crc32`` covers everything after itself, ``length`` is the whole record, ``hlc`` is the packed form of
-``ledger.hlc``, ``state`` is PENDING = 0, the state when written, and never patched.
+``ledger.hlc``, ``state`` is PENDING = 0, the state at the time of writing; it is never patched.
 
 BATCH record, type 16, takes no LSN: its ``lsn`` is that of the first record of its batch, its ``hlc``
 that of the last. Its payload, 24 bytes::
@@ -21,7 +21,7 @@ that of the last. Its payload, 24 bytes::
     first_lsn u64 | last_lsn u64 | body_bytes u32 | body_crc32 u32
 
 ``body`` is everything up to the next BATCH record; one CRC over it lets recovery check a batch at the
-speed of the CRC. After the last batch a segment may hold zeros up to its end: space written ahead.
+speed of the CRC. After the last batch a segment may hold zeros up to its end: preallocated space.
 
 RETURNED record, type 33: a record of this node that lost its place in the log, appended again. Its payload::
 
@@ -58,13 +58,13 @@ NODE_ID_BYTES_MAX = 64
 WAL_ID_BYTES = 16
 
 RECORD_BYTES_LIMIT = 16 << 20
-"""No record is larger, whatever the settings say; a length is held against this before anything is read."""
+"""No record is larger, whatever the settings are; a reader checks a length against this before it reads the record."""
 
 BATCH_BODY_BYTES_LIMIT = 64 << 20
-"""No batch body is larger, whatever the settings say."""
+"""No batch body is larger, whatever the settings are."""
 
 LSN_LIMIT = 2**63 - 1
-"""Largest LSN: what a PostgreSQL ``bigint`` holds."""
+"""Largest LSN: the largest PostgreSQL ``bigint``."""
 
 _SEGMENT = struct.Struct(f">8sHH{NODE_ID_BYTES_MAX}s{WAL_ID_BYTES}sQQQ")
 CRC = struct.Struct(">I")
@@ -88,22 +88,22 @@ assert RECORD_BYTES_LIMIT <= BATCH_BODY_BYTES_LIMIT < 2**32
 
 
 QueuedRecord = tuple[Hlc, int, bytes]
-"""HLC, type and payload of a record to be written; its LSN follows from the place."""
+"""HLC, type and payload of a record to be written; its LSN follows from its place in the queue."""
 
 
 PENDING = 0
-"""The one state that is written; the later ones, which are read as damage, follow from the positions of the log."""
+"""The only state that is written; any other is read as damage. Later states follow from the positions of the log."""
 
 
 class FormatError(WalError):
-    """Bytes are not of this format; the text says why. Readers of segments add the place."""
+    """Bytes are not of this format; the text has the reason. Readers of segments add segment and offset."""
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself. ``wal_id`` is 32 hex digits.
+    """The header of a segment. ``wal_id`` is 32 hex digits.
 
-    ``previous_lsn`` is the last LSN of the log when the segment was made, 0 for none: it shows a
-    missing segment even where a new epoch left LSNs out.
+    ``previous_lsn`` is the last LSN of the log when the segment was created, 0 for none: it reveals a
+    missing segment even if a new epoch skipped LSNs.
     """
 
     node_id: str
@@ -114,7 +114,7 @@ class SegmentHeader(NamedTuple):
 
 
 class BatchRecord(NamedTuple):
-    """What a BATCH record announces. ``hlc`` is packed, that of the last record."""
+    """The content of a BATCH record. ``hlc`` is the packed HLC of the last record."""
 
     first_lsn: Lsn
     last_lsn: Lsn
@@ -168,7 +168,7 @@ def encode_record(lsn: Lsn, hlc: bytes, record_type: int, payload: bytes) -> byt
 
 
 def encode_returned(hlc: Hlc, record_type: int, payload: bytes) -> bytes:
-    """The payload of a RETURNED record: HLC, type and payload of a record of this node that is appended again."""
+    """The payload of a RETURNED record: HLC, type and payload of a record that this node appends again."""
     return _RETURNED.pack(hlc.physical_ms, hlc.logical, record_type) + payload
 
 
@@ -185,7 +185,7 @@ def decode_returned(payload: bytes, node_id: str) -> QueuedRecord:
 
 
 def batch_of(first_lsn: Lsn, last_lsn: Lsn, hlc: bytes, body: bytes) -> BatchRecord:
-    """What announces ``body``, the records from ``first_lsn`` to ``last_lsn``, whose packed HLC is ``hlc``."""
+    """The BATCH record of ``body``, the records ``first_lsn`` to ``last_lsn``; ``hlc`` is the last one's, packed."""
     return BatchRecord(first_lsn, last_lsn, hlc, len(body), crc32(body))
 
 
@@ -196,10 +196,10 @@ def encode_batch(batch: BatchRecord) -> bytes:
 
 
 def decode_batch(data: bytes | bytearray, at: int, end: int) -> BatchRecord:
-    """The BATCH record at ``at``; ``data`` counts up to ``end``.
+    """The BATCH record at ``at``; bytes of ``data`` from ``end`` on are ignored.
 
     Raises:
-        FormatError: there is none, or it is damaged or contradicts itself.
+        FormatError: it is missing or damaged, or contradicts itself.
     """
     if end - at < BATCH_RECORD_BYTES:
         raise FormatError("the BATCH record is cut short")
@@ -223,12 +223,12 @@ def node_of(hlc: bytes) -> bytes:
 
 
 def check_record(data: bytes, at: int, *, lsn: Lsn, node_id: str, available: int) -> int:
-    """Length of the record at ``at``, which must be sound, have this LSN and this node's HLC.
+    """Length of the record at ``at``, which must be sound and have this LSN and an HLC of this node.
 
-    ``available`` is how many bytes of its batch there are from ``at`` on.
+    ``available`` is the number of bytes of its batch from ``at`` on.
 
     Raises:
-        FormatError: says what is wrong with it.
+        FormatError: the record fails a check.
     """
     if available < RECORD_HEADER_BYTES:
         raise FormatError("the record is cut short")

@@ -9,16 +9,16 @@ Always true, and asserted where it can break::
 Life of a batch, and what a crash in each phase leaves:
 
     1. collect   records are in memory; they are lost
-    2. encode    the same: header, CRC and payload of each, one after the other
-    3. write     one system call: BATCH record and body; a torn tail is there, or all of it
-    4. sync      all of it is there, or a torn tail
-    5. report    all of it is there
+    2. encode    header, CRC and payload of each record, one after the other; they are lost
+    3. write     BATCH record and body in one system call; a torn tail, or the whole batch, is left
+    4. sync      a torn tail, or the whole batch, is left
+    5. report    the whole batch is left
 
-All five are done by the queue (``wal.queue``), which is in C where that is built: then the thread goes from one to the
-next without the GIL, batch after batch. Here are the thread, its end, and the errors of ``append``.
+The queue (``wal.queue``) does all five. The queue in C, if it is built, does them without the GIL, batch after batch.
+This module has the thread, its end, and the errors of ``append``.
 
-After the sync, and twice a second when idle, the thread checks that the files are where they were (``wal.log``):
-what is written into a file that was removed is not acknowledged.
+After the sync, and twice a second when idle, the thread checks that the files are still in place (``wal.log``):
+records written into a removed file are not acknowledged.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from wal.native import Ship
 from wal.queue import NO_FD, Bounds, DurableBatch, fault_of
 
 QUEUE_BYTES_MAX = 256 << 20
-"""Records queued and not durable never hold more memory than this, however many of them are allowed."""
+"""Records queued and not durable never hold more memory than this, whatever their number."""
 
 
 class GroupCommit:
-    """The one writer of ``log``, which from now on belongs to its thread.
+    """The only writer of ``log``, which belongs to the writer's thread from now on.
 
-    ``durable_fd`` and ``shipper_fd`` are descriptors that are written to as ``wal.queue`` says: then ``durable_lsn`` or
-    ``written_lsn`` has risen, and ``take_durable`` has the batch. The caller closes them once the writer ``has_ended``.
-    ``on_failure(error)`` is called at most once, on the writer thread: nothing above ``durable_lsn`` may be
-    acknowledged any more. It may not block.
+    The writer signals ``durable_fd`` and ``shipper_fd`` as ``wal.queue`` describes: ``durable_lsn`` or ``written_lsn``
+    has risen, and ``take_durable`` has the batch. The caller closes both once the writer ``has_ended``. The writer
+    thread calls ``on_failure(error)`` at most once: nothing above ``durable_lsn`` may be acknowledged any more. The
+    callback MUST NOT block.
 
-    With ``batch_max_entries`` of 1 each record is a batch of its own. What is answered before it is durable is up to
-    the caller.
+    With ``batch_max_entries`` of 1 each record is a batch of its own. The caller decides which records it answers
+    before they are durable.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GroupCommit:
         self._append = self._queue.append
         self.expect = self._queue.expect
         self.ship: Ship | None = getattr(self._queue, "ship", None)
-        """Ships what is written, without the GIL; None where C is not built."""
+        """Ships written batches without the GIL; None if C is not built."""
         self._poison: WalPoisonedError | None = None
         self._closing = False
         self._check_at = time.monotonic() + CHECK_INTERVAL_S
@@ -94,12 +94,12 @@ class GroupCommit:
 
     @property
     def next_lsn(self) -> Lsn:
-        """What the next record will have; all below it are queued, written or durable."""
+        """LSN of the next record; all below it are queued, written or durable."""
         return self._queue.next_lsn
 
     @property
     def written_lsn(self) -> Lsn:
-        """Given to the operating system up to here. MUST NOT be taken for durable."""
+        """The last LSN given to the operating system. MUST NOT be taken for durable."""
         return self._queue.written_lsn
 
     @property
@@ -117,17 +117,17 @@ class GroupCommit:
         return self.append_all(((hlc, record_type, payload),)) if lsn is None else lsn
 
     def append_all(self, records: Sequence[QueuedRecord]) -> Lsn:
-        """Queue records one behind the other, all or none, and return the LSN of the first.
+        """Queue records one after the other, all or none, and return the LSN of the first.
 
         They are NOT durable when this returns: the caller MUST NOT acknowledge one before ``durable_lsn`` is its LSN
-        or a higher one. Safe to call from any thread; where several do, the HLCs must be drawn in the same
+        or a higher one. Safe to call from any thread; if several do, they MUST draw the HLCs in the same
         critical section, since HLCs must rise with LSNs.
 
-        Raises, and has queued nothing then:
+        Raises, and queues nothing then:
             WalPoisonedError: an earlier write failed, or the writer was closed.
             WalFullError: the queue has no room.
             RecordTooLargeError: one is over ``record_bytes_max``, header included.
-            InvalidInputError: an HLC is of another node or does not rise, or a type is not a record's.
+            InvalidInputError: an HLC is of another node or does not rise, or a type is not a record type.
         """
         while (lsn := self._queue.append_all(records)) is None:
             if self._poison is not None:
@@ -137,23 +137,23 @@ class GroupCommit:
             fault = fault_of(records, self._bounds, self._queue.state())
             if fault is not None:
                 raise fault
-            # What filled the queue has become durable since: try again.
+            # The queue has room again, as records have become durable since: retry.
         return lsn
 
     @property
     def has_ended(self) -> bool:
-        """Nothing is written any more, not to the descriptors either."""
+        """The writer thread has ended: it writes no more to the log or to the descriptors."""
         return not self._thread.is_alive()
 
     def retire(self, name: str) -> None:
-        """The segment of this name is about to be removed, since it is not needed any more."""
+        """The caller is about to remove the segment of this name, which is no longer needed."""
         self._log.guard.retire(name)
 
     def close(self, timeout_s: float) -> None:
-        """Take nothing more, make everything queued durable, and let the file go. A second call does nothing.
+        """Accept no more records, make the queued ones durable, and close the file. A second call does nothing.
 
         Raises:
-            WalPoisonedError: an earlier write failed; what was queued is lost, and was never acknowledged.
+            WalPoisonedError: an earlier write failed; the queued records are lost, and were never acknowledged.
             WalError: it took longer than ``timeout_s`` seconds; the thread continues.
         """
         self._closing = True
@@ -177,7 +177,7 @@ class GroupCommit:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Refuse all records from now on. The file stays as it is: recovery decides what of it counts."""
+        """Refuse all records from now on. The file stays as it is: recovery decides which of its records are kept."""
         poison = WalPoisonedError(
             f"the WAL failed above LSN {self.durable_lsn}: {error}. "
             "Nothing above it was acknowledged; the process must restart to recover"

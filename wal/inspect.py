@@ -1,7 +1,7 @@
 """Verifying and dumping a log for an operator. Changes nothing, takes no lock, and may run beside the writer.
 
-A batch that is being written looks damaged for a moment, so damage at the end of a log counts only if it is the same
-a moment later.
+A batch that is being written looks damaged for a moment, so damage at the end of a log is reported only if it is the
+same a moment later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from wal.segment import LOCK_NAME, Segment, list_segments, opened, read_header
 Seen = TypeVar("Seen")
 
 SETTLE_S = 0.5
-"""How long damage must stay the same before it counts: a writer that waits for a processor does not progress, too."""
+"""How long damage must stay the same before it is reported: a writer that waits for a processor makes no progress."""
 
 READ_INTERVAL_S = 0.05
 SETTLE_ATTEMPTS = 50
@@ -42,7 +42,7 @@ SETTLE_ATTEMPTS = 50
 class WalReport:
     """What one WAL folder holds. ``verdict`` is ``ok``, ``torn`` (the next start repairs it) or ``corrupt``.
 
-    For the latter two ``segment``, ``offset`` and ``reason`` say where and why.
+    The latter two have ``segment``, ``offset`` and ``reason``.
     """
 
     folder: str
@@ -61,7 +61,7 @@ class WalReport:
 
 
 def wal_folders(path: Path) -> list[Path]:
-    """The WAL folders meant by ``path``, which is one itself or a ``wal.dir`` that holds some.
+    """The WAL folders at ``path``, which is a WAL folder itself or a ``wal.dir`` that holds some.
 
     Raises:
         NotFoundError: there is none.
@@ -87,10 +87,10 @@ def verify(path: Path) -> list[WalReport]:
 def dump(path: Path) -> Iterator[dict[str, Any]]:
     """Every record of every log in ``path``, BATCH records too, as plain values for JSON.
 
-    Keys: ``segment``, ``offset``, ``lsn``, ``epoch``, ``hlc``, ``type``, ``action``, ``length``, ``state``, as the
-    control file's positions show it, of a BATCH that of its last record; for records of events also ``tenant_id``,
-    ``job_id`` and ``payload``; for others ``payload`` when it is text, else ``payload_hex``. Where the log is damaged
-    an item has ``segment``, ``offset`` and ``error`` instead, and the dump continues behind it.
+    Keys: ``segment``, ``offset``, ``lsn``, ``epoch``, ``hlc``, ``type``, ``action``, ``length``, ``state``. The state
+    follows from the control file's positions; that of a BATCH record is that of its last record. Records of events
+    also have ``tenant_id``, ``job_id`` and ``payload``; others have ``payload`` if it is text, else ``payload_hex``.
+    For damage an item has ``segment``, ``offset`` and ``error`` instead, and the dump continues after it.
 
     Raises:
         NotFoundError: there is no log.
@@ -105,7 +105,7 @@ def dump(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _state(control: Control | None, lsn: int) -> str:
-    """The state that the record at ``lsn`` has reached at least."""
+    """The lowest state that the record at ``lsn`` can be in."""
     if control is None or lsn > control.committed_lsn:
         return "PENDING"
     if lsn > control.chained_lsn:
@@ -120,8 +120,8 @@ def _is_wal(folder: Path) -> bool:
 
 
 def _identity(folder: Path) -> tuple[str, Control | None, WalCorruptError | None]:
-    """Whose log this is: as the control file says, or the first sound segment, or the folder's name; with the control
-    file, and what is wrong with it."""
+    """Node id of this log, the control file, and its damage. The id is that of the control file, else of the first
+    sound segment, else the folder's name."""
     control, damage = None, None
     try:
         control = control_file.load(folder)
@@ -166,8 +166,8 @@ def _report(folder: Path) -> WalReport:
 
 
 def _settled(read: Callable[[], Seen], damage_in: Callable[[Seen], object]) -> Seen:
-    """What ``read`` gives, once it has no damage, or the same damage for ``SETTLE_S``, and no segment was removed while
-    it was read."""
+    """The result of ``read`` once it has no damage, or the same damage for ``SETTLE_S``. A read during which a segment
+    was removed is repeated."""
     before, since_s = None, 0.0
     for _ in range(SETTLE_ATTEMPTS):
         with suppress(FileNotFoundError):
@@ -207,14 +207,14 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _last_damage(descriptor: int, above_lsn: Lsn, node_id: str, found: Batch | Damage | None) -> Damage | None:
-    """The damage, if no batch is behind it: else it is no batch that is being written."""
+    """The damage if no batch follows it, so that it may be a batch being written; else None."""
     if not isinstance(found, Damage) or find_batch(descriptor, found.offset + 1, above_lsn, node_id) is not None:
         return None
     return found
 
 
 def _sound_part(descriptor: int, damage: Damage) -> Batch | None:
-    """A damaged batch up to its first bad record; None where the BATCH record is the bad one."""
+    """A damaged batch up to its first bad record; None if the BATCH record is the bad one."""
     if damage.batch is None:
         return None
     body_at = damage.batch_offset + BATCH_RECORD_BYTES

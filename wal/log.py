@@ -1,20 +1,21 @@
 """The files of one WAL, open for append: batches of bytes, rotation, sync, and the guard that notices missing files. No
 queue, no thread, no clock.
 
-Both a node's group commit and a member's copy of another node's log append batches with it, in the form that they have
-in a segment. Belongs to one thread at a time.
+A node's group commit and a member's copy of another node's log both append batches with it, encoded as in a segment.
+Belongs to one thread at a time.
 
 Always true, and asserted where it can break::
 
     next_lsn > written_lsn >= durable_lsn
     batches written and not synced <= 1
-    every segment but the last is synced, and as long as what it holds
+    every segment but the last is synced, and ends after its last batch
 
-After an OSError or WalError nothing more may be appended: what the file then holds is for recovery to judge.
+After an OSError or WalError nothing more may be appended: recovery decides what the file then holds.
 
-A file that is removed, renamed or replaced stays open under the writer, and what it writes there would be lost. The
-guard watches, by inode, the folder itself, every segment until it is retired, and ``LOCK``; and by name ``control``,
-which is replaced all the time. It does not miss what was not there when the writer began, except segments.
+A file that is removed, renamed or replaced stays open in the writer, which would lose what it writes there. The guard
+watches, by inode, the folder itself, every segment until it is retired, and ``LOCK``. It watches ``control`` by name,
+since that file is replaced all the time. It does not miss a file that did not exist when the writer started, except
+segments.
 """
 
 from __future__ import annotations
@@ -36,33 +37,33 @@ from wal.format import (
 from wal.segment import LOCK_NAME, create_segment, list_segments, segment_name, write_fully
 
 AHEAD_FROM_BYTES = 64 << 10
-"""Zeros are written ahead once a segment holds this much: a node that writes little needs none."""
+"""Zeros are written ahead once a segment holds this many bytes: a node that writes little needs none."""
 AHEAD_BYTES = 512 << 10
-"""At most so many zeros are ahead of what was written, and not more than the segment holds: a sync that writes them,
-too, takes some 500 us longer, and some 30 batches of 64 records behind it save 100 us each."""
+"""At most so many zeros are written ahead, and not more than the segment holds. A sync that writes them takes some
+500 us longer; some 30 batches of 64 records after it save 100 us each."""
 AHEAD_BATCH_BYTES_MAX = 32 << 10
 """No zeros are written ahead for a larger batch: its own bytes take longer than the file system's journal."""
 AHEAD_BATCHES = 2
-"""Behind a batch there is to be space for so many like it, as the next may be somewhat larger."""
+"""After a batch there must be space for so many of its size, as the next may be somewhat larger."""
 _ZEROS = bytes(AHEAD_BYTES)
 _NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 AppendSpace = tuple[int, int, bytes, int, int, int, int]
-"""Where C may write batches past ``Log.append``: the descriptor of a file, which MUST keep its path and inode, the
+"""Where C may write batches without ``Log.append``: the descriptor of a file, which MUST keep its path and inode, the
 offset at which to continue, the path, the inode, the end of the segment, the end of the zeros written ahead, and the
-largest batch, in bytes with its BATCH record, that is written only up to there."""
+size of the largest batch, in bytes with its BATCH record, that must not pass that end."""
 
 
 class Log:
     """One WAL folder, in a segment of its own epoch. The caller MUST hold the folder's lock and MUST have recovered
     the log before.
 
-    ``next_lsn`` is what the first record will have; ``previous_lsn`` the last one in the log, where LSNs are left out.
+    ``next_lsn`` is the LSN of the first record; ``previous_lsn`` the last LSN in the log, if LSNs between are skipped.
 
     Raises:
-        WalError: the segment of this epoch is there already.
-        OSError: the segment cannot be made.
+        WalError: the segment of this epoch exists already.
+        OSError: the segment cannot be created.
     """
 
     def __init__(
@@ -82,9 +83,9 @@ class Log:
         self._epoch = epoch
         self._segment_bytes = segment_bytes
         self.next_lsn = next_lsn
-        """What the first record of the next batch must have."""
+        """LSN that the first record of the next batch must have."""
         self.written_lsn = Lsn(next_lsn - 1)
-        """Given to the operating system up to here. MUST NOT be taken for durable."""
+        """The last LSN given to the operating system. MUST NOT be taken for durable."""
         self.durable_lsn = Lsn(next_lsn - 1)
         """Everything up to here is synced."""
         self._descriptor = -1
@@ -92,18 +93,18 @@ class Log:
         self._inode = 0
         self._offset = 0
         self._ahead_at = 0
-        """Before a small batch is written that would end behind this offset, zeros are written behind it. It is the end
-        of the segment if the disk had no space for them: then no more are tried in this one."""
+        """Zeros are written ahead before a small batch that would end after this offset. It is the end of the segment
+        if the disk had no space for zeros: then this segment gets no more of them."""
         self._zeros_end = 0
-        """Where the zeros that were written ahead end; behind the last batch they go when the segment is finished."""
+        """Where the zeros written ahead end. Closing the segment removes those after the last batch."""
         self.guard = FolderGuard(folder)
         self._open_segment(Lsn(next_lsn - 1) if previous_lsn is None else previous_lsn)
 
     def append(self, batch: BatchRecord, body: bytes | memoryview) -> None:
         """Write one batch: the BATCH record and ``body``, the records that it announces, in one system call.
 
-        ``body`` MUST be as ``wal.format`` says and fit ``batch``; it is not checked. Nothing of it is durable
-        when this returns. A segment that is full is left first.
+        ``body`` MUST be encoded as in ``wal.format`` and match ``batch``; it is not checked. Nothing of it is durable
+        when this returns. A full segment is rotated first.
 
         Raises:
             WalError, OSError: some of it may have been written.
@@ -117,22 +118,22 @@ class Log:
         self._wrote(len(opening) + len(body), batch.last_lsn)
 
     def sync(self) -> None:
-        """Make what was written durable.
+        """Make the written batches durable.
 
         Raises:
-            OSError: it may be lost, and a later sync would prove nothing.
-            WalError: the segment has lost its name; what was synced into it would not be found.
+            OSError: they may be lost, and a later sync would prove nothing.
+            WalError: the segment has lost its name; recovery would not find its records.
         """
         os.fdatasync(self._descriptor)
         check_named(self._path, self._inode)
         self.durable_lsn = self.written_lsn
 
     def append_space(self, size: int) -> AppendSpace:
-        """Where C may write and sync batches; the caller then reports them to ``wrote``. For a batch of ``size`` bytes,
-        with its BATCH record, a segment that is full is left first; for 0 there may be no space.
+        """Where C may write and sync batches; the caller then reports them to ``wrote``. ``size`` is the length of the
+        next batch with its BATCH record: a full segment is rotated first. If it is 0, there may be no space.
 
         Raises:
-            WalError, OSError: there is none.
+            WalError, OSError: the space cannot be made.
         """
         assert self.written_lsn == self.durable_lsn
         if size > 0:
@@ -141,7 +142,7 @@ class Log:
         return self._descriptor, self._offset, path, self._inode, end, self._ahead_at, AHEAD_BATCH_BYTES_MAX
 
     def wrote(self, offset: int, last_lsn: Lsn, small_end: int = 0) -> None:
-        """Batches up to this LSN were written and synced past ``append``; the segment continues at ``offset``, and the
+        """Batches up to this LSN were written and synced without ``append``. The segment continues at ``offset``; the
         zeros written ahead end at ``small_end``, if that is higher than before."""
         self._wrote(offset - self._offset, last_lsn)
         self.durable_lsn = last_lsn
@@ -149,11 +150,11 @@ class Log:
             self._zeros_end = self._ahead_at = small_end
 
     def prepare(self, size: int) -> None:
-        """A batch of ``size`` bytes was synced: write zeros ahead for one like it now, if there is no space. Its
-        records are still to come, and need not wait for that.
+        """A batch of ``size`` bytes was synced: write zeros ahead for the next one of this size, if there is no space.
+        The records of that batch are still to come, and need not wait for the zeros.
 
         Raises:
-            OSError: the log cannot go on; all that was synced is durable.
+            OSError: the log cannot continue; everything synced is durable.
         """
         assert self.written_lsn == self.durable_lsn
         is_busy = self._offset >= AHEAD_FROM_BYTES and size <= AHEAD_BATCH_BYTES_MAX
@@ -161,8 +162,8 @@ class Log:
             self._write_ahead(self._offset)
 
     def rotate(self) -> None:
-        """Leave the segment, all of which is synced, and continue in a new one of the same epoch; not while it is
-        empty, since the next would have its name."""
+        """Close the segment, all of which is synced, and continue in a new one of the same epoch. An empty segment is
+        kept, since the next would have the same name."""
         assert self.written_lsn == self.durable_lsn
         if self._offset == SEGMENT_HEADER_BYTES:
             return
@@ -170,10 +171,10 @@ class Log:
         self._open_segment(Lsn(self.next_lsn - 1))
 
     def close(self) -> None:
-        """Finish the segment, all of which is synced: remove the zeros behind the last batch, and close the file.
+        """Close the segment, all of which is synced: remove the zeros after the last batch, and close the file.
 
         Raises:
-            OSError: the zeros may still be there, which harms nothing.
+            OSError: the zeros may remain, which is harmless.
         """
         if self._zeros_end > self._offset:
             os.ftruncate(self._descriptor, self._offset)
@@ -181,20 +182,20 @@ class Log:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is after a failure: recovery decides what of it counts."""
+        """Close the file as it is after a failure: recovery decides which of its records are kept."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def _make_space(self, size: int) -> None:
-        """Leave a segment that is full, and write zeros behind what is to be written next."""
+        """Rotate a full segment, and write zeros after the space for the next batch."""
         if self._offset + size > self._segment_bytes:
             self.rotate()
         if size <= AHEAD_BATCH_BYTES_MAX and self._offset + size > self._ahead_at:
             self._write_ahead(self._offset + size)
 
     def _write_ahead(self, data_end: int) -> None:
-        """Write zeros behind ``data_end``, which the next sync makes durable with the data before them; none if the
+        """Write zeros after ``data_end``; the next sync makes them durable with the data before them. Write none if the
         disk is full, since no record needs them."""
         start = max(data_end, self._zeros_end)
         count = min(data_end + min(self._offset, AHEAD_BYTES), self._segment_bytes) - start
@@ -223,7 +224,7 @@ class Log:
 
 
 CHECK_INTERVAL_S = 0.5
-"""How often the folder is checked, busy or idle: a fault is noticed within a second."""
+"""How often the folder is checked, busy or idle: a fault is detected within a second."""
 
 
 class FolderGuard:
@@ -235,20 +236,20 @@ class FolderGuard:
         found = _inodes(folder)
         names = {LOCK_NAME, *(segment.name for segment in list_segments(folder))}
         self.watched = {name: inode for name, inode in found.items() if name in names}
-        """Inode by name, of ``LOCK`` and the segments that are not removed yet."""
+        """Inode by name, of ``LOCK`` and the segments not removed yet."""
         self._has_control = CONTROL_NAME in found
         self._retired: set[str] = set()
 
     def made(self, name: str, inode: int) -> None:
-        """The writer has a new segment; called on the thread that checks."""
+        """The writer created a segment. Called on the thread that checks."""
         self.watched[name] = inode
 
     def retire(self, name: str) -> None:
-        """This segment is about to be removed, since it is not needed; MUST be called before it is."""
+        """This segment is no longer needed. MUST be called before it is removed."""
         self._retired.add(name)
 
     def check(self) -> None:
-        """Return when all is where it was.
+        """Return if every file is in its place.
 
         Raises:
             WalError: names the first that is not.
@@ -272,7 +273,7 @@ class FolderGuard:
 
 
 def check_named(path: Path, inode: int) -> None:
-    """Return when the file of this inode still has its name.
+    """Return if the file of this inode still has its name.
 
     Raises:
         WalError: it was removed, renamed or replaced.
@@ -284,7 +285,7 @@ def check_named(path: Path, inode: int) -> None:
 
 
 def gone(path: Path) -> WalFilesError:
-    """The error about a file that is not where the writer has it."""
+    """The error for a file that is no longer where the writer opened it."""
     return WalFilesError(
         f"{path} was removed, renamed or replaced under the writer", "Put it back before the next start"
     )

@@ -1,4 +1,4 @@
-"""The queue of a WAL, and the writer's loop over it: takes records in and writes them to the disk as batches.
+"""The queue of a WAL, and the writer's loop over it, which writes records to the disk as batches.
 
 Always true, and asserted where it can break::
 
@@ -6,9 +6,9 @@ Always true, and asserted where it can break::
     HLCs rise with LSNs
     records queued and not durable <= entries_max of the bounds, their bytes <= bytes_max
 
-There are two: ``Queue`` here is the specification, and ``wal._native.Queue`` does the same in C, where it frames
-records when they are appended and writes batch after batch without the interpreter's lock (``wal.native``). Only
-``fault_of`` says what is wrong with a record; both queues just refuse it.
+There are two implementations: ``Queue`` here is the specification; ``wal._native.Queue`` does the same in C. It frames
+records when they are appended, and writes batch after batch without the interpreter's lock (``wal.native``). Both
+queues refuse a faulty record without a reason; only ``fault_of`` finds the reason.
 
 When the next batch is written:
 
@@ -16,15 +16,15 @@ When the next batch is written:
     a batch is being written            when that is done; until then the next collects
     a batch of several was written      its writers are about to append again, so the next is held open until about as
                                         many records are queued, for ``batch_timeout_us`` at most
-    ... and many came meanwhile         at once; the others come while that batch is written
-    ... and they take longer than the   when half of them came: the log syncs one half while the other half comes
+    ... and many arrived meanwhile      at once; the others arrive while that batch is written
+    ... and they take longer than the   when half of them arrived: the log syncs one half while the other half arrives
     sync took
-    ``expect`` was called               as behind a batch of that many: writers that waited for more than their records'
-                                        durability, such as a quorum, are about to append again
+    ``expect`` was called               as after a batch of that many: writers that waited for more than their records'
+                                        durability, such as for a quorum, are about to append again
 
-``durable_fd`` is a descriptor, an eventfd as a rule, to which the queue writes 8 bytes after the sync of each batch. It
-writes to ``shipper_fd`` before the sync, too, once ``written_lsn`` has risen: so a batch is sent to other machines
-while it is synced here.
+``durable_fd`` is a descriptor, usually an eventfd, to which the queue writes 8 bytes after the sync of each batch. It
+writes to ``shipper_fd`` before the sync, too, once ``written_lsn`` has risen, so that the shipper sends a batch to
+other machines while this node syncs it.
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ from wal.format import BATCH_RECORD_BYTES, RECORD_HEADER_BYTES, QueuedRecord, ba
 from wal.log import Log
 
 LINGER_ENTRIES_MIN = 2
-"""A batch is held open only behind one of at least so many records: a lone writer never waits."""
+"""A batch is held open only after one of at least so many records: a lone writer never waits."""
 
 LINGER_PART = 3
-"""Nor if at least this part (1/3) of the previous batch's record count arrived while that batch was written."""
+"""A batch is not held open if this part (1/3) of the previous batch's records arrived while that one was written."""
 
 HALF_MIN = 16
-"""Half of the writers are enough if half is at least so many: each sync costs processor time, too."""
+"""Half of the writers suffice only if half is at least so many: each sync costs processor time, too."""
 
 HALF_AFTER = 3
-"""And only if they took at least this part (1/3) of the last sync to arrive: then two syncs of half a batch each are
-faster than one sync and the wait for all, during which the disk is idle."""
+"""Half of them suffice only if they took at least this part (1/3) of the last sync to arrive: then two syncs of half a
+batch each are faster than one sync and the wait for all, during which the disk is idle."""
 
 DURABLE_BATCHES_MAX = 4096
-"""Of more durable batches than this that were not taken, the oldest are dropped; ``durable_lsn`` counts them all."""
+"""The queue keeps at most so many durable batches that were not taken, and drops the oldest; ``durable_lsn`` covers
+all of them."""
 
 NO_FD = -1
-"""Nothing is to be woken."""
+"""No descriptor: the queue wakes no thread."""
 
 _WAKE_UP = (1).to_bytes(8, "little")
 _RECORD_TYPES = frozenset(range(1, 256)) - {BATCH_RECORD_TYPE}
 
 
 class Bounds(NamedTuple):
-    """What a queue accepts, and how large its batches are."""
+    """Limits of a queue and of its batches."""
 
     node_id: str
     payload_bytes_max: int
@@ -79,8 +80,8 @@ class Bounds(NamedTuple):
 
 
 QueueState = tuple[int, int, int, int, int]
-"""What the next record is checked against: its LSN, the last durable LSN, the bytes of all that is not durable, and the
-physical and logical part of the last HLC."""
+"""The next record is checked against these: its LSN, the last durable LSN, the bytes of all records not durable, and
+the physical and logical part of the last HLC."""
 
 
 class DurableBatch(NamedTuple):
@@ -92,7 +93,7 @@ class DurableBatch(NamedTuple):
 
 
 def fault_of(records: Sequence[QueuedRecord], bounds: Bounds, state: QueueState) -> LedgerError | None:
-    """Why a queue in this state does not accept these records; None when it does."""
+    """Why a queue in this state refuses these records; None if it accepts them."""
     next_lsn, durable_lsn, waiting_bytes, *last_hlc = state
     last, waiting, more_bytes = tuple(last_hlc), next_lsn - 1 - durable_lsn, 0
     for hlc, record_type, payload in records:
@@ -122,9 +123,9 @@ def _full(waiting: int, more: int, most: int, what: str) -> WalFullError:
 
 
 class Queue:
-    """The queue in Python: the specification of the one in C, and the queue where C is not built.
+    """The queue in Python: the specification of the queue in C, and its replacement if C is not built.
 
-    ``write`` belongs to the writer's thread; any thread may call the other methods.
+    Only the writer's thread calls ``write``; any thread may call the other methods.
     """
 
     def __init__(self, bounds: Bounds, log: Log, durable_fd: int, shipper_fd: int = NO_FD) -> None:
@@ -133,12 +134,12 @@ class Queue:
         self._durable_fd = durable_fd
         self._shipper_fd = shipper_fd
         self._changed = threading.Condition(threading.Lock())
-        """Guards all that follows. Held for a moment, never over a system call."""
+        """Guards all attributes below. Held for a moment, never during a system call."""
         self._records: list[QueuedRecord] = []
         self._bytes = 0
-        """Of all that is not durable: what is queued, and the batch that is being written."""
+        """Bytes of all records not durable: those queued, and those of the batch being written."""
         self.next_lsn = log.next_lsn
-        """What the next record will have; all below it are queued, written or durable."""
+        """LSN of the next record; all below it are queued, written or durable."""
         self.durable_lsn = log.durable_lsn
         """Everything up to here is synced."""
         self._last: tuple[int, int] = (-1, -1)
@@ -147,22 +148,22 @@ class Queue:
         """How many queued records the writer thread sleeps for; 0 when it is awake."""
         self._durable: deque[DurableBatch] = deque(maxlen=DURABLE_BATCHES_MAX)
         self._held_entries = 1
-        """How many records the next batch waits for, since ``_held_at_s`` of the monotonic clock; half of them are
-        enough from ``_half_at_s`` on."""
+        """How many records the next batch waits for, since ``_held_at_s`` of the monotonic clock; half of them suffice
+        from ``_half_at_s`` on."""
         self._held_at_s = float("-inf")
         self._half_at_s = float("inf")
 
     @property
     def written_lsn(self) -> Lsn:
-        """Given to the operating system up to here. MUST NOT be taken for durable."""
+        """The last LSN given to the operating system. MUST NOT be taken for durable."""
         return self._log.written_lsn
 
     def append(self, hlc: Hlc, record_type: int, payload: bytes) -> Lsn | None:
-        """Queue one record: its LSN; None, and nothing is queued, if ``fault_of`` is to say what is wrong."""
+        """Queue one record and return its LSN; None if it is refused, for a reason that ``fault_of`` finds."""
         return self.append_all(((hlc, record_type, payload),))
 
     def append_all(self, records: Sequence[QueuedRecord]) -> Lsn | None:
-        """Queue records one behind the other, all or none: the LSN of the first; None as ``append``."""
+        """Queue records one after the other, all or none, and return the LSN of the first; None as ``append``."""
         with self._changed:
             if self._is_closed or fault_of(records, self._bounds, self._state()) is not None:
                 return None
@@ -188,21 +189,21 @@ class Queue:
         return taken
 
     def expect(self, entries: int) -> None:
-        """So many writers, which waited for more than their records' durability, are about to append again: the next
-        batch is held open for them, if they are several."""
+        """Hold the next batch open for so many writers, if they are several. They waited for more than their records'
+        durability, and are about to append again."""
         if entries >= LINGER_ENTRIES_MIN:
             with self._changed:
                 self._hold_open(entries, float("inf"))
 
     def close(self) -> None:
-        """Accept nothing more; what is queued is written, without waiting for other records."""
+        """Accept no more records; the queued ones are written without waiting for others."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def write(self, log: Log, until_s: float) -> bool:
-        """Write and sync batches, one or several, and wake those that wait; return by this time of the monotonic
-        clock, or behind the batch that is then being written. False when nothing is left and no more comes.
+        """Write and sync one or several batches, and wake the waiting threads. Returns at ``until_s`` of the monotonic
+        clock, or after the batch that is then being written; False if the queue is closed and empty.
 
         Raises:
             WalError, OSError: nothing above ``durable_lsn`` may be acknowledged any more.
@@ -227,7 +228,7 @@ class Queue:
         return self.next_lsn, self.durable_lsn, self._bytes, *self._last
 
     def _hold_open(self, entries: int, half_after_s: float) -> None:
-        """Hold the next batch open for so many records, unless many have come; half are enough after that long."""
+        """Hold the next batch open for so many records, unless many have arrived; half suffice after that time."""
         entries = min(entries, self._bounds.batch_entries_max)
         is_held_open = entries >= LINGER_ENTRIES_MIN and len(self._records) * LINGER_PART < entries
         self._held_entries = entries if is_held_open else 1
@@ -235,8 +236,8 @@ class Queue:
         self._half_at_s = self._held_at_s + half_after_s if (entries + 1) // 2 >= HALF_MIN else float("inf")
 
     def _awaited(self) -> tuple[int, float]:
-        """How many records the next batch waits for, none once the queue is closed; and until when by the monotonic
-        clock, at which time that is to be asked again."""
+        """How many records the next batch waits for, 0 once the queue is closed; and until which time of the monotonic
+        clock this answer holds."""
         entries, until_s = self._held_entries, self._held_at_s + self._bounds.batch_timeout_s
         if self._half_at_s < until_s:
             half = (entries + 1) // 2
@@ -263,7 +264,7 @@ class Queue:
         return queue[:entries], total
 
     def _commit(self, log: Log, records: list[QueuedRecord], body_bytes: int) -> None:
-        """Encode, write and sync one batch, wake those that wait for it, and write zeros ahead for the next."""
+        """Encode, write and sync one batch, wake the threads that wait for it, and write zeros ahead for the next."""
         entries = len(records)
         last_lsn = Lsn(log.next_lsn + entries - 1)
         numbered = enumerate(records, log.next_lsn)

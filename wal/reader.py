@@ -1,10 +1,9 @@
 """Reading a log back, in bounded memory, changing nothing: batches, records, and whole segments.
 
-``batch_at`` reads one batch and checks every record of it. ``scan_segment`` passes over a whole segment for recovery:
-it checks the CRC of every BATCH record, that each batch begins where the one before it ended, and the CRC of every
-body; it checks record by record only the last batch and the one that ends the pass. The range that any other batch
-announces is checked by the BATCH record behind it. ``read`` gives records in LSN order, each batch checked before its
-first record.
+``batch_at`` reads one batch and checks every record of it. ``scan_segment`` scans a whole segment for recovery: it
+checks the CRC of every BATCH record, that each batch begins where the previous one ended, and the CRC of every body. It
+checks record by record only the last batch and the one that ends the scan; the LSN range of any other batch is checked
+against the BATCH record after it. ``read`` yields records in LSN order, and checks each batch before its first record.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from wal.format import (
 from wal.segment import Segment, list_segments, misplaced, opened, read_header
 
 WINDOW_BYTES = 4 << 20
-"""What is read at once. A scan holds one of these and, of a batch that is longer, damaged or the last, its body."""
+"""Bytes read at once. A scan holds one window, and the body of a batch that is longer, damaged or the last."""
 
 _ZEROS = bytes(WINDOW_BYTES)
 _BATCH_LENGTH = BATCH_RECORD_BYTES.to_bytes(4, "big")
@@ -65,9 +64,9 @@ class Batch(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """The first thing wrong in a segment: the record at ``offset``, which should have had ``lsn``.
+    """The first bad record of a segment: it is at ``offset``, and should have had ``lsn``.
 
-    ``batch`` is what the BATCH record at ``batch_offset`` announces, None when that record is the bad one;
+    ``batch`` is the BATCH record at ``batch_offset``, None if that record is the bad one;
     then ``batch_offset == offset``. ``sound_hlc`` is the packed HLC of the batch's last sound record, if any.
     """
 
@@ -85,10 +84,10 @@ class Damage(NamedTuple):
 
 
 class SegmentScan(NamedTuple):
-    """One segment: sound up to ``end``, its last sound LSN ``last_lsn``, and what is wrong behind it.
+    """One segment: sound up to ``end``, its last sound LSN ``last_lsn``, and the damage after it.
 
     ``last_batch_offset`` and ``highest_hlc`` (packed) are those of the last sound batch, None without one
-    or where it is not known.
+    or if it is not known.
     """
 
     end: int
@@ -101,10 +100,10 @@ class SegmentScan(NamedTuple):
 def batch_at(
     descriptor: int, offset: int, next_lsn: Lsn | None, node_id: str, from_lsn: Lsn = BEFORE_FIRST
 ) -> Batch | Damage | None:
-    """The batch at ``offset``, or what is wrong there; None at the end of the segment.
+    """The batch at ``offset``, or the damage there; None at the end of the segment.
 
-    It must begin with ``next_lsn``, if that is known. Of a batch that ends below ``from_lsn`` the records are not read:
-    its body is empty.
+    The batch must begin with ``next_lsn``, if that is known. If it ends below ``from_lsn``, its records are not read
+    and its body is empty.
     """
     data = os.pread(descriptor, BATCH_RECORD_BYTES, offset)
     try:
@@ -121,7 +120,7 @@ def batch_at(
 
 
 def _bad_record(batch: Batch, node_id: str) -> Damage | None:
-    """Walk a batch record by record; None when it is all it announces to be."""
+    """Check a batch record by record; None if it matches its BATCH record."""
     offset, announced, body = batch
     at = 0
     lsn = announced.first_lsn
@@ -140,10 +139,10 @@ def _bad_record(batch: Batch, node_id: str) -> Damage | None:
 
 
 def check_batches(data: bytes | memoryview, first_lsn: Lsn, node_id: str) -> Lsn:
-    """The last LSN of the batches that ``data`` is, which begin with ``first_lsn``: every CRC, length and LSN checked.
+    """Check every CRC, length and LSN of the batches in ``data``, from ``first_lsn`` on; returns their last LSN.
 
     Raises:
-        InvalidInputError: says what is wrong, and where.
+        InvalidInputError: a check failed; the text has the reason and the offset.
     """
     checked = native.check_batches(data, first_lsn, node_hash(node_id))
     return check_each(data, first_lsn, node_id) if checked is None else Lsn(checked)
@@ -170,10 +169,10 @@ def check_each(data: bytes | memoryview, first_lsn: Lsn, node_id: str) -> Lsn:
 
 
 def _batch_record(data: bytes, next_lsn: Lsn | None) -> BatchRecord:
-    """The BATCH record at the start of ``data``, of a batch that begins with ``next_lsn``, if that is known.
+    """The BATCH record at the start of ``data``, of a batch that must begin with ``next_lsn``, if that is known.
 
     Raises:
-        FormatError: it is none, or of another batch.
+        FormatError: it is not a sound BATCH record, or of another batch.
     """
     record = decode_batch(data, 0, len(data))
     if next_lsn not in (None, record.first_lsn):
@@ -203,7 +202,7 @@ def scan_segment(descriptor: int, next_lsn: Lsn, node_id: str) -> SegmentScan:
 
 
 class SoundRun(NamedTuple):
-    """Sound batches one behind the other, up to ``end``: the last begins at ``last_at``, with ``first_lsn``."""
+    """Consecutive sound batches up to ``end``; the last begins at ``last_at``, with ``first_lsn``."""
 
     end: int
     next_lsn: Lsn
@@ -212,7 +211,7 @@ class SoundRun(NamedTuple):
 
 
 def sound_runs(descriptor: int, next_lsn: Lsn, node_id: str, window_bytes: int) -> Iterator[SoundRun | Damage]:
-    """The sound batches of a segment whose first record must have ``next_lsn``, window by window; last the damage that
+    """The sound batches of a segment whose first record must have ``next_lsn``, window by window; then the damage that
     ends them, if any.
 
     Raises:
@@ -235,9 +234,9 @@ def sound_runs(descriptor: int, next_lsn: Lsn, node_id: str, window_bytes: int) 
 
 
 def _sound_run(data: memoryview, first_lsn: Lsn) -> SoundRun:
-    """The sound batches that lie whole in ``data``, from its start on.
+    """The sound batches that are whole in ``data``, from its start on.
 
-    Asks of each what ``decode_batch`` asks, in the order that is fastest for a batch that passes.
+    Makes the checks of ``decode_batch``, in the order that is fastest for a sound batch.
     """
     at = last_at = 0
     next_lsn: int = first_lsn
@@ -264,7 +263,7 @@ def _sound_run(data: memoryview, first_lsn: Lsn) -> SoundRun:
 
 
 def find_batch(descriptor: int, offset: int, above_lsn: Lsn, node_id: str) -> int | None:
-    """Offset of the first sound BATCH record at or behind ``offset`` that begins above ``above_lsn``.
+    """Offset of the first sound BATCH record at or after ``offset`` that begins above ``above_lsn``.
 
     Every byte is tried, since damage may have made every length before it wrong.
     """
@@ -283,7 +282,7 @@ def find_batch(descriptor: int, offset: int, above_lsn: Lsn, node_id: str) -> in
 
 
 def end_of_data(descriptor: int, offset: int) -> int:
-    """Offset behind the last byte that is not zero; ``offset`` when there is none from there on."""
+    """Offset after the last byte that is not zero; ``offset`` if only zeros follow it."""
     end = offset
     for start, data in _windows(descriptor, offset):
         if data != _ZEROS[: len(data)]:
@@ -292,7 +291,7 @@ def end_of_data(descriptor: int, offset: int) -> int:
 
 
 def _windows(descriptor: int, offset: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
-    """``(offset, bytes)`` from ``offset`` to the end of the file, ``overlap`` bytes in common."""
+    """``(offset, bytes)`` from ``offset`` to the end of the file; neighbours share ``overlap`` bytes."""
     while data := os.pread(descriptor, WINDOW_BYTES, offset):
         yield offset, data
         if len(data) <= overlap:
@@ -301,8 +300,8 @@ def _windows(descriptor: int, offset: int, overlap: int = 0) -> Iterator[tuple[i
 
 
 class Record(NamedTuple):
-    """One record of a log; HLC, type and payload of a record that was appended again are the original ones. ``length``
-    is the bytes of the whole record."""
+    """One record of a log. A record that was appended again has its original HLC, type and payload. ``length`` is the
+    size of the whole record in bytes."""
 
     lsn: Lsn
     epoch: Epoch
@@ -315,8 +314,8 @@ class Record(NamedTuple):
 def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None) -> Iterator[Record]:
     """Records from ``from_lsn`` on, in order; memory is bounded by one batch.
 
-    Without ``upto_lsn`` to the end of the log, which must be sound: only for a log without a writer.
-    With it up to that LSN, which must be durable: safe beside the writer.
+    Without ``upto_lsn`` it reads to the end of the log, which must be sound: only for a log without a writer.
+    With it, it reads up to that LSN, which must be durable: safe while the writer runs.
 
     Raises:
         WalError: ``from_lsn`` is older than the log, or ``upto_lsn`` is not in it.
@@ -334,7 +333,7 @@ def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None)
     for segment in segments[first:]:
         before = _header(segment, node_id, before, last_lsn)
         if last_lsn is not None:
-            # A segment may begin above it, behind records that were given up, and hold none itself.
+            # A segment may begin above it, after records that were given up, and be empty itself.
             last_lsn = Lsn(segment.base_lsn - 1)
         for batch in batches(segment, node_id, from_lsn):
             for record in records_of(batch.body, segment.epoch, node_id):
@@ -348,7 +347,7 @@ def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None)
 
 
 def _header(segment: Segment, node_id: str, before: SegmentHeader | None, last_lsn: Lsn | None) -> SegmentHeader:
-    """The header of a segment that may follow the one of ``before``, which goes up to ``last_lsn``."""
+    """The header of a segment, checked to follow the segment of ``before``, which ends with ``last_lsn``."""
     try:
         header = read_header(segment)
     except FormatError as error:
@@ -361,11 +360,11 @@ def _header(segment: Segment, node_id: str, before: SegmentHeader | None, last_l
 
 
 def batches(segment: Segment, node_id: str, from_lsn: Lsn, offset: int = SEGMENT_HEADER_BYTES) -> Iterator[Batch]:
-    """The batches of a segment that end with ``from_lsn`` or later, every record of them checked. At ``offset``, if
-    that is not behind the header, stands the batch that begins with ``from_lsn``.
+    """The batches of a segment that end with ``from_lsn`` or later, every record of them checked. If ``offset`` is not
+    the end of the header, the batch at ``offset`` must begin with ``from_lsn``.
 
     Raises:
-        WalCorruptError: one is damaged, or the BATCH record of one before them.
+        WalCorruptError: one is damaged, or the BATCH record of an earlier one is.
     """
     with opened(segment.path) as descriptor:
         next_lsn = segment.base_lsn if offset == SEGMENT_HEADER_BYTES else from_lsn
@@ -378,7 +377,7 @@ def batches(segment: Segment, node_id: str, from_lsn: Lsn, offset: int = SEGMENT
 
 
 def records_of(body: bytes, epoch: Epoch, node_id: str) -> Iterator[Record]:
-    """The records in the body of a batch, or in the sound beginning of one."""
+    """The records in the body of a batch, or in the sound part of a body."""
     at = 0
     while at < len(body):
         _, length, lsn, physical_ms, logical, _, _, kind = RECORD.unpack_from(body, at)
@@ -391,8 +390,8 @@ def records_of(body: bytes, epoch: Epoch, node_id: str) -> Iterator[Record]:
 
 
 def cut_batch(batch: Batch, node_id: str, from_lsn: Lsn, upto_lsn: Lsn) -> bytes:
-    """The records of a batch from ``from_lsn`` to ``upto_lsn`` as a batch of their own, with its BATCH record; nothing
-    if it has none of them."""
+    """The records of a batch from ``from_lsn`` to ``upto_lsn`` as a batch of their own, with its BATCH record; empty if
+    the batch has none of them."""
     announced, body = batch.record, batch.body
     if from_lsn <= announced.first_lsn and announced.last_lsn <= upto_lsn:
         return encode_batch(announced) + body

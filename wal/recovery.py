@@ -1,22 +1,22 @@
-"""Makes a log ready for append after any stop: cuts off a torn tail, keeps everything else, or refuses the start.
+"""Makes a log ready for appends after any stop: cuts off a torn tail and keeps everything else, or refuses the start.
 
 Steps of ``recover``:
 
     1. Survey the log, changing nothing.
-    2. Refuse corruption, and a log that ends below what is known to be durable.
+    2. Refuse corruption, and a log that ends below an LSN known to be durable.
     3. Keep a copy of the torn batch as ``torn-...``, synced, and write a BATCH record that announces only the
        records before the first bad one. If the damage is corruption that was accepted, the copy holds records
        that were acknowledged: it is named ``cut-...``, and its sound records are appended again (``wal.truncation``).
-    4. Cut the last segment behind its last batch, write that batch again over itself, and sync: after a
+    4. Cut the last segment after its last batch, write that batch again over itself, and sync: after a
        failed fsync the kernel may hold pages as clean that never reached the disk, and another fsync alone
        would prove nothing.
 
-A crash in between leaves a torn tail with the same sound records, or none.
+A crash in between leaves a torn tail with the same sound records, or no torn tail.
 
-Damage is corruption if the damaged bytes had been synced. What proves that:
+Damage is corruption if the damaged bytes had been synced. Proofs of a sync:
 
-    a sound BATCH record behind them      the writer never has two unsynced batches
-    a later segment                       it is created only when all before it is synced
+    a sound BATCH record after them       the writer never has two unsynced batches
+    a later segment                       it is created only when everything before it is synced
     a known durable position at or above  it was reported outside
 
 Any other damage is the torn tail of the last batch. Segments of another WAL or node, missing segments and epochs that
@@ -47,9 +47,9 @@ from wal.truncation import CUT_PREFIX, keep_segment, keep_tail
 
 
 class Finding(NamedTuple):
-    """What is wrong with a log, at its first place. ``later`` are the segments behind it.
+    """The first damage of a log. ``later`` are the segments after it.
 
-    ``corruption`` says why it cannot be a torn tail; None when it is one.
+    ``corruption`` is the reason why the damage cannot be a torn tail; None if it is one.
     """
 
     segment: Segment
@@ -60,16 +60,16 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What a log holds. ``last_lsn`` is that of its last sound record, 0 for an empty log.
+    """The content of a log. ``last_lsn`` is that of its last sound record, 0 for an empty log.
 
-    ``first_lsn`` is the oldest LSN still there; of an empty log that was recovered the next one, so a caller that has
-    chained less than ``first_lsn - 1`` has lost records. ``wal_id`` is None when there is no control file either.
-    ``end`` and ``last_batch_offset`` are places in ``last_segment``, the last one with a sound header.
-    ``highest_hlc`` counts what a torn batch announced, too: that time MUST NOT be given again.
+    ``first_lsn`` is the oldest LSN still in the log; for an empty recovered log it is the next LSN. So a caller that
+    has chained less than ``first_lsn - 1`` has lost records. ``wal_id`` is None without segments and control file.
+    ``end`` and ``last_batch_offset`` are offsets in ``last_segment``, the last one with a sound header.
+    ``highest_hlc`` includes the HLC that a torn batch announced: that time MUST NOT be given again.
     ``epoch_ends`` has the last LSN of the log at the end of each epoch, ``history`` the first of each that left any.
-    ``finding`` is what was wrong. ``cut`` is what recovery cut because of it, as facts of an event: everything from
-    byte ``offset`` of ``segment`` on, ``cut_bytes`` in all, for this ``reason``; LSNs ``first_lsn`` to ``last_lsn``,
-    which is None when not even the BATCH record was whole; and the files that keep it, ``copies``.
+    ``finding`` is the damage. ``cut`` has the facts of an event about the bytes that recovery cut because of it:
+    everything from byte ``offset`` of ``segment`` on, ``cut_bytes`` in all, for this ``reason``; LSNs ``first_lsn`` to
+    ``last_lsn``, which is None if not even the BATCH record was whole; and ``copies``, the files that keep the bytes.
     """
 
     node_id: str
@@ -89,7 +89,7 @@ class Survey:
     cut: dict[str, object] | None = None
 
     def saw_records(self, segment: Segment) -> None:
-        """``segment`` holds at least one."""
+        """Add ``segment``, which holds at least one record, to the history."""
         if not self.history or self.history[-1].epoch < segment.epoch:
             self.history = begin_epoch(self.history, segment.epoch, segment.base_lsn)
 
@@ -101,7 +101,7 @@ class Survey:
 
 
 def survey(folder: Path, node_id: str, control: Control | None, known_durable_lsn: Lsn) -> Survey:
-    """Read the log in ``folder`` to its end or to the first thing wrong with it.
+    """Read the log in ``folder`` to its end or to its first damage.
 
     Raises:
         OSError: a file cannot be read.
@@ -119,7 +119,7 @@ def survey(folder: Path, node_id: str, control: Control | None, known_durable_ls
 
 
 def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Damage | None, str | None]:
-    """Add ``segment`` to ``result``; what is wrong with it, and why that is surely corruption."""
+    """Add ``segment`` to ``result``; returns its damage, and the reason if that is certainly corruption."""
     first = result.segments == 0
     if first:
         result.first_lsn = segment.base_lsn
@@ -164,7 +164,7 @@ def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Dam
 def _proof_of_sync(
     result: Survey, segment: Segment, damage: Damage, later: tuple[Segment, ...], known_durable_lsn: Lsn
 ) -> str | None:
-    """Why ``damage`` cannot be a torn tail; None when it can."""
+    """Why ``damage`` cannot be a torn tail; None if it can."""
     if later:
         return f"segment {later[0].name} was begun later, so this one had been synced"
     if damage.lsn <= known_durable_lsn:
@@ -180,18 +180,18 @@ TORN_PREFIX = "torn-"
 
 
 def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *, accept_lost: bool = False) -> Survey:
-    """Bring the log in ``folder`` into a state that can be appended to, all of it durable, and say what is there.
+    """Make the log in ``folder`` ready for appends, all of it durable, and return its content.
 
     The caller MUST hold its lock.
 
-    ``known_durable_lsn`` is the highest LSN that was reported outside as durable; the control file's
-    is taken into account here. With ``accept_lost`` corruption is cut like a torn tail, all segments behind it are
-    renamed, and a log that ends too early is taken as it is.
+    ``known_durable_lsn`` is the highest LSN that was reported outside as durable; recovery also uses the control
+    file's. With ``accept_lost`` corruption is cut like a torn tail, all segments after it are renamed, and a log that
+    ends too early is accepted.
 
     Raises:
         WalCorruptError: damage that is not a torn tail, or an end below a known durable position.
             Nothing was changed.
-        OSError: a file cannot be read, or the repair cannot be written; it can be tried again.
+        OSError: a file cannot be read, or the repair cannot be written; the caller may retry.
     """
     # 1. Survey.
     control = control_file.load(folder)
@@ -210,7 +210,7 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
             name, found.end, f"the log ends with LSN {found.last_lsn}, but LSN {known} is known to be durable"
         )
 
-    # 3. Keep a copy, announce what is left.
+    # 3. Keep a copy, announce the sound records.
     if finding is not None:
         found.cut = _cut_tail(folder, found, finding)
 
@@ -224,7 +224,7 @@ def recover(folder: Path, node_id: str, known_durable_lsn: Lsn = BEFORE_FIRST, *
 
 
 def _cut_tail(folder: Path, found: Survey, finding: Finding) -> dict[str, object]:
-    """Cut off what is damaged and make ``found`` say what is left."""
+    """Cut off the damage and update ``found`` to what is left."""
     segment, damage = finding.segment, finding.damage
     prefix = TORN_PREFIX if finding.corruption is None else CUT_PREFIX
     copies = [keep_segment(folder, later, prefix) for later in reversed(finding.later)]
@@ -253,7 +253,7 @@ def _cut_tail(folder: Path, found: Survey, finding: Finding) -> dict[str, object
 
 
 def _announce_sound_part(segment: Segment, damage: Damage) -> int:
-    """Write a BATCH record that announces what is left before the damage; how many bytes are cut behind it."""
+    """Write a BATCH record that announces the records before the damage; returns how many bytes are to be cut."""
     cut_at = damage.offset if damage.survivors else damage.batch_offset
     with opened(segment.path, os.O_RDWR) as descriptor:
         if damage.survivors:
@@ -267,7 +267,7 @@ def _announce_sound_part(segment: Segment, damage: Damage) -> int:
 
 
 def _cut_and_sync(segment: Segment, end: int, last_batch_offset: int | None) -> None:
-    """Cut a segment at ``end`` and make what is kept durable, whatever an earlier fsync returned."""
+    """Cut a segment at ``end`` and make the rest durable, whatever an earlier fsync returned."""
     with opened(segment.path, os.O_RDWR) as descriptor:
         os.ftruncate(descriptor, end)
         for start in range(last_batch_offset or SEGMENT_HEADER_BYTES, end, WINDOW_BYTES):

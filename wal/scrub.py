@@ -1,22 +1,22 @@
-"""Reading the segments of logs again, slowly, so that damage at rest is found while other copies are whole.
+"""Reads the segments of logs again, slowly, so that damage at rest is found while other copies are whole.
 
-A round reads each segment once, up to what is durable, and checks the CRC of every batch. It takes ``interval_s``, and
-is spread evenly over it::
+A round reads each segment once, up to its last durable record, and checks the CRC of every batch. It is spread evenly
+over ``interval_s``::
 
-    part of a round that is over = (time / interval_s + place / places) mod 1
+    elapsed part of a round = (time / interval_s + place / places) mod 1
 
-``place`` is the copy's own among the ``places`` copies of one log: two copies read the same records at different times,
+``place`` is the number of this copy among the ``places`` copies of one log. Two copies read the same records
 ``interval_s / places`` apart, so damage to two of them is not found on the same day. Opening a log reads all of it, so
-the first round of a process ends when the log was opened. A record is read again within two rounds.
+the first round of a process ends when the log is opened. Every record is read again within two rounds.
 
 Invariants::
 
-    bytes read a second <= BYTES_A_SECOND_MAX      a log for which that is too little has longer rounds
+    bytes read a second <= BYTES_A_SECOND_MAX      a log too long for this rate has longer rounds
     memory              <= WINDOW_BYTES, and one batch that is longer
     no lock is held while a file is read
 
-Each window is dropped from the page cache before it is read, so that the disk is read, and after it, so that nothing
-else is displaced.
+Each window is dropped from the page cache before the read, so that the disk is read, and after it, so that the scrub
+displaces no other pages.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ INTERVAL_DEFAULT_S = 7 * 86400.0
 BYTES_A_SECOND_MAX = 8 << 20
 WINDOW_BYTES = 1 << 20
 CHECK_INTERVAL_MAX_S = 60.0
-"""How often a scrubber checks what is due, at least; more often if a round is short."""
+"""A scrubber checks for due segments at least this often; more often if a round is short."""
 CHECKS_A_ROUND = 100
 
 
 Report = Callable[[str, Mapping[str, object]], None]
-"""Reports the name of an event, and its facts."""
+"""Reports an event: its name and its facts."""
 
 
 class LogCopy(NamedTuple):
-    """A log in a folder, all of which up to ``durable_lsn`` is synced, and which of its copies it is."""
+    """One copy of a log, in a folder, synced up to ``durable_lsn``; it is number ``place`` of ``places`` copies."""
 
     node_id: str
     folder: Path
@@ -61,7 +61,7 @@ class LogCopy(NamedTuple):
 
 @dataclass(slots=True)
 class _Round:
-    """How far the round of one log is: ``part`` of its time is over, and segments up to ``checked`` are read."""
+    """Progress of one log's round: ``part`` of its time has elapsed, and segments up to ``checked`` are read."""
 
     part: float
     checked: Lsn
@@ -71,8 +71,8 @@ class _Round:
 class Scrubber:
     """Scrubs ``copies()`` in ``run``, on a thread of its own.
 
-    ``on_read(copy, segment, error)`` is called for each segment that was read, with what is wrong in it, if anything;
-    it may have been removed or cut meanwhile. ``report(event, facts)`` is called for rounds that ended.
+    ``on_read(copy, segment, error)`` is called for each segment that was read, with its damage, if any; the segment may
+    have been removed or cut meanwhile. ``report(event, facts)`` is called when a round ends.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Scrubber:
         self._report = report
         self._rounds: dict[str, _Round] = {}
         self.ended_s: dict[str, float] = {}
-        """By node, when all of its log had been read for the last time, in seconds since 1970."""
+        """By node, when the last round of its log ended, in seconds since 1970."""
         self._closing = threading.Event()
 
     def run(self) -> None:
-        """Scrub what is due, until ``close`` is called."""
+        """Read due segments until ``close`` is called."""
         check_interval_s = min(CHECK_INTERVAL_MAX_S, self._interval_s / CHECKS_A_ROUND)
         while not self._closing.is_set():
             self.step(time.time())
@@ -103,7 +103,7 @@ class Scrubber:
         self._closing.set()
 
     def step(self, now_s: float) -> None:
-        """Read what is due at this time."""
+        """Read the segments that are due at ``now_s``."""
         for copy in self._copies():
             part = (now_s / self._interval_s + copy.place / copy.places) % 1
             try:
@@ -144,7 +144,7 @@ class Scrubber:
 
 
 def _due(segments: Sequence[Segment], checked: Lsn, part: float) -> list[Segment]:
-    """The segments behind ``checked`` that end within this part of all their bytes."""
+    """The segments after ``checked`` that end within this part of all bytes."""
     sizes = [0] * len(segments)
     for at, segment in enumerate(segments):
         with suppress(FileNotFoundError):
@@ -157,15 +157,14 @@ def _due(segments: Sequence[Segment], checked: Lsn, part: float) -> list[Segment
 def check_segment(
     copy: LogCopy, segment: Segment, follower: Segment | None, pause: Callable[[int], bool] = lambda _: True
 ) -> WalCorruptError | None:
-    """What is wrong in a segment up to what is durable, None where nothing is or the segment was removed.
+    """The damage in the durable part of a segment; None if there is none or the segment was removed.
 
-    ``follower`` is the segment behind it. ``pause(read_bytes)`` is called after each window, and ends the reading with
-    False.
+    ``follower`` is the segment after it. ``pause(read_bytes)`` is called after each window; False ends the reading.
     """
     try:
         last_lsn = copy.durable_lsn if follower is None else read_header(follower).previous_lsn
     except (FormatError, OSError):
-        last_lsn = before(segment.base_lsn)  # removed, and this one before it; or its own reading says what is wrong
+        last_lsn = before(segment.base_lsn)  # removed, and this one before it; or its own check finds the damage
     try:
         read_header(segment)
         with opened(segment.path) as descriptor:

@@ -1,8 +1,8 @@
-"""The files of a WAL folder: the lock that keeps other writers out; segments, their names and how they are made; and
-writing that is whole and synced.
+"""The files of a WAL folder: the lock that excludes other writers; segments, their names and their creation; and
+complete, synced writes.
 
-A segment is made under another name, gets its header, is synced, and only then takes its own name; the
-folder is synced before the first batch goes in. So::
+A segment is created under a temporary name, gets its header, and is synced; only then it is renamed to its own name.
+The folder is synced before the first batch is written. So::
 
     a segment has its name  =>  its header is synced, and all batches of earlier segments are
 """
@@ -38,12 +38,12 @@ _NAME = re.compile(r"([0-9]{20})-([1-9][0-9]{0,18})\.wal")
 
 
 class FolderLock:
-    """The exclusive ``flock`` on ``LOCK`` of one WAL folder, which is created when it is missing. Never waits.
+    """The exclusive ``flock`` on ``LOCK`` of one WAL folder, which is created if it is missing. Never waits.
 
     The kernel releases the lock when the process ends, however it ends.
 
     Raises:
-        WalLockedError: another process, or another opener in this one, holds it.
+        WalLockedError: another process, or another lock in this process, holds it.
         OSError: the file cannot be written; the lock is not held then.
     """
 
@@ -67,14 +67,14 @@ class FolderLock:
             raise
 
     def release(self) -> None:
-        """Let another process have the folder; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class Segment(NamedTuple):
-    """One segment file by what its name says; tuple order is log order."""
+    """One segment file, with the fields of its name; tuple order is log order."""
 
     base_lsn: Lsn
     epoch: Epoch
@@ -91,7 +91,7 @@ def segment_name(base_lsn: Lsn, epoch: Epoch) -> str:
 
 
 def list_segments(folder: Path) -> list[Segment]:
-    """All segments of ``folder`` in log order; other files are none of our business."""
+    """All segments of ``folder`` in log order; other files are ignored."""
     found = (_NAME.fullmatch(entry) for entry in os.listdir(folder))
     return sorted(Segment(Lsn(int(name[1])), Epoch(int(name[2])), folder / name[0]) for name in found if name)
 
@@ -100,7 +100,7 @@ def read_header(segment: Segment) -> SegmentHeader:
     """The header of ``segment``.
 
     Raises:
-        FormatError: damaged, cut short, or of another segment than the name says.
+        FormatError: it is damaged or cut short, or does not match the file's name.
     """
     with opened(segment.path) as descriptor:
         header = decode_segment_header(os.pread(descriptor, SEGMENT_HEADER_BYTES, 0))
@@ -114,8 +114,8 @@ def read_header(segment: Segment) -> SegmentHeader:
 def misplaced(
     header: SegmentHeader, *, node_id: str, wal_id: str | None, epoch: Epoch = NO_EPOCH, last_lsn: Lsn | None = None
 ) -> str | None:
-    """Why a segment with this sound header is none of this log, or cannot follow one of ``epoch`` with which the log
-    goes up to ``last_lsn``; None when it can. What is None, or no epoch, is not compared.
+    """Why a segment with this sound header does not belong to this log, or cannot follow a segment of ``epoch`` that
+    ends with ``last_lsn``; None if it can. An argument that is None, or no epoch, is not compared.
     """
     if header.node_id != node_id:
         return f"the segment belongs to node {header.node_id}, not to {node_id}"
@@ -131,10 +131,10 @@ def misplaced(
 
 
 def create_segment(folder: Path, header: SegmentHeader) -> int:
-    """Make a segment, its header and name synced, and return its descriptor, open for writing.
+    """Create a segment, with its header and name synced, and return its descriptor, open for writing.
 
     Raises:
-        WalError: a segment of this name is there already.
+        WalError: a segment of this name exists already.
         OSError: the file system refuses.
     """
     path = folder / segment_name(header.base_lsn, header.epoch)
@@ -154,16 +154,16 @@ def create_segment(folder: Path, header: SegmentHeader) -> int:
 
 
 def remove_unnamed(folder: Path) -> None:
-    """Remove segments that a crash left without their name; nothing was ever written to them."""
+    """Remove segments that a crash left with their temporary name; no batch was ever written to them."""
     for path in folder.glob(f"*.wal{UNNAMED_SUFFIX}"):
         path.unlink()
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the file, to read from unless ``flags`` say otherwise.
+    """A descriptor of the file, by default for reading.
 
     Raises:
-        WalCorruptError: it is no regular file, which could be waited for without end.
+        WalCorruptError: it is not a regular file; reading it could block forever.
         OSError: it cannot be opened.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
@@ -194,7 +194,7 @@ def read_file(path: Path) -> bytes:
 
 
 def write_fully(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
-    """Write all of ``parts`` one after the other at ``offset``: one system call, more when it falls short.
+    """Write all of ``parts`` one after the other at ``offset``: one system call, more after a short write.
 
     Raises:
         OSError: some of it may have been written.
@@ -229,7 +229,7 @@ def store_file(path: Path, data: bytes) -> None:
             os.fsync(descriptor)
         os.rename(temporary, path)
     except OSError:
-        # A part of a file would take the last room of a full disk from what is still to come.
+        # A partial file would take the last space of a full disk.
         with suppress(OSError):
             temporary.unlink()
         raise

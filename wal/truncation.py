@@ -1,27 +1,27 @@
-"""Taking records out of a log: at its end, which is kept in other files, and at its start; and reading what was cut
-off, to append it again.
+"""Removes records from a log: from its end, with copies kept in other files, and from its start. Reads the copies, so
+that their records can be appended again.
 
-Steps of ``truncate``, by which a member of a quorum cuts off the end of a log that lost; each is durable before the
-next:
+Steps of ``truncate``, by which a member of a quorum cuts off a divergent end; each is durable before the next:
 
-    1. The control file records nothing above the position as durable any more.
+    1. The control file records no LSN above the position as durable any more.
     2. Segments that begin above it are renamed to ``cut-...``, the newest first.
     3. The end of the segment that holds it is copied to ``cut-...``.
     4. That segment is written again, up to the position, under another name, and renamed to its own.
 
-After a crash between any two the log is sound and ends at or above the position, so recovery accepts it and the same
-call continues. A later epoch may write only once it has returned.
+After a crash between two steps the log is sound and ends at or above the position, so recovery accepts it and the same
+call continues. A later epoch may write only after ``truncate`` has returned.
 
 After ``remove_segments``, which removes the oldest::
 
-    the last segment is there
-    the segments that are there follow one another without a gap
-    every record above upto_lsn is there
+    the last segment exists
+    the segments follow one another without a gap
+    every record above upto_lsn exists
 
-What was cut off, here or by an accepted loss, may hold records that were acknowledged. It is read record by record,
-past any damage. Each record has a CRC of its own, so damage costs only the records in it: the next sound one is found
-by the hash of the node's name, which is in every header. No payload can look like a header, since canonical JSON has no
-zero bytes and the length of a header has. What is missing between two sound records is a ``Gap``.
+The files that were cut off, here or by an accepted loss, may hold records that were acknowledged. They are read record
+by record, past any damage. Each record has a CRC of its own, so damage costs only the records in it: the next sound
+record is found by the hash of the node's name, which is in every header. No payload can look like a header, since
+canonical JSON has no zero bytes and the length field of a header has. Records missing between two sound ones are a
+``Gap``.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ _HASH_AT = 28
 
 
 def truncate(folder: Path, node_id: str, last_lsn: Lsn) -> tuple[str, ...]:
-    """Cut the log in ``folder`` behind ``last_lsn``; the names of the files that keep what was above it.
+    """Cut the log in ``folder`` after ``last_lsn``; returns the names of the files that keep the records above it.
 
-    The caller MUST hold the folder's lock and MUST have recovered and closed the log. A log that ends there or below is
-    left as it is.
+    The caller MUST hold the folder's lock and MUST have recovered and closed the log. A log that ends at ``last_lsn``
+    or below is left as it is.
 
     Raises:
-        WalError: records that are known to be committed would go, or the log does not reach back to ``last_lsn``.
+        WalError: records known to be committed would be cut, or the log does not reach back to ``last_lsn``.
             Nothing was changed.
         WalCorruptError: the log is damaged at the position.
-        OSError: it can be tried again.
+        OSError: the caller may retry.
     """
     control = control_file.load(folder)
     segments = list_segments(folder)
@@ -91,7 +91,7 @@ def truncate(folder: Path, node_id: str, last_lsn: Lsn) -> tuple[str, ...]:
     if segments and last_lsn + 1 < segments[0].base_lsn:
         raise WalError(f"the log in {folder} begins with LSN {segments[0].base_lsn}; it cannot end with {last_lsn}")
 
-    # 1. nothing above is known to be durable
+    # 1. no LSN above is recorded as durable
     if control.durable_lsn > last_lsn:
         control_file.store(folder, control._replace(durable_lsn=last_lsn))
 
@@ -118,7 +118,7 @@ def _shorten(folder: Path, segment: Segment, node_id: str, last_lsn: Lsn) -> lis
 
 
 def keep_segment(folder: Path, segment: Segment, prefix: str) -> str:
-    """Rename a segment that no longer belongs to the log; its new name, which is durable."""
+    """Rename a segment that no longer belongs to the log, durably; returns its new name."""
     kept = _free_name(folder, segment, 0, prefix)
     os.rename(segment.path, kept)
     sync_folder(folder)
@@ -126,7 +126,7 @@ def keep_segment(folder: Path, segment: Segment, prefix: str) -> str:
 
 
 def keep_tail(folder: Path, segment: Segment, offset: int, prefix: str) -> str:
-    """Copy the bytes from ``offset`` on to a file of their own, durably; its name."""
+    """Copy the bytes from ``offset`` on to a file of their own, durably; returns its name."""
     kept = _free_name(folder, segment, offset, prefix)
     unfinished = kept.with_name(kept.name + UNNAMED_SUFFIX)
     with opened(segment.path) as source:
@@ -137,7 +137,7 @@ def keep_tail(folder: Path, segment: Segment, offset: int, prefix: str) -> str:
 
 
 def copy_range(source: int, target: Path, start: int, end: int, rest: bytes = b"") -> None:
-    """Make the file ``target`` of the bytes from ``start`` to ``end`` of an open file, then ``rest``, and sync it."""
+    """Write the bytes from ``start`` to ``end`` of an open file to ``target``, then ``rest``, and sync it."""
     with opened(target, NEW_FILE) as descriptor:
         for at in range(start, end, WINDOW_BYTES):
             data = os.pread(source, min(WINDOW_BYTES, end - at), at)
@@ -148,7 +148,7 @@ def copy_range(source: int, target: Path, start: int, end: int, rest: bytes = b"
 
 
 def _free_name(folder: Path, segment: Segment, offset: int, prefix: str) -> Path:
-    """``<prefix><base lsn>-<epoch>-<offset>``, numbered when something earlier took that."""
+    """``<prefix><base lsn>-<epoch>-<offset>``, numbered if that name is taken."""
     name = f"{prefix}{segment.path.stem}-{offset}"
     numbered = (f"{name}.{number}" for number in count(2))
     return next(path for each in chain((name,), numbered) if not (path := folder / each).exists())
@@ -157,10 +157,11 @@ def _free_name(folder: Path, segment: Segment, offset: int, prefix: str) -> Path
 def remove_segments(
     folder: Path, upto_lsn: int, older_than_s: float, now_s: float, retire: Callable[[str], None] = lambda _: None
 ) -> list[str]:
-    """Remove segments that end at or below ``upto_lsn`` and were last written ``older_than_s`` ago; their names.
+    """Remove segments that end at or below ``upto_lsn`` and were last written ``older_than_s`` ago. Returns the names.
 
-    ``upto_lsn`` MUST be chained and signed. ``now_s`` is seconds since 1970, as the file system counts them. ``retire``
-    is called with each name before: that of the writer, if there is one. A crash in the middle leaves fewer removed.
+    ``upto_lsn`` MUST be chained and signed. ``now_s`` is seconds since 1970, by the file system's clock. ``retire``,
+    the method of the writer if there is one, is called with each name before its removal. After a crash in the middle
+    fewer segments are removed.
     """
     removed = []
     for segment, follower in pairwise(list_segments(folder)):
@@ -176,9 +177,9 @@ def remove_segments(
 class Gap(NamedTuple):
     """Records of one epoch that are missing or damaged, from ``first_lsn`` to ``last_lsn``.
 
-    ``payloads`` are those of the damaged records by their own, untrusted, headers, as far as these can be read.
-    ``is_proved`` says whether something sound is behind them in the log; what is only announced at its end may be the
-    torn tail of a batch that was never acknowledged.
+    ``payloads`` are those of the damaged records, located by their own, untrusted, headers if these can be read.
+    ``is_proved`` is true if a sound record follows them in the log. Records that are only announced at its end may be
+    the torn tail of a batch that was never acknowledged.
     """
 
     first_lsn: Lsn
@@ -189,7 +190,7 @@ class Gap(NamedTuple):
 
 
 def lost_ends(folder: Path) -> list[Path]:
-    """The files that were cut off and are not appended again yet, in log order."""
+    """The files that were cut off and whose records are not appended again yet, in log order."""
     return sorted(path for path in folder.iterdir() if _CUT_NAME.fullmatch(path.name))
 
 
@@ -200,8 +201,8 @@ def mark_returned(path: Path) -> None:
 
 
 def records_in(path: Path, node_id: str) -> Iterator[Record | Gap]:
-    """The records of an end that was cut, and what is missing between them; in the first batch perhaps some that are in
-    the log, too.
+    """The records of a file that was cut off, and the gaps between them. Some records of its first batch may still be
+    in the log, too.
 
     Raises:
         OSError: it cannot be read.
@@ -213,7 +214,7 @@ def records_in(path: Path, node_id: str) -> Iterator[Record | Gap]:
 
 
 def records_below(folder: Path, node_id: str) -> Iterator[Record | Gap]:
-    """The records of the whole log whose segments are in ``folder``, and what is missing between them.
+    """The records of the whole log whose segments are in ``folder``, and the gaps between them.
 
     Raises:
         OSError: one cannot be read.
@@ -224,7 +225,7 @@ def records_below(folder: Path, node_id: str) -> Iterator[Record | Gap]:
             yield last_gap._replace(is_proved=True)
             last_lsn = last_gap.last_lsn
         previous_lsn = BEFORE_FIRST
-        with suppress(FormatError):  # not known where the header is damaged
+        with suppress(FormatError):  # not known if the header is damaged
             previous_lsn = read_header(segment).previous_lsn
         if BEFORE_FIRST < last_lsn < previous_lsn:
             yield Gap(after(last_lsn), previous_lsn, segment.epoch, (), is_proved=True)
@@ -241,7 +242,7 @@ def records_below(folder: Path, node_id: str) -> Iterator[Record | Gap]:
 
 def highest_hlc(folder: Path, node_id: str) -> Hlc | None:
     """The highest HLC of the log whose segments are in ``folder``: that of its last sound record, as LSNs and HLCs of
-    a node rise together. None where there is none."""
+    a node rise together. None without a sound record."""
     for segment in reversed(list_segments(folder)):
         last = deque(_headers_of(segment, node_id, SEGMENT_HEADER_BYTES), maxlen=1)
         for _, _, _, hlc, _, _ in last:
@@ -250,8 +251,8 @@ def highest_hlc(folder: Path, node_id: str) -> Hlc | None:
 
 
 def _headers_of(segment: Segment, node_id: str, at: int) -> Iterator[tuple[int, int, Lsn, Hlc, int, mmap.mmap]]:
-    """Every sound record from byte ``at`` on, BATCH records among them: where it begins and ends, its LSN, HLC and
-    type, and the segment."""
+    """Every sound record from byte ``at`` on, including BATCH records: offsets of its start and end, its LSN, HLC and
+    type, and the segment's data."""
     hashed = node_hash(node_id)
     with opened(segment.path) as descriptor:
         if os.fstat(descriptor).st_size <= at:
@@ -272,7 +273,7 @@ def _headers_of(segment: Segment, node_id: str, at: int) -> Iterator[tuple[int, 
 
 
 def _records_of(segment: Segment, node_id: str, start: int) -> Iterator[Record | Gap]:
-    """The sound records from byte ``start`` on in the order of their LSNs, and what is missing between them."""
+    """The sound records from byte ``start`` on in the order of their LSNs, and the gaps between them."""
     next_lsn, announced_lsn, sound_end = segment.base_lsn, BEFORE_FIRST, start
     for at, end, lsn, _, kind, data in _headers_of(segment, node_id, start):
         if kind == BATCH_RECORD_TYPE:
