@@ -1,1 +1,1 @@
-"""Behind the WAL: the appender makes records chained rows; followers sign, watch and time-stamp what is chained."""
+"""The appender: turns committed WAL records into chained rows."""

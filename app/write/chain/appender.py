@@ -4,9 +4,9 @@ A record is committed once a quorum of the log holds it; a batch is ``Committed`
 
 For each batch::
 
-    1. read what the chains hold of it; most of that this node knows                      (write.chain.view)
+    1. read what the chains hold of it; most of that is in memory                         (write.chain.view)
     2. decide duplicates and proposals, assign seq, link                                  (write.pending.linking)
-    3. list on the disk which records are passed over                                     (write.pending.quarantine)
+    3. list the records that are passed over on the disk                                  (write.pending.quarantine)
     4. commit: one transaction checks the fence, compares the heads under their locks, stores rows and keyed lines,
        moves heads and position                                                           (store.commit)
     5. only then resolve the outcomes and raise the chained watermark
@@ -16,22 +16,22 @@ Invariants::
     chained_lsn in PostgreSQL == LSN of the last event of the last committed batch
     node.chained.lsn <= chained_lsn in PostgreSQL
 
-What the commit answers decides what happens next:
+The answer to the commit decides the next step:
 
 ==============  ======================================================================================================
 Committed       publish
 HeadsMoved      read the heads again, link again
-KeysChained     read what the chain holds of the keys, link again
-RowRefused      a row is there already: read what the chain holds of the events, which were imported while this node was
-                away, and link again. Else halve the batch; in place of a single event a REFUSED entry is chained. If
-                PostgreSQL refuses that too, the tenant is quarantined. If it would not even move the position of the
-                node, no record is at fault: try again
+KeysChained     read the chained lines of the keys, link again
+RowRefused      a row exists already: the events were imported while this node was down. Read their entries, link again.
+                Otherwise halve the batch; a REFUSED entry takes the place of a single event. If PostgreSQL refuses
+                that too, the tenant is quarantined. If PostgreSQL refuses even to move the position of the node, no
+                record is at fault: retry
 TenantDamaged   quarantine the tenant: its events are passed over, all others go on
-RowsLocked      pass the tenants over whose rows are locked, until they are free           (write.chain.waiting)
-Fenced          read the position under lock: another epoch or a lower position ends the node; where the batch is, an
-                earlier statement without an answer committed it
-InDoubt         read the position under lock: it says whether the batch was committed. If not, try again with growing
-                pauses, for as long as it takes
+RowsLocked      pass over the tenants whose rows are locked, until they are free           (write.chain.waiting)
+Fenced          read the position under lock: another epoch or a lower position stops the node. A position at the end of
+                the batch means that an earlier, unanswered statement committed it
+InDoubt         read the position under lock: it shows whether the batch was committed. If not, retry with growing
+                pauses, without limit
 ==============  ======================================================================================================
 """
 
@@ -77,18 +77,18 @@ from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
 
 BATCH_ENTRIES_MAX = 4000
-"""Most events in one transaction: enough to spread the commit, few enough to keep the latency of one low."""
+"""Most events in one transaction: enough to amortise the commit, few enough to keep the latency low."""
 BATCH_BYTES_MAX = 1 << 20
 """Most payload bytes in one transaction: they are linked in one turn of the event loop."""
 COLLECT_S = 0.1
-"""How long records that nobody waits for are collected before they are chained: a transaction costs as much as linking
-and storing a hundred of them."""
+"""How long records that no caller waits for are collected before they are chained: a transaction costs as much as
+linking and storing a hundred records."""
 RETRY_PAUSE_FIRST_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
 OVERDUE_S = 10.0
 """How long a batch may take before that is reported as a fault."""
 APPENDER = "appender"
-"""The part of the node that breaks met here are reported by."""
+"""The part of the node named in reports of breaks found here."""
 
 log = structlog.get_logger()
 
@@ -97,20 +97,20 @@ Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
 class _BatchAttempt:
-    """What is known of one batch between attempts to commit it."""
+    """State of one batch between attempts to commit it."""
 
     def __init__(self, batch: Sequence[Pending], *, checks_entries: bool) -> None:
         self.batch = batch
         self.checks_entries = checks_entries
-        """Whether some of the batch may be in the chain already, so that it is looked up."""
+        """Whether events of the batch may be in the chain already and must be looked up."""
         self.checks_keys = checks_entries
-        """Whether its keyed lines may be."""
+        """Whether its keyed lines may be in the chain already and must be looked up."""
         self.refused: RowRefused | None = None
         """Why a REFUSED entry takes the place of its one event."""
         self.linked: LinkedBatch | None = None
-        """As it was linked last."""
+        """The batch as last linked."""
         self.in_doubt: LinkedBatch | None = None
-        """As it was first sent in a statement whose outcome is unknown; the server may still carry that out."""
+        """The batch as first sent in a statement with an unknown outcome; the server may still execute it."""
         self.pause_s = RETRY_PAUSE_FIRST_S
 
 
@@ -147,8 +147,8 @@ class Appender:
             entry_check, pool, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER)
         )
         self._expects_existing = False
-        """Whether the last batch held records that were in the chain already, imported while this node was away: then
-        the next one probably does too."""
+        """Whether the last batch held records that were chained already, imported while this node was down. The next
+        batch probably holds some, too."""
         self._work = asyncio.Event()
         self._drained = asyncio.Event()
         self._collecting: asyncio.TimerHandle | None = None
@@ -161,32 +161,32 @@ class Appender:
             on_due=self._work.set,
         )
         self._began_s: float | None = None
-        """When the batch under way began, None while none is."""
+        """Start time of the current batch, None between batches."""
         self.database_error: str | None = None
-        """Why the last attempt failed, None while all is well."""
+        """Why the last attempt failed, None after a success."""
 
     @property
     def is_chaining(self) -> bool:
-        """Whether a batch is under way; ``on_chained`` is called at its end, if it is committed."""
+        """Whether a batch is being chained; ``on_chained`` is called at its end, if it is committed."""
         return self._began_s is not None
 
     @property
     def fault(self) -> str | None:
-        """Why nothing is chained, None while all is well."""
+        """Why nothing is chained, None if there is no fault."""
         if self.database_error is not None or self._began_s is None:
             return self.database_error
         took_s = time.monotonic() - self._began_s
         return f"PostgreSQL has not taken a batch for {took_s:.0f} s" if took_s >= OVERDUE_S else None
 
     def head_seq(self, tenant_id: str) -> int:
-        """The seq at which the tenant's chain ends, as far as this node has seen; 0 where it has not."""
+        """The last seq of the tenant's chain that this node has seen; 0 if none."""
         return self.heads.seen.get(tenant_id, EMPTY_HEAD).seq
 
     def wake(self) -> None:
-        """There may be newly committed records, or a request waits for one. A request that waits, a full batch and a
-        half full backlog are chained at once, all else within ``COLLECT_S``."""
+        """Records may have been committed, or a request waits for one. If a request waits, a batch is full or the
+        backlog half full, chaining starts immediately, else within ``COLLECT_S``."""
         if self.is_chaining or not self._has_committed():
-            return  # ``run`` looks again behind the transaction, and the WAL calls once something is committed
+            return  # ``run`` checks again after the transaction, and the WAL calls once a record is committed
         chained = self._node.chained
         if self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX) or chained.wanted_lsn > chained.lsn:
             self._work.set()
@@ -198,7 +198,7 @@ class Appender:
         self._work.set()
 
     async def run(self) -> None:
-        """Chain what is committed, for ever; ends by cancellation, or when the node has failed."""
+        """Chain committed records until cancelled or the node has failed."""
         try:
             while True:
                 await self._work.wait()
@@ -219,7 +219,7 @@ class Appender:
                 self._connection.terminate()
 
     async def drain(self, timeout_s: float) -> None:
-        """Have ``run`` chain all that is committed, as far as it comes within ``timeout_s`` seconds."""
+        """Let ``run`` chain all committed records, for at most ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
         while self._has_committed() and (left_s := deadline_s - time.monotonic()) > 0:
             self._drained.clear()
@@ -228,7 +228,7 @@ class Appender:
                 await asyncio.wait_for(self._drained.wait(), left_s)
 
     async def chain_committed(self) -> None:
-        """Chain all that is committed now.
+        """Chain all records that are committed now.
 
         Raises:
             LedgerError: the node cannot go on.
@@ -237,7 +237,7 @@ class Appender:
             await self._chain(batch)
 
     def found_damaged(self, error: ChainDamagedError) -> None:
-        """An import found the rows of a tenant damaged: no entry is appended to it."""
+        """An import found the rows of a tenant damaged: quarantine the tenant."""
         if error.tenant_id not in self._quarantine:
             self._begin_quarantine(error, "import")
 
@@ -261,11 +261,11 @@ class Appender:
             self._began_s = None
 
     async def _chain(self, batch: Sequence[Pending]) -> None:
-        """Link and commit ``batch`` until it is committed, split where PostgreSQL refuses a record in it.
+        """Link and commit ``batch`` until it is committed; it is split if PostgreSQL refuses a record in it.
 
         Raises:
             FencedError: another process took over this WAL.
-            DatabaseWentBackError: PostgreSQL lost what it had.
+            DatabaseWentBackError: PostgreSQL lost committed data.
         """
         is_below = batch[0].lsn <= self._node.chained.lsn
         attempt = _BatchAttempt(batch, checks_entries=self._expects_existing or is_below)
@@ -297,7 +297,7 @@ class Appender:
         connection = await self._connected()
         view = await self._view(connection, attempt)
         linked = link(batch, view, self._linkers)
-        # A tenant may be found damaged at any time, and is passed over then.
+        # A tenant may be found damaged at any time; then it is passed over.
         await self._quarantine.hold(batch)
         attempt.linked = linked
         return await commit.commit(
@@ -316,7 +316,7 @@ class Appender:
         """What the chains hold of the batch.
 
         Raises:
-            ChainDamagedError: a chain is not to be extended.
+            ChainDamagedError: a chain MUST NOT be extended.
             DATABASE_FAULTS: PostgreSQL does not answer.
         """
         batch, quarantine = attempt.batch, self._quarantine
@@ -341,7 +341,7 @@ class Appender:
         )
 
     async def _handle_row_refused(self, attempt: _BatchAttempt, refusal: RowRefused) -> bool:
-        """Act on a row that PostgreSQL refuses; whether the batch was chained in halves."""
+        """Act on a row that PostgreSQL refuses; returns whether the batch was chained in halves."""
         batch = attempt.batch
         if refusal.is_duplicate and not attempt.checks_entries:
             log.warning("records_chained_by_another_way", lsn=batch[0].lsn, error=refusal.message)
@@ -364,8 +364,8 @@ class Appender:
         return False
 
     async def _wait_until_position_moves(self, batch: Sequence[Pending]) -> bool:
-        """Whether PostgreSQL would not even move the position of the node: then no record is at fault. Returns once it
-        would."""
+        """Wait until PostgreSQL would move the position of the node. Returns whether it refused that at first: then no
+        record is at fault."""
         step, has_waited = self._step_to(self._lsn_after(batch)), False
         while isinstance(failure := await or_in_doubt(self._dry_run(step)), InDoubt):
             has_waited = True
@@ -377,10 +377,10 @@ class Appender:
         await commit.dry_run(await self._connected(), step)
 
     async def _resolve_in_doubt(self, attempt: _BatchAttempt, answer: Fenced | InDoubt) -> LinkedBatch | None:
-        """The batch as it was committed, where an answer was lost; None, after a pause, where it was not.
+        """The batch as it was committed, if only the answer was lost; None, after a pause, if it was not committed.
 
         Raises:
-            FencedError, DatabaseWentBackError: the position of the node is another's, or lower.
+            FencedError, DatabaseWentBackError: the position of the node has another epoch, or is lower.
         """
         if isinstance(answer, InDoubt):
             self._reconnect(answer.error)
@@ -395,7 +395,7 @@ class Appender:
         return None
 
     async def _position(self) -> WalPosition | None:
-        """The position of the node, once no transaction that is under way can move it."""
+        """The position of the node, once no running transaction can move it."""
         connection = await self._connected()
         async with connection.transaction():
             return await chaining.read_position(connection, self._node.node_id)
@@ -407,7 +407,7 @@ class Appender:
         attempt.pause_s = min(2 * attempt.pause_s, RETRY_PAUSE_MAX_S)
 
     async def _publish(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
-        """Make known what is committed: positions first, then who waits."""
+        """Publish a committed batch: positions first, then the outcomes."""
         self.database_error = None
         self._backlog.drop(batch, self._quarantine.waiting)
         self._expects_existing = linked.has_existing
@@ -429,11 +429,11 @@ class Appender:
     # --- the way to PostgreSQL --------------------------------------------------------------------
 
     def _tenants_of(self, batch: Sequence[Pending]) -> set[str]:
-        """The tenants whose heads a batch needs: of its events, and those whose beginning it records."""
+        """The tenants whose heads a batch needs: those of its events, and the new tenants that it records."""
         return {*(pending.tenant_id for pending in batch), *tenants_begun_by(batch)}
 
     def _lsn_after(self, batch: Sequence[Pending]) -> Lsn:
-        """The position of the node once ``batch`` is chained; records that were passed over before do not move it."""
+        """The position of the node once ``batch`` is chained; records that were passed over earlier do not move it."""
         return max(self._node.chained.lsn, batch[-1].lsn)
 
     def _step_to(self, new_lsn: Lsn) -> Step:
@@ -441,7 +441,7 @@ class Appender:
         return Step(node.node_id, node.epoch, node.chained.lsn, new_lsn, node.committed.lsn)
 
     def _reconnect(self, error: Exception) -> None:
-        """Use a new connection from now on, and report why."""
+        """Drop the connection and report why; the next use opens a new one."""
         if self.database_error is None:
             log.warning("chaining_interrupted", error=str(error), kind=type(error).__name__)
         self.database_error = f"{type(error).__name__}: {error}"

@@ -1,13 +1,13 @@
-"""The commitments that proposals are judged by, in memory, as of the heads that this node left.
+"""The commitments that proposals are judged by, in memory, at the heads that this node left.
 
-They are built from the log when something is first proposed to a tenant here, and caught up with what other nodes
-chained whenever its head is not where this node left it. A batch is judged on a copy that counts once the batch is
-committed. Every entry that is read is recomputed, and the table of commitments is not asked: a row that an attacker
-removed would have a capsule placed twice. A history of more than ``AT_ONCE_MAX`` entries, some 35 us each, is read by a
-task of its own: its tenant waits meanwhile, and the others are chained.
+They are built from the log with the first proposal to a tenant on this node. When another node has moved the head, its
+entries are folded in. A batch is judged on a copy, which is taken over once the batch is committed. Every entry that is
+read is recomputed. The table of commitments is not read: if an attacker removed a row, a capsule would be placed twice.
+A history of more than ``AT_ONCE_MAX`` entries, some 35 us each, is read by a separate task. Its tenant waits meanwhile;
+the others are chained.
 
-A proposal that another node accepted counts as the chain says, and is judged here too. Where it was to be rejected, one
-of the two nodes read other entries before it, from a table that was changed: that is reported as a break.
+A proposal that another node accepted is folded as the chain records it, and judged here, too. If this node would have
+rejected it, one of the two nodes read a changed table: that is reported as a break.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ledger.machines.promises import Revocation, read_proposal
 from ledger.verification.verdict import Break
 
 AT_ONCE_MAX = 1000
-"""Entries of a tenant that the appender reads itself; behind more, a task reads the rest."""
+"""Entries of a tenant that the appender reads itself; a task reads a longer history."""
 READ_TIMEOUT_S = 3600.0
 """Longest that reading a history may take."""
 LIVE_MAX = 2_000_000
-"""Commitments that are kept for tenants to whom nothing is proposed just now: some 1.5 KiB each."""
+"""Commitments kept in memory for all tenants, some 1.5 KiB each; the least recently used tenant is evicted first."""
 
 log = structlog.get_logger()
 
@@ -47,25 +47,25 @@ log = structlog.get_logger()
 class _Known:
     machine: Commitments = field(default_factory=Commitments)
     seq: int = 0
-    """Of the head that it stands for."""
+    """Seq of the head that it covers."""
 
 
 class CommitmentMemory:
-    """What is promised to the tenants that something was proposed to, of one appender."""
+    """The commitments of tenants with proposals, for one appender."""
 
     def __init__(
         self, check: EntryCheck, pool: Pool, on_break: Callable[[str, Break], object] = lambda tenant_id, found: None
     ) -> None:
-        """``pool`` lends a connection for long histories, one at a time. ``on_break`` is given each entry that another
-        node accepted and that, by what is known here, was to be rejected."""
+        """``pool`` lends a connection for long histories, one at a time. ``on_break`` gets each entry that another node
+        accepted and this node would have rejected."""
         self._check = check
         self._pool = pool
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        """The tenant that was asked for last is last."""
+        """By tenant, the most recently used last."""
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._reading_one = asyncio.Lock()
         self._unreadable: dict[str, ChainDamagedError] = {}
-        """Of tenants whose history could not be read, until that is raised."""
+        """Errors of tenants whose history could not be read, until they are raised."""
         self._on_break = on_break
 
     def is_reading(self, tenant_id: str) -> bool:
@@ -73,18 +73,18 @@ class CommitmentMemory:
         return tenant_id in self._reading
 
     def cancel(self) -> None:
-        """Read no further."""
+        """Stop reading histories."""
         for task in self._reading.values():
             task.cancel()
 
     async def at(
         self, connection: Connection, heads: Mapping[str, ChainHead]
     ) -> tuple[dict[str, Commitments], list[str]]:
-        """What is promised at these heads, whose changes count once ``chained`` was called; and the tenants whose
-        history is long: it is being read, and the tenant has to wait while ``is_reading``.
+        """Copies of the commitments at these heads, whose changes are taken over by ``chained``; and the tenants whose
+        long history is being read: they must wait while ``is_reading``.
 
         Raises:
-            ChainDamagedError: entries do not hold together.
+            ChainDamagedError: the entries are inconsistent.
         """
         machines: dict[str, Commitments] = {}
         waiting = []
@@ -101,7 +101,7 @@ class CommitmentMemory:
         return machines, waiting
 
     async def _at(self, connection: Connection, tenant_id: str, head: ChainHead) -> _Known | None:
-        """What is promised to the tenant at its head; None where its history is long: a task begins to read it."""
+        """The tenant's commitments at its head; None if its history is long: a task starts to read it."""
         known = self._known.get(tenant_id)
         if known is not None and known.seq == head.seq:
             return known
@@ -127,7 +127,7 @@ class CommitmentMemory:
         *,
         is_judged: bool = False,
     ) -> bool:
-        """Take the entries behind ``known`` up to the head; False where there are more than ``entries_max``."""
+        """Fold the entries after ``known`` up to the head; False if there are more than ``entries_max``."""
         turn, taken = Turn(), 0
         async for entry in store.entries(connection, self._check, tenant_id, known.seq, head_seq):
             if taken == entries_max:
@@ -140,7 +140,7 @@ class CommitmentMemory:
         return True
 
     async def _read_rest(self, tenant_id: str, known: _Known) -> None:
-        """Take the entries behind ``known``, all that there are."""
+        """Fold all entries after ``known``."""
         try:
             async with self._reading_one, reading(self._pool, timeout_s=READ_TIMEOUT_S) as connection:
                 log.info("commitments_read_from_log", tenant_id=tenant_id)
@@ -150,14 +150,14 @@ class CommitmentMemory:
         except ChainDamagedError as error:
             self._unreadable[tenant_id] = error
         except DatabaseUnavailableError as error:
-            # The next proposal to the tenant has it read again.
+            # The next proposal to the tenant starts another read.
             log.warning("commitments_not_read", tenant_id=tenant_id, error=str(error))
         finally:
             del self._reading[tenant_id]
 
     def _fold(self, tenant_id: str, machine: Commitments, entry: PromiseEntry, *, is_judged: bool = False) -> None:
-        """Take one entry, or forget the tenant. What another node accepted is judged where it is new to this node, and
-        reported where it was to be rejected."""
+        """Fold one entry; on an error forget the tenant. With ``is_judged`` the entry is another node's: a proposal is
+        judged here, too, and reported if this node would have rejected it."""
         try:
             if is_judged and entry.action == CommitmentAction.PROPOSE_ACCEPTED:
                 if (rejection := machine.judge(read_proposal(entry.payload))) is not None:
@@ -166,7 +166,7 @@ class CommitmentMemory:
                     )
                     self._on_break(tenant_id, Break(entry.seq, "projection", detail, rejection.reason, "accepted"))
             elif _ends_nothing(machine, entry):
-                # Accepted falsely: verification names it. Nothing else that was accepted changes by it.
+                # It was accepted wrongly; verification names it. No other accepted proposal depends on it.
                 return
             machine.fold(entry.seq, entry.action, entry.payload)
         except InvalidInputError as error:
@@ -176,7 +176,7 @@ class CommitmentMemory:
             ) from None
 
     def chained(self, linked: LinkedBatch) -> None:
-        """The batch is committed: its decisions count, and the heads are where it left them."""
+        """The batch is committed: take over its decisions and heads."""
         for machine in linked.commitments.values():
             commit(machine.state)
         for tenant_id, links in linked.links.items():
@@ -192,10 +192,10 @@ class CommitmentMemory:
 
 
 def _ends_nothing(machine: Commitments, entry: PromiseEntry) -> bool:
-    """Whether the entry revokes what is not active.
+    """Whether the entry revokes a commitment that is not active.
 
     Raises:
-        InvalidInputError: its payload is none of a proposal.
+        InvalidInputError: its payload is not that of a proposal.
     """
     is_accepted = entry.action == CommitmentAction.PROPOSE_ACCEPTED
     commitment = read_proposal(entry.payload).commitment if is_accepted else None

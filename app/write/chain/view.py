@@ -1,11 +1,11 @@
-"""What the chains hold of a batch: their heads, the keyed lines and entries that are there, and what is promised; and
-the fence: ``wal_positions`` is where this writer left it, in its epoch, or this writer stops.
+"""Reads what the chains hold of a batch: heads, keyed lines, entries and commitments; and checks the fence: the writer
+stops unless ``wal_positions`` is where it left it, in its epoch.
 
-Nothing is locked while it is read. A batch is committed only if every chain that it extends still ends at the head that
-was read, so what was read holds then: entries at or below a head never change, and keyed lines change only together
+Nothing is locked during the read. A batch is committed only if every chain that it extends still ends at the head that
+was read. So the read is still valid then: entries at or below a head never change, and keyed lines change only together
 with the head of their tenant.
 
-Invariant: a chain whose head went below one that this node has seen, or changed under the same seq, is never extended.
+Invariant: a chain whose head went below one that this node has seen, or changed at the same seq, is never extended.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ EMPTY_HEAD = ChainHead(0, None, None)
 
 def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn) -> bool:
     """Whether the position of ``node``, read under lock, is at ``new_lsn`` already: then the transaction that moves it
-    there was committed. False where it is still where ``node`` left it: do the transaction again.
+    there was committed. False if it is still where ``node`` left it: retry the transaction.
 
     Raises:
-        FencedError: another epoch.
-        DatabaseWentBackError: below what was committed.
+        FencedError: it has another epoch.
+        DatabaseWentBackError: it is below a committed position.
     """
     old_lsn = node.chained.lsn
     if position is not None and position.epoch > node.epoch:
@@ -51,7 +51,7 @@ def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn) -> bool:
             f"this process is epoch {node.epoch} and stops"
         )
     if position is not None and position.epoch == node.epoch:
-        # Held records that are tried again move no position; should they be chained, that is seen next time.
+        # A retry of held records moves no position; if they were chained, the next attempt finds them.
         if position.chained_lsn == old_lsn:
             return False
         if position.chained_lsn == new_lsn:
@@ -60,11 +60,11 @@ def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn) -> bool:
 
 
 def refuse_older(position: WalPosition | None, node: Node, chained_lsn: Lsn) -> None:
-    """Refuse a database that knows less of the WAL of ``node`` than ``chained_lsn``, up to which it was chained before
-    ``position`` was read. Another WAL or a higher epoch is left to the fence.
+    """Refuse a database whose ``position`` of the WAL of ``node`` is below ``chained_lsn``, which was chained before
+    the position was read. Another WAL or a higher epoch is left to the fence.
 
     Raises:
-        DatabaseWentBackError: it does.
+        DatabaseWentBackError: the position is lower.
     """
     if position is None or (
         position.wal_id == node.wal_id and (position.epoch, position.chained_lsn) < (node.epoch, chained_lsn)
@@ -80,24 +80,24 @@ def _went_back(position: WalPosition | None, node: Node, chained_lsn: Lsn) -> Da
 
 
 class Heads:
-    """The heads of chains as this node has seen them last, by tenant. ``seen`` is what the start has read."""
+    """The last heads that this node has seen, by tenant. ``seen`` are the heads that the start read."""
 
     def __init__(self, node: Node, quarantine: Quarantine, seen: dict[str, ChainHead]) -> None:
         self._node = node
         self._quarantine = quarantine
         self.seen = seen
         self._stale: set[str] = set()
-        """Tenants whose chain another node or an import has extended since."""
+        """Tenants whose chain another node or an import has extended since the head was seen."""
 
     def moved(self, tenant_ids: Iterable[str]) -> None:
         """Read the heads of these tenants again before they are used."""
         self._stale.update(tenant_ids)
 
     async def read(self, connection: Connection, tenant_ids: Collection[str]) -> dict[str, ChainHead]:
-        """The heads of these tenants, those that have one; only those that this node does not know are asked for.
+        """The heads of these tenants, if they have one. Only heads that this node does not know are read.
 
         Raises:
-            ChainDamagedError: a head is gone, or as ``check``.
+            ChainDamagedError: a head is missing, or as ``check``.
         """
         unknown = sorted(name for name in tenant_ids if name in self._stale or not self._is_usable(name))
         if unknown:
@@ -112,12 +112,12 @@ class Heads:
         return {name: self.seen[name] for name in tenant_ids if name in self.seen}
 
     async def check(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, ChainEnd]:
-        """Refuse chains that are shorter than this node has seen them, or others, or end where there is no entry.
-        Returns the last entries of those that end elsewhere than this node knows.
+        """Refuse chains that are shorter than this node has seen, that differ at that seq, or whose head has no entry.
+        Returns the last entry of each chain whose head is new to this node.
 
         Raises:
             QuarantinedError: a tenant is quarantined.
-            ChainDamagedError: names the first tenant whose chain is not to be extended.
+            ChainDamagedError: names the first tenant whose chain MUST NOT be extended.
         """
         for tenant_id, head in heads.items():
             self._quarantine.check(tenant_id)
@@ -140,13 +140,13 @@ class Heads:
         return ends
 
     def _is_usable(self, tenant_id: str) -> bool:
-        """Whether the head is known. One that a start has read may be none: it is read again, and refused."""
+        """Whether the head is known. A head read by the start may be invalid: it is read again, and refused."""
         seen = self.seen.get(tenant_id)
         return seen is not None and chaining.head_fault(seen) is None
 
     def _learn_time(self, heads: Mapping[str, ChainHead], ends: Mapping[str, ChainEnd]) -> None:
-        """Let the clock follow ``ends`` that other nodes of this ledger left: what is written after them gets a later
-        HLC. Those that an import left are of another clock."""
+        """Advance the clock past the ``ends`` that other nodes of this ledger wrote, so that later entries get a later
+        HLC. Imported ends come from another clock."""
         for tenant_id, end in ends.items():
             if not end.is_by_node:
                 continue
@@ -157,10 +157,10 @@ class Heads:
 
 
 async def read_keys(connection: Connection, batch: Iterable[Pending]) -> ChainedKeys:
-    """By chained line, what each keyed request in the batch has in the chain.
+    """The chained lines of each keyed request in the batch, by line.
 
     Raises:
-        KeyRowError: a row of the table of keys names an entry that came with another key, or none.
+        KeyRowError: a row of the idempotency table names an entry with another key or without one.
     """
     requests: dict[RequestName, dict[int, Pending]] = {}
     for pending in batch:
@@ -176,7 +176,7 @@ async def read_keys(connection: Connection, batch: Iterable[Pending]) -> Chained
 
 
 async def read_entries(connection: Connection, batch: Iterable[Pending]) -> dict[str, Chained]:
-    """By tenant, the entries that have the HLC of an event of the batch."""
+    """By tenant, the entries with the HLC of an event of the batch."""
     events: dict[str, list[Event]] = {}
     for pending in batch:
         events.setdefault(pending.tenant_id, []).append(event_of(pending))
@@ -184,14 +184,14 @@ async def read_entries(connection: Connection, batch: Iterable[Pending]) -> dict
 
 
 def is_chained(pending: Pending, existing: ExistingEvents) -> bool:
-    """Whether the event is in the chain: as itself, or in the REFUSED or CONFLICT entry that keeps it."""
+    """Whether the event is in the chain, as itself or in the REFUSED or CONFLICT entry that keeps it."""
     event = event_of(pending)
     at, _ = find_event(event, existing)
     return at is not None or is_refused_in(pending, existing.get(event.t_hlc))
 
 
 async def unchained(connection: Connection, batch: Sequence[Pending]) -> list[Pending]:
-    """The events of the batch of which nothing is in the chain."""
+    """The events of the batch that are not in the chain."""
     chained = {name: events_by_hlc(each) for name, each in (await read_entries(connection, batch)).items()}
     return [pending for pending in batch if not is_chained(pending, chained[pending.tenant_id])]
 

@@ -1,8 +1,8 @@
-"""Tenants that wait: they are passed over, and chained as soon as they need not wait any more.
+"""Tenants that wait: they are passed over, and chained as soon as their wait ends.
 
-Another session keeps their rows locked, or their commitments are being read from a long history.
+A tenant waits while another session keeps its rows locked, or while its commitments are read from a long history.
 
-The quarantine lists them and where their records begin; the records wait in the backlog, beside all others.
+The quarantine lists the waiting tenants and where their records begin; the records stay in the backlog.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from app.write.pending.linking import tenants_begun_by
 from app.write.pending.quarantine import Quarantine
 
 RETRY_S = 0.5
-"""How often waiting tenants are tried again."""
+"""Interval of retries of waiting tenants."""
 
 
 class WaitingTenants:
     """The tenants that the appender of ``backlog`` passes over.
 
-    ``is_reading`` says whether the history of a tenant is being read, ``connected`` gives a connection, ``on_fault``
-    takes why PostgreSQL did not answer, ``on_due`` is called when it is time to ``chain_unblocked``.
+    ``is_reading`` reports whether the history of a tenant is being read, ``connected`` returns a connection,
+    ``on_fault`` gets the error of PostgreSQL, ``on_due`` is called when ``chain_unblocked`` is due.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class WaitingTenants:
         self._on_fault = on_fault
         self._on_due = on_due
         self._timer: asyncio.TimerHandle | None = None
-        """Until the next try; None when that is due or no tenant waits."""
+        """Timer of the next retry; None if it is due or no tenant waits."""
 
     async def find(self, batch: Sequence[Pending]) -> bool:
-        """Pass the tenants of ``batch`` over whose rows another session keeps locked; whether there are any."""
+        """Pass over the tenants of ``batch`` whose rows another session keeps locked; returns whether there are any."""
         locked = await self._locked_of([each for each in batch if each.tenant_id not in self._quarantine])
         if locked is None:
             return False
@@ -66,8 +66,8 @@ class WaitingTenants:
     async def chain_unblocked(
         self, next_of: Callable[[str], Sequence[Pending]], chain: Callable[[Sequence[Pending]], Awaitable[None]]
     ) -> None:
-        """``chain`` the batches, each given by ``next_of``, of the tenants that need not wait any more; nothing before
-        the next try is due."""
+        """``chain`` the batches, given by ``next_of``, of the tenants whose wait has ended; does nothing before the
+        next retry is due."""
         waiting = self._quarantine.waiting
         if not waiting or self._timer is not None:
             return
@@ -90,7 +90,7 @@ class WaitingTenants:
             self._retry_later()
 
     async def _locked_of(self, batch: Sequence[Pending]) -> set[str] | None:
-        """The tenants of ``batch`` of which rows are locked that it needs; None where PostgreSQL does not answer."""
+        """The tenants of ``batch`` with a locked row that it needs; None if PostgreSQL does not answer."""
         own = {pending.tenant_id for pending in batch}
         found = await or_in_doubt(self._locked({*own, *tenants_begun_by(batch)}))
         if isinstance(found, InDoubt):

@@ -1,14 +1,14 @@
-"""Who did, was refused or read what, on record.
+"""Records of privileged acts, refusals and reads of payloads.
 
-    ACT_ALLOWED      an entry of ``_system``, durable before the act begins: what needs ``operate`` or ``admin``
-    ACCESS_REFUSED   an entry of ``_system`` for the refusals of a while, alike ones counted together
-    PAYLOADS_READ    an entry of the tenant's own chain, durable before the answer is given, where ``privacy.log_reads``
+    ACT_ALLOWED      an entry of ``_system``, durable before an act that needs ``operate`` or ``admin`` begins
+    ACCESS_REFUSED   an entry of ``_system`` for the refusals of an interval, equal ones counted together
+    PAYLOADS_READ    an entry of the tenant's own chain, durable before the answer is given, if ``privacy.log_reads``
                      names the tenant
 
-All of them are lines of the node's access log as well, and so are the reads of all other tenants. What callers made up
-is told as far as it can be: no name but that of a tenant, and of a path its beginning. While nobody is asked
-who he is (``auth.mode`` is ``none``) there is no actor, and only refusals, and reads of tenants that ask for it, are on
-record.
+All of them are lines of the node's access log as well, and so are the reads of all other tenants. Text that a caller
+chose is recorded in part only: a name only if it can be a tenant's, of a path its first characters. Without
+authentication (``auth.mode`` is ``none``) there is no actor. Then only refusals, and reads of tenants that
+``privacy.log_reads`` names, are recorded.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ledger.errors import LedgerError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 
 REFUSALS_LISTED_MAX: Final = 100
-"""Kinds of refusal that one entry lists; of all others it says how many there were."""
+"""Kinds of refusal that one entry lists; all others are only counted."""
 REFUSALS_WAIT_S: Final = 1.0
-"""How long the first refusal waits for others to be in one entry with."""
+"""How long the first refusal waits for others to share its entry."""
 REFUSALS_INTERVAL_S: Final = 60.0
-"""Shortest time between two such entries: whoever is refused all the time must not fill the chain."""
+"""Shortest time between two such entries: a client that is refused all the time must not fill the chain."""
 PATH_CHARACTERS_MAX: Final = 512
-"""Of the path that a request asked for, as a line of the access log tells of it."""
+"""Characters of a request's path that a line of the access log holds."""
 
 log = structlog.get_logger()
 
 
 class RecordedRequest(NamedTuple):
-    """A request, as records tell of it. ``actor`` is None where nobody is known, ``address`` is the client's."""
+    """A request as it is recorded. ``actor`` is None without authentication, ``address`` is the client's."""
 
     actor: str | None
     route: str
@@ -57,7 +57,7 @@ class _Refusal(NamedTuple):
 
 
 class AccessRecords:
-    """Writes them. Belongs to one event loop."""
+    """Writes these records. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class AccessRecords:
         self._was_refused = asyncio.Event()
 
     async def act(self, request: RecordedRequest, right: str, tenant_id: str | None) -> None:
-        """Record that somebody may do this now; durable when this returns.
+        """Record that the actor may do this now; durable when this returns.
 
         Raises:
-            ChainDamagedError: the chain of ``_system`` takes nothing, so nothing is to be done either.
+            ChainDamagedError: the chain of ``_system`` takes no entry, so the act MUST NOT begin.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, DurabilityTimeoutError: as
                 ``SystemEntries.note``.
         """
@@ -93,11 +93,11 @@ class AccessRecords:
         await self._entries.note(SystemAction.ACT_ALLOWED, _subject("act", request.actor), facts)
 
     async def read(self, request: RecordedRequest, tenant_id: str, what: dict[str, object]) -> None:
-        """Record that payloads of the tenant are read; where its chain is to say so, durable when this returns.
+        """Record that payloads of the tenant are read. If ``log_reads`` names it, the entry is durable on return.
 
         Raises:
-            ChainDamagedError: the tenant's chain takes nothing, so nothing is told either.
-            QuotaExceededError: the tenant would begin with it, and the caller may let no more begin now.
+            ChainDamagedError: the tenant's chain takes no entry, so the payloads MUST NOT be returned.
+            QuotaExceededError: the entry would create the tenant, and the caller may create no more now.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, DurabilityTimeoutError: as
                 ``SystemEntries.note``.
         """
@@ -112,8 +112,8 @@ class AccessRecords:
             await self._entries.note(SystemAction.PAYLOADS_READ, subject, facts, tenant_id)
 
     def refused(self, request: RecordedRequest, problem: str, tenant_id: str | None) -> None:
-        """Record a refusal, soon, and together with others; what cannot be the name of a tenant is left out."""
-        # Whoever is refused chose it: what no entry can hold, or is too long for one, would keep out all the others.
+        """Record a refusal, later and together with others; a text that cannot be a tenant's name is left out."""
+        # The refused client chose the text. One that no entry can hold would keep out all other refusals.
         if tenant_id is not None and not names.is_readable_tenant(tenant_id):
             tenant_id = None
         self._add("refusal", request, tenant_id or SYSTEM_TENANT, {"problem": problem})
@@ -150,7 +150,7 @@ class AccessRecords:
         try:
             await self._entries.note(SystemAction.ACCESS_REFUSED, "refusals", facts)
         except LedgerError:
-            # Nothing of it is lost: it is counted with what comes next.
+            # Nothing is lost: these refusals are counted with the next ones.
             self._refusals.update(refusals)
             self._others, self._from = self._others + others, first
             self._was_refused.set()
@@ -163,7 +163,7 @@ class AccessRecords:
 
 
 def _subject(kind: str, actor: str) -> str:
-    """What stands in the place of a job: the beginning of names that issuers and certificates make too long for it.
+    """The entry's subject, in place of a job id: names from issuers and certificates that are too long are cut.
 
     ``actor`` in the payload is whole."""
     return f"{kind}:{actor}".encode()[:SUBJECT_BYTES_MAX].decode(errors="ignore")

@@ -1,9 +1,8 @@
-"""From an entered event to the answer: waiting for the level it asked for, and the receipts.
+"""From an entered event to the answer: waiting for the requested level, and the receipts.
 
-A receipt is made from the event as it was entered, or from what the chain holds of it; both give the same. What it
-claims rests on evidence that came while its request was under way: of a first answer, that its own records reached
-their positions; of a repeated one, that members and regions say now that they hold them (``evidence.py``, decision
-0068).
+A receipt is made from the event as it was entered, or from its entry in the chain; both give the same receipt. Its
+claims rest on evidence gathered during its own request. For a first answer, its records reached their positions. For a
+repeated answer, members and regions report now that they hold the records (``evidence.py``, decision 0068).
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ SURVIVES = ("process", "node", "region")
 
 
 class NoQuorum(NamedTuple):
-    """Too few safekeepers follow: why, and the addresses of those that do not."""
+    """Too few safekeepers follow: the reason, and the addresses of the missing ones."""
 
     why: str
     members_away: Sequence[str]
 
 
 class Awaited:
-    """An entry in the WAL, and the level that is waited for. ``reached`` resolves once it is there, or will not be in
-    time. The entry MUST NOT be acknowledged before that."""
+    """An entry in the WAL, and the level to wait for. ``reached`` resolves at that level, or when its time is up. The
+    entry MUST NOT be acknowledged before that."""
 
     __slots__ = ("_answers", "_level", "pending", "reached")
 
@@ -57,7 +56,7 @@ class Awaited:
         return self
 
     def place(self) -> ChainPosition | None:
-        """Where it stands, when ``reached`` is done; None where it was not to be chained first.
+        """Its chain position, when ``reached`` is done; None if its level does not wait for the chain.
 
         Raises:
             DurabilityTimeoutError: the level was not reached in time.
@@ -70,7 +69,7 @@ class Awaited:
 
 
 class Entered(Awaited):
-    """One event in the WAL that came without a key; ``receipt`` says what became of it."""
+    """One event without a key in the WAL; ``receipt`` gives its answer."""
 
     __slots__ = ("_draft", "_fence_token")
 
@@ -87,17 +86,17 @@ class Entered(Awaited):
 
 
 class Deadlines:
-    """Fails futures that are not done ``timeout_s`` after they came: one timer for all, which is rarely set, where one
-    each would be set and cancelled."""
+    """Fails futures that are not done ``timeout_s`` after they were added. All share one timer, which is rarely set; a
+    timer for each would be set and cancelled every time."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._waiting: deque[tuple[float, Lsn, asyncio.Future[Any]]] = deque()
-        """In the loop's time, which rises, when the time of each is up; and the LSN of its record."""
+        """Of each, in rising order: the deadline in loop time, the LSN of its record, the future."""
         self._is_set = False
 
     def add(self, future: asyncio.Future[Any], lsn: Lsn) -> None:
-        """``future``, of the record at ``lsn``, came now."""
+        """Start the time of ``future``, of the record at ``lsn``."""
         waiting = self._waiting
         while waiting and waiting[0][2].done():
             waiting.popleft()
@@ -141,10 +140,10 @@ class Answers:
         in_regions: InRegions | None = None,
         head_seq: Callable[[str], int] = lambda _: 0,
     ) -> None:
-        """``quorum_survives`` is what a record outlives that safekeepers hold, None where none vote; with ``spreads``
-        a record is GLOBAL once a majority of the regions holds it, too. ``copies`` asks those that vote, and
-        ``no_quorum`` says whether too few of them follow now. ``in_regions`` is None where GLOBAL does not ask for
-        regions that import; ``head_seq`` is where the chain of a tenant ends, as this node left it."""
+        """``quorum_survives`` names the failures that a record on the safekeepers survives, None if none vote. With
+        ``spreads`` GLOBAL also needs a majority of the regions. ``copies`` asks the voting safekeepers; ``no_quorum``
+        reports whether too few of them follow now. ``in_regions`` is None if GLOBAL needs no importing regions.
+        ``head_seq`` is the seq at which this node left the chain of a tenant."""
         self._node = node
         self._write_timeout_s = write_timeout_s
         self._unchained = Deadlines(write_timeout_s)
@@ -152,21 +151,21 @@ class Answers:
         self._is_replicated = quorum_survives is not None
         self._no_quorum = no_quorum
         self._is_quorum_lost = False
-        """It was, when ``quorum_lost`` was called; whether it still is, ``no_quorum`` knows."""
+        """Whether ``quorum_lost`` was called; ``no_quorum`` reports whether the quorum is still lost."""
         self._in_regions = in_regions
         self._head_seq = head_seq
         self._spreads = spreads
         of_quorum = SURVIVES.index(quorum_survives) if quorum_survives is not None else 0
         of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
-        # Without other regions GLOBAL is chained: where PostgreSQL outlives as much as a quorum does, that says it all.
+        # Without other regions GLOBAL means chained. That is enough if PostgreSQL survives as much as a quorum does.
         chain_is_enough = not spreads and SURVIVES.index(postgres_survives) >= of_quorum
         self._evidence = Evidence(copies, in_regions, spreads=spreads, chain_is_enough=chain_is_enough)
         self._regional_survives = SURVIVES[: (of_quorum if self._is_replicated else of_chain) + 1]
         self._global_survives = SURVIVES if spreads else SURVIVES[: of_chain + 1]
 
     def is_early(self, level: Durability, *, keyed: bool = False) -> bool:
-        """Whether an event of this level is answered before it is chained: LOCAL is, and REGIONAL where safekeepers
-        vote; but of those with a key only LOCAL, as others are to learn whether they were the first."""
+        """Whether an event of this level is answered before it is chained. LOCAL is; so is REGIONAL without a key if
+        safekeepers vote. Whether a keyed event is the first of its key is known only once it is chained."""
         return level <= Durability.LOCAL or (level is Durability.REGIONAL and self._is_replicated and not keyed)
 
     async def wait(
@@ -178,7 +177,7 @@ class Answers:
         *,
         keyed: bool = False,
     ) -> ChainPosition | None:
-        """Wait until ``lsn`` has reached ``level``; the chain position when its ``outcome`` was waited for.
+        """Wait until ``lsn`` has reached ``level``; returns the chain position if it waited for the ``outcome``.
 
         ``pending`` is the event that a timeout names; ``keyed`` as in ``is_early``.
         """
@@ -208,10 +207,10 @@ class Answers:
             raise self.late(level, str(error), lsn, pending) from None
 
     async def _committed(self, lsn: Lsn) -> float:
-        """Wait until ``lsn`` is committed, where safekeepers vote; the seconds that are left of ``write.timeout``.
+        """Wait until ``lsn`` is committed, if safekeepers vote; returns the seconds left of ``write.timeout``.
 
         Raises:
-            DurabilityTimeoutError: it is not in time, or there is no quorum: then once it is durable here.
+            DurabilityTimeoutError: it is not in time. Without a quorum this is raised once it is durable here.
         """
         node, timeout_s = self._node, self._write_timeout_s
         if not self._is_replicated:
@@ -224,7 +223,7 @@ class Answers:
         return max(0.0, timeout_s - (time.monotonic() - began_s))
 
     def _away(self) -> NoQuorum | None:
-        """Why nothing is committed, where that is known."""
+        """Why nothing is committed, None if not known."""
         if not self._is_quorum_lost:
             return None
         away = self._no_quorum()
@@ -232,27 +231,26 @@ class Answers:
         return away
 
     def quorum_lost(self) -> None:
-        """There was no quorum for a while: those that wait for one are answered now, and those that come from now on as
-        soon as their records are durable here, until there is one."""
+        """There was no quorum for a while. Requests that wait for one are answered now. Until there is one again, later
+        requests are answered once their records are durable here."""
         self._is_quorum_lost = True
         if (away := self._away()) is not None:
             self._node.committed.give_up(away.why)
             self._unchained.give_up_above(self._node.committed.lsn, away.why)
 
     def give_up(self) -> None:
-        """Nobody is to wait any longer for what others hold."""
+        """End all waits for evidence of other members and regions."""
         self._evidence.give_up()
 
     async def settled(self, recovered: Sequence[Pending]) -> None:
-        """Wait until it is known what became of each of these, which an earlier process left in the WAL."""
+        """Wait for the outcome of each of these records, which an earlier process left in the WAL."""
         outcomes = [pending.outcome for pending in recovered if pending.outcome is not None]
         _, waiting = await asyncio.wait(outcomes, timeout=self._write_timeout_s) if outcomes else ((), ())
         if waiting:
             raise self.late(Durability.GLOBAL, f"not chained within {self._write_timeout_s:g} s", None, recovered[-1])
 
     async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
-        """Return once none of these tenants is passed over: records of theirs were passed over when others were
-        chained, and are chained by then.
+        """Return once none of these tenants is passed over any more. Their records are chained then.
 
         Raises:
             DurabilityTimeoutError: one still waits; names ``last``.
@@ -262,7 +260,7 @@ class Answers:
             raise self.late(Durability.GLOBAL, next(reasons, "it had to wait"), None, last, tenant_ids)
 
     async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending | None) -> None:
-        """Return once a majority of the regions holds all that is chained of these tenants, where GLOBAL asks that.
+        """Return once a majority of the regions holds the chains of these tenants, if GLOBAL requires that.
 
         Raises:
             DurabilityTimeoutError: they do not in time; names ``last``.
@@ -276,7 +274,7 @@ class Answers:
             raise self.late(level, str(error), None, last, heads) from None
 
     async def shown(self, lines: Sequence[ChainedLine], level: Durability) -> None:
-        """Return once it is shown that these lines, which are chained, have reached ``level`` by now.
+        """Return once evidence shows that these chained lines have reached ``level``.
 
         Raises:
             DurabilityTimeoutError: it is not in time; names the last line.
@@ -289,9 +287,9 @@ class Answers:
     def late(
         self, level: Durability, why: str, lsn: Lsn | None, pending: Pending | None, tenant_ids: Iterable[str] = ()
     ) -> DurabilityTimeoutError:
-        """The error that says how far an event has come, and how to learn what becomes of it. ``lsn`` may be left out
-        where it is that of ``pending``; ``tenant_ids`` are those of all events of its request, where they are more than
-        its own."""
+        """The error that reports the level an event has reached, and how to learn its outcome. ``lsn`` may be left out
+        if it is that of ``pending``. ``tenant_ids`` are the tenants of all events of its request, if there are more
+        than its own."""
         node = self._node
         lsn = lsn or (pending.lsn if pending else node.durable.lsn)
         away = self._no_quorum() if self._is_replicated and node.committed.lsn < lsn else None
@@ -308,7 +306,7 @@ class Answers:
         )
 
     def _reached(self, lsn: Lsn, tenant_ids: Iterable[str]) -> Durability:
-        """What a record of these tenants at ``lsn`` has reached: one that is held back is not chained."""
+        """The level that a record of these tenants at ``lsn`` has reached; one that is held back is not chained."""
         node = self._node
         if self._is_replicated:
             is_regional = node.committed.lsn >= lsn
@@ -319,7 +317,7 @@ class Answers:
         return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
 
     def reached(self, pending: Pending, level: Durability) -> asyncio.Future[ChainPosition | None]:
-        """What resolves once ``pending`` is at ``level``, or its time is up."""
+        """A future that resolves once ``pending`` is at ``level``, or its time is up."""
         node = self._node
         reached: Any = pending.outcome
         if reached is None:
@@ -336,8 +334,8 @@ class Answers:
         return reached  # type: ignore[no-any-return]
 
     async def finish(self, draft: Draft, pending: Pending, fence_token: int, *, seen: bool) -> Receipt:
-        """The receipt of a keyed event, once it has reached its level; where it was ``seen`` before this request came,
-        once that is shown.
+        """The receipt of a keyed event, once it has reached its level. If it was ``seen`` before this request, evidence
+        must show that it has.
 
         Raises:
             DurabilityTimeoutError: it has not in time.
@@ -356,7 +354,7 @@ class Answers:
 
         Raises:
             EventRefusedError: a REFUSED entry was chained in its place.
-            ChainDamagedError: what the chain holds is not the event of this request, or is gone.
+            ChainDamagedError: the entry in the chain is not the event of this request, or is gone.
             DurabilityTimeoutError: its level is not shown in time.
         """
         if not chained:
@@ -473,7 +471,7 @@ def _line_at(pending: Pending, chain: ChainPosition) -> ChainedLine:
 
 
 async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: float) -> ChainPosition:
-    """The outcome within ``timeout_s``; it outlives that, for others of the same key await it too."""
+    """The outcome within ``timeout_s``. The future is not cancelled: other requests of the same key await it too."""
     done, _ = await asyncio.wait((outcome,), timeout=timeout_s)
     if not done:
         raise DurabilityTimeoutError(f"not chained within {timeout_s:g} s")
@@ -481,13 +479,13 @@ async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: floa
 
 
 def fence_token_of(payload: bytes | str) -> int:
-    """The fence token frozen in a canonical payload; 0 where the event was refused and its place taken."""
+    """The fence token frozen in a canonical payload; 0 if a REFUSED entry took the event's place."""
     fence_token: int = orjson.loads(payload).get("fence_token", 0)
     return fence_token
 
 
 def refused(line: ChainedLine) -> EventRefusedError:
-    """What was said, or could not be said yet, when ``line`` was chained as REFUSED."""
+    """The error for ``line``, which was chained as REFUSED."""
     return event_refused(orjson.loads(line.payload).get("sqlstate"), line.seq, line.t_hlc, line.epoch, line.lsn)
 
 

@@ -1,21 +1,19 @@
-"""Where records come together on their way into the WAL that nobody hears of before they are chained.
+"""Collects records before they are appended to the WAL, so that one sync serves many.
 
-Who waits for the chain gains nothing by a sync that ends while another transaction chains: what it syncs is chained by
-the next one in any case. So those records come together for as long, and are given to the WAL in one piece: once the
-transaction is over, which is when the next could take them, or after ``GATHER_S``; where none is under way, at the end
-of this turn of the event loop, with what else came in it.
+*Records answered once they are chained.* A record that arrives while a transaction runs is chained by the next one, so
+an earlier sync gains nothing. Such records are collected until the transaction ends, at most ``GATHER_S``, and appended
+together. If no transaction runs, they are appended at the end of this turn of the event loop.
 
-Who is answered at the end of a transaction is about to come back, and a transaction of twice as many costs little more.
-So what waits then waits on for as many as the WAL was given last, but no longer than half of the time since: otherwise
-those who write together fall apart into three groups, each of which pays for a transaction of its own.
+The clients that a transaction answers are about to send again, and a transaction of twice the size costs little more.
+So the collected records wait for as many more as the last append had, at most half of the time since then. Without that
+wait, clients that write together split into three groups, and each group pays for a transaction of its own.
 
-A single record that is answered once it is durable goes with those that the turns right behind this one bring, until
-one brings none, for ``COMPANY_S`` or ``COMPANY_ENTRIES`` at the most: where nobody else writes that is one turn without
-anything in it. One sync, one waking of the loop and of those who read the answers then serve many. All others are given
-to the WAL at once, behind those that wait.
+*Single records answered once they are durable.* They are collected until a turn of the event loop adds none, at most
+``COMPANY_S`` or ``COMPANY_ENTRIES``. A lone writer waits one empty turn. One sync and one wake-up of the loop and of
+the clients then serve many. All other records are appended immediately, after the collected ones.
 
-Nothing is acknowledged by it: records that wait are in no file yet, as those in the queue of the WAL are in none. Their
-LSNs and HLCs are drawn, in order, and the next record has those behind them.
+Nothing is acknowledged here: a collected record is in no file yet, like a record in the queue of the WAL. Its LSN and
+HLC are drawn already, and the next record gets the following ones.
 """
 
 from __future__ import annotations
@@ -30,22 +28,22 @@ from wal.format import QueuedRecord
 from wal.group_commit import GroupCommit
 
 GATHER_S = 0.01
-"""Longest that a record waits for the end of a transaction: one that hangs must not keep it from the disk."""
+"""Longest that a record waits for the end of a transaction: a hanging transaction must not keep it from the disk."""
 
 RETURN_PART = 0.5
-"""Which part of the time between two batches those who were answered may take to come back."""
+"""Part of the time since the last append for which collected records wait for the answered clients to send again."""
 
 COMPANY_S = 0.001
-"""Longest that a record which somebody waits for waits for company."""
+"""Longest that a single record is held to be synced together with others."""
 COMPANY_ENTRIES = 32
-"""Company enough."""
+"""Collected records that are appended without further waiting."""
 
 
 class WriteCoalescer:
-    """The way of all records of a node into ``wal``. Belongs to one event loop, and is the only one that appends.
+    """Appends all records of a node to ``wal``; no other object does. Belongs to one event loop.
 
-    ``is_chaining`` says whether a transaction is under way at whose end ``chained`` is called. ``on_failure`` is told
-    what keeps records from the WAL that were taken already.
+    ``is_chaining`` reports whether a transaction runs at whose end ``chained`` is called. ``on_failure`` gets the error
+    that kept collected records from the WAL.
     """
 
     def __init__(
@@ -57,27 +55,27 @@ class WriteCoalescer:
         self._records: list[QueuedRecord] = []
         self._timer: asyncio.Handle | None = None
         self._company = 0
-        """How many waited at the last turn, while company is waited for; else 0."""
+        """Records collected at the last turn while single durable records wait; else 0."""
         self._company_until_s = 0.0
         self._given = 0
-        """How many the WAL was given last, of which no transaction is over."""
+        """Size of the last append, 0 once a transaction has ended after it."""
         self._given_at_s = 0.0
         self._wanted = 0
-        """How many are to wait before they go, while those who were answered are about to come back; else 0."""
+        """Number of records to collect while the answered clients are about to send again; else 0."""
 
     @property
     def next_lsn(self) -> Lsn:
-        """What the next record will have."""
+        """LSN of the next record."""
         return Lsn(self._wal.next_lsn + len(self._records))
 
     def append_all(self, records: Sequence[QueuedRecord]) -> Lsn:
-        """As ``GroupCommit.append_all``, behind those that wait, which then wait no longer."""
+        """Append the collected records, then these, as ``GroupCommit.append_all``."""
         if self._records:
             self.flush()
         return self._wal.append_all(records)
 
     def append_until_chained(self, record: QueuedRecord) -> Lsn:
-        """The LSN of a record that MUST NOT be acknowledged before it is chained. It MUST be one that the WAL takes."""
+        """The LSN of a record that MUST NOT be acknowledged before it is chained. The WAL MUST be able to take it."""
         lsn = self.next_lsn
         self._records.append(record)
         if self._wanted and len(self._records) >= self._wanted:
@@ -88,7 +86,7 @@ class WriteCoalescer:
         return lsn
 
     def append_until_durable(self, record: QueuedRecord) -> Lsn:
-        """The LSN of a record that is answered once it is durable. It MUST be one that the WAL takes."""
+        """The LSN of a record that is answered once it is durable. The WAL MUST be able to take it."""
         lsn = self.next_lsn
         self._records.append(record)
         if not self._company:
@@ -98,7 +96,7 @@ class WriteCoalescer:
         return lsn
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the WAL what waits, unless this turn brought more."""
+        """Append the collected records, unless this turn added more."""
         waiting = len(self._records)
         if self._company < waiting < COMPANY_ENTRIES and loop.time() < self._company_until_s:
             self._company = waiting
@@ -108,7 +106,7 @@ class WriteCoalescer:
         self.flush()
 
     def chained(self) -> None:
-        """A transaction is over: what waits is given to the WAL, together with what those who are answered send now."""
+        """A transaction is over: append the collected records, together with what the answered clients send now."""
         given, self._given = self._given, 0
         if not self._records or not given:
             self.flush()
@@ -120,7 +118,7 @@ class WriteCoalescer:
         self._timer = asyncio.get_running_loop().call_later(hold_s, self.flush)
 
     def flush(self) -> None:
-        """Give the WAL what waits."""
+        """Append the collected records."""
         self._wanted = 0
         if self._timer is not None:
             self._timer.cancel()

@@ -1,13 +1,13 @@
-"""The evidence of a repeated answer: which safekeepers and regions hold now what the first answer claimed.
+"""The evidence of a repeated answer: the safekeepers and regions that hold its records now.
 
-A first answer waits until its own records have reached their positions. The records of a repeated one were chained
-earlier, perhaps by another process or another node, and the members that held them then may be dead, empty or restored
-from before. So members of the quorum and regions are asked again while the request is under way, and what they do not
-confirm in time is not claimed (decision 0068).
+A first answer waits until its own records have reached their positions. The records of a repeated answer were chained
+earlier, perhaps by another process or another node. The members that held them then may be dead, empty or restored from
+a backup. So members of the quorum and regions are asked again during the request. A level that they do not confirm in
+time is not claimed (decision 0068).
 
-One member is asked over one connection at a time; requests that arrive while it is asked share the next one. A record
-was chained, hence committed in its epoch: a member whose log ends in that epoch or a later one, and reaches over the
-record's LSN, holds this record and no other.
+A member is asked over one connection at a time; requests that arrive meanwhile share the next question. A chained
+record was committed in its epoch. So a member holds this record, and no other at its LSN, if its log ends in that epoch
+or a later one and reaches the record's LSN.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from wal.replication.tls import PeerTls
 
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 1.0
-"""Between two rounds of questions about records that are not shown yet."""
+"""Longest pause between two rounds of questions about records that are not confirmed yet."""
 FAULTS = (OSError, EOFError, TimeoutError, InvalidInputError, ConfigurationError, ConnectionOverError)
 """Why a member does not report its logs."""
 
 InRegions = Callable[[Mapping[str, int], float], Awaitable[None]]
-"""Waits until a majority of regions has said, since it was called, that they imported the chains of tenants up to a seq
-each."""
+"""Waits until a majority of regions has reported, since the call, that they imported each tenant's chain up to its
+seq."""
 
 
 class Stretch(NamedTuple):
-    """Records of one node's log that were chained, from the first LSN to the last, none of a later epoch."""
+    """Chained records of one node's log, from the first LSN to the last; ``epoch`` is the highest of them."""
 
     node_id: str
     epoch: Epoch
@@ -65,9 +65,9 @@ class Reports(NamedTuple):
     """What the members reported in one round."""
 
     logs: dict[str, Mapping[str, WalStatus]]
-    """By address of those that answered, their logs by node."""
+    """Logs by node, for the address of each member that answered."""
     faults: dict[str, str]
-    """By address, why the others did not."""
+    """Why the other members did not answer, by address."""
 
     def of(self, stretch: Stretch) -> list[WalStatus]:
         """The log of ``stretch`` at each member that keeps it."""
@@ -77,8 +77,8 @@ class Reports(NamedTuple):
 class MemberCopies:
     """Asks the members that a node is configured with. Belongs to one event loop.
 
-    ``regions`` are those that keep its log; ``needs_all``: every member must hold what is committed. ``own`` is the
-    list of members that counts for the log of ``node_id``, this node's own. Each answer is waited for ``timeout_s``.
+    ``regions`` are the regions that keep its log. With ``needs_all`` every member must hold a committed record. ``own``
+    is the valid list of members for the log of ``node_id``, this node. Each answer is awaited for ``timeout_s``.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class MemberCopies:
         self._needs_all = needs_all
         self._status = partial(frames.status, tls=tls, timeout_s=timeout_s)
         self._asking: dict[str, asyncio.Future[StatusReport]] = {}
-        """By address, the question that was put last."""
+        """By address, the last question."""
 
     async def hold(self, stretches: Sequence[Stretch], *, in_regions: bool, timeout_s: float, is_once: bool) -> None:
-        """Return once a majority of the voters of each log report that they hold its records; with ``in_regions``, once
-        a majority of the regions do as well. With ``is_once`` each member is asked once alone.
+        """Return once a majority of the voters of each log report that they hold its records. With ``in_regions`` a
+        majority of the regions must, too. With ``is_once`` each member is asked only once.
 
         Raises:
-            DurabilityTimeoutError: they do not in time; ``achieved`` is what they do. With ``reason``
+            DurabilityTimeoutError: they do not in time; ``achieved`` is the level that they confirm. With ``reason``
                 ``COPIES_REMOVED`` they never will.
         """
         loop = asyncio.get_running_loop()
@@ -173,7 +173,7 @@ class MemberCopies:
         if self._needs_all and len(known) < len(self._addresses):
             return False
         lists = [status.configuration for status in known]
-        # One of a majority knows the list that counts; of its own log the node does.
+        # In any majority a member knows the valid list of members. Of its own log the node knows it.
         if stretch.node_id == self._node_id:
             lists.append(self._own())
         elif len(reports.logs) <= len(self._addresses) // 2:
@@ -186,7 +186,7 @@ class MemberCopies:
         return not in_regions or sum(_has_majority(counts, name, holding) for name in names) > len(names) // 2
 
     def _is_removed(self, stretch: Stretch, reports: Reports) -> bool:
-        """Whether the logs of a majority of the members begin behind its first record: that does not change."""
+        """Whether the logs of a majority of the members begin after its first record: that does not change."""
         begin_behind = [each.state == "open" and each.first_lsn > stretch.first_lsn for each in reports.of(stretch)]
         return sum(begin_behind) > len(self._addresses) // 2
 
@@ -203,7 +203,7 @@ class MemberCopies:
         if asking is earlier or asking is None:
             host, _, port = address.rpartition(":")
             asking = _in_thread(partial(self._status, host.strip("[]"), int(port)))
-            # Retrieved in any case: every caller may have given up by then.
+            # The exception is retrieved in any case: every caller may have stopped waiting by then.
             asking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self._asking[address] = asking
         return await asyncio.shield(asking)
@@ -233,8 +233,8 @@ def _has_majority(counts: Configuration, region: str, holding: frozenset[str]) -
 class Evidence:
     """Asks members and regions. Belongs to one event loop.
 
-    ``copies`` is None where no safekeeper votes, ``in_regions`` where GLOBAL does not ask for regions that import. With
-    ``spreads`` GLOBAL asks for a majority of the members' regions, and with ``chain_is_enough`` for no member.
+    ``copies`` is None if no safekeeper votes, ``in_regions`` if GLOBAL needs no importing regions. With ``spreads``
+    GLOBAL needs a majority of the members' regions, with ``chain_is_enough`` it needs no member.
     """
 
     def __init__(
@@ -249,11 +249,11 @@ class Evidence:
     async def shown(
         self, lines: Sequence[ChainedLine], level: Durability, timeout_s: float, *, has_quorum: bool
     ) -> None:
-        """Return once it is shown that all these lines, which are chained, have reached ``level`` by now. Where it is
-        known that there is no quorum, members are asked once alone.
+        """Return once evidence shows that all these chained lines have reached ``level``. Without ``has_quorum``
+        members are asked only once.
 
         Raises:
-            DurabilityTimeoutError: it is not in time; names the last line, and the level that is shown.
+            DurabilityTimeoutError: it is not in time; names the last line, and the confirmed level.
         """
         in_regions = self._in_regions if level is Durability.GLOBAL else None
         copies = None if level is Durability.GLOBAL and self._chain_is_enough else self._copies
@@ -272,7 +272,7 @@ class Evidence:
                     try:
                         await copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s, is_once=not has_quorum)
                     except DurabilityTimeoutError as error:
-                        # What GLOBAL claims by the chain alone, REGIONAL may.
+                        # If the chain alone is enough for GLOBAL, it is for REGIONAL.
                         if error.reason != COPIES_REMOVED or not self._chain_is_enough:
                             raise
                 achieved, has_quorum = Durability.REGIONAL, True
@@ -316,7 +316,7 @@ def _not_shown(
 
 
 async def _extents(lines: Sequence[ChainedLine]) -> tuple[list[Stretch], dict[str, int]]:
-    """Where the lines lie: in the log of each node, and by tenant up to which seq."""
+    """The records of the lines in the log of each node, and the highest seq of each tenant."""
     stretches: dict[str, Stretch] = {}
     seqs: dict[str, int] = {}
     turn = Turn()

@@ -1,8 +1,8 @@
-"""What this node knows of jobs, and what is refused of a request because of it, before anything of it is taken.
+"""Early refusals of a request, from what this node knows of its jobs; nothing of the request is taken before.
 
-A known job exists, or was refused; its fence was used. That it takes no more events is known from the chain, or from an
-end on its way there. Another node may know more. ``JobIndex`` only refuses early, and saves a query for a known job:
-what counts is the fold of the chain.
+A known job exists or was refused, and its fence was used. Whether it has ended is known from the chain, or from an end
+on its way there. Another node may know more. ``JobIndex`` only refuses early and saves a query for a known job. The
+fold of the chain decides.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ JOBS_MAX = 200_000
 
 @dataclass(slots=True)
 class KnownJob:
-    """What is known of one job.
+    """Known facts of one job.
 
-    ``fence_token`` is the highest fence seen. ``ended`` is why it takes no more events, None while it does, and
-    ``ended_lsn`` the LSN of the record that ended it, as long as that is not chained, else 0. ``seq`` is of the newest
-    of its entries that the chain was seen to hold. ``creation`` is its creation as ``creation_digest`` has it, None
-    where it is not known, or cannot be compared. It ``is_doubtful`` when entries were chained since that may change
-    ``ended``: the chain is to be asked.
+    ``fence_token`` is the highest fence seen. ``ended`` is why it takes no more events, None while it does.
+    ``ended_lsn`` is the LSN of the record that ended it while that record is not chained, else 0. ``seq`` is its newest
+    entry seen in the chain. ``creation`` is the ``creation_digest`` of its creation, None if not known or not
+    comparable. It ``is_doubtful`` if entries chained since may change ``ended``: the chain must be read.
     """
 
     fence_token: int
@@ -58,13 +57,13 @@ class KnownJob:
 
 
 class JobIndex:
-    """Bounded map from (tenant, job id) to what is known of the job."""
+    """Bounded map from (tenant, job id) to the known facts of the job."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[tuple[str, str], KnownJob] = OrderedDict()
 
     def get(self, tenant_id: str, job_id: str) -> KnownJob | None:
-        """What is known of the job, None when nothing is."""
+        """The known facts of the job, None if there are none."""
         known = self._jobs.get((tenant_id, job_id))
         if known is not None:
             self._jobs.move_to_end((tenant_id, job_id))
@@ -73,8 +72,8 @@ class JobIndex:
     def entered(
         self, tenant_id: str, job_id: str, fence_token: int, lsn: Lsn, *, is_end: bool, creation: str | None = None
     ) -> None:
-        """An event of the job goes to the chain. An end counts at once unless its fence is stale: whether a stale one
-        ends the job is for the fold of the chain to say."""
+        """An event of the job is on its way to the chain. An end takes effect immediately unless its fence is stale;
+        then the fold of the chain decides whether it ends the job."""
         known = self._known(tenant_id, job_id, fence_token, creation)
         if is_end and fence_token >= known.fence_token:
             known.ended, known.ended_lsn = ENDED, lsn
@@ -89,27 +88,27 @@ class JobIndex:
         upto_lsn: Lsn,
         creation: str | None = None,
     ) -> None:
-        """What the chain says of the job with its entries up to ``seq``, and all records of this node up to
-        ``upto_lsn``. It may have been read before something newer that is known, which is not lost to it."""
+        """Update the job from the chain, read with its entries up to ``seq`` and all records of this node up to
+        ``upto_lsn``. Newer known facts are kept."""
         known = self._known(tenant_id, job_id, fence_token, creation)
         if seq >= known.seq and (ended is not None or known.ended_lsn <= upto_lsn):
             known.ended, known.ended_lsn, known.seq = ended, BEFORE_FIRST, seq
 
     def mark_doubtful(self, jobs: Iterable[tuple[str, str]]) -> None:
-        """What was chained may have ended these jobs, or shown that they have not: ask the chain when one is needed."""
+        """Chained entries may have changed whether these jobs have ended: read the chain when a job is next needed."""
         for job in jobs:
             if (known := self._jobs.get(job)) is not None:
                 known.is_doubtful = True
 
     def take_doubtful(self, jobs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """The chain is asked about these jobs; returns those that were doubtful."""
+        """Clear the doubt of these jobs, which are about to be read; returns the jobs that were doubtful."""
         doubted = {job for job in jobs if (known := self._jobs.get(job)) is not None and known.is_doubtful}
         for job in doubted:
             self._jobs[job].is_doubtful = False
         return doubted
 
     def forget(self, tenant_id: str, job_id: str) -> None:
-        """An event of the job was refused after it was entered: ask the chain when the job is needed again."""
+        """An event of the job was refused after it was entered: read the chain when the job is needed again."""
         self._jobs.pop((tenant_id, job_id), None)
 
     def _known(self, tenant_id: str, job_id: str, fence_token: int, creation: str | None) -> KnownJob:
@@ -128,43 +127,43 @@ class JobIndex:
 Created = dict[tuple[str, str], str | None]
 """(tenant, job id) of each job that a request creates: the ``creation_of`` its first creation."""
 Unknown = dict[tuple[str, str], int]
-"""(tenant, job id) of each job of which this node knows nothing: the number of its first event."""
+"""(tenant, job id) of each job that this node does not know: the number of its first event."""
 
 
 JobLookup = Callable[[Sequence[tuple[str, str]]], Awaitable[dict[tuple[str, str], ChainedJob]]]
-"""Reads what is chained of each of these jobs that exists."""
+"""Reads the chained state of each of these jobs that exists."""
 
 
 _MADE_SOMEWHERE = re.compile(rf"(?P<region>{GATE})-[0-9]+-{GATE}-[0-9]+")
 
 
 class JobChecks:
-    """Refuses what a request says of jobs that do not exist, have ended, or were created otherwise: first by what this
-    node knows, then by asking the store."""
+    """Refuses events of jobs that do not exist or have ended, and creations that differ from the first one. Checks
+    what this node knows first, then the store."""
 
     def __init__(
         self, node: Node, job_index: JobIndex, find_jobs: JobLookup, homes: Mapping[str, str] | None = None
     ) -> None:
-        """``homes`` says by region where another ledger takes what concerns the jobs made there."""
+        """``homes`` gives, by region, the ledger that takes the events of jobs made there."""
         self._homes = homes or {}
         self._jobs = job_index
         self._node = node
         self._find_jobs = find_jobs
         self._made_here = re.compile(rf"{re.escape(node.region)}-[0-9]+-{re.escape(node.gate)}-[0-9]+")
-        """Job ids that this node makes; a caller who brought one could meet a job made later."""
+        """Job ids that this node makes; an id chosen by a caller could collide with a job made later."""
 
     async def check(self, lines: EventLines, requested: Durability, *, in_lines: bool) -> None:
-        """Refuse events about jobs that do not exist or have ended, and creations of jobs that were created otherwise.
+        """Refuse events of jobs that do not exist or have ended, and creations that differ from the first one.
 
-        Jobs created earlier in the request exist. A creation at LOCAL is compared with what this node knows only; what
-        it differs from elsewhere, the job's reader is shown.
+        Jobs created earlier in the request exist. A creation at LOCAL is compared only with what this node knows; if it
+        differs from a creation elsewhere, a read of the job reports that.
         """
         created: Created = {}
         unknown: Unknown = {}
         looked_at: set[JobOfLine] = set()
         turn = Turn()
         for number, (job, kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
-            # What holds for one line of a job holds for all, but for what each creation says.
+            # The result for one line of a job holds for all its lines, except creations.
             if kind != CREATED and job in looked_at:
                 continue
             if turn.is_over():
@@ -180,7 +179,7 @@ class JobChecks:
             found = await self._find_jobs(wanted)
         except DatabaseUnavailableError:
             self._jobs.mark_doubtful(doubted)
-            # A creation needs no job to be there, and a known job is: both are durable while Postgres is away.
+            # A creation needs no existing job, and a known job exists: both are durable while Postgres is away.
             if not unknown.keys() <= doubted:
                 raise
             found = {}
@@ -200,7 +199,7 @@ class JobChecks:
         self._check_creations(lines, created, in_lines=in_lines)
 
     def is_known(self, draft: Draft) -> bool:
-        """``check`` of one event by what this node knows; false when the store must be asked too.
+        """``check`` one event against what this node knows; False if the store must be read too.
 
         Raises:
             LedgerError: as ``check``.
@@ -222,7 +221,7 @@ class JobChecks:
         *,
         in_lines: bool,
     ) -> None:
-        """Refuse what is known to be wrong; else note in ``created`` or ``unknown`` what is to be asked for."""
+        """Refuse a line that is known to be wrong; else note in ``created`` or ``unknown`` what must be read."""
         tenant_id, job_id = job_of_line
         if job_id is None:
             return
@@ -250,7 +249,7 @@ class JobChecks:
             raise OtherRegionError(job_id, made["region"], self._homes[made["region"]])
 
     def _wanted(self, created: Created, unknown: Unknown, requested: Durability) -> list[tuple[str, str]]:
-        """The jobs that the store must be asked for."""
+        """The jobs that must be read from the store."""
         wanted = list(unknown)
         if requested > Durability.LOCAL:
             wanted += [job for job, creation in created.items() if creation is not None and not self._knows(job)]
@@ -261,7 +260,7 @@ class JobChecks:
         return known is not None and known.creation is not None and not known.is_doubtful
 
     def _check_creations(self, lines: EventLines, created: Created, *, in_lines: bool) -> None:
-        """Refuse, now that the chain was asked, what was created otherwise or has ended."""
+        """Refuse jobs that were created otherwise or have ended; the chain was read before."""
         for number, ((tenant_id, job_id), kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
             if kind != CREATED or job_id is None:
                 continue
@@ -291,5 +290,5 @@ def _exists(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
 
 
 def _refusal(error: LedgerError, number: int, in_lines: bool, path: Sequence[str] = ()) -> LedgerError:
-    """``error``, or for one of several lines the same with its number and the member at ``path``."""
+    """``error``; for one of several lines, with the line number and the member at ``path``."""
     return InvalidEventError(str(error), number + 1, tuple(path)) if in_lines else error

@@ -1,11 +1,11 @@
 """Requests with an ``Idempotency-Key``: seen before, under way on this node, or new.
 
-The truth is the idempotency table, written by the appender in the chaining transaction. Between WAL and
-chain a request is known only to the node that took it, here; after a restart the backlog fills it in again.
+The appender writes the idempotency table in the chaining transaction. Between WAL and chain only this node knows its
+requests, here; after a restart they are rebuilt from the backlog.
 
-A request goes by one name for each tenant that it has lines of. At most one request of a name is under way on a
-node; others that share a name with it wait until it has been entered, then are judged whole: the same body gets the
-same answer, another body is refused and leaves no line.
+A request has one name for each tenant that it has lines of. At most one request of a name is under way on a node.
+Another request that shares a name waits until the first has been entered. Then the same body gets the same answer;
+another body is refused as a whole.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ FindLines = Callable[[Sequence[str], int, str], Awaitable[list[ChainedLine]]]
 
 @dataclass(slots=True, eq=False)
 class KeyedRequest:
-    """One keyed request: what is known of it when it begins, and what becomes of it."""
+    """One keyed request: its known lines when it begins, and its progress."""
 
     names: Sequence[RequestName]
     body_digest: bytes
     chained: list[ChainedLine] = field(default_factory=list)
     """Lines already chained when the request began."""
     recovered: list[Pending] = field(default_factory=list)
-    """Lines that the WAL held beyond the chain when this process started: not always all, a crash may have
+    """Lines that the WAL held beyond the chain when this process started; some may be missing, as a crash may have
     torn the request."""
     pending: Pending | None = None
     """Its last record in this node's WAL."""
     receipt: BatchReceipt | None = None
     last_lsn: Lsn = BEFORE_FIRST
-    """LSN of its last record in this node's WAL, 0 when it has none that is not chained."""
+    """LSN of its last record in this node's WAL, 0 if it has no unchained record."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Entered, or given up."""
+    """Set once the request was entered or has failed."""
 
     def present(self) -> frozenset[int]:
         """Numbers of the lines that must not be added again."""
@@ -57,7 +57,7 @@ class KeyedRequest:
         return frozenset(line.line for line in self.chained) | frozenset(recovered)
 
     def entered(self, last: Pending) -> None:
-        """Its records are in the WAL; from now on others of the same key wait for these."""
+        """Its records are in the WAL; from now on other requests of the same key wait for them."""
         self.pending = last
         self.last_lsn = last.lsn
         self.settled.set()
@@ -73,22 +73,22 @@ class KeyedRequests:
         entries: KeyedEntries,
         report: Callable[[ChainDamagedError, str], object],
     ) -> None:
-        """``report`` is given each row that says another body than its entry."""
+        """``report`` gets each row whose body digest differs from its entry's."""
         self._report = report
         self._node = node
         self._find_lines = find_lines
         self._entries = entries
         self._in_flight: dict[RequestName, KeyedRequest] = {}
         self._entered: deque[KeyedRequest] = deque()
-        """Those in flight that have been entered, about in LSN order."""
+        """Entered requests in flight, roughly in LSN order."""
         self._passed_over: list[KeyedRequest] = []
-        """Those in flight whose tenant waits for a lock, until none does."""
+        """Requests in flight with a tenant that waits for a lock."""
         self._recovered: dict[RequestName, list[Pending]] = {}
         self._unsettled: list[Pending] = []
-        """Those that were recovered and may wait to be chained: their LSNs do not tell, as others are passed over."""
+        """Recovered records that may still be unchained. Their LSNs do not show it, as tenants may be passed over."""
 
     def recover(self, pending: Pending) -> None:
-        """Take over a record that the WAL holds and the chain lacks, when it is keyed; in LSN order."""
+        """Take over a record that the WAL holds and the chain lacks, if it is keyed. Called in LSN order."""
         key = pending.idempotency
         if key is None:
             return
@@ -99,21 +99,21 @@ class KeyedRequests:
     async def begin(
         self, tenants: tuple[str, ...], key: RequestKey, level: Durability
     ) -> AsyncIterator[tuple[KeyedRequest, bool]]:
-        """The request of this key, and whether it was begun by an earlier call.
+        """The request of this key, and whether an earlier call started it.
 
-        The caller that began it enters its records inside the context; leaving without ``entered``
-        makes room for the next.
+        The caller that started it enters its records inside the context. If it leaves without ``entered``, the next
+        request of the key starts anew.
 
         Raises:
             IdempotencyReusedError: the key belongs to another body.
         """
         self._prune()
         names = [(tenant_id, key.route, key.key) for tenant_id in tenants]
-        # Any that shares a name will do: this is asked again.
+        # Any request that shares a name will do: the loop checks again.
         while (earlier := next((self._in_flight[name] for name in names if name in self._in_flight), None)) is not None:
             await earlier.settled.wait()
             if earlier.last_lsn:
-                # Only now: a request that came to nothing leaves the key to whoever came after it.
+                # Only now: a request that was not entered leaves the key to the next one.
                 self._check_body(key, earlier.body_digest)
                 yield earlier, True
                 return
@@ -148,12 +148,12 @@ class KeyedRequests:
         return chained
 
     async def look_again(self, request: KeyedRequest, lines: Iterable[tuple[str, int]], key: RequestKey) -> None:
-        """Look the request up again when the chain is known to hold one of these lines, (tenant, number) each, of which
-        no row was found: it was chained meanwhile, or the rows could not be read.
+        """Look the request up again if the chain is known to hold one of these lines, (tenant, number) each, for which
+        no row was found. It was chained meanwhile, or the rows could not be read.
 
         Raises:
-            KeyRowError: the row of one is not in the table.
-            DatabaseUnavailableError: whether it is cannot be told.
+            KeyRowError: the row of a line is not in the table.
+            DatabaseUnavailableError: the table cannot be read.
         """
         digests = [each for each in (key.body_digest, key.other_digest) if each is not None]
         found: set[tuple[str, int]] = set()
@@ -166,7 +166,7 @@ class KeyedRequests:
                 return
             if seq is None or (tenant_id, line) in found:
                 continue
-            # Another node may have chained this entry, and its row, since the rows were read last.
+            # Another node may have chained this entry and its row since the rows were last read.
             request.chained = await self.find([name[0] for name in request.names], key)
             found = {(each.tenant_id, each.line) for each in request.chained}
             if (tenant_id, line) not in found:
@@ -183,7 +183,7 @@ class KeyedRequests:
         return self._proven(found, key)
 
     def _proven(self, lines: Sequence[ChainedLine], key: RequestKey) -> list[ChainedLine]:
-        """The lines, with the bodies that their entries came with."""
+        """The lines, with the body digests that their entries record."""
         found = []
         for line in lines:
             found.append(proven(line, key))
@@ -199,7 +199,7 @@ class KeyedRequests:
             )
 
     def _prune(self) -> None:
-        """Forget requests that the table knows by now. Records of tenants that wait were passed over."""
+        """Forget requests that are in the table by now. Records of waiting tenants were passed over."""
         chained_lsn, waiting = self._node.chained.lsn, self._node.waiting
         while self._unsettled and ((outcome := self._unsettled[-1].outcome) is None or outcome.done()):
             self._unsettled.pop()

@@ -1,13 +1,14 @@
-"""Declaring private fields and erasing subjects: what changes, and what the chain says of it.
+"""Declares private fields and erases subjects, and records both in the tenant's chain.
 
-Both in this order, so that the chain never says what is not so::
+Both take these steps, so that the chain never records a change that was not made::
 
-    1. one transaction takes the next revision, makes the change and notes what the chain must say
-    2. this node honours it at once, other nodes within ``app.trust.privacy_knowledge.REFRESH_S`` and a query
-    3. the tenant's chain says it, once: the entry is keyed by the random id in it
+    1. one transaction takes the next revision, makes the change and stores a note of the entry to be chained
+    2. this node applies the change immediately, other nodes within ``app.trust.privacy_knowledge.REFRESH_S`` and a
+       query
+    3. the entry is chained once: its key is the random id in it
     4. the note gets the entry's seq
 
-A process that ends in between leaves the note: its next start goes on at 3, and so does the same call on any node.
+If the process ends in between, the note remains. The next start goes on at 3, and so does the same call on any node.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ledger.facts.problems import SUBJECT_NOT_FOUND
 from ledger.private_fields import Declaration, name_of
 
 RETRY_PAUSE_S = 5.0
-"""Pause before a start tries again to have the chains say what they must."""
+"""Pause before a start tries again to chain the noted entries."""
 
 _NOT_NOW = (ChainDamagedError, DatabaseUnavailableError, DurabilityTimeoutError, WalFullError, *DATABASE_FAULTS)
 
@@ -52,7 +53,7 @@ log = structlog.get_logger()
 
 
 class Declared(NamedTuple):
-    """What a tenant declared, and where its chain says so."""
+    """A tenant's declaration, and the seq of its entry."""
 
     fields: list[str]
     subject: str | None
@@ -61,7 +62,7 @@ class Declared(NamedTuple):
 
 
 class Erased(NamedTuple):
-    """The newest erasure of a subject: ids of the keys it destroyed, and where the chain says so."""
+    """The newest erasure of a subject: ids of the destroyed keys, and the seq of its entry."""
 
     key_ids: list[str]
     seq: int
@@ -70,7 +71,7 @@ class Erased(NamedTuple):
 
 @dataclass(eq=False)
 class PrivacyChanges:
-    """Makes changes, each durable and on record when it returns."""
+    """Makes changes; each is durable and chained on return."""
 
     node: Node
     pool: Pool
@@ -78,10 +79,10 @@ class PrivacyChanges:
     system_entries: SystemEntries
 
     async def declared(self, tenant_id: str) -> Declared | None:
-        """What the tenant declared last; None when it never did.
+        """The tenant's last declaration; None if there is none.
 
         Raises:
-            PrivacyDamagedError: the rows that say so are not as they were written.
+            PrivacyDamagedError: its rows are not as they were written.
         """
         async with reading(self.pool) as connection:
             declared = await store.read_declared(connection, tenant_id)
@@ -94,11 +95,11 @@ class PrivacyChanges:
         return Declared(declared.fields, declared.subject, await self._seq_of(record), record.created_at)
 
     async def declare(self, tenant_id: str, declaration: Declaration) -> Declared:
-        """Have these fields private from now on, instead of those before. Saying the same again changes nothing.
+        """Make these fields private from now on, in place of the earlier ones. Repeating a declaration changes nothing.
 
         Raises:
             PrivacyUnavailableError: this node has no master key.
-            DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not now; say it again.
+            DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not possible now; retry.
         """
         fields = [".".join(path) for path in declaration.fields]
         subject = None if declaration.subject is None else ".".join(declaration.subject)
@@ -123,12 +124,12 @@ class PrivacyChanges:
         return Declared(fields, subject, await self._said(record), record.created_at)
 
     async def erase(self, tenant_id: str, subject: str, reason: str | None) -> Erased:
-        """Destroy the subject's key for good. Said again, the newest erasure of the subject is answered.
+        """Destroy the subject's key for good. A repeated call returns the newest erasure of the subject.
 
         Raises:
             ProblemError: the tenant never had a key for this subject.
-            PrivacyUnavailableError: this node has no master key, so it cannot tell whose keys are whose.
-            DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not now; say it again.
+            PrivacyUnavailableError: this node has no master key, so it cannot find the subject's keys.
+            DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not possible now; retry.
         """
         async with reading(self.pool) as connection:
             state = await store.read_state(connection)
@@ -157,9 +158,9 @@ class PrivacyChanges:
         return Erased(list(record.facts["key_ids"]), await self._said(record), record.created_at)
 
     async def finish(self) -> None:
-        """Have the chains say what earlier processes of this node left unsaid, trying until it is done.
+        """Chain the entries that earlier processes of this node left unchained, retrying until all are chained.
 
-        A chain that takes nothing now, as its rows are damaged, holds up no other.
+        A damaged chain, which takes no entries, does not delay the others.
         """
         while True:
             if not await self._leaves_unsaid():
@@ -167,7 +168,7 @@ class PrivacyChanges:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _leaves_unsaid(self) -> bool:
-        """Try all that is unsaid once; whether something is left."""
+        """Try to chain each noted entry once; returns whether some are left."""
         try:
             async with reading(self.pool) as connection:
                 open_records, faults = await store.open_records(connection, self.node.node_id)
@@ -175,7 +176,7 @@ class PrivacyChanges:
             log.warning("privacy_not_recorded_yet", error=str(error))
             return True
         for fault in faults:
-            # Nobody can tell what it was to say; trying again does not help.
+            # The content of the entry is lost; a retry does not help.
             log.error("privacy_record_damaged", tenant_id=fault.tenant_id, error=fault.reason)
         left = False
         for record in open_records:
@@ -195,7 +196,7 @@ class PrivacyChanges:
         await store.add_record(connection, record, self.node.node_id)
 
     async def _said(self, record: PrivacyRecord) -> int:
-        """Seq of the entry that says ``record``, written if the chain does not have it."""
+        """Seq of the entry that records ``record``; the entry is written if the chain does not have it."""
         action = SystemAction(record.action)
         name = name_of(action, record.facts["id"])
         seq = await self._seq_of(record)
@@ -212,11 +213,11 @@ class PrivacyChanges:
         return seq
 
     async def _seq_of(self, record: PrivacyRecord) -> int | None:
-        """Where the chain says what was noted, whatever seq the note has; None where it does not.
+        """Seq of the noted entry in the chain, whatever seq the note has; None if it is not there.
 
         Raises:
             ChainDamagedError: the entry is not what was chained.
-            PrivacyDamagedError: it says something else than the note.
+            PrivacyDamagedError: the entry differs from the note.
         """
         action, facts_id = SystemAction(record.action), record.facts["id"]
         async with reading(self.pool) as connection:
@@ -237,7 +238,7 @@ async def _noted(connection: Connection, tenant_id: str, revision: int) -> Priva
 
 
 async def _sound(connection: Connection, tenant_id: str) -> DeclaredFields | None:
-    """What the tenant declared last; None when it never did, or rows are damaged: then it can be declared anew."""
+    """The tenant's last declaration; None if there is none or its rows are damaged, so that it can be repeated."""
     try:
         declared = await store.read_declared(connection, tenant_id)
         if declared is not None:

@@ -1,7 +1,7 @@
-"""From a checked proposal to its verdict, which is known once it is chained.
+"""From a checked proposal to its verdict, which is known once the proposal is chained.
 
-A proposal always has an Idempotency-Key. Which of two of one key came first is settled where they are chained; so none
-is looked up before, and one that came again is an entry of the WAL that adds nothing to the chain.
+A proposal always has an Idempotency-Key. The chain decides which of two proposals of one key came first. So keys are
+not looked up before, and a repeated proposal is a WAL record that adds no entry to the chain.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class EnteredProposal(Awaited):
         super().__init__(answers, pending, Durability.GLOBAL)
 
     def recorded(self) -> Recorded:
-        """Where it stands, when ``reached`` is done.
+        """Its entry, when ``reached`` is done.
 
         Raises:
-            DuplicateLineError: its key was chained before; the answer is to be found there.
+            DuplicateLineError: its key was chained before; the answer is in that entry.
             CommitmentConflictError: it was rejected, and that is recorded.
             DurabilityTimeoutError: it was not chained in time.
             LedgerError: as ``Submitter.submit``.
@@ -79,7 +79,7 @@ class Proposals:
     record_bytes_max: int
 
     def enter(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> EnteredProposal:
-        """Queue what a checked body proposes.
+        """Queue the proposal of a checked body.
 
         Raises:
             LedgerError: as ``Submitter.submit``; nothing was taken.
@@ -104,7 +104,7 @@ class Proposals:
         Raises:
             CommitmentConflictError: it was rejected, and that is recorded.
             IdempotencyReusedError: the key was used with another body.
-            DurabilityTimeoutError: it is not GLOBAL in time or, of one that was recorded before, not shown to be.
+            DurabilityTimeoutError: it is not GLOBAL in time or, if it was recorded before, not shown to be GLOBAL.
             LedgerError: as ``Submitter.submit``.
         """
         entered = self.enter(wanted, actor, key)
@@ -118,7 +118,7 @@ class Proposals:
             return first
 
     async def set_capacity(self, tenant_id: str, node: str, capacity: Mapping[str, Any], actor: str | None) -> Recorded:
-        """Record what a node has, and wait until it counts.
+        """Record the capacity of a node, and wait until it takes effect.
 
         Raises:
             LedgerError: as ``Submitter.submit``.
@@ -137,7 +137,7 @@ class Proposals:
 
 
 def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey) -> Recorded:
-    """The first answer to the request, from the entry that it has in the chain.
+    """The first answer to the request, from its entry in the chain.
 
     Raises:
         CommitmentConflictError: it was rejected.
@@ -169,7 +169,7 @@ def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey)
 
 
 def _without_actor(payload: bytes | str) -> dict[str, object]:
-    """What is proposed, whoever proposes it: whoever may write for the tenant may repeat a request."""
+    """The proposal without its actor: any client that may write for the tenant may repeat a request."""
     facts: dict[str, object] = orjson.loads(payload)
     facts.pop(ACTOR, None)
     return facts

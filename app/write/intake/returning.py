@@ -1,10 +1,11 @@
-"""Records of this node's WAL that were set aside: the end of a log that lost against another writer's, what a start cut
-off behind damage, a whole log that a start gave up. They are appended again, each with its own HLC and key, so that
-answers at LOCAL from before are not forgotten; what cannot be read of them is reported, to be recorded as lost.
+"""Appends quarantined records of this node's WAL again.
 
-What is in the chain already is looked up by HLC and digest and left out. What was appended twice because this was
-interrupted, the appender finds in the chain. Starts of epochs and beginnings of tenants are left out: nobody waits for
-them.
+Quarantined are the end of a log that lost against another writer's, records after damage that a start cut off, and a
+whole log that a start discarded. Each record is appended with its own HLC and key, so that no event acknowledged at
+LOCAL is lost. Records that cannot be read are reported, to be recorded as lost.
+
+Records already in the chain are found by HLC and digest and left out. If an interruption makes this append a record
+twice, the appender finds it in the chain. Epoch starts and new-tenant records are left out: no caller waits for them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from wal.truncation import Gap, lost_ends, records_below, records_in
 
 ENTRIES_AT_ONCE = 500
 PAUSE_S = 0.2
-"""How long it waits for room in the backlog, or for a database that does not answer."""
+"""Pause before it tries again, while the backlog is full or the database does not answer."""
 _Name = tuple[str, Hlc, bytes]
 _LEFT_OUT = (SystemAction.EPOCH_START, SystemAction.TENANT_CREATED)
 
@@ -45,25 +46,25 @@ log = structlog.get_logger()
 
 @dataclass
 class Returned:
-    """What became of all that was set aside."""
+    """The result for all quarantined records."""
 
     ends: list[Path] = field(default_factory=list)
-    """Ends that were cut, which are read now."""
+    """Quarantined ends of logs, which are read now."""
     appended: int = 0
     found: list[LsnRange] = field(default_factory=list)
-    """What is sound in the log that Postgres knows: it is in the chain, or appended again."""
+    """Sound records of the log that Postgres knows: they are in the chain, or appended again."""
     gaps: list[Gap] = field(default_factory=list)
-    """What is damaged or missing, and neither chained nor in the log that goes on."""
+    """Damaged or missing records that are neither chained nor in the current log."""
     has_known: bool = False
-    """Whether any of it is of the log that Postgres knows."""
+    """Whether any quarantined record is of the log that Postgres knows."""
 
 
 @dataclass
 class Returning:
-    """Appends what was set aside in ``folder``; ``recovered`` is told each event, as those of a start are.
+    """Appends the quarantined records of ``folder``; ``recovered`` gets each event, as it gets those of a start.
 
-    ``asides`` says what is known of each log set aside; ``kept`` and ``kept_lsn`` are history and end of the log that
-    goes on. ``absent(events)`` gives those that the chain does not hold; it raises what a database that is away does.
+    ``asides`` holds the known facts of each quarantined log. ``kept`` and ``kept_lsn`` are history and end of the
+    current log. ``absent(events)`` returns the events that the chain does not hold; it raises database faults.
     ``waiting`` are the events of the WAL that were not chained when the node started.
     """
 
@@ -92,7 +93,7 @@ class Returning:
         return returned
 
     def _below(self, name: str) -> Iterator[Record | Gap]:
-        """The records of a log that was set aside; and, behind the last, what its control file knew to be durable."""
+        """The records and gaps of a quarantined log; the last gap reaches to the durable LSN of its control file."""
         last_lsn = Lsn(0)
         for each in records_below(self.folder / name, self.node.node_id):
             if isinstance(each, Gap) and not each.is_proved:
@@ -132,7 +133,7 @@ class Returning:
         log.warning("wal_recovery_returned", file=name, records=read, appended=appended, gaps=len(returned.gaps) - gaps)
 
     def _lost_of(self, gaps: Iterator[Gap], aside: Aside) -> Iterator[Gap]:
-        """What of these gaps is in no chain and not in the log that goes on."""
+        """The parts of these gaps that are neither chained nor in the current log."""
         for gap in gaps:
             if not gap.is_proved:
                 continue
@@ -146,7 +147,7 @@ class Returning:
                 yield gap._replace(first_lsn=Lsn(first_lsn), last_lsn=Lsn(last_lsn), payloads=payloads)
 
     async def _absent(self, records: Sequence[Record], in_backlog: AbstractSet[_Name]) -> list[Record]:
-        """Those that are neither in the chain nor waiting to be chained."""
+        """The records that are neither in the chain nor waiting to be chained."""
         events = [
             pending_of(each.lsn, each.epoch, each.hlc, each.type, record.decode(each.payload)) for each in records
         ]
@@ -160,7 +161,7 @@ class Returning:
         return []
 
     async def _append(self, group: Sequence[Record]) -> Lsn:
-        """Append these again, once there is room; from there on without an await."""
+        """Append these again once there is room; after the wait, without an await."""
         events = [(each, record.decode(each.payload)) for each in group]
         tenants = {event.tenant_id for _, event in events}
         size = record_bytes_of(len(group), sum(len(each.payload) for each in group))

@@ -1,14 +1,14 @@
-"""Private fields of events on their way in: whose they are, and the key they are sealed with.
+"""Private fields of submitted events: their subject, and the key that seals them.
 
-An event that has a value in a field which its tenant declared private must say whose it is: by its member ``subject``,
-else by the field that the declaration names. It leaves here with a seal, or not at all::
+An event with a value in a field that its tenant declared private must name the subject: in its member ``subject``, else
+in the field that the declaration names. Such an event gets a seal or is refused::
 
-    what it declared is not certain     refused, if it has any field that may be private, or names a subject
-    the tenant declared nothing         as it came; an event that names a subject is refused, so that naming one
-                                        means never being stored in clear, whatever this node knows
-    text or a list where an object      refused: it may hold what a declared path was to keep private
+    the declaration is not certain      refused, if it has any field that may be private, or names a subject
+    the tenant declared nothing         unchanged; refused if it names a subject, so that an event with a subject is
+                                        never stored in clear, whatever this node knows
+    text or a list where an object      refused: it may hold values of a declared private path
       with private fields should be
-    no private field has a value        as it came, whether or not it names a subject
+    no private field has a value        unchanged, whether or not it names a subject
     otherwise                           sealed with the subject's key, which is durable by then
 """
 
@@ -35,7 +35,7 @@ class Sealing:
         self._knowledge = knowledge
 
     def may_have_private(self, draft: Draft) -> bool:
-        """Whether ``draft`` may need a seal, or be refused for what is or may be private: ``prepare`` tells."""
+        """Whether ``draft`` may need a seal or a refusal because of private fields; ``prepare`` decides."""
         knowledge = self._knowledge
         return bool(knowledge.doubts) or draft.subject is not None or draft.tenant_id in knowledge.declarations
 
@@ -43,8 +43,8 @@ class Sealing:
         """``draft``, sealed if need be.
 
         Raises:
-            InvalidInputError: it has private fields and does not say whose, or what it says is not allowed.
-            PrivacyUnavailableError, DatabaseUnavailableError: the key cannot be had now.
+            InvalidInputError: it has private fields and names no subject, or one that is not allowed.
+            PrivacyUnavailableError, DatabaseUnavailableError: the key is not available now.
         """
         found = self._examine(draft)
         if found is None:
@@ -54,10 +54,10 @@ class Sealing:
         return draft._replace(seal=FieldSeal(keys[tag], draft.tenant_id, values))
 
     async def prepare_lines(self, lines: EventLines) -> bool:
-        """Seal the lines of one request that need it; whether any did.
+        """Seal the lines of one request that need it; returns whether any did.
 
         Raises:
-            InvalidEventError: a line is not as it must be; errors else as ``prepare``.
+            InvalidEventError: a line breaks these rules. Otherwise as ``prepare``.
         """
         knowledge, declared = self._knowledge, self._knowledge.declarations
         named = {number for number, draft in lines.drafts.items() if draft.subject is not None}
@@ -85,7 +85,7 @@ class Sealing:
         return bool(found)
 
     def key_of(self, key: RequestKey | None, is_sealed: bool) -> RequestKey | None:
-        """``key`` with a body digest from which nobody can guess what is private in its events, if any was sealed."""
+        """``key``; if an event was sealed, with a body digest that does not let an attacker guess private values."""
         keyed = None if key is None else self._knowledge.keys.body_digest(key.body_digest)
         if key is None or keyed is None:
             return key
@@ -93,7 +93,7 @@ class Sealing:
         return key._replace(body_digest=digest, other_digest=other_digest)
 
     def _examine(self, draft: Draft) -> tuple[Tag, list[tuple[Path, bytes]]] | None:
-        """Whose private values the event has, and which in canonical form; None when it has none."""
+        """The tag of the event's subject, and its private values in canonical form; None if it has none."""
         if self._knowledge.doubts and (draft.subject is not None or private_fields.may_hold_private(draft.fields)):
             self._knowledge.check_certain(draft.tenant_id)
         declaration = self._knowledge.declarations.get(draft.tenant_id)

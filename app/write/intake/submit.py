@@ -1,17 +1,17 @@
-"""From a validated request to the WAL, and on to the level of durability it asked for.
+"""From a validated request to the WAL, and on to the requested level of durability.
 
 One request, in order::
 
     1. a keyed request is looked up: seen before, under way here, or new       (app.write.intake.keyed)
     2. an event about a job: the job must exist and must not be known to have ended
     3. the payload becomes canonical bytes, once
-    4. room is kept for all its records, or it is refused whole
+    4. room is reserved for all its records, or it is refused as a whole
     5. in one synchronous step each record draws its HLC and LSN and is queued
     6. the answer waits for the level: durable for LOCAL, chained above that   (app.write.intake.answers);
-       where safekeepers vote, REGIONAL without a key waits only until it is committed
+       if safekeepers vote, REGIONAL without a key waits only until it is committed
 
-A caller MUST NOT take a Receipt of level LOCAL for chained, nor anything for lost when this raises
-DurabilityTimeoutError: the event is in the WAL and may still be chained.
+A caller MUST NOT assume that an event with a Receipt of level LOCAL is chained, nor that an event is lost after
+DurabilityTimeoutError: it is in the WAL and may still be chained.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ from ledger.machines import jobs
 from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
 
 FIRST_FENCE_TOKEN = 1
-"""Fence of a job whose creator named none."""
+"""Fence of a job that was created without one."""
 
 _ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.part is Part.END)
 _LASTING = _ENDS | {CREATED}
-"""Types of events each of which says something of its job."""
+"""Types of events that each change the known facts of their job."""
 _TENANT, _JOB = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id"))
 
 Value = TypeVar("Value")
@@ -75,7 +75,7 @@ Value = TypeVar("Value")
 
 @dataclass(kw_only=True, eq=False)
 class Submitter:
-    """Takes events in. Belongs to one event loop; only this, ``SystemEntries`` and ``Returning`` draw positions."""
+    """Takes events. Belongs to one event loop; only this, ``SystemEntries`` and ``Returning`` draw positions."""
 
     node: Node
     wal: WriteCoalescer
@@ -89,13 +89,13 @@ class Submitter:
     record_bytes_max: int
     line_turns: FairTurns
     homes: Mapping[str, str]
-    """By region, where another ledger takes what concerns the jobs made there."""
+    """By region, the ledger that takes the events of jobs made there."""
 
     def __post_init__(self) -> None:
         self._tenants = self.system.tenants
         self._checks = JobChecks(self.node, self.job_index, self.find_jobs, self.homes)
         self._watched: tuple[int, float] | None = None
-        """LSN and time of one record on its way, a sample of how long they take: watching each would cost more."""
+        """LSN and queueing time of one sampled record: to time each record would cost more."""
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -103,17 +103,17 @@ class Submitter:
         """Take one event and wait for its level.
 
         Raises:
-            JobNotFoundError, JobEndedError: the event is about no job, or one known to have ended.
+            JobNotFoundError, JobEndedError: the event's job does not exist, or is known to have ended.
             JobExistsError: the job is known to have been created with another spec.
-            InvalidInputError: a job is to be created under an id that only this node may make.
+            InvalidInputError: the id of the job to create is one that only this node may make.
             ChainDamagedError: the tenant's chain is damaged; nothing was taken.
-            HeldBackError: so it was found to be meanwhile; the event stays in the WAL.
+            HeldBackError: the chain was found damaged afterwards; the event stays in the WAL.
             IdempotencyReusedError: the key was used with another body.
             EventRefusedError: Postgres would not hold the event; a REFUSED entry was chained in its place.
-            RequestTooLargeError: there never is room for it; nothing was taken.
-            WalFullError: no room; nothing was taken.
-            WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed. What failed it may have
-                struck after the event was taken, so whether it will be chained is not known.
+            RequestTooLargeError: it never fits; nothing was taken.
+            WalFullError: no room now; nothing was taken.
+            WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed, perhaps after it took the event.
+                Whether the event will be chained is not known.
             DurabilityTimeoutError: taken, but the level was not reached in time.
         """
         if key is None:
@@ -139,8 +139,8 @@ class Submitter:
         return receipt._replace(replayed=seen)
 
     def enter_known(self, draft: Draft) -> Entered | None:
-        """As ``submit`` of an event without a key, up to its answer; None, and nothing taken, when the store must be
-        asked for its job first.
+        """As ``submit`` of an event without a key, up to its answer. None, and nothing taken, if its job must first be
+        read from the store.
 
         Raises:
             as ``submit``: nothing was taken.
@@ -153,12 +153,11 @@ class Submitter:
     ) -> BatchReceipt:
         """Take all events of one request, or none, and wait until the last has reached the level.
 
-        ``durability`` is the level asked for the whole request; without it the highest default of the
-        lines counts.
+        ``durability`` is the level of the whole request; the default is the highest default of its lines.
 
         Raises:
-            InvalidEventError: a line is about no job, or one known to have ended, or creates one that is known to have
-                been created with another spec; nothing was taken.
+            InvalidEventError: a line's job does not exist or is known to have ended, or it creates a job that is known
+                to have been created with another spec; nothing was taken.
             EventRefusedError: the first line in whose place a REFUSED entry was chained; the others are chained.
             IdempotencyReusedError, RequestTooLargeError, WalFullError, WalPoisonedError, FencedError,
             DatabaseWentBackError, ChainDamagedError, HeldBackError, DurabilityTimeoutError: as ``submit``.
@@ -177,7 +176,7 @@ class Submitter:
         return await self._submit_keyed_lines(lines, requested, key)
 
     async def _submit_keyed_lines(self, lines: EventLines, requested: Durability, key: RequestKey) -> BatchReceipt:
-        """Add the lines that are missing, then answer from what is chained: the same answer each time."""
+        """Enter the missing lines, then answer from the chained entries: the same answer each time."""
         tenants = tuple(sorted(lines.tenants))
         async with self.keyed.begin(tenants, key, requested) as (request, seen):
             added = 0 if seen else await self._enter_missing(request, lines, requested, key)
@@ -202,10 +201,10 @@ class Submitter:
     async def _enter_missing(
         self, request: KeyedRequest, lines: EventLines, requested: Durability, key: RequestKey
     ) -> int:
-        """Enter the lines that are neither in the chain nor in the WAL; how many these are."""
+        """Enter the lines that are neither in the chain nor in the WAL; returns how many."""
         present = request.present()
         if len(present) < len(lines):
-            # Of a request that is there in part each line may be; of another one, the first tells.
+            # If some lines are present, each is checked. If none is, the first line is enough.
             missing = [number for number in range(len(lines)) if number not in present] if present else [0]
             await self.keyed.look_again(request, [(lines.jobs[number][0], number) for number in missing], key)
             present = request.present()
@@ -225,8 +224,8 @@ class Submitter:
     async def _reached(
         self, request: KeyedRequest, tenants: Sequence[str], requested: Durability, *, is_first: bool
     ) -> BatchReceipt | None:
-        """Wait until the request has reached its level, or is chained where an earlier one entered it; the answer where
-        it is given before it is chained."""
+        """Wait until the request has reached its level, or is chained if an earlier request entered it. Returns the
+        answer if it is given before the request is chained."""
         answers, last_lsn, last = self.answers, request.last_lsn, request.pending
         if requested <= Durability.LOCAL and request.receipt is not None:
             await answers.wait(last_lsn, requested, last, keyed=True)
@@ -239,7 +238,7 @@ class Submitter:
         return None
 
     def recover(self, pending: Pending) -> None:
-        """Learn from a record that the WAL holds beyond the chain, as when it was entered."""
+        """Take up a record that the WAL holds beyond the chain, as when it was entered."""
         self._tenants.update((pending.tenant_id, tenant_begun_by(pending) or pending.tenant_id))
         event = EVENTS_BY_ACTION.get(ACTIONS[pending.record_type])
         if event is not None:
@@ -251,18 +250,18 @@ class Submitter:
             )
 
     def chained(self, linked: LinkedBatch) -> None:
-        """Forget the jobs of events that were refused; doubt what is known of those that may have ended."""
+        """Forget the jobs of refused events; mark jobs that may have ended as doubtful."""
         for tenant_id, job_id in linked.refused_jobs:
             self.job_index.forget(tenant_id, job_id)
         self.job_index.mark_doubtful(linked.ended)
 
     def imported(self, appended: AppendedEntries) -> None:
-        """Doubt what is known of the jobs that something was imported of."""
+        """Mark the jobs of imported entries as doubtful."""
         self.job_index.mark_doubtful((row[_TENANT], row[_JOB]) for row in appended.log_rows)
 
     def followed(self, states: Mapping[JobKey, jobs.JobState], covered_lsn: Mapping[str, Lsn]) -> None:
-        """Learn from what the chain says of jobs now which of those that are known take no more events, and which still
-        do. ``covered_lsn``, by tenant, is up to which LSN the records of this node are part of that."""
+        """Update from the followed chain which known jobs have ended. ``states`` include the records of this node up to
+        ``covered_lsn``, by tenant."""
         for (tenant_id, job_id), state in states.items():
             if self.job_index.get(tenant_id, job_id) is not None:
                 ended = jobs.ended_text(jobs.status(state), state.refused)
@@ -270,7 +269,7 @@ class Submitter:
                 self.job_index.chained(tenant_id, job_id, state.fence, ended, state.last_seq, upto_lsn)
 
     def became_durable(self, lsn: Lsn) -> float | None:
-        """Seconds from queueing until durable of the one record being watched, once ``lsn`` has reached it."""
+        """Seconds from queueing until durable of the sampled record, once ``lsn`` has reached it."""
         if self._watched is None or self._watched[0] > lsn:
             return None
         queued_s, self._watched = self._watched[1], None
@@ -346,7 +345,7 @@ class Submitter:
         return entered
 
     async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
-        """The fence token of each line, where none was given the highest that is known of its job; and the payload."""
+        """The fence token of each line, by default the highest known of its job; and its payload."""
         if key is None and lines.are_plain:
             return await self._encoded_plain(lines)
         fences: list[int] = []
@@ -443,7 +442,7 @@ class Submitter:
         return entered
 
     def _learn(self, events: _Entering, entered: Sequence[Pending]) -> None:
-        """Know the jobs of what was entered. A line that says of its job what the one before it did says nothing."""
+        """Add the jobs of the entered events to the index. A line that repeats the one before it is skipped."""
         last: dict[JobOfLine, int] = {}
         for job, kind, fence, creation, pending in zip(
             events.jobs, events.types, events.fences, events.creations, entered, strict=True
@@ -462,15 +461,15 @@ class _Entering:
     types: Sequence[int]
     fences: Sequence[int]
     payloads: list[bytes]
-    """Of those that are sealed, whose bytes depend on their HLC, other ones of the same length."""
+    """For sealed events, whose bytes depend on their HLC, other bytes of the same length."""
     creations: Sequence[str | None]
     keys: Sequence[record.IdempotencyKey] | None
     sealed: Mapping[int, Draft]
-    """Events with a seal, by their place."""
+    """Events with a seal, by index."""
 
 
 def _at(column: list[Value], numbers: Sequence[int]) -> list[Value]:
-    """The values of these lines, which rise."""
+    """The values of these lines; ``numbers`` rise."""
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         return column[numbers[0] : numbers[-1] + 1]
     return [column[number] for number in numbers]

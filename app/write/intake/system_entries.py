@@ -1,6 +1,6 @@
-"""What the ledger writes about itself: entries of ``_system``, and those that a tenant's chain has once.
+"""Entries that the ledger writes about itself: those of ``_system``, and those that a tenant's chain has once.
 
-They go the way of every event, through WAL and backlog; none of them is about a job.
+They take the path of every event, through WAL and backlog; none of them belongs to a job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPE_OF_ACTION = {action: number for number, action in SYSTEM_RECORD_TYPES.item
 
 @dataclass(kw_only=True, eq=False)
 class SystemEntries:
-    """Writes them, in one event loop; ``tenants`` are those whose chain has begun, or will by what is queued."""
+    """Writes these entries, in one event loop; ``tenants`` are the tenants with a chain or with queued records."""
 
     node: Node
     wal: WriteCoalescer
@@ -42,13 +42,13 @@ class SystemEntries:
     tenants: set[str]
     write_timeout_s: float
     new_tenants: Rate | None = None
-    """How many tenants each principal may let begin."""
+    """How many tenants each principal may create."""
 
     async def record(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
         """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
 
         Raises:
-            ChainDamagedError: the chain of ``_system`` takes none.
+            ChainDamagedError: the chain of ``_system`` takes no entry.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
         """
         pending = self._enter_checked(action, subject, facts)
@@ -58,10 +58,10 @@ class SystemEntries:
     async def note(
         self, action: SystemAction, subject: str, facts: dict[str, object], tenant_id: str = SYSTEM_TENANT
     ) -> None:
-        """Write an entry and wait until this node's WAL has it; it is chained with what comes next.
+        """Write an entry and wait until it is durable in this node's WAL; it is chained later.
 
         Raises:
-            ChainDamagedError: the tenant's chain takes none.
+            ChainDamagedError: the tenant's chain takes no entry.
             DurabilityTimeoutError: not durable in time; it may still be.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
         """
@@ -71,7 +71,7 @@ class SystemEntries:
     async def record_once(
         self, tenant_id: str, action: SystemAction, name: str, facts: dict[str, object]
     ) -> ChainPosition:
-        """Write the entry about ``name`` that the tenant's chain has once, whichever nodes try, and wait for it.
+        """Write the entry about ``name`` that the tenant's chain has once, even if several nodes try, and wait for it.
 
         Raises:
             DuplicateLineError: the chain has it already.
@@ -86,7 +86,7 @@ class SystemEntries:
         return await outcome_within(pending.outcome, self.write_timeout_s)
 
     async def begin_tenant(self, tenant_id: str) -> None:
-        """Let a tenant begin without an event of its own; on return its chain has a head."""
+        """Create a tenant without an event of its own; on return its chain has a head."""
         if tenant_id in self.tenants:
             await self.node.chained.reached(before(self.wal.next_lsn), self.write_timeout_s)
             return
@@ -95,8 +95,8 @@ class SystemEntries:
         self.tenants.add(tenant_id)
 
     def enter_epoch_start(self, lsn: Lsn, accepted_loss: bool) -> None:
-        """The first record of this epoch, at ``lsn``: once it is committed, so is all before it. It says, too, whether
-        it was begun without a quorum."""
+        """Enter the first record of this epoch, at ``lsn``: once it is committed, so are all before it. It also records
+        whether the epoch was started without a quorum."""
         node = self.node
         assert self.wal.next_lsn == lsn
         facts: dict[str, object] = {"epoch": node.epoch, "first_lsn": lsn, "node_id": node.node_id}
@@ -104,22 +104,22 @@ class SystemEntries:
         self._enter(SystemAction.EPOCH_START, f"wal:{node.node_id}", facts)
 
     def charge_new(self, principal: str | None, count: int) -> None:
-        """Take so many tenants out of those that ``principal`` may let begin; before anything of theirs is queued.
+        """Charge ``count`` new tenants to the quota of ``principal``, before any record of theirs is queued.
 
         Raises:
-            QuotaExceededError: he may not now; nothing was taken.
-            RequestTooLargeError: he never may let so many begin at once.
+            QuotaExceededError: the quota does not allow it now; nothing was charged.
+            RequestTooLargeError: the quota never allows so many at once.
         """
         if self.new_tenants is not None and count:
             self.new_tenants.take(principal, count)
 
     def refuse_unfit(self, tenant_ids: Iterable[str]) -> None:
-        """A fenced or failed node takes nothing, even while its WAL would still have it, and nobody takes anything
-        for a tenant whose chain is damaged; a new tenant is also an entry of ``_system``.
+        """Refuse records if the node was fenced or has failed, even if its WAL would still take them, or if the chain
+        of a tenant is damaged. A new tenant needs the chain of ``_system``, too.
 
         Raises:
             WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed.
-            ChainDamagedError: the chain of a tenant, or that of ``_system``, takes none.
+            ChainDamagedError: the chain of a tenant, or that of ``_system``, takes no entry.
         """
         if self.node.failure is not None:
             raise self.node.failure.with_traceback(None)
@@ -139,7 +139,7 @@ class SystemEntries:
         tenant_id: str = SYSTEM_TENANT,
         key: IdempotencyKey | None = None,
     ) -> Pending:
-        """The event at ``lsn``, its HLC drawn now: to be queued before anything else draws one."""
+        """The event at ``lsn``, its HLC drawn now. It MUST be queued before another HLC is drawn."""
         payload = canonical.encode({"type": action.value, **facts})
         return self._pending(_TYPE_OF_ACTION[action], subject, payload, lsn, tenant_id, key)
 
@@ -150,7 +150,7 @@ class SystemEntries:
         return Pending(lsn, self.node.epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
 
     def begin_in_queue(self, tenant_id: str) -> None:
-        """Let a tenant begin with what is queued next; there is room for it."""
+        """Queue the beginning of a tenant, before its first record; the caller has reserved room."""
         if self._is_new(tenant_id):
             self._enter(SystemAction.TENANT_CREATED, f"tenant:{tenant_id}", {"tenant_id": tenant_id})
             self.tenants.add(tenant_id)
@@ -158,8 +158,8 @@ class SystemEntries:
     def enter_about(
         self, kind: int, subject: str, payload: bytes, tenant_id: str, key: IdempotencyKey | None, actor: str | None
     ) -> Pending:
-        """Queue an entry about ``subject`` that is chained before it is answered, and is of no job; its outcome is to
-        be waited for.
+        """Queue an entry about ``subject``, of no job, that is answered once it is chained; the caller awaits its
+        outcome.
 
         Raises:
             ChainDamagedError, WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, QuotaExceededError:
@@ -178,7 +178,7 @@ class SystemEntries:
         return tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT
 
     def _check(self, tenant_id: str, payload_bytes: int) -> None:
-        """Refuse an entry that the tenant's chain does not take, or that does not fit into the backlog."""
+        """Refuse an entry if the tenant's chain takes none, or the backlog has no room."""
         self.refuse_unfit((tenant_id,))
         records = 1 + self._is_new(tenant_id)
         self.backlog.check(records, record_bytes_of(records, payload_bytes), (tenant_id,))
@@ -191,7 +191,7 @@ class SystemEntries:
         tenant_id: str = SYSTEM_TENANT,
         key: IdempotencyKey | None = None,
     ) -> Pending:
-        """Queue an entry, behind the beginning of its tenant."""
+        """Queue an entry, after the beginning of its tenant if that is new."""
         self._check(tenant_id, 0)
         self.begin_in_queue(tenant_id)
         return self._enter(action, subject, facts, tenant_id, key)
