@@ -1,1 +1,1 @@
-"""What one node is and keeps beside its WAL: ids, positions, clock, session tokens, forks and ranges given up."""
+"""One node and the state beside its WAL: ids, positions, clock, session tokens, forks and abandoned ranges."""

@@ -1,5 +1,5 @@
-"""A node as the one writer of a log that safekeepers keep: what it writes is shipped to them, and what enough of them
-hold is committed.
+"""A node as the one writer of a log that safekeepers keep. It ships its records to them; a record is committed once a
+quorum holds it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wal.replication.leading import Shipper
 from wal.replication.proposer import Proposer
 
 QUORUM_AWAY_S = 1.0
-"""How long a quorum may be away, as when its members restart, before writes are refused for want of one."""
+"""How long a quorum may be away, as when its members restart, before the node refuses writes."""
 
 _LOG_LEVELS: Final = {
     "wal_replication_member_lost": logging.WARNING,
@@ -41,7 +41,7 @@ _LOG_LEVELS: Final = {
     "wal_replication_append_reject": logging.ERROR,
     "wal_replication_lag_threshold_exceeded": logging.WARNING,
 }
-"""Of events of the shipper; the others are logged as information."""
+"""Log levels of the shipper's events; the others are logged as information."""
 
 log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ log = structlog.get_logger()
 class Leadership:
     """The term that a start won. Belongs to one event loop, in which ``on_committed`` and ``on_over`` are called.
 
-    ``on_committed(lsn)`` whenever more is committed; ``on_over(error)`` once, when nothing more can be.
+    ``on_committed(lsn)`` is called whenever more is committed, ``on_over(error)`` once, when nothing more can be,
     ``on_quorum_lost()`` when too few members have followed for ``QUORUM_AWAY_S``.
     """
 
@@ -75,17 +75,17 @@ class Leadership:
         self._on_quorum_lost = on_quorum_lost
         self._home = settings.region
         self.copies = self._ask_members()
-        """Asks the members what they hold; None where none votes."""
+        """Asks the members what they hold; None if no safekeeper votes."""
         self.shipper = self._make_shipper(settings, started.folder, started.control)
         metrics.read(lambda: member_values(self.shipper, settings.replication.lag_threshold))
 
     def start(self, writer: GroupCommit, system_entries: SystemEntries) -> None:
-        """Ship what ``writer`` writes; the first of it is the record with which the epoch begins."""
+        """Ship what ``writer`` writes; its first record is the one that opens the epoch."""
         self.shipper.start(writer)
         system_entries.enter_epoch_start(self._first_lsn, self._lead.accepted_loss)
 
     def fault(self) -> str | None:
-        """Why nothing is committed now, None while members enough follow or none votes."""
+        """Why nothing is committed now; None while a quorum follows or no safekeeper votes."""
         away = self.no_quorum()
         return None if away is None else away.why
 
@@ -177,7 +177,7 @@ class Leadership:
 
 
 def spread_lsn(regions: Iterable[str], region_lsns: Mapping[str, Lsn]) -> Lsn:
-    """What a majority of ``regions`` holds, and of those besides that hold any of it, of what each of them does."""
+    """The LSN that a majority of ``regions``, and of other regions with a position, holds, by the position of each."""
     names = region_lsns.keys() | regions
     held = sorted((region_lsns.get(name, BEFORE_FIRST) for name in names), reverse=True)
     return held[len(names) // 2]

@@ -1,7 +1,7 @@
 """The lease on a node's WAL: which of several processes tries to write it.
 
-It keeps a standby waiting while the writer lives, and lets it go on soon after the writer died. Nothing is safe because
-of it: a writer whose lease ran out is stopped by the epoch that another won, at the safekeepers and in Postgres.
+A standby waits while the writer lives and continues soon after the writer died. Safety does not depend on the lease: a
+writer whose lease expired is fenced, at the safekeepers and in Postgres, by the epoch that another process won.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from wal.replication.tls import PeerTls
 from wal.segment import store_file
 
 LOOKS_A_TTL = 5
-"""How often, in the life of a lease, a standby looks whether it is free, and its holder makes it last longer."""
+"""How often in one TTL a standby checks whether the lease is free, and its holder renews it."""
 
 RELEASE_TIMEOUT_S = 2.0
-"""How long a stop waits for that at the most; a lease that is not released runs out."""
+"""How long a stop waits for the release at most; a lease that is not released expires."""
 
 HOLDER_NAME = "holder"
 
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 def holder_of(folder: Path) -> str:
-    """The holder that every run on this WAL folder is, made once.
+    """The holder name that all runs on this WAL folder share, made once.
 
     Raises:
         StartRefusedError: the file with its name cannot be read.
@@ -57,24 +57,24 @@ def holder_of(folder: Path) -> str:
 
 
 class Leases(Protocol):
-    """Where leases are kept. Whatever cannot be reached raises OSError, or what its driver raises."""
+    """A store of leases. A store that cannot be reached raises OSError, or an error of its driver."""
 
     async def take(
         self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
     ) -> HeldLease:
-        """Take the lease where it is free, or that of the same holder or run; with ``ran_out`` also where it ran out,
-        with ``seize`` in any case. Who holds it then."""
+        """Take the lease if it is free or held by the same holder or run; with ``ran_out`` also if it expired, with
+        ``seize`` in any case. Returns its holder after that."""
 
     async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
-        """Let it last from now; False when another run holds it, or nobody."""
+        """Renew the lease from now; False when another run holds it, or none does."""
 
     async def release(self, node_id: str, run: str) -> None:
-        """Let another have it at once; nothing happens when another has it."""
+        """Release the lease at once; does nothing when another run holds it."""
 
 
 class Lease:
-    """The lease of ``node_id`` for one run. ``holder`` is the same for every run on one WAL folder: who holds the lock
-    of that folder need not wait for a lease that an earlier process took there and died with."""
+    """The lease of ``node_id`` for one run. ``holder`` is the same for every run on one WAL folder: a process that
+    holds the lock of that folder need not wait for the lease of an earlier process that died there."""
 
     def __init__(
         self, leases: Leases, node_id: str, holder: str, run: str, ttl_s: float, faults: tuple[type[BaseException], ...]
@@ -86,14 +86,14 @@ class Lease:
         self._ttl_s = ttl_s
         self._faults = faults
         self.is_reached = True
-        """Whether it could be made to last when that was tried last."""
+        """Whether the last attempt to renew it reached the store."""
 
     async def take(self, *, seize: bool = False, on_waiting: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Return once it is held, however long another has it. Who waits already goes on while none can be asked.
-        ``on_waiting()`` is awaited once, where another has it.
+        """Return once this run holds the lease, however long another run does. A wait that has started survives an
+        outage of the store. ``on_waiting()`` is awaited once, if another run holds the lease.
 
-        Whoever holds it could not make it last either while none could be asked. So, asked again, it is not taken
-        because it ran out meanwhile, but once it could be made to last for a ttl, and was not.
+        During an outage of the store the holder cannot renew either. So a lease that expired meanwhile is not taken at
+        once, but only after the holder could have renewed it for a TTL and did not.
         """
         loop = asyncio.get_running_loop()
         waits, asked_since_s = False, -math.inf
@@ -124,7 +124,8 @@ class Lease:
             await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
 
     async def keep(self, on_lost: Callable[[LedgerError], None]) -> None:
-        """Let it last, for ever; ends when another has it, and says so. While none can be asked the epoch decides."""
+        """Renew the lease for ever; when another run holds it, call ``on_lost`` and return. While no store answers the
+        epoch decides."""
         while True:
             await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
             try:
@@ -138,7 +139,7 @@ class Lease:
                 self.is_reached = False
 
     async def release(self) -> None:
-        """Let a standby go on at once."""
+        """Release the lease, so that a standby continues at once."""
         try:
             async with asyncio.timeout(min(self._ttl_s / LOOKS_A_TTL, RELEASE_TIMEOUT_S)):
                 await self._leases.release(self._node_id, self._run)
@@ -208,7 +209,7 @@ class EtcdLeases:
             await self._post("/v3/lease/revoke", {"ID": lease_id})
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer of the first member that gives one.
+        """The answer of the first member that answers.
 
         Raises:
             OSError: none does.

@@ -1,8 +1,8 @@
-"""The life of a node: its tasks, its failure, and the time that its stop has.
+"""The life of a node: its tasks, its failure, and the time budget of its stop.
 
-A stop keeps to ``shutdown_grace``: open requests end, the WAL is flushed, the backlog is drained as far as the time
-goes, the control file is written. A node that fails (poisoned WAL, fenced, database went back) acknowledges nothing
-more and asks for its own stop.
+A stop takes at most ``shutdown_grace``: open requests end, the WAL is flushed, the backlog is drained as far as time
+allows, the control file is written. A node that fails (poisoned WAL, fenced, database went back) acknowledges nothing
+more and stops itself.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Lifecycle:
         report: Callable[[BaseException, str], object],
         give_up: Callable[[], None],
     ) -> None:
-        """``report`` takes the break that an error is about, and who met it; ``give_up`` ends the waiting for what
-        safekeepers and regions say."""
+        """``report`` takes an error that is about a break, and the name of the task that met it; ``give_up`` ends the
+        waits for answers of safekeepers and regions."""
         self._node = node
         self._backlog = backlog
         self._metrics = metrics
@@ -57,31 +57,31 @@ class Lifecycle:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the stop has begun."""
+        """Whether the stop has started."""
         return self._stop_by_s is not None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` until the node stops; its failure is the node's."""
+        """Run ``work`` until the node stops; if it fails, the node fails."""
         task = self._loop.create_task(work)
         task.add_done_callback(self._task_ended)
         self.tasks.append(task)
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``work`` until the node stops, and again where it fails; a break that it meets is reported."""
+        """Run ``work`` until the node stops, and restart it when it fails; a break that it meets is reported."""
         self.spawn(kept_running(work, report=self._report))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             if not self.is_stopping:
-                # Only a stop cancels tasks: after anything else, what the task was for is not done any more.
+                # Only a stop cancels tasks: a task that ended for any other reason no longer does its work.
                 name = getattr(task.get_coro(), "__qualname__", task.get_name())
                 self.fail(LedgerError(f"internal error: {name} was cancelled, though nobody stops the node"))
             return
         if (error := task.exception()) is None or error is self._node.failure:
             return
         if self.is_stopping and isinstance(error, DurabilityTimeoutError | WalPoisonedError):
-            return  # it came too late for the stop; a WAL that really failed reports so itself
+            return  # too late for the stop; a WAL that really failed reports that itself
         log.error("task_failed", exc_info=error)
         self._report(error, "node")
         self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
@@ -111,14 +111,15 @@ class Lifecycle:
             self._loop.call_later(self._grace_s * WAITING_SHARE, self._answer_waiting)
 
     def _answer_waiting(self) -> None:
-        """Answer the writes that still wait with how far they have come, while there is time to."""
+        """Answer the waiting writes with the level that each has reached, while there is time to."""
         message = "the service stops"
         for watermark in self._node.watermarks:
             watermark.give_up(message)
         self._end_waiting(lambda outcome: expire(outcome, message))
 
     def _end_waiting(self, end: Callable[[asyncio.Future[Any]], object]) -> None:
-        """``end`` what writes wait for, each of its futures in the backlog, and what safekeepers and regions say."""
+        """Call ``end`` with each future that writes wait for in the backlog; end the waits for safekeepers and
+        regions."""
         for pending in self._backlog:
             if pending.outcome is not None and not pending.outcome.done():
                 end(pending.outcome)

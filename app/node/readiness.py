@@ -1,4 +1,4 @@
-"""What ``/readyz`` says of a node: by name, checks of which each is None while nothing is wrong."""
+"""The checks of ``/readyz`` by name; each returns None while nothing is wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TENANTS_NAMED_MAX = 10
 
 
 def readiness_checks(service: Service) -> Mapping[str, Check]:
-    """Those that make the node not ready, beside what every service has."""
+    """The checks that make the node not ready, beside those of every service."""
     leadership = service.leadership
     return {
         "chaining": lambda: service.appender.fault,
@@ -89,7 +89,7 @@ def _waiting_for(node: Node, reason: str) -> list[str]:
 
 
 def _system_fault(node: Node) -> str | None:
-    """Keys, tokens and acts of operators are entries of ``_system``: without it nothing that needs one is done."""
+    """Keys, tokens and acts of operators are entries of ``_system``: while it cannot be chained, they fail."""
     reason = node.damaged.get(SYSTEM_TENANT)
     return None if reason is None else f"the chain of tenant {SYSTEM_TENANT} is damaged and takes no entry: {reason}"
 
@@ -106,7 +106,8 @@ def _time_fault(node: Node) -> str | None:
 
 
 def _open_fault(settings: Settings, tokens: int) -> str | None:
-    """What is wrong where tokens count and nobody is asked for one; ``auth.allow_open`` says that it is meant."""
+    """The fault of a node that has valid tokens but asks no caller for one; ``auth.allow_open`` says that this is
+    intended."""
     if not tokens or settings.auth.mode != "none" or settings.auth.allow_open:
         return None
     return (
@@ -125,5 +126,5 @@ def _tls_fault(settings: Settings, tls: ServerTls | None) -> str | None:
 
 
 def _named(what: str, tenants: Collection[str]) -> str | None:
-    """The tenants of which ``what`` is so, None when there are none."""
+    """``what`` with the tenants that it is true of; None when there are none."""
     return f"{what}: {first_of(sorted(tenants), TENANTS_NAMED_MAX)}" if tenants else None

@@ -85,7 +85,7 @@ WAL_CLOSE_TIMEOUT_S = 10.0
 CLOSE_RESERVE_S = 1.5
 """Part of ``shutdown_grace`` that is kept for cancelling tasks and closing connections."""
 FOLLOW_AT_STOP_S = 2.0
-"""How long a stop waits for followers; what they have not followed then is followed by the next start."""
+"""How long a stop waits for followers; the next start continues where they stopped."""
 FENCE_HELD_IDLE_MAX_S = 5.0
 """How long a process that hangs inside a chaining transaction may keep its fence, and its successor, waiting."""
 
@@ -103,7 +103,7 @@ class Service:
         self.database_url = url
         self._loop = asyncio.get_running_loop()
         self._persisting: asyncio.Task[None] | None = None
-        """What stores the control file now and then."""
+        """The task that stores the control file at intervals."""
         self.metrics = Metrics()
         self.backlog = Backlog(settings.wal.backlog_max_entries)
         self.lifecycle = Lifecycle(
@@ -143,7 +143,7 @@ class Service:
         self._wire_followers(started)
 
     def _wire_log(self, started: StartedNode) -> None:
-        """The log of this node, and what looks after it."""
+        """Wire the log of this node and its upkeep."""
         settings, pool = self.settings, self._pool
         self.other_logs = OtherLogs(
             self.node.node_id, settings.wal_dir, None if started.lead is None else started.lead.members, pool
@@ -182,7 +182,7 @@ class Service:
         )
 
     def _wire_chain(self, started: StartedNode) -> None:
-        """What chains, signs and checks entries."""
+        """Wire the services that chain, sign and check entries."""
         settings, pool = self.settings, self._pool
         self.keys = KeyInUse(started.key_chain, self.metrics, started.not_admitted)
         self.notary = Notary(
@@ -232,7 +232,7 @@ class Service:
         self.coalescer = WriteCoalescer(self.writer, lambda: self.appender.is_chaining, self.lifecycle.fail)
 
     def _wire_intake(self, started: StartedNode) -> None:
-        """What takes requests that write."""
+        """Wire the services that take write requests."""
         settings, pool = self.settings, self._pool
         self.system_entries = SystemEntries(
             node=self.node,
@@ -272,7 +272,7 @@ class Service:
         self.submitter = self._make_submitter(lookups)
 
     def _wire_followers(self, started: StartedNode) -> None:
-        """What follows the chain, and what follows from entries of ``_system``."""
+        """Wire the followers of the chain, and the services that entries of ``_system`` change."""
         settings, pool = self.settings, self._pool
         self.job_table = TableFollower(
             JobTable(self.submitter.followed),
@@ -394,7 +394,7 @@ class Service:
         self._follow(linked)
 
     def _imported(self, appended: AppendedEntries) -> None:
-        """Entries of bundles were chained by this node, past the appender."""
+        """This node chained entries of bundles without the appender."""
         self.submitter.imported(appended)
         self._follow(appended)
 
@@ -415,14 +415,14 @@ class Service:
         self.appender.wake()
 
     def backlog_fault(self) -> str | None:
-        """Whether writes are refused because too much waits to be chained."""
+        """Why writes are refused, when too many events wait to be chained."""
         waiting = len(self.backlog)
         return None if waiting < self.backlog.entries_max else f"{waiting} events wait to be chained"
 
     # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Hand the recovered records on and start the tasks of the node."""
+        """Pass the recovered records to the appender and start the tasks of the node."""
         self._stats_writer.start()
         self.scrub.start()
         for pending in self._started.recovered:
@@ -453,7 +453,7 @@ class Service:
         self.lifecycle.keep(self.other_logs.run)
 
     async def _report_key_faults(self) -> None:
-        """Report a fault in the history of keys as a break of ``_system``, once for each fault; for ever."""
+        """Report each fault in the history of keys once, as a break of ``_system``. Runs for ever."""
         reported: str | None = None
         while True:
             fault = self.trust.fault()
@@ -517,7 +517,7 @@ class Service:
             log.warning("chain_break_not_recorded", tenant_id=found.tenant_id, error=str(error))
 
     def close_unstarted(self) -> None:
-        """Close the writer of a service that was never started; one that was is closed by ``stop``."""
+        """Close the writer of a service that was never started; ``stop`` closes a started one."""
         if not self.lifecycle.tasks:
             with contextlib.suppress(LedgerError):
                 self.writer.close(WAL_CLOSE_TIMEOUT_S)
@@ -526,7 +526,7 @@ class Service:
             self._detach_writer()
 
     async def stop(self) -> None:
-        """Flush the WAL, let the appender drain what the grace allows, write the control file, close."""
+        """Flush the WAL, drain the backlog within the grace, write the control file, close."""
         self.lifecycle.begin_stop()
         self.coalescer.flush()
         with contextlib.suppress(LedgerError):
@@ -538,7 +538,7 @@ class Service:
             with contextlib.suppress(LedgerError):
                 await self.node.chained.reached(self.writer.durable_lsn, drain_s)
         elif isinstance(self.node.failure, WalPoisonedError):
-            # The file may be gone for good: what was acknowledged is in memory, and can still be chained.
+            # The file may be gone for good: acknowledged records are in memory and can still be chained.
             await self.appender.drain(drain_s)
         follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self.lifecycle.left_s() - CLOSE_RESERVE_S))
         await self.job_table.drain(follow_s)
@@ -555,7 +555,7 @@ class Service:
         except TimeoutError:
             self._pool.terminate()
         if self._persisting is not None:
-            # Else two would write the same file, and the older one may come last, when the lock is another's.
+            # Else two tasks write the file, and the older content may land last, after another process took the lock.
             await asyncio.wait((self._persisting,))
         try:
             await asyncio.to_thread(self.upkeep.store_control)

@@ -26,7 +26,7 @@ from app.runtime.settings.config import Settings
 from terminal import stop_signals
 
 GC_ALLOCATIONS = 250_000
-"""Allocations between collections of the young generation: the events under way are many, and none is a cycle."""
+"""Allocations between collections of the young generation: many events are in flight, and none is a cycle."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Longest that the WAL's writer thread waits for a busy event loop: a tenth of the default, about one fsync."""
@@ -52,7 +52,7 @@ async def serve(
     Raises:
         LedgerError: the start was refused.
     """
-    # What lives now lives until the end; the collector need not look at it, nor run every few hundred objects.
+    # Objects alive now live until the end: the collector need not scan them, nor run every few hundred objects.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

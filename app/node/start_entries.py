@@ -1,5 +1,4 @@
-"""What ``_system`` must say of a start: records of the WAL that are lost, a fork of the log, keys that it does not name
-yet."""
+"""Entries of ``_system`` about a start: lost records of the WAL, a fork of the log, keys that it does not name yet."""
 
 from __future__ import annotations
 
@@ -38,10 +37,10 @@ log = structlog.get_logger()
 
 
 async def record_start(started: StartedNode, system_entries: SystemEntries, key_changes: KeyChanges) -> None:
-    """Record it, as far as it is not there.
+    """Record the start, as far as the chain lacks it.
 
-    An earlier process may have ended at any point here, so the chain itself is asked, once it holds all
-    that process left; while Postgres does not answer, that waits.
+    An earlier process may have ended at any point here, so the chain is queried once it holds all records of that
+    process. While Postgres does not answer, this waits.
     """
     node = started.node
     try:
@@ -62,11 +61,11 @@ async def record_losses(
     losses: Losses,
     recorded: Callable[[], Awaitable[set[tuple[Lsn, Lsn]]]],
 ) -> None:
-    """Bring back what was set aside, then record what is lost for good; ``recorded()`` are the ranges that ``_system``
-    names already.
+    """Append the records of logs that were moved away, then record permanent losses; ``recorded()`` returns the ranges
+    that ``_system`` already names.
 
-    A process may end anywhere in here: the next one reads all again, finds in the chain what this one appended, and
-    records what is not recorded.
+    A process may end anywhere in here: the next one reads all again, finds the appended entries in the chain, and
+    records the rest.
     """
     folder, node_id = started.folder, started.node.node_id
     returned = await returning.run()
@@ -76,7 +75,7 @@ async def record_losses(
         lost = losses_of(merged([*without(started.lost, returned.found), *gaps]), jobs)
         for loss in lost:
             log.error("wal_records_lost", node_id=node_id, what=loss.text)
-        # What was given up is on record also where all of it came back, or where nobody knows what it held.
+        # An abandoned range is recorded even if all of it came back, or if its content is unknown.
         unknown = [Loss(first, last, []) for first, last in started.lost if last < first]
         whole = [each for each in started.lost if each[0] <= each[1] and not without([each], returned.found)]
         needless = [Loss(first, first - 1, []) for first, _ in whole] + (unknown if returned.has_known else [])
@@ -117,7 +116,7 @@ def _forget_set_aside(folder: Path, returned: Returned) -> None:
 
 
 async def _unless_refused(recording: Coroutine[Any, Any, object]) -> None:
-    """Record it; should Postgres refuse that very entry, the next start tries again, and this one goes on."""
+    """Await ``recording``. If Postgres refuses the entry, this start continues, and the next one retries."""
     try:
         await recording
     except EventRefusedError as error:

@@ -1,6 +1,6 @@
-"""What a node at work does now and then: it writes its control file, removes segments and idempotency keys that nobody
-needs any more, reads its log again so that damage at rest is found while other copies are whole, and compares the wall
-clock with that of PostgreSQL."""
+"""Periodic work of a running node: it writes its control file, removes segments and idempotency keys that are no longer
+needed, scrubs its log so that damage at rest is found while other copies are whole, and compares the wall clock with
+that of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 class Upkeep:
-    """The folder that ``started`` names; ``signed_lsn()`` is up to where all is signed."""
+    """Upkeep of the folder of ``started``; every record up to ``signed_lsn()`` is signed."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class Upkeep:
         self._quarantine = quarantine
         self._signed_lsn = signed_lsn
         self.control_fault: str | None = None
-        """Why the control file could not be written last, None while it can."""
+        """The error of the last write of the control file; None if it succeeded."""
 
     async def persist_control(self, interval: timedelta) -> None:
-        """Write the control file every ``interval``. Where the disk does not take it, it lags until the next."""
+        """Write the control file every ``interval``. If a write fails, the file lags until the next."""
         while True:
             await asyncio.sleep(interval.total_seconds())
             try:
@@ -70,8 +70,8 @@ class Upkeep:
     def store_control(self) -> None:
         """Write the control file; blocks, on any thread."""
         node = self._started.node
-        # On a thread of its own while the positions rise: what is lower is read first. Safekeepers may have a batch,
-        # and PostgreSQL its entries, before this disk does; the file tells of this disk.
+        # The positions rise while this thread reads: the lower one is read first. Safekeepers may have a batch,
+        # and PostgreSQL its entries, before this disk does; the file describes this disk.
         chained_lsn, committed_lsn, durable_lsn = node.chained.lsn, node.committed.lsn, node.durable.lsn
         committed_lsn = min(committed_lsn, durable_lsn)
         chained_lsn = min(chained_lsn, committed_lsn)
@@ -85,7 +85,7 @@ class Upkeep:
         wal_control.store(self._started.folder, reached)
 
     async def clean_up(self, retain: timedelta) -> None:
-        """Remove WAL segments that nobody needs any more, and idempotency keys that are too old, for ever."""
+        """Remove WAL segments that are no longer needed, and idempotency keys that are too old, for ever."""
         retain_s = retain.total_seconds()
         while True:
             await asyncio.sleep(min(HOURLY_S, max(retain_s, 1.0)))
@@ -106,7 +106,7 @@ class Upkeep:
                 log.warning("clean_up_delayed", error=str(error))
 
     def settled_lsn(self) -> Lsn:
-        """Up to here every record of the WAL is chained and signed: nobody needs it any more."""
+        """Every record of the WAL up to here is chained and signed, so no longer needed."""
         settled_lsn = min(self._signed_lsn(), self._started.node.chained.lsn)
         held_lsn = self._quarantine.keeps_from()
         return settled_lsn if held_lsn is None else min(settled_lsn, before(held_lsn))
@@ -148,11 +148,11 @@ class LogScrub:
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def damaged_segments(self) -> int:
-        """How many segments were found damaged, and are there still."""
+        """Count of damaged segments that still exist."""
         return len(self._found())
 
     def ended_s(self) -> float:
-        """When all of the log had been read for the last time, in seconds since 1970; 0 before the first."""
+        """When the last full scrub ended, in seconds since 1970; 0 before the first."""
         return self._scrubber.ended_s.get(self._node_id, 0.0)
 
     def fault(self) -> str | None:
@@ -182,7 +182,7 @@ COMPARE_INTERVAL_S = 5.0
 
 
 async def compare_clocks(wall: WallClock, pool: Pool) -> None:
-    """Compare the wall clock with that of PostgreSQL, for ever. While that is away no leap is adopted."""
+    """Compare the wall clock with that of PostgreSQL, for ever. During an outage of PostgreSQL no leap is adopted."""
     while True:
         try:
             async with reading(pool) as connection:

@@ -1,5 +1,5 @@
-"""Where a node is put together: files are loaded, the node is started, and each service that a route names is built by
-its constructor. The write path is built in ``app.node.service``.
+"""The composition root of a node: it loads files, starts the node, and builds each service that a route names by its
+constructor. ``app.node.service`` builds the write path.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ from wal.replication.leading import Shipper
 
 POOL_CONNECTIONS_MAX = 16
 LONGEST_BODIES_MAX = 16
-"""How many request bodies as long as they may be are in memory at once."""
+"""How many request bodies of maximal length are in memory at once."""
 
 log = structlog.get_logger()
 
@@ -144,7 +144,7 @@ def _keep_running(
     knowledge: PrivacyKnowledge,
     files: LoadedFiles,
 ) -> None:
-    """Begin what runs beside the tasks of the write path, for as long as the node does."""
+    """Start the tasks that run beside the write path for the life of the node."""
     verify = service.settings.verify
     works = [
         services[LedgerWatch].run,
@@ -173,7 +173,7 @@ def _keep_running(
 async def _private_fields(
     pool: NodePool, master_key_uri: str, started: StartedNode, service: Service
 ) -> PrivacyKnowledge:
-    """What the ledger's private fields are, known before the first event is taken."""
+    """The ledger's private fields, loaded before the first event is taken."""
     keys, node_id = SubjectKeys(pool, master_key_uri), started.node.node_id
     knowledge = PrivacyKnowledge(pool, keys, node_id, service.entry_check, service.breaks.report_error)
     unchained = {
@@ -202,8 +202,8 @@ class LoadedFiles(NamedTuple):
         """All of it.
 
         Raises:
-            ConfigurationError: something of it is not what it should be, or cannot be read.
-            StartRefusedError: this process may open too few files for connections.
+            ConfigurationError: a file or setting is invalid, or cannot be read. StartRefusedError: this process may
+            open too few descriptors for connections.
         """
         cert, key, auth = settings.tls.cert, settings.tls.key, settings.auth
         if settings.bundle.trusted_keys is not None:
@@ -218,7 +218,7 @@ class LoadedFiles(NamedTuple):
 
 
 def _authorities(settings: Settings) -> list[Authority]:
-    """The configured time-stamping authorities, with what they are to be traced to.
+    """The configured time-stamping authorities, with their trust anchors.
 
     Raises:
         ConfigurationError: a CA file cannot be read, or the package that makes requests is not installed.
@@ -286,7 +286,7 @@ def _services(
 
 
 def _request_services(service: Service, started: StartedNode, files: LoadedFiles) -> Services:
-    """Who calls, what a caller may, and what holds a connection."""
+    """Authentication, rights, and bounds of connections."""
     settings = service.settings
     console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
     callers: CallerSource = OpenToAll()
@@ -315,7 +315,7 @@ def _request_services(service: Service, started: StartedNode, files: LoadedFiles
 def _write_services(
     service: Service, started: StartedNode, pool: NodePool, knowledge: PrivacyKnowledge, consistency: Consistency
 ) -> Services:
-    """What takes events, proposals and reports."""
+    """Services that take events, proposals and reports."""
     node, settings = service.node, service.settings
     sessions, sealing = SessionTokens(started.session_secret), Sealing(knowledge)
     return {
@@ -348,7 +348,7 @@ def _write_services(
 
 
 def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: PrivacyKnowledge) -> Services:
-    """What reads jobs and commitments."""
+    """Services that read jobs and commitments."""
     report, job_table = service.breaks.report_error, service.job_table
     folded = FoldedJobs(service.job_folds, job_table.doubt, report)
     return {
@@ -362,7 +362,7 @@ def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: 
 def _verification_services(
     service: Service, started: StartedNode, pool: NodePool, consistency: Consistency, files: LoadedFiles
 ) -> Services:
-    """What verifies chains, and proves and keeps what is outside of them."""
+    """Services that verify chains, and prove and keep external evidence."""
     settings, last_verified = service.settings, LastVerified(started.folder)
     roots = {authority.url: authority.roots for authority in files.authorities}
     verifier = ChainVerifier(
@@ -416,7 +416,7 @@ def _verification_services(
 def _sharing_services(
     service: Service, started: StartedNode, pool: NodePool, knowledge: PrivacyKnowledge, files: LoadedFiles
 ) -> Services:
-    """What gives entries to others, and takes theirs."""
+    """Services that export entries to other systems and import theirs."""
 
     @contextlib.asynccontextmanager
     async def follow(tenant_id: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:

@@ -4,11 +4,11 @@ An event has a name that never changes (``wal_epoch_bump``) and its facts as fie
 library's ``logging``, uvicorn's among them, come out in the same form.
 
 Of one event at most ``LINES_A_SECOND_MAX`` lines a second are written; how many more there were is one line a second
-later (``log_lines_left_out``). So nobody fills the disk of the log by asking for the same thing again and again.
+later (``log_lines_left_out``). So no caller can fill the disk of the log by repeating a request.
 
-Lines wait in a bounded queue for a thread that writes them. A line that finds no room there, as a reader does not read,
-or that cannot be written, on a disk that is full or to a reader that is gone, is lost, and the caller goes on; the
-next line that can be written says how many there were (``log_lines_lost``).
+Lines wait in a bounded queue for a thread that writes them. A line is lost if the queue is full, because a reader does
+not read, or if it cannot be written, because the disk is full or the reader is gone. The caller continues; the next
+line that is written reports how many were lost (``log_lines_lost``).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ import structlog
 from structlog.types import EventDict, Processor
 
 LINES_A_SECOND_MAX: Final = 10
-"""Of one event. Critical ones are written all."""
+"""Of one event. Critical lines are all written."""
 WAITING_BYTES_MAX: Final = 1 << 20
-"""Of lines that wait to be written; those that come then are lost."""
+"""Of lines that wait to be written; further lines are lost."""
 DRAIN_S: Final = 2.0
-"""How long the end of a process waits for lines to be written, and for its last words."""
+"""How long the end of a process waits for its lines to be written."""
 _LEFT_OUT: Final = "log_lines_left_out"
 _LOST: Final = "log_lines_lost"
 
 
 class LineBudget:
-    """Decides which lines are written, and has the others counted. Any thread may ask.
+    """Decides which lines are written, and counts the others. Thread-safe.
 
     ``tell`` is called with an event and how many lines of it were left out, once for each about a second later.
     """
@@ -51,7 +51,7 @@ class LineBudget:
         self._clock_s = clock_s
         self._lock = threading.Lock()
         self._written: dict[str, tuple[float, int]] = {}
-        """By event, when the second began that is counted, and the lines written in it."""
+        """By event, the start of the current second, and the lines written in it."""
         self._left_out: Counter[str] = Counter()
 
     def admits(self, event: str) -> bool:
@@ -72,7 +72,7 @@ class LineBudget:
             return False
 
     def tell(self) -> None:
-        """Tell of the lines that were left out until now."""
+        """Report the lines that were left out until now."""
         with self._lock:
             left_out, self._left_out = self._left_out, Counter()
         for event, count in left_out.items():
@@ -94,25 +94,25 @@ class LineBudget:
 
 
 class QueuedStream(io.TextIOBase):
-    """Writes lines to ``out``, from a queue and by a thread of its own where ``out`` is a file of the system: a reader
-    that is slow, or a terminal that stands still, holds up nobody. One call of ``write`` is one line.
+    """Writes lines to ``out``; if ``out`` has a descriptor, from a queue and by a thread of its own, so that a slow
+    reader or a stopped terminal blocks no caller. One call of ``write`` is one line.
 
     waiting bytes <= WAITING_BYTES_MAX
 
-    A line is lost that finds no room, or that ``out`` does not take; the next that is written says how many were. The
-    thread writes past Python's own buffer, whose lock the process would want at its end.
+    A line is lost if the queue is full or ``out`` does not take it; the next line that is written reports how many were
+    lost. The thread bypasses Python's own buffer, whose lock the process would need at its end.
     """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._changed = threading.Condition()
         self._lines: deque[tuple[bytes, int]] = deque()
-        """What waits, and of each line how many lost ones it reports."""
+        """Waiting lines, each with the number of lost lines that it reports."""
         self._waiting_bytes = 0
         self._lost = 0
         """Lines that no line reports yet."""
         self._reported = threading.local()
-        """By thread: ``count``, which the line that it is about to write reports."""
+        """By thread: ``count``, the number that the thread's next line reports."""
         self._descriptor = _descriptor_of(out)
         if self._descriptor is not None:
             out.flush()
@@ -151,7 +151,7 @@ class QueuedStream(io.TextIOBase):
         return line
 
     def drain(self, seconds: float) -> None:
-        """Wait until all lines are written, but no longer than so many seconds."""
+        """Wait until all lines are written, at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_bytes, seconds)
 
@@ -175,7 +175,7 @@ class QueuedStream(io.TextIOBase):
         return True
 
     def _is_sent(self, line: bytes) -> bool:
-        """Whether the system took all of it. Where it does not wait by itself, it is waited for."""
+        """Whether the system took the whole line; waits for a descriptor that does not block."""
         assert self._descriptor is not None
         while line:
             try:
@@ -194,13 +194,13 @@ _streams: list[QueuedStream] = []
 
 
 def drain_logs(seconds: float = DRAIN_S) -> None:
-    """Wait until what was logged is written, but no longer than so many seconds. For who ends the process."""
+    """Wait until all logged lines are written, at most ``seconds``. For code that ends the process."""
     for stream in _streams:
         stream.drain(seconds)
 
 
 def write_line(text: str) -> None:
-    """Write a line for people where logs go, behind what was logged."""
+    """Write a line for people to the stream of the logs, after all logged lines."""
     for stream in _streams:
         stream.write(f"{text}\n")
 
@@ -215,8 +215,8 @@ def _descriptor_of(out: TextIO) -> int | None:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """A thread that begins meanwhile gets no signal: those are for the thread that waits for them, or holds them back.
-    What this thread blocks is as before."""
+    """A thread started inside gets no signals: they are for the thread that waits for them, or blocks them. The mask of
+    this thread is restored."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
@@ -225,7 +225,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def configure_logs(stream: TextIO | None = None) -> None:
-    """Send every log of this process to ``stream`` (stderr when not said), from INFO up."""
+    """Send every log of this process to ``stream`` (default stderr), from INFO up."""
     # There is no stderr in a process that was started with it closed.
     out = QueuedStream(stream or sys.stderr or open(os.devnull, "w"))  # noqa: SIM115 (it is written to until the end)
     _streams[:] = [out]
@@ -264,6 +264,6 @@ def configure_logs(stream: TextIO | None = None) -> None:
 def _rendering(out: QueuedStream) -> list[Processor]:
     if out.isatty():
         return [structlog.dev.ConsoleRenderer(colors=True, exception_formatter=structlog.dev.plain_traceback)]
-    # Local variables stay out of tracebacks: they may hold passwords and what callers sent.
+    # Local variables stay out of tracebacks: they may hold passwords and callers' data.
     transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     return [structlog.processors.ExceptionRenderer(transformer), structlog.processors.JSONRenderer()]

@@ -1,7 +1,7 @@
-"""What the node measures, for Prometheus. Never a tenant, a job or a key as a label: labels have few values.
+"""The node's metrics, for Prometheus. Never a tenant, a job or a key as a label: labels have few values.
 
 ``ledger.facts.metrics`` declares each metric. Events are counted and observed as they happen. Values that live
-elsewhere (the clock, the watermarks) are read when they are asked for, so keeping them costs the write path nothing.
+elsewhere (the clock, the watermarks) are read at each scrape, so they cost the write path nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from app.runtime.state.node import Node
 from ledger.facts.metrics import METRICS, Kind
 from wal.replication.leading import Shipper
 
-# A time of creation beside each counter and histogram, which nobody asked for.
+# Else each counter and histogram also exports its time of creation.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -38,7 +38,7 @@ COUNTERS_READ = frozenset(
         "wal_replication_damaged_frames",
     }
 )
-"""Counters that are kept elsewhere and read when they are asked for."""
+"""Counters that are kept elsewhere and read at each scrape."""
 
 Values = Mapping[str, float | Mapping[str, float]]
 """By metric its value, or its values by label."""
@@ -77,7 +77,7 @@ class Metrics:
         self._histograms[name].observe(value)
 
     def read(self, values: Callable[[], Values]) -> None:
-        """Serve what ``values`` gives, whenever the metrics are asked for."""
+        """Call ``values`` at each scrape, and serve its result."""
         self.registry.register(_ReadValues(values))
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -114,7 +114,7 @@ class _ReadValues(Collector):
 
 
 def node_values(node: Node, backlog_entries: int, backlog_entries_max: int) -> Values:
-    """The clock and positions of ``node``, and how many of so many events wait to be chained."""
+    """The clock and positions of ``node``, and how many events wait to be chained, of how many that may."""
     return {
         "hlc_ticks": node.clock.ticks,
         "hlc_clock_skew_rejections": node.clock.skew_rejections,

@@ -1,4 +1,4 @@
-"""Other servers, asked over HTTP/1.1: what one request to them may cost, and their answers, read within bounds.
+"""Requests to other servers over HTTP/1.1: the cost of one request, and answers read within bounds.
 
 Invariants, for each answer::
 
@@ -9,11 +9,11 @@ Invariants, for each answer::
     chunks of the body  <= PIECES_FREE + bytes / PIECE_BYTES_MIN
     redirects followed  = bodies decompressed = 0
 
-A short answer is whole within ``within_s``. A long one begins within ``within_s`` and ends ``all_within_s`` later. The
-error names the server that was asked.
+A short answer is whole within ``within_s``. A long one begins within ``within_s`` and ends ``all_within_s`` later.
+Errors name the server.
 
-The parser below (h11, by httpcore) works on all that one read brings before any other task runs: of interim
-heads, 64 KiB are 150 ms. So it is given one head at a time. What TLS costs is bounded by the time of a request alone.
+The parser below (h11, by httpcore) parses all bytes of one read before any other task runs: 64 KiB of interim heads
+take 150 ms. So it is given one head at a time. The cost of TLS is bounded by the time of a request alone.
 """
 
 # ruff: noqa: ASYNC109 (the interface of httpcore has these timeouts)
@@ -38,19 +38,19 @@ from ledger.errors import LedgerError
 RATE_WINDOW_S: Final = 20.0
 RATE_BYTES_MIN: Final = 128 * 1024
 NO_ANSWER: Final = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
-"""What ``httpx`` raises where there is no answer; also where one leads to what is no address, for it reads that though
-nobody goes there."""
+"""Errors of ``httpx`` when there is no answer; also when a redirect names no valid address, which ``httpx`` parses
+although it is not followed."""
 
 
 class NoAnswerError(LedgerError):
-    """Another server does not answer, or with something else than it was asked for."""
+    """Another server does not answer, or not as requested."""
 
 
 def client_of(
     context: ssl.SSLContext, *, timeout_s: float | None, has_proxies: bool = False, **given: Any
 ) -> httpx.AsyncClient:
-    """A client whose answers are bounded as the modules say. ``timeout_s`` is for each step of a request; with
-    ``has_proxies`` it asks through those of the environment."""
+    """A client whose answers have the bounds of this module. ``timeout_s`` is for each step of a request; with
+    ``has_proxies`` it uses the proxies of the environment."""
     transport = BoundedTransport(context, has_proxies=has_proxies)
     return httpx.AsyncClient(transport=transport, timeout=timeout_s, trust_env=False, **given)
 
@@ -58,10 +58,10 @@ def client_of(
 async def read_answer(
     client: httpx.AsyncClient, method: str, url: str, *, bytes_max: int, within_s: float, **asked: Any
 ) -> bytes:
-    """The body of the answer to what ``asked`` contains, as ``httpx`` takes it.
+    """The body of the answer to the request that ``asked`` describes, in the arguments of ``httpx``.
 
     Raises:
-        NoAnswerError: there is none within ``within_s``, or not with 200, or beyond a bound.
+        NoAnswerError: there is no answer within ``within_s``, its status is not 200, or it is over a bound.
     """
     request = _request(client, method, url, asked)
     try:
@@ -122,8 +122,8 @@ def _place(request: httpx.Request) -> str:
 
 
 def retry_after_s(value: str | None, now_s: float) -> float:
-    """The seconds that ``Retry-After`` asks for: a number of them, or a date (RFC 9110, 10.2.3), which is judged by
-    ``now_s``, the time since the epoch. 0 where it says neither."""
+    """The seconds that ``Retry-After`` asks for: a number, or a date (RFC 9110, 10.2.3), compared with ``now_s``, the
+    time since the epoch. 0 if it is neither."""
     text = (value or "").strip(" \t")
     if text.isascii() and text.isdigit():
         return float(text)
@@ -135,7 +135,7 @@ def retry_after_s(value: str | None, now_s: float) -> float:
 
 
 def reason_of(error: Exception) -> str:
-    """What one of ``NO_ANSWER`` says, or what it is."""
+    """The text of an error of ``NO_ANSWER``, or its class if it has none."""
     return str(error) or type(error).__name__
 
 
@@ -188,15 +188,15 @@ async def pieces_of(
 
 
 INTERIM_HEADS_MAX: Final = 8
-"""Answers of 100 to 199 before the one that counts."""
+"""Answers of 100 to 199 before the final one."""
 HEAD_BYTES_MAX: Final = 32 * 1024
 HEAD_LINES_MAX: Final = 128
 PIECES_FREE: Final = 256
-"""Reads that may bring any number of bytes: a head comes in a few, a short answer too."""
+"""Reads that may return any number of bytes: a head or a short answer takes a few."""
 PIECE_BYTES_MIN: Final = 256
-"""What the others bring on average: each costs the event loop a turn."""
+"""Average bytes of the other reads: each costs the event loop a turn."""
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-"""This machine, which no proxy is for."""
+"""This machine, which is never reached through a proxy."""
 KEEPALIVE_S: Final = 5.0
 """How long an idle connection is kept."""
 
@@ -290,7 +290,7 @@ class _Body(httpx.AsyncByteStream):
 
 @contextmanager
 def _as_httpx() -> Iterator[None]:
-    """Raise what ``httpcore`` raises as ``httpx`` calls it: both have the same names."""
+    """Translate errors of ``httpcore`` to those of ``httpx``, which have the same names."""
     try:
         yield
     except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError) as error:
@@ -321,19 +321,19 @@ class _Backend(httpcore.AsyncNetworkBackend):
 
 
 class BoundedStream(httpcore.AsyncNetworkStream):
-    """A connection that gives the parser one head of an answer at a time, and of the body no byte too many.
+    """A connection that gives the parser one head of an answer at a time, and no byte after the body.
 
-    What the parser holds of one answer beyond its end it takes for the next one. So a connection whose answer had no
-    stated length, or more bytes than it stated, calls itself readable when idle, which the pool takes for its end.
+    The parser takes bytes after one answer for the start of the next. So a connection whose answer stated no length, or
+    had more bytes than stated, reports itself as readable when idle, and the pool closes it.
     """
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
         self._ahead = b""
-        """Read, and not given to the parser yet."""
+        """Bytes read, and not given to the parser yet."""
         self._is_head = True
         self._body_left: int | None = None
-        """Bytes of the body that the parser lacks; None where the head does not say."""
+        """Bytes of the body that the parser lacks; None if the head does not say."""
         self._heads = self._reads = self._length = 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -366,7 +366,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         return self._stream.get_extra_info(info)
 
     async def _next_head(self, timeout: float | None) -> bytes:
-        """The next head, whole; what there is of it where the connection ends in it."""
+        """The next whole head; its beginning if the connection ends in it."""
         seen = 0
         while (end := _head_end(self._ahead, seen)) is None:
             seen = end = len(self._ahead)
@@ -398,8 +398,8 @@ class BoundedStream(httpcore.AsyncNetworkStream):
 
 
 def _head_end(data: bytes, seen: int) -> int | None:
-    """Where the head ends that ``data`` begins with, at the empty line; None where it has none. The bytes up to
-    ``seen`` have none by themselves."""
+    """The end of the head at the start of ``data``, after its empty line; None if there is no empty line. The bytes up
+    to ``seen`` contain none."""
     start = max(0, seen - 2)
     ends = [at + len(mark) for mark in (b"\n\r\n", b"\n\n") if (at := data.find(mark, start)) >= 0]
     return min(ends, default=None)
@@ -410,7 +410,7 @@ def _status(head: bytes) -> bytes:
 
 
 def _body_length(status: bytes, head: bytes) -> int | None:
-    """How many bytes follow the head (RFC 9112, 6.3); None where it names no length, or might name two."""
+    """How many bytes follow the head (RFC 9112, 6.3); None if it names no length, or may name two."""
     if status == b"204":
         return 0
     lines = [line.partition(b":") for line in head.lower().split(b"\n")[1:]]

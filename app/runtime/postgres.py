@@ -1,10 +1,10 @@
-"""PostgreSQL as a node sees it: its address, and the errors of one that is down, slow, restarting or failing over.
+"""PostgreSQL as a node sees it: its address, and its errors while it is down, slow, restarting or failing over.
 
 The address is as users of libpq write it: some parameters are for the driver, some are applied here, some are refused.
 
 ``postgresql://user:password@host:port/database?name=value&...`` with the parameters of libpq 18 (its documentation,
-34.1.2). Each of them is taken, or refused by name before anything is connected to: a parameter that does nothing would
-be believed, and the driver sends a name that it does not know to the server as a setting of its own.
+34.1.2). Each is applied, or refused by name before the node connects: a parameter must not be ignored silently, and the
+driver sends an unknown name to the server as a setting.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _AS_IT_IS: Final[Mapping[str, tuple[str, ...]]] = {
     "min_protocol_version": ("3.0",),
     "max_protocol_version": ("3.0", "3.2", "latest"),
 }
-"""Parameters that may say what is so already, by name."""
+"""Parameters that may only repeat the value that applies anyway, by name."""
 _REFUSED: Final[Mapping[str, str]] = {
     "require_auth": "the driver cannot restrict how the server authenticates; sslmode=verify-full proves the server",
     "requiressl": "libpq dropped it; write sslmode=require",
@@ -99,7 +99,7 @@ _OPTION: Final = re.compile(r"(?:-c\s*|--)([A-Za-z_][\w.-]*)=((?:\\.|[^\\\s])*)(
 
 
 class Address(NamedTuple):
-    """Where a PostgreSQL is, and how the one who wrote the address wants to be connected."""
+    """The address of a PostgreSQL server, and its options of a connection."""
 
     url: str
     """With parameters of the driver alone."""
@@ -116,7 +116,7 @@ def parse_address(url: str) -> Address:
     """The address that ``url`` is.
 
     Raises:
-        ConfigurationError: it names what is no parameter, or one that is not supported. Its values are not repeated.
+        ConfigurationError: it names an unknown or unsupported parameter. The text does not repeat its values.
     """
     if "://" not in url:
         raise ConfigurationError("the address of PostgreSQL must be like postgresql://user:password@host:5432/database")
@@ -149,7 +149,7 @@ def parse_address(url: str) -> Address:
 
 
 def _parameters(query: str) -> dict[str, str]:
-    """Values by name; as with libpq a plus sign is no space, and the last of several counts."""
+    """Values by name; as in libpq a plus sign is no space, and the last of several values wins."""
     given = {}
     for part in filter(None, query.split("&")):
         name, equals, value = part.partition("=")
@@ -206,17 +206,17 @@ DATABASE_FAULTS = (
     OSError,
     TimeoutError,
 )
-"""All that a statement may raise when its connection breaks or Postgres refuses. The driver's internal error is one:
-it comes when a connection breaks while the driver is between two states."""
+"""Errors of a statement when its connection breaks or Postgres refuses. The driver's internal error is one: it is
+raised when a connection breaks while the driver is between two states."""
 
 
 def is_of_a_value(error: BaseException) -> bool:
-    """Whether Postgres refuses a value (class 22). A sequence at its end refuses whatever comes, until somebody lets it
-    go on."""
+    """Whether Postgres refuses a value (class 22). An exhausted sequence is no such refusal: it refuses every value
+    until an administrator extends it."""
     is_of_all = isinstance(error, asyncpg.SequenceGeneratorLimitExceededError)
     return not is_of_all and isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "")[:2] == "22"
 
 
 def text_of(error: BaseException) -> str:
-    """What logs and checks say of it."""
+    """The error's text for logs and checks."""
     return f"{type(error).__name__}: {str(error) or 'no answer in time'}"

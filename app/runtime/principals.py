@@ -1,4 +1,4 @@
-"""Who calls, what he may do for which tenants, and what each route needs.
+"""Callers, their rights for tenants, and the right that each route needs.
 
 A pattern of tenants is a tenant's name, the beginning of names and ``*``, or ``*``, which means ``_system`` too::
 
@@ -27,7 +27,7 @@ _is_pattern = re.compile(names.TENANTS).fullmatch
 
 
 class Right(enum.StrEnum):
-    """What one may be allowed to do."""
+    """The rights of callers."""
 
     READ = "read"
     """Jobs and their events."""
@@ -42,7 +42,7 @@ class Right(enum.StrEnum):
 
 
 def check_pattern(pattern: str) -> str:
-    """``pattern``, which is one of tenants.
+    """``pattern``, if it is a pattern of tenants.
 
     Raises:
         InvalidInputError: it is none.
@@ -53,14 +53,14 @@ def check_pattern(pattern: str) -> str:
 
 
 def covers(pattern: str, other: str) -> bool:
-    """Whether ``pattern`` stands for the tenant ``other``, or for all that the pattern ``other`` stands for."""
+    """Whether ``pattern`` matches the tenant ``other``, or all tenants that the pattern ``other`` matches."""
     if pattern.endswith("*"):
         return pattern == EVERY_TENANT or (other.startswith(pattern[:-1]) and other != SYSTEM_TENANT)
     return pattern == other
 
 
 class Grant(NamedTuple):
-    """Rights, and the patterns of tenants that they are for."""
+    """Rights, and the patterns of tenants that they apply to."""
 
     rights: frozenset[Right]
     tenants: tuple[str, ...]
@@ -68,21 +68,21 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Principal:
-    """A known caller. ``id`` goes into what it writes; None where nobody is asked who he is."""
+    """A known caller. ``id`` is stored with its writes; None while callers are not authenticated."""
 
     id: str | None
     source: str
-    """What said so: ``none``, ``token``, ``oidc`` or ``certificate``."""
+    """How the caller was authenticated: ``none``, ``token``, ``oidc`` or ``certificate``."""
     grants: Sequence[Grant]
     expires_at: datetime | None = None
     token_id: str | None = None
 
     def patterns(self, right: Right) -> list[str]:
-        """The tenants for which the caller has it."""
+        """The patterns of tenants for which the caller has the right."""
         return [pattern for grant in self.grants if right in grant.rights for pattern in grant.tenants]
 
     def may(self, right: Right, tenant_id: str) -> bool:
-        """Whether the caller has the right for the tenant, or for all that a pattern of tenants stands for."""
+        """Whether the caller has the right for the tenant, or for all tenants that a pattern matches."""
         needed = Right.AUDIT if right is Right.READ and tenant_id == SYSTEM_TENANT else right
         return any(covers(pattern, tenant_id) for pattern in self.patterns(needed))
 
@@ -106,12 +106,12 @@ class Principal:
 
     @property
     def name(self) -> str:
-        """As errors and log lines call the caller."""
+        """The caller's name in errors and log lines."""
         return self.id or "nobody"
 
 
 EVERYBODY: Final = Principal(None, "none", (Grant(frozenset(Right), (EVERY_TENANT,)),))
-"""Whoever calls while ``auth.mode`` is ``none``."""
+"""Every caller while ``auth.mode`` is ``none``."""
 
 
 def grant_of(rights: Collection[str], tenants: Collection[str]) -> Grant:
@@ -133,17 +133,18 @@ class Needs(enum.Enum):
     """For which tenants a caller must have the right that a route needs."""
 
     NOTHING = "no caller"
-    """Nobody needs to be allowed it: it says that the service is there, how to talk to it, with which keys to check
-    what it signed, and lets people sign in."""
+    """No right is needed: these routes report that the service is up, describe its interface, publish its public keys,
+    and let people sign in."""
     SOMEBODY = "a known caller"
     """Whatever rights it has."""
     ANY = "any tenant"
-    """What is asked is not about a tenant, or is only told of tenants for which the caller has the right."""
+    """The request is not about a tenant, or its answer covers only tenants for which the caller has the right."""
     EVERY = "all tenants"
-    """What is asked is about the ledger as a whole."""
+    """The request is about the ledger as a whole."""
     NAMED = "the tenant that path or query names"
     IN_BODY = "each tenant that the body names"
-    """Before the body is read the right for any tenant is needed; after it, before anything is done, for those."""
+    """Before the body is read, the right for some tenant; after that, before any effect, the right for each tenant in
+    it."""
 
 
 class Rule(NamedTuple):
@@ -258,6 +259,6 @@ ACTS: Final = frozenset(
     for route, rule in RULES.items()
     if rule.right in (Right.OPERATE, Right.ADMIN) and not route.startswith("GET ") and route != "POST /v1/stats"
 )
-"""Routes that do what goes on record before it is done: reports of numbers are none."""
+"""Routes whose acts are recorded before they are done; reports of numbers are not."""
 UNLISTED: Final = Rule(Right.ADMIN, Needs.EVERY)
-"""What a route needs of which nothing is said."""
+"""The rule of a route that is not listed."""

@@ -1,12 +1,12 @@
 """How work shares the event loop: in turns, so that requests are served between two of them.
 
 ``FairTurns`` are for requests: one task takes a turn, and the loop looks at the network before the next. However many
-are at work, a small request waits for one turn, not for one of each. Turns rotate by key::
+requests run, a small request waits for one turn, not for one turn of each. Turns rotate by key::
 
     each turn: <= LINES_PER_TURN lines, and <= BYTES_PER_TURN bytes or one line; or about TURN_S
 
-``Share`` is for work that nobody waits for. It hands out turns in the order of asking and pauses between them, so that
-all turns together take no more than a share of the loop's processor time: ``BUSY`` while others work in the loop or on
+``Share`` is for background work. It hands out turns first come, first served, and pauses between them, so that all
+turns together take no more than a share of the loop's processor time: ``BUSY`` while other work runs in the loop or on
 the machine, ``IDLE`` otherwise::
 
     time in turns <= share * time of the loop, within a piece or two
@@ -27,18 +27,18 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 BUSY: Final = 0.03
-"""Share of the loop's time that turns get while others work."""
+"""Share of the loop's time that turns get while other work runs."""
 IDLE: Final = 0.4
 BUSY_FROM: Final = 0.25
-"""Others work where they take more than this part of a processor, or keep the loop from having it."""
+"""Other work runs if it takes more than this part of a processor, or keeps the loop from that part."""
 GOT_MIN: Final = 0.05
-"""Least part of the processor time it wants that the loop is taken to get."""
+"""Lower bound of the part of its wanted processor time that the loop is assumed to get."""
 LOOK_INTERVAL_S: Final = 0.05
-"""How often it is looked how much others take."""
+"""Interval of the checks how much other work takes."""
 TURNS_AT_ONCE: Final = 16
 """Turns that are taken in one pass of the event loop."""
 REST_FROM_S: Final = 0.0005
-"""What was spent is rested from once it is so much: timers are no finer."""
+"""Turns pause once they have spent so much: timers are no finer."""
 
 
 class Share:
@@ -48,12 +48,12 @@ class Share:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._wanted = asyncio.Event()
         self._owed_s = 0.0
-        """Spent and not rested from."""
+        """Spent since the last pause."""
         self._spent_s = 0.0
-        """Spent since others were looked at."""
+        """Spent since the last check of other work."""
         self._share = BUSY
         self._got = 1.0
-        """Part of the processor time that the loop wanted, and got."""
+        """Part of its wanted processor time that the loop got."""
         self._looked_at = _scheduled()
 
     def grant(self, future: asyncio.Future[None]) -> None:
@@ -84,7 +84,7 @@ class Share:
                     handed_out += 1
             if not self._waiting:
                 self._wanted.clear()
-            # Behind those who were woken just now.
+            # After the tasks that were just woken.
             await asyncio.sleep(0)
             if self._owed_s >= REST_FROM_S:
                 self._look()
@@ -92,7 +92,7 @@ class Share:
                 await asyncio.sleep(owed_s * (1 - self._share) / (self._share * self._got))
 
     def _look(self) -> None:
-        """See how much of a processor others took since it was last looked."""
+        """Measure how much of a processor other work took since the last check."""
         if time.perf_counter() - self._looked_at[0] < LOOK_INTERVAL_S:
             return
         now = _scheduled()
@@ -103,8 +103,8 @@ class Share:
 
 
 def _scheduled() -> tuple[float, float, float]:
-    """The time, how long this thread has run, and how long it has waited for a processor, in seconds; never, where the
-    system does not say so."""
+    """The time, how long this thread has run, and how long it has waited for a processor, in seconds; the wait is 0 if
+    the system does not report it."""
     try:
         ran_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_bytes().split()
     except OSError:
@@ -117,10 +117,10 @@ LINES_PER_TURN = 500
 BYTES_PER_TURN = 128 * 1024
 """Most bytes of a turn of several lines: it is bytes that take the time, not lines."""
 TURN_S = 0.02
-"""A turn whose work nobody can tell in advance ends with the line that brings it to this time."""
+"""A turn whose work cannot be estimated ends with the line that reaches this time."""
 TURNS_IN_A_ROW = 16
-"""Most turns before others of the same key, who came later, have theirs: enough for a request of 2,000 lines, which are
-then on their way to the chain while the next request is looked at."""
+"""Most turns of a task before later tasks of the same key get theirs: enough for a request of 2,000 lines, which are
+then in the WAL while the next request is read."""
 
 
 def turns(sizes: Sequence[int]) -> Iterator[range]:
@@ -153,18 +153,18 @@ class Turn:
 
 
 class FairTurns:
-    """Hands out turns, one in each pass of the event loop, by keys in rotation; those of one key by the age of who
-    asks, so that one request is done before the next is begun. Belongs to one event loop."""
+    """Hands out turns, one in each pass of the event loop, by keys in rotation; of one key, the oldest task first, so
+    that one request is done before the next starts. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._waiting: dict[str | None, list[tuple[int, int, asyncio.Future[None]]]] = {}
-        """By key, in the order in which the keys come next: a heap of who waits, by place and then as they came."""
+        """By key, in the order of the keys' next turns: a heap of waiting tasks, by place, then by arrival."""
         self._places: WeakKeyDictionary[asyncio.Task[object], _Place] = WeakKeyDictionary()
         self._numbers = count()
 
     async def next(self, key: str | None) -> None:
-        """Return when it is the turn of ``key``, and of this task among those of the key; it lasts until the task's
-        next await."""
+        """Return when it is the turn of ``key``, and of this task within the key. The turn lasts until the task's next
+        await."""
         loop = asyncio.get_running_loop()
         mine = loop.create_future()
         if not self._waiting:
@@ -173,7 +173,7 @@ class FairTurns:
         await mine
 
     def _place(self) -> int:
-        """Where the task that runs stands among others: as it came, or as it last took ``TURNS_IN_A_ROW``."""
+        """The place of the current task in the queue: by its arrival, or by when it last used up ``TURNS_IN_A_ROW``."""
         task = asyncio.current_task()
         assert task is not None
         place = self._places.get(task)
@@ -183,7 +183,7 @@ class FairTurns:
         return place.number
 
     def _hand_out(self) -> None:
-        """Give the first turn to somebody who still waits; the next one in the next pass of the loop."""
+        """Give the turn to the first task that still waits; schedule the next turn for the next pass of the loop."""
         handed_out = False
         while self._waiting and not handed_out:
             key = next(iter(self._waiting))
@@ -200,7 +200,7 @@ class FairTurns:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a task stands: the lower the number, the sooner it comes."""
+    """A task's place in the queue: the lower the number, the earlier its turn."""
 
     number: int
     turns_left: int = TURNS_IN_A_ROW

@@ -1,9 +1,8 @@
-"""How tasks of the background run, pause and end.
+"""How background tasks run, pause and end.
 
 ``kept_running`` restarts a task that failed; ``paced`` keeps one to its share of the time; ``called_in`` lets another
-thread call into the loop; ``StopDeadline`` ends a process whose stop hangs. ``Slots`` and ``MemoryBudget`` are room for
-a few pieces of heavy work at once. What was acknowledged is durable, so the
-next start loses nothing by that: it finds what a kill leaves.
+thread call into the loop; ``StopDeadline`` ends a process whose stop hangs. ``Slots`` and ``MemoryBudget`` bound heavy
+work. Acknowledged records are durable, so a kill loses none of them: the next start recovers them.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ async def kept_running(
     pause_first_s: float = PAUSE_FIRST_S,
     report: Callable[[BaseException, str], object] = lambda error, task: None,
 ) -> None:
-    """Run ``work`` to its end; when it fails, say so and restart it, after longer and longer pauses. ``report`` is
-    given each failure that is no outage, and the name of the task."""
+    """Run ``work`` to its end; when it fails, log that and restart it, after exponentially longer pauses. ``report``
+    gets each failure that is no outage, and the name of the task."""
     pause_s = pause_first_s
     task = (work.func if isinstance(work, partial) else work).__qualname__
     while True:
@@ -49,12 +48,12 @@ async def kept_running(
             await work()
             return
         except DATABASE_FAULTS as error:
-            # An outage: where in the driver it was met says nothing.
+            # An outage: a trace through the driver is of no use.
             log.warning("task_delayed", task=task, error=f"{type(error).__name__}: {error}", retry_in_s=pause_s)
         except DatabaseUnavailableError as error:
             log.warning("task_delayed", task=task, error=str(error), retry_in_s=pause_s)
         except Exception as error:
-            # Rows and files that somebody edited may hold anything; the trace says what was not foreseen.
+            # Edited rows and files may hold anything; the trace shows what was not foreseen.
             log.error("task_failed", task=task, exc_info=error, retry_in_s=pause_s)
             report(error, task)
         await asyncio.sleep(pause_s)
@@ -63,8 +62,8 @@ async def kept_running(
 
 @asynccontextmanager
 async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[None]:
-    """Do what is inside, then rest so long that it took no more than ``share`` of the time (0 to 1), the time that it
-    waited for others included; but no longer than ``rest_max_s`` seconds."""
+    """Run the body, then rest so long that the body took at most ``share`` of the time (0 to 1), its waits included;
+    rest at most ``rest_max_s`` seconds."""
     assert 0 < share <= 1
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -77,7 +76,7 @@ Values = TypeVarTuple("Values")
 
 
 def called_in(loop: asyncio.AbstractEventLoop, callback: Callable[[*Values], None]) -> Callable[[*Values], None]:
-    """``callback``, called on any thread, run in ``loop``; dropped once that has ended."""
+    """A function for any thread that runs ``callback`` in ``loop``; calls are dropped once the loop has ended."""
 
     def call(*values: *Values) -> None:
         with contextlib.suppress(RuntimeError):
@@ -87,8 +86,8 @@ def called_in(loop: asyncio.AbstractEventLoop, callback: Callable[[*Values], Non
 
 
 class StopDeadline:
-    """Ends the process, with exit code 1, ``seconds`` after ``begin`` was first called; unless it was left before.
-    ``before_end`` is called then, behind the last line of the log, and MUST NOT wait long."""
+    """Ends the process, with exit code 1, ``seconds`` after the first call of ``begin``, unless the context was left
+    before. ``before_end`` is called first, after the last line of the log, and MUST NOT wait long."""
 
     def __init__(self, seconds: float, before_end: Callable[[], object] = lambda: None) -> None:
         self._seconds = seconds
@@ -128,7 +127,8 @@ WAIT_S = 30.0
 
 
 class Slots:
-    """Work that holds memory, connections or disk: who finds no room waits a while, then is told to come again."""
+    """Slots for work that holds memory, connections or disk: a caller without a slot waits for ``WAIT_S``, then is
+    asked to retry."""
 
     def __init__(self, count: int, what: str) -> None:
         """``what`` names the work, in the plural."""
@@ -138,10 +138,10 @@ class Slots:
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """One slot, until it is left.
+        """Hold one slot inside the context.
 
         Raises:
-            NotReadyError: there was none for ``WAIT_S``.
+            NotReadyError: no slot was free for ``WAIT_S``.
         """
         try:
             async with asyncio.timeout(WAIT_S):
@@ -155,7 +155,7 @@ class Slots:
 
 
 class MemoryBudget:
-    """Bytes that all requests together may hold in memory; one principal three quarters of them."""
+    """Bytes that all requests together may hold in memory; one principal may hold three quarters of them."""
 
     def __init__(self, bytes_max: int, what: str) -> None:
         """``what`` says what they are."""
@@ -165,10 +165,10 @@ class MemoryBudget:
         self._held_by: Counter[str] = Counter()
 
     def take(self, count: int, principal: str | None = None) -> None:
-        """Hold so many more for ``principal``; None is everybody.
+        """Hold ``count`` more bytes for ``principal``; None has no share of its own.
 
         Raises:
-            NotReadyError: that were too many.
+            NotReadyError: the budget has too few left.
         """
         has_share = principal is not None and 4 * (self._held_by[principal] + count) > 3 * self._bytes_max
         if has_share or self._held_bytes + count > self._bytes_max:
@@ -178,7 +178,7 @@ class MemoryBudget:
             self._held_by[principal] += count
 
     def give_back(self, count: int, principal: str | None = None) -> None:
-        """Hold so many less for ``principal``."""
+        """Release ``count`` bytes of ``principal``."""
         self._held_bytes -= count
         if principal is not None:
             self._held_by[principal] -= count

@@ -1,1 +1,1 @@
-"""From a folder and a database to a node that may write: what is checked, refused, recovered and restored."""
+"""From a folder and a database to a node that may write: checks, refusals, recovery and restore."""

@@ -1,6 +1,6 @@
-"""What must hold before a node may start: its WAL, its checkpoints and the database belong together.
+"""Conditions of a start: the node's WAL, its checkpoints and the database belong together.
 
-Nothing here writes to the database; ``set_aside`` alone changes files, and deletes none.
+Nothing here writes to the database. Only ``set_aside`` moves files; it deletes none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 @contextmanager
 def files_usable(folder: Path) -> Iterator[None]:
-    """What is read and written below ``folder`` meanwhile are files of the node.
+    """Reads and writes below ``folder`` inside this context are of files of the node.
 
     Raises:
         StartRefusedError: in place of the OSError where one cannot be.
@@ -60,7 +60,7 @@ def files_usable(folder: Path) -> Iterator[None]:
 
 
 def report_folders_of_others(settings: Settings, wal_folder: Path) -> None:
-    """Log each folder in which everybody may put another log or key in the place of this node's."""
+    """Log each folder in which any local user can replace the log or a key of this node."""
     uris = [uri for uri in (settings.signing_key_uri, settings.privacy_master_key_uri) if not is_remote(uri)]
     places = [wal_folder / wal_control.CONTROL_NAME, *map(path_of, uris)]
     for folder in sorted({found for place in places if (found := folder_of_others(place)) is not None}):
@@ -72,8 +72,8 @@ def report_folders_of_others(settings: Settings, wal_folder: Path) -> None:
 
 
 async def check_role(connection: Connection, *, is_any_allowed: bool) -> str | None:
-    """Refuse a login that could change what the ledger guards, and take the guards away; what it could do where it is
-    taken all the same, None when nothing.
+    """Refuse a login that could remove the guards of the ledger's tables and change their rows. Returns what an
+    accepted login could do, None when nothing.
 
     Raises:
         StartRefusedError: it could.
@@ -110,7 +110,7 @@ def load_control(folder: Path, *, accept_lost_wal: bool) -> tuple[Control | None
 
 
 def accepting(*, restoring: bool) -> str:
-    """What an operator does who accepts that records of the WAL are lost, as a phrase of a remedy."""
+    """How an operator accepts that records of the WAL are lost, as a phrase of a remedy."""
     return f"{'run this again' if restoring else 'start once'} with --accept-lost-wal"
 
 
@@ -122,8 +122,7 @@ def judge_wal(
     accept_lost_wal: bool,
     restoring: bool = False,
 ) -> bool:
-    """Refuse a WAL that is not the one Postgres knows and, unless that is to be mended now, a Postgres that is older
-    than the WAL.
+    """Refuse a WAL that is not the one Postgres knows and, unless ``restoring``, a Postgres that is older than the WAL.
 
     Returns:
         Whether the folder holds another WAL than Postgres knows, and the operator accepted that.
@@ -170,10 +169,10 @@ def judge_wal(
 
 
 def set_aside(folder: Path, position: WalPosition | None, *, is_replaced: bool = False) -> None:
-    """Move segments and control file of a WAL that is given up into a folder of their own; nothing is deleted. Its
-    records are read once the node is at work (``app.write.intake.returning``).
+    """Move segments and control file of an abandoned WAL into a folder of their own; nothing is deleted. Its records
+    are read once the node runs (``app.write.intake.returning``).
 
-    ``is_replaced``: a member gives the same log, in which what the quarantine lists is found again.
+    ``is_replaced``: a member supplies the same log, which holds the quarantined records too.
     """
     lost = next(path for number in count(1) if not (path := folder / f"lost-{number}").exists())
     segments = list_segments(folder)
@@ -190,7 +189,7 @@ def set_aside(folder: Path, position: WalPosition | None, *, is_replaced: bool =
 
 
 def _aside(folder: Path, position: WalPosition | None) -> Aside:
-    """What is known of the log in ``folder``, which is to be set aside."""
+    """What is known of the log in ``folder``, which is about to be moved away."""
     chained_lsn = position.chained_lsn if position is not None else BEFORE_FIRST
     try:
         control = wal_control.load(folder)
@@ -219,11 +218,11 @@ async def check_chain(
     origin: str,
     log_signer: private_keys.FileSigner,
 ) -> StoredTree:
-    """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it; how its stored tree
-    compares with it.
+    """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it. Returns how the stored
+    tree compares with that checkpoint.
 
-    The stored tree, which is made from the chain, is believed only when it agrees with the checkpoint; where it
-    does not, the root is computed from the links of the chain itself, and the notary makes the tree again.
+    The stored tree, which is derived from the chain, is trusted only if it agrees with the checkpoint. If it does not,
+    the root is computed from the links of the chain, and the notary rebuilds the tree.
     """
     checkpoint = _kept_checkpoint(tenant_id, note, origin, log_signer)
     head_seq = head.seq if head else 0
@@ -244,11 +243,11 @@ async def check_chain(
             f"that this node signed: history was rewritten. {remedy}"
         )
     if await notary_store.tree_size(connection, tenant_id) < checkpoint.size:
-        # As after a restore: the rows are back, the tree that was made of them is not.
+        # As after a restore: the rows are back, the tree derived from them is not.
         log.info("stored_tree_behind", tenant_id=tenant_id, done="it is made again from the chain")
         return StoredTree.BEHIND
     if await tree_agrees(connection, tenant_id, checkpoint):
-        # Another node has made it again since it was read.
+        # Another node has rebuilt it since it was read.
         return StoredTree.WHOLE
     log.error("stored_tree_damaged", tenant_id=tenant_id, done="it is made again from the chain")
     return StoredTree.DAMAGED
@@ -265,7 +264,7 @@ async def chain_holds(
 
 
 def kept_origin(checkpoints: CheckpointJournal) -> str | None:
-    """The log that checkpoints beside the WAL are of, as the first of them says; None when there is none.
+    """The origin that the first checkpoint beside the WAL names; None when there is no checkpoint.
 
     Raises:
         StartRefusedError: it is no checkpoint.
@@ -277,7 +276,8 @@ def kept_origin(checkpoints: CheckpointJournal) -> str | None:
 
 
 def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: private_keys.FileSigner) -> Checkpoint:
-    """The checkpoint beside the WAL. One of an earlier key of this node counts as well: the folder is the node's."""
+    """The checkpoint beside the WAL. A signature by an earlier key of this node is valid too: the folder is the
+    node's."""
     with _readable(tenant_id):
         with suppress(UnknownKeyError):
             return open_checkpoint(note, [VerifierKey.of(origin, log_signer.public_key)], origin=origin)
@@ -286,7 +286,7 @@ def _kept_checkpoint(tenant_id: str, note: str, origin: str, log_signer: private
 
 @contextmanager
 def _readable(tenant_id: str) -> Iterator[None]:
-    """What is done with the tenant's checkpoint beside the WAL meanwhile is refused where it does not open."""
+    """Refuse the start if the tenant's checkpoint beside the WAL, used inside this context, does not open."""
     try:
         yield
     except LedgerError as error:

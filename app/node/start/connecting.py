@@ -1,4 +1,4 @@
-"""The connection of a start: Postgres is waited for, its schema is looked at, and what fails refuses the start."""
+"""The connection of a start: the node waits for Postgres and checks its schema; a failure refuses the start."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CONNECT_WAIT_S = 30.0
 """How long a start waits for Postgres to answer."""
 CONNECT_PAUSE_S = 0.5
 LOCK_TIMEOUT_S = 10.0
-"""How long a start or a restore waits for what another session keeps locked: nodes and imports do that for a fraction
-of it."""
+"""How long a start or a restore waits for a lock of another session: nodes and imports hold locks for a fraction of
+it."""
 _REFUSES = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
 )
-"""What a login that may not connect is told."""
+"""Errors of a login that may not connect."""
 _WENT_AWAY = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -33,7 +33,7 @@ _WENT_AWAY = (
     ConnectionError,
     TimeoutError,
 )
-"""What a database that answered and then failed looks like, and the files of a node do not."""
+"""Errors of a database that answered and then failed; the files of a node never raise them."""
 
 _PASSING = (
     asyncpg.PostgresConnectionError,
@@ -41,7 +41,7 @@ _PASSING = (
     asyncpg.InsufficientResourcesError,
     asyncpg.TransactionRollbackError,
 )
-"""Of what PostgreSQL says, that which may be over at the next start."""
+"""Errors of PostgreSQL that may have passed by the next start."""
 _REMEDIES: Final = {
     asyncpg.ReadOnlySQLTransactionError: (
         "let database_url lead to the primary; if it does, reset default_transaction_read_only of this login and "
@@ -66,8 +66,9 @@ async def connected_for_now(database_url: str) -> AsyncIterator[NodeConnection]:
 
 @contextlib.asynccontextmanager
 async def connected_to_keep(database_url: str) -> AsyncIterator[NodeConnection]:
-    """A connection to a database that has the schema this version knows, with all that guards it. No statement waits
-    longer than ``LOCK_TIMEOUT_S`` for a lock. It is open afterwards, within ``AT_A_NODE``, unless something failed.
+    """A connection to a database that has the schema of this version, with all its guards. No statement waits longer
+    than ``LOCK_TIMEOUT_S`` for a lock. The connection stays open afterwards, within ``AT_A_NODE``, unless something
+    failed.
 
     Raises:
         StartRefusedError: there is none, it fails before it is left, or another session keeps locked what it needs.
@@ -115,7 +116,7 @@ async def _connect(url: str) -> NodeConnection:
 
 
 def _no_connection(error: Exception) -> StartRefusedError:
-    """The refusal when there was no session for as long as a start waits."""
+    """The refusal when no session opened within the wait of a start."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return StartRefusedError(
             f"no host of database_url was what its target_session_attrs asks for in {CONNECT_WAIT_S:g} s ({error}): "
@@ -138,7 +139,7 @@ def went_away(error: Exception) -> StartRefusedError:
 
 
 def remedy(error: BaseException) -> str:
-    """What to do about a fault of the database, or about what caused it: "start again" where it may pass."""
+    """What to do about a fault of the database, or about its cause: "start again" if it may pass."""
     said = _said_of(error)
     for kind, what_to_do in _REMEDIES.items():
         if any(isinstance(fault, kind) for fault in said):
@@ -147,7 +148,8 @@ def remedy(error: BaseException) -> str:
 
 
 def _said_of(error: BaseException) -> list[asyncpg.PostgresError]:
-    """What PostgreSQL said, the latest first. A connection that it ended, the driver tells in words of its own."""
+    """The errors that PostgreSQL reported, latest first. The driver reports a connection that PostgreSQL ended by an
+    error of its own."""
     faults: list[BaseException | None] = [error]
     while (fault := faults[-1]) is not None:
         faults.append(fault.__cause__ or fault.__context__)

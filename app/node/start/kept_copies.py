@@ -1,5 +1,5 @@
-"""Logs of other nodes, at the safekeepers of this node and below its ``wal.dir``: whose they are, and whether they hold
-records that nobody has chained, as after a node was lost with its disk and another one began in its place.
+"""Logs of other nodes, at the safekeepers of this node and below its ``wal.dir``: their owners, and whether they hold
+unchained records, as after a node was lost with its disk and another one replaced it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from wal.segment import list_segments, opened
 NAMED_MAX = 20
 """Nodes that a refusal, or a readiness check, names."""
 CONFIRM_S = 10.0
-"""A log counts as left once neither its end nor its position in PostgreSQL moved for so long: a node at work chains."""
+"""A log is abandoned once neither its end nor its position in PostgreSQL moved for so long: a running node chains."""
 LOOK_AGAIN_S = 60.0
-"""How often it is looked whether logs that were left are chained by now."""
+"""Interval of the checks whether abandoned logs are chained by now."""
 LOOK_INTERVAL_S = 600.0
-"""How often it is looked where none was."""
+"""Interval of the checks while no log is abandoned."""
 
 log = structlog.get_logger()
 
 
 class Asked(NamedTuple):
-    """What members answered, by address, and why the others did not."""
+    """The answers of members by address, and the errors of the others."""
 
     keepers: Mapping[str, StatusReport]
     faults: Mapping[str, str]
@@ -65,8 +65,8 @@ def _ask(members: Members, address: str) -> StatusReport | str:
 
 
 async def refuse_unknown(settings: Settings, database_url: str, node_id: str) -> None:
-    """Refuse a name that no member keeps a log of and that the ledger has no position of: a mistyped one would be made
-    a node, with a log on every member, for ever.
+    """Refuse a name of which no member keeps a log and the ledger has no position: a mistyped name would become a node,
+    with a log on every member, for ever.
 
     Raises:
         InvalidInputError: it is such a name.
@@ -90,15 +90,14 @@ async def refuse_unknown(settings: Settings, database_url: str, node_id: str) ->
 
 
 class LeftLog(NamedTuple):
-    """A log of another node that was left, or cannot be read, so that nobody knows; ``text`` says what it holds, where,
-    and what to do."""
+    """An abandoned or unreadable log of another node; ``text`` says what it holds, where, and what to do."""
 
     node_id: str
     text: str
 
 
 def _left(node_id: str, where: str, last_lsn: int, chained_lsn: Lsn, remedy: str) -> LeftLog:
-    """A log with records above what is chained of it; ``remedy`` says how they come to the chain."""
+    """A log with records above its chained position; ``remedy`` says how to chain them."""
     return LeftLog(
         node_id,
         f"the log of node {node_id}, kept at {where}, ends with LSN {last_lsn}, {last_lsn - chained_lsn} above what is "
@@ -115,9 +114,8 @@ def _unread(node_id: str, where: str, reason: str) -> LeftLog:
 
 
 class OtherLogs:
-    """Looks for logs of other nodes than ``node_id`` that were left, at ``members`` and in the folders of ``wal_dir``.
-
-    Only logs count that this ledger has a position of: safekeepers may serve several ledgers.
+    """Looks for abandoned logs of nodes other than ``node_id``, at ``members`` and in the folders of ``wal_dir``. It
+    ignores logs of which this ledger has no position: safekeepers may serve several ledgers.
     """
 
     def __init__(self, node_id: str, wal_dir: Path, members: Members | None, pool: Pool) -> None:
@@ -125,11 +123,11 @@ class OtherLogs:
         self._left: frozenset[LeftLog] = frozenset()
 
     def fault(self) -> str | None:
-        """What ``/readyz`` says, None where no log was left."""
+        """What ``/readyz`` reports; None when no log is abandoned."""
         return first_of(sorted(each.text for each in self._left), NAMED_MAX, "; ") or None
 
     async def run(self) -> None:
-        """Look at start, and then now and then, for ever."""
+        """Check at start, and then at intervals, for ever."""
         while True:
             found = await self._find()
             if found - self._left:
@@ -173,7 +171,7 @@ class OtherLogs:
 
 
 def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
-    """The logs at members that were left: of each node the longest copy."""
+    """The abandoned logs at members: the longest copy of each node's log."""
     copies = [
         (wal.node_id, max(wal.tail.lsn, wal.durable_lsn), address, wal)
         for address, keeper in asked.keepers.items()
@@ -189,7 +187,7 @@ def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[
 
 
 def _unread_at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
-    """The logs of which members keep no more copies that can be read than others: these need not be up to the end."""
+    """Logs of which members cannot read at least half of the copies: the readable ones may lack the end."""
     copies = [
         (wal, address) for address, keeper in asked.keepers.items() for wal in keeper.wals if wal.node_id in positions
     ]

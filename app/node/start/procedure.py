@@ -1,6 +1,6 @@
 """Starting a node: from a folder and a database to a WAL that may be written.
 
-In this order, each step refused with what to do when it does not hold::
+The steps in order; a step that fails refuses the start and says what to do::
 
     1. the ids of the node; the lock on its WAL folder
     2. where safekeepers vote on who writes, the lease on the log
@@ -88,55 +88,56 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class StartedNode:
-    """What a start hands to the wiring."""
+    """The result of a start, for the wiring."""
 
     node: Node
     folder: Path
     lock: FolderLock
     control: Control
-    """The control file as this start left it: what a running node moves in it are the positions."""
+    """The control file as this start left it; a running node changes only its positions."""
     next_lsn: Lsn
     previous_lsn: Lsn
-    """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were given up."""
+    """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were abandoned."""
     recovered: list[Pending]
-    """What the WAL holds that is not chained."""
+    """Unchained records of the WAL."""
     held: dict[str, TenantDamage]
-    """By tenant, records of those that an earlier process could not chain, and tenants that are damaged now."""
+    """By tenant, records that an earlier process could not chain; also tenants that are damaged now."""
     heads: dict[str, ChainHead]
     faulty_trees: dict[str, StoredTree]
-    """By tenant, stored trees that are not those of their chains: the notary rebuilds them."""
+    """By tenant, stored trees that do not match their chains: the notary rebuilds them."""
     checkpoints: CheckpointJournal
     key_chain: KeyChain
     not_admitted: str | None
-    """Why nothing that the node signs would count, None when its keys are admitted."""
+    """Why no signature of this node would be trusted; None when its keys are admitted."""
     role_fault: str | None
-    """What the database login could do that the service needs not, None when nothing."""
+    """Needless rights of the database login; None when it has none."""
     log_origin: str
     session_secret: bytes
-    """What the session tokens of this ledger are bound with."""
+    """The MAC key of this ledger's session tokens."""
     lost: list[LsnRange]
-    """What was given up with ``--accept-lost-wal`` or ``--accept-loss`` and ``_system`` does not record yet."""
+    """Ranges abandoned with ``--accept-lost-wal`` or ``--accept-loss`` that ``_system`` does not record yet."""
     asides: dict[str, Aside]
-    """Logs that were set aside, and are not read yet."""
+    """Logs that were moved away and are not read yet."""
     fork: Fork | None
     """A fork of the log that ``_system`` does not record yet."""
     lease: Lease | None
-    """The lease on the log, None where nobody else may write it."""
+    """The lease on the log; None if no other process may write it."""
     lead: Lead | None
-    """The epoch as the safekeepers know it, None where this node keeps its log alone."""
+    """The epoch as the safekeepers know it; None if this node keeps its log alone."""
     accepted_loss: bool
-    """Whether the operator accepted that records of the WAL are lost: then it does not tell what is of this node."""
+    """Whether the operator accepted that records of the WAL are lost: then the WAL does not prove which rows are this
+    node's."""
     connection: NodeConnection
-    """The one that this start used, still open."""
+    """The connection that this start used, still open."""
 
 
 async def start_node(
     settings: Settings, database_url: str, *, accept_lost_wal: bool, takeover: Takeover = Takeover.WAITS
 ) -> StartedNode:
-    """Bring this node up to the point where its WAL may be opened for append. Where safekeepers vote on that, a process
-    that holds the lease on it is waited for, unless ``takeover`` says otherwise.
+    """Bring this node up to the point where its WAL may be opened for append. If safekeepers vote, the start waits for
+    a process that holds the lease, unless ``takeover`` says otherwise.
 
-    The connection of what is returned is the caller's to close.
+    The caller closes the connection of the returned node.
 
     Raises:
         StartRefusedError, WalLockedError, WalCorruptError, ConfigurationError: as the module says.
@@ -176,7 +177,7 @@ async def start_node(
 async def _held(
     lease: Lease | None, takeover: Takeover, on_waiting: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Take the lease, if there is one, let it last however long the start does, and let it go where that fails."""
+    """Take the lease, if there is one, renew it for as long as the start takes, and release it if the start fails."""
     if lease is None:
         yield
         return
@@ -186,7 +187,7 @@ async def _held(
         raise StartRefusedError(
             f"the lease on this node's log cannot be asked for: {error}; {remedy(error)}"
         ) from error
-    keeping = asyncio.create_task(lease.keep(lambda _: None))  # should another have it, the epoch decides
+    keeping = asyncio.create_task(lease.keep(lambda _: None))  # if another run takes it, the epoch decides
     try:
         yield
     except BaseException:
@@ -197,7 +198,7 @@ async def _held(
 
 
 async def _check_standby_keys(settings: Settings, folder: Path, database_url: str) -> None:
-    """A standby waits, perhaps for months: say now that its keys do not count, not once it is needed."""
+    """Report untrusted keys of a standby now: it may wait for months, and must not fail when it is needed."""
     try:
         async with asyncio.timeout(STANDBY_CHECK_TIMEOUT_S), connected_for_now(database_url) as connection:
             keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
@@ -217,7 +218,7 @@ async def _check_standby_keys(settings: Settings, folder: Path, database_url: st
 
 
 def _make_durably(folder: Path) -> None:
-    """Make ``folder`` and what is missing above it, so that the names outlive a power cut."""
+    """Make ``folder`` and its missing parents; the names survive a power cut."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -321,7 +322,7 @@ async def _start_locked(
 
 
 async def _session_secret(connection: Connection) -> bytes:
-    """The secret of this ledger's session tokens, which the first start of any node made."""
+    """The secret of this ledger's session tokens, made by the first start of any node."""
     secret = await node_store.settle_session_secret(connection, secrets.token_bytes(SECRET_BYTES))
     if type(secret) is not bytes or len(secret) != SECRET_BYTES:
         raise StartRefusedError(
@@ -332,7 +333,7 @@ async def _session_secret(connection: Connection) -> bytes:
 
 
 async def _check_keys(connection: Connection, key_chain: KeyChain) -> str | None:
-    """Why nothing that the node signs would count, None when its keys are admitted.
+    """Why no signature of this node would be trusted; None when its keys are admitted.
 
     Raises:
         StartRefusedError: the ledger began with another key than this node knows.
@@ -350,8 +351,8 @@ async def _check_keys(connection: Connection, key_chain: KeyChain) -> str | None
 
 
 async def _log_origin(connection: Connection, settings: Settings, kept: str | None) -> str:
-    """The origin of this ledger's logs, which the first start of any node chose; ``kept`` is that of the checkpoints
-    beside the WAL, None when there is none.
+    """The origin of this ledger's logs, chosen by the first start of any node. ``kept`` is the origin of the
+    checkpoints beside the WAL, None when there is none.
 
     Raises:
         StartRefusedError: it is not the one that checkpoints or settings name.
@@ -378,9 +379,9 @@ async def _log_origin(connection: Connection, settings: Settings, kept: str | No
 async def _read_heads(
     connection: Connection, held: dict[str, TenantDamage]
 ) -> tuple[dict[str, ChainHead], dict[str, str]]:
-    """Head of every tenant that has a sound one, and why the others are damaged: their head cannot be one, or the
-    chain that an earlier process of this node found damaged is not repaired. Removes from ``held`` the repaired ones of
-    which no record is listed, and adds the damaged ones."""
+    """The head of every sound tenant, and why the others are damaged: their head is impossible, or an earlier process
+    of this node found their chain damaged and it is not repaired. Removes from ``held`` repaired tenants without listed
+    records, and adds the damaged ones."""
     heads = await chaining.read_heads(connection)
     damaged = {name: fault for name, head in heads.items() if (fault := chaining.head_fault(head)) is not None}
     for tenant_id, damage in held.items():
@@ -409,14 +410,14 @@ async def _start_clock(
     *,
     accept_lost_wal: bool,
 ) -> Clock:
-    """A clock that begins above all this node ever issued and has learnt from the heads of others.
+    """A clock that starts above every time this node issued and has learnt from the heads of other nodes.
 
-    Rows in Postgres say what this node issued only as far as a wall clock can have come, or its WAL vouches for
-    them: a forged row must not drive the clock ahead.
+    A row in Postgres moves the clock only as far as a wall clock can have come, or if the WAL confirms the row: a
+    forged row must not drive the clock ahead.
     """
     known = wal.highest_hlc()
     now_ms = time.time_ns() // 1_000_000
-    # Where there is no chain nothing is read of one: on a new connection that alone costs Postgres some 4 ms.
+    # Without a chain the query is skipped: on a new connection it costs Postgres some 4 ms.
     in_chain = await node_store.highest_hlc(connection, wal.node_id, known) if heads or wal.held else None
     if in_chain is not None and in_chain.physical_ms > now_ms + settings.hlc.max_clock_skew_ms and not accept_lost_wal:
         raise StartRefusedError(
@@ -438,8 +439,8 @@ async def _start_clock(
 async def take_epoch(
     connection: Connection, wal: FoundWal, position: WalPosition | None, lead: Lead | None = None
 ) -> Control:
-    """Take a higher epoch, that of the ``lead`` where there is one, first in the control file, then in Postgres; the
-    control file as it is stored."""
+    """Take a higher epoch (that of ``lead``, if any), first in the control file, then in Postgres. Returns the control
+    file as stored."""
     known = wal.known
     wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
     wal_id = wal_id or (lead.wal_id if lead else None) or wal_control.new_wal_id()
@@ -452,7 +453,7 @@ async def take_epoch(
         epoch=epoch,
         highest_hlc=wal.highest_hlc(),
         durable_lsn=wal.last_lsn,
-        # A restore that fails must leave the node knowing how far Postgres once was.
+        # After a failed restore the node must still know how far Postgres once was.
         chained_lsn=Lsn(max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn)),
         signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
         committed_lsn=max(min(lead.committed_lsn, wal.last_lsn), wal.chained_lsn) if lead else wal.last_lsn,
@@ -493,8 +494,8 @@ async def _claim_job_ids(connection: Connection, settings: Settings, who: Identi
 
 
 async def _unrecorded_fork(connection: Connection, folder: Path, origin: str, pending: list[Pending]) -> Fork | None:
-    """The fork to this ``origin`` that neither ``_system`` nor the backlog records. One that ended before the log got
-    its new origin never happened."""
+    """The fork to this ``origin`` that neither ``_system`` nor the backlog records. A fork that ended before the log
+    got its new origin never happened."""
     fork = FORK.load(folder)
     if fork is None:
         return None
@@ -512,8 +513,8 @@ async def _unrecorded_fork(connection: Connection, folder: Path, origin: str, pe
 async def _unrecorded(
     connection: Connection, node_id: str, lost: list[LsnRange], pending: list[Pending]
 ) -> list[LsnRange]:
-    """Which of these ranges neither ``_system`` nor the backlog records; once each, as a start that ended between two
-    of its files finds again what it wrote down."""
+    """The ranges that neither ``_system`` nor the backlog records, without duplicates: a start that was interrupted
+    between two of its files finds the same range twice."""
     if not lost:
         return []
     recorded = await node_store.recorded_losses(connection, node_id)

@@ -1,7 +1,7 @@
-"""A starting node and the safekeepers of its WAL: it becomes the one writer, and its folder the log that counts.
+"""A starting node and the safekeepers of its WAL: it becomes the one writer, and its folder gets the elected log.
 
-Done before the WAL is judged against Postgres: a folder that is empty, damaged or behind is brought up to what a
-majority holds. What stood in it and lost is set aside.
+This runs before the WAL is judged against Postgres: an empty, damaged or lagging folder is brought up to the log of a
+majority. A losing log is moved away.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wal.replication.tls import PeerTls, TlsFiles
 from wal.segment import FolderLock, list_segments
 
 ATTEMPTS_MAX = 3
-"""How often it is tried again when the member that gives the log goes away in the middle."""
+"""Retries when the member that supplies the log fails during the copy."""
 
 _OTHER_WAL = "it is another WAL than Postgres knows"
 
@@ -40,32 +40,34 @@ log = structlog.get_logger()
 
 
 class Takeover(Enum):
-    """What a start does about another process that may write the same log."""
+    """How a start treats another process that may write the same log."""
 
     WAITS = "waits"
-    """Wait until its lease ran out."""
+    """Wait until its lease expires."""
     SEIZES = "seizes"
     """Take the lease from it."""
     ACCEPTS_LOSS = "accepts loss"
-    """That, and go on with those members who answer, without a quorum: what only the others held is given up."""
+    """Take the lease, and continue with the members that answer, without a quorum: records that only the others held
+    are lost."""
 
 
 class Lead(NamedTuple):
-    """An epoch of this node's WAL that was won, and by whom it is kept."""
+    """An epoch of this node's WAL that was won, and its members."""
 
     members: Members
     epoch: Epoch
     wal_id: str
-    """Empty where neither this node nor a member has any of it."""
+    """Empty if neither this node nor a member has any of the log."""
     configuration: Configuration
     committed_lsn: Lsn
-    """What is known to be committed before the first record of this epoch is; all of the log where nobody votes."""
+    """Position known to be committed before the first record of this epoch is; the end of the log if no safekeeper
+    votes."""
     accepted_loss: bool
-    """Whether members who did not answer were given up, with what only they held."""
+    """Whether members that did not answer were given up, with the records that only they held."""
 
 
 def members_of(settings: Settings) -> Members | None:
-    """The safekeepers of this node, None where it keeps its log alone.
+    """The safekeepers of this node; None if it keeps its log alone.
 
     Raises:
         ConfigurationError: a certificate or key cannot be read.
@@ -83,8 +85,8 @@ def members_of(settings: Settings) -> Members | None:
 
 
 def _tls(ca: Path | None, cert: Path | None, key: Path | None) -> PeerTls | None:
-    """How to speak TLS to servers that are traced to ``ca``, None without one; as whom, where ``cert`` and ``key`` say
-    so.
+    """TLS to servers whose certificates chain to ``ca``, None without a CA; ``cert`` and ``key`` authenticate this
+    node.
 
     Raises:
         ConfigurationError: one cannot be read, or is not what it should be, or others can read the key.
@@ -98,8 +100,8 @@ def regions_of(settings: Settings) -> frozenset[str]:
 
 
 def quorum_survives(settings: Settings) -> str | None:
-    """What a record outlives once it is committed, None where no safekeeper votes: a node, where a majority of them
-    runs on other machines than this one, so that a quorum is left when the machine is lost."""
+    """The failure that a committed record survives, None if no safekeeper votes: that of a node, if a majority of the
+    safekeepers runs on other machines, so that a quorum outlives this one."""
     if not settings.wal.ack_mode.is_replicated:
         return None
     home = [each for each in settings.replication.members if each.region in (None, settings.region)]
@@ -130,10 +132,10 @@ def take_lead(
     *,
     accept_loss: bool = False,
 ) -> Lead:
-    """Win an epoch, and let ``folder``, whose ``lock`` is held, hold the log that counts. Blocks.
+    """Win an epoch, and bring the elected log into ``folder``, whose ``lock`` is held. Blocks.
 
     Raises:
-        StartRefusedError: no quorum answers, or the log that counts cannot be had.
+        StartRefusedError: no quorum answers, or the elected log cannot be fetched.
     """
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
@@ -179,7 +181,7 @@ def _take_lead(
         if own is not None:
             last_lsn = own.tail.lsn
             carry_out(members, plan, own)
-            if plan.configuration.is_quorum:  # else nothing says that no other copy was written since
+            if plan.configuration.is_quorum:  # else another copy may have been written since
                 own.store(own.control._replace(epoch=plan.epoch))
             if plan.donor is not None and last_lsn > plan.keep_lsn:
                 log.warning("wal_divergent_tail_cut", first_lsn=after(plan.keep_lsn), last_lsn=last_lsn)
@@ -205,8 +207,8 @@ def _take_lead(
 def _open(
     folder: Path, node_id: str, position: WalPosition | None, lock: FolderLock
 ) -> tuple[FileLog | None, str | None]:
-    """The node's own copy; None where there is none, or with what is wrong with it: the start refuses that afterwards,
-    unless a member has given what counts."""
+    """The node's own copy, or None and its fault, if any: the start refuses a fault later, unless a member has supplied
+    the elected log."""
     try:
         control = wal_control.load(folder)
         if control is None:

@@ -1,6 +1,7 @@
-"""Bringing back what PostgreSQL lost, and going on without it. The service does not run meanwhile: its lock is held.
+"""Restoring entries that PostgreSQL lost, or continuing without them. The service cannot run meanwhile: its lock is
+held.
 
-From the WAL, in one transaction that is kept only when all of it fits::
+From the WAL, in one transaction that is committed only if all of it fits::
 
     1. the WAL is judged and recovered as at a start, but PostgreSQL may be older than it; every record is looked up
        in the chain by HLC and digest, whatever PostgreSQL says of positions
@@ -8,11 +9,11 @@ From the WAL, in one transaction that is kept only when all of it fits::
     3. every record that PostgreSQL does not know is chained, by the appender itself
     4. every chain that got entries has what the checkpoints beside the WAL say was signed
 
-The appender decides the same again, so where no other node wrote to a chain its rows come back with the same links;
-step 4 tells. Where other nodes wrote, their rows come back first, from bundles (app.share.bundle.recovery).
+The appender is deterministic: if no other node wrote to a chain, its rows come back with the same links, which step 4
+checks. If other nodes wrote, their rows come back first, from bundles (app.share.bundle.recovery).
 
-A fork gives up what is lost: the log goes on under a new origin, the checkpoints of the old one are set aside, and the
-next start records it in ``_system``. Each step may be repeated after a crash.
+A fork abandons lost entries: the log continues under a new origin, the checkpoints of the old one are moved away, and
+the next start records the fork in ``_system``. Each step may be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ log = structlog.get_logger()
 
 
 class Grown(NamedTuple):
-    """Entries that came back to one chain, and where it ends now."""
+    """Entries restored to one chain, and its new end."""
 
     tenant_id: str
     entries: int
@@ -73,7 +74,7 @@ class Grown(NamedTuple):
 
 
 class FromWal(NamedTuple):
-    """What a WAL brought back, and what this node signed of other chains that they still lack."""
+    """Entries restored from a WAL, and signed heads of other chains that those still lack."""
 
     grown: list[Grown]
     left_behind: list[SignedHead]
@@ -97,14 +98,13 @@ async def restore_from_wal(
     *,
     accept_lost_wal: bool = False,
 ) -> FromWal:
-    """Chain again what the WAL holds and PostgreSQL does not know; ``on_progress`` gets the records so far.
+    """Chain the records of the WAL that PostgreSQL lacks; ``on_progress`` gets the count of records so far.
 
     With ``accept_lost_wal`` the WAL may be damaged or end early: its sound records are chained, and the next start,
     which must accept the loss as well, records the others as lost.
 
     Raises:
-        StartRefusedError: there is no such WAL, or what it holds does not bring back all that was signed. Nothing
-            was stored.
+        StartRefusedError: there is no such WAL, or it does not restore all that was signed. Nothing was stored.
     """
     async with _alone(settings, database_url) as locked:
         before = await chaining.read_heads(locked.connection)
@@ -115,7 +115,7 @@ async def restore_from_wal(
             grown, left_behind = _grown(before, after), []
             for head, error in await _lacking(settings, locked, origin):
                 if grown and head.tenant_id not in {each.tenant_id for each in grown}:
-                    # Other nodes wrote it: their WALs bring it back, and until then every start is refused.
+                    # Other nodes wrote it: their WALs restore it, and until then every start is refused.
                     log.warning("restore_left_behind", tenant_id=head.tenant_id, error=str(error))
                     left_behind.append(head)
                     continue
@@ -137,8 +137,8 @@ def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Gr
 
 
 async def _lower_chained(locked: _Locked) -> None:
-    """Let the control file say no more than PostgreSQL does of what is chained: the rest is lost, and accepted as
-    lost. Else the next start takes PostgreSQL for older than the WAL."""
+    """Lower the chained position of the control file to that of PostgreSQL: the rest is lost, and accepted as lost.
+    Else the next start takes PostgreSQL for older than the WAL."""
     position = await chaining.read_position(locked.connection, locked.who.node_id)
     known = wal_control.load(locked.folder)
     if position is None or known is None:
@@ -179,7 +179,7 @@ async def _chain_wal(
     position = await chaining.read_position(locked.connection, locked.who.node_id)
     wal = await _find_wal(locked, position, accept_lost_wal=accept_lost_wal)
     if accept_lost_wal and (wal.known is None or wal.is_given_up):
-        return  # all of it was set aside: the next start appends its sound records again
+        return  # all of it was moved away: the next start appends its sound records again
     if wal.known is None:
         raise StartRefusedError(f"{locked.folder} holds no WAL that was in use; nothing can come back from it")
     await check_chained(locked.connection, wal, trusted_lsn=BEFORE_FIRST)
@@ -226,7 +226,7 @@ async def _chain_wal(
 
 
 class _NoQuarantine(Quarantine):
-    """A damaged or a locked tenant ends the restore: no record is passed over, and nothing is listed beside the WAL."""
+    """A damaged or locked tenant ends the restore: no record is skipped, and nothing is listed beside the WAL."""
 
     def begin(self, tenant_id: str, reason: str, seen: ChainHead | None, waiting: Iterable[Pending]) -> None:
         raise StartRefusedError(
@@ -241,7 +241,7 @@ class _NoQuarantine(Quarantine):
 
 
 async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tuple[SignedHead, StartRefusedError]]:
-    """Step 4: the checkpoints beside the WAL that the chains of the log ``origin`` do not reach or do not fit."""
+    """Step 4: the checkpoints beside the WAL that chains of the log ``origin`` do not reach or do not match."""
     log_signer = node_keys.open_keys(locked.folder, settings).log_signer
     heads = await chaining.read_heads(locked.connection)
     lacking = []
@@ -261,14 +261,15 @@ async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tup
 async def restore_from_bundles(
     settings: Settings, database_url: str, files: Sequence[Path], keys: Path | None, *, may_begin_log: bool = False
 ) -> list[tuple[Path, RestoredRange]]:
-    """Bring back what these bundles of this ledger hold, in the order of their ranges, each in one transaction.
+    """Restore the entries of these bundles of this ledger, in the order of their ranges, each bundle in one
+    transaction.
 
-    ``keys`` are trusted beside this node's own; those of ``bundle.trusted_keys`` vouch for other ledgers. With
-    ``may_begin_log`` a database on which no node ever started takes the log that the bundles are of for its own.
+    ``keys`` are trusted beside this node's own; keys in ``bundle.trusted_keys`` are for other ledgers. With
+    ``may_begin_log`` a database on which no node ever started adopts the log of the bundles.
 
     Raises:
-        BundleRefusedError, UntrustedKeyError: a bundle does not hold; nothing was stored.
-        StartRefusedError: one does not fit; those before it are back.
+        BundleRefusedError, UntrustedKeyError: a bundle is not valid; nothing was stored. StartRefusedError: a bundle
+        does not fit; the ones before it are restored.
     """
     async with _alone(settings, database_url) as locked:
         keyring = _keyring(settings, locked, keys)
@@ -297,9 +298,9 @@ def _keyring(settings: Settings, locked: _Locked, keys: Path | None) -> Keyring:
 
 
 def own_keys(settings: Settings) -> tuple[str, str]:
-    """The URI of the key that the node signs with now, made where there is none yet, and its public keys.
+    """The URI of the node's current signing key, made if there is none, and its public keys.
 
-    The folder of the WAL is made if it is gone with all else: the node that begins there is a new one.
+    A missing WAL folder is made: the node that starts there is a new one.
     """
     settings.wal_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     who = kept_files.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
@@ -311,11 +312,11 @@ def own_keys(settings: Settings) -> tuple[str, str]:
 
 
 async def fork_log(settings: Settings, database_url: str, reason: str, *, accept_lost_wal: bool = False) -> Fork:
-    """Go on under a new log origin, without what is lost; on a ledger that another node has forked already, set this
-    node's checkpoints of the old origin aside. ``accept_lost_wal`` is that of ``restore_from_wal``.
+    """Continue under a new log origin, without the lost entries. On a ledger that another node has forked already, only
+    move this node's checkpoints of the old origin away. ``accept_lost_wal`` is that of ``restore_from_wal``.
 
     Raises:
-        StartRefusedError: the WAL brings back all that was signed, or the new origin cannot be told from the old one.
+        StartRefusedError: the WAL restores all that was signed, or the new origin equals the old one.
     """
     async with _alone(settings, database_url) as locked:
         connection, folder = locked.connection, locked.folder
@@ -345,7 +346,7 @@ async def _begin_fork(
                 "them: it is another ledger; point database_url to the right one"
             )
         return Fork(from_origin, origin, reason, locked.who.node_id, [], 0)
-    # What is lost is what the WAL does not bring back: it is chained, looked at, and undone.
+    # Lost entries are those that the WAL does not restore: chain it, compare, and roll back.
     async with _transaction(connection, is_rehearsal=True):
         await _chain_wal(settings, database_url, locked, accept_lost_wal=accept_lost_wal)
         lacking = [head for head, _ in await _lacking(settings, locked, origin)]
@@ -361,7 +362,7 @@ async def _begin_fork(
 
 
 async def _give_up_what_is_gone(locked: _Locked, *, accept_lost_wal: bool) -> None:
-    """Let the next start chain what the WAL holds behind PostgreSQL, and record what it does not hold any more."""
+    """Let the next start chain the records that PostgreSQL lacks, and record those that the WAL no longer holds."""
     connection, folder = locked.connection, locked.folder
     position = await chaining.read_position(connection, locked.who.node_id)
     wal = await _find_wal(locked, position, accept_lost_wal=accept_lost_wal)
@@ -384,8 +385,8 @@ async def _give_up_what_is_gone(locked: _Locked, *, accept_lost_wal: bool) -> No
 async def _transaction(
     connection: asyncpg.Connection[asyncpg.Record], *, is_rehearsal: bool = False
 ) -> AsyncIterator[None]:
-    """A transaction, committed at its end unless it is a rehearsal. What fails in it is raised as it is, also when the
-    connection was closed because of it."""
+    """A transaction, committed at its end unless it is a rehearsal. An error inside is raised unchanged, even if it
+    closed the connection."""
     transaction = connection.transaction()
     await transaction.start()
     try:

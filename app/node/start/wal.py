@@ -1,9 +1,9 @@
-"""The WAL of a starting node: judged against Postgres, recovered, and what is gone from it told: steps 5 and 6 of
+"""The WAL of a starting node is judged against Postgres and recovered, and its losses are listed: steps 5 and 6 of
 ``app.node.start.procedure``.
 
-Ranges that are given up are kept in ``lost.json`` until ``_system`` records them (``runtime.state.losses``). Records
-that an earlier process could not chain, because the chain of their tenant was damaged or its rows were locked, are
-listed in ``held.json`` (``app.write.pending.quarantine``) and stay in the WAL.
+Abandoned ranges are kept in ``lost.json`` until ``_system`` records them (``runtime.state.losses``). Records that an
+earlier process could not chain, because the chain of their tenant was damaged or its rows were locked, are listed in
+``held.json`` (``app.write.pending.quarantine``) and stay in the WAL.
 """
 
 from __future__ import annotations
@@ -48,43 +48,43 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class FoundWal:
-    """A WAL whose every record is sound and durable, and what is known of those it does not hold any more."""
+    """A WAL whose every record is sound and durable, and the records that it no longer holds."""
 
     folder: Path
     node_id: str
     known: Control | None
-    """The control file, None when there is none or it was given up."""
+    """The control file; None when there is none or the WAL was abandoned."""
     is_given_up: bool
-    """Whether the folder held another WAL than Postgres knows; it was set aside, and a new one begins."""
+    """Whether the folder held another WAL than Postgres knows; it was moved away, and a new one starts."""
     recovered: Survey
     chained_lsn: Lsn
     kept_lsn: Lsn
-    """Last LSN that is held here or chained."""
+    """Last LSN that is in this WAL or chained."""
     last_lsn: Lsn
-    """Last LSN that was ever known durable: new ones go on above."""
+    """Last LSN that was ever known durable: new records get higher ones."""
     lost: list[LsnRange]
     held: dict[str, TenantDamage]
-    """By tenant, what earlier processes could not chain."""
+    """By tenant, records that earlier processes could not chain."""
     aside_hlc: Hlc | None = None
-    """The highest HLC of logs that were set aside and are not read yet."""
+    """The highest HLC of logs that were moved away and are not read yet."""
 
     def highest_hlc(self) -> Hlc:
-        """The highest HLC that WAL, control file and logs that were set aside know of."""
+        """The highest HLC in the WAL, the control file and the logs that were moved away."""
         hlcs = [self.known.highest_hlc if self.known else None, self.recovered.highest_hlc, self.aside_hlc]
         return max((hlc for hlc in hlcs if hlc is not None), default=Hlc(0, 0, self.node_id))
 
     def history(self) -> History:
-        """Which epoch wrote which of the records that are there; as the segments tell it where the control file is of
-        an earlier version, or gone."""
+        """The epochs of the records here; taken from the segments if the control file has an earlier version or is
+        gone."""
         found = self.recovered
         whole = self.known.history if self.known and self.known.history else found.history
         return history_up_to(history_since(whole, before(found.first_lsn)), found.last_lsn)
 
     def unchained(self) -> Iterator[Pending]:
-        """Every record that is not chained, in LSN order: those held back, then those beyond ``chained_lsn``.
+        """Every unchained record, in LSN order: records held back, then records beyond ``chained_lsn``.
 
         Raises:
-            StartRefusedError: the list of those held back is not of this WAL.
+            StartRefusedError: the list of records held back is not of this WAL.
         """
         tenant_of = {lsn: tenant_id for tenant_id, damage in self.held.items() for lsn in damage.lsns}
         for pending in self.records(min([after(self.chained_lsn), *tenant_of]), self.last_lsn):
@@ -116,9 +116,9 @@ async def find_wal(
     restoring: bool = False,
     may_end_early: bool = False,
 ) -> FoundWal:
-    """Steps 5 and 6 of a start, but for what Postgres claims. When ``restoring``, Postgres may be older than the WAL,
-    and the WAL begin behind it. With ``may_end_early`` the WAL may lack the newest records that Postgres knows of:
-    the members that held them were given up.
+    """Steps 5 and 6 of a start, without the check of Postgres' claims. When ``restoring``, Postgres may be older than
+    the WAL, and the WAL may start after its position. With ``may_end_early`` the WAL may lack the newest records that
+    Postgres knows of: the members that held them were given up.
 
     Raises:
         StartRefusedError, WalCorruptError: WAL and Postgres do not belong together, or records are gone.
@@ -131,7 +131,7 @@ async def find_wal(
     )
     chained_lsn = position.chained_lsn if position else BEFORE_FIRST
     for damage in held.values():
-        # Beyond the chain they are in the backlog anyway, unless a torn tail took them.
+        # Records beyond the chained position are in the backlog anyway, unless a torn tail cut them.
         damage.lsns = {lsn for lsn in damage.lsns if lsn <= chained_lsn}
     if is_given_up:
         lost += _not_found(held, range(0), chained_lsn)
@@ -170,7 +170,7 @@ async def find_wal(
 
 
 def _gap(node_id: str, chained_lsn: Lsn, first_lsn: Lsn, *, accept_lost_wal: bool) -> LsnRange:
-    """The range between what is chained and the first record of the WAL, if it is accepted as lost."""
+    """The range between the chained position and the first record of the WAL, if it is accepted as lost."""
     if not accept_lost_wal:
         raise StartRefusedError(
             f"Postgres has chained up to LSN {chained_lsn}, but the WAL of node {node_id} begins with {first_lsn}: "
@@ -181,8 +181,8 @@ def _gap(node_id: str, chained_lsn: Lsn, first_lsn: Lsn, *, accept_lost_wal: boo
 
 
 def _without_records(held: dict[str, TenantDamage]) -> dict[str, TenantDamage]:
-    """The tenants that stay quarantined where their records are given up: a start refuses other chains that do not
-    hold."""
+    """The tenants that stay quarantined although their records are abandoned; for other chains that fail its checks the
+    start is refused."""
     return {
         tenant_id: TenantDamage(damage.reason, damage.seen)
         for tenant_id, damage in held.items()
@@ -207,7 +207,7 @@ async def _recover(folder: Path, node_id: str, must_hold_lsn: Lsn, *, accept_los
 
 
 def _aside_hlc(folder: Path, node_id: str) -> Hlc | None:
-    """The highest HLC of the logs that were set aside and are not read yet: no event may get one of theirs again."""
+    """The highest HLC of the logs that were moved away and are not read yet: no new event may reuse one of theirs."""
     found: list[Hlc | None] = []
     for name in ASIDE.load(folder):
         if name != CUT:
@@ -221,7 +221,7 @@ def _aside_hlc(folder: Path, node_id: str) -> Hlc | None:
 def _list_waiting(
     folder: Path, node_id: str, held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn
 ) -> None:
-    """Name the records one by one that waited for a lock and are in the WAL; only the first of them is listed."""
+    """List each record in the WAL that waited for a lock: the file lists only the first of them."""
     waiting = {
         tenant_id: (damage, damage.from_lsn) for tenant_id, damage in held.items() if damage.from_lsn is not None
     }
@@ -241,8 +241,8 @@ def _list_waiting(
 def _give_up_held(
     held: dict[str, TenantDamage], recovered: Survey, chained_lsn: Lsn, node_id: str, how_to_accept: str | None
 ) -> list[LsnRange]:
-    """The ranges of records held back that are in the WAL no more, given up when the operator accepts that;
-    ``how_to_accept`` is None where he does."""
+    """The ranges of records held back that are no longer in the WAL, abandoned if the operator accepts that;
+    ``how_to_accept`` is None if the operator does."""
     found = range(recovered.first_lsn, recovered.last_lsn + 1)
     gone = _not_found(held, found, chained_lsn)
     if gone and how_to_accept is not None:
@@ -257,10 +257,10 @@ def _give_up_held(
 
 
 def _not_found(held: dict[str, TenantDamage], found: range, chained_lsn: Lsn) -> list[LsnRange]:
-    """The ranges of records held back that are not among those ``found``.
+    """The ranges of records held back that are not in ``found``.
 
-    Of a tenant that waits for a lock only the first LSN is known. So all from there to ``chained_lsn`` counts, though
-    some of it is of others and chained.
+    Only the first LSN is known of a tenant that waits for a lock. So the range up to ``chained_lsn`` is taken, though
+    it includes chained records of other tenants.
     """
     gone = [(lsn, lsn) for damage in held.values() for lsn in damage.lsns if lsn not in found]
     first_lsns = [damage.from_lsn for damage in held.values() if damage.from_lsn is not None]
@@ -273,14 +273,14 @@ def _not_found(held: dict[str, TenantDamage], found: range, chained_lsn: Lsn) ->
 
 
 async def to_its_end(work: Callable[[], Value], give_up: Callable[[], object] = lambda: None) -> Value:
-    """What ``work`` returns, run in a thread. Whoever is cancelled calls ``give_up``, and waits for it, so that the
-    lock is held as long."""
+    """The result of ``work``, run in a thread. A cancelled caller calls ``give_up`` and waits for the thread, so that
+    the lock is held until it ends."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         give_up()
-        await asyncio.gather(working, return_exceptions=True)  # nobody is left to hear what became of it
+        await asyncio.gather(working, return_exceptions=True)  # no caller is left for its outcome
         raise
 
 
@@ -298,11 +298,10 @@ async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: L
     chained when the chain has
 
     - the event itself, or a REFUSED or CONFLICT entry that keeps it;
-    - for the beginning of a tenant, the entry by which another node recorded it;
-    - for a keyed line that was not to be acknowledged before it was chained, the line that came first.
+    - for the first record of a tenant, the entry by which another node created the tenant; - for a keyed line that is
+    acknowledged only once it is chained, the line that came first.
 
-    From the first record on of which none of that holds, records are chained again, or found in the chain by the
-    appender.
+    From the first record without any of these on, the appender chains the records again, or finds them in the chain.
     """
     held = {lsn for damage in wal.held.values() for lsn in damage.lsns}
     records = wal.records(
@@ -337,7 +336,7 @@ async def _first_missing(connection: Connection, batch: Sequence[Pending]) -> Pe
 
 
 async def _lost_to_another(connection: Connection, keyed: Sequence[Pending]) -> set[Lsn]:
-    """LSNs of those that the chain has another event for, which came with the same key."""
+    """LSNs of records for whose key the chain has another event."""
     try:
         keys = await view.read_keys(connection, keyed)
     except ChainDamagedError:

@@ -1,4 +1,4 @@
-"""Breaks of stored rows, kept beside the WAL until they are mended and acknowledged.
+"""Breaks of stored rows, kept beside the WAL until they are repaired and acknowledged.
 
 Every part of the node that meets a break reports it here: verification, a read, a list, a proof, an export, an import,
 a start, the notary, the watch. ``met_by`` names that part; for a request it is the name of the operation.
@@ -9,9 +9,9 @@ a start, the notary, the watch. ``met_by`` names that part; for a request it is 
                                "found_at": "2026-11-22T02:10:00Z", "acknowledged": false, "met_by": "verification",
                                "mended_at": null, "acknowledged_by": null}]}
 
-The alarm of a break ends once it is both mended and acknowledged, in either order. ``mended_at`` says since when it is
-known to be mended: a whole verification found the chain valid. A break that is found again before is not another one,
-unless it is acknowledged and its content has changed; one that is found again afterwards is.
+The alarm of a break ends once it is both repaired and acknowledged, in either order. ``mended_at`` is when a whole
+verification found the chain valid again. A break that is found again before that is the same break, unless it is
+acknowledged and its content has changed; a break that is found again after that is a new one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ledger.text import first_of
 from ledger.verification.verdict import Break
 
 BREAKS_MAX: Final = 1000
-"""Most that are kept; more are the same fault many times, and all are in the log."""
+"""Most breaks that are kept; more are usually one fault many times, and all are in the log."""
 NAMED_MAX: Final = 3
 """Breaks that a readiness check names."""
 DAMAGED: Final = "damaged"
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 
 class FoundBreak(msgspec.Struct):
-    """One break; ``actual`` tells whether what stands there has changed since."""
+    """One break; ``actual`` shows whether the row has changed since."""
 
     tenant_id: str
     kind: str
@@ -58,12 +58,12 @@ class FoundBreak(msgspec.Struct):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is mended and acknowledged: its alarm has ended."""
+        """Whether it is repaired and acknowledged: its alarm has ended."""
         return self.acknowledged and self.mended_at is not None
 
     @property
     def subject(self) -> str:
-        """What the entry of ``_system`` that acknowledges it is about."""
+        """The subject of the entry of ``_system`` that acknowledges it."""
         return f"break:{self.tenant_id}:{self.kind}:{self.seq}"
 
 
@@ -89,13 +89,13 @@ class FoundBreaks:
         count: Callable[[str], object] = lambda met_by: None,
         on_new: Callable[[FoundBreak], object] = lambda found: None,
     ) -> None:
-        """``count`` is called with ``met_by`` each time a break is reported, ``on_new`` with each that was not known,
-        on the thread that reports it."""
+        """``count`` is called with ``met_by`` at each report of a break, ``on_new`` with each new break, on the
+        reporting thread."""
         self._folder = wal_folder
         self._count = count
         self._on_new = on_new
         self._changing = Lock()
-        """Held while the breaks in memory change; never while the disk is waited for."""
+        """Held while the breaks in memory change; never during I/O."""
         self._storing = Lock()
         """Held while the file is replaced; taken before ``_changing``."""
         self._writer = ThreadPoolExecutor(1, "found-breaks")
@@ -103,7 +103,7 @@ class FoundBreaks:
         self._by_place = {(each.tenant_id, each.kind, each.seq): each for each in _FILE.load(wal_folder).breaks}
 
     def open(self, tenant_id: str | None = None) -> list[FoundBreak]:
-        """Those that are not both mended and acknowledged, of one tenant or of all."""
+        """Breaks that are not both repaired and acknowledged, of one tenant or of all."""
         return [
             each
             for each in tuple(self._by_place.values())
@@ -111,11 +111,11 @@ class FoundBreaks:
         ]
 
     def unacknowledged(self, tenant_id: str) -> list[FoundBreak]:
-        """Those of the tenant that nobody has acknowledged."""
+        """Unacknowledged breaks of the tenant."""
         return [each for each in self.open(tenant_id) if not each.acknowledged]
 
     def of_tenant(self, tenant_id: str) -> list[Break]:
-        """Those of the tenant that are not known to be repaired, acknowledged or not."""
+        """Breaks of the tenant that are not known to be repaired, acknowledged or not."""
         return [
             Break(each.seq, each.kind, each.detail, None, each.actual)
             for each in tuple(self._by_place.values())
@@ -123,11 +123,11 @@ class FoundBreaks:
         ]
 
     def fault(self, tenant_id: str | None = None) -> str | None:
-        """What ``/readyz`` says, None when there is no open break, of one tenant or of all."""
+        """What ``/readyz`` reports; None when there is no open break, of one tenant or of all."""
         return _fault(self.open(tenant_id))
 
     def unmended_fault(self, tenant_id: str) -> str | None:
-        """As ``fault``, of one tenant, without the breaks that are mended."""
+        """As ``fault``, of one tenant, without repaired breaks."""
         return _fault([each for each in self.open(tenant_id) if each.mended_at is None])
 
     def is_settled(self, tenant_id: str) -> bool:
@@ -135,7 +135,7 @@ class FoundBreaks:
         return not self.open(tenant_id)
 
     def mended(self, tenant_id: str, *, kinds: Collection[str] | None = None) -> None:
-        """What was broken of the tenant, or what is of these kinds, was found whole. Does not wait for the disk."""
+        """Mark the breaks of the tenant, or those of these ``kinds``, as repaired. Does not block on the disk."""
         with self._changing:
             repaired = [
                 each
@@ -148,8 +148,8 @@ class FoundBreaks:
                 self._writer.submit(self._store_reported)
 
     def report(self, tenant_id: str, found: Break, met_by: str) -> None:
-        """Count, log and keep a break that ``met_by`` met. Does not wait for the disk, so the event loop may call it;
-        one that is known is counted and not logged again."""
+        """Count, log and keep a break that ``met_by`` met. Does not block on the disk, so the event loop may call it. A
+        known break is counted and not logged again."""
         self._count(met_by)
         with self._changing:
             noted = self._note(tenant_id, found, met_by)
@@ -161,28 +161,28 @@ class FoundBreaks:
         self._on_new(noted)
 
     def report_error(self, error: BaseException, met_by: str) -> None:
-        """Report the break that ``error`` is about; other errors are passed over, and so is damage known before."""
+        """Report the break that ``error`` is about; ignores other errors, and known damage."""
         if isinstance(error, ChainDamagedError | ChainBrokenError) and not isinstance(error, KnownDamageError):
             self.report(error.tenant_id, break_of(error), met_by)
 
     def close(self) -> None:
-        """Wait until what was reported is stored; later reports are kept in memory alone. Blocks on the disk."""
+        """Wait until all reports are stored; later reports are kept in memory only. Blocks on the disk."""
         with self._changing:
             self._is_closed = True
         self._writer.shutdown()
 
     def is_acknowledged(self, tenant_id: str, found: Break) -> bool:
-        """Whether somebody has acknowledged just this break, and it was not mended since."""
+        """Whether exactly this break is acknowledged and was not repaired since."""
         known = self._by_place.get((tenant_id, found.kind, found.seq))
         if known is None or known.is_settled:
             return False
         return known.acknowledged and known.actual == _actual(found)
 
     def found(self, tenant_id: str, breaks: Iterable[Break]) -> None:
-        """Verification found these, and logs them itself. Blocks on the disk when there is something new.
+        """Keep breaks that verification found; it logs them itself. Blocks on the disk if one is new.
 
         Raises:
-            OSError: it cannot be stored; in memory they are kept all the same.
+            OSError: they cannot be stored; they are still kept in memory.
         """
         with self._changing:
             # No break is left out because another one is.
@@ -194,7 +194,7 @@ class FoundBreaks:
             self._store()
 
     def _note(self, tenant_id: str, found: Break, met_by: str) -> FoundBreak | None:
-        """The break as it is kept; None unless it is a new one, or one that was mended and is back."""
+        """The break as kept; None unless it is new, or was repaired and is back."""
         place, actual = (tenant_id, found.kind, found.seq), _actual(found)
         known = self._by_place.get(place)
         if known is not None and not known.is_settled and (known.actual == actual or not known.acknowledged):
@@ -208,15 +208,14 @@ class FoundBreaks:
         return new
 
     def _forget_acknowledged(self) -> bool:
-        """Make room for a new break. A settled one goes first, then an acknowledged one, which verification finds
-        again."""
+        """Evict a break to make room: first a settled one, then an acknowledged one, which verification finds again."""
         acknowledged = [place for place, each in self._by_place.items() if each.acknowledged]
         place = next((place for place in acknowledged if self._by_place[place].is_settled), None)
         place = place or next(iter(acknowledged), None)
         return place is not None and self._by_place.pop(place) is not None
 
     def wanted(self, tenant_id: str, kind: str | None, seq: int | None) -> list[FoundBreak]:
-        """The breaks of the tenant that are to be acknowledged: those of ``kind`` and ``seq`` where given.
+        """The breaks of the tenant to acknowledge, filtered by ``kind`` and ``seq`` if given.
 
         Raises:
             NotFoundError: there is none.
@@ -228,7 +227,7 @@ class FoundBreaks:
         return wanted
 
     def acknowledge(self, found: FoundBreak, acknowledged_by: str) -> None:
-        """``_system`` says that this caller has seen it. Blocks on the disk.
+        """``_system`` records that this caller has acknowledged it. Blocks on the disk.
 
         Raises:
             OSError: it cannot be stored.
@@ -251,7 +250,7 @@ class FoundBreaks:
 
 
 def break_of(error: ChainDamagedError | ChainBrokenError) -> Break:
-    """The break that the error names; one of kind ``DAMAGED`` where it names none."""
+    """The break that the error names; if it names none, a break of kind ``DAMAGED``."""
     reason = error.reason if isinstance(error, ChainDamagedError) else str(error)
     return error.found or Break(0, DAMAGED, reason, None, reason)
 
@@ -262,7 +261,7 @@ def _named(found: FoundBreak) -> str:
 
 
 def _missing(found: FoundBreak) -> str:
-    """Which of the two ends of its alarm is missing."""
+    """What is missing to end its alarm: repair or acknowledgement."""
     if found.acknowledged:
         return f"acknowledged by {found.acknowledged_by or 'a caller'}, not mended"
     return "neither mended nor acknowledged" if found.mended_at is None else "mended, not acknowledged"

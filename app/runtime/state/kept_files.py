@@ -6,17 +6,16 @@
     last_verified.json  {"version": 1, "tenants": {"acme": {"at_s": 1700000000.0, "by": "walk"}}}
     node.json           {"gate", "node_id"}     in ``wal.dir``
 
-The first token counts while the ledger has none, and is issued as soon as the ledger accepts it. A token that this node
-knows as revoked stays revoked, whatever becomes of the database.
+The first token is valid while the ledger has none, and is issued as soon as the ledger accepts it. A token that this
+node knows as revoked stays revoked, whatever happens to the database.
 
 ``last_verified.json`` says when each tenant's chain was last verified from its first entry to its end. ``at_s`` is when
-the verification began: it says nothing of what was changed later. ``by`` is ``walk`` for the walk of the node over all
-chains, ``node`` for another verification of its own, else the id of the caller who asked. Verified is not whole: what
-was found broken is in ``breaks.json``. Without the file nothing counts as verified, which is safe.
+the verification started: it does not cover later changes. ``by`` is ``walk`` for the walk of the node over all chains,
+``node`` for another verification of its own, else the id of the caller who asked. A verified chain may be broken:
+breaks are in ``breaks.json``. Without the file no chain is taken for verified, which is safe.
 
-``node.json`` says who this node is. A configured value wins over a kept one. What cannot have been written here is
-refused: another identity would begin another WAL and leave this one unchained. Other files are declared where they are
-used.
+``node.json`` says who this node is. A configured value wins over a kept one. An implausible file is refused: another
+identity would start another WAL and leave this one unchained. Other files are declared where they are used.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class KeptFile(Generic[Value]):
-    """The file ``name`` of a folder, which holds a ``kind``; while it holds ``nothing``, in JSON, there is no file."""
+    """The file ``name`` of a folder, with a value of ``kind``; the JSON value ``nothing`` is stored as no file."""
 
     name: str
     kind: Any
     nothing: bytes
     remedy: str
-    """What to do about one that cannot be read, or was altered."""
+    """What to do about a file that cannot be read, or was altered."""
 
     def load(self, folder: Path) -> Value:
         """What it holds.
@@ -68,7 +67,7 @@ class KeptFile(Generic[Value]):
             raise StartRefusedError(f"{path} cannot be read: {error}; {self.remedy}") from error
 
     def store(self, folder: Path, value: Value) -> None:
-        """Keep this and nothing else; durable when this returns."""
+        """Replace the value; durable on return."""
         path, content = folder / self.name, msgspec.json.encode(value)
         if content != self.nothing:
             store_file(path, content)
@@ -78,7 +77,7 @@ class KeptFile(Generic[Value]):
 
 
 class ByTenant(msgspec.Struct, Generic[Value]):
-    """What a file holds that has one value for each tenant."""
+    """The content of a file with one value for each tenant."""
 
     version: Literal[1] = 1
     tenants: dict[str, Value] = {}
@@ -91,7 +90,7 @@ class KeptByTenant(Generic[Value]):
     """One value for each tenant, in memory and in a file of the WAL folder. Any thread may call it."""
 
     def __init__(self, wal_folder: Path, file: KeptFile[ByTenant[Value]], event: str) -> None:
-        """``event`` names the line of the log that says that the file cannot be read: then it counts for nothing."""
+        """``event`` is logged when the file cannot be read: then it is ignored."""
         self._folder = wal_folder
         self._file = file
         self._storing = Lock()
@@ -105,9 +104,9 @@ class KeptByTenant(Generic[Value]):
         """Write the file; on return it survives a crash. Blocks on the disk.
 
         Raises:
-            OSError: the disk refuses; in memory all is kept.
+            OSError: the disk refuses; the values in memory are kept.
         """
-        # Verifications end at the same time, each on a thread of its own.
+        # Verifications may end at the same time, each on its own thread.
         with self._storing:
             self._file.store(self._folder, ByTenant(1, dict(sorted(self._by_tenant.items()))))
 
@@ -120,7 +119,7 @@ class FirstToken(msgspec.Struct, frozen=True):
 
 
 class KeptTokens(msgspec.Struct, frozen=True):
-    """Ids of tokens: those that counted when this was written, and all that were ever seen revoked."""
+    """Ids of tokens: the valid ones when this was written, and all that were ever seen revoked."""
 
     counting: list[str] = []
     revoked: list[str] = []
@@ -141,20 +140,20 @@ _FENCED: KeptFile[int] = KeptFile("fenced.json", int, b"0", "remove it: it only 
 
 
 def times_fenced(folder: Path) -> int:
-    """How often the node whose WAL is in ``folder`` was fenced; 0 where that cannot be read, which stops no start."""
+    """How often the node whose WAL is in ``folder`` was fenced; 0 if the file cannot be read, which stops no start."""
     with contextlib.suppress(StartRefusedError):
         return _FENCED.load(folder)
     return 0
 
 
 def count_fenced(folder: Path) -> None:
-    """Count once more; nothing where the disk does not take it."""
+    """Increment the count; does nothing if the disk refuses."""
     with contextlib.suppress(OSError):
         _FENCED.store(folder, times_fenced(folder) + 1)
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``node_id`` is stable and unique; ``gate`` stands in the job ids made here."""
+    """``node_id`` is stable and unique; ``gate`` is part of the job ids made here."""
 
     node_id: Annotated[str, msgspec.Meta(pattern=rf"^({NODE_ID})\Z")]
     gate: Annotated[str, msgspec.Meta(pattern=rf"^({GATE})\Z")]
@@ -169,7 +168,7 @@ def load_or_make(wal_dir: Path, node_id: str | None, gate: str | None) -> Identi
     """The node's ids, kept from now on.
 
     Raises:
-        StartRefusedError: the kept file cannot be read, was altered, or is gone while WALs of nodes are still there.
+        StartRefusedError: the kept file cannot be read, was altered, or is gone while WALs of nodes exist.
     """
     kept = _NODE.load(wal_dir)
     orphans = _nodes_with_wal(wal_dir) if node_id is None else []
@@ -194,7 +193,7 @@ def load_or_make(wal_dir: Path, node_id: str | None, gate: str | None) -> Identi
 
 
 def kept_node_id(wal_dir: Path) -> str | None:
-    """The node id that was made or stored here, None where no node has run yet.
+    """The node id that was made or stored here; None if no node has run yet.
 
     Raises:
         StartRefusedError: the kept file cannot be read or was altered.
@@ -208,7 +207,7 @@ def _nodes_with_wal(wal_dir: Path) -> list[str]:
 
 
 def with_new_gate(wal_dir: Path, identity: Identity) -> Identity:
-    """The same node with another gate, kept from now on: the one it made belongs to somebody else."""
+    """The same node with another gate, kept from now on: its own gate is taken by another node."""
     renewed = Identity(identity.node_id, f"gate{secrets.token_hex(3)}")
     _NODE.store(wal_dir, renewed)
     return renewed
@@ -237,13 +236,13 @@ class LastVerified(KeptByTenant[Verified]):
         super().__init__(wal_folder, _LAST_VERIFIED, "last_verified_unreadable")
 
     def note(self, tenant_id: str, verified: Verified) -> None:
-        """The tenant's whole chain was verified; a verification that began earlier changes nothing."""
+        """Record a verification of the tenant's whole chain, unless a later-started one is recorded."""
         known = self._by_tenant.get(tenant_id)
         if known is None or known.at_s < verified.at_s:
             self._by_tenant[tenant_id] = verified
 
     def of_all(self, tenants: Iterable[str]) -> tuple[Verified | None, int]:
-        """The oldest verification of ``tenants``, and how many of them never had one."""
+        """The oldest verification of ``tenants``, and how many of them have none."""
         found = [self._by_tenant.get(tenant_id) for tenant_id in tenants]
         oldest = min((each for each in found if each is not None), key=lambda each: each.at_s, default=None)
         return oldest, found.count(None)

@@ -1,4 +1,4 @@
-"""What befell this node's log: records that were answered and are lost, and what ``_system`` does not record yet.
+"""Losses of this node's log: acknowledged records that are gone, and findings that ``_system`` does not record yet.
 
 Files beside the WAL, each replaced by temp file, fsync, rename and directory fsync::
 
@@ -9,11 +9,11 @@ Files beside the WAL, each replaced by temp file, fsync, rename and directory fs
     lost.json   [[first_lsn, last_lsn], ...]
     aside.json  {"lost-1": {"chained_lsn", "is_known"}}
 
-``losses.json`` has the losses that nobody has acknowledged yet; ``seq`` is that of the entry WAL_LOST of ``_system``,
-which names the same records. The other three have what a process found and could not record before it ended; the next
-start records it. ``lost.json`` has the ranges that a start missed; a record in a file that ``aside.json`` names is
-not lost. ``differing`` are the checkpoints beside the WAL that the chains no longer reach or no longer fit: the first
-``DIFFERING_LISTED_MAX`` are listed, all are counted.
+``losses.json`` has the unacknowledged losses; ``seq`` is that of the entry WAL_LOST of ``_system`` that names the same
+records. The other three hold findings that a process could not record before it ended; the next start records them.
+``lost.json`` has the ranges that a start missed; a record in a log that ``aside.json`` names is not lost. ``differing``
+are the checkpoints beside the WAL that the chains no longer reach or match: the first ``DIFFERING_LISTED_MAX`` are
+listed, all are counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ledger.text import first_of
 from signing.key_history import FORK_PREFIX
 
 KIND: Final = "wal-lost"
-"""What an acknowledgement calls it."""
+"""The kind that an acknowledgement names."""
 JOBS_LISTED_MAX: Final = 100
 """Jobs that one entry names; all are counted by their LSNs."""
 NAMED_MAX: Final = 3
@@ -44,11 +44,11 @@ _is_name = re.compile(r"[A-Za-z0-9._:-]{1,128}").fullmatch
 
 
 LsnRange = tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
-"""First and last LSN; the last is below the first when nobody knows how much there was."""
+"""First and last LSN; the last is below the first if the length is unknown."""
 
 
 def merged(ranges: Iterable[LsnRange]) -> list[LsnRange]:
-    """The same LSNs in as few ranges as can be, in order."""
+    """The same LSNs in the fewest ranges, in order."""
     result: list[LsnRange] = []
     for first, last in sorted(ranges):
         if result and first <= result[-1][1] + 1:
@@ -75,7 +75,7 @@ def without(ranges: Iterable[LsnRange], others: Iterable[LsnRange]) -> list[LsnR
 
 
 class LostJob(msgspec.Struct, frozen=True):
-    """Whose record it was, by what its damaged bytes say."""
+    """The tenant and job of a lost record, as its damaged bytes name them."""
 
     lsn: int
     tenant_id: str
@@ -83,7 +83,7 @@ class LostJob(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A range of this node's WAL; ``last_lsn`` is below ``first_lsn`` where nobody knows how much there was."""
+    """A lost range of this node's WAL; ``last_lsn`` is below ``first_lsn`` if its length is unknown."""
 
     first_lsn: int
     last_lsn: int
@@ -108,16 +108,16 @@ _FILE: Final = KeptFile[list[Loss]](
 
 
 class Losses:
-    """Those of one node that nobody has acknowledged. Belongs to one event loop, but for what blocks."""
+    """Unacknowledged losses of one node. Belongs to one event loop, except methods that block."""
 
     def __init__(self, wal_folder: Path, node_id: str) -> None:
         self._folder, self._node_id = wal_folder, node_id
         self._open = _FILE.load(wal_folder)
         self.unread: str | None = None
-        """Why what was set aside cannot be read, None while it can."""
+        """Why a log that was moved away cannot be read; None while all can."""
 
     def fault(self) -> str | None:
-        """What ``/readyz`` says, None when all are acknowledged."""
+        """What ``/readyz`` reports; None when all losses are acknowledged."""
         if self.unread is not None:
             return f"what was set aside of the log of node {self._node_id} cannot be read yet: {self.unread}"
         if not self._open:
@@ -130,13 +130,13 @@ class Losses:
         )
 
     def wanted(self, tenant_id: str, kind: str | None, seq: int | None) -> list[Loss]:
-        """Those that a request acknowledges."""
+        """The losses that a request acknowledges."""
         if tenant_id != SYSTEM_TENANT or kind not in (None, KIND):
             return []
         return [each for each in self._open if seq in (None, each.seq)]
 
     def note(self, loss: Loss) -> None:
-        """It was found, and is to be recorded. Blocks on the disk."""
+        """Keep a loss until ``_system`` records it. Blocks on the disk."""
         if not any(_is_same(each, loss) for each in self._open):
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             self._store([*self._open, msgspec.structs.replace(loss, found_at=now)])
@@ -146,7 +146,7 @@ class Losses:
         self._store([msgspec.structs.replace(each, seq=seq) if _is_same(each, loss) else each for each in self._open])
 
     def acknowledge(self, loss: Loss) -> None:
-        """``_system`` says that somebody has seen it. Blocks on the disk."""
+        """Remove a loss whose acknowledgement ``_system`` records. Blocks on the disk."""
         self._store([each for each in self._open if not _is_same(each, loss)])
 
     def _store(self, losses: list[Loss]) -> None:
@@ -159,7 +159,7 @@ def _is_same(one: Loss, other: Loss) -> bool:
 
 
 def jobs_of(damaged: Iterable[tuple[int, bytes]]) -> list[LostJob]:
-    """Whose records these damaged ones were, by LSN, as far as their bytes give a name that can be one."""
+    """The jobs of damaged records, by LSN, as far as their bytes hold plausible names."""
     found = []
     for lsn, payload in damaged:
         try:
@@ -202,17 +202,17 @@ class Fork(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """Names this fork in ``_system``; follows from the new origin alone."""
+        """Names this fork in ``_system``; depends on the new origin alone."""
         return fork_subject(self.to_origin)
 
     def facts(self) -> dict[str, object]:
-        """Fields of the LOG_FORKED entry."""
+        """The fields of the LOG_FORKED entry."""
         facts: dict[str, object] = msgspec.to_builtins(self)
         return facts
 
 
 def fork_subject(to_origin: str) -> str:
-    """What the LOG_FORKED entry of the fork to ``to_origin`` is about."""
+    """The subject of the LOG_FORKED entry of the fork to ``to_origin``."""
     return f"{FORK_PREFIX}{hashlib.sha256(to_origin.encode()).hexdigest()[:16]}"
 
 
@@ -220,9 +220,9 @@ class Aside(msgspec.Struct, frozen=True):
     """A log that a start moved away, in a folder of this name; under ``CUT``, the tails that a start cut off."""
 
     chained_lsn: int
-    """All up to here is chained, but for what was held back, by its control file or by Postgres."""
+    """All records up to here are chained, except those held back, according to its control file or Postgres."""
     is_known: bool
-    """Whether it is the WAL that Postgres knows; else nothing of ``lost.json`` is found in it."""
+    """Whether it is the WAL that Postgres knows; if not, it holds no record of ``lost.json``."""
 
 
 CUT: Final = "cut"

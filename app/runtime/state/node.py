@@ -1,4 +1,4 @@
-"""This node: who it is, its clock, and how far its writes have come.
+"""This node: its identity, its clock, and the positions of its writes.
 
 Always true::
 
@@ -23,7 +23,7 @@ from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 
 
 class _Waiting(NamedTuple):
-    """One who waits for a position, until a time of the loop's own."""
+    """A wait for a position, until a deadline in the loop's time."""
 
     lsn: Lsn
     ends_s: float
@@ -32,19 +32,19 @@ class _Waiting(NamedTuple):
 
 
 class PythonPlaces:
-    """A position that only rises, and those who wait for it, in the order of the positions.
+    """A position that only rises, and its waiters in the order of their positions.
 
-    This is the specification: ``_native.Places`` does the same in C, where that is built. The futures are the loop's
-    own with either. All waiters that one rise reaches are resolved in one pass, and one timer, which a subclass sets
-    (``look_at``), serves all who wait with a deadline. Belongs to one event loop.
+    This is the specification: ``_native.Places`` does the same in C, if it is built. Both use the loop's own futures.
+    One rise resolves all waiters that it reaches in one pass, and one timer, which a subclass sets (``look_at``),
+    serves all deadlines. Belongs to one event loop.
     """
 
     def __init__(self, lsn: Lsn) -> None:
         self.lsn = lsn
         self.wanted_lsn = lsn
-        """Highest position that anybody waits for, or waited for."""
+        """Highest position that was ever waited for."""
         self.on_wanted: Callable[[], None] | None = None
-        """Called when somebody waits for a higher position than anybody before."""
+        """Called when a wait is for a higher position than any before."""
         self.failure: LedgerError | None = None
         """The error of each new wait for a position not reached; None while the position rises."""
         self.looks_at_s = math.inf
@@ -54,7 +54,7 @@ class PythonPlaces:
     def reached(self, lsn: Lsn, timeout_s: float = math.inf, /) -> asyncio.Future[None]:
         """A future that resolves once the position is ``lsn`` or above, not before.
 
-        It fails with ``failure`` if that comes first, and ``overdue`` names it after ``timeout_s`` seconds.
+        It fails with ``failure`` if that comes first; ``overdue`` returns it after ``timeout_s`` seconds.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -70,14 +70,14 @@ class PythonPlaces:
         return future
 
     def want(self, lsn: Lsn, /) -> None:
-        """Somebody waits for ``lsn``, here or in another way."""
+        """Note a wait for ``lsn``, here or elsewhere."""
         if lsn > self.wanted_lsn:
             self.wanted_lsn = lsn
             if self.on_wanted is not None:
                 self.on_wanted()
 
     def advance(self, lsn: Lsn, /) -> None:
-        """Raise the position to ``lsn`` and resolve all who waited for it; a lower one changes nothing."""
+        """Raise the position to ``lsn`` and resolve all waits for it; a lower ``lsn`` changes nothing."""
         if lsn <= self.lsn:
             return
         self.lsn = lsn
@@ -86,12 +86,12 @@ class PythonPlaces:
                 future.set_result(None)
 
     def leave(self) -> list[asyncio.Future[None]]:
-        """The futures of all who wait, who do so no more."""
+        """Remove all waits, and return their futures."""
         return self._leave_first(len(self._waiting))
 
     def overdue(self, now_s: float, /) -> list[tuple[Lsn, float, asyncio.Future[None]]]:
-        """Those whose time is up, who wait no more: position, the seconds given, future. The deadlines of the others
-        are checked in time."""
+        """Remove the waits whose time is up, and return them: position, timeout in seconds, future. Schedules the check
+        of the other deadlines."""
         late = [(one.lsn, one.timeout_s, one.future) for one in self._waiting if one.ends_s <= now_s]
         self._waiting = [one for one in self._waiting if one.ends_s > now_s]
         self.looks_at_s = math.inf
@@ -99,7 +99,7 @@ class PythonPlaces:
         return late
 
     def look_at(self, ends_s: float) -> None:
-        """A subclass sees that ``overdue`` is called at ``ends_s``, or later once ``looks_at_s`` is another."""
+        """A subclass calls ``overdue`` at ``ends_s``, or at ``looks_at_s`` if that has changed."""
 
     def _leave_first(self, count: int) -> list[asyncio.Future[None]]:
         futures = [one.future for one in self._waiting[:count]]
@@ -124,30 +124,30 @@ else:
 
 
 class Watermark(Places):
-    """A position that only rises, and those who wait for it."""
+    """A position that only rises, and its waiters."""
 
     def __init__(self, name: str, lsn: Lsn = BEFORE_FIRST) -> None:
         super().__init__(lsn)
         self.name = name
 
     def when_wanted(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` whenever somebody wants a position that is not reached."""
+        """Call ``wake`` whenever a wait is for a position not yet reached."""
         self.on_wanted = wake
 
     def give_up(self, message: str) -> None:
-        """Tell everyone who waits now that their time is up."""
+        """Expire all current waits."""
         for future in self.leave():
             expire(future, message)
 
     def fail(self, error: LedgerError) -> None:
-        """Fail everyone who waits, and everyone who comes later for a position not reached."""
+        """Fail all waits, and later waits for a position not reached."""
         self.failure = error
         for future in self.leave():
             if not future.done():
                 future.set_exception(error)
 
     def look_at(self, ends_s: float) -> None:
-        """Tell those whose time is up then, in the loop's time."""
+        """Expire overdue waits at ``ends_s``, in the loop's time."""
         asyncio.get_running_loop().call_at(ends_s, self._expire, ends_s)
 
     def _expire(self, ends_s: float) -> None:
@@ -157,7 +157,7 @@ class Watermark(Places):
 
 
 def expire(future: asyncio.Future[Any], message: str) -> None:
-    """Fail ``future``, which nobody else waits for, because its time is up; one that is done stays as it is."""
+    """Fail ``future``, which has no other waiter, because its time is up; a future that is done stays as it is."""
     if not future.done():
         future.set_exception(DurabilityTimeoutError(message))
 
@@ -180,11 +180,11 @@ class Node:
     committed: Watermark = field(default_factory=lambda: Watermark("committed"))
     chained: Watermark = field(default_factory=lambda: Watermark("chained"))
     spread: Watermark = field(default_factory=lambda: Watermark("a majority of the regions"))
-    """What a majority of the regions holds; stands still where there is one."""
+    """The position that a majority of the regions holds; does not move with a single region."""
     wall: WallClock = field(init=False)
     """The wall clock, as far as it is believed."""
     failure: LedgerError | None = None
-    """Why this node takes no writes any more: a poisoned WAL, a fence, a database that went back."""
+    """Why this node no longer takes writes: a poisoned WAL, a fence, a database that went back."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Tenants whose chain this node cannot extend, and why (``app.write.pending.quarantine``)."""
     waiting: dict[str, str] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class Node:
     unsigned: dict[str, str] = field(default_factory=dict)
     """Tenants whose rows this node does not sign any further, and why."""
     unfollowed: dict[str, str] = field(default_factory=dict)
-    """Tenants of whose newest entries no checkpoint that counts is found, and why (``ledger_watch``)."""
+    """Tenants whose newest entries have no valid checkpoint, and why (``ledger_watch``)."""
     accepting: bool = False
     """Whether requests are taken: false while starting and from the signal to stop on."""
     shutting_down: bool = False
@@ -225,13 +225,13 @@ class Node:
             raise NotReadyError("the service is starting or stopping; try again")
 
     def chained_lsn_of(self, tenant_id: str) -> Lsn:
-        """Up to where every record of the tenant is in its chain; ``chained`` goes on past those that are held back."""
+        """Position up to which every record of the tenant is chained; ``chained`` advances past records held back."""
         is_held_back = tenant_id in self.damaged or tenant_id in self.waiting
         return BEFORE_FIRST if is_held_back else self.chained.lsn
 
     @property
     def watermarks(self) -> tuple[Watermark, ...]:
-        """All that anybody may wait for."""
+        """All watermarks that can be waited for."""
         return self.durable, self.committed, self.chained, self.spread
 
     def __post_init__(self) -> None:

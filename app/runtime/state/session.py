@@ -1,4 +1,4 @@
-"""Session tokens: what a client shows to read its own writes.
+"""Session tokens, by which a client reads its own writes.
 
 A token names one durable write, so a reader can check that it sees it. Opaque to clients; inside, the unpadded
 base64url form of::
@@ -7,8 +7,8 @@ base64url form of::
 
 ``node_id``, ``epoch`` and ``lsn`` are the write's position in a WAL, ``hlc`` its time, the key is the secret of the
 ledger, which its nodes share. Example of the text: ``t2 node-7f3a 3 17 1704931200000:1:node-7f3a``. A
-``Tally-Session`` header holds one token or several, separated by commas. A token carries no rights. One that no node of
-the ledger made is refused, so a token can move a clock, or make its bearer wait, only for what a node really wrote.
+``Tally-Session`` header holds one token or several, separated by commas. A token carries no rights. A token that no
+node of the ledger made is refused, so a token moves a clock, or makes its bearer wait, only for real writes.
 """
 
 import base64
@@ -23,7 +23,7 @@ from ledger.names import NODE_ID
 from ledger.positions import Epoch, Lsn
 
 SESSION_HEADER_BYTES_MAX = 4096
-"""Longest ``Tally-Session`` header that is read."""
+"""Longest ``Tally-Session`` header that is accepted."""
 SESSION_TOKENS_MAX = 32
 """Most tokens in one header."""
 SECRET_BYTES = 32
@@ -59,7 +59,7 @@ class SessionTokens:
         return base64.urlsafe_b64encode(plain + self._mac(plain)).rstrip(b"=").decode()
 
     def decode(self, text: str) -> Token:
-        """The token that ``text`` stands for.
+        """The token that ``text`` encodes.
 
         Raises:
             InvalidInputError: ``text`` is not what ``encode`` made with this secret.
@@ -90,7 +90,7 @@ class SessionTokens:
         """The tokens of a ``Tally-Session`` header, in its order; none when there is no header.
 
         Raises:
-            InvalidInputError: too long, too many, or one is not of this ledger.
+            InvalidInputError: too long, too many, or a token is not of this ledger.
         """
         if not header:
             return []

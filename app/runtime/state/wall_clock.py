@@ -1,12 +1,12 @@
-"""The wall clock of a node, believed only as far as Postgres and the node's own running time bear it out.
+"""The wall clock of a node, trusted only as far as Postgres and the node's monotonic time confirm it.
 
-Between two looks at Postgres the wall clock may gain ``max_skew_ms`` on the time that runs by itself (CLOCK_BOOTTIME,
-which counts a suspended machine's time too). What it is ahead beyond that is not adopted: time goes on from where it
-was, as fast as it runs, and ``fault`` says so until the clock is right again, or Postgres agrees that it is. So::
+Between two readings of Postgres the wall clock may gain ``max_skew_ms`` on the monotonic time (CLOCK_BOOTTIME, which
+includes the time of a suspended machine). A larger leap is not adopted: time continues from its last value at the
+monotonic rate, and ``fault`` reports it until the clock is right again, or Postgres agrees with it. So::
 
     now_ms <= time of Postgres at the last look + time run since + 2 * max_skew_ms
 
-A clock that goes back is adopted: the HLC never does.
+A clock that goes back is adopted: the HLC never goes back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Reading(NamedTuple):
-    """What the clocks of this machine say at one time, in milliseconds."""
+    """One reading of the clocks of this machine, in milliseconds."""
 
     wall_ms: int
     running_ms: int
@@ -35,14 +35,14 @@ def read_clocks() -> Reading:
 
 
 class WallClock:
-    """The wall clock as far as it is believed. Belongs to one event loop."""
+    """The wall clock as far as it is trusted. Belongs to one event loop."""
 
     def __init__(self, max_skew_ms: int, read: Callable[[], Reading] = read_clocks) -> None:
         self._max_skew_ms = max_skew_ms
         self._read = read
         self._believed = read()
         self.ahead_ms = 0
-        """How far the wall clock is ahead of what is believed; 0 while it is adopted."""
+        """How far the wall clock is ahead of the trusted time; 0 while it is adopted."""
         self._ahead_of_database_ms = 0
 
     def now_ms(self) -> int:
@@ -58,8 +58,8 @@ class WallClock:
         return expected_ms
 
     def compare(self, before: Reading, database_ms: int) -> None:
-        """Postgres said ``database_ms`` after the clocks said ``before``: a wall clock that is not ahead of it is
-        adopted, whatever it did."""
+        """Postgres reported ``database_ms`` after the reading ``before``: a wall clock that is not ahead of Postgres is
+        adopted, however far it leapt."""
         self._ahead_of_database_ms = before.wall_ms - database_ms
         if self._ahead_of_database_ms > self._max_skew_ms:
             return
@@ -69,7 +69,7 @@ class WallClock:
         self._believed = before
 
     def fault(self) -> str | None:
-        """What is wrong with the wall clock, None when nothing is known to be."""
+        """The fault of the wall clock; None if none is known."""
         if self.ahead_ms:
             return f"the wall clock leapt {self.ahead_ms} ms ahead and is not adopted; set it right"
         if self._ahead_of_database_ms > self._max_skew_ms:
