@@ -1,11 +1,11 @@
-"""Who read, did or was refused what on this node: lines of JSON in files of a bounded size, beside the data.
+"""The access log of a node: reads, acts and refusals as lines of JSON, in files of bounded size beside the data.
 
     access.log, access.log.1 … access.log.7      the newest first; each of up to FILE_BYTES
 
-A line is written a moment after its request was answered, and a crash may lose the last ones. What must not be lost is
-chained: acts, refusals, and reads of tenants that ask for it (``write.intake.access_records``). When lines come faster
-than the disk takes them, or it takes none, the newest are counted instead, and the count is a line. A line that a full
-disk or a crash cut off is passed over.
+A line is written shortly after its request was answered, so a crash may lose the last ones. Acts, refusals, and reads
+of tenants that ask for it (``write.intake.access_records``) are also chained, and are not lost. If the disk fails or is
+too slow, the newest lines are dropped, and their number is written as a line. A reader skips a line that a full disk or
+a crash cut off.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AccessLog:
         self._writing = asyncio.Lock()
 
     def add(self, line: Line) -> None:
-        """Write ``line``, which has ``at``, soon."""
+        """Queue ``line``, which has ``at``, to be written."""
         if len(self._waiting) < QUEUE_MAX:
             self._waiting.append(line)
         else:
@@ -60,7 +60,7 @@ class AccessLog:
             self._on_dropped(1)
 
     async def run(self) -> None:
-        """Write what waits, until cancelled; then what is left."""
+        """Write queued lines until cancelled, then the rest."""
         try:
             while True:
                 await asyncio.sleep(WRITE_INTERVAL_S)
@@ -69,14 +69,14 @@ class AccessLog:
             self._written(*self._write(self._taken()))
 
     async def flush(self) -> None:
-        """Return once all that was added is in its file, or counted as dropped where the disk does not take it."""
+        """Return once every added line is in its file, or counted as dropped if the disk fails."""
         async with self._writing:
             if self._waiting or (self._dropped and self._fault is None):
                 self._written(*await asyncio.to_thread(self._write, self._taken()))
 
     async def newest(self, tenant_id: str, below: int, limit: int) -> tuple[list[Line], int | None]:
-        """Up to ``limit`` lines about the tenant, newest first, from below the line with that number (from 1, of all
-        lines that are kept); and the number to go on below, None at the end.
+        """Up to ``limit`` lines about the tenant, newest first, whose number among all kept lines (from 1) is less than
+        ``below``; and the next ``below``, None at the end.
 
         Raises:
             NotReadyError: the files cannot be read.
@@ -97,7 +97,7 @@ class AccessLog:
         return lines
 
     def _write(self, lines: list[Line]) -> tuple[list[Line], str | None]:
-        """Write them; those that could not be, and why. Blocks."""
+        """Write the lines. Returns the unwritten ones and the error. Blocks."""
         left = deque(lines)
         try:
             if left:
@@ -127,20 +127,20 @@ class AccessLog:
         return [line for _, line in reversed(page)], page[0][0] if len(found) > len(page) else None
 
     def _lines(self) -> Iterator[Line]:
-        """All that are kept, oldest first."""
+        """Every kept line, oldest first."""
         for name in [*(f"{NAME}.{number}" for number in range(FILES_MAX - 1, 0, -1)), NAME]:
             path = self._path.with_name(name)
             if path.exists():
                 with path.open("rb") as file:
                     for text in file:
-                        # A line that a crash cut off is passed over.
+                        # A line that a crash cut off is skipped.
                         with contextlib.suppress(orjson.JSONDecodeError):
                             if isinstance(line := orjson.loads(text), dict):
                                 yield line
 
 
 class _Files(RotatingFileHandler):
-    """The files, open for lines at their end. What goes wrong with one is raised."""
+    """The files, open for appending. Errors are raised."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "ab+", opener=_own) as file:
@@ -154,10 +154,10 @@ class _Files(RotatingFileHandler):
         return open(self.baseFilename, "a", encoding="utf-8", opener=_own)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (named by logging)
-        """Raise what is being handled; logging would print it, with the line."""
+        """Raise the current exception; logging would print it, with the line."""
         raise
 
 
 def _own(path: str, flags: int) -> int:
-    """Open a file that, if it is new, nobody but the service's account may read: it tells of all tenants."""
+    """Open a file. Only the service's account may read a new one, because it holds lines about all tenants."""
     return os.open(path, flags, FILE_MODE)

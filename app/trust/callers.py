@@ -1,12 +1,12 @@
-"""Who calls, by what a request shows, and whether its route is for him. Asked before a body is read, by every route.
+"""Authenticates the caller of a request and authorizes it for its route. Every route does both before it reads a body.
 
 ``Authorization: Bearer`` with a token of the ledger, or one of the issuer of ``auth.oidc``; else the cookie of a
-session of the console, which holds such a token; else the certificate that the connection was made with. What a request
-shows is believed or refused, never passed over: a certificate does not make up for a wrong token.
+session of the console, which holds such a token; else the certificate that the connection was made with. A credential
+is accepted or rejected, never skipped: a valid certificate does not make up for a wrong token.
 
 *Tokens* are opaque texts, ``tally_`` and 43 characters of base64url (32 random bytes). The ledger stores the SHA-256 of
-each, and never the text. A token is looked up by its digest, so how long a wrong one takes says nothing about a right
-one.
+each, and never the text. A token is looked up by its digest, so the time that a wrong token takes reveals nothing about
+a right one.
 """
 
 from __future__ import annotations
@@ -32,51 +32,52 @@ from signing.key_statement import IssuedToken
 Scope = MutableMapping[str, Any]
 
 CERTIFICATE: Final = "tally.certificate"
-"""Where the scope of a request holds the names in the certificate that its connection was made with, if it was."""
+"""Scope key of the names in the connection's certificate, if it has one."""
 ASK_AGAIN_S: Final = 1.0
-"""A request that takes longer is asked again, as its token may have expired; where one was revoked meanwhile, at once:
-whoever held it open must not be let in by that."""
+"""The caller of a request that takes longer is authenticated again, as the token may have expired. After a revocation
+that happens at once, so that no caller keeps access by holding a request open."""
 AUTHORIZATION: Final = "tally.authorization"
-"""Where the scope of a request with a head that is known holds its one ``Authorization``, or None where it has none."""
+"""Scope key of the one ``Authorization`` of a request with a known head; None if it has none."""
 TENANT_PARAMETERS: Final = frozenset({"tenant_id", "tenantId"})
-"""What a query calls the tenant that it is about."""
+"""Names of query parameters that name a tenant."""
 CREDENTIALS_BYTES_MAX: Final = 16 * 1024
 _SEND_BEARER = "Authorization: send it once, as Bearer and a token"
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
 
 
 class OpenToAll:
-    """Asks nobody who he is: ``auth.mode`` is ``none``."""
+    """Authenticates no caller: ``auth.mode`` is ``none``."""
 
     narrowed_s = float("-inf")
 
     def known(self, _scope: Scope) -> Principal:
-        """Whoever calls."""
+        """The one principal of all callers."""
         return EVERYBODY
 
     async def caller(self, _scope: Scope) -> Principal:
-        """Whoever calls."""
+        """The one principal of all callers."""
         return EVERYBODY
 
 
 @dataclass(kw_only=True, eq=False)
 class Callers:
-    """Knows callers by tokens, by an issuer's tokens, and by certificates."""
+    """Authenticates callers by tokens, by an issuer's tokens, and by certificates."""
 
     tokens: KnownTokens
     issuer: OidcIssuer | None = None
     by_certificate: Callable[[Sequence[str]], Principal | None] = lambda _names: None
-    """The principal that a certificate of these names is, None where that is nobody."""
+    """The principal of a certificate with these names, None if there is none."""
     sessions: ConsoleSessions | None = None
     now_s: Callable[[], float] = time.time
 
     @property
     def narrowed_s(self) -> float:
-        """When a token ceased to count, by ``time.perf_counter``: a caller that was asked before is asked again."""
+        """When a token last became invalid, by ``time.perf_counter``: callers authenticated before are authenticated
+        again."""
         return self.tokens.narrowed_s
 
     def known(self, scope: Scope) -> Principal | None:
-        """Who calls; None when the issuer must be asked for it.
+        """The caller; None when the issuer must be asked.
 
         Raises:
             UnauthenticatedError: nothing that the request shows says it.
@@ -108,7 +109,7 @@ class Callers:
         return principal
 
     def _credentials(self, scope: Scope) -> bytes | None:
-        """The token that a request shows, by itself or in a session of the console; None where there is neither."""
+        """The token of a request, from its header or from a session of the console; None without either."""
         credentials = _credentials(scope)
         if credentials is None and self.sessions is not None:
             cookie = shown_cookie(scope["headers"], scope.get("scheme", "http"))
@@ -121,12 +122,12 @@ CallerSource = OpenToAll | Callers
 
 
 def is_outdated(source: CallerSource, asked_s: float, now_s: float) -> bool:
-    """Whether what was said then of who calls must be asked again."""
+    """Whether a caller authenticated at ``asked_s`` must be authenticated again."""
     return asked_s <= source.narrowed_s or now_s - asked_s > ASK_AGAIN_S
 
 
 def check(principal: Principal, rule: Rule, scope: Scope) -> None:
-    """Return if the route of ``scope``, which needs ``rule``, is for the caller, as far as its head tells.
+    """Return if the caller may use the route of ``scope``, which needs ``rule``, judged by the head of the request.
 
     Raises:
         ForbiddenError: it is not.
@@ -144,7 +145,7 @@ def check(principal: Principal, rule: Rule, scope: Scope) -> None:
 
 
 def named_tenants(scope: Scope) -> Iterator[str]:
-    """Every tenant that path or query names, whatever the route makes of it."""
+    """Every tenant that path or query names, whether or not the route uses it."""
     named = scope.get("path_params", {}).get("tenant_id")
     if named is not None:
         yield named
@@ -155,10 +156,10 @@ def named_tenants(scope: Scope) -> Iterator[str]:
 
 
 def _credentials(scope: Scope) -> bytes | None:
-    """What ``Authorization`` says, None when there is none.
+    """The token in ``Authorization``, None without that header.
 
     Raises:
-        UnauthenticatedError: it comes twice, is too long, or says something else than Bearer.
+        UnauthenticatedError: it occurs twice, is too long, or is not Bearer.
     """
     if AUTHORIZATION in scope:
         shown: bytes | None = scope[AUTHORIZATION]
@@ -173,7 +174,7 @@ def _bearer(authorization: bytes) -> bytes:
     """The token in such a header.
 
     Raises:
-        UnauthenticatedError: it is too long, or says something else.
+        UnauthenticatedError: it is too long, or is not Bearer.
     """
     match = None if len(authorization) > CREDENTIALS_BYTES_MAX else _BEARER.fullmatch(authorization)
     if match is None:
@@ -189,33 +190,34 @@ log = structlog.get_logger()
 
 
 class NewToken(NamedTuple):
-    """A token that nobody has yet, and its digest."""
+    """A token that was not handed out yet, and its digest."""
 
     text: str
     digest: bytes
 
 
 def new_token() -> NewToken:
-    """A new token, of the system's randomness."""
+    """A new token from the system's random source."""
     text = TOKEN_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     return NewToken(text, hashlib.sha256(text.encode()).digest())
 
 
 class KnownTokens:
-    """The tokens that count on this node, by digest. Belongs to one event loop."""
+    """The tokens that are valid on this node, by digest. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Principal] = {}
         self.narrowed_s = float("-inf")
-        """When one ceased to count, by ``time.perf_counter``."""
+        """When a token last became invalid, by ``time.perf_counter``."""
         self._strange: set[str] = set()
-        """Ids of tokens that are not understood, of which that was said."""
+        """Ids of tokens that this version does not understand and has logged."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def learn(self, issued: Iterable[IssuedToken], revoked: Set[str]) -> None:
-        """From now on these count, and no others: but for those that are revoked, or whose id is in ``revoked``."""
+        """From now on the tokens ``issued`` are valid and no others, except the revoked ones and those whose id is in
+        ``revoked``."""
         known = {}
         for token in issued:
             if token.is_revoked or token.token_id in revoked:
@@ -227,7 +229,7 @@ class KnownTokens:
             try:
                 grants = (grant_of(token.rights, token.tenants),)
             except InvalidInputError as error:
-                # A later version may know more rights; here the token means nothing.
+                # A later version may know more rights; this one rejects the token.
                 if token.token_id not in self._strange:
                     self._strange.add(token.token_id)
                     log.warning("token_not_understood", token_id=token.token_id, error=str(error))
@@ -238,10 +240,10 @@ class KnownTokens:
         self._known = known
 
     def caller(self, credentials: bytes, now_s: float) -> Principal:
-        """Who the token ``credentials`` says is calling.
+        """The caller that the token ``credentials`` names.
 
         Raises:
-            UnauthenticatedError: nobody; it is no token, was revoked, or has expired.
+            UnauthenticatedError: it is no token, was revoked, or has expired.
         """
         found = self._known.get(hashlib.sha256(credentials).digest())
         if found is None:

@@ -1,15 +1,16 @@
-"""Sessions of the web console: a cookie that holds the token of who signed in, sealed, until a time.
+"""Sessions of the web console: a cookie that holds the user's token, sealed, with an expiry.
 
     tally_console=v1.<base64url>        over TLS __Host-tally_console=…
     12 bytes nonce, then AES-256-GCM of: u64 expires_s, 16 bytes id, the token compressed by zlib
 
-The key follows from the secret of the ledger, which its nodes share, so any of them takes the cookie. What counts is
-the token inside, asked again with each request: a session grants nothing of its own, and ends with its token. Whoever
-knows the secret alone can seal only a token that he knows already; whoever steals a cookie has no token, and that for
+The key is derived from the ledger's secret, which its nodes share, so any node accepts the cookie. Each request
+authenticates the token inside again: a session grants nothing of its own, and ends with its token. An attacker who has
+only the secret can seal only a token that he already has. A stolen cookie does not reveal the token, and is valid for
 ``auth.session_life`` at most.
 
-A browser sends a cookie whoever made the page that asks. So it counts only in requests of this service's own pages,
-by what browsers say and pages cannot: ``Sec-Fetch-Site: same-origin``, else an ``Origin`` that is this service.
+A browser sends a cookie with requests of any page. So the cookie is accepted only in requests of this service's own
+pages, shown by headers that a page cannot set: ``Sec-Fetch-Site: same-origin``, else an ``Origin`` that is this
+service.
 
 Signing in at an OpenID Connect issuer is the authorization code flow with PKCE (RFC 6749, 4.1; RFC 7636)::
 
@@ -17,8 +18,8 @@ Signing in at an OpenID Connect issuer is the authorization code flow with PKCE 
     issuer   -- GET /v1/console/oidc/callback  -->  here, with state and code
     here     -- POST token_endpoint            -->  issuer, with code and verifier; answers the tokens
 
-State and verifier are in a cookie of the browser meanwhile, which scripts do not see. The tokens are judged like any
-that a caller shows (``app.trust.oidc``): the access token, and where that is not for this service the ID token.
+State and verifier are in a cookie of the browser meanwhile, which scripts cannot read. The tokens are verified like any
+token of a caller (``app.trust.oidc``): the access token or, if that is not for this service, the ID token.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ COOKIE_BYTES_MAX: Final = 4000
 """Browsers keep cookies of 4,096 bytes, name and attributes included."""
 TOKEN_BYTES_MAX: Final = 16 * 1024
 ENDED_MAX: Final = 10_000
-"""Sessions that somebody ended here, and that are remembered until they would have ended by themselves."""
+"""Ended sessions that are remembered until they would have expired."""
 _VERSION: Final = "v1."
 _NONCE_BYTES: Final = 12
 _ID_BYTES: Final = 16
@@ -66,7 +67,7 @@ _HEAD: Final = struct.Struct(f">Q{_ID_BYTES}s")
 
 
 class ConsoleSession(NamedTuple):
-    """An open session: the token inside, and until when it counts."""
+    """An open session: its token, and when it expires."""
 
     token: bytes
     expires_s: int
@@ -74,7 +75,7 @@ class ConsoleSession(NamedTuple):
 
     @property
     def expires_at(self) -> datetime:
-        """When it ends by itself."""
+        """When it expires."""
         return datetime.fromtimestamp(self.expires_s, UTC)
 
 
@@ -87,7 +88,7 @@ class ConsoleSessions:
         self._ended: dict[bytes, int] = {}
 
     def begin(self, token: bytes, token_expires_at: datetime | None, now_s: float) -> tuple[ConsoleSession, str]:
-        """A session over ``token``, no longer than that counts, and the value of its cookie.
+        """A session for ``token``, which does not outlive it, and the value of its cookie.
 
         Raises:
             InvalidInputError: the token is too long for a cookie.
@@ -111,7 +112,7 @@ class ConsoleSessions:
         """The session that a cookie of this value holds.
 
         Raises:
-            UnauthenticatedError: it was not made here, has expired, or was ended.
+            UnauthenticatedError: it was not sealed by this ledger, has expired, or was ended.
         """
         try:
             sealed = urlsafe_b64decode(value.removeprefix(_VERSION) + "=" * (-len(value.removeprefix(_VERSION)) % 4))
@@ -124,7 +125,7 @@ class ConsoleSessions:
         return ConsoleSession(zlib.decompress(plain[_HEAD.size :]), expires_s, session_id)
 
     def end(self, session: ConsoleSession, now_s: float) -> None:
-        """Let the session count no more on this node, although a copy of its cookie may exist."""
+        """End the session on this node, also for copies of its cookie."""
         if len(self._ended) >= ENDED_MAX:
             self._ended = {each: expires_s for each, expires_s in self._ended.items() if expires_s > now_s}
         if len(self._ended) >= ENDED_MAX:
@@ -133,21 +134,21 @@ class ConsoleSessions:
 
 
 def cookie_name(scheme: str) -> str:
-    """Over TLS one that no other host may set, nor this one in the clear (RFC 6265bis, 4.1.3.2)."""
+    """Over TLS a name that no other host may set, nor this one in the clear (RFC 6265bis, 4.1.3.2)."""
     return f"__Host-{COOKIE}" if scheme == "https" else COOKIE
 
 
 def set_cookie(scheme: str, value: str, seconds: int) -> str:
-    """``Set-Cookie`` that a browser keeps for so long, 0 to remove it, and shows to no script and no other site."""
+    """``Set-Cookie`` that a browser keeps for ``seconds``, 0 to remove it, and hides from scripts and other sites."""
     secure = "; Secure" if scheme == "https" else ""
     return f"{cookie_name(scheme)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
 def shown_cookie(headers: Iterable[tuple[bytes, bytes]], scheme: str) -> str | None:
-    """The value of the session's cookie in a request; None where there is none.
+    """The value of the session's cookie in a request; None without one.
 
     Raises:
-        UnauthenticatedError: it comes twice, or a page of another origin may have asked.
+        UnauthenticatedError: it occurs twice, or the request may be from a page of another origin.
     """
     wanted = cookie_name(scheme).encode()
     found: list[bytes] = []
@@ -179,11 +180,11 @@ def _is_own_page(said: dict[bytes, list[bytes]], scheme: str) -> bool:
 
 SIGN_IN_COOKIE: Final = "tally_sign_in"
 SIGN_IN_LIFE_S: Final = 600
-"""How long somebody may take to say who he is."""
+"""Longest that a user may take to sign in at the issuer."""
 PLACES_LIFE_S: Final = 300.0
-"""How long the issuer is not asked again where one signs in: anybody may begin to."""
+"""How long the issuer's endpoints are cached, because anyone may start a sign-in."""
 AWAY_PAUSE_S: Final = 1.0
-"""The same, where it did not answer."""
+"""The same, if it did not answer."""
 ASKED_AT_ONCE: Final = 8
 """Requests to the issuer at once; further sign-ins wait."""
 _SECRET_BYTES: Final = 32
@@ -191,19 +192,19 @@ _COOKIE_VALUE: Final = re.compile(r"([A-Za-z0-9_-]{43})\.([A-Za-z0-9_-]{43})")
 
 
 class Departure(NamedTuple):
-    """Where a browser is sent to say who uses it, and the value of the cookie that it comes back with."""
+    """Where a browser is sent to sign in, and the value of the cookie that it returns with."""
 
     url: str
     cookie: str
 
 
 def code_flow_of(settings: AuthSettings) -> CodeFlow | None:
-    """How people sign in at the issuer; None where the settings name none, or no client."""
+    """The sign-in at the issuer; None if the settings name no issuer or no client."""
     return CodeFlow(settings.oidc) if settings.mode == "oidc" and settings.oidc.client_id is not None else None
 
 
 class CodeFlow:
-    """Signs people in at the issuer of ``settings``, which name a client. Belongs to one event loop."""
+    """Signs users in at the issuer of ``settings``, which name a client. Belongs to one event loop."""
 
     def __init__(self, settings: OidcSettings) -> None:
         assert settings.issuer is not None
@@ -215,14 +216,14 @@ class CodeFlow:
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._discovering = asyncio.Lock()
         self._places: dict[str, Any] | NoAnswerError = {}
-        """What the issuer said of itself when it was asked last, or why it did not."""
+        """The issuer's last discovery document, or the error of that request."""
         self._places_until_s = -math.inf
 
     async def begin(self, redirect_uri: str) -> Departure:
-        """A sign-in that comes back to ``redirect_uri``.
+        """Start a sign-in that returns to ``redirect_uri``.
 
         Raises:
-            NoAnswerError: the issuer does not say where one signs in.
+            NoAnswerError: the issuer does not name its endpoints.
         """
         state, verifier = (secrets.token_urlsafe(_SECRET_BYTES) for _ in range(2))
         challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
@@ -239,12 +240,11 @@ class CodeFlow:
         return Departure(f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}", f"{state}.{verifier}")
 
     async def finish(self, cookie: str, state: str, code: str, redirect_uri: str) -> Sequence[bytes]:
-        """The tokens that the issuer gives for ``code``, the one to be tried first in front.
+        """The tokens that the issuer gives for ``code``, in the order in which to try them.
 
         Raises:
-            UnauthenticatedError: this browser began no such sign-in.
-            NoAnswerError: the issuer gives none.
-            ConfigurationError: the file of the client's secret cannot be read, or others can read it.
+            UnauthenticatedError: this browser started no such sign-in. NoAnswerError: the issuer gives none.
+            ConfigurationError: the file of the client's secret cannot be read, or other users can read it.
         """
         match = _COOKIE_VALUE.fullmatch(cookie)
         if match is None or not hmac.compare_digest(match[1].encode(), state.encode()):
@@ -259,7 +259,7 @@ class CodeFlow:
         secret = self._settings.client_secret_file
         headers = {}
         if secret is not None:
-            # The client says who it is (RFC 6749, 2.3.1).
+            # The client authenticates itself (RFC 6749, 2.3.1).
             names = (self._client_id, await asyncio.to_thread(_client_secret_in, secret))
             pair = ":".join(quote(name, safe="") for name in names)
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
@@ -273,7 +273,7 @@ class CodeFlow:
         ]
 
     async def _endpoint(self, name: str) -> str:
-        """The endpoint of this name, as the issuer says."""
+        """The endpoint of this name in the issuer's discovery document."""
         async with self._discovering:
             if time.monotonic() >= self._places_until_s:
                 try:

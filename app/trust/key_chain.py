@@ -1,23 +1,23 @@
-"""Which keys a ledger trusts: what the chain of ``_system`` says of keys, as far as a node has found that chain whole.
+"""The keys that a ledger trusts, by the entries of ``_system`` that a node has verified.
 
-An entry counts when it is part of the chain as this node knows it: every row from seq 1 on was read, holds together
-and follows the one before it; up to the newest checkpoint beside the WAL they make the tree that was signed, and beyond
-it they go on without a gap to the head. So a row that somebody put behind the head, or in place of another, says
-nothing, and one that was taken out is missed.
+An entry is trusted if it is part of the chain as this node knows it. Every row from seq 1 on was read, matches its
+digest and link, and follows the row before it. The rows up to the newest checkpoint beside the WAL make the tree that
+was signed. The rows after it continue without a gap to the head. So a row that an attacker adds after the head, or puts
+in place of another, has no effect, and a removed row is noticed.
 
-Where a row does not hold together, the entries that the stored tree proves to be in the checkpoint still count, and so
-do all revocations of tokens; but it is not known what else was said: ``fault`` says so, and no signature counts as good
+If a row is damaged, the entries that the stored tree proves to be in the checkpoint are still trusted, and so are all
+revocations of tokens. The other entries are unknown: ``fault`` says so, and no signature is accepted as valid
 meanwhile.
 
-Rows are read once. What the checkpoint covers is not read again while the process lives; what lies beyond it is, when
-something does not fit.
+Rows are read once. Rows that the checkpoint covers are not read again while the process lives; later rows are, if a
+check fails.
 
-A node cannot introduce itself: its key counts once the root of the ledger, or a key that was admitted before, says so.
-A key that no entry introduces yet counts already when this node itself can write the entry that will admit it: as the
-first node of a ledger, or with the word of a key that it signs with or signed with last.
+A node cannot admit itself: its key is trusted once the root of the ledger, or a key admitted before, has admitted it. A
+key that no entry introduces yet is trusted already if this node can write the entry that will admit it: as the first
+node of a ledger, or with the signature of a key that it signs with or signed with last.
 
-The rows of ``signing_keys`` are a cache of all this, which an administrator of the database can write. Only two of
-their columns are used: the node, and the start of validity if it is not later than the key's entry.
+The rows of ``signing_keys`` are a cache, which an administrator of the database can edit. Only two of their columns are
+used: the node, and the start of validity if it is not later than the key's entry.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from signing.note import VerifierKey
 ENTRIES_A_READ = 1000
 """Entries read at once."""
 READ_AGAIN_PAUSE_S = 30.0
-"""Shortest time between two readings from the last proved entry on while the chain is damaged."""
+"""Shortest time between two reads from the last proved entry on while the chain is damaged."""
 LOG_KEYS_MAX = 16
-"""Most verifier keys named for one log; older ones still count, by the list of keys."""
+"""Most verifier keys named for one log; older ones are still trusted, by the list of keys."""
 
 _SEQ, _VERSION, _LINK = map(ENTRY_COLUMNS.index, ("seq", "link_version", "chain_link"))
 _ACTION, _JOB = map(ENTRY_COLUMNS.index, ("action", "job_id"))
@@ -66,13 +66,13 @@ log = structlog.get_logger()
 
 
 class _Read(NamedTuple):
-    """A beginning of the chain that holds together: its size, last link, tree, and what it says of keys."""
+    """A verified prefix of the chain: its size, last link, tree, and its events about keys."""
 
     size: int
     link: str | None
     may_be_v1: bool
     hashes: tuple[bytes, ...]
-    """Of the frontier of its tree."""
+    """Hashes of the tree's frontier."""
     events: tuple[KeyEvent, ...]
 
 
@@ -81,8 +81,9 @@ _NO_KEYS = history_of(())
 
 
 class PublishedKey(NamedTuple):
-    """A key and when it counts; on which node it signs or signed, None where nothing says; for what it signs now; who
-    admitted it, None for the root; the entry that introduced it. A key that is about to be admitted has neither yet."""
+    """A key with its validity; the node on which it signs or signed, None if unknown; for what it signs now; the key
+    that admitted it, None for the root; and the entry that introduced it. A key that is about to be admitted has
+    neither of the last two."""
 
     key: PublicKey
     node_id: str | None
@@ -94,7 +95,7 @@ class PublishedKey(NamedTuple):
 
 
 class PublishedKeys(NamedTuple):
-    """Keys that may be trusted, oldest first; those that wait to be admitted; the key that the ledger began with."""
+    """Keys that may be trusted, oldest first; keys that wait to be admitted; the ledger's first key."""
 
     admitted: list[PublishedKey]
     waiting: list[KnownKey]
@@ -109,13 +110,13 @@ class KeyChain:
         self.keys = keys
         self.load_checkpoint = load_checkpoint
         self.fault: str | None = None
-        """Why it cannot be said what all entries about keys say, None while it can; as of the last reading."""
+        """Why the entries about keys are not all known, None while they are; as of the last read."""
         self.is_of_another_root = False
-        """Whether the chain, found whole, begins with another key than this node knows its ledger by."""
+        """Whether the chain, verified whole, begins with another root key than this node knows."""
         self._proved = _NOTHING
-        """What makes the tree of a checkpoint of this node."""
+        """The prefix that makes the tree of a checkpoint of this node."""
         self._read = _NOTHING
-        """The same, and what follows it without a gap."""
+        """The same, with the rows that follow it without a gap."""
         self._fold = KeyFold()
         self._read_again_s = 0.0
         self._strays: list[int] = []
@@ -124,9 +125,8 @@ class KeyChain:
     # --- what follows from it ---------------------------------------------------------------------
 
     async def history(self, connection: Connection) -> KeyHistory:
-        """What the entries about keys add up to; nothing, where the ledger began with another key than this node knows.
-
-        That is a fault, once the chain was found whole: a chain with another root is another ledger.
+        """The history that the entries about keys fold to; empty if the ledger began with another key than this node
+        knows. That is a fault once the chain was verified whole: a chain with another root is another ledger.
         """
         async with self._one_at_a_time:
             events, fault = await self._events(connection)
@@ -145,12 +145,12 @@ class KeyChain:
             return _NO_KEYS if is_other else history
 
     async def counting(self, connection: Connection) -> dict[str, PublicKey]:
-        """Every key that counts by id, none longer than this node has seen: those admitted, and its own that are about
-        to be."""
+        """Every trusted key by id: admitted keys, and this node's own that are about to be. None is valid for longer
+        than this node has seen."""
         return await self.keys.narrowed(self._counting(await self.history(connection)))
 
     def admission_fault(self, history: KeyHistory) -> str | None:
-        """Why the node signs nothing, and what to do; None when its keys count."""
+        """Why the node signs nothing, and what to do; None when its keys are trusted."""
         counting = self._counting(history)
         missing = [signer.key_id for signer in self.keys.signers() if signer.key_id not in counting]
         if not missing:
@@ -173,7 +173,7 @@ class KeyChain:
         return early | history.keys()
 
     async def published(self, connection: Connection, history: KeyHistory | None = None) -> PublishedKeys:
-        """The keys of the ledger, with where they sign as their rows say; of a ``history`` just read, if any."""
+        """The keys of the ledger, with the nodes that their rows name; from ``history`` if one was just read."""
         rows = {row.key_id: row for row in await store.list_rows(connection)}
         if history is None:
             history = await self.history(connection)
@@ -189,7 +189,7 @@ class KeyChain:
     # --- following it -----------------------------------------------------------------------------
 
     async def _events(self, connection: Connection) -> tuple[tuple[KeyEvent, ...], str | None]:
-        """What the chain says of keys, in its order, and why it cannot be said whether that is all."""
+        """The chain's events about keys, in its order, and why they may not be all."""
         try:
             # The checkpoint first, so that it is never newer than the rows it is compared with.
             text = self.load_checkpoint(SYSTEM_TENANT)
@@ -220,7 +220,7 @@ class KeyChain:
         self.fault = fault
 
     async def _follow(self, connection: Connection, kept: Checkpoint | None) -> str | None:
-        """Read on, to the checkpoint and then to the head; what is wrong with the chain."""
+        """Continue to the checkpoint and then to the head. Returns the fault of the chain."""
         head = await store.system_head(connection)
         if head.strays != self._strays:
             self._strays = head.strays
@@ -248,7 +248,7 @@ class KeyChain:
         return fault
 
     async def _read_to(self, connection: Connection, to_seq: int) -> str | None:
-        """Read on up to ``to_seq``; why not so far."""
+        """Continue up to ``to_seq``. Returns the fault that stopped it."""
         while (at := self._read).size < to_seq:
             rows = await notary_store.read_entries(
                 connection, SYSTEM_TENANT, at.size + 1, min(ENTRIES_A_READ, to_seq - at.size)
@@ -265,7 +265,7 @@ class KeyChain:
         return None
 
     def _take(self, rows: list[EntryRow]) -> None:
-        """``rows`` follow what was read and hold together."""
+        """Append verified ``rows``, which follow the rows read before."""
         if not rows:
             return
         frontier = merkle.Frontier.restore(self._read.size, self._read.hashes)
@@ -282,7 +282,7 @@ class KeyChain:
     async def _proved_singly(
         self, connection: Connection, kept: Checkpoint, entries: Iterable[EntryRow]
     ) -> list[KeyEvent]:
-        """What those entries say that the stored tree proves to be in the checkpoint, beyond what was read."""
+        """Events of entries after the read prefix that the stored tree proves to be in the checkpoint."""
         rows = [
             row for row in entries if self._proved.size < row[_SEQ] <= kept.size and holds_together(SYSTEM_TENANT, row)
         ]
@@ -296,8 +296,8 @@ class KeyChain:
 
 
 def _revocations(entries: Iterable[EntryRow]) -> Iterator[KeyEvent]:
-    """Revocations of tokens, whole or not, wherever they stand: in a damaged chain nothing tells which are part of
-    it, and what only narrows needs no proof."""
+    """Revocations of tokens, verified or not, at any seq. In a damaged chain nothing shows which are part of it, and an
+    event that only removes trust needs no proof."""
     for row in entries:
         if row[_ACTION] == SystemAction.TOKEN_REVOKED:
             yield KeyEvent(
@@ -330,7 +330,7 @@ def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> Publi
 
 @dataclass(eq=False)
 class Trust:
-    """The keys that count for a node's ledger and its logs, as they are at the time of each question."""
+    """The trusted keys of a node's ledger and its logs, read at each call."""
 
     chain: KeyChain
     pool: Pool
@@ -338,11 +338,11 @@ class Trust:
     """Gives the name of a tenant's log."""
 
     def fault(self) -> str | None:
-        """Why it cannot be said what the ledger says of its keys, None while it can."""
+        """Why the entries about keys are not all known, None while they are."""
         return self.chain.fault
 
     async def published(self) -> PublishedKeys:
-        """Every key that counts, or counted, in this ledger, oldest first, and those that nobody has admitted.
+        """Every key that is or was trusted in this ledger, oldest first, and the keys that were not admitted.
 
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
@@ -351,12 +351,12 @@ class Trust:
             return await self.chain.published(connection)
 
     async def keyring(self) -> Keyring:
-        """The keys that count in the ledger: those that the chain of ``_system`` admits."""
+        """The trusted keys of the ledger: those that the chain of ``_system`` admits."""
         published = await self.published()
         return Keyring([item.key for item in published.admitted], root_key_id=published.root_key_id)
 
     async def signing_now(self) -> Keyring:
-        """The keys that may sign checkpoints now: those that have neither ended nor been revoked."""
+        """The keys that may sign checkpoints now: neither ended nor revoked."""
         now = datetime.now(UTC)
         return Keyring(
             key
@@ -382,13 +382,13 @@ class Trust:
         return _of_log(self.origin(tenant_id), await self.keyring())
 
     def checkpoints(self, tenant_id: str, ring: Keyring) -> list[TreeHead]:
-        """The newest checkpoint beside the WAL; one that does not open says so."""
+        """The newest checkpoint beside the WAL; one that cannot be opened is reported as such."""
         try:
             text = self.chain.load_checkpoint(tenant_id)
             if text is None:
                 return []
             origin = self.origin(tenant_id)
-            # The folder is the node's: what it signed itself it may compare with, admitted or not.
+            # The folder is the node's own, so a checkpoint that it signed itself is usable, admitted or not.
             found = checkpoint.open_checkpoint(
                 text,
                 _of_log(origin, (*(signer.public_key for signer in self.chain.keys.signers()), *ring)),
@@ -401,11 +401,11 @@ class Trust:
 
 
 def open_stored(tenant_id: str, note: str, keys: Keyring | Sequence[VerifierKey], origin: str) -> Checkpoint:
-    """The newest checkpoint that is stored, once it is found to be one that this log signed with a key that counts.
+    """Open the newest stored checkpoint and verify that this log signed it with a trusted key.
 
     Raises:
-        KeyConflictError: the key that signed it does not count.
-        ChainDamagedError: it is none of this log.
+        KeyConflictError: the key that signed it is not trusted.
+        ChainDamagedError: it is no checkpoint of this log.
     """
     try:
         return checkpoint.open_checkpoint(note, keys, origin=origin)
@@ -419,5 +419,5 @@ def open_stored(tenant_id: str, note: str, keys: Keyring | Sequence[VerifierKey]
 
 
 def _of_log(origin: str, keys: Iterable[PublicKey]) -> list[VerifierKey]:
-    """The verifier keys that ``keys`` are for a log, those of revoked keys too: a checkpoint has no time."""
+    """``keys`` as verifier keys of a log, revoked keys included: a checkpoint has no time."""
     return [VerifierKey.of(origin, key) for key in keys if key.algorithm == ED25519]

@@ -1,29 +1,29 @@
-"""Record this node's keys in ``_system``, retrying until they are chained, and carry out rotations, admissions and
+"""Records this node's keys in ``_system``, retrying until they are chained, and carries out rotations, admissions and
 revocations.
 
-At start, and for as long as the node runs::
+At start, and while the node runs::
 
     1. the keys that the node signs with are published, before anything is signed with them
-    2. once all that an earlier process left is chained: the chain names them, and what took whose place
-    3. once a second: whether they are admitted, and whether the rows say what the chain says
+    2. once everything that an earlier process left is chained: the chain names the keys, and which key replaced which
+    3. once a second: the node checks whether they are admitted, and whether the rows match the chain
 
 A rotation, each step durable before the next::
 
-    1. the new key exists, in its file or where its URI says
+    1. the new key exists, in its file or at its URI
     2. its row is published
-    3. nobody signs: the end of the old key is chosen, at or after all it signed, and the clock goes past it;
+    3. signing pauses: the end of the old key is chosen, not before anything it signed, and the clock moves past it;
        the node's file of keys names the new key, and the old one as retired
     4. KEY_ROTATED is queued in the WAL, and chained
     5. the new key signs, its row says so, and the file forgets the old one
 
-A process that dies before the third step is done has changed nothing. One that dies later signs with the new key when
-it starts, and does what is missing. While Postgres is away a rotation waits before the fourth step for as long as a
-write may, then the new key signs, and the rest follows by itself.
+A process that dies before the end of step 3 has changed nothing. A process that dies later signs with the new key after
+its restart, and does the missing steps. While Postgres is away a rotation waits before step 4 for as long as a write
+may. Then the new key signs, and the remaining steps follow once Postgres answers.
 
-Every entry carries a statement by a key that was admitted before (signing.key_statement): a rotation by the key that
-gives way, the rest by one that this node signs with, or by one that is kept elsewhere, such as an offline root: that
-statement is made by whoever has it, brought here, and judged before anything is written. A key that nothing vouches
-for is recorded all the same; the node signs nothing then, until somebody has admitted it.
+Every entry carries a statement by a key that was admitted before (signing.key_statement). The statement of a rotation
+is by the replaced key. Any other is by a key that this node signs with, or by a key that is kept elsewhere, such as an
+offline root: its owner makes the statement, and the node verifies it before it writes anything. A key without a
+statement is recorded all the same; the node then signs nothing until the key is admitted.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ from signing.keys import ED25519, PublicKey, Signer
 from signing.private_keys import FileSigner
 
 FOLLOW_INTERVAL_S = 1.0
-"""How often a node looks whether its keys count, and whether the rows say what the chain says."""
+"""How often a node checks that its keys are trusted and that the rows match the chain."""
 REVOKED_LEARNED_S = 5.0
-"""By when a node has learned that its key is revoked, and signs no more checkpoints with it."""
+"""Longest until a node has learned that its key is revoked and stops signing checkpoints with it."""
 RETRY_PAUSE_S = 1.0
-"""Pause before Postgres is asked again for what a change still needs."""
+"""Pause before a change retries a request to Postgres."""
 
 TRY_AGAIN = (DatabaseUnavailableError, WalFullError, *DATABASE_FAULTS)
 
@@ -98,15 +98,15 @@ log = structlog.get_logger()
 
 
 async def publish_at_start(connection: Connection, node: Node, chain: KeyChain, oldest_ms: int | None) -> None:
-    """Publish the node's keys, valid for whatever they may have to sign: what it will write, what the WAL holds beyond
-    the chain, from the HLC time ``oldest_ms`` on, and what no snapshot covers yet. Keys whose place they took end here,
-    however far an earlier process came with that.
+    """Publish the node's keys, valid for everything that they may have to sign: new entries, entries of the WAL that
+    are not chained yet, from the HLC time ``oldest_ms`` on, and entries that no snapshot covers yet. The keys that they
+    replaced end here, even if an earlier process had started that.
 
-    A row that is gone, or holds another key, is put back, for all that the key may have signed.
+    A row that is missing, or holds another key, is restored, valid for everything that the key may have signed.
     """
     keys = chain.keys
     now_ms = time.time_ns() // 1_000_000
-    # A wall clock that is set back after this must not lead to HLCs from before the keys count.
+    # A wall clock that is set back later must not lead to HLCs from before the keys are valid.
     node.clock.observe(Hlc(now_ms, 0, node.node_id))
     oldest_ms = now_ms if oldest_ms is None else min(now_ms, oldest_ms)
     history = await chain.history(connection)
@@ -149,24 +149,24 @@ class KeyChanges:
         self.recorded = asyncio.Event()
         """Set once the chain names the keys that the node started with."""
         self._counted: Set[str] | None = None
-        """Keys that could sign checkpoints when it was last looked."""
+        """Keys that could sign checkpoints at the last check."""
         self._revoked_at_s: list[float] = []
-        """When it is to be looked for checkpoints by a key that was revoked."""
+        """When to look for checkpoints by a revoked key."""
         self._rows_say: KeyHistory | None = None
-        """What the rows say since they were written last."""
+        """The history that the rows were last written from."""
 
     async def record_start(self) -> None:
-        """Bring chain and rows up to the keys that the node signs with, trying until Postgres answers.
+        """Bring chain and rows up to date with the node's keys, retrying until Postgres answers.
 
-        It MUST be called once all that an earlier process left in the WAL is chained.
+        It MUST be called only after everything that an earlier process left in the WAL is chained.
         """
         await self.until_stored(self.record)
         await self.follow_up()
         self.recorded.set()
 
     async def follow_admission(self) -> None:
-        """Let the node sign as long as its keys count, and ask for their admission while they do not; let the rows say
-        what the chain says; for ever, once the start is recorded."""
+        """Once the start is recorded, follow the chain for ever. The node signs only while its keys are trusted, and
+        asks for their admission otherwise; the rows are kept equal to the chain."""
         await self.recorded.wait()
         while True:
             with suppress(DatabaseUnavailableError):
@@ -189,7 +189,7 @@ class KeyChanges:
             await self._write_rows()
 
     async def _follow_revocations(self, history: KeyHistory) -> None:
-        """Have what a revoked key signed last signed again: its tenants may be quiet for long."""
+        """Have the last checkpoints of a revoked key signed again, as their tenants may write nothing for long."""
         keys, now_s = history.keys(), time.monotonic()
         counting = {key_id: key for key_id, key in keys.items() if key.revoked_from_hlc is None}
         if (keys.keys() if self._counted is None else self._counted) - counting.keys():
@@ -212,16 +212,16 @@ class KeyChanges:
         self._rows_say = history
 
     async def record(self) -> None:
-        """Chain what ``_system`` does not say yet of the node's keys."""
+        """Chain the entries about the node's keys that ``_system`` lacks."""
         keys, history = self._held, await self.history()
-        # 1. The key that the ledger begins with.
+        # 1. The ledger's first key.
         if history.root_key_id is None and keys.root_key_id in (None, keys.signer.key_id):
             await self.enter(SystemAction.KEY_ADDED, root_facts(keys.signer.public_key, self.node.node_id))
             history = await self.history()
         elif history.root_key_id is None and self._offline_root is not None:
             await self.enter(SystemAction.KEY_ADDED, root_facts(self._offline_root, None))
             history = await self.history()
-        # 2. Keys that took the place of others.
+        # 2. Keys that replaced others.
         for number, item in enumerate(keys.retired):
             if (item.successor_id, item.key_id) not in history.replaced:
                 if item.statement is None:
@@ -230,9 +230,9 @@ class KeyChanges:
                     keys.retired[number] = item
                     await asyncio.to_thread(keys.store)
                 await self.enter(SystemAction.KEY_ROTATED, self._facts_of(item))
-                # By then the key counts that may vouch for the next.
+                # By then the key that may vouch for the next one is trusted.
                 history = await self.history()
-        # 3. Keys that are new. Where the key that the ledger began with is gone, there is nothing to add one to.
+        # 3. New keys. If the ledger's first key is gone, there is no history to add one to.
         if history.root_key_id is None:
             log.error("keys_not_recorded", root_key_id=keys.root_key_id, fault=self.chain.fault)
             return
@@ -242,7 +242,7 @@ class KeyChanges:
                 facts = added_facts(signer.public_key, self.node.node_id)
                 facts = await self.stated(SystemAction.KEY_ADDED, facts, history, keys.signers())
                 await self.enter(SystemAction.KEY_ADDED, facts)
-        # 4. A chain without statements takes no change without one any more.
+        # 4. A chain without statements accepts no further change without one.
         root = next((signer for signer in keys.signers() if signer.key_id == history.root_key_id), None)
         if history.is_old_form and root is not None:
             facts = added_facts(root.public_key, self.node.node_id)
@@ -251,7 +251,7 @@ class KeyChanges:
                 await self.enter(SystemAction.KEY_ADMITTED, facts)
 
     async def follow_up(self) -> None:
-        """Once the chain says it: rows, the node's file, checkpoints by the new key."""
+        """After the change is chained: update the rows and the node's file, and sign checkpoints with the new key."""
         keys, retired = self._held, self._held.retired
         await self.until_stored(self._write_rows)
         if retired:
@@ -260,7 +260,7 @@ class KeyChanges:
             await self.until_stored(self.sign_checkpoints_again)
 
     async def until_stored(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do ``work``, trying until Postgres, or the disk, takes it."""
+        """Do ``work``, retrying until Postgres or the disk accepts it."""
         while True:
             try:
                 return await work()
@@ -271,7 +271,7 @@ class KeyChanges:
     # --- entries and who vouches for them ---------------------------------------------------------
 
     async def history(self) -> KeyHistory:
-        """What the chain says of keys now.
+        """The chain's present history of keys.
 
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
@@ -280,19 +280,19 @@ class KeyChanges:
             return await self.chain.history(connection)
 
     def _facts_of(self, item: Retired) -> Facts:
-        """What the chain is to say of a rotation."""
+        """The facts of a rotation's entry."""
         facts = rotated_facts(PublicKey.of(item.successor_pem), self.node.node_id, item.key_id, item.not_after_ms or 0)
         return facts if item.statement is None else {**facts, key_statement.FIELD: item.statement}
 
     async def vouched(self, item: Retired, history: KeyHistory, signers: Sequence[Signer]) -> Retired:
-        """``item`` with the word of a key that may give it, if there is one."""
+        """``item`` with a statement by a key that may vouch for it, if there is one."""
         statement = (await self.stated(SystemAction.KEY_ROTATED, self._facts_of(item), history, signers)).get(
             key_statement.FIELD
         )
         return structs.replace(item, statement=statement if isinstance(statement, dict) else None)
 
     async def stated(self, action: SystemAction, facts: Facts, history: KeyHistory, signers: Sequence[Signer]) -> Facts:
-        """``facts`` with a statement by the first of ``signers`` that may change keys and answers; else as they are."""
+        """``facts`` with a statement by the first of ``signers`` that may change keys and answers; else unchanged."""
         root_id, after = history.root_key_id, history.newest
         for signer in signers:
             if root_id is None or after is None or signer.key_id not in history.authorities:
@@ -314,8 +314,8 @@ class KeyChanges:
         log.info("key_entry_chained", action=action.value, key_id=facts["key_id"])
 
     async def in_time(self, waited: Awaitable[object], late: LedgerError) -> None:
-        """Wait as long as a write may; then raise ``late``. An entry is in the WAL by then, and is chained all the
-        same."""
+        """Wait as long as a write may, then raise ``late``. The entry is in the WAL by then and will still be
+        chained."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await waited
@@ -334,22 +334,22 @@ class KeyChanges:
     # --- rotation ---------------------------------------------------------------------------------
 
     async def rotate(self, new_key_uri: str | None, *, log_key: bool) -> tuple[str, str]:
-        """Let another key sign from now on: the one at ``new_key_uri``, or a new file beside the configured one.
+        """Rotate to the key at ``new_key_uri``, or to a new file beside the configured one.
 
-        With ``log_key`` the separate key of checkpoints is changed, else the key of snapshots, and of checkpoints
-        when the same one signs them.
+        With ``log_key`` the separate key of checkpoints is rotated, else the key of snapshots, and of checkpoints if it
+        signs them too.
 
         Returns:
-            Ids of the new key and of the one whose place it took.
+            Ids of the new key and of the replaced one.
 
         Raises:
             KeyConflictError: another change is under way, or the key was used before.
-            InvalidInputError: there can be no such key.
+            InvalidInputError: no such key is possible.
             SigningUnavailableError: the new signer does not answer, or a file of keys cannot be written; nothing has
                 changed.
             DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
             NotReadyError: the start of the node is not recorded yet.
-            DurabilityTimeoutError: the new key signs, but the chain does not say so yet.
+            DurabilityTimeoutError: the new key signs, but the rotation is not chained yet.
         """
         await self.check_recorded()
         if self._changing:
@@ -393,7 +393,7 @@ class KeyChanges:
             for key in {each.key_id: each.public_key for each in (signer, log_signer)}.values():
                 await store.publish(connection, key, self.node.node_id, now_ms, is_known=False)
             signed_ms = await store.highest_signed_ms(connection)
-        # 3. Nobody signs.
+        # 3. Signing pauses.
         async with self.keys.changing():
             now_ms = self.node.wall.now_ms()
             end_ms = last_signed_ms(self.node.clock, now_ms, max(signed_ms, self.keys.highest_signed_ms))
@@ -450,7 +450,8 @@ class KeyChanges:
         except TRY_AGAIN:
             await self.until_stored(self.record)
         except (ChainDamagedError, EventRefusedError) as error:
-            # The chain of _system takes nothing now, or its place in the chain is taken; the next start tries again.
+            # The chain of _system accepts nothing now, or another entry has the place of this one; the next start
+            # retries.
             log.error("key_change_not_recorded", error=str(error))
             return
         await self.follow_up()
@@ -458,12 +459,12 @@ class KeyChanges:
     # --- admitting and revoking -------------------------------------------------------------------
 
     async def admit(self, key_id: str, statement: Mapping[str, object] | None) -> None:
-        """Let a key count that an entry introduced, with the word of this node's key or with a ``statement``.
+        """Admit a key that an entry introduced, by this node's key or by a ``statement``.
 
         Raises:
             NotFoundError: no entry introduces such a key.
             KeyConflictError: it is admitted already, or no key of this node may admit it.
-            InvalidInputError: the statement is not one about this key, in this ledger, by a key that may admit it.
+            InvalidInputError: the statement is not about this key and this ledger, or not by a key that may admit it.
             DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
             DurabilityTimeoutError: it is in this node's log, and will count once Postgres answers.
         """
@@ -483,10 +484,10 @@ class KeyChanges:
     async def revoke(
         self, key_id: str, from_hlc: Hlc | None, reason: str | None, statement: Mapping[str, object] | None
     ) -> Hlc:
-        """Let nothing count that the key signed for ``from_hlc`` or later, from now on when none is given.
+        """Revoke the key: its signatures for ``from_hlc`` or later, by default for now or later, are invalid.
 
         Returns:
-            From which HLC on it is revoked.
+            The HLC from which on it is revoked.
 
         Raises:
             NotFoundError: the ledger has no such key.
@@ -541,7 +542,8 @@ class KeyChanges:
         statement: Mapping[str, object] | None,
         late: str,
     ) -> None:
-        """Chain the change with the word of a key that may change keys; what is ``late`` goes on after the answer."""
+        """Chain the change with a statement by a key that may change keys; ``late`` is the error text if that takes too
+        long."""
         if statement is not None:
             vouched: Facts = {**facts, key_statement.FIELD: statement}
             if not history.would_count(action, vouched):

@@ -1,10 +1,11 @@
-"""The keys that a running node signs with, and what may keep it from signing.
+"""The keys that a running node signs with, and the faults that keep it from signing.
 
-A signature and the storing of what it signs are one step: a change of keys waits until none is under way, and none
-begins before the change is done. So every snapshot is signed by the key that holds when it is stored.
+Signing and storing the signed object are one step. A change of keys waits for all such steps, and no step starts before
+the change is done. So every snapshot is signed by the key that is in use when it is stored.
 
-A signer outside of files is asked in a thread, one signature at a time, for at most ``SIGN_TIMEOUT_S``. Once it has
-failed it is left alone for a pause that doubles; meanwhile nothing is signed with it, and everything else goes on.
+A signer outside of files is called in a thread, one signature at a time, for at most ``SIGN_TIMEOUT_S``. After a
+failure the node pauses before it calls the signer again, and each further failure doubles the pause. Meanwhile nothing
+is signed with it, and everything else continues.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from signing.private_keys import FileSigner
 SIGN_TIMEOUT_S = 10.0
 """Longest that one signature may take."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 10.0
-"""How long a signer that failed is left alone, first and at most."""
+"""First and longest pause after a signer failed."""
 
 Value = TypeVar("Value")
 
@@ -42,19 +43,19 @@ log = structlog.get_logger()
 
 
 class KeyInUse:
-    """Lends the node's keys to those who sign. Belongs to one event loop."""
+    """Lends the node's keys for signing. Belongs to one event loop."""
 
     def __init__(self, chain: KeyChain, metrics: Metrics, not_admitted: str | None = None) -> None:
         self.node_keys = chain.keys
         self.fault: str | None = None
-        """Why nothing is signed now, None while all is well."""
+        """Why nothing is signed now, None while nothing is wrong."""
         self._is_of_window = False
-        """Whether the fault is that the key does not count: what the signer answers then ends it as little as the
-        storing of an earlier signature ends a fault of the signer."""
+        """Whether the fault is that the key is not trusted. An answer of the signer does not clear such a fault, and
+        storing an earlier signature does not clear a fault of the signer."""
         self.not_admitted = not_admitted
-        """Why nothing that the node signs would count, None while its keys are admitted; then it signs nothing."""
+        """Why no signature of the node would be valid, so that it signs nothing; None while its keys are admitted."""
         self.highest_signed_ms = 0
-        """Highest HLC time of what this process signed."""
+        """Highest HLC time that this process signed."""
         self._chain = chain
         self._metrics = metrics
         self._open = asyncio.Event()
@@ -64,23 +65,23 @@ class KeyInUse:
         self._in_use = 0
         self._one_at_a_time = asyncio.Lock()
         self._hanging: threading.Thread | None = None
-        """What asked the signer for an answer that nobody waits for any more."""
+        """The thread of a call to the signer that no caller waits for any more."""
         self._try_again_s = 0.0
         self._pause_s = PAUSE_MIN_S
 
     @property
     def signer(self) -> Signer:
-        """What signs snapshots and bundles."""
+        """The signer of snapshots and bundles."""
         return self.node_keys.signer
 
     @property
     def log_signer(self) -> FileSigner:
-        """What signs checkpoints."""
+        """The signer of checkpoints."""
         return self.node_keys.log_signer
 
     @property
     def signs_at_once(self) -> bool:
-        """Whether a signature costs no waiting: its key is in a file."""
+        """Whether a signature never waits: the key is in a file."""
         return isinstance(self.signer, FileSigner)
 
     def own(self) -> list[PublicKey]:
@@ -88,12 +89,12 @@ class KeyInUse:
         return [signer.public_key for signer in self.node_keys.signers()]
 
     def may_try(self) -> bool:
-        """Whether it is worth asking the signer: its signature would count, and it has not just failed."""
+        """Whether to call the signer: its signature would be valid, and it has not just failed."""
         return self.not_admitted is None and time.monotonic() >= self._try_again_s
 
     @asynccontextmanager
     async def signing(self) -> AsyncIterator[Signer]:
-        """The key that signs snapshots, which stays so until this is left.
+        """The key that signs snapshots; it does not change until the context ends.
 
         Raises:
             SignerAwayError: the signer has just failed.
@@ -112,7 +113,8 @@ class KeyInUse:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[NodeKeys]:
-        """The keys, while nobody signs with them. A caller that changes them MUST store them before leaving this."""
+        """The keys, while nothing is signed with them. A caller that changes them MUST store them before the context
+        ends."""
         self._open.clear()
         try:
             await self._idle.wait()
@@ -122,7 +124,7 @@ class KeyInUse:
             self._open.set()
 
     async def sign(self, work: Callable[[], Value]) -> Value:
-        """What ``work`` returns, which signs with the key of snapshots, as ``signing`` lent it.
+        """The result of ``work``, which signs with the key of snapshots that ``signing`` lent.
 
         Raises:
             SignerAwayError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
@@ -140,7 +142,7 @@ class KeyInUse:
         return signed
 
     async def sign_with(self, signer: Signer, work: Callable[[], Value]) -> Value:
-        """What ``work`` returns, which signs with ``signer``, whether that is in use or not.
+        """The result of ``work``, which signs with ``signer``, in use or not.
 
         Raises:
             SigningUnavailableError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
@@ -151,11 +153,10 @@ class KeyInUse:
             return await self._in_thread(work)
 
     async def check_window(self, connection: Connection, signer: Signer, hlcs: Sequence[Hlc]) -> None:
-        """Refuse a key that does not count at one of ``hlcs``, by the chain of ``_system`` and by all that this node
-        has seen; in the transaction that stores what it signed.
+        """Reject a key that is not valid at one of ``hlcs``, by the chain of ``_system`` and by the bounds that this
+        node has seen. Runs in the transaction that stores the signed object.
 
-        Entries older than the key may be chained late, by a node that was away: its published window then begins with
-        them.
+        A node that was away may chain entries older than the key; the published window then begins with them.
 
         Raises:
             SignerAwayError: the key is not admitted, has ended or was revoked.
@@ -195,7 +196,7 @@ class KeyInUse:
         self.fault, self._is_of_window, self._try_again_s, self._pause_s = None, False, 0.0, PAUSE_MIN_S
 
     async def _in_thread(self, work: Callable[[], Value]) -> Value:
-        """``work`` in a thread of its own that the process need not wait for: a signer may hang for ever.
+        """Run ``work`` in its own thread, which the process need not join: a signer may hang for ever.
 
         Raises:
             SigningUnavailableError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.

@@ -1,24 +1,24 @@
-"""What a node holds about keys, durably: ``<wal folder>/keys``, one JSON object, replaced whole (docs/formats/keys.md).
+"""A node's durable state about keys: ``<wal folder>/keys``, one JSON object, replaced whole (docs/formats/keys.md).
 
 ::
 
-    configured   uri and key id of signing.key_uri when this was written: as long as the setting says the same,
-                 what stands here counts, so a rotation outlives a restart; a changed setting is a rotation itself
+    configured   uri and key id of signing.key_uri when this was written. While the setting is the same, this file
+                 decides, so a rotation outlives a restart; a changed setting is itself a rotation
     signer       uri, key id and public key of the key that signs snapshots
     log_signer   the same of the Ed25519 key that signs checkpoints: the same key if it is one in a file
-    retired      keys whose place another took, and that the ledger may not say so of yet
-    root_key_id  the key that the ledger began with, once the node has seen it. An attacker who has the database can
-                 replace the whole chain of _system by one that begins with his own key: the node rejects that chain
-    ended        by key id the ends and revocations that the node has seen in the chain. The database may be changed
-                 or turned back; what ended stays ended all the same
+    retired      keys that were replaced, which the ledger may not record yet
+    root_key_id  the ledger's first key, once the node has seen it. An attacker who controls the database can replace
+                 the whole chain of _system by one that begins with his own key: the node rejects that chain
+    ended        by key id, the ends and revocations that the node has seen in the chain. They stay in force if the
+                 database is edited or set back
 
-A name without folder is a file beside the configured key. The public key is kept so that a node starts, and chains,
-while an HSM or a key service is away; only a URI never seen before must answer.
+A name without folder is a file beside the configured key. The public key is stored so that a node starts, and chains,
+while an HSM or a key service is away; only a signer that is used for the first time must answer.
 
-*Keys that a caller names.* A caller names only what ``signing.uris_allowed`` leaves to be named. An entry of it is a
-folder, whose key files may be named, or the beginning of a URI outside of files that ends with ``:`` or ``/``, or such
-a URI itself. A file is taken when it lies in the folder itself, no link leads out of it, and it is this user's. Every
-other file is answered alike, whether or not it is there and whatever it holds: the log says why.
+*Keys that a caller names.* A caller may name only keys that ``signing.uris_allowed`` covers. An entry of it is a folder
+of key files, a prefix of a URI outside of files that ends with ``:`` or ``/``, or such a URI itself. A file is accepted
+if it lies in the folder itself, no link leads out of it, and this user owns it. Every other file gets the same answer,
+whether or not it exists and whatever it holds; the log has the reason.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ log = structlog.get_logger()
 
 
 class Retired(msgspec.Struct, frozen=True):
-    """Key ``key_id`` counts up to ``not_after_ms``, an HLC time, and ``successor_id`` took its place.
+    """Key ``key_id`` is valid up to ``not_after_ms``, an HLC time, and ``successor_id`` replaced it.
 
-    ``not_after_ms`` is None until a start that found a changed setting has looked what the key signed last. ``uri`` is
-    where the key was, as in the file. ``statement`` is the envelope by which it vouches for the successor, None while
-    nothing does.
+    ``not_after_ms`` is None until a start that found a changed setting has read what the key signed last. ``uri`` is
+    the place of the key, as in the file. ``statement`` is the envelope in which it vouches for the successor, None
+    while there is none.
     """
 
     key_id: str
@@ -69,7 +69,7 @@ class Retired(msgspec.Struct, frozen=True):
 
     @classmethod
     def by(cls, successor: Signer, key_id: str, not_after_ms: int | None, uri: str | None) -> Retired:
-        """Key ``key_id`` of ``uri`` gave way to ``successor``."""
+        """Key ``key_id`` of ``uri``, replaced by ``successor``."""
         return cls(key_id, successor.key_id, successor.public_key.public_key_pem, not_after_ms, uri)
 
 
@@ -81,11 +81,11 @@ class KeyBounds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, key: PublicKey) -> KeyBounds:
-        """How long ``key`` counts."""
+        """The bounds of ``key``."""
         return cls(key.not_after, None if key.revoked_from_hlc is None else key.revoked_from_hlc.text())
 
     def narrow(self, key: PublicKey) -> PublicKey:
-        """``key``, counting no longer than this."""
+        """``key``, limited to these bounds."""
         revoked = None if self.revoked_from_hlc is None else Hlc.parse(self.revoked_from_hlc)
         return key.narrowed(PublicKey.of(key.material, not_after=self.not_after, revoked_from_hlc=revoked))
 
@@ -114,9 +114,8 @@ class _KeysFile(msgspec.Struct, frozen=True):
 
 @dataclass
 class NodeKeys:
-    """The keys of one node. A caller that changes them MUST ``store`` before anything is signed with them.
-
-    What the node has seen of the ledger's keys, its root and what ended, is kept by itself. Belongs to one event loop.
+    """The keys of one node. A caller that changes them MUST ``store`` before anything is signed with them. The root and
+    the ended keys that the node has seen in the ledger are stored without a call. Belongs to one event loop.
     """
 
     folder: Path
@@ -126,13 +125,13 @@ class NodeKeys:
     log_signer: FileSigner
     retired: list[Retired] = field(default_factory=list)
     root_key_id: str | None = None
-    """None as long as this node has seen no root."""
+    """None while this node has seen no root."""
     ended: dict[str, KeyBounds] = field(default_factory=dict)
     """By key id; never changed, only replaced."""
 
     def __post_init__(self) -> None:
         self._stored: _KeysFile | None = None
-        """The file as it stands, None while there is none."""
+        """The content of the file, None while there is none."""
         self._writing = threading.Lock()
 
     def signers(self) -> list[Signer]:
@@ -153,10 +152,10 @@ class NodeKeys:
     # --- what was seen of the ledger --------------------------------------------------------------
 
     def expect_root(self, root: PublicKey | None) -> None:
-        """The ledger begins with ``root``, if the settings name one.
+        """Set the ledger's root to ``root``, if the settings name one.
 
         Raises:
-            ConfigurationError: it began with another.
+            ConfigurationError: the ledger has another root.
         """
         if root is not None and self.root_key_id not in (None, root.key_id):
             raise ConfigurationError(
@@ -166,13 +165,13 @@ class NodeKeys:
         self.root_key_id = root.key_id if root is not None else self.root_key_id
 
     async def learn_root(self, key_id: str) -> None:
-        """Keep ``key_id`` as the root, unless one is known."""
+        """Store ``key_id`` as the root, unless one is known."""
         if self.root_key_id is None:
             self.root_key_id = key_id
         await self._remember()
 
     async def narrowed(self, keys: Mapping[str, PublicKey]) -> dict[str, PublicKey]:
-        """``keys`` by id, none of which counts longer than it ever did; how long they do is remembered from now on."""
+        """``keys`` by id, limited to the bounds seen before; their bounds are remembered."""
         narrow = {key_id: self.bounded(key) for key_id, key in keys.items()}
         bounds = {key_id: KeyBounds.of(key) for key_id, key in narrow.items()}
         self.ended = self.ended | {key_id: each for key_id, each in bounds.items() if each != KeyBounds(None, None)}
@@ -180,11 +179,12 @@ class NodeKeys:
         return narrow
 
     def bounded(self, key: PublicKey) -> PublicKey:
-        """``key``, counting no longer than this node has seen."""
+        """``key``, limited to the bounds that this node has seen."""
         return self.ended[key.key_id].narrow(key) if key.key_id in self.ended else key
 
     async def _remember(self) -> None:
-        """Write what was seen beside the signers of the file. Before there is one, the first ``store`` does."""
+        """Write the observed root and bounds beside the signers of the file. If there is no file yet, the first
+        ``store`` writes them."""
         stored = self._stored
         if stored is not None and (stored.root_key_id, stored.ended) != (self.root_key_id, self.ended):
             try:
@@ -193,7 +193,7 @@ class NodeKeys:
                 log.error("seen_keys_not_stored", error=str(error))
 
     def _write(self, signing: _KeysFile | None) -> None:
-        """Write the file, with other signers than before where ``signing`` is given, and what was seen."""
+        """Write the file: the signers of ``signing``, if given, and the observed root and bounds."""
         with self._writing:
             signing = signing or self._stored
             assert signing is not None
@@ -202,7 +202,7 @@ class NodeKeys:
             self._stored = file
 
     def uri_of(self, signer: LocalOrRemote) -> str:
-        """What names the key in the file: the setting, a name beside the key of the setting, or where it is."""
+        """The key's name in the file: the setting, a name beside the key of the setting, or its URI."""
         if isinstance(signer, private_keys.RemoteSigner):
             return signer.key_uri
         path = signer.path.absolute()
@@ -218,19 +218,18 @@ class NodeKeys:
 
 
 def last_signed_ms(clock: Clock, now_ms: int, signed_ms: int) -> int:
-    """An HLC time by which everything that a key of this node signed was stamped.
+    """An HLC time that is not before that of anything a key of this node signed.
 
-    ``signed_ms`` is the highest time that a snapshot in the database names: somebody may have written a later one
-    there, so no more is believed than a clock of the ledger may be ahead.
+    ``signed_ms`` is the highest time that a snapshot in the database names. An attacker may have written a later one,
+    so it is capped by the allowed clock skew of the ledger.
     """
     floor_ms = max(now_ms, clock.last.physical_ms)
     return max(floor_ms, min(signed_ms, floor_ms + clock.max_clock_skew_ms))
 
 
 def open_keys(folder: Path, settings: Settings) -> NodeKeys:
-    """The keys that the node of ``folder`` signs with, as its file or the settings have it; blocks on a new signer.
-
-    Keys that are missing and may be made are made. Nothing is stored.
+    """The keys that the node of ``folder`` signs with, by its file or the settings. Missing keys are made if that is
+    allowed. Nothing is stored. Blocks on a new signer.
 
     Raises:
         ConfigurationError: a key cannot be used, or the file is damaged.
@@ -240,7 +239,7 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
     pin = settings.signing.read_pin
     kept = _load(folder)
     if kept is None or not _is_as_configured(kept, configured):
-        # The first start, or the setting names another key than before, which takes the place of the one that signed.
+        # The first start, or the setting names a new key, which replaces the one that signed.
         signer = open_signer(configured, pin, may_generate=True)
         configured_key_id = signer.key_id
         log_signer = log_signer_of(signer, settings)
@@ -256,7 +255,7 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
     if kept is not None:
         keys.root_key_id, keys.ended, keys.retired = kept.root_key_id, kept.ended, list(kept.retired)
         keys._stored = kept
-        # Keys that signed before and sign no more.
+        # Keys that no longer sign.
         for old, successor in ((kept.signer, signer), (kept.log_signer, log_signer)):
             if old.key_id not in {each.key_id for each in (signer, log_signer, *keys.retired)}:
                 keys.retired.append(Retired.by(successor, old.key_id, None, old.uri))
@@ -268,7 +267,7 @@ def uri_in_use(settings: Settings) -> str:
 
     Raises:
         ConfigurationError: the node's file of keys is damaged.
-        StartRefusedError: who the node is cannot be read.
+        StartRefusedError: the identity of the node cannot be read.
     """
     configured = settings.signing_key_uri
     node_id = settings.node_id or kept_files.kept_node_id(settings.wal_dir)
@@ -283,7 +282,7 @@ def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
     """The keys of snapshots and of checkpoints in the file of ``folder``, which MUST exist; none is made or changed.
 
     Raises:
-        ConfigurationError: one is not in a file that can be read, or is another key by now.
+        ConfigurationError: one is not in a readable file, or the file now holds another key.
     """
     kept = _load(folder)
     assert kept is not None
@@ -298,7 +297,7 @@ def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
 
 
 def retired_signer(item: Retired, keys: NodeKeys, pin: private_keys.PinSource) -> LocalOrRemote | None:
-    """The key that retired, None where it cannot be had any more. Blocks."""
+    """The retired key, None if it is no longer available. Blocks."""
     if item.uri is None:
         return None
     try:
@@ -345,7 +344,7 @@ def offline_root(settings: Settings) -> PublicKey | None:
 
 
 def forget_root(folder: Path) -> None:
-    """Let the node of ``folder`` learn the root again: a fork of the log may have lost it."""
+    """Let the node of ``folder`` learn the root again, as a fork of the log may have lost it."""
     kept = _load(folder)
     if kept is not None:
         _store(folder, msgspec.structs.replace(kept, root_key_id=None))
@@ -375,7 +374,7 @@ def _load(folder: Path) -> _KeysFile | None:
 
 
 LOG_KEY_NAME = "log-key"
-"""What the file of a log key is called that stands beside no key file, without its suffix."""
+"""File name, without suffix, of a log key that lies beside no key file."""
 
 LocalOrRemote = FileSigner | private_keys.RemoteSigner
 
@@ -383,7 +382,7 @@ log = structlog.get_logger()
 
 
 def open_signer(uri: str, pin: private_keys.PinSource, *, may_generate: bool) -> LocalOrRemote:
-    """The signer that ``uri`` names; the public key of one outside of files is fetched, which blocks.
+    """The signer that ``uri`` names. Blocks if the key is not in a file, while its public key is fetched.
 
     Raises:
         ConfigurationError: the key cannot be used.
@@ -395,20 +394,20 @@ def open_signer(uri: str, pin: private_keys.PinSource, *, may_generate: bool) ->
 
 
 def log_signer_of(signer: LocalOrRemote, settings: Settings) -> FileSigner:
-    """The key of checkpoints that goes with ``signer``: the same if it can be, else a file of its own."""
+    """The key of checkpoints for ``signer``: the same if possible, else one in its own file."""
     if isinstance(signer, FileSigner):
         return private_keys.log_signer(signer)
     return private_keys.load_or_generate(str(settings.data_dir / "keys" / f"{LOG_KEY_NAME}.pem"))
 
 
 def new_key_path(configured: str) -> Path:
-    """A file for a new key beside the configured one, named by the time."""
+    """Path for a new key beside the configured one, named by the time."""
     path = path_of(configured)
     return path.with_name(f"{path.stem}-{time.time_ns() // 1_000_000}{path.suffix}")
 
 
 def log_key_beside(configured: str, settings: Settings) -> Path:
-    """A file for a new log key: beside the configured key, else below ``data_dir``."""
+    """Path for a new log key: beside the configured key, else below ``data_dir``."""
     if private_keys.is_remote(configured):
         return settings.data_dir / "keys" / f"{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem"
     path = path_of(configured)
@@ -416,7 +415,7 @@ def log_key_beside(configured: str, settings: Settings) -> Path:
 
 
 def file_of(uri: str, configured: str) -> Path:
-    """The file of ``uri``: a bare name stands beside the configured key."""
+    """The file of ``uri``; a bare name is beside the configured key."""
     path = path_of(uri)
     if path.parent == Path() and not uri.startswith("file:") and not private_keys.is_remote(configured):
         return path_of(configured).with_name(path.name)
@@ -431,7 +430,7 @@ def open_named(uri: str, allowed: Sequence[str], pin: private_keys.PinSource) ->
 
     Raises:
         InvalidInputError: it may not be named, or there is no such key.
-        SigningUnavailableError: it may, and the signer does not answer.
+        SigningUnavailableError: it may be named, but the signer does not answer.
     """
     if private_keys.is_remote(uri):
         if not any(_covers(entry, uri) for entry in allowed):
@@ -448,7 +447,7 @@ def open_named(uri: str, allowed: Sequence[str], pin: private_keys.PinSource) ->
 
 
 def _covers(entry: str, uri: str) -> bool:
-    """Whether the entry, of any kind, is this URI outside of files, or a beginning of it."""
+    """Whether the entry is this URI outside of files, or a prefix of it."""
     entry, uri = (scheme.lower() + ":" + rest for scheme, _, rest in (each.partition(":") for each in (entry, uri)))
     return uri == entry or (entry.endswith((":", "/")) and uri.startswith(entry))
 
@@ -457,7 +456,7 @@ def _named_file(uri: str, allowed: Sequence[str]) -> Path:
     """The file that the URI names.
 
     Raises:
-        ConfigurationError: none that may be named.
+        ConfigurationError: the caller may name no such file.
         OSError, RuntimeError: it cannot be checked.
     """
     path = Path(os.path.abspath(path_of(uri)))

@@ -1,15 +1,15 @@
-"""Tokens that an OpenID Connect issuer signs: whom they name, and what their claims allow here.
+"""Tokens signed by an OpenID Connect issuer: their verification, principals and grants.
 
-A token is a JWT (RFC 7519) in the compact form of JWS (RFC 7515). In order, until one of these does not hold::
+A token is a JWT (RFC 7519) in the compact form of JWS (RFC 7515). The checks, in order, up to the first that fails::
 
-    1. form        three parts; of an access token or an ID token, where it says of what it is; nothing critical
+    1. form        three parts; ``typ``, if any, is that of an access token or an ID token; nothing critical
     2. algorithm   one of ``auth.oidc.algorithms``, none of which has a secret
     3. key         one that the issuer publishes, of the kind that the algorithm needs
     4. signature
     5. claims      issuer, audience, and the times, ``auth.oidc.leeway`` either way; it must expire
     6. principal   ``oidc:`` and ``auth.oidc.principal_claim``
 
-One that held is kept by its SHA-256, until it expires or the issuer publishes other keys.
+A verified token is cached by its SHA-256, until it expires or the issuer publishes other keys.
 
 The keys of the issuer are fetched at intervals, and when a token needs others::
 
@@ -18,7 +18,8 @@ The keys of the issuer are fetched at intervals, and when a token needs others::
                       ASK_PAUSE_S in between, whatever names tokens make up
     how               https, or http on this machine; FETCH_TIMEOUT_S, DOCUMENT_BYTES_MAX, no redirect
 
-An issuer that cannot be reached, or answers something else, changes nothing; one that publishes no keys withdraws all.
+An issuer that cannot be reached, or sends an invalid answer, changes nothing. An issuer that publishes no keys
+withdraws all.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from app.runtime.settings.types import is_fetched_url
 from ledger.errors import NotReadyError, UnauthenticatedError
 
 AWAY_MAX_S: Final = 3600.0
-"""How long keys go on counting while the issuer cannot be asked whether they still do."""
+"""How long keys stay trusted while the issuer cannot be reached."""
 ASK_PAUSE_S: Final = 5.0
 """Pause between two fetches that tokens ask for."""
 FETCH_TIMEOUT_S: Final = 5.0
@@ -65,27 +66,28 @@ log = structlog.get_logger()
 
 
 class KeySet:
-    """What an issuer publishes at one moment, without the keys that sign no tokens or are not understood."""
+    """The keys that an issuer publishes at one moment, without those that sign no tokens or are not supported."""
 
     def __init__(self, published: list[Any]) -> None:
         self._keys = list(_understood(published))
 
     def find(self, name: str | None, kind: str) -> PublicKey | None:
-        """The key of this name (``kid``) and kind (``kty``). A token that names none means the only one of its kind."""
+        """The key of this name (``kid``) and kind (``kty``). Without a name, the only key of its kind."""
         found = [key for key in self._keys if key.key_type == kind and name in (None, key.kid)]
         return found[0] if len(found) == 1 else None
 
 
 @dataclass(kw_only=True, eq=False)
 class IssuerKeys:
-    """Follows the keys of ``issuer``: those at ``jwks_uri``, or where the issuer says. Belongs to one event loop."""
+    """Follows the keys of ``issuer``, at ``jwks_uri`` or the address that the issuer names. Belongs to one event
+    loop."""
 
     issuer: str
     jwks_uri: str | None
     interval_s: float
     clock: Callable[[], float] = time.monotonic
     fault: str | None = field(default=None, init=False)
-    """Why the keys could not be fetched when that was last tried."""
+    """Why the last fetch of the keys failed."""
 
     def __post_init__(self) -> None:
         self._tls = httpx.create_ssl_context()
@@ -102,12 +104,12 @@ class IssuerKeys:
             await asyncio.sleep(self.interval_s)
 
     def counting(self) -> KeySet | None:
-        """The keys that count now, the same object for as long as the issuer publishes the same; None when the issuer
-        has not been heard of for too long."""
+        """The keys that are trusted now, the same object while the issuer publishes the same keys; None once the last
+        successful fetch is too old."""
         return self._keys if self.clock() - self._fetched_s <= AWAY_MAX_S else None
 
     async def with_key(self, name: str | None, kind: str) -> KeySet:
-        """The keys that count, fetched again when there is none of this name and kind, and the pause is over.
+        """The trusted keys, fetched again if none has this name and kind and the pause is over.
 
         Raises:
             NotReadyError: there are none, and none can be had now.
@@ -121,7 +123,7 @@ class IssuerKeys:
         return keys
 
     async def _fetch_again(self) -> None:
-        """Fetch, unless that was just done for another token."""
+        """Fetch, unless another token just caused a fetch."""
         async with self._fetching:
             if self.clock() - self._asked_s < ASK_PAUSE_S:
                 return
@@ -148,8 +150,7 @@ class IssuerKeys:
         """The keys as the issuer publishes them (RFC 7517, 5).
 
         Raises:
-            NoAnswerError: it does not answer, or something else.
-            TimeoutError: it takes too long.
+            NoAnswerError: it does not answer, or sends an invalid answer. TimeoutError: it takes too long.
         """
         uri = self.jwks_uri or place_in(
             await ask_json(self._tls, "GET", discovery_of(self.issuer)), self.issuer, "jwks_uri"
@@ -161,15 +162,15 @@ class IssuerKeys:
 
 
 def discovery_of(issuer: str) -> str:
-    """Where the issuer says what is where (OpenID Connect Discovery 1.0, 4)."""
+    """The URL of the issuer's discovery document (OpenID Connect Discovery 1.0, 4)."""
     return issuer.removesuffix("/") + "/.well-known/openid-configuration"
 
 
 def place_in(discovered: dict[str, Any], issuer: str, name: str) -> str:
-    """The URL of this name in what the issuer says of itself.
+    """The URL of this name in the issuer's discovery document.
 
     Raises:
-        NoAnswerError: it is about another issuer, or names none that may be asked.
+        NoAnswerError: it is about another issuer, or names no URL that may be fetched.
     """
     if discovered.get("issuer") != issuer:
         raise NoAnswerError(f"{discovery_of(issuer)} is about another issuer")
@@ -191,7 +192,7 @@ async def ask_json(
     """The JSON object that the issuer answers; waits for one of the ``slots``.
 
     Raises:
-        NoAnswerError: it does not answer in ``FETCH_TIMEOUT_S``, or something else.
+        NoAnswerError: it does not answer in ``FETCH_TIMEOUT_S``, or sends an invalid answer.
     """
     headers = {"Accept": "application/json", **(headers or {})}
     try:
@@ -231,18 +232,18 @@ def _understood(published: list[Any]) -> Iterator[PublicKey]:
 
 
 PREFIX: Final = "oidc:"
-"""Begins the id of each principal that an issuer names; no name of a token has a colon."""
+"""Prefix of the id of each principal that an issuer names; no name of a token has a colon."""
 NAME_CHARACTERS_MAX: Final = 250
 TOKENS_KNOWN_MAX: Final = 4096
-"""Tokens that are kept; the one that was kept first makes room."""
+"""Tokens that are cached; the oldest is evicted first."""
 TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
-"""What a token may say it is, if it does: not what an issuer signs for other ends (RFC 8725, 3.11)."""
+"""Accepted values of ``typ``, if a token has it: not those of objects signed for other purposes (RFC 8725, 3.11)."""
 SCOPES: Final = frozenset({"scope", "scp"})
 """Claims whose text is a list, separated by spaces (RFC 8693, 4.2)."""
 _SETTING_OF: Final = {"iss": " (auth.oidc.issuer)", "aud": " (auth.oidc.audience)"}
-"""The setting that a claim is held against."""
+"""The setting that a claim must match."""
 
-# RFC 9864 has a new name for EdDSA, which issuers go on using.
+# RFC 9864 renames EdDSA, but issuers still use the old name.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 
@@ -253,7 +254,7 @@ class _Verified(NamedTuple):
 
 
 def issuer_of(settings: OidcSettings) -> OidcIssuer:
-    """The issuer that the settings name, which has been asked for nothing yet."""
+    """The issuer that the settings name; nothing was fetched from it yet."""
     assert settings.issuer is not None
     return OidcIssuer(
         settings,
@@ -264,29 +265,29 @@ def issuer_of(settings: OidcSettings) -> OidcIssuer:
 
 
 class OidcIssuer:
-    """The issuer of ``settings``, which signs tokens that say who calls. Belongs to one event loop."""
+    """The issuer of ``settings``, whose tokens authenticate callers. Belongs to one event loop."""
 
     def __init__(self, settings: OidcSettings, keys: IssuerKeys) -> None:
         self.keys = keys
         self._settings = settings
         self._leeway_s = int(settings.leeway.total_seconds())
-        # What a header says beside what is asked of it is to be passed over (RFC 7515, 4).
+        # Unknown header parameters are to be ignored (RFC 7515, 4).
         self._registry = jws.JWSRegistry(algorithms=settings.algorithms, strict_check_header=False)
         self._known: dict[bytes, _Verified] = {}
 
     def known(self, credentials: bytes, now_s: float) -> Principal | None:
-        """Whom a token that was verified before names; None when it is yet to be, or must be again."""
+        """The principal of a token that was verified before; None if it must be verified."""
         found = self._known.get(hashlib.sha256(credentials).digest())
         if found is None or now_s >= found.expires_s or found.keys is not self.keys.counting():
             return None
         return found.principal
 
     async def caller(self, credentials: bytes, now_s: float) -> Principal:
-        """Whom the token names.
+        """The principal that the token names.
 
         Raises:
-            UnauthenticatedError: nobody that counts here; says why.
-            NotReadyError: the keys of the issuer cannot be had now.
+            UnauthenticatedError: the token is rejected; the text says why. NotReadyError: the keys of the issuer cannot
+            be had now.
         """
         signed = self._opened(credentials)
         header = signed.protected
@@ -309,14 +310,14 @@ class OidcIssuer:
         """Steps 1 and 2.
 
         Raises:
-            UnauthenticatedError: it is no token that could count.
+            UnauthenticatedError: it cannot be a valid token.
         """
         try:
             signed = jws.extract_compact(credentials, registry=self._registry)
             header = signed.protected
             if not isinstance(header, dict):
                 raise UnauthenticatedError("the token has no head")
-            # Its look at ``crit`` takes for granted that this is a list; nothing critical is understood here.
+            # The library assumes that ``crit`` is a list; no critical parameter is supported here.
             if "crit" in header or "b64" in header:
                 raise UnauthenticatedError("the token has a critical header, which is not understood")
             self._registry.check_header(header)
@@ -330,10 +331,10 @@ class OidcIssuer:
         return signed
 
     def _named(self, claims: dict[str, Any], now_s: float) -> tuple[Principal, float]:
-        """Whom verified claims name, and until when they do: steps 5 and 6.
+        """The principal that verified claims name, and when they expire: steps 5 and 6.
 
         Raises:
-            UnauthenticatedError: nobody that counts here.
+            UnauthenticatedError: the claims are rejected.
         """
         settings = self._settings
         assert settings.issuer is not None
@@ -378,7 +379,7 @@ def _claims(signed: jws.CompactSignature) -> dict[str, Any]:
 
 
 def _said(claims: dict[str, Any], path: str) -> Any:
-    """What a claim says: the one of that name, or the one that the names between dots lead to."""
+    """The value of a claim: the one of that name, or the one that a dotted path leads to."""
     said: Any = claims
     if path in claims:
         return claims[path]
@@ -388,7 +389,7 @@ def _said(claims: dict[str, Any], path: str) -> Any:
 
 
 def _holds(claims: dict[str, Any], path: str, value: str) -> bool:
-    """Whether a claim is this text, or a list or a scope that has it."""
+    """Whether a claim is this text, or is a list or a scope that has it."""
     said = _said(claims, path)
     if isinstance(said, str):
         return said == value or (path in SCOPES and value in said.split(" "))

@@ -1,17 +1,16 @@
-"""Make the tables of private fields agree with the chains, which are the authority.
+"""Reconcile the tables of private fields with the chains, which are the authority.
 
 A database that was restored from a backup, or edited, may have keys that a chain says were destroyed, and lack
-declarations that a chain has. At every start, before the first event is taken, and while a tenant is in doubt::
+declarations that a chain has. At every start, before the first event is accepted, and while a tenant is in doubt::
 
     SUBJECT_ERASED       every key it names is destroyed, known or not
     PRIVACY_DECLARED     the newest declaration is in force; where the table has another, it is declared again
 
-Which declaration is newest: the tables note each with a revision, and revisions are in the order of the changes, while
-two that were made at one moment may be chained the other way round. So among those noted the highest revision counts.
-A declaration that the tables lack wins over those noted, unless the chain has it before the winner among them. The
-fields of the chain's last declaration are always private too, so a re-inserted old row never exposes a field.
-
-A declaration that is chained again is not a new one: it is noted with the entry that the chain has.
+Which declaration is newest: the tables record each with a revision, in the order of the changes. Two concurrent
+declarations may be chained in the other order, so among the recorded ones the highest revision wins. A declaration that
+the tables lack wins over the recorded ones, unless the chain has it before their winner. The fields of the chain's last
+declaration are always private too, so a re-inserted old row never exposes a field. A declaration that is chained again
+is not a new one: it is recorded with the entry that the chain has.
 
 Entries are recomputed before they have any effect. One that is not what was chained declares and destroys
 nothing, and its tenant is in doubt.
@@ -40,24 +39,23 @@ if TYPE_CHECKING:
     from app.trust.subject_keys import SubjectKeys
 
 NO_REVISION = 0
-"""Revision of what is destroyed while the ledger has none to give: below all others."""
+"""Revision of keys that are destroyed while the ledger has no revisions: below all others."""
 
 log = structlog.get_logger()
 
 Doubts = dict[str, str]
-"""Why what a tenant declared is not certain, by tenant."""
+"""Why a tenant's declaration is uncertain, by tenant."""
 
 
 class Unchained(NamedTuple):
-    """What the WAL of this node holds of private fields that no chain has yet, oldest first."""
+    """Entries about private fields in this node's WAL that no chain has yet, oldest first."""
 
     declarations: Sequence[PrivacyEntry] = ()
     erasures: Sequence[PrivacyEntry] = ()
 
 
 class _Newest(NamedTuple):
-    """The declaration that counts for a tenant; ``revision`` is None when the tables do not know of it, and it is said
-    by a chain, or by the WAL of this node."""
+    """The declaration in force for a tenant; ``revision`` is None if only a chain, or the WAL of this node, has it."""
 
     tenant_id: str
     revision: int | None
@@ -67,8 +65,8 @@ class _Newest(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """Tenants whose tables cannot be made to agree, and why; what the chains of the others say last; damage that was
-    met in entries, once or twice of each tenant; and what counts for tenants whose table has something else."""
+    """Tenants whose tables cannot be reconciled, and why; the last declaration in the chains of the others; damage
+    found in entries, once or twice for each tenant; and the declaration in force of tenants whose table has another."""
 
     doubts: Doubts
     said_last: dict[str, Declaration]
@@ -79,10 +77,10 @@ class Agreed(NamedTuple):
 async def agree(
     connection: Connection, check: EntryCheck, keys: SubjectKeys, node_id: str, unchained: Unchained
 ) -> Agreed:
-    """Have the tables agree with the chains, as far as that can be done.
+    """Reconcile the tables with the chains, as far as possible.
 
     Raises:
-        one of DATABASE_FAULTS: Postgres does not say, or does not take it.
+        one of DATABASE_FAULTS: Postgres does not answer, or rejects the change.
     """
     try:
         if await store.read_state(connection) is None:
@@ -97,7 +95,7 @@ async def agree(
         async for erasures in store.erasure_entries(connection, check):
             doubts |= await _destroy(connection, keys, erasures.said, node_id)
             damaged += erasures.damaged
-    # One state of the database: a declaration that is chained meanwhile is noted as chained too.
+    # One state of the database: a declaration that is chained meanwhile is also recorded as chained.
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         compared = await _compared(connection, check, unchained.declarations)
     if compared.behind:
@@ -126,7 +124,7 @@ async def _is_anything_said(connection: Connection, check: EntryCheck, unchained
 
 
 async def _destroy(connection: Connection, keys: SubjectKeys, entries: Iterable[PrivacyEntry], node_id: str) -> Doubts:
-    """Destroy what these entries name, each with the note that its entry is there."""
+    """Destroy the keys that these entries name, and record each entry."""
     erased, doubts = [], Doubts()
     for entry in entries:
         try:
@@ -164,9 +162,9 @@ async def _revision(connection: Connection) -> int:
 
 
 async def _compared(connection: Connection, check: EntryCheck, unchained: Sequence[PrivacyEntry]) -> Agreed:
-    """The tables compared with the chains: in one state of the database, or while nothing can be noted.
+    """Compare the tables with the chains, in one state of the database or while nothing can be recorded.
 
-    The chains are read last: what is noted by then as chained is in them.
+    The chains are read last, so that they have every declaration that is recorded as chained.
     """
     noted: dict[str, list[PrivacyRecord]] = defaultdict(list)
     records, faults = await store.declaration_records(connection)
@@ -203,10 +201,10 @@ async def _compared(connection: Connection, check: EntryCheck, unchained: Sequen
 def _newest(
     tenant_id: str, chained: Sequence[PrivacyEntry], noted: Sequence[PrivacyRecord], faults: Sequence[RowFault]
 ) -> _Newest | None:
-    """The declaration of the tenant that counts.
+    """The declaration of the tenant that is in force.
 
     Raises:
-        InvalidInputError: rows that it hangs on are damaged.
+        InvalidInputError: rows that decide it are damaged.
     """
     known = {name_of(SystemAction.PRIVACY_DECLARED, record.facts["id"]): record for record in noted}
     place = {entry.name: number for number, entry in enumerate(chained)}
@@ -236,10 +234,11 @@ def _newest(
 
 
 def _said_last(chained: Sequence[PrivacyEntry]) -> Declaration | None:
-    """What a chain says last; None where it says nothing, or what nobody can read: then what was noted of it counts.
+    """The last declaration of a chain; None if it has none, or none that can be read: then the recorded one is in
+    force.
 
     Raises:
-        InvalidInputError: it is none that could be declared.
+        InvalidInputError: it is not a valid declaration.
     """
     facts = _facts_or_none(chained[-1]) if chained else None
     return None if facts is None else declaration_of(*_fields_and_subject(facts))
@@ -288,10 +287,10 @@ def _facts_or_none(entry: PrivacyEntry) -> dict[str, Any] | None:
 
 
 async def is_said_last(connection: Connection, check: EntryCheck, declared: DeclaredFields) -> bool:
-    """Whether what was declared is what the tenant's chain says last.
+    """Whether ``declared`` is the last declaration of the tenant's chain.
 
     Raises:
-        ChainDamagedError: its last declaration is not what was chained.
+        ChainDamagedError: its last declaration is not as it was chained.
     """
     entry = await store.last_declaration_entry(connection, check, declared.tenant_id)
     facts = None if entry is None else _facts_or_none(entry)
@@ -299,7 +298,7 @@ async def is_said_last(connection: Connection, check: EntryCheck, declared: Decl
 
 
 def says(entry: PrivacyEntry, record: PrivacyRecord) -> bool:
-    """Whether the entry says what was noted."""
+    """Whether the entry matches the record."""
     with suppress(InvalidInputError):
         return _facts(entry, SystemAction(record.action)) == record.facts
     return False

@@ -1,18 +1,18 @@
-"""What this node knows of the ledger's private fields, followed from Postgres.
+"""The node's view of the ledger's private fields, followed from Postgres.
 
-One row is asked for its revision every ``REFRESH_S``; only when that has risen is anything else read. So a change made
-on another node is honoured here within ``REFRESH_S`` and one query while Postgres answers. While it does not, the
+The node reads the revision in one row every ``REFRESH_S``, and reads more only when it has risen. So a change made on
+another node takes effect here within ``REFRESH_S`` and one query while Postgres answers. While it does not, the
 declarations last known stay in force and keys are dropped after ``app.trust.subject_keys.TRUSTED_S``.
 
-Nothing that Postgres shows makes a field public that was private, but a declaration that the chain says last::
+A private field becomes public only by a declaration that is the last one in the tenant's chain::
 
-    a declaration is not what the       what was private before is so, too, until it is
-    chain says last
-    a declaration is gone               what was known of it stays in force
-    the revision went back              all is read again; of two declarations both are in force
-    rows are damaged, or behind         the tenant is in doubt: what may be private is refused
+    a declaration is not the last       fields that were private before stay private, until it is
+    one in its chain
+    a declaration is gone               the one known before stays in force
+    the revision went back              everything is read again; if two declarations differ, both are in force
+    rows are damaged, or older than     the tenant is in doubt: values that may be private are rejected
     their chain
-    an entry is not what was chained    the same, and no private value of the tenant is shown
+    an entry is not as it was chained   the same, and no private value of the tenant is shown
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from app.store.reading import Pool
 
 REFRESH_S = 1.0
-"""Pause between two looks at the revision."""
+"""Pause between two reads of the revision."""
 DOUBTS_S = 10.0
-"""Pause between two tries to have the tables agree with the chains, while tenants are in doubt."""
+"""Pause between two tries to reconcile the tables with the chains, while tenants are in doubt."""
 AGREEMENT_TIMEOUT_S = 300.0
-"""Longest that having the tables agree with the chains may take."""
+"""Longest that one such reconciliation may take."""
 
 log = structlog.get_logger()
 
@@ -65,47 +65,48 @@ class PrivacyKnowledge:
         check: EntryCheck | None = None,
         report: Report = lambda error, met_by: None,
     ) -> None:
-        """``report`` takes entries that are not what was chained, while ``run`` runs."""
+        """``report`` is called with damaged entries while ``run`` runs."""
         self._pool = pool
         self.check = check or EntryCheck(lambda tenant_id: None)
         self._report = report
         self._met: list[ChainDamagedError] = []
-        """What ``report`` was not told yet."""
+        """Damage that was not passed to ``report`` yet."""
         self._node_id = node_id
         self.keys = keys
         self.declarations: dict[str, Declaration] = {}
-        """Every tenant that ever declared something, with what counts now."""
+        """The declaration in force of every tenant that ever made one."""
         self._learned: dict[str, int] = {}
-        """Revision of each declaration: an answer that was overtaken must not bring an older one back."""
+        """Revision of each declaration, so that a late answer does not restore an older one."""
         self._doubts: dict[str, str] = {}
         self._damaged: dict[str, str] = {}
-        """Tenants of which an entry that says what is private, or who was erased, is not what was chained."""
+        """Why a tenant is damaged: an entry about its private fields or erasures is not as it was chained."""
         self._logged: dict[str, str] = {}
-        """The doubt of each tenant that was logged last."""
+        """The last logged doubt of each tenant."""
         self._unsaid: dict[str, store.DeclaredFields] = {}
-        """Declarations of others that no chain says last: until it does, what was private before stays so."""
+        """Declarations of other nodes that are not yet the last one in a chain; until then, earlier private fields stay
+        private."""
         self._new_doubts: set[str] = set()
-        """Tenants that came into doubt since the chains were read last."""
+        """Tenants that came into doubt since the last read of the chains."""
         self.revision = 0
-        """All changes up to this one have been taken in."""
+        """The last change that was applied."""
         self._unchained = Unchained()
         self._agreed_s = 0.0
         self._turn = asyncio.Lock()
 
     @property
     def doubts(self) -> Mapping[str, str]:
-        """Tenants of which it is not certain what they declared, and why."""
+        """Tenants whose declaration is uncertain, and why."""
         return {**self._doubts, **self._damaged}
 
     def may_show(self, tenant_id: str) -> bool:
-        """Whether it is known which keys of the tenant its chain says are destroyed."""
+        """Whether the keys that the tenant's chain destroyed are all known."""
         return tenant_id not in self._damaged
 
     def check_certain(self, tenant_id: str) -> None:
-        """Return if it is certain what the tenant declared.
+        """Return if the tenant's declaration is certain.
 
         Raises:
-            PrivacyUnavailableError: it is not; nothing that may be private is taken.
+            PrivacyUnavailableError: it is not; values that may be private are rejected.
         """
         why = self._damaged.get(tenant_id) or self._doubts.get(tenant_id)
         if why is not None:
@@ -114,7 +115,7 @@ class PrivacyKnowledge:
             )
 
     async def start(self, unchained: Unchained) -> None:
-        """Know what counts before the first event is taken, and have the tables agree with the chains.
+        """Read what is in force before the first event is accepted, and reconcile the tables with the chains.
 
         Raises:
             DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
@@ -127,10 +128,10 @@ class PrivacyKnowledge:
             log.error("privacy_damaged", error=str(error))
 
     async def run(self) -> None:
-        """Follow the ledger until cancelled, whatever becomes of Postgres and of what it holds."""
+        """Follow the ledger until cancelled, even if Postgres fails or holds damaged rows."""
         self._tell()
         async with asyncio.TaskGroup() as tasks:
-            # Side by side: to read the chains may take minutes.
+            # Concurrent, because reading the chains may take minutes.
             tasks.create_task(self._repeat(self.refresh))
             tasks.create_task(self._repeat(self._settle_doubts))
 
@@ -148,11 +149,11 @@ class PrivacyKnowledge:
             self._tell()
 
     async def refresh(self) -> None:
-        """Take in what is new.
+        """Read and apply new changes.
 
         Raises:
-            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
-            PrivacyDamagedError: what it says of the ledger as a whole is damaged; no key is used here.
+            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say. PrivacyDamagedError: the
+            ledger's own row is damaged; this node uses no key.
         """
         async with self._turn, reading(self._pool) as connection:
             asked_s = monotonic()
@@ -205,7 +206,7 @@ class PrivacyKnowledge:
             self.keys.forget(tenant_id, key_id, tag)
 
     async def _read_again(self, connection: Connection) -> None:
-        """Postgres is not the one that it was, or somebody changed it: take what it has beside what was known."""
+        """Postgres was replaced or edited: merge its rows with what is known."""
         log.error("privacy_went_back", known_revision=self.revision)
         declared, faults = await store.declared_since(connection, 0)
         for each in declared:
@@ -233,7 +234,7 @@ class PrivacyKnowledge:
             declared, faults = await store.declared_since(connection, 0)
             self._damaged.clear()
             self._take_damage(agreed.damaged)
-            # Of those that came into doubt meanwhile the chains may have been read before.
+            # The chains may have been read before these tenants came into doubt.
             self._doubts = {name: why for name, why in self._doubts.items() if name in self._new_doubts}
             for each in declared:
                 self.learn(each)
@@ -247,7 +248,7 @@ class PrivacyKnowledge:
                 self._doubt(tenant_id, reason)
 
     def learn(self, declared: store.DeclaredFields) -> None:
-        """From now on this counts on this node, unless something newer does."""
+        """Put a declaration into force on this node, unless a newer one is."""
         learned = self._learned.get(declared.tenant_id)
         if learned is not None and declared.revision <= learned:
             return
@@ -256,12 +257,12 @@ class PrivacyKnowledge:
             self._learned[declared.tenant_id] = declared.revision
             self._doubts.pop(declared.tenant_id, None)
         except InvalidInputError as error:
-            # Somebody edited the table. What was known before stays in force.
+            # The table was edited. The declaration known before stays in force.
             self._doubt(declared.tenant_id, f"its row in private_fields is not one that could be declared: {error}")
 
     def _keep_until_said(self, declared: store.DeclaredFields, before: Declaration) -> None:
-        """Have private what was ``before``, too, until the chain says what was declared: who edits the tables alone
-        makes nothing public."""
+        """Keep the fields of ``before`` private, too, until the chain has the new declaration: an attacker who edits
+        only the tables makes no field public."""
         tenant_id = declared.tenant_id
         self.declarations[tenant_id] = private_in_either(self.declarations[tenant_id], before)
         self._unsaid[tenant_id] = declared

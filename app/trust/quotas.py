@@ -1,9 +1,8 @@
-"""How much of the service one caller, or one tenant, gets: so much a second, so many at once.
+"""Quotas of callers and tenants: rates, and numbers of concurrent operations.
 
-A rate is a token bucket: it holds what some seconds bring (``burst``), is full at first, and what is taken comes back
-at the rate. In any time t no more than burst + rate * t is taken, exactly: it is counted in whole numbers. Of each
-bucket one number is kept, the time at which it is full again; one that is full need not be remembered, and is
-forgotten.
+A rate is a token bucket. It holds ``burst`` tokens, starts full, and refills at the rate. In any time t at most burst +
+rate * t is taken; the arithmetic is exact, in integers. Each bucket is one number, the time at which it is full again.
+A full bucket is forgotten.
 
     0 <= buckets of a rate <= KEYS_MAX + 1        further callers share one
 
@@ -23,19 +22,19 @@ from app.runtime.settings.config import QUOTAS
 from ledger.errors import QuotaExceededError, RequestTooLargeError
 
 Key = str | None
-"""A principal or a tenant; None is everybody, while nobody is asked who he is."""
+"""A principal or a tenant; None is every caller, if callers are not authenticated."""
 
 KEYS_MAX: Final = 65_536
 RETRY_AT_ONCE_S: Final = 1
-"""When to come again where nobody knows when another piece of work ends."""
+"""Seconds to wait before a retry, as the end of the work under way is not known."""
 _OTHERS: Final = ""
-"""The key of all for whom there is no bucket left: no principal and no tenant is called so."""
+"""The key shared by all that get no bucket of their own; no principal or tenant has this name."""
 _SECOND_NS: Final = 1_000_000_000
 _HOUR_S: Final = 3600
 _UNITS: Final = {1: "a second", _HOUR_S: "an hour"}
 
 OnRefused = Callable[[str], object]
-"""Told the name of a quota each time that something is refused for it."""
+"""Called with the name of a quota at each refusal."""
 
 
 class Rate:
@@ -68,20 +67,20 @@ class Rate:
         self._sweep_at = 0
 
     def __len__(self) -> int:
-        """Buckets that are remembered."""
+        """Number of buckets kept."""
         return len(self._full_at)
 
     @property
     def burst(self) -> int:
-        """Most that may be taken at once."""
+        """Most tokens that may be taken at once."""
         return self._burst
 
     def take(self, key: Key, amount: int) -> None:
-        """Take so much out of the bucket of ``key``.
+        """Take ``amount`` from the bucket of ``key``.
 
         Raises:
-            QuotaExceededError: it does not hold as much now; nothing was taken.
-            RequestTooLargeError: it never does.
+            QuotaExceededError: the bucket does not hold as much now; nothing was taken. RequestTooLargeError: it never
+            does.
         """
         now = self._clock_ns() * self._count
         full_at = self._full_at.get(key)
@@ -96,16 +95,16 @@ class Rate:
         self._full_at[key] = full_at
 
     def check(self, key: Key, amount: int, more_max: int = 0) -> None:
-        """Return if ``take`` of so much would; of a request that may turn out to ask for ``more_max`` more.
+        """Return if ``take`` of ``amount`` would return. The request may later ask for up to ``more_max`` more.
 
         Raises:
-            as ``take``; when to come again is true of the whole request.
+            as ``take``; the time to wait is for the whole request.
         """
         if self._owed(key) + amount * self._token > self._burst * self._token:
             self._refuse(key, amount, min(amount + more_max, max(amount, self._burst)))
 
     def owe(self, key: Key, amount: int) -> float:
-        """Take so much, whether it is there or not; seconds until it would have been, 0 when it was."""
+        """Take ``amount`` even if the bucket lacks it; returns the seconds until it would have held it, 0 if it did."""
         now = self._clock_ns() * self._count
         key = self._key_of(key)
         full_at = max(self._full_at.get(key, 0), now) + amount * self._token
@@ -142,7 +141,7 @@ class Rate:
 
 
 class AtOnce:
-    """How many of something each principal may have under way."""
+    """Bounds the concurrent operations of each principal."""
 
     def __init__(self, name: str, count: int, on_refused: OnRefused = lambda _name: None) -> None:
         assert name in QUOTAS
@@ -153,10 +152,10 @@ class AtOnce:
 
     @contextmanager
     def one(self, key: Key) -> Iterator[None]:
-        """One more, until it is left. While nobody is asked who he is, what the node does at once is all the bound.
+        """Count one more operation until the context ends. Without authentication only the node's own bounds apply.
 
         Raises:
-            QuotaExceededError: that were too many.
+            QuotaExceededError: the principal has as many under way as it may.
         """
         if key is None:
             yield
@@ -234,7 +233,7 @@ class Quotas:
         return self.tenant_requests is not None or self.tenant_bytes is not None
 
     def admit(self, principal: Key, body_bytes: int) -> None:
-        """Take one request, with so long a body, out of what the caller may send.
+        """Take one request with a body of ``body_bytes`` from the caller's quotas.
 
         Raises:
             QuotaExceededError: it may not send as much now; nothing was taken.
@@ -249,11 +248,11 @@ class Quotas:
     def check_tenants(
         self, requests: Mapping[str, int], sizes: Mapping[str, int], more_requests: int = 0, more_bytes: int = 0
     ) -> None:
-        """Return if so many requests, and bytes, are left for each of the tenants; as many ``more`` may follow of any.
+        """Return if each tenant has these requests and bytes left; up to ``more_*`` may follow for any of them.
 
         Raises:
-            QuotaExceededError: of one there is less now; it names the tenant.
-            RequestTooLargeError: there never is as much at once.
+            QuotaExceededError: a tenant has less left now; the error names it. RequestTooLargeError: more than a bucket
+            ever holds.
         """
         for rate, amounts, more in (
             (self.tenant_requests, requests, more_requests),
@@ -268,7 +267,7 @@ class Quotas:
                         raise
 
     def admit_tenants(self, requests: Mapping[str, int], sizes: Mapping[str, int]) -> None:
-        """Take so many requests, and bytes, out of what there is for each of the tenants: all of it or nothing.
+        """Take these requests and bytes from the quotas of each tenant: all of it or nothing.
 
         Raises:
             as ``check_tenants``.

@@ -1,19 +1,18 @@
-"""The keys of subjects: made once, kept in Postgres wrapped by the master key, held here for a while.
+"""The keys of subjects: made once, stored in Postgres wrapped by the master key, cached here for a while.
 
 Invariants::
 
     a key is durable in Postgres before anything is sealed with it
-    a key that is held was living TRUSTED_S seconds ago or later
+    a cached key was living TRUSTED_S seconds ago or later
     a key that this node knows to be destroyed is not used again, whatever its row says
     no secret leaves this module but inside a DataKey
 
-A key read before it was destroyed must not be held after that was learned: whatever is read while the ledger's erasures
-are taken in (``erasures`` rises) is used once and not kept.
+A key that was read before it was destroyed must not be cached after this node learned of the erasure. So a key that is
+read while erasures are applied (``erasures`` rises) is used once and not cached.
 
-*Another master key*: every living key is wrapped anew in one transaction, so that the old master key can be
-destroyed. That takes erased keys out of reach in backups of the database too: a backup holds keys wrapped by a master
-key that is gone. Nodes go on with the new key as soon as their ``privacy.master_key_uri`` leads to it; until then they
-refuse what is private.
+*Another master key*: every living key is rewrapped in one transaction, so that the old master key can be destroyed.
+Erased keys in backups of the database are then lost too, because their master key is gone. Nodes use the new key as
+soon as their ``privacy.master_key_uri`` leads to it; until then they reject private values.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ if TYPE_CHECKING:
     from app.store.reading import Pool
 
 KEYS_HELD_MAX = 20_000
-"""Keys held in memory; the least recently used are evicted first, and read again when needed."""
+"""Keys cached in memory; the least recently used is evicted first."""
 TRUSTED_S = 60.0
-"""How long keys that are held may be used without asking Postgres what was erased."""
+"""How long cached keys may be used without reading the erasures from Postgres."""
 LOOKUP_TIMEOUT_S = 5.0
 """Longest that finding or making keys for one request may take."""
 ATTEMPTS_MAX = 3
-"""Turns to find or make a key while others erase it again."""
+"""Attempts to find or make a key while other callers erase it again."""
 DESTROYED_MAX = 50_000
-"""Destroyed keys that are remembered, some 200 bytes each; the oldest is evicted first."""
+"""Destroyed keys that are remembered, about 200 bytes each; the oldest is evicted first."""
 SUBJECTS_AT_ONCE = 5000
 """Keys found or made in one statement."""
 
@@ -60,11 +59,11 @@ Name = TypeVar("Name")
 Held = TypeVar("Held")
 
 Tag = bytes
-"""Keyed hash of a subject: all that the database has of its name."""
+"""Keyed hash of a subject; the database never has the name itself."""
 
 
 class SubjectKeys:
-    """Finds, makes and forgets keys. Belongs to one event loop."""
+    """Finds, makes and evicts keys. Belongs to one event loop."""
 
     def __init__(self, pool: Pool, master_key_uri: str) -> None:
         self._pool = pool
@@ -72,23 +71,23 @@ class SubjectKeys:
         self._master: MasterKey | None = None
         self._secret: bytes | None = None
         self.fault: str | None = None
-        """Why this node can use no key; None while it can, or need not."""
+        """Why this node can use no key; None if it can, or needs none."""
         self._by_tag: OrderedDict[tuple[str, Tag], DataKey] = OrderedDict()
         self._by_id: OrderedDict[tuple[str, str], DataKey | None] = OrderedDict()
         """None: the key was destroyed."""
         self._destroyed: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Keys that a chain or their rows said are destroyed: a backup may bring such a row back."""
+        """Keys that a chain or a row said are destroyed: a restored backup may bring such a row back."""
         self._erasures = 0
         self._trusted_until_s = 0.0
 
     # --- the master key ---------------------------------------------------------------------------
 
     async def begin(self, connection: Connection) -> None:
-        """Have a master key, made if the ledger has none yet and there is no file.
+        """Load the master key; make one if the ledger has none yet and there is no file.
 
         Raises:
             PrivacyUnavailableError: the file is not that of the ledger's master key, or cannot be used.
-            PrivacyDamagedError: the ledger had one; what says which is gone.
+            PrivacyDamagedError: the ledger had one, but the record that names it is gone.
         """
         asked_s = monotonic()
         state = await store.read_state(connection)
@@ -127,7 +126,7 @@ class SubjectKeys:
         self.forget_all()
 
     def lose(self, fault: str) -> None:
-        """Have no master key: what says which one the ledger uses cannot be trusted."""
+        """Drop the master key: the record that names it cannot be trusted."""
         if self.fault != fault:
             log.error("privacy_keys_unavailable", error=fault)
         self._master, self.fault = None, fault
@@ -137,20 +136,20 @@ class SubjectKeys:
         """Return if this node has the master key.
 
         Raises:
-            PrivacyUnavailableError: it has not; nothing private is taken.
+            PrivacyUnavailableError: it has not; private values are rejected.
         """
         if self._master is None:
             raise PrivacyUnavailableError(f"private fields cannot be encrypted on this node: {self.fault}")
 
     @property
     def is_usable(self) -> bool:
-        """Whether the ledger has a master key, and this node too."""
+        """Whether the ledger has a master key and this node has loaded it."""
         return self._master is not None
 
     # --- keyed hashes -----------------------------------------------------------------------------
 
     def tag(self, tenant_id: str, subject: str) -> Tag:
-        """What stands for the subject in the database.
+        """The tag of the subject in the database.
 
         Raises:
             PrivacyUnavailableError: this node does not have the ledger's secret.
@@ -159,11 +158,13 @@ class SubjectKeys:
         return self._keyed(canonical.encode([_TAG_CONTEXT, tenant_id, subject]))
 
     def body_digest(self, digest: bytes) -> bytes | None:
-        """A digest of a request body that tells nothing to who does not have the ledger's secret; None without it."""
+        """A digest of a request body that reveals nothing without the ledger's secret; None if this node lacks the
+        secret."""
         return None if self._secret is None else self._keyed(_BODY_CONTEXT + digest)
 
     def derived(self, context: bytes) -> bytes:
-        """A secret of 32 bytes that follows from the ledger's own and ``context``, which no other use begins alike.
+        """A secret of 32 bytes, derived from the ledger's own and ``context``. No other use has a context that begins
+        like this one.
 
         Raises:
             PrivacyUnavailableError: this node does not have the ledger's secret.
@@ -181,7 +182,7 @@ class SubjectKeys:
         """The living key of each subject, made where there is none; durable when this returns.
 
         Raises:
-            PrivacyUnavailableError, DatabaseUnavailableError: not now; nothing may be stored.
+            PrivacyUnavailableError, DatabaseUnavailableError: not possible now; nothing may be stored.
         """
         self.check_usable()
         self._distrust()
@@ -233,10 +234,10 @@ class SubjectKeys:
         await store.add_keys(connection, tenant_id, keys, self._master.master_key_id)
 
     async def by_id(self, tenant_id: str, key_ids: Iterable[str]) -> Mapping[str, DataKey | None]:
-        """Those of the keys that this ledger made and this node can open; None for one that was destroyed.
+        """The keys that this ledger made and this node can open; None for a destroyed one.
 
         Raises:
-            DatabaseUnavailableError: keys that are not held cannot be read.
+            DatabaseUnavailableError: keys that are not cached cannot be read.
         """
         self._distrust()
         found: dict[str, DataKey | None] = {}
@@ -262,7 +263,7 @@ class SubjectKeys:
         return found
 
     def _opened(self, tenant_id: str, row: SubjectKey) -> DataKey | None:
-        """The key that ``row`` holds; None when it was destroyed, or cannot be opened here."""
+        """The key in ``row``; None if it was destroyed, or cannot be opened here."""
         if row.wrapped_key is None or self._master is None:
             return None
         try:
@@ -274,30 +275,30 @@ class SubjectKeys:
     # --- forgetting -------------------------------------------------------------------------------
 
     def trust(self, asked_s: float) -> None:
-        """All erasures that Postgres knew at ``asked_s`` (monotonic) have been taken in."""
+        """Record that all erasures in Postgres at ``asked_s`` (monotonic) were applied."""
         self._trusted_until_s = asked_s + TRUSTED_S
 
     def destroyed(self, keys: Iterable[tuple[str, str]]) -> None:
-        """A chain says that these keys (tenant, key id) are destroyed."""
+        """Record that a chain says these keys (tenant, key id) are destroyed."""
         for key in keys:
             _remember(self._destroyed, key, None, DESTROYED_MAX)
 
     def _is_back(self, tenant_id: str, row: SubjectKey) -> bool:
-        """Whether the key was destroyed, and somebody brought its row back."""
+        """Whether the key was destroyed and its row was restored."""
         if row.wrapped_key is None or (tenant_id, row.key_id) not in self._destroyed:
             return False
         log.error("erased_key_is_back", tenant_id=tenant_id, key_id=row.key_id, error=_back(tenant_id, row.key_id))
         return True
 
     def forget(self, tenant_id: str, key_id: str, tag: Tag) -> None:
-        """The key was destroyed."""
+        """Drop a key that was destroyed."""
         self.destroyed([(tenant_id, key_id)])
         self._erasures += 1
         self._by_tag.pop((tenant_id, tag), None)
         self._by_id.pop((tenant_id, key_id), None)
 
     def forget_all(self) -> None:
-        """Hold no key."""
+        """Drop all cached keys."""
         self._erasures += 1
         self._by_tag.clear()
         self._by_id.clear()
@@ -309,12 +310,12 @@ class SubjectKeys:
 
 
 def context_of_key(tenant_id: str, key_id: str) -> bytes:
-    """What the wrapped key of a subject is bound to."""
+    """The context to which the wrapped key of a subject is bound."""
     return canonical.encode(["tallystick.subject-key.v1", tenant_id, key_id])
 
 
 def context_of_secret() -> bytes:
-    """What the wrapped secret of the ledger is bound to."""
+    """The context to which the wrapped secret of the ledger is bound."""
     return canonical.encode(["tallystick.ledger-secret.v1"])
 
 
@@ -329,11 +330,11 @@ def _remember(held: OrderedDict[Name, Held], name: Name, value: Held, most: int 
 
 
 async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) -> int:
-    """Wrap all living keys by ``new`` instead of ``old``; returns how many. All of them, or nothing changes.
+    """Rewrap all living keys from ``old`` to ``new``; returns how many. All are rewrapped, or none.
 
     Raises:
-        PrivacyUnavailableError: ``old`` is not the master key of this ledger, or it has none.
-        PrivateValueError: a key does not open with ``old``: somebody changed the table.
+        PrivacyUnavailableError: ``old`` is not the master key of this ledger, or it has none. PrivateValueError: a key
+        does not open with ``old``: the table was edited.
     """
     async with connection.transaction():
         state = await store.lock_state(connection)

@@ -1,14 +1,14 @@
-"""TLS of the service's own: what connections are made with, read again when its files change.
+"""The TLS context of the service, reloaded when its files change.
 
     protocol    TLS 1.3, or 1.2
     ciphers     ephemeral keys and authenticated encryption only
-    callers     may show a certificate that ``client_ca`` vouches for; one that it does not ends the handshake
+    callers     may show a certificate issued by ``client_ca``; any other ends the handshake
 
-A connection keeps what it was made with. Files that do not belong together, or cannot be read, change nothing.
+An open connection keeps its context. Files that do not match each other, or cannot be read, change nothing.
 
-*Certificates of callers.* TLS has checked that a certificate is of the configured CA, and counted when the
-connection was made. A name is a URI or a DNS name of the certificate (subjectAltName), or the common name of its
-subject, compared as it is: nothing matches a wildcard.
+*Certificates of callers.* The handshake has checked that the configured CA issued the certificate and that it was valid
+then. A name is a URI or a DNS name of the certificate (subjectAltName), or the common name of its subject. Names are
+compared exactly, without wildcards.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from ledger.errors import ConfigurationError
 from signing import files
 
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
-"""Of TLS 1.2; those of TLS 1.3 are all of this kind."""
+"""For TLS 1.2; all ciphers of TLS 1.3 are of this kind."""
 LOOK_INTERVAL_S: Final = 2.0
-"""Pause between two looks at the files."""
+"""Pause between two checks of the files."""
 EXPIRY_TOLD_BEFORE: Final = timedelta(days=14)
 
 log = structlog.get_logger()
 
 
 class TlsFiles(NamedTuple):
-    """Files in PEM: the service's certificate, with those between it and its CA, its key, and the CA of callers."""
+    """Files in PEM: the service's certificate with its intermediates, its key, and the CA of callers."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def stamp(self) -> list[tuple[int, ...] | None]:
-        """What differs once one of them has changed."""
+        """A value that differs once a file has changed."""
         return [_stamp(path) for path in self if path is not None]
 
 
 class ServerTls:
-    """What new connections are made with. Belongs to one event loop.
+    """The context of new connections. Belongs to one event loop.
 
     Raises:
-        ConfigurationError: a file cannot be read or is not what it should be, or others can read the key.
+        ConfigurationError: a file cannot be read or has the wrong content, or other users can read the key.
     """
 
     def __init__(self, given: TlsFiles) -> None:
@@ -63,17 +63,17 @@ class ServerTls:
         self.context, self._expires_at = _loaded(given)
 
     async def run(self) -> None:
-        """Look after the files until cancelled."""
+        """Reload the files when they change, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             await asyncio.to_thread(self.look)
 
     def look(self) -> None:
-        """Take the files as they are now, if they changed since they were read, and are whole. Blocks."""
+        """Reload the files if they changed and are complete. Blocks."""
         stamp = self._files.stamp()
         if stamp == self._stamp:
             return
-        # Of before they were read: what changes meanwhile is seen at the next look.
+        # The stamp from before the files were read: the next check sees a change made meanwhile.
         self._stamp = stamp
         try:
             self.context, self._expires_at = _loaded(self._files)
@@ -85,7 +85,7 @@ class ServerTls:
         log.info("tls_files_reloaded", expires_at=_text(self._expires_at))
 
     def fault(self) -> str | None:
-        """What is wrong with the files, or soon will be; None when nothing is."""
+        """The present or coming fault of the files; None when there is none."""
         if self._broken is not None:
             return f"the certificates read before go on, as the new ones cannot be used: {self._broken}"
         left = self._expires_at - datetime.now(UTC)
@@ -97,7 +97,7 @@ class ServerTls:
 
 
 def _loaded(given: TlsFiles) -> tuple[ssl.SSLContext, datetime]:
-    """What connections are made with, and when the first of the certificates expires."""
+    """The context, and the earliest expiry of its certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -145,22 +145,22 @@ def _text(time: datetime) -> str:
 
 
 ID_PREFIX = "cert:"
-"""What the ids of principals that certificates name begin with."""
+"""Prefix of the ids of principals that certificates name."""
 
 
 class CallerCertificate(NamedTuple):
-    """What a connection's certificate says."""
+    """The certificate of a connection."""
 
     names: tuple[str, ...]
     expires_s: float
 
     def names_now(self) -> tuple[str, ...]:
-        """Its names; none once it has expired, as a connection may live for longer."""
+        """Its names; none once it has expired, because a connection may outlive it."""
         return self.names if time.time() < self.expires_s else ()
 
 
 def shown(certificate: Mapping[str, Any] | None) -> CallerCertificate | None:
-    """What a certificate says, as ``ssl.SSLSocket.getpeercert`` has it; None when there is none."""
+    """The certificate in the form of ``ssl.SSLSocket.getpeercert``; None when there is none."""
     if not certificate:
         return None
     alternative = certificate.get("subjectAltName", ())
@@ -170,9 +170,9 @@ def shown(certificate: Mapping[str, Any] | None) -> CallerCertificate | None:
 
 
 def principals_by_name(granted: Iterable[tuple[str, Grant]]) -> Callable[[Sequence[str]], Principal | None]:
-    """The principal of a certificate by its names, of which the first that is known counts.
+    """A function from the names of a certificate to its principal; the first known name decides.
 
-    ``granted`` are names with what they allow; a name may come again.
+    ``granted`` maps names to grants; a name may occur several times.
     """
     grants: dict[str, list[Grant]] = {}
     for name, grant in granted:

@@ -1,9 +1,9 @@
-"""Tokens as the ledger says them: followed from the chain of ``_system``, issued and revoked there.
+"""The ledger's tokens: followed from the chain of ``_system``, and issued and revoked there.
 
-A token counts on this node while the chain says so with the word of an admitted key (signing.key_history), within
-``FOLLOW_INTERVAL_S`` of any other node; at once where this node issued or revoked it. While Postgres is away those
-known last go on counting, but for those that this node is told to revoke. Where ``_system`` is damaged those count that
-are proved; a revocation that this node saw is never forgotten, as it is kept beside the data.
+A token is valid while the chain says so in entries signed by an admitted key (signing.key_history). A change made on
+another node takes effect here within ``FOLLOW_INTERVAL_S``, one made on this node at once. While Postgres is away the
+tokens known last stay valid, except those that this node revokes. If ``_system`` is damaged, only proved tokens are
+valid. A revocation that this node saw is kept beside the data and never forgotten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ledger.hlc import Hlc
 from signing.key_statement import TOKEN_PREFIX, IssuedToken
 
 FOLLOW_INTERVAL_S: Final = 1.0
-"""Pause between two looks at the chain."""
+"""Pause between two reads of the chain."""
 FIRST_ID: Final = "first"
 """Id of the first token, until the ledger has issued it."""
 _NOT_ISSUED: Final = Hlc(0, 0, "new")
@@ -50,14 +50,14 @@ class Tokens:
         self._issued: dict[str, IssuedToken] = {}
         self._issuing_first = asyncio.Lock()
         self._keeping = asyncio.Lock()
-        """Over each write of the file, lest an older one come last."""
+        """Orders the writes of the file, so that an older state never comes last."""
 
     async def start(self) -> None:
-        """Know the tokens before the first request comes.
+        """Read the tokens before the first request is served.
 
         Raises:
-            StartRefusedError: what is kept beside the data cannot be read.
-            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: Postgres does not say.
+            StartRefusedError: the file beside the data cannot be read. DatabaseUnavailableError, or one of
+            ``DATABASE_FAULTS``: Postgres does not say.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = await asyncio.to_thread(KEPT_TOKENS.load, self.folder)
@@ -75,7 +75,7 @@ class Tokens:
                 log.warning("tokens_not_followed", error=str(error))
 
     async def refresh(self) -> None:
-        """Let count what the chain says counts now.
+        """Take over the tokens that the chain now says are valid.
 
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
@@ -87,7 +87,7 @@ class Tokens:
             if not {each.token_id for each in self.counting()} - {*self._kept.revoked}:
                 first = await asyncio.to_thread(self._first)
         finally:
-            # Not before: another may be revoked while that file is read.
+            # Not before that file is read: a token may be revoked meanwhile.
             revoked = sorted(
                 {*self._kept.revoked, *(each.token_id for each in self._issued.values() if each.is_revoked)}
             )
@@ -97,7 +97,7 @@ class Tokens:
             await self._keep(KeptTokens(counting, revoked))
 
     async def _keep(self, kept: KeptTokens) -> None:
-        """Remember it, also while the disk does not take it; it is asked again with the next look."""
+        """Remember the state, even while the disk fails; the write is retried with the next read of the chain."""
         if kept == self._kept and self._is_stored:
             return
         self._kept, self._is_stored = kept, False
@@ -132,16 +132,14 @@ class Tokens:
         expires_at: datetime | None,
         by: Principal,
     ) -> tuple[IssuedToken, str]:
-        """A new token, and its text, which nobody can have again.
+        """A new token and its text, which cannot be read again.
 
         Raises:
-            InvalidInputError: there is no such right, or no such pattern of tenants.
-            ForbiddenError: ``by`` may not administer all these tenants, or those of another who has the name.
-            KeyConflictError: no key of this node may vouch for it.
-            NotReadyError: the start of the node is not recorded yet.
-            DatabaseUnavailableError: Postgres cannot be reached; nothing has changed.
-            DurabilityTimeoutError: not chained in time; it may still be, and nobody has this token.
-            ChainDamagedError: the chain of ``_system`` takes nothing.
+            InvalidInputError: there is no such right, or no such pattern of tenants. ForbiddenError: ``by`` may not
+            administer all these tenants, or those of another who has the name. KeyConflictError: no key of this node
+            may vouch for it. NotReadyError: the start of the node is not recorded yet. DatabaseUnavailableError:
+            Postgres cannot be reached; nothing has changed. DurabilityTimeoutError: not chained in time; it may still
+            be, and no caller has this token. ChainDamagedError: the chain of ``_system`` takes nothing.
         """
         grant = grant_of(rights, tenants)
         if not _may_issue(by, grant.tenants):
@@ -161,7 +159,7 @@ class Tokens:
         return token, made.text
 
     async def revoke(self, token_id: str, by: Principal) -> IssuedToken:
-        """Let the token count no more, here at once, whatever becomes of the entry that tells the others.
+        """Revoke the token: on this node at once, on the others once the entry is chained.
 
         Raises:
             NotFoundError: there is none of this id that the caller may issue.
@@ -198,7 +196,7 @@ class Tokens:
         await self.refresh()
 
     def _first(self) -> IssuedToken | None:
-        """The first token, where there is one. Blocks."""
+        """The first token, if there is one. Blocks."""
         first = FIRST_TOKEN.load(self.folder)
         if first is None:
             return None
@@ -208,7 +206,7 @@ class Tokens:
         )
 
     async def _issue_first(self) -> None:
-        """Issue the first token that somebody made beside the data, unless the ledger has tokens."""
+        """Issue the first token from its file beside the data, unless the ledger has tokens."""
         async with self._issuing_first:
             first = await asyncio.to_thread(self._first)
             if first is None:
@@ -224,7 +222,7 @@ class Tokens:
                 log.error("first_token_not_removed", error=str(error))
 
     def _is_issued(self, token: IssuedToken) -> bool:
-        """Whether the ledger has issued what this token shows, under whatever id, and whether or not it counts."""
+        """Whether the ledger has issued a token of this digest, under any id, valid or not."""
         return token.digest in {each.digest for each in self._issued.values()}
 
 
