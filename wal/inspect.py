@@ -40,7 +40,7 @@ SETTLE_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class WalReport:
-    """What one WAL folder holds. ``verdict`` is ``ok``, ``torn`` (the next start repairs it) or ``corrupt``.
+    """The content of one WAL folder. ``verdict`` is ``ok``, ``torn`` (the next start repairs it) or ``corrupt``.
 
     The latter two have ``segment``, ``offset`` and ``reason``.
     """

@@ -47,7 +47,7 @@ LINGER_ENTRIES_MIN = 2
 """A batch is held open only after one of at least so many records: a lone writer never waits."""
 
 LINGER_PART = 3
-"""A batch is not held open if this part (1/3) of the previous batch's records arrived while that one was written."""
+"""A batch is not held open if at least this part (1/3) of the previous batch's count arrived during its write."""
 
 HALF_MIN = 16
 """Half of the writers suffice only if half is at least so many: each sync costs processor time, too."""

@@ -1,4 +1,4 @@
-"""Reading a log back, in bounded memory, changing nothing: batches, records, and whole segments.
+"""Reads a log in bounded memory, and changes nothing: batches, records, and whole segments.
 
 ``batch_at`` reads one batch and checks every record of it. ``scan_segment`` scans a whole segment for recovery: it
 checks the CRC of every BATCH record, that each batch begins where the previous one ended, and the CRC of every body. It

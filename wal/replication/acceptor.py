@@ -1,11 +1,11 @@
-"""The rules of a member that keeps the log of a node: pure but for the log, one message at a time, for one log.
+"""The rules of a member that keeps the log of a node: for one log, one message at a time, pure except for the log.
 
 Always true::
 
     promised epoch >= epoch of the tail
-    nothing is appended in an epoch whose history was not applied since this was made
-    the tail is never cut below what is known to be committed
-    an answer says only what is durable
+    no batch is appended in an epoch whose history was not applied since the acceptor was created
+    the tail is never cut below the known committed position
+    an answer reports only durable positions
 
 The elected epoch is not stored: a member that restarts is sent the history again, and applying it changes nothing.
 """
@@ -38,7 +38,7 @@ from wal.replication.messages import (
 )
 
 FETCH_BYTES_MAX = 4 << 20
-"""A Fetch is answered with no more than about this, whatever it asks for."""
+"""The answer to a Fetch has at most about so many bytes, whatever the request."""
 
 
 class Acceptor:
@@ -49,11 +49,11 @@ class Acceptor:
         self._region = region
         self._elected: Epoch = NO_EPOCH
         self._history: History = ()
-        """That of the proposer of the epoch ``_elected``."""
+        """History of the proposer of the epoch ``_elected``."""
         self.committed_lsn = log.control.committed_lsn
-        """The highest position that is known here to be committed; it may lag."""
+        """The highest position that this member knows to be committed; it may lag."""
         self.settled_lsn = BEFORE_FIRST
-        """Up to here the proposer said, since this was created, that the log will not be needed; it is committed."""
+        """The log up to here is not needed again, as the proposer reported since this was created; it is committed."""
         self._unsynced = False
         self._owes_ack = False
 
@@ -81,21 +81,21 @@ class Acceptor:
         return Frame(self._refuse("unreadable", f"a safekeeper is not told {name}"))
 
     def streams(self, run: str) -> Epoch | None:
-        """The epoch whose Appends the log may be lent for: each sound batch of this run behind its end would be
-        accepted, until the log gets another request. None if that is not so."""
+        """The epoch whose Appends a stream may take: until the log gets another request, each sound batch of this run
+        after its end would be accepted. None if the log cannot be lent."""
         epoch = self._elected
         is_so = self._is_promised_to(run, epoch) and self.log.tail.epoch == epoch and not self._owes_ack
         return epoch if is_so and not self._unsynced else None
 
     def streamed(self, committed_lsn: Lsn, settled_lsn: Lsn) -> None:
-        """The log that was lent is back; the proposer reported this to be committed and settled meanwhile, as far as it
-        is held."""
+        """The log is back from the stream. The positions are those that the proposer reported meanwhile, at most the
+        end of the log."""
         assert self.committed_lsn <= committed_lsn <= self.log.tail.lsn
         assert self.settled_lsn <= settled_lsn <= committed_lsn
         self.committed_lsn, self.settled_lsn = committed_lsn, settled_lsn
 
     def flush(self) -> Frame | None:
-        """Sync what was appended, and answer the Appends since the last time; None when there were none."""
+        """Sync the appended batches, and answer the Appends since the last call; None if there were none."""
         if not self._owes_ack:
             return None
         self._sync()
@@ -105,7 +105,7 @@ class Acceptor:
     # --- greeting and promise ---------------------------------------------------------------------
 
     def greet(self, message: Greet) -> Message:
-        """What the log holds; raises what ``handle`` raises."""
+        """Report what the log holds; raises what ``handle`` raises."""
         control = self.log.control
         if message.wal_id not in ("", control.wal_id):
             return self._refuse("other-wal", f"WAL {control.wal_id} of {control.node_id} is kept here")
@@ -223,10 +223,10 @@ class Acceptor:
             self.log.configure(message.configuration)
         return Configured(message.epoch, self.log.configuration)
 
-    # --- what the rules ask -----------------------------------------------------------------------
+    # --- conditions of the rules -----------------------------------------------------------------------
 
     def _sync(self) -> None:
-        """What was appended and not acknowledged is made durable before any answer about the log."""
+        """Make appended batches durable, as any answer about the log requires."""
         if self._unsynced:
             self.log.sync()
             self._unsynced = False

@@ -1,12 +1,12 @@
-"""Putting what is committed of the logs that a safekeeper keeps into an archive, and restoring a log from there.
+"""Archives the committed segments of the logs that a safekeeper keeps, and restores a log from the archive.
 
-An object is one segment as it is, each of its CRCs checked before, written once, and named::
+An object is an unchanged copy of one segment, whose CRCs were all checked. It is written once, and named::
 
     <node_id>/<wal_id>/<20-digit first lsn>-<20-digit last lsn>-<epoch>-<member_id>.wal
 
-Nothing is removed from the archive. Members cut their segments in different places, so each archives its own; any of
-them that follow one another are the log. ``restore_log`` takes those that follow one another and reach the furthest; if
-several do, the ones that begin first. The last segment of a log is not archived until it is full or another epoch
+Nothing is removed from the archive. Members rotate their segments at different LSNs, so each archives its own; any
+chain of consecutive segments is a part of the log. ``restore_log`` takes the chain that reaches the furthest; if
+several do, the one that begins first. The last segment of a log is archived only once it is full or another epoch
 begins.
 """
 
@@ -39,28 +39,29 @@ ARCHIVE_INTERVAL_S = 5.0
 
 
 class Archive(Protocol):
-    """Objects that are written once; errors are LedgerErrors."""
+    """A store of objects that are written once; errors are LedgerErrors."""
 
     def prepare(self) -> None:
-        """Make it ready to be written to."""
+        """Make the archive ready for writes."""
 
     def create(self, name: str, source: IO[bytes]) -> bool:
-        """Write all of ``source`` under ``name``, durably; False, and nothing is written, where it is taken."""
+        """Write all of ``source`` under ``name``, durably; False, and nothing is written, if that name is taken."""
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
-        """The object of this name, None if there is none."""
+        """The object of this name; None if it does not exist."""
 
     def objects(self, name: str) -> list[str]:
-        """The names below ``name`` of everything that is there."""
+        """The names of all objects below ``name``."""
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The object, in pieces."""
 
 
 class Archiver:
-    """Archives ``logs`` into ``store``, in ``run``, on a thread of its own: it may wait for a network.
+    """Archives ``logs`` into ``store``, in ``run``, on a thread of its own, since it may wait for the network.
 
-    An archive that is away is prepared once it is back. Until then the segments are kept, and ``fault`` says why.
+    An unreachable archive is prepared once it is reachable again. Until then the segments are kept, and ``fault`` has
+    the reason.
     """
 
     def __init__(self, logs: KeptLogs, store: Archive, report: Report) -> None:
@@ -69,16 +70,16 @@ class Archiver:
         self._report = report
         self._is_prepared = False
         self.fault = ""
-        """Why the archive as a whole cannot be written to, empty while it can."""
+        """Why the archive as a whole cannot be written to; empty if it can."""
 
     def run(self, closing: threading.Event) -> None:
-        """Archive what is to be, now and then, until ``closing`` is set."""
+        """Archive due segments periodically until ``closing`` is set."""
         self.archive_all(closing)
         while not closing.wait(ARCHIVE_INTERVAL_S):
             self.archive_all(closing)
 
     def archive_all(self, closing: threading.Event) -> None:
-        """Archive what is to be. A failure is reported once, and tried again the next time."""
+        """Archive due segments. A failure is reported once, and retried by the next call."""
         if not self._prepare():
             return
         for kept in self._logs.all():
@@ -91,7 +92,7 @@ class Archiver:
             kept.archive_fault = fault
 
     def _prepare(self) -> bool:
-        """Whether the archive can be written to, as far as is known."""
+        """Prepare the archive unless that is done; whether it can be written to, as far as is known."""
         if not self._is_prepared:
             fault = ""
             try:
@@ -103,7 +104,7 @@ class Archiver:
         return self._is_prepared
 
     def _report_change(self, facts: dict[str, object], known_fault: str, fault: str) -> None:
-        """Report a fault that is new, or the end of one."""
+        """Report a new fault, or the end of a fault."""
         if fault and fault != known_fault:
             self._report("wal_archive_failed", facts | {"error": fault})
         elif known_fault and not fault:
@@ -129,7 +130,7 @@ class Archiver:
                     kept.archived_lsn = last_lsn
 
     def _put(self, kept: KeptLog, segment: Segment, prefix: str, suffix: str) -> None:
-        """Archive one segment, to which nothing is added any more.
+        """Archive one segment, to which no batch is appended any more.
 
         Raises:
             ArchiveConflictError: another object has its name.
@@ -154,7 +155,8 @@ class Archiver:
 
 
 EPOCHS_LOST_MAX = 1 << 20
-"""How many epochs may have begun after the last archived one: the next ones are above, so none is used twice."""
+"""At most so many epochs started after the last archived one. A restored log starts above them, so no epoch is used
+twice."""
 _OBJECT = re.compile(r"([0-9a-f]{32})/([0-9]{20})-([0-9]{20})-([1-9][0-9]{0,18})-[0-9a-f]{32}\.wal")
 
 
@@ -166,12 +168,13 @@ class _Archived(NamedTuple):
 
 
 def restore_log(source: Archive, node_id: str, wal_id: str | None, folder: Path) -> tuple[str, Lsn, Position]:
-    """Make ``folder`` the WAL folder of ``node_id``, with what the archive holds of the log ``wal_id``, all of which
-    was committed; of the only one that it holds where that is None. The id of the log, its first LSN, and its end.
+    """Restore the log ``wal_id`` of ``node_id`` from the archive into ``folder``; all archived records were committed.
+    If ``wal_id`` is None, the archive must hold only one log of the node. Returns the id of the log, its first LSN, and
+    its end.
 
     Raises:
-        WalError: the folder is not empty, or it is not clear which log is meant.
-        WalCorruptError: what is archived is damaged.
+        WalError: the folder is not empty, or the log is missing or ambiguous.
+        WalCorruptError: an archived segment is damaged.
         OSError: it cannot be written.
     """
     if folder.exists() and any(folder.iterdir()):
@@ -201,9 +204,9 @@ def restore_log(source: Archive, node_id: str, wal_id: str | None, folder: Path)
 
 
 def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
-    """Those that follow one another and reach the furthest, in order."""
+    """The chain of consecutive segments that reaches the furthest, in order."""
     best: dict[Lsn, tuple[Lsn, _Archived]] = {}
-    """By the LSN that one begins with, how far that and those behind it reach."""
+    """By first LSN, how far the best chain from that segment reaches, and the segment."""
     for each in sorted(archived, reverse=True):
         reach = max(each.last_lsn, best[after(each.last_lsn)][0] if after(each.last_lsn) in best else each.last_lsn)
         if each.first_lsn not in best or reach > best[each.first_lsn][0]:
@@ -218,7 +221,7 @@ def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
 
 
 def _fetch(source: Archive, archived: _Archived, node_id: str, folder: Path) -> None:
-    """Write one segment, synced, and check that it is what its name says."""
+    """Write one segment, synced, and check that it matches its name."""
     path = folder / segment_name(archived.first_lsn, archived.epoch)
     with opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
         offset = 0

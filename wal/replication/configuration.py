@@ -1,11 +1,11 @@
-"""Who keeps one log: the members and their addresses, who votes, and what must hold a write before it is committed.
+"""The members of one log: which of them vote, and which must hold a record before it is committed.
 
 The list of members is the file ``members`` beside the log, JSON in ASCII and one line::
 
     {"copies": false, "epoch": 3, "generation": 2, "home": "use1", "members": [["<32 hex>", "use1"], ...]} <crc32 hex>
 
-It is replaced as a whole. The control file holds the generation, too, and is stored later: so a list that is older was
-put back from a copy, and is refused.
+It is replaced as a whole. The control file holds the generation, too, and is stored later. So an older list was put
+back from a copy, and is refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Member(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """The members of one log. Those of the home region vote; the others follow.
+    """The members of one log. Members of the home region vote; the others follow.
 
-    With ``copies`` no member votes: what they hold is a copy, from which no node may take over. Of two
-    lists the one of the later epoch counts, within an epoch that of the higher generation.
+    With ``copies`` no member votes: the members hold copies, from which no node may take over. Of two
+    lists the one of the later epoch is valid; within an epoch, that of the higher generation.
     """
 
     generation: int = 0
@@ -47,23 +47,23 @@ class Configuration(NamedTuple):
 
     @property
     def order(self) -> tuple[Epoch, int]:
-        """Of two lists the one with the higher counts."""
+        """Of two lists the one with the higher order is valid."""
         return self.epoch, self.generation
 
     @property
     def is_sound(self) -> bool:
-        """Whether a list that came over the wire is one: numbers that can be kept, and not too many members."""
+        """Whether a received list is valid: its numbers can be stored, and it has not too many members."""
         numbers = (self.generation, self.epoch)
         return len(self.members) <= MEMBERS_MAX and all(0 <= number <= LSN_LIMIT for number in numbers)
 
     @property
     def voters(self) -> frozenset[str]:
-        """Ids of the members whose promises and acknowledgements count."""
+        """Ids of the members that vote: a majority of their promises elects, of their acknowledgements commits."""
         return frozenset() if self.copies else self.of_region(self.home)
 
     @property
     def is_quorum(self) -> bool:
-        """Whether any member votes: then nothing is committed without a majority."""
+        """Whether any member votes: then no record is committed without a majority."""
         return bool(self.voters)
 
     def has_majority(self, member_ids: frozenset[str]) -> bool:
@@ -73,7 +73,6 @@ class Configuration(NamedTuple):
 
     @property
     def regions(self) -> frozenset[str]:
-        """The regions of the members."""
         return frozenset(member.region for member in self.members)
 
     def of_region(self, region: str) -> frozenset[str]:
@@ -85,7 +84,7 @@ NO_MEMBERS = Configuration()
 
 
 def store(folder: Path, configuration: Configuration) -> None:
-    """Make it the list of ``folder``; durable when this returns.
+    """Store ``configuration`` as the list of ``folder``; durable when this returns.
 
     Raises:
         OSError: the old list is still whole.
@@ -95,7 +94,7 @@ def store(folder: Path, configuration: Configuration) -> None:
 
 
 def load(folder: Path, generation: int) -> Configuration:
-    """The list of ``folder``, which the control file says to be of this generation at least.
+    """The list of ``folder``; by the control file its generation is at least ``generation``.
 
     Raises:
         WalCorruptError: it is damaged, missing, or older.
@@ -135,7 +134,7 @@ class AckMode(StrEnum):
 
     @property
     def is_replicated(self) -> bool:
-        """Whether nothing is committed that other machines do not hold."""
+        """Whether a record is committed only if other machines hold it."""
         return self in (AckMode.REPLICATED_QUORUM, AckMode.REPLICATED_ALL)
 
 
@@ -143,7 +142,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``; an IPv6 host is in brackets.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: it is not of this form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:

@@ -1,19 +1,19 @@
-"""Becoming the writer of a log: have a majority of the members promise an epoch, find the log that counts, follow it.
+"""Becoming the writer of a log: a majority of the members promises an epoch; then the best log is found and followed.
 
-Pure: ``Election`` is given what happened and answers with the messages to send. Its ``Plan`` says what to do to the
-proposer's own copy before the first record of the new epoch, and ``follow`` does that.
+Pure: ``Election`` receives events and answers with the messages to send. Its ``Plan`` has the changes to the proposer's
+own copy that are due before the first record of the new epoch; ``follow`` makes them.
 
 Steps::
 
-    1. greet all; the newest list of members that any of them knows says who votes
-    2. take an epoch above all that were promised, and prepare it with all members that answered
+    1. greet all members; the newest list of members that any of them knows names the voters
+    2. take an epoch above all promised ones, and prepare it with all members that answered
     3. once a majority of the voters promised, no record of a lower epoch can be committed any more: the best log among
-       theirs and the own one holds all that ever was
-    4. cut the own copy where it parts from that log, and fetch what it lacks from the member that has it
+       theirs and the own one holds all committed records
+    4. cut the own copy where it diverges from that log, and fetch the missing records from the member that has them
 
-Without voters the node's own log wins, and step 3 is skipped. That there are no voters must be certain: a first quorum
-starts only if every member answers and none knows of one. After a crash at any point the next
-election finds an own copy that is sound, and no longer than it may be.
+Without voters the node's own log wins, and step 3 is skipped. The absence of voters must be certain: a first quorum
+starts only if every member answers and none knows of a quorum. After a crash at any point the next election finds an
+own copy that is sound, and no longer than allowed.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from wal.replication.messages import (
 )
 
 ATTEMPTS_MAX = 8
-"""How often a higher epoch is tried while another proposer is faster; then that one wins."""
+"""How often a higher epoch is tried while another proposer is faster; then the other proposer wins."""
 
 Requests = list[tuple[str, Message]]
-"""Messages, each with the address of the member that it goes to."""
+"""Messages, each with the address of its receiver."""
 
 
 NOTHING_HELD = Promise(NO_EPOCH, Lsn(1), EMPTY, BEFORE_FIRST, (), NO_MEMBERS)
-"""What a proposer without a copy of the log holds."""
+"""The holdings of a proposer without a copy of the log."""
 
 
 def held_in(log: FileLog) -> Promise:
-    """What the proposer's own copy holds, in the form in which members report it."""
+    """The content of the proposer's own copy, in the form in which members report theirs."""
     committed_lsn = log.control.committed_lsn
     return Promise(log.control.epoch, log.first_lsn, log.tail, committed_lsn, log.history, log.configuration)
 
 
 class Plan(NamedTuple):
-    """How an election ended that was won.
+    """The result of an election that was won.
 
-    The proposer's own log is to be cut behind ``keep_lsn``, and to be given what is between that and ``tail`` by the
-    member at ``donor``, whose oldest record is ``donor_first_lsn``; by no member if ``donor`` is None. The first record
-    of ``epoch`` comes behind ``tail``; ``history`` says so.
+    The proposer's own log is to be cut after ``keep_lsn``. The member at ``donor``, whose oldest record is
+    ``donor_first_lsn``, has the records from there up to ``tail``; if ``donor`` is None, none are missing. The first
+    record of ``epoch`` follows ``tail``, as in ``history``.
     """
 
     epoch: Epoch
@@ -81,12 +81,12 @@ class Plan(NamedTuple):
 class Election:
     """One attempt of the run ``run`` to write the log of ``node_id``.
 
-    ``own`` is what the proposer's copy holds; ``wal_id`` is empty where it has none. The epoch is to be higher than
-    ``above``, and than all that the copies know. ``wants_quorum`` is false where the members keep copies. With
-    ``accept_loss_in``, a region, the members that answer are taken for all there are, and those of that region vote
-    from now on: what was committed and only others hold is given up.
+    ``own`` describes the proposer's copy; ``wal_id`` is empty if it has none. The epoch will be higher than ``above``,
+    and than all epochs that the copies know. ``wants_quorum`` is false if the members keep copies. With
+    ``accept_loss_in``, a region, the members that answer become the whole list, and the members of that region vote
+    from now on: committed records that only other members hold are given up.
 
-    ``outcome`` becomes a Plan, or the reason why there is none; then the election is over.
+    ``outcome`` becomes a Plan, or the reason for having none; then the election is over.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class Election:
         self.outcome: Plan | str | None = None
 
     def connected(self, address: str) -> Requests:
-        """The connection to ``address`` is open."""
+        """The connection to ``address`` was opened."""
         return [(address, self._greet)]
 
     def lost(self, address: str) -> Requests:
-        """The connection to ``address`` was lost, or not made."""
+        """The connection to ``address`` was lost, or could not be opened."""
         self._waiting.discard(address)
         self._answered.discard(address)
         self._greetings.pop(address, None)
@@ -131,7 +131,7 @@ class Election:
         return self._advance()
 
     def time_is_up(self) -> None:
-        """No answer is awaited any longer."""
+        """End the wait for answers."""
         self._waiting.clear()
         self._advance()
         if self.outcome is None:
@@ -173,17 +173,17 @@ class Election:
 
     @property
     def _configuration(self) -> Configuration:
-        """The list that says who votes: the newest.
+        """The list that names the voters: the newest.
 
-        If it lets no member vote, and the own copy does not know that it counts, it may never have counted: its members
-        vote still.
+        If that list has no voters, but the own copy still has a list with voters, the newest may never have become
+        valid: its members still vote.
         """
         if self._newest.copies and self._own.configuration.is_quorum:
             return self._newest._replace(copies=False)
         return self._newest
 
     def _advance(self) -> Requests:
-        """The next step, if it is time for it."""
+        """Take the next step if it is due."""
         if self.outcome is not None:
             return []
         configuration = self._configuration
@@ -213,7 +213,7 @@ class Election:
         return []
 
     def _advance_with_loss(self) -> Requests:
-        """The next step if the members that answer are taken for all there are."""
+        """Take the next step if the members that answer become the whole list."""
         if self._waiting:
             return []
         if not self._greetings:
@@ -223,7 +223,7 @@ class Election:
         return self._end(self._decide()) if self._promises.keys() >= self._greetings.keys() else []
 
     def _prepare(self, above: Epoch) -> Requests:
-        """Step 2, with an epoch above all that are known."""
+        """Step 2, with an epoch above all known ones."""
         self._attempts += 1
         if self._attempts > ATTEMPTS_MAX:
             return self._end(f"another proposer is at epoch {above}, and was faster {ATTEMPTS_MAX} times")
@@ -241,7 +241,7 @@ class Election:
         return Prepare(self._epoch, self._wal_id, self._configuration)
 
     def _decide(self) -> Plan:
-        """Step 3: the best log is the highest (epoch of its last record, LSN), one's own among them."""
+        """Step 3: the best log has the highest (epoch of its last record, LSN); the own log takes part."""
         own, configuration = self._own, self._configuration
         held: dict[str | None, Promise] = {None: own}
         held |= {
@@ -255,7 +255,7 @@ class Election:
         donor = max(held, key=lambda address: held[address].tail)
         best = held[donor]
         keep_lsn = own.tail.lsn if donor is None else last_common(own.history, own.tail.lsn, best.history)
-        # the donor may have forgotten how the log began that one's own copy still has
+        # the own copy may still have the start of the log, which the donor may have removed
         oldest_lsn = min((start.first_lsn for start in best.history), default=keep_lsn)
         kept = history_up_to(own.history, keep_lsn)
         history = (*(start for start in kept if start.first_lsn < oldest_lsn), *best.history)
@@ -286,10 +286,10 @@ FETCH_BYTES = 4 << 20
 
 
 def follow(plan: Plan, log: FileLog) -> Generator[Fetch, Frame, None]:
-    """Yields the requests to the donor, and is sent its answers.
+    """Make the own copy the log of ``plan``: yields the requests to the donor, and is sent its answers.
 
     Raises:
-        WalError: the donor does not have what it promised, or not any more.
+        WalError: the donor does not have the log that it promised, or no longer has it.
         OSError: the own copy cannot be written.
     """
     if plan.donor is not None:
@@ -308,7 +308,7 @@ def follow(plan: Plan, log: FileLog) -> Generator[Fetch, Frame, None]:
 
 
 def _take(answer: Frame, plan: Plan, log: FileLog) -> None:
-    """Append what the donor answered: batches of the epoch that the history names, and no further than promised."""
+    """Append the donor's batches: they must be of the epoch that the history names, and not exceed its promise."""
     message, first_lsn = answer.message, after(log.tail.lsn)
     if isinstance(message, Refusal):
         raise WalError(f"the member that holds the log refuses to give it: {message.reason}: {message.detail}")

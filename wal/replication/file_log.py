@@ -1,12 +1,12 @@
 """A copy of a log in files: a WAL folder like that of a node, kept by a member of its quorum, or by the node itself
-while it becomes the writer; and reading from a node's files what its members lack.
+while it becomes the writer. Also reads from a node's files the batches that its members lack.
 
-``FileLog`` is the copy as the rules of ``acceptor`` and ``election`` see it. It collects in memory what is appended and
-writes it as one batch on ``sync``: so there are never two batches that are not synced, which is what recovery relies on
+``FileLog`` is the copy for the rules of ``acceptor`` and ``election``. It collects appended records in memory and
+writes them as one batch on ``sync``. So there are never two unsynced batches, on which recovery relies
 (``wal.recovery``). Every epoch has segments of its own.
 
-``TailReader`` reads for each member what it lacks, as a rule from the page cache: it looks up the place in the files
-once, then keeps it.
+``TailReader`` reads for each member the batches that it lacks, usually from the page cache. It looks up the place in
+the files once, then remembers it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from wal.segment import FolderLock, Segment, list_segments, open_regular, read_h
 from wal.truncation import CUT_PREFIX, keep_segment, remove_segments, truncate
 
 BATCH_BYTES_MAX = 8 << 20
-"""Received batches are joined into one of at most so many bytes; a longer one is written as it is."""
+"""Received batches are joined into one of at most so many bytes; a longer one is written unchanged."""
 
 
 class Chunk(NamedTuple):
-    """Batches as they are in a segment, all of one epoch, behind ``previous``; none at the end of the log."""
+    """Batches in the form of a segment, all of one epoch, after ``previous``; none at the end of the log."""
 
     previous: Position
     written_in: Epoch
@@ -47,17 +47,17 @@ class Chunk(NamedTuple):
 
 
 class FileLog:
-    """The copy in ``folder``, of the log of ``node_id``, which MUST be closed again: it holds the folder's lock, unless
-    the caller does. Without a copy there, one is created with ``wal_id``, and with a random id of its member.
+    """The copy in ``folder`` of the log of ``node_id``. It MUST be closed: it holds the folder's lock, unless the
+    caller does. A missing copy is created with ``wal_id`` and a random member id.
 
-    ``control`` is what the control file says; history and positions in it may lag behind. ``configuration`` is the list
-    of members as stored. ``history`` and ``tail`` count what was appended, synced or not. After an OSError or WalError
-    of a method that writes, the copy MUST NOT be used any more, but opened again.
+    ``control`` is the content of the control file; its history and positions may lag. ``configuration`` is the stored
+    list of members. ``history`` and ``tail`` include appended records, synced or not. After an OSError or WalError of
+    a method that writes, the caller MUST NOT use the copy any more; it may open the copy again.
 
     Raises:
-        WalLockedError: another process or member keeps it.
-        WalCorruptError: it is damaged; nothing was changed.
-        WalError: it is of another WAL.
+        WalLockedError: another process or member has the folder's lock.
+        WalCorruptError: the copy is damaged; nothing was changed.
+        WalError: the copy is of another WAL.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class FileLog:
         self._log: Log | None = None
         self._written_in = NO_EPOCH
         self._unwritten = bytearray()
-        """Records that are appended and not written, behind ``durable_lsn``."""
+        """Records appended and not written, after ``durable_lsn``."""
         self._last_hlc = b""
-        """Of the last of them, packed."""
+        """Packed HLC of the last of them."""
         self._lock = None if lock is not None else FolderLock(folder)
         try:
             control = control_file.load(folder)
@@ -95,11 +95,11 @@ class FileLog:
             raise
 
     def _reopen(self) -> None:
-        """Recover the files, and take what they hold."""
+        """Recover the files, and set history and positions from them."""
         control = self.control
         found = recover(self._folder, control.node_id, control.durable_lsn)
         self.cut = found.cut
-        """What was cut then."""
+        """Facts of the torn tail that this recovery cut, None for none."""
         known = control.history or found.history
         self.history: History = history_up_to(history_since(known, before(found.first_lsn)), found.last_lsn)
         if found.history and (not self.history or found.history[-1].epoch != self.history[-1].epoch):
@@ -108,13 +108,13 @@ class FileLog:
         self.durable_lsn = found.last_lsn
         """Everything up to here is synced."""
         if self.history != control.history:
-            self.store(control)  # an epoch that was cut away does not write what comes next
+            self.store(control)  # the next record is not of an epoch that was cut away
 
     def close(self) -> None:
-        """Write and sync what was appended, and unlock the folder.
+        """Write and sync the appended records, and unlock the folder.
 
         Raises:
-            OSError, WalError: it may not be durable; the folder is unlocked all the same.
+            OSError, WalError: they may not be durable; the folder is unlocked nevertheless.
         """
         try:
             self._close_segment()
@@ -122,7 +122,7 @@ class FileLog:
             self.abandon()
 
     def abandon(self) -> None:
-        """Unlock the folder as it is, after a failure: what was not synced may be gone."""
+        """Unlock the folder as it is, after a failure; unsynced records may be lost."""
         if self._log is not None:
             self._log.abandon()
             self._log = None
@@ -131,11 +131,11 @@ class FileLog:
 
     @property
     def tail(self) -> Position:
-        """Where the log ends, synced or not."""
+        """The end of the log, synced or not."""
         return Position(epoch_of(self.history, self._last_lsn) or NO_EPOCH, self._last_lsn)
 
     def store(self, control: Control) -> None:
-        """Make it the control file, with history and durable position as they are; durable when this returns."""
+        """Store ``control`` with the current history and durable position; durable when this returns."""
         durable_lsn = self.durable_lsn if self.durable_lsn >= self.first_lsn else BEFORE_FIRST
         control = control._replace(
             durable_lsn=durable_lsn,
@@ -155,7 +155,7 @@ class FileLog:
         self.store(self.control)
 
     def append(self, written_in: Epoch, batches: bytes | memoryview) -> None:
-        """Add batches of one epoch behind the tail, which MUST be sound and fit. Durable only after ``sync``."""
+        """Append batches of one epoch; they MUST be sound and follow the tail. Durable only after ``sync``."""
         if self._log is None or written_in != self._written_in:
             self._begin(written_in)
         data, at = bytes(batches), 0
@@ -169,7 +169,7 @@ class FileLog:
             self._last_lsn, self._last_hlc = batch.last_lsn, batch.hlc
 
     def sync(self) -> None:
-        """Make all that was appended durable."""
+        """Make all appended records durable."""
         if not self._unwritten:
             return
         assert self._log is not None
@@ -180,31 +180,31 @@ class FileLog:
         self.durable_lsn = self._last_lsn
 
     def append_space(self) -> AppendSpace | None:
-        """Where C may continue the last epoch; the caller then reports it to ``wrote``. None if something is not
-        written yet, or that epoch has no segment."""
+        """Where C may continue the last epoch; the caller then reports the batches to ``wrote``. None if a record is
+        not written yet, or that epoch has no segment."""
         if self._log is None or self._unwritten or self._written_in != self.history[-1].epoch:
             return None
         return self._log.append_space(0)
 
     def wrote(self, offset: int, last_lsn: Lsn) -> None:
-        """Batches up to this LSN were written and synced in the space that was given; it continues at ``offset``."""
+        """Batches up to this LSN were written and synced in the append space, which continues at ``offset``."""
         assert self._log is not None
         assert not self._unwritten
         self._log.wrote(offset, last_lsn)
         self._last_lsn = self.durable_lsn = last_lsn
 
     def truncate(self, last_lsn: Lsn) -> None:
-        """End with ``last_lsn``, durably; what was above is kept in other files."""
+        """Cut the log after ``last_lsn``, durably; other files keep the records above it."""
         self._close_segment()
-        self.store(self.control)  # with the whole history: until it is cut, the log is judged by that
+        self.store(self.control)  # with the whole history: recovery checks the log against it until it is cut
         truncate(self._folder, self.control.node_id, last_lsn)
         self.control = self.control._replace(durable_lsn=last_lsn)
         self._reopen()
 
     def begin_at(self, first_lsn: Lsn, history: History) -> None:
-        """Remove all records from the log, durably, into other files; the next is ``first_lsn``. ``history`` is that of
-        the records before it, which no member has any more; a log that is opened again before one has come forgets
-        it."""
+        """Move all records out of the log into other files, durably; the next record is ``first_lsn``. ``history`` is
+        that of the records before it, which the members have removed. It is lost if the log is opened again before the
+        next record."""
         self._close_segment()
         self.history, self.first_lsn, self._last_lsn, self.durable_lsn = (), Lsn(1), BEFORE_FIRST, BEFORE_FIRST
         self.store(self.control)
@@ -214,7 +214,7 @@ class FileLog:
         self._last_lsn = self.durable_lsn = before(first_lsn)
 
     def remove_upto(self, lsn: Lsn) -> list[str]:
-        """Remove segments that end at or below ``lsn``, which MUST be committed, durable, and not needed; their
+        """Remove segments that end at or below ``lsn``, which MUST be committed, durable, and not needed. Returns their
         names."""
         retire = self._log.guard.retire if self._log is not None else lambda _: None
         removed = remove_segments(self._folder, min(lsn, self.durable_lsn), 0, math.inf, retire)
@@ -225,14 +225,14 @@ class FileLog:
         return removed
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
-        """As ``TailReader.read``, of what is durable then."""
+        """As ``TailReader.read``, after a ``sync``."""
         self.sync()
         return TailReader(self._folder, self.control.node_id, self.history).read(from_lsn, upto_lsn, bytes_max)
 
     # --- files ------------------------------------------------------------------------------------
 
     def _begin(self, written_in: Epoch) -> None:
-        """What comes next was written in this epoch: it gets a segment of its own, known to the control file first."""
+        """Start a segment for this epoch; the control file has the epoch first."""
         self._close_segment()
         if not self.history or self.history[-1].epoch < written_in:
             self.history = begin_epoch(self.history, written_in, after(self.durable_lsn))
@@ -240,7 +240,7 @@ class FileLog:
             self.store(self.control)
         for segment in list_segments(self._folder):
             if segment.base_lsn > self.durable_lsn:
-                segment.path.unlink()  # without a record: a crash came before the first
+                segment.path.unlink()  # without a record: a crash came before its first
         self._written_in = written_in
         self._log = Log(
             self._folder,
@@ -259,8 +259,8 @@ class FileLog:
 
 
 def oldest_whole_lsn(folder: Path) -> Lsn:
-    """The oldest record of the log in ``folder`` behind which none is missing: those before a gap, where records were
-    given up, do not count, nor those of a segment that is removed meanwhile."""
+    """The oldest record of the log in ``folder`` after which none is missing. Records before a gap, where others were
+    given up, are ignored, and so is a segment that is removed meanwhile."""
     oldest = Lsn(1)
     for segment in reversed(list_segments(folder)):
         try:
@@ -274,28 +274,27 @@ def oldest_whole_lsn(folder: Path) -> Lsn:
 
 
 PLACES_KEPT = 64
-"""The reader remembers so many places where members continue, the last ones."""
+"""The reader remembers the last so many places where members continue."""
 
 
 class TailReader:
-    """The log in ``folder``, whose history ends with the epoch that is being written. Belongs to one thread."""
+    """Reads the log in ``folder``, whose history ends with the current epoch. Belongs to one thread."""
 
     def __init__(self, folder: Path, node_id: str, history: History) -> None:
         self._folder, self._node_id, self._history = folder, node_id, history
         self._places: dict[Lsn, tuple[Segment, int]] = {}
-        """Where a batch begins, or will, by its first LSN: the segment, and the offset in it. The oldest first."""
+        """By first LSN of a batch, existing or next: its segment, and the offset in it. The oldest first."""
         self._last: Chunk | None = None
-        """What was read last: members that follow closely lack the same."""
+        """The last result: members that follow closely lack the same batches."""
         self._opened: tuple[Segment, int] | None = None
-        """The segment that ``place`` gave out last, and its descriptor."""
+        """The segment that ``place`` opened last, and its descriptor."""
 
     def read(self, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> Chunk:
-        """Batches of one epoch from ``from_lsn`` on up to ``upto_lsn``, which MUST be written, synced or not: at least
-        one record, and no more than about ``bytes_max``. ``upto_lsn`` MUST NOT fall
-        from one call to the next.
+        """Batches of one epoch from ``from_lsn`` up to ``upto_lsn``, which MUST be written, synced or not: at least one
+        record, and no more than about ``bytes_max``. ``upto_lsn`` MUST NOT fall from one call to the next.
 
         Raises:
-            WalError: it is older than the log.
+            WalError: ``from_lsn`` is older than the log.
             WalCorruptError: the log is damaged there.
         """
         previous_lsn = before(from_lsn)
@@ -306,7 +305,7 @@ class TailReader:
             return Chunk(previous, previous.epoch, previous_lsn, b"")
         segment, offset = self._places.get(from_lsn) or self._look_up(from_lsn)
         found = self._batches(segment, offset, from_lsn, upto_lsn, bytes_max)
-        if not found:  # the segment is full or gone
+        if not found:  # the segment is full or removed
             segment, offset = self._look_up(from_lsn)
             found = self._batches(segment, offset, from_lsn, upto_lsn, bytes_max)
         if not found:
@@ -318,12 +317,12 @@ class TailReader:
         return self._last
 
     def read_again(self) -> None:
-        """Give nothing more from memory: the next ``read`` reads the files, and checks every CRC."""
+        """Drop the batches in memory: the next ``read`` reads the files, and checks every CRC."""
         self._last = None
 
     def place(self, from_lsn: Lsn) -> tuple[int, int] | None:
-        """A descriptor and the offset in it where the batch that begins with ``from_lsn`` is, or will be unless the
-        segment is full by then; holds until the next call. None if ``read`` has not come so far."""
+        """Descriptor and offset of the batch that begins with ``from_lsn``, or will begin with it unless the segment is
+        full by then; valid until the next call. None if ``read`` has not come so far."""
         segment, offset = self._places.get(from_lsn, (None, 0))
         if segment is not None and (self._opened is None or self._opened[0] != segment):
             self.close()
@@ -332,7 +331,7 @@ class TailReader:
         return None if segment is None or self._opened is None else (self._opened[1], offset)
 
     def passed(self, upto_lsn: Lsn, offset: int) -> None:
-        """C has read that segment up to here, where ``offset`` is."""
+        """C has read the segment of ``place`` up to ``upto_lsn``; the next batch is at ``offset``."""
         assert self._opened is not None
         self._keep_place(upto_lsn, self._opened[0], offset)
 
@@ -352,7 +351,7 @@ class TailReader:
         return behind[-1], SEGMENT_HEADER_BYTES
 
     def _batches(self, segment: Segment, offset: int, from_lsn: Lsn, upto_lsn: Lsn, bytes_max: int) -> list[Batch]:
-        """The batches from there on; none if the segment ends there, or is gone."""
+        """The batches from ``offset`` on; none if the segment ends there, or was removed."""
         found: list[Batch] = []
         with suppress(FileNotFoundError):
             for batch in batches(segment, self._node_id, from_lsn, offset):
@@ -365,7 +364,7 @@ class TailReader:
         return found
 
     def _keep_place(self, last_lsn: Lsn, segment: Segment, end: int) -> None:
-        """A batch that ends with this LSN ends here."""
+        """Remember that a batch with this last LSN ends at ``end``."""
         self._places[after(last_lsn)] = segment, end
         while len(self._places) > PLACES_KEPT:
             del self._places[next(iter(self._places))]

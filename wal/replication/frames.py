@@ -1,10 +1,10 @@
-"""Frames over a connected socket, plain or TLS, by one thread that waits for it, but never longer than it may.
+"""Frames over a connected socket, plain or TLS, read and sent by one thread that blocks, with a deadline for each wait.
 
 Everything here is bounded::
 
-    a frame              by what its reader allows, checked by its prefix, before memory for it is allocated
+    a frame              by its reader's limit, checked against the prefix, before memory for it is allocated
     a buffer             by OWN_BYTES; a longer frame takes the rest from a budget that all connections share
-    waiting              for the next frame, for the rest of one, and for a peer that does not take what it is sent
+    a wait               for the next frame, for the rest of a frame, and for a peer that does not receive
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame, Statu
 from wal.replication.tls import PeerTls
 
 READ_BYTES = 1 << 20
-"""A buffer of this size is what a connection begins with; what it holds at once is synced together."""
+"""First size of a connection's buffer; frames that it holds at the same time are synced together."""
 OWN_BYTES = 2 << 20
-"""And this is what it may always hold: a frame that carries a usual batch."""
+"""Size up to which a buffer takes nothing from the budget: a frame with a usual batch fits."""
 FRAME_TIMEOUT_S = 60.0
-"""A frame is whole within this after its first byte, and a sent frame is received by the peer."""
+"""Deadline for the rest of a frame after its first byte, and for the peer to receive a sent frame."""
 
 
 class ConnectionOverError(LedgerError):
-    """The peer closed, or is silent for too long, or sends more than there is memory for; or this side stops."""
+    """The peer closed, was silent for too long, or sent more than the memory budget allows; or this side stops."""
 
 
 class Budget:
-    """Bytes that several connections may hold together; for any thread."""
+    """Bytes that several connections may hold together; thread-safe."""
 
     def __init__(self, total_bytes: int) -> None:
         self._left_bytes = total_bytes
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Take so many bytes, which are the caller's until given back; False if there are not as many."""
+        """Take so many bytes until ``give_back``; False if fewer are left."""
         with self._lock:
             is_there = size_bytes <= self._left_bytes
             self._left_bytes -= size_bytes if is_there else 0
@@ -55,8 +55,8 @@ class Budget:
 
 
 class FrameSocket:
-    """One connection; belongs to one thread. It takes ``connected`` over, and MUST be closed. Another thread ends all
-    waiting when it shuts a duplicate of the socket down. After a method has raised, nothing more can be read or sent.
+    """One connection; belongs to one thread. It owns ``connected``, and MUST be closed. Another thread ends all waits
+    by shutting down a duplicate of the socket. After a method has raised, no more frames can be read or sent.
     """
 
     def __init__(self, connected: socket.socket, budget: Budget) -> None:
@@ -64,9 +64,9 @@ class FrameSocket:
         self._budget = budget
         self._buffer = bytearray(READ_BYTES)
         self._taken_bytes = 0
-        """Of the budget."""
+        """Bytes taken from the budget."""
         self._at = self._end = 0
-        """What was read and not given out is between these."""
+        """Bytes that were read and not returned yet are between these offsets."""
 
     def close(self) -> None:
         self._budget.give_back(self._taken_bytes)
@@ -76,11 +76,11 @@ class FrameSocket:
     # --- reading ----------------------------------------------------------------------------------
 
     def next(self, idle_s: float, frame_bytes_max: int = FRAME_BYTES_MAX) -> Frame:
-        """The next frame, waited for; its body holds until the next call of this.
+        """Wait for the next frame; its body is valid until the next call.
 
         Raises:
-            InvalidInputError: it is not one, or longer than allowed.
-            ConnectionOverError, OSError: none comes any more, or not in time.
+            InvalidInputError: the bytes are not a frame, or it is longer than allowed.
+            ConnectionOverError, OSError: no frame comes in time, or the connection is over.
         """
         if self._at == self._end:
             self._begin_buffer()
@@ -92,7 +92,7 @@ class FrameSocket:
         return self._take(length)
 
     def more(self) -> Iterator[Frame]:
-        """Frames that have come already, as far as the buffer reaches; raises what ``next`` raises."""
+        """Frames that have arrived already, as far as the buffer reaches; raises what ``next`` raises."""
         with suppress(ConnectionOverError):  # ``next`` finds the connection over, too
             while self._at + (length := self._length_of_next(FRAME_BYTES_MAX)) <= len(self._buffer):
                 if length <= self._end - self._at:
@@ -102,14 +102,14 @@ class FrameSocket:
 
     @property
     def can_stream(self) -> bool:
-        """Whether a stream could receive what comes next: nothing that came is left."""
+        """Whether a stream could receive the next bytes: the connection has no TLS, and the buffer is empty."""
         return not isinstance(self._socket, ssl.SSLSocket) and self._at == self._end
 
     def give_to(self, stream: Stream, idle_s: float) -> None:
-        """Let ``stream`` receive until something comes that it does not handle, which ``next`` gives then.
+        """Let ``stream`` receive until bytes arrive that it does not handle; ``next`` returns these.
 
         Raises:
-            ConnectionOverError, OSError: none comes any more, or not in time; or the peer does not take an answer.
+            ConnectionOverError, OSError: no bytes come in time, the connection is over, or the peer does not receive.
         """
         self._begin_buffer()
         self._end, unsent, is_late = stream.serve(self._socket.fileno(), self._buffer, idle_s, FRAME_TIMEOUT_S)
@@ -122,7 +122,7 @@ class FrameSocket:
         return messages.decode(memoryview(self._buffer)[begin : self._at])
 
     def _length_of_next(self, frame_bytes_max: int) -> int:
-        """Bytes of the next frame; of its prefix, where not even that has come."""
+        """Bytes of the next frame; of its prefix, if that has not arrived yet."""
         if self._end - self._at < PREFIX_BYTES:
             return PREFIX_BYTES
         length = messages.length_of(memoryview(self._buffer)[self._at : self._end])
@@ -131,7 +131,7 @@ class FrameSocket:
         return length
 
     def _begin_buffer(self) -> None:
-        """Start at the front again, since nothing is left; a long buffer is not kept."""
+        """Start at the front of the buffer, which is empty; a long buffer is replaced."""
         self._at = self._end = 0
         if self._taken_bytes:
             self._buffer = bytearray(READ_BYTES)
@@ -139,8 +139,8 @@ class FrameSocket:
             self._taken_bytes = 0
 
     def _make_space(self, length: int) -> None:
-        """Make space in the buffer behind what was read of a frame of this length: up to twice what it holds of it, so
-        a peer gets no memory for bytes that it only announces."""
+        """Make space in the buffer for the rest of a frame of this length. The buffer grows to at most twice the bytes
+        it holds of the frame, so a peer gets no memory for bytes that it only announces."""
         if self._end < len(self._buffer):
             return
         has = self._end - self._at
@@ -155,7 +155,7 @@ class FrameSocket:
         self._buffer, self._at, self._end = buffer, 0, has
 
     def _read(self, deadline_s: float) -> None:
-        """Read what has come, once anything has, but wait no longer than until ``deadline_s``."""
+        """Wait for bytes until ``deadline_s``, and read those that have arrived."""
         with self._waiting(deadline_s):
             count = self._socket.recv_into(memoryview(self._buffer)[self._end :])
         if not count:
@@ -165,10 +165,10 @@ class FrameSocket:
     # --- writing ----------------------------------------------------------------------------------
 
     def send(self, *frames: Frame) -> None:
-        """Send frames, one behind the other.
+        """Send frames, one after the other.
 
         Raises:
-            ConnectionOverError, OSError: the peer does not take them.
+            ConnectionOverError, OSError: the peer does not receive them.
         """
         self._send(b"".join(part for frame in frames for part in messages.encode(frame)))
 
@@ -180,7 +180,7 @@ class FrameSocket:
 
     @contextmanager
     def _waiting(self, deadline_s: float) -> Iterator[None]:
-        """What waits for the peer here does so until this time of the monotonic clock; not at all once it is over.
+        """Socket operations inside wait for the peer until this time of the monotonic clock; not at all after it.
 
         Raises:
             ConnectionOverError: the time is up.
@@ -196,7 +196,7 @@ def open_connection(host: str, port: int, tls: PeerTls | None, timeout_s: float)
     """A connection to the safekeeper there; with ``tls`` its certificate MUST name ``host``.
 
     Raises:
-        OSError: it cannot be made in this time.
+        OSError: it cannot be opened in this time.
     """
     connection = socket.create_connection((host, port), timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -209,11 +209,11 @@ def connect(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> Fram
 
 
 def status(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> StatusReport:
-    """The state of all logs of a safekeeper; each of its answers is waited for so long, and no more are asked for once
-    they took ``FRAME_TIMEOUT_S`` together.
+    """The state of all logs of a safekeeper. Each answer is awaited for ``timeout_s``; no further report is requested
+    after ``FRAME_TIMEOUT_S`` in all.
 
     Raises:
-        InvalidInputError: what answers there is no safekeeper.
+        InvalidInputError: the peer does not answer like a safekeeper.
         ConnectionOverError, OSError: no answer, or not in time.
     """
     wals: list[WalStatus] = []
@@ -235,6 +235,6 @@ def status(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> Statu
 
 
 def unchained_in(wal: WalStatus, wal_id: str, chained_lsn: Lsn) -> int:
-    """How many records of this log are above ``chained_lsn``, what is chained of the log ``wal_id``; none if it is
-    another one."""
+    """How many records of this log are above ``chained_lsn``, the last chained LSN of the log ``wal_id``; 0 if it is
+    another log."""
     return max(0, max(wal.tail.lsn, wal.durable_lsn) - chained_lsn) if wal.wal_id == wal_id else 0

@@ -1,14 +1,14 @@
-"""The logs that a safekeeper keeps: ``<dir>/<node_id>/`` each, opened when first asked for, so many open at once.
+"""The logs that a safekeeper keeps: ``<dir>/<node_id>/`` each, opened on first use, with a bound on open logs.
 
-A log is opened by recovering it. If an operation on its files fails, the log is closed as it is, never used further,
-and opened again when it is next asked for; if that fails, too, the caller gets the reason, and the next may try again.
+Opening a log recovers it. If an operation on its files fails, the log is closed as it is, and opened again on the next
+use. If that fails, too, the caller gets the reason, and the next caller may retry.
 
-The file ``committed`` beside a log says how far the member knows it to be committed. Format, big-endian::
+The file ``committed`` beside a log has the highest LSN that the member knows to be committed. Format, big-endian::
 
     wal_id 16 B | committed_lsn u64 | crc32 u32 over both
 
-It is written over and over without a sync, so no answer waits for it, and outlives the process that is killed. The
-control file has the position durably some seconds later. One that is damaged, or of another WAL, says nothing.
+It is overwritten without a sync, so no answer waits for it, and it survives a kill of the process. The control file has
+the position durably some seconds later. A file that is damaged, or of another WAL, is ignored.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from wal.segment import Segment, list_segments
 LOGS_MAX = 4096
 """Nodes whose logs one safekeeper keeps."""
 LOGS_OPEN_MAX = 256
-"""How many of them are open at once; each has some descriptors."""
+"""How many of them are open at the same time; each has some descriptors."""
 STATUS_WAIT_S = 0.2
 RECOVERY_SHARE_MAX = 0.1
-"""Nodes ask for a damaged log again and again: reading it for them takes no more than this part of the time."""
+"""Nodes request a damaged log repeatedly: recovery attempts take at most this part of the time."""
 
 NOTE_NAME = "committed"
 NOTE_BYTES = WAL_ID_BYTES + 8 + 4
@@ -54,9 +54,9 @@ _is_node_id = re.compile(names.NODE_ID).fullmatch
 
 
 class CommitNote:
-    """The note in ``folder`` on the WAL of this id, which MUST be closed again. ``lsn`` is what it says.
+    """The file ``committed`` in ``folder``, for the WAL of this id; it MUST be closed. ``lsn`` is its position.
 
-    ``descriptor`` is of the file, for C, which writes the same.
+    ``descriptor`` is that of the file, for C, which writes the same bytes.
 
     Raises:
         OSError: it cannot be opened.
@@ -88,7 +88,7 @@ class CommitNote:
 
 
 class OpenLog(NamedTuple):
-    """A log that is open: its files, the rules over them, and the note of what is committed."""
+    """A log that is open: its files, the rules over them, and the note of the committed position."""
 
     log: FileLog
     acceptor: Acceptor
@@ -96,35 +96,35 @@ class OpenLog(NamedTuple):
 
 
 class KeptLog:
-    """The log of one node. A caller of any method but ``status`` MUST hold it ``locked``, for no longer than files
-    take: never while waiting for a peer.
+    """The log of one node. A caller of any method but ``status`` MUST hold it ``locked``, for no longer than file
+    operations take: never while waiting for a peer.
 
-    It may be lent to a ``Stream``, which continues it while nobody has it locked.
+    It may be lent to a ``Stream``, which continues it while no thread has it locked.
     """
 
     def __init__(self, folder: Path, region: str, report: Report, is_archived: bool) -> None:
         self.node_id = folder.name
         self.folder = folder
         self.users = 0
-        """Conversations about it; counted by ``KeptLogs``."""
+        """Number of conversations about it; updated by ``KeptLogs``."""
         self.archived_lsn = BEFORE_FIRST if is_archived else None
-        """All that is held here up to this is in the archive; None without an archive."""
+        """All records of this copy up to here are in the archive; None without an archive."""
         self.archive_fault = ""
-        """Why a segment of it could not be archived, empty once it was; set by the archiver."""
+        """Why a segment could not be archived; empty after success. Set by the archiver."""
         self.opened: OpenLog | None = None
         self._region = region
         self._report = report
         self._lock = threading.Lock()
         self._failure = ""
         self._damage: tuple[WalCorruptError, frozenset[tuple[str, int, int]], float] | None = None
-        """What the last recovery found, and in which files: they are not read again before that time of the monotonic
-        clock unless they change."""
+        """The damage that the last recovery found, and the files. They are not read again before this time of the
+        monotonic clock unless they change."""
         self._lent_to: Stream | None = None
 
     @contextmanager
     def locked(self, timeout_s: float = -1) -> Iterator[bool]:
-        """Holds the lock of the log, once it is taken back from the stream that it is lent to; False if that took
-        longer than ``timeout_s``, unless this is below 0."""
+        """Holds the lock of the log, and takes the log back from a stream first; False if that took longer than
+        ``timeout_s``, unless this is below 0."""
         ends_s = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             yield False
@@ -135,7 +135,7 @@ class KeptLog:
             self._lock.release()
 
     def open(self, wal_id: str) -> OpenLog | None:
-        """Open the log; None if nothing is held, and ``wal_id`` is empty.
+        """Open the log; None if there is no copy and ``wal_id`` is empty.
 
         Raises:
             OSError, WalError: it cannot be opened now.
@@ -169,12 +169,12 @@ class KeptLog:
         return opened
 
     def fail(self, error: BaseException, event: str = "wal_sync_failure") -> None:
-        """An operation on its files failed: close them as they are, recovery decides what of them counts."""
+        """An operation on its files failed: close them as they are. Recovery decides which records are kept."""
         self._note_failure(event, error)
         self._abandon()
 
     def copy(self) -> LogCopy | None:
-        """Its files as they can be scrubbed; None while it is not open."""
+        """Its files, for scrubbing; None while it is not open."""
         if self.opened is None:
             return None
         log = self.opened.log
@@ -185,20 +185,20 @@ class KeptLog:
 
     def scrubbed(self, segment: Segment) -> None:
         """A segment was found damaged. It is read once more under the lock, as it may have been cut or removed
-        meanwhile. A damaged log is closed, and no vote counts on it until it is repaired."""
+        meanwhile. A damaged log is closed, and does not vote until it is repaired."""
         copy = self.copy()
         segments = list_segments(self.folder)
         if copy is None or self.opened is None or segment not in segments:
             return
         follower = next((each for each in segments if each > segment), None)
         if (error := check_segment(copy, segment, follower)) is not None:
-            # What was acknowledged is known to be durable then: recovery takes damage to it for no torn tail.
+            # Acknowledged records are then known to be durable: recovery does not take damage to them for a torn tail.
             with suppress(OSError, WalError):
                 _store_progress(self.opened)
             self.fail(error, "wal_scrub_damage")
 
     def lend(self, stream: Stream, run: str) -> bool:
-        """Let ``stream`` continue the log once the lock is released, for Appends of this run; False if it cannot."""
+        """Let ``stream`` continue the log for Appends of this run once the lock is released; False if it cannot."""
         if self.opened is None:
             return False
         log, acceptor, note = self.opened
@@ -220,7 +220,7 @@ class KeptLog:
         return True
 
     def _take_back(self, timeout_s: float) -> bool:
-        """Have the log here again, within so many seconds if that is not below 0; a fault fails it."""
+        """Take the log back from the stream, within ``timeout_s`` unless that is below 0; a fault fails the log."""
         if self._lent_to is None or self.opened is None:
             return True
         log, acceptor, note = self.opened
@@ -240,8 +240,8 @@ class KeptLog:
         return True
 
     def tend(self) -> None:
-        """Store the durable and committed positions in the control file, so that a log that lost such records is not
-        opened and does not vote; and remove the segments that are no longer needed. A fault fails the log."""
+        """Store the durable and committed positions in the control file, and remove segments that are no longer needed.
+        A log that lost records below these positions is not opened, and does not vote. A fault fails the log."""
         if self.opened is None:
             return
         try:
@@ -254,7 +254,7 @@ class KeptLog:
             self.fail(error)
 
     def close(self) -> None:
-        """Close the files, all of which is synced."""
+        """Sync and close the files."""
         self.tend()
         if self.opened is None:
             return
@@ -265,7 +265,7 @@ class KeptLog:
         self._abandon()
 
     def status(self) -> WalStatus:
-        """Its state; waits for the lock, but not for long: a recovery, or a disk that does not answer, may hold it.
+        """Its state. Waits briefly for the lock, as a recovery, or a disk that does not answer, may hold it.
 
         Raises:
             OSError: its files cannot be read.
@@ -293,7 +293,7 @@ class KeptLog:
             )
 
     def _status_closed(self) -> WalStatus:
-        """What the control file says."""
+        """The state of a closed log, from its control file."""
         control, failure = None, self._failure
         try:
             control = control_file.load(self.folder)
@@ -317,12 +317,12 @@ class KeptLog:
         )
 
     def fault_of(self, error: BaseException) -> str:
-        """What went wrong with the log, and what to do about it at a safekeeper."""
+        """The fault of the log, and the remedy at a safekeeper."""
         return f"{error.damage}. {self.remedy()}" if isinstance(error, WalFilesError) else str(error)
 
     def remedy(self) -> str:
-        """What to do if the files of this log are damaged: its promises are lost with them, so it begins again as a new
-        member."""
+        """The remedy for damaged files of this log: its promises are lost with them, so the copy must start again as a
+        new member."""
         return (
             f"This safekeeper cannot keep the log of node {self.node_id}: stop this safekeeper, remove the folder "
             f"{self.folder}, start it again, and the node sends it the log. Never bring an old copy of the folder "
@@ -337,7 +337,7 @@ class KeptLog:
             self.opened = None
 
     def _note_failure(self, event: str, error: BaseException) -> None:
-        """Keep the fault, and report it unless it is the one that was reported last."""
+        """Keep the fault, and report it unless it is the last reported one."""
         is_news, self._failure = self.fault_of(error) != self._failure, self.fault_of(error)
         if is_news:
             self._report_event(event, {"error": self._failure, "folder": str(self.folder)})
@@ -347,10 +347,10 @@ class KeptLog:
 
 
 def _note_of(log: FileLog, folder: Path) -> CommitNote:
-    """The note beside an open log; the control file gets what a process that was killed had noted as committed.
+    """The note beside an open log; a position that a killed process noted as committed goes into the control file.
 
     Raises:
-        OSError: it cannot be read, or the control file not be written; the log is closed then.
+        OSError: the note cannot be read, or the control file cannot be written; the log is closed then.
     """
     with ExitStack() as opened:
         opened.callback(log.abandon)
@@ -363,19 +363,19 @@ def _note_of(log: FileLog, folder: Path) -> CommitNote:
 
 
 def _store_progress(opened: OpenLog) -> None:
-    """Store in the control file what is durable and committed."""
+    """Store the durable and committed positions in the control file."""
     log, committed_lsn = opened.log, opened.acceptor.committed_lsn
     if (log.control.durable_lsn, log.control.committed_lsn) != (log.durable_lsn, committed_lsn):
         log.store(log.control._replace(committed_lsn=committed_lsn))
 
 
 class KeptLogs:
-    """All logs below ``folder``; for any thread."""
+    """All logs below ``folder``; thread-safe."""
 
     def __init__(self, folder: Path, region: str, report: Report, *, is_archived: bool) -> None:
         self._folder, self._region, self._report, self._is_archived = folder, region, report, is_archived
         self._lock = threading.Lock()
-        """Guards what follows. A thread that holds it never waits for the lock of a log."""
+        """Guards the attributes below. A thread that holds it never waits for the lock of a log."""
         self._logs: dict[str, KeptLog] = {}
         """By node, the least recently used first."""
         for found in sorted(folder.iterdir()):
@@ -403,14 +403,14 @@ class KeptLogs:
         return kept
 
     def release(self, kept: KeptLog) -> None:
-        """It is not used any more, by this caller."""
+        """The caller no longer uses the log."""
         with self._lock:
             kept.users -= 1
             if not kept.users and not kept.folder.is_dir():
                 del self._logs[kept.node_id]
 
     def all(self) -> list[KeptLog]:
-        """Those that are known, in the order of their nodes."""
+        """All known logs, in the order of their nodes."""
         with self._lock:
             return [self._logs[node_id] for node_id in sorted(self._logs)]
 
@@ -421,7 +421,7 @@ class KeptLogs:
                 kept.close()
 
     def _close_unused(self) -> None:
-        """Close the least recently used, if too many are open."""
+        """Close the least recently used logs if too many are open."""
         with self._lock:
             opened = [kept for kept in self._logs.values() if kept.opened is not None]
             unused = [kept for kept in opened if not kept.users][: max(0, len(opened) + 1 - LOGS_OPEN_MAX)]
@@ -432,7 +432,7 @@ class KeptLogs:
 
 
 def _files_in(folder: Path) -> frozenset[tuple[str, int, int]]:
-    """Name, size and time of each file of a folder, without those that are removed meanwhile."""
+    """Name, size and time of each file of a folder, except files removed meanwhile."""
     found = set()
     with os.scandir(folder) as entries:
         for entry in entries:

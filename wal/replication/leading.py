@@ -1,7 +1,7 @@
-"""A node and the members of its quorum, over the network: to become the writer of its log, and to be it.
+"""A node and the members of its quorum, over the network: the node becomes the writer of its log, and then writes it.
 
-``elect`` blocks until an election ended, ``carry_out`` until the node's own copy is the log that counts. ``Shipper`` is
-a thread that sends the members every batch that the node writes, and reports to the node what is committed.
+``elect`` blocks until an election has ended, ``carry_out`` until the node's own copy is the elected log. ``Shipper`` is
+a thread that sends the members every batch that the node writes, and reports the committed position to the node.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from wal.replication.wires import Connected, Event, Lost, Received, Wires
 from wal.scrub import Report
 
 CHECK_INTERVAL_S = 0.25
-"""How often a thread that waits for a member checks whether the log is still to be written."""
+"""How often a thread that waits for a member checks whether the start was given up."""
 SHIPPED_MEMBERS_MAX = 16
-"""With more of them, Python does all."""
+"""With more following members, Python does all shipping."""
 BEATS_A_TIMEOUT = 3
 """Heartbeats, with the committed position, in each ``timeout_s``."""
 
 
 @dataclass(frozen=True)
 class Members:
-    """Where the members are, by address their region; how to connect to them, and the id of this run of the node.
+    """The region of each member by address, how to connect to the members, and the id of this run of the node.
 
-    One that sends nothing for ``timeout_s`` seconds is lost; an election waits as long for their answers.
+    A member that sends nothing for ``timeout_s`` seconds is lost; an election waits as long for answers.
     """
 
     addresses: Mapping[str, str]
@@ -44,18 +44,18 @@ class Members:
     timeout_s: float = 5.0
     tls: PeerTls | None = None
     given_up: threading.Event = field(default_factory=threading.Event)
-    """Set once the log is not to be written any more: then an election, or a wait for a member, fails."""
+    """Set if the node no longer wants to write the log: then an election, or a wait for a member, fails."""
 
 
 def elect(members: Members, election: Election) -> Plan:
-    """Have ``election`` decided by those members that answer in time.
+    """Run ``election`` with the members that answer in time.
 
     Raises:
         WalError: there is no quorum, or another proposer was faster.
     """
     ends_s = time.monotonic() + members.timeout_s
     faults: dict[str, str] = {}
-    """Why a member does not answer as it should, by address."""
+    """By address, why a member refused or was not reached."""
     with closing(Wires(members.addresses, members.tls, members.timeout_s)) as wires:
         for events in _events(members, wires, ends_s):
             for event in events:
@@ -71,8 +71,8 @@ def elect(members: Members, election: Election) -> Plan:
 
 
 def _requests(election: Election, event: Event, faults: dict[str, str]) -> Requests:
-    """The requests that follow from ``event``. ``faults`` keeps what a member refused, or why it is not reached; a
-    refusal says more than the disconnection behind it."""
+    """The requests that follow from ``event``. ``faults`` keeps why a member refused or was not reached; a refusal is
+    not replaced by the disconnection after it, which says less."""
     match event:
         case Connected(address):
             return election.connected(address)
@@ -87,10 +87,10 @@ def _requests(election: Election, event: Event, faults: dict[str, str]) -> Reque
 
 
 def carry_out(members: Members, plan: Plan, log: FileLog) -> None:
-    """Bring ``log`` into the state that ``plan`` says, with what its donor gives.
+    """Carry out ``plan`` on ``log``, with the records of the donor.
 
     Raises:
-        WalError: the donor went away, or gave what was not promised: elect again.
+        WalError: the donor was lost, or sent other records than promised: elect again.
         OSError: the own copy cannot be written.
     """
     steps = follow(plan, log)
@@ -117,10 +117,10 @@ def carry_out(members: Members, plan: Plan, log: FileLog) -> None:
 
 
 def _events(members: Members, wires: Wires, ends_s: float = float("inf")) -> Iterator[list[Event]]:
-    """What happens on the connections, until this time of the monotonic clock.
+    """Events of the connections, until ``ends_s`` of the monotonic clock.
 
     Raises:
-        WalError: the log is not to be written any more.
+        WalError: the start was given up.
     """
     while (left_s := ends_s - time.monotonic()) > 0:
         if members.given_up.is_set():
@@ -132,19 +132,19 @@ def _events(members: Members, wires: Wires, ends_s: float = float("inf")) -> Ite
 class Shipper:
     """The thread that leads the members through an epoch, with a ``proposer`` that no other thread uses.
 
-    The ``writer`` of the log writes to ``wake_fd`` when it has written or synced something. ``make`` builds the
-    proposer, with ``send`` and ``drop`` of the shipper, and what ``tail`` reads. The shipper calls, on its own thread,
-    which they must not block::
+    The ``writer`` of the log writes to ``wake_fd`` when it has written or synced a batch. ``make`` builds the proposer,
+    with ``send`` and ``drop`` of the shipper, and ``tail`` to read from. The shipper calls these callbacks on its own
+    thread; they MUST NOT block::
 
         on_reached(committed_lsn, region_lsns)    more is committed, or held in a region
         on_acknowledged(seconds)                  a member acknowledged a batch so long after it was written here
-        on_over(error)                            once: nothing more can be committed, since another writer took over,
+        on_over(error)                            once: no more can be committed, since another writer took over,
                                                   or the log cannot be read
-        report(event, facts)                      once for each change: a member is lost, is back, refuses what it was
-                                                  sent, lags behind; a quorum is lost, is back
+        report(event, facts)                      once for each change: a member is lost, is back, refuses a message,
+                                                  or lags; a quorum is lost, is back
 
-    While all members that follow have been sent all of the log, over plain connections, C ships batches and receives
-    Acks without the interpreter's lock (``wal/_shipping.h``), until the proposer has something to decide.
+    If all following members have been sent all of the log, over plain connections, C ships batches and receives Acks
+    without the interpreter's lock (``wal/_shipping.h``), until the proposer has to decide something.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Shipper:
         self._lag_threshold = lag_threshold
         self._keeps_damaged = keeps_damaged
         self._held_lsn = BEFORE_FIRST
-        """What enough members and the own log held when C shipped that."""
+        """LSN that enough members and the own log held after the last shipping in C."""
         self._wires = Wires(members.addresses, members.tls, members.timeout_s)
         self.wake_fd = self._wires.wake_fd
         self._writer: GroupCommit | None = None
@@ -181,7 +181,7 @@ class Shipper:
         self._thread = threading.Thread(target=self._run, name="wal-shipper", daemon=True)
 
     def start(self, writer: GroupCommit) -> None:
-        """Ship what ``writer`` writes, all of which is of this epoch."""
+        """Ship the batches of ``writer``, all of which are of this epoch."""
         self._writer = writer
         self._thread.start()
 
@@ -189,8 +189,8 @@ class Shipper:
         self._wires.send(address, frame)
 
     def drop(self, address: str, reason: str, dropped: Dropped) -> None:
-        """Connect to the member again after a pause; never again if what it lacks is damaged in the own log, unless
-        ``keeps_damaged``."""
+        """Close the connection and connect again after a pause; never again if the batches that the member lacks are
+        damaged in the own log, unless ``keeps_damaged``."""
         link = self.proposer.links[address]
         if link.fault != reason:
             self._report("wal_replication_append_reject", {"member": address, "error": reason})
@@ -200,15 +200,15 @@ class Shipper:
         self._wires.close_one(address, reason, is_last=is_last)
 
     def reports(self) -> list[Link]:
-        """How each member follows, as of now; from any thread."""
+        """The current state of each member; thread-safe."""
         durable_lsn = self.proposer.durable_lsn
         return [
             replace(link, lag_lsn=max(0, durable_lsn - link.replicated_lsn)) for link in self.proposer.links.values()
         ]
 
     def close(self, timeout_s: float) -> None:
-        """Close all connections, once members were sent what is there; and ``wake_fd``, unless the writer hangs, and
-        may write to it yet."""
+        """Send the members the rest, and close all connections; also ``wake_fd``, unless the writer hangs and may still
+        write to it."""
         self._is_closing = True
         self._wires.wake()
         if self._thread.ident is not None:
@@ -251,8 +251,8 @@ class Shipper:
             self.tail.close()
 
     def _ship(self, wait_s: float) -> bool | None:
-        """Have C ship batches and receive Acks for so long, and take these in: whether Python is needed then; None, and
-        nothing was done, if Python is to do that."""
+        """Ship batches and receive Acks in C for up to ``wait_s``, and handle the Acks; returns whether Python is
+        needed then. None, and nothing was done, if Python must ship."""
         assert self._writer is not None
         ship, proposer = self._writer.ship, self.proposer
         in_step = proposer.in_step() if ship is not None else None
@@ -303,7 +303,7 @@ class Shipper:
         timed_since_s: float,
         took_s: float,
     ) -> None:
-        """Handle what a member answered while C shipped: the fields are those of ``Ship``."""
+        """Handle the answers of a member while C shipped: the fields are those of ``Ship``."""
         link.timed_lsn, link.timed_since_s = timed_lsn, timed_since_s
         if took_s >= 0:
             self._on_acknowledged(took_s)
@@ -338,20 +338,20 @@ class Shipper:
                     self._shorten_pause(link)
 
     def _count_damaged(self, link: Link) -> None:
-        """A frame to or from the member arrived damaged: what it carried is read from the log again."""
+        """A frame to or from the member arrived damaged: its batches are read from the log again."""
         link.damaged_frames += 1
         link.damaged_behind_lsn = link.replicated_lsn
         self.tail.read_again()
 
     def _shorten_pause(self, link: Link) -> None:
-        """The member follows: the pause before the next connection begins again, unless frames arrive damaged."""
+        """The member follows: reset the pause before the next connection, unless frames arrive damaged."""
         if link.damaged_behind_lsn is None or link.replicated_lsn > link.damaged_behind_lsn:
             link.damaged_behind_lsn = None
             self._wires.settled(link.address)
 
     def _report_reached(self, before: tuple[Lsn, Mapping[str, Lsn]]) -> tuple[Lsn, Mapping[str, Lsn]]:
-        """Report what is committed and what each region holds, if that is more than before; writers that wait for what
-        is committed now are about to append again."""
+        """Report the committed position and that of each region, if one rose; writers that waited for the commit are
+        about to append again."""
         reached = self.proposer.committed_lsn, self.proposer.region_lsns()
         if reached != before:
             if self._writer is not None and self.proposer.configuration.is_quorum:
@@ -360,7 +360,7 @@ class Shipper:
         return reached
 
     def _take_written(self) -> bool:
-        """Ship what was written since the last time; whether more is durable."""
+        """Ship the batches written since the last call; returns whether more is durable."""
         assert self._writer is not None
         durable_lsn, written_lsn = self._writer.durable_lsn, self._writer.written_lsn  # in this order: it is not less
         if written_lsn > self.proposer.written_lsn:

@@ -4,11 +4,11 @@ A frame::
 
     length u32 | crc32 u32 | kind u8 | head length u32 | head | body
 
-``length`` counts the bytes behind it, ``crc32`` (zlib) covers those behind itself. ``head`` is the fields of the
-message in MessagePack, in order; ``body`` is WAL batches as they are in a segment, in the messages that carry any.
+``length`` is the number of bytes after it, ``crc32`` (zlib) covers those after itself. ``head`` is the fields of the
+message in MessagePack, in order; ``body`` is WAL batches, encoded as in a segment, if the message carries any.
 
-A request gets one answer, in order; but one Ack may answer several Appends. The answer to what a rule forbids is
-Refusal; then nothing of the request was kept.
+A request gets one answer, in order; but one Ack may answer several Appends. A request that a rule forbids is answered
+with Refusal; then nothing of it was kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wal.replication.configuration import NO_MEMBERS, Configuration
 
 PROTOCOL_VERSION = 1
 HEAD_BYTES_MAX = 1 << 16
-"""No message has more beside its batches."""
+"""No message has a longer head."""
 FRAME_BYTES_MAX = (64 << 20) + HEAD_BYTES_MAX
 """No frame is longer: one batch of the largest size, and its head."""
 NAME_CHARACTERS_MAX = 64
@@ -35,36 +35,36 @@ _Epoch = Annotated[Epoch, msgspec.Meta(ge=0, le=LSN_LIMIT)]
 _Lsn = Annotated[Lsn, msgspec.Meta(ge=0, le=LSN_LIMIT)]
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 _Id = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
-"""32 hex digits, or none."""
+"""32 hex digits, or empty."""
 _PREFIX = struct.Struct(">II")
 _HEAD = struct.Struct(">BI")
 PREFIX_BYTES = _PREFIX.size
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Where a log ends: the epoch that wrote its last record, and that record's LSN. The higher is the better log."""
+    """The end of a log: the epoch of its last record, and that record's LSN. The log with the higher one is better."""
 
     epoch: _Epoch
     lsn: _Lsn
 
 
 EMPTY = Position(NO_EPOCH, BEFORE_FIRST)
-"""Where a log ends that holds nothing."""
+"""The end of an empty log."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of all."""
+    """Base of all messages."""
 
 
 class OfEpoch(Message, frozen=True, array_like=True):
-    """Base of those that belong to one epoch of a log, which is their first field."""
+    """Base of messages about one epoch of a log, which is their first field."""
 
     epoch: _Epoch
 
 
 class Greet(Message, frozen=True, array_like=True):
-    """A proposer begins a conversation about one log. ``wal_id`` is empty if it holds none of it; ``run`` is random, 32
-    hex digits, and the same for as long as this proposer lives."""
+    """A proposer starts a conversation about one log. ``wal_id`` is empty if the proposer has no copy; ``run`` is
+    random, 32 hex digits, and constant for the life of the proposer."""
 
     node_id: _Name
     wal_id: _Id
@@ -73,7 +73,7 @@ class Greet(Message, frozen=True, array_like=True):
 
 
 class Greeting(Message, frozen=True, array_like=True):
-    """Which member answers, and what it holds. ``wal_id`` is empty while it holds nothing."""
+    """The id of the member, and what its log holds. ``wal_id`` is empty if the member has no copy."""
 
     member_id: _Id
     region: _Name
@@ -92,7 +92,7 @@ class Prepare(OfEpoch, frozen=True, array_like=True):
 
 
 class Promise(OfEpoch, frozen=True, array_like=True):
-    """Nothing of a lower epoch will be accepted. What the log holds now: its first LSN, its end, its history."""
+    """The member accepts nothing of a lower epoch any more. It reports the log's first LSN, end and history."""
 
     first_lsn: _Lsn
     tail: Position
@@ -102,22 +102,23 @@ class Promise(OfEpoch, frozen=True, array_like=True):
 
 
 class Elected(OfEpoch, frozen=True, array_like=True):
-    """A majority promised. ``history`` is that of the log that counts, ``epoch`` its last; ``first_lsn`` is the oldest
-    record that the proposer can still give."""
+    """A majority promised. ``history`` is that of the elected log and ends with ``epoch``; ``first_lsn`` is the oldest
+    record that the proposer can still send."""
 
     first_lsn: _Lsn
     history: tuple[EpochStart, ...]
 
 
 class Ready(OfEpoch, frozen=True, array_like=True):
-    """The history is applied, durably; the log continues behind ``tail``."""
+    """The history is applied, durably; the log continues after ``tail``."""
 
     tail: Position
 
 
 class Append(OfEpoch, frozen=True, array_like=True):
-    """Batches behind ``previous``, all written in ``written_in``; ``committed_lsn`` is what the proposer knows to be
-    committed; the log up to ``settled_lsn`` will not be needed again. Without batches it reports these two alone."""
+    """Batches after ``previous``, all written in ``written_in``. The proposer knows that all up to
+    ``committed_lsn`` is committed, and that the log up to ``settled_lsn`` is no longer needed. Without batches it only
+    reports these two."""
 
     previous: Position
     written_in: _Epoch
@@ -132,14 +133,14 @@ class Ack(OfEpoch, frozen=True, array_like=True):
 
 
 class Fetch(Message, frozen=True, array_like=True):
-    """Asks for the records from ``from_lsn`` on, about ``bytes_max`` of them."""
+    """Requests the records from ``from_lsn`` on, about ``bytes_max`` bytes of them."""
 
     from_lsn: _Lsn
     bytes_max: int
 
 
 class Batches(Message, frozen=True, array_like=True):
-    """Batches of one epoch behind ``previous``; none at the end of the log."""
+    """Batches of one epoch after ``previous``; none at the end of the log."""
 
     previous: Position
     written_in: _Epoch
@@ -167,7 +168,7 @@ class Refusal(Message, frozen=True, array_like=True):
 
 
 class Status(Message, frozen=True, array_like=True):
-    """Asks for the state of all logs kept, from the node behind ``after_node_id`` on; about no log in particular."""
+    """Requests the state of the logs of all nodes after ``after_node_id``; belongs to no log."""
 
     after_node_id: _Name = ""
 
@@ -175,11 +176,11 @@ class Status(Message, frozen=True, array_like=True):
 class WalStatus(msgspec.Struct, frozen=True, array_like=True):
     """The state of one log. ``state`` is ``open``, ``closed``, ``failed`` with the reason in ``detail``, or ``busy``
     while it is recovered or its disk does not answer; then nothing else is reported. The positions of a log that is not
-    open are those of its control file, which have been reached at least.
+    open are those of its control file, which are lower bounds.
 
-    ``tail`` is what was received, ``lastReplicatedLsn``; ``archived_lsn`` is 0 where nothing is archived, and
-    ``archive_fault`` says why archiving fails now, empty while it does not. ``scrubbed_s`` is when all of the log had
-    been read again, in seconds since 1970, 0 where it was not yet.
+    ``tail`` is the end of the received log, ``lastReplicatedLsn``. ``archived_lsn`` is 0 if nothing is archived.
+    ``archive_fault`` is the reason why archiving fails now; empty if it does not. ``scrubbed_s`` is the end of the last
+    complete scrub of the log, in seconds since 1970; 0 before the first.
     """
 
     node_id: str
@@ -201,7 +202,7 @@ class WalStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StatusReport(Message, frozen=True, array_like=True):
-    """Logs in the order of their nodes; with ``more`` there are others behind the last."""
+    """Logs in the order of their nodes; with ``more`` there are others after the last."""
 
     region: str
     wals: tuple[WalStatus, ...]
@@ -225,12 +226,12 @@ Reason = Literal[
 
 fenced          another proposer was promised a higher epoch, or the same
 not-elected     the history of this epoch was not applied yet
-does-not-fit    the batch is not the one behind the end of the log
-damaged         bytes are not what they should be
+does-not-fit    the batch does not follow the end of the log
+damaged         a check of the received bytes failed
 other-wal       the log kept here is another one
 other-members   a newer list of members is known here
-committed       it would undo what is known to be committed
-not-here        the records asked for are not held
+committed       it would undo records known to be committed
+not-here        the requested records are not held
 unreadable      the message cannot be read, or does not fit the conversation
 forbidden       the certificate does not name this log
 unavailable     the log cannot be kept or read just now: disk, or too many logs
@@ -253,21 +254,21 @@ _KINDS: tuple[type[Message], ...] = (
     Status,
     StatusReport,
 )
-"""The place of a message in this list is its kind on the wire, from 1 on: never reorder it."""
+"""The place of a message in this list, counted from 1, is its kind on the wire: never reorder the list."""
 _KIND_OF = {message: kind for kind, message in enumerate(_KINDS, 1)}
 _DECODERS = {kind: msgspec.msgpack.Decoder(message) for message, kind in _KIND_OF.items()}
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A message and the batches it carries."""
+    """A message and its batches."""
 
     message: Message
     body: bytes | memoryview = b""
 
 
 def encode(frame: Frame) -> tuple[bytes, bytes | memoryview]:
-    """The frame's beginning and its body: the body is not copied."""
+    """Prefix and head of the frame, and its body, which is not copied."""
     head = _encode(frame.message)
     inner = _HEAD.pack(_KIND_OF[type(frame.message)], len(head)) + head
     crc = crc32(frame.body, crc32(inner))
@@ -287,10 +288,10 @@ def length_of(prefix: bytes | memoryview) -> int:
 
 
 def decode(data: bytes | memoryview) -> Frame:
-    """The frame that ``data`` is, all of it. Its body is a view of ``data``.
+    """Decode ``data``, which is exactly one frame. The frame's body is a view of ``data``.
 
     Raises:
-        InvalidInputError: says what is wrong with it.
+        InvalidInputError: a check failed; the text has the reason.
     """
     view = memoryview(data)
     _, crc = _PREFIX.unpack_from(view)

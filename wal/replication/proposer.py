@@ -1,12 +1,12 @@
-"""Writing a log in the epoch that was won: every batch to every member, and what of it is committed.
+"""Writes a log in an epoch that was won: sends every batch to every member, and decides which records are committed.
 
-Pure: it is called with what was written here and what members answer, and passes messages to ``send`` at once. Each
-member gets the history first, then the batches that it lacks, as they are in the log; many are under way to one member,
-and a slow one slows no other. After a lost connection a member is sent what it lacks by its own answer.
+Pure: it is called with positions written here and with answers of members, and passes messages to ``send`` at once.
+Each member gets the history first, then the batches that it lacks, unchanged from the log. Many batches are under way
+to one member, and a slow member slows no other. After a lost connection a member's answer shows which batches it lacks.
 
-``committed_lsn`` rises to what a majority of the voters holds and the node's own log has synced, once that is a record
-of this epoch. With REPLICATED_ALL every member must hold it. If members only keep copies, it is the node's own
-``durable_lsn``.
+``committed_lsn`` rises to the highest LSN that a majority of the voters holds and the node's own log has synced, once
+that is a record of this epoch. With REPLICATED_ALL every member must hold it. If members only keep copies, it is the
+node's own ``durable_lsn``.
 """
 
 from __future__ import annotations
@@ -40,63 +40,63 @@ from wal.replication.messages import (
 )
 
 UNDER_WAY_BYTES_MAX = 8 << 20
-"""What is under way to one member; it asks for more by acknowledging."""
+"""Bound on the bytes under way to one member; an acknowledgement makes space for more."""
 CHUNK_BYTES = 1 << 20
-"""About what one Append carries of the log."""
+"""About so many bytes of the log are in one Append."""
 WHEN_DAMAGED_AT_REST = "docs/replication-runbook.md says what to do (A log is damaged)"
 
 
 Dropped = Literal["refused", "damaged-on-the-way", "damaged-at-rest"]
-"""Why the connection to a member is given up:
+"""Why the connection to a member is closed:
 
-refused               the member refused a message, or answered what was not asked for
-damaged-on-the-way    it received damaged bytes; the node's log is read again, and what is whole there is sent again
-damaged-at-rest       what it lacks is damaged in the node's own log
+refused               the member refused a message, or sent an unexpected answer
+damaged-on-the-way    it received damaged bytes; they are read from the node's log again, and sent again if sound
+damaged-at-rest       the batches that it lacks are damaged in the node's own log
 """
 
 
 @dataclass(slots=True)
 class Link:
-    """What is known of the member at one address. From ``fault`` on it is the shipper's."""
+    """The state of the member at one address. The shipper sets ``fault`` and the fields after it."""
 
     address: str
     region: str
     member_id: str = ""
     is_connected: bool = False
     is_streaming: bool = False
-    """It follows: it has applied the history, and is sent what it lacks."""
+    """It follows: it has applied the history, and is sent the batches that it lacks."""
     sent: Position = EMPTY
-    """Behind this goes the next batch."""
+    """The next batch follows this position."""
     replicated_lsn: Lsn = BEFORE_FIRST
-    """What the member acknowledged in this epoch; it holds that also while it cannot be reached."""
+    """The highest LSN that the member acknowledged in this epoch; kept while it cannot be reached."""
     under_way: int = 0
     """Bytes sent and not acknowledged."""
     under_way_ends: deque[tuple[Lsn, int]] = field(default_factory=deque)
-    """By batch, the last LSN and the bytes."""
+    """Last LSN and bytes of each batch under way."""
     sent_records: int = 0
     sent_bytes: int = 0
-    """Of records, over all connections of this process."""
+    """Bytes of records, over all connections of this process."""
     fault: str | None = None
-    """Why the member does not follow, None when it does."""
+    """Why the member does not follow; None if it does."""
     damaged_frames: int = 0
-    """To or from the member, that arrived damaged."""
+    """Number of frames to or from the member that arrived damaged."""
     damaged_behind_lsn: Lsn | None = None
-    """``replicated_lsn`` when a frame arrived damaged: the pauses between connections grow until it has risen."""
+    """``replicated_lsn`` when a frame arrived damaged: the pauses between connections grow until it rises."""
     timed_lsn: Lsn = BEFORE_FIRST
     timed_since_s: float = 0.0
-    """A record whose acknowledgement is timed, and since when by the monotonic clock; one at a time."""
+    """LSN whose acknowledgement is timed, and since when by the monotonic clock; one at a time."""
     is_lagging: bool = False
     lag_lsn: int = 0
-    """Only in a report: durable records that the member has not acknowledged."""
+    """Durable records that the member has not acknowledged; set only in a report."""
 
 
 class Proposer:
-    """The one writer of ``epoch``.
+    """The only writer of ``epoch``.
 
-    ``history`` ends with this epoch and its first LSN; ``read(from_lsn, upto_lsn, bytes_max)`` gives what was written
-    of the own log; ``oldest_lsn()`` its oldest record. ``addresses`` has the region of each.
+    ``history`` ends with this epoch and its first LSN. ``read(from_lsn, upto_lsn, bytes_max)`` returns written batches
+    of the own log; ``oldest_lsn()`` is its oldest record. ``addresses`` has the region of each member.
 
-    Once ``fenced_by`` says that another proposer was promised a higher epoch, this one is over.
+    ``fenced_by`` is set if another proposer was promised a higher epoch; then this proposer is over.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Proposer:
         self.configuration = configuration
         self._home = home
         self._pending: Configuration | None = None
-        """A list that is being stored, and the members that stored it. The first of an epoch is the one before with
-        another epoch: so a list that an earlier proposer could not have stored by a majority never counts."""
+        """A list that is being stored; ``_stored_by`` has the members that stored it. The first list of an epoch is the
+        previous one with the new epoch: so a list of an earlier proposer without a majority never becomes valid."""
         self._stored_by: set[str] = set()
         self._is_settled = False
-        """The list has the members that it should have, so acknowledgements do not change it."""
+        """The list has exactly the intended members, so acknowledgements do not change it."""
         if configuration.members:
             self._pending = self._following(configuration.members, copies=configuration.copies)
         self._ack_mode = ack_mode
@@ -147,22 +147,22 @@ class Proposer:
         self.fenced_by = ""
 
     def in_sync(self) -> int:
-        """How many of the members that vote follow."""
+        """Number of voters that follow."""
         voters = self.configuration.voters
         return sum(link.is_streaming and link.member_id in voters for link in self.links.values())
 
     def needed(self) -> int:
-        """How many of the members that vote have to follow so that anything is committed; 0 if none votes."""
+        """Number of voters that must follow so that records are committed; 0 if no member votes."""
         voters = self.configuration.voters
         if not self._ack_mode.is_replicated or not voters:
             return 0
         return len(voters) if self._ack_mode is AckMode.REPLICATED_ALL else len(voters) // 2 + 1
 
     def has_quorum(self) -> bool:
-        """Whether enough members follow so that records are committed; False if none votes."""
+        """Whether enough members follow so that records are committed; False if no member votes."""
         return 0 < self.needed() <= self.in_sync()
 
-    # --- what happens here ------------------------------------------------------------------------
+    # --- events of this node ------------------------------------------------------------------------
 
     def written(self, lsn: Lsn) -> None:
         """All up to ``lsn`` was given to the operating system here; it need not be durable."""
@@ -178,21 +178,21 @@ class Proposer:
         self._commit()
 
     def tell_committed(self) -> None:
-        """Send the members what is committed, and what is not kept here any more, since it was chained, signed and is
-        old. Called periodically: their answers show that they are there."""
+        """Send the members the committed position, and up to where the own log was removed, since it was chained,
+        signed and old. Called periodically: their answers show that they are alive."""
         self.settled_lsn = before(self._oldest_lsn())
         for address, link in self.links.items():
             if link.is_streaming:
                 self._say(address, Append(self.epoch, link.sent, self.epoch, self.committed_lsn, self.settled_lsn))
 
-    # --- what C ships -----------------------------------------------------------------------------
+    # --- shipping in C -----------------------------------------------------------------------------
 
     def in_step(self) -> tuple[list[Link], int, bool] | None:
-        """The members that follow, if all of them have been sent the whole log, so that C can ship what is written
-        next; None if they were sent different parts of it, or the proposer has more to do.
+        """The members that follow, if all of them have been sent the whole log, so that C can ship the next batches;
+        None if they were sent different parts of it, or the proposer has more to do.
 
-        With how many of them must have acknowledged more so that it may be committed, 0 if the own log alone decides
-        that; and whether the proposer needs whatever any of them acknowledges.
+        Also how many of them must acknowledge more before it may be committed, 0 if the own log alone decides; and
+        whether the proposer needs every acknowledgement.
         """
         following = [link for link in self.links.values() if link.is_streaming]
         sent = Position(self.epoch, self.written_lsn)
@@ -207,20 +207,20 @@ class Proposer:
         return following, enough, is_any
 
     def shipped(self, links: Sequence[Link], lsn: Lsn, size_bytes: int) -> None:
-        """All up to ``lsn`` was written here and sent to these members, so many bytes of batches."""
+        """All up to ``lsn`` was written here and sent to these members, in ``size_bytes`` of batches."""
         self.written_lsn = lsn
         for link in links:
             self._count_sent(link, Position(self.epoch, lsn), size_bytes)
 
     def _count_sent(self, link: Link, end: Position, size_bytes: int) -> None:
-        """Batches of so many bytes, up to ``end``, are under way to the member."""
+        """Record that batches of so many bytes, up to ``end``, are under way to the member."""
         link.sent_records += end.lsn - link.sent.lsn
         link.sent_bytes += size_bytes
         link.sent = end
         link.under_way += size_bytes
         link.under_way_ends.append((end.lsn, size_bytes))
 
-    # --- what members answer ----------------------------------------------------------------------
+    # --- answers of members ----------------------------------------------------------------------
 
     def connected(self, address: str) -> None:
         self.lost(address)
@@ -291,7 +291,7 @@ class Proposer:
     # --- shipping ---------------------------------------------------------------------------------
 
     def _pump(self, link: Link) -> None:
-        """Send the member what it lacks, as far as that may be under way at once."""
+        """Send the member the batches that it lacks, up to the bound on bytes under way."""
         while link.is_streaming and link.under_way < UNDER_WAY_BYTES_MAX and link.sent.lsn < self.written_lsn:
             try:
                 chunk = self._read(after(link.sent.lsn), self.written_lsn, CHUNK_BYTES)
@@ -309,7 +309,7 @@ class Proposer:
             self._count_sent(link, Position(chunk.written_in, chunk.last_lsn), len(chunk.batches))
             self._send(link.address, Frame(append, chunk.batches))
 
-    # --- what is committed ------------------------------------------------------------------------
+    # --- the committed position ------------------------------------------------------------------------
 
     def _commit(self) -> None:
         reached = self._held_lsn()
@@ -317,7 +317,7 @@ class Proposer:
             self.committed_lsn = max(self.committed_lsn, reached)
 
     def _held_lsn(self) -> Lsn:
-        """Up to here the own log and as many members as the mode asks for hold the log."""
+        """The highest LSN that the own log and as many members as the mode requires hold."""
         voters = self.configuration.voters
         if not self._ack_mode.is_replicated and not voters:
             return self.durable_lsn
@@ -329,13 +329,13 @@ class Proposer:
         return held
 
     def _majority_lsn(self, member_ids: frozenset[str]) -> Lsn:
-        """What more than half of these members hold."""
+        """The highest LSN that more than half of these members hold."""
         held = [link.replicated_lsn for link in self.links.values() if link.member_id in member_ids]
         held += [BEFORE_FIRST] * (len(member_ids) - len(held))
         return sorted(held, reverse=True)[len(member_ids) // 2]
 
     def region_lsns(self) -> dict[str, Lsn]:
-        """By region, what is held there: at home what is committed, elsewhere by a majority of its members."""
+        """By region, the highest LSN held there: at home the committed one, elsewhere that of a majority."""
         now = self.configuration
         held = {region: self._majority_lsn(now.of_region(region)) for region in now.regions}
         return held | {self._home: self.committed_lsn}
@@ -343,11 +343,11 @@ class Proposer:
     # --- the list of members ----------------------------------------------------------------------
 
     def _reconfigure(self) -> None:
-        """Finish a change of the members, or begin the next: one voter at a time, and only once a record of this epoch
+        """Finish a change of the members, or start the next: one voter at a time, and only once a record of this epoch
         is committed.
 
-        A list that lets members vote, unlike the one before, is stored here before any member has it: a start from this
-        copy must ask them from then on. One that ends it is stored here once it counts.
+        A list that starts voting is stored here before any member has it: a start from this copy must ask the voters
+        from then on. A list that ends voting is stored here once it is valid.
         """
         if self._pending is not None:
             lists, stored_by = (self.configuration, self._pending), frozenset(self._stored_by)
@@ -367,16 +367,16 @@ class Proposer:
                     self._say(address, Configure(self.epoch, following))
 
     def _stays_committed(self, following: Configuration) -> bool:
-        """Whether a majority of that list, too, holds what is committed.
+        """Whether a majority of that list, too, holds all committed records.
 
-        Two lists of which one follows the other share a member of each majority, but not one and the next but one: so
-        what was committed under the list before MUST NOT be left behind by the step after.
+        Majorities of two consecutive lists share a member, but those of a list and the next but one need not: so a
+        change MUST NOT leave behind records that were committed under the list before.
         """
         is_copy = not (self.configuration.is_quorum and following.is_quorum)
         return is_copy or self._majority_lsn(following.voters) >= self.committed_lsn
 
     def _next_configuration(self) -> Configuration | None:
-        """The list to replace the present one; None if that is as it should be, or must wait."""
+        """The list that replaces the current one; None if that is as intended, or the change must wait."""
         now = self.configuration
         if now.is_quorum and self.committed_lsn < self._epoch_start_lsn:
             return None
@@ -391,7 +391,7 @@ class Proposer:
         present = {link.member_id for link in links}
         gone = {member for member in now.members if all_known and member.member_id not in present}
         if not self._ack_mode.is_replicated:
-            # The members that voted, at first; then all that follow.
+            # First the members that voted; then all that follow.
             members = now.members if now.is_quorum else tuple(sorted({*now.members, *ready.values()} - gone))
             return None if now.copies and members == now.members else self._following(members, copies=True)
         if not now.is_quorum:
@@ -404,8 +404,8 @@ class Proposer:
         return None
 
     def _are_all_members(self) -> bool:
-        """Whether the list is of the kind that the mode asks for, and has exactly the members that answer at the
-        addresses: then there is no next one until another member answers there."""
+        """Whether the list is of the kind that the mode requires, and has exactly the members that answer at the
+        addresses: then no change follows until another member answers there."""
         now = self.configuration
         present = {Member(link.member_id, link.region) for link in self.links.values()}
         return present == set(now.members) and (now.is_quorum if self._ack_mode.is_replicated else now.copies)
@@ -414,7 +414,7 @@ class Proposer:
         now = self.configuration
         home = now.home if now.is_quorum else self._home
         following = Configuration(now.generation + 1, self.epoch, home, copies, members)
-        # One voter more or less: a majority of the one list always meets a majority of the other.
+        # One voter more or less: a majority of one list always shares a member with a majority of the other.
         assert not now.is_quorum or copies or len(now.voters ^ following.voters) <= 1
         return following
 

@@ -1,9 +1,9 @@
-"""What a safekeeper answers: the logs of many nodes, each behind the rules of ``acceptor``, in conversations.
+"""The answers of a safekeeper: it keeps the logs of many nodes, each by the rules of ``acceptor``, in conversations.
 
-A conversation is the messages of one connection: it begins with a Greet, which names the node whose log it is about, or
-asks for Status and nothing else. Any number may be about one log at the same time: the promise decides between them.
-Each message is answered under the lock of its log, which no thread holds while it waits for a peer; so a peer that died
-blocks nothing.
+A conversation is the messages of one connection: it starts with a Greet, which names the node whose log it is about, or
+only requests Status. Several conversations may be about one log at the same time: the promise decides between them.
+Each message is answered under the lock of its log. No thread holds that lock while it waits for a peer, so a dead peer
+blocks no other.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from wal.segment import FolderLock, Segment
 
 TEND_INTERVAL_S = 5.0
 HELD_UP_S = 30.0
-"""A thread that waits longer for the lock of a log answers so: threads MUST NOT queue behind a hung disk."""
+"""A thread that waits longer for the lock of a log refuses: threads MUST NOT queue up for a hung disk."""
 REPORT_WALS_MAX = 16
-"""Logs in one StatusReport: it has to fit into a frame with all their members."""
+"""Logs in one StatusReport: with all their members it must fit into a frame."""
 
 
 class Safekeeper:
-    """Keeps the logs below ``folder``, which it creates and locks, and MUST be closed again.
+    """Keeps the logs below ``folder``, which it creates and locks; it MUST be closed.
 
-    One thread recovers all logs, and then tends them; one reads them again, all of them in ``scrub_interval_s``; and
-    one archives them, if there is an ``archive``.
+    One thread recovers all logs, and then tends them; one scrubs them, all of them in ``scrub_interval_s``; and one
+    archives them, if there is an ``archive``.
 
     Raises:
-        WalLockedError: another safekeeper is at work there.
+        WalLockedError: another safekeeper has locked the folder.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Safekeeper:
                     kept.fail(error)
 
     def _open_and_tend(self) -> None:
-        """Recover all logs before they are needed, then tend them. One that cannot be opened was reported, and is
-        left."""
+        """Recover all logs before they are needed, then tend them. A log that cannot be opened is reported and
+        skipped."""
         for kept in self.logs.all()[:LOGS_OPEN_MAX]:
             if self._closing.is_set():
                 return
@@ -110,7 +110,7 @@ class Safekeeper:
             self.tend()
 
     def _copies(self) -> Iterator[LogCopy]:
-        """The logs that are open: one that is not is read when it is opened."""
+        """The open logs; a closed one is read when it is opened."""
         for kept in self.logs.all():
             with kept.locked():
                 copy = kept.copy()
@@ -124,7 +124,7 @@ class Safekeeper:
                     kept.scrubbed(segment)
 
     def status_report(self, after_node_id: str) -> StatusReport:
-        """The state of the logs of the nodes behind that one, as many as go into one report."""
+        """The state of the logs of the nodes after ``after_node_id``, as many as fit into one report."""
         behind = [kept for kept in self.logs.all() if kept.node_id > after_node_id and kept.folder.is_dir()]
         shown = tuple(self.statuses(behind[:REPORT_WALS_MAX]))
         return StatusReport(self.region, shown, len(behind) > len(shown))
@@ -142,10 +142,10 @@ class Safekeeper:
 
 
 class Conversation:
-    """The messages of one connection, which MUST be closed; belongs to one thread.
+    """The messages of one connection; belongs to one thread, and MUST be closed.
 
     ``names`` are those in the peer's certificate, one of which MUST be the node's; None without TLS. Once ``is_over``
-    nothing more is to be answered.
+    no more messages are answered.
     """
 
     def __init__(self, safekeeper: Safekeeper, names: Collection[str] | None) -> None:
@@ -153,7 +153,7 @@ class Conversation:
         self._names = names
         self._kept: KeptLog | None = None
         self._opened: OpenLog | None = None
-        """That of ``_kept`` at the Greet. If the log was opened again since, its acceptor does not know this run."""
+        """The open log of ``_kept`` at the Greet. If it was opened again since, its acceptor does not know this run."""
         self._run = ""
         self._stream = native.make_stream()
         self.is_over = False
@@ -169,8 +169,8 @@ class Conversation:
             self._kept = None
 
     def answer(self, frames: Sequence[Frame]) -> list[Frame]:
-        """The answers to messages that came together, in order; Appends that follow one another are synced together,
-        and have one answer. All that is acknowledged is durable."""
+        """The answers to messages that arrived together, in order. Consecutive Appends are synced together, and have
+        one answer. All acknowledged records are durable."""
         if self._kept is None and (first := self._begin(frames[0])) is not None:
             return [first, *(self.answer(frames[1:]) if frames[1:] and not self.is_over else ())]
         kept = self._kept_log
@@ -193,8 +193,8 @@ class Conversation:
             return answers
 
     def lend(self) -> Stream | None:
-        """A stream that continues the log if Appends of this connection come one behind the other; None if it cannot be
-        lent: then ``answer``, which also takes it back, handles everything."""
+        """A stream that continues the log if Appends of this connection follow one another; None if the log cannot be
+        lent: then ``answer``, which also takes the log back, handles all messages."""
         if self._stream is None or self._kept is None or self.is_over:
             return None
         with self._kept.locked(HELD_UP_S) as is_locked:
@@ -204,7 +204,7 @@ class Conversation:
     # --- the first message ------------------------------------------------------------------------
 
     def _begin(self, frame: Frame) -> Frame | None:
-        """Answer a message that is about no log; None for a sound Greet, which sets ``_kept``."""
+        """Answer a message that belongs to no log; None for a sound Greet, which sets ``_kept``."""
         message = frame.message
         if isinstance(message, Status):
             return Frame(self._safekeeper.status_report(message.after_node_id))
@@ -225,7 +225,7 @@ class Conversation:
     # --- about a log, under its lock --------------------------------------------------------------
 
     def _answer(self, frame: Frame, answers: list[Frame]) -> None:
-        """Add the answer to one message, if it has one already, behind those to the messages before."""
+        """Add the answer to one message, if it is due already, after the answers to earlier messages."""
         message = frame.message
         if not isinstance(message, Append):
             self._flush(answers)
@@ -245,7 +245,7 @@ class Conversation:
                 self._report(message, answer.message, promised_epoch, tail)
 
     def _flush(self, answers: list[Frame]) -> None:
-        """Acknowledge the Appends before."""
+        """Acknowledge the earlier Appends."""
         opened = self._opened
         if opened is not None and opened is self._kept_log.opened and (acknowledged := opened.acceptor.flush()):
             opened.note.write(opened.acceptor.committed_lsn)
@@ -272,7 +272,7 @@ class Conversation:
         return self._kept
 
     def _report(self, message: Message, answer: Message, promised_epoch: Epoch, tail: Position) -> None:
-        """Report what an operator may want to look into; ``promised_epoch`` and ``tail`` are those before."""
+        """Report events for an operator; ``promised_epoch`` and ``tail`` are those before the message."""
         facts: dict[str, object] = {"node_id": self.node_id, "run": self._run}
         if isinstance(answer, Refusal):
             facts |= {"reason": answer.reason, "detail": answer.detail, "promised_epoch": answer.promised_epoch}
@@ -287,6 +287,6 @@ class Conversation:
             self._safekeeper.report("wal_divergent_tail_cut", facts | cut)
 
     def _end(self, reason: Reason, detail: str) -> Frame:
-        """The refusal with which the conversation is over."""
+        """End the conversation with this refusal."""
         self.is_over = True
         return Frame(Refusal(reason, detail, NO_EPOCH))

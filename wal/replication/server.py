@@ -1,12 +1,12 @@
-"""A safekeeper on a socket: one thread a connection, blocking where a thread may block.
+"""A safekeeper on a socket: one thread for each connection, which may block.
 
 Always true::
 
     connections <= CONNECTIONS_MAX, of one node <= CONNECTIONS_OF_NODE_MAX, without a name yet <= NAMELESS_MAX
-    no thread waits for a peer without a deadline, and none that waits for one holds the lock of a log
+    no thread waits for a peer without a deadline, and none that waits for a peer holds the lock of a log
 
-If one more of a node, or without a name, would be too many, the oldest is closed. So clients that only connect, and the
-connections of a peer that died, do not keep others out.
+If a new connection exceeds the bound of its node, or of connections without a name, the oldest of them is closed. So
+clients that only connect, and the connections of a dead peer, do not lock out others.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ CONNECTIONS_MAX = 256
 CONNECTIONS_OF_NODE_MAX = 16
 NAMELESS_MAX = 32
 GREETING_TIMEOUT_S = 10.0
-"""TLS and the first message are done within this, each."""
+"""Deadline of the TLS handshake, and of the first message."""
 FIRST_FRAME_BYTES_MAX = 4096
 IDLE_TIMEOUT_S = 120.0
-"""The writer of a log is never silent for longer: it reports periodically what is committed."""
+"""The writer of a log is never silent for longer: it reports the committed position periodically."""
 LARGE_FRAMES_BYTES_MAX = 256 << 20
-"""What frames beyond the usual hold together, of all connections."""
+"""Budget for long frames, of all connections together."""
 STOP_TIMEOUT_S = 10.0
 ENDING_TIMEOUT_S = 1.0
-"""How long one more connection waits until those that were shut down are gone."""
+"""How long a new connection waits for others that were shut down to end."""
 _NO_DESCRIPTORS_PAUSE_S = 0.1
 
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """One connection, to be seen from other threads. ``handle`` is a socket of its own, so that another thread can shut
+    """One connection, as other threads use it. ``handle`` is a duplicate of its socket, so that another thread can shut
     the connection down."""
 
     handle: socket.socket
@@ -63,7 +63,7 @@ class _Connection:
 
 
 class Server:
-    """Serves ``safekeeper`` on ``listener``, which it takes over. Without ``tls`` every client is trusted."""
+    """Serves ``safekeeper`` on ``listener``, which it owns. Without ``tls`` every client is trusted."""
 
     def __init__(self, safekeeper: Safekeeper, listener: socket.socket, tls: PeerTls | None) -> None:
         self._safekeeper = safekeeper
@@ -72,19 +72,19 @@ class Server:
         self._budget = Budget(LARGE_FRAMES_BYTES_MAX)
         self._is_stopping = False
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._connections: list[_Connection] = []
         """The oldest first."""
 
     def stop(self) -> None:
-        """End ``run``; from any thread, or a signal handler."""
+        """End ``run``; callable from any thread, or a signal handler."""
         self._is_stopping = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
-        """Serve until ``stop``. Then what was received is answered, and all connections are closed; one whose peer does
-        not take its answer is abandoned after ``STOP_TIMEOUT_S``."""
+        """Serve until ``stop``. Then received messages are answered, and all connections are closed; a connection whose
+        peer does not receive the answer is abandoned after ``STOP_TIMEOUT_S``."""
         self._listener.setblocking(True)
         while not self._is_stopping:
             self._accept()
@@ -98,7 +98,7 @@ class Server:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def connections(self) -> int:
-        """How many connections there are."""
+        """Number of connections."""
         with self._changed:
             return len(self._connections)
 
@@ -125,7 +125,7 @@ class Server:
             self._forget(connection)
 
     def _admit(self, accepted: socket.socket, peer: str) -> _Connection | None:
-        """One more connection; None if there are too many."""
+        """Admit a new connection; None if there are too many."""
         with self._changed:
             if any(each.is_ended for each in self._connections):
                 self._changed.wait_for(lambda: len(self._connections) < CONNECTIONS_MAX, ENDING_TIMEOUT_S)
@@ -140,7 +140,7 @@ class Server:
             return connection
 
     def _named(self, connection: _Connection, node_id: str) -> None:
-        """The connection is about the log of this node."""
+        """Record that the connection is about the log of this node."""
         with self._changed:
             connection.node_id = node_id
             of_node = [each for each in self._connections if each.node_id == node_id and not each.is_ended]
@@ -194,7 +194,7 @@ class Server:
                 frame = peer.next(idle_s, frame_bytes_max)
                 frames = [frame, *(peer.more() if connection.node_id is not None else ())]
                 answers = conversation.answer(frames)
-                # A refused peer has nothing to continue, and asking would take the log from another's stream.
+                # A refused peer has nothing to continue, and a lend would take the log from another stream.
                 is_lone = len(frames) == 1 and bool(frame.body)
                 is_appended = is_lone and bool(answers) and isinstance(answers[-1].message, Ack)
                 del frame, frames
@@ -220,7 +220,7 @@ def listen(host: str, port: int, *, is_secured: bool) -> socket.socket:
 
     Raises:
         ConfigurationError: it could be reached from other machines, and clients would not have to prove their identity.
-        OSError: the address cannot be had.
+        OSError: the address cannot be bound.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     if not is_secured and not ip_address(address[0]).is_loopback:

@@ -1,7 +1,7 @@
-"""TLS 1.3 between nodes and safekeepers, each of whom shows a certificate of one authority, and to etcd.
+"""TLS 1.3 between nodes and safekeepers, which both show a certificate of one authority, and to etcd.
 
-The certificate of a node names it: its common name, or a DNS name among its alternative ones, is its node id. That of a
-safekeeper names the host under which nodes know it. Files that change are taken for the connections that come then.
+The certificate of a node names it: its common name, or a DNS name among its alternative names, is the node id. The
+certificate of a safekeeper names the host to which nodes connect. Changed files are used for new connections.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class TlsFiles(NamedTuple):
-    """Files in PEM: the own certificate, its key, which has no passphrase, and the authority that vouches for peers.
+    """Files in PEM: the own certificate, its key without a passphrase, and the authority that signs peer certificates.
 
     A client that shows no certificate has neither of the first two.
     """
@@ -30,15 +30,15 @@ class TlsFiles(NamedTuple):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Those that are named."""
+        """The paths that are set."""
         return tuple(path for path in self if path is not None)
 
 
 class PeerTls:
-    """What connections are made with; for any thread.
+    """The TLS contexts for connections; thread-safe.
 
     Raises:
-        ConfigurationError: a file cannot be read, or is not what it should be, or others can read the key.
+        ConfigurationError: a file cannot be read or parsed, or others can read the key.
     """
 
     def __init__(self, files: TlsFiles, *, server_side: bool) -> None:
@@ -49,8 +49,8 @@ class PeerTls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """Of the files as they are now; of what they were if they cannot be used, as when only one of two is
-        replaced."""
+        """The context of the current files; of the previous ones if they cannot be loaded, for example because only one
+        of two is replaced."""
         with self._lock:
             stamps = self._stamps_now()
             if stamps != self._stamps:
@@ -64,7 +64,7 @@ class PeerTls:
         context.verify_mode = ssl.CERT_REQUIRED
         cert, key, ca = self._files
         for path in self._files.paths:
-            # What is not there is named below.
+            # A missing file is reported below.
             if path.exists() and not path.is_file():
                 raise ConfigurationError(f"{path} is not a regular file, and is not waited for")
         try:
@@ -83,7 +83,7 @@ class PeerTls:
         return context
 
     def _stamps_now(self) -> list[tuple[int, int]]:
-        """What differs once a file has changed."""
+        """Inode and modification time of each file, to detect a change."""
         stamps = []
         for path in self._files.paths:
             with suppress(OSError):
@@ -100,7 +100,7 @@ def names_of(connected: ssl.SSLSocket) -> frozenset[str]:
 
 
 def reason_of(error: OSError) -> str:
-    """Why a connection to a peer failed, in the words of the side that saw the error."""
+    """Why a connection to a peer failed, as seen from this side."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is refused: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
@@ -115,5 +115,5 @@ def reason_of(error: OSError) -> str:
 
 
 def is_damage(error: OSError) -> bool:
-    """Whether bytes arrived other than they were sent, as either side noticed."""
+    """Whether either side detected bytes that were damaged on the way."""
     return isinstance(error, ssl.SSLError) and "BAD_RECORD_MAC" in (error.reason or "")

@@ -1,4 +1,4 @@
-"""Connections to the members of a quorum, all driven by one thread: frames out, frames in, which were lost and why.
+"""Connections to the members of a quorum, all driven by one thread: it sends and receives frames and reports losses.
 
 Other threads make the connections, so a slow name server or TLS handshake delays no other member; only ``wait`` blocks.
 """
@@ -26,20 +26,20 @@ from wal.replication.tls import PeerTls, is_damage, reason_of
 
 RECEIVE_BYTES = 1 << 18
 CALLED = 1 << 32
-"""What ``wake`` adds to ``wake_fd``, which ends shipping in C, too; the writer of the log adds 1."""
+"""``wake`` adds this to ``wake_fd``, which ends shipping in C, too; the writer of the log adds 1."""
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 2.0
-"""Between attempts to reach a member that is lost: at first this, then twice as long each time, up to this."""
+"""Pause between attempts to reach a lost member: ``PAUSE_FIRST_S`` first, doubled each time, up to ``PAUSE_MAX_S``."""
 
 
 class Connected(NamedTuple):
-    """The connection to a member is open."""
+    """The connection to a member was opened."""
 
     address: str
 
 
 class Lost(NamedTuple):
-    """A connection was lost, or not made; ``is_damaged`` if what the member sent was damaged."""
+    """A connection was lost, or could not be opened; ``is_damaged`` if it carried damaged bytes."""
 
     address: str
     reason: str
@@ -57,7 +57,7 @@ Event = Connected | Lost | Received
 
 
 class Wires:
-    """One connection to each of ``addresses``, made by ``open_due`` and kept until it is lost or closed."""
+    """One connection to each of ``addresses``, opened by ``open_due`` and kept until it is lost or closed."""
 
     def __init__(self, addresses: Iterable[str], tls: PeerTls | None, timeout_s: float) -> None:
         self._wires = {address: _Wire(address) for address in addresses}
@@ -65,7 +65,7 @@ class Wires:
         self._timeout_s = timeout_s
         self._silence = f"nothing was heard for {timeout_s:g} s"
         self.epoll = select.epoll()
-        """Has ``wake_fd`` and all connections."""
+        """Watches ``wake_fd`` and all connections."""
         self._polled: dict[int, _Wire] = {}
         """By descriptor."""
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -73,19 +73,19 @@ class Wires:
         self.epoll.register(self.wake_fd, select.EPOLLIN)
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()
-        """Guards what follows, and ``wake_fd``: a late thread must not write to a descriptor of that number."""
+        """Guards the attributes below, and ``wake_fd``: a late thread must not write to a reused descriptor."""
         self._made: list[tuple[_Wire, socket.socket | OSError]] = []
-        """Attempts to connect that ended."""
+        """Finished attempts to connect."""
         self._is_left = False
 
     def wake(self) -> None:
-        """End a ``wait``, or shipping in C; from any thread. Nothing once it is closed."""
+        """End a ``wait``, or shipping in C; thread-safe. Does nothing after ``close``."""
         with self._lock:
             if self.wake_fd >= 0:
                 os.eventfd_write(self.wake_fd, CALLED)
 
     def descriptor_of(self, address: str) -> int | None:
-        """The connection, for shipping in C; None if it is not open, has TLS, or frames to be handled first."""
+        """Descriptor of the connection, for shipping in C; None if it is closed, has TLS, or frames wait."""
         wire = self._wires[address]
         is_bare = wire.socket is not None and self._tls is None and not wire.out and not wire.received
         return wire.descriptor if is_bare and not self._events else None
@@ -95,7 +95,7 @@ class Wires:
         return self._wires[address].socket is not None
 
     def went_on(self, address: str, received: bytes, unsent: bytes, error: int) -> None:
-        """C has used the connection: what it received, what it could not send, and the errno of a failure."""
+        """Take over from C: the bytes that it received, those it could not send, and the errno of a failure."""
         wire = self._wires[address]
         if wire.socket is None:
             return  # an answer that was handled before has closed it
@@ -112,14 +112,14 @@ class Wires:
             self._fail(wire, fault)
 
     def open_due(self) -> None:
-        """Begin to connect to each member that is not connected, once its pause is over."""
+        """Start to connect to each member that is not connected, once its pause is over."""
         for wire in self._wires.values():
             if wire.socket is None and not wire.is_connecting and time.monotonic() >= wire.next_try_s:
                 wire.is_connecting = True
                 threading.Thread(target=self._connect, args=(wire,), name="wal-connector", daemon=True).start()
 
     def send(self, address: str, frame: Frame) -> None:
-        """Send as far as it goes at once, the rest by ``wait``. Nothing happens if the connection is lost."""
+        """Send without waiting; ``wait`` sends the rest. Does nothing if the connection is lost."""
         wire = self._wires[address]
         if wire.socket is not None:
             try:
@@ -129,17 +129,17 @@ class Wires:
                 self._fail(wire, error)
 
     def close_one(self, address: str, reason: str, *, is_last: bool) -> None:
-        """Close a connection; it is tried again after a pause, or never if it ``is_last``."""
+        """Close a connection, and open it again after a pause; never again if ``is_last``."""
         self._lose(self._wires[address], reason)
         if is_last:
             self._wires[address].next_try_s = math.inf
 
     def settled(self, address: str) -> None:
-        """The member follows: if the connection is lost, it is tried again at once."""
+        """The member follows: reset the pause after a loss to the shortest."""
         self._wires[address].pause_s = PAUSE_FIRST_S
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """What happened, at once if anything did, else within ``timeout_s`` seconds or until ``wake``."""
+        """The events so far, at once if there are any; else wait for up to ``timeout_s`` seconds or until ``wake``."""
         if not self._events:
             for descriptor, mask in self.epoll.poll(timeout_s):
                 wire = self._polled.get(descriptor)
@@ -153,7 +153,7 @@ class Wires:
         return events
 
     def lose_silent(self) -> None:
-        """Close connections over which nothing came for too long."""
+        """Close connections that were silent for too long."""
         silent_since_s = time.monotonic() - self._timeout_s
         for wire in self._wires.values():
             if wire.socket is not None and wire.received_s < silent_since_s:
@@ -176,7 +176,7 @@ class Wires:
             self.wake_fd = -1
 
     def _connect(self, wire: _Wire) -> None:
-        """On a thread of its own: connect to the member, and leave the result to ``wait``."""
+        """Connect to the member, on a thread of its own; ``wait`` takes the result."""
         made: socket.socket | OSError
         try:
             made = open_connection(*split_address(wire.address), self._tls, self._timeout_s)
@@ -216,7 +216,7 @@ class Wires:
             self._fail(wire, error)
 
     def _flush(self, wire: _Wire) -> None:
-        """Send what the socket takes, and wait for it to take the rest.
+        """Send as many bytes as the socket accepts, and poll for the rest.
 
         Raises:
             OSError: the connection is broken.
@@ -232,7 +232,7 @@ class Wires:
             self.epoll.modify(wire.descriptor, select.EPOLLIN | (select.EPOLLOUT if wire.has_rest else 0))
 
     def _fail(self, wire: _Wire, error: OSError | InvalidInputError) -> None:
-        """Lose the connection for this reason; for the peer's TLS alert, if it broke before that was read."""
+        """Lose the connection for this reason, or for the peer's TLS alert if that was not read yet."""
         if isinstance(error, InvalidInputError):
             self._lose(wire, str(error), is_damaged=True)
         else:
@@ -265,15 +265,15 @@ class _Wire:
     next_try_s: float = 0.0
     pause_s: float = PAUSE_FIRST_S
     out: deque[memoryview] = field(default_factory=deque)
-    """To be sent."""
+    """Bytes to be sent."""
     has_rest: bool = False
-    """The socket did not take all of it."""
+    """The socket did not accept all of ``out``."""
     received: bytearray = field(default_factory=bytearray)
-    """The frame that is not whole yet."""
+    """Bytes of a frame that is not whole yet."""
     received_s: float = 0.0
 
     def receive(self) -> None:
-        """Receive what has come.
+        """Receive the bytes that have arrived.
 
         Raises:
             OSError: the connection is broken, or the peer closed it.
@@ -306,7 +306,7 @@ class _Wire:
         return frames
 
     def last_alert(self) -> ssl.SSLError | None:
-        """Why the peer ended TLS, if it sent that and it was not read yet."""
+        """The TLS alert of the peer, if it sent one that was not read yet."""
         try:
             while isinstance(self.socket, ssl.SSLSocket) and self.socket.recv(RECEIVE_BYTES):
                 pass
