@@ -2,8 +2,8 @@
 
 A plain user is that account itself, and everything is reachable. PostgreSQL refuses root, so root needs
 another account: the owner of an existing cluster, else ``tallystick`` (made when missing), else ``postgres``.
-Whether that account can reach something is found by trying as that account, never by reading modes; what it
-cannot reach is put below ``REACHABLE_ROOT``. Rights of folders that were there before are never touched.
+Whether that account can reach a path is found by trying as that account, never by reading modes; unreachable folders
+are replaced by ones below ``REACHABLE_ROOT``. Permissions of existing folders are never changed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FALLBACK_ACCOUNT_NAME = "postgres"
 REACHABLE_ROOT = Path("/var/lib/tallystick")
 COMMAND_TIMEOUT_S = 300
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-"""All that the server's processes inherit: a stray PGDATA or PGPORT must not reach them."""
+"""The whole environment of the server's processes: a stray PGDATA or PGPORT must not reach them."""
 
 
 class Account(NamedTuple):
-    """Who runs PostgreSQL; ``uid`` and ``gid`` are None when that is the one who runs us."""
+    """The account that runs PostgreSQL; ``uid`` and ``gid`` are None if it is our own."""
 
     uid: int | None
     gid: int | None
@@ -38,7 +38,7 @@ class Account(NamedTuple):
         """Run ``command`` to its end with ``said`` on its standard input; its output.
 
         Raises:
-            StartRefusedError: it failed; the text has what it said.
+            StartRefusedError: it failed; the text has its output.
         """
         try:
             done: subprocess.CompletedProcess[str] = subprocess.run(
@@ -87,7 +87,7 @@ class Account(NamedTuple):
         return True
 
     def _surroundings(self) -> dict[str, Any]:
-        """What a process of the account has around it, whoever starts it."""
+        """Environment and user of a process of the account."""
         return {
             "cwd": "/",
             "env": _ENVIRONMENT,
@@ -102,7 +102,7 @@ def account_for(cluster: Path) -> Account:
     """The account that owns ``cluster``.
 
     Raises:
-        StartRefusedError: that is not us and we are not root, or it cannot reach its cluster.
+        StartRefusedError: it is not ours and we are not root, or it cannot reach its cluster.
     """
     owner = cluster.stat()
     if os.geteuid() != 0:
@@ -122,7 +122,7 @@ def account_for(cluster: Path) -> Account:
 
 
 def reachable_folder(wanted: Path) -> Path:
-    """Make ``wanted`` or, if the account cannot reach it, a folder below ``REACHABLE_ROOT``; says which.
+    """Make ``wanted`` or, if the account cannot reach it, a folder below ``REACHABLE_ROOT``. Returns the folder.
 
     The folder is empty, has mode 0700 and belongs to the account.
     """
@@ -156,7 +156,7 @@ def reachable_binaries(account: Account) -> Path:
     """Folder of PostgreSQL's programs; a copy below ``REACHABLE_ROOT`` if they cannot be run in place.
 
     Raises:
-        StartRefusedError: the account cannot run them; the text has what the attempt said.
+        StartRefusedError: the account cannot run them; the text has the output of the attempt.
     """
     package = find_package()
     programs = package / "pginstall18" / "bin"
@@ -175,7 +175,7 @@ def reachable_binaries(account: Account) -> Path:
 
 
 def copy_binaries(package: Path, copy: Path) -> None:
-    """Programs and the libraries they look for beside their package, in the same places to each other."""
+    """Copy the programs and the libraries beside their package, with the same relative paths."""
     unfinished = copy.with_name(f"{copy.name}.{secrets.token_hex(6)}")
     unfinished.mkdir(mode=0o755)
     unfinished.chmod(0o755)

@@ -1,7 +1,7 @@
 """The embedded PostgreSQL on disk: the folder it lives in, its passwords, and how its cluster is made.
 
-``app.dev.embedded`` says what the folder holds. A cluster is made under another name and renamed when it is
-complete, with its roles and its database in it, so there is never half a one.
+``app.dev.embedded`` says what the folder holds. A cluster is made under another name and renamed once it is complete,
+with its roles and its database, so there is never a partial one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Credentials(msgspec.Struct, frozen=True):
     port: int
 
     def url(self, login: str, database: str) -> str:
-        """URL by which ``login`` connects to ``database``: on loopback, so nobody asks for TLS first."""
+        """URL by which ``login`` connects to ``database``: on loopback, without TLS."""
         password = {SUPERUSER: self.superuser, OWNER: self.owner, SERVICE: self.service}[login]
         return f"postgresql://{login}:{password}@127.0.0.1:{self.port}/{database}?sslmode=disable"
 
@@ -72,8 +72,7 @@ def find_data(data_dir: Path) -> Path | None:
 
 def open_cluster(data_dir: Path, programs: Path | None = None) -> Cluster:
     """The cluster of ``data_dir``, made if there is none, by our own PostgreSQL or the one in the folder ``programs``.
-
-    The caller keeps others out meanwhile.
+    The caller holds the start lock.
 
     Raises:
         StartRefusedError: it cannot be made, is not ours, or was made by another version.
@@ -132,12 +131,12 @@ def read_credentials(data_dir: Path) -> Credentials | None:
 
 
 def write_credentials(data_dir: Path, credentials: Credentials) -> None:
-    """Replace ``credentials.json``; nobody else can read it."""
+    """Replace ``credentials.json``; no other user can read it."""
     store_file(data_dir / "credentials.json", msgspec.json.encode(credentials))
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """A free port of 127.0.0.1."""
     for _ in range(_PORT_TRIES_MAX):
         port = secrets.choice(_PORTS)
         if is_free(port):
@@ -193,7 +192,7 @@ def _initdb(binaries: Path, data: Path, account: Account, password: str) -> None
 
 
 def _make_roles(binaries: Path, data: Path, account: Account, credentials: Credentials) -> None:
-    """Make roles and database in single-user mode, where nobody else can be connected."""
+    """Make roles and database in single-user mode, which excludes other connections."""
     statements = (
         f"CREATE ROLE {SERVICE_GROUP} NOLOGIN;",
         f"CREATE ROLE {OWNER} LOGIN PASSWORD '{credentials.owner}';",

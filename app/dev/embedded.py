@@ -10,11 +10,11 @@ The folder given holds::
     users.lock         flock, shared: held by every process that uses the server; the last one stops it
 
 PostgreSQL refuses to run as root, so a root process runs it as an account of its own
-(``app.dev.account``), which may be unable to reach the folder. Then the cluster goes where the account
-can reach it, and ``location`` says where. Rights of folders that were there before are never touched.
+(``app.dev.account``), which may be unable to reach the folder. Then the cluster is placed where the account can reach
+it, and ``location`` says where. Permissions of existing folders are never changed.
 
-The server is no child that dies with us: it outlives a killed process, and the next start takes it over.
-It listens on 127.0.0.1 alone, asks for passwords, and runs with fsync on.
+The server outlives a killed process of ours, and the next start takes it over. It listens on 127.0.0.1 alone, asks for
+passwords, and runs with fsync on.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from app.dev.cluster import (
 from ledger.errors import StartRefusedError
 
 READY_TIMEOUT_S = 300
-"""How long a server that is up but not ready, replaying its WAL, is waited for."""
+"""How long to wait for a server that is up but still replays its WAL."""
 STOP_TIMEOUT_S = 60
 """How long a fast stop may take before an immediate one, which the next start recovers from."""
 PORT_WAIT_S = 3
-"""How long the last port is waited for, which a killed server holds for a moment, before another is taken."""
+"""How long to wait for the last port, which a killed server holds for a moment, before taking another."""
 LAUNCHES_MAX = 100
 """Launches before giving up on a taken port, or on processes that a killed server left behind."""
 LOG_BYTES_MAX = 16 << 20
-"""Size at which the next launch sets ``postgresql.log`` aside; one older file is kept."""
+"""Size at which the next launch rotates ``postgresql.log``; one older file is kept."""
 _LOG_TAIL_CHARACTERS = 2000
 _POLL_S = 0.02
 _RELAUNCH_S = 0.1
@@ -66,7 +66,7 @@ _RELAUNCH_S = 0.1
 class EmbeddedPostgres:
     """One PostgreSQL server below ``data_dir``. Not for use from several threads at once.
 
-    ``programs`` is the folder of another PostgreSQL's programs, which whoever runs it must be able to execute.
+    ``programs`` is the folder of another PostgreSQL's programs, which the server's account must be able to execute.
     """
 
     def __init__(self, data_dir: Path, programs: Path | None = None) -> None:
@@ -92,7 +92,8 @@ class EmbeddedPostgres:
                 raise
 
     def ensure_alive(self) -> bool:
-        """Start the server again if it died; True if it had. The port, so the URLs, change only if taken."""
+        """Restart the server if it died; True if it had. The port, and so the URLs, change only if the port is
+        taken."""
         if self.postmaster_pid() is not None:
             return False
         with self._exclusive():
@@ -106,10 +107,10 @@ class EmbeddedPostgres:
             self._leave()
 
     def remove(self) -> None:
-        """Stop a scratch server and remove its folder and its cluster, wherever that was placed.
+        """Stop a scratch server and remove its folder and its cluster, wherever it was placed.
 
         Raises:
-            StartRefusedError: another process uses it; it is left as it was.
+            StartRefusedError: another process uses it; nothing was changed.
         """
         self.stop()
         if self.postmaster_pid() is not None:
@@ -132,7 +133,7 @@ class EmbeddedPostgres:
         return self._credentials().url(SERVICE, database)
 
     def postmaster_pid(self) -> int | None:
-        """Process id of the living server, whoever started it, or None when it is down."""
+        """Process id of the running server, whichever process started it; None when it is down."""
         if self._process is not None and self._process.poll() is not None:
             self._process = None
         data = find_data(self.data_dir)
@@ -196,7 +197,7 @@ class EmbeddedPostgres:
             if "still in use" not in said and "Address already in use" not in said:
                 break
             time.sleep(_RELAUNCH_S)
-        # Where the disk is full, nothing can be said in the log.
+        # On a full disk the server cannot write its log.
         said = said or f"nothing; {shutil.disk_usage(self.data_dir).free:,} bytes are free on its disk"
         raise StartRefusedError(
             f"the embedded PostgreSQL does not start; {log_path} says:\n{said[-_LOG_TAIL_CHARACTERS:]}"
@@ -208,7 +209,7 @@ class EmbeddedPostgres:
         while time.monotonic() < deadline:
             if self._living_pid() is None:
                 return False
-            # Both of one reading: a server that was killed left a file that says ready, which this one writes anew.
+            # Both from one read: a killed server left a file that says ready, which this one rewrites.
             lines = _pid_file_lines(data)
             if len(lines) >= 8 and lines[7].strip() == "ready" and _serves(int(lines[0]), data):
                 return True
@@ -218,7 +219,7 @@ class EmbeddedPostgres:
         )
 
     def _leave(self) -> None:
-        """Use the server no more, and stop it if nobody else does. The start lock is held."""
+        """Release the server, and stop it if no other process uses it. The start lock is held."""
         if self._users_lock is None:
             return
         try:
@@ -232,7 +233,7 @@ class EmbeddedPostgres:
             self._end_server(how)
 
     def _end_server(self, how: signal.Signals) -> None:
-        """Send the signal, if there is a server, and wait for its end a bounded time."""
+        """Send the signal, if there is a server, and wait for its end, at most a bounded time."""
         pid = self._living_pid()
         if pid is None:
             return
@@ -245,13 +246,13 @@ class EmbeddedPostgres:
             time.sleep(_POLL_S)
 
     def _living_pid(self) -> int | None:
-        """As ``postmaster_pid``, and a server of ours that has not yet written its pid file."""
+        """As ``postmaster_pid``; also finds a server of ours that has not yet written its pid file."""
         pid = self.postmaster_pid()
         return self._process.pid if self._process is not None else pid
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file of ours, from now on for our eyes only: statements that failed are in it, with what they hold."""
+    """Open a file and make it private (0600): it has failed statements with their data."""
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
@@ -273,7 +274,7 @@ def _serves(pid: int, data: Path) -> bool:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether the process has not ended. A zombie has: whoever adopted it takes its time to reap it."""
+    """Whether the process runs. A zombie does not: its adoptive parent may reap it late."""
     state = (_told_of(pid, "state", "stat") or b"").rpartition(b") ")[2]
     return state[:1] not in (b"", b"Z", b"X")
 
@@ -285,7 +286,7 @@ def _command_line(pid: int) -> bytes | None:
 
 
 def _told_of(pid: int, column: str, file: str) -> bytes | None:
-    """What ``file`` of a process in /proc holds, else ``column`` of ps says; None when there is no such process."""
+    """Content of ``file`` of a process in /proc, else ``column`` of ps; None when there is no such process."""
     if not Path("/proc/self").exists():
         told = subprocess.run(["ps", "-ww", "-o", f"{column}=", "-p", str(pid)], capture_output=True)
         return told.stdout.strip() or None
@@ -296,9 +297,9 @@ def _told_of(pid: int, column: str, file: str) -> bytes | None:
 
 
 def _remove_misleading_pid_file(data: Path) -> None:
-    """Remove a pid file that names a zombie or a stranger, which PostgreSQL would take for a server.
+    """Remove a pid file that names a zombie or a foreign process, which PostgreSQL would take for a server.
 
-    A server that is there all the same keeps a second one out by its shared memory segment.
+    If a server runs after all, its shared memory segment keeps a second one out.
     """
     lines = _pid_file_lines(data)
     command = _command_line(int(lines[0])) if lines else None

@@ -1,17 +1,17 @@
-"""A request whose caller is known and may make it: what the edge knows of it, takes from quotas for it, and records;
+"""An accepted request, whose caller is known and authorized: its state at the edge, its charges to quotas, its records,
 and the services that its route names.
 
 The fast path (``app.edge.fast_path``) and the routes of the framework accept a request by the same steps::
 
     1. caller      authenticated by headers or certificate, before the body is read
-    2. right       the caller has the right that the route needs, as far as path and query name tenants
+    2. right       the caller has the right that the route needs, for the tenants that path and query name
     3. quotas      of the caller: one request, and the bytes of its body. A body without a length, or longer than the
                    quota ever holds, is read as fast as the quota fills instead.
                    of each tenant: one request, or as many as it has lines, and their bytes; now where path or query
                    name the tenant, else once the body is read. Stats and imports have bounds of their own.
 
 A route names each service that it uses in its signature: ``jobs: Service[JobReader]``. ``app.node.wiring`` makes one
-object of each kind; the application refuses to begin without one that a route names.
+object of each kind; the application does not start if a route names a missing one.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from app.write.pending.requests import EventLines
 from ledger.errors import ForbiddenError, NotReadyError, QuotaExceededError, UnauthenticatedError
 
 ACCEPTED: Final = "tally.accepted"
-"""Where the scope of a request holds its ``Accepted``."""
+"""Key of a request's ``Accepted`` in its scope."""
 FAULT: Final = "tally.fault"
-"""Where the scope holds the error that the fast path met: the route raises it."""
+"""Key of the error that the fast path met, in the scope: the route raises it."""
 REFUSALS: Final = (UnauthenticatedError, ForbiddenError, QuotaExceededError)
-"""Errors that go on record: they say who may do what."""
+"""Errors that are recorded: they are about the rights of a caller."""
 
 
 @dataclass(slots=True, eq=False)
 class Accepted:
-    """What the edge knows of a request."""
+    """The state of a request at the edge."""
 
     access: AccessControl
     scope: Scope
@@ -57,7 +57,7 @@ class Accepted:
     began_s: float
     """When the edge began to work on it, by ``time.perf_counter``."""
     checked_s: float
-    """When what the caller shows was checked last, by the same clock."""
+    """When the caller's credentials were last checked, by the same clock."""
     is_body_rate_limited: bool = False
     """Whether the bytes of the body are charged while they are read."""
     is_tenant_charged: bool = False
@@ -66,7 +66,7 @@ class Accepted:
 
     @property
     def quotas(self) -> Quotas:
-        """What callers and tenants may send."""
+        """The quotas of callers and tenants."""
         return self.access.quotas
 
     def header_values(self, name: bytes) -> list[str]:
@@ -82,12 +82,12 @@ class Accepted:
         self.caller.check(self.scope["route"].rule.right, tenant_id)
 
     def charge_tenant(self, tenant_id: str, body_bytes: int) -> None:
-        """Take the request, whose body names the tenant, out of the quota of the tenant, once.
+        """Charge the request, whose body names the tenant, to the quota of the tenant, once.
 
         Raises:
-            ForbiddenError: the caller has not the right for the tenant.
-            QuotaExceededError: there is not as much now.
-            RequestTooLargeError: there never is.
+            ForbiddenError: the caller lacks the right for the tenant.
+            QuotaExceededError: the quota has too little left now.
+            RequestTooLargeError: the quota never holds as much.
         """
         self.check_tenant(tenant_id)
         if self.quotas.bounds_tenants and not self.is_tenant_charged:
@@ -95,11 +95,11 @@ class Accepted:
             self.is_tenant_charged = True
 
     def check_again(self) -> None:
-        """Check again what the caller shows, where that was a while ago, or before a token was revoked; what an issuer
-        signed counts for all of a request.
+        """Check the caller's credentials again if the last check was a while ago, or before a token was revoked. A
+        token that an issuer signed stays valid for a whole request.
 
         Raises:
-            UnauthenticatedError: it counts no more.
+            UnauthenticatedError: they are no longer valid.
         """
         now_s = time.perf_counter()
         if is_outdated(self.access.callers, self.checked_s, now_s):
@@ -107,7 +107,7 @@ class Accepted:
             self.checked_s = now_s
 
     def hold(self, count: int) -> None:
-        """Hold so many bytes more of the memory budget until the request is answered.
+        """Hold ``count`` more bytes of the memory budget until the request is answered.
 
         Raises:
             NotReadyError: other requests hold as many as may be in memory.
@@ -116,8 +116,8 @@ class Accepted:
         self.held_bytes += count
 
     async def allow(self, *tenant_ids: str) -> None:
-        """Return if the caller may do what the request asks for, to all tenants, or patterns of them, that the body
-        names; an act is on record then.
+        """Return if the caller has the right for all tenants, or patterns of tenants, that the body names. An act is
+        recorded before the return.
 
         Raises:
             ForbiddenError: the caller may not.
@@ -131,7 +131,7 @@ class Accepted:
             await self.access.records.act(recorded_request(self.scope), route.rule.right, named)
 
     async def record_read(self, tenant_id: str, **what: Any) -> None:
-        """Record that payloads of the tenant are about to be sent; of ``what``, those that are None are left out.
+        """Record that payloads of the tenant are about to be sent; members of ``what`` that are None are left out.
 
         Raises:
             LedgerError: as ``AccessRecords.read``.
@@ -140,7 +140,7 @@ class Accepted:
         await self.access.records.read(recorded_request(self.scope), tenant_id, facts)
 
     def report_break(self, error: Exception) -> None:
-        """As ``AccessControl.report_break``, of an error that the answer to the request does not carry."""
+        """As ``AccessControl.report_break``, for an error that the answer does not carry."""
         self.access.report_break(self.scope, error)
 
 
@@ -165,7 +165,7 @@ class AccessControl:
     breaks: FoundBreaks
 
     def accept_known(self, scope: Scope, rule: Rule) -> Accepted | None:
-        """As ``accept``; None where the issuer must be asked who calls."""
+        """As ``accept``; None if the issuer must be asked to authenticate the caller."""
         began_s = time.perf_counter()
         caller = self.callers.known(scope)
         return None if caller is None else self._accept(scope, rule, caller, began_s)
@@ -174,8 +174,8 @@ class AccessControl:
         """The request of ``scope``, whose route needs ``rule``.
 
         Raises:
-            UnauthenticatedError: nothing says who calls.
-            ForbiddenError: the caller has not the right.
+            UnauthenticatedError: the request has no valid credentials.
+            ForbiddenError: the caller lacks the right.
             QuotaExceededError: the quota of the caller, or of a tenant that is named, is used up.
         """
         began_s = time.perf_counter()
@@ -186,7 +186,7 @@ class AccessControl:
         check(caller, rule, scope)
         if self.quotas.bounds_principals:
             self._charge_caller(accepted)
-        # A route without a right has no tenant either: who names one is refused, and takes nothing from it.
+        # A route without a right has no tenant: a request that names one is refused, and charges no tenant.
         if self.quotas.bounds_tenants and rule.right is not None:
             named = dict.fromkeys(named_tenants(scope), 1)
             if named:
@@ -202,25 +202,26 @@ class AccessControl:
         self.quotas.admit(accepted.caller.id, body_bytes)
 
     async def caller_if_known(self, scope: Scope) -> Principal | None:
-        """Who calls, where nobody need say so; None where nothing says it, or cannot be asked now."""
+        """The caller of a route that needs no authentication; None without valid credentials, or if they cannot be
+        checked now."""
         try:
             return await self.callers.caller(scope)
         except (UnauthenticatedError, NotReadyError):
             return None
 
     def record_refusal(self, scope: Scope, error: Exception) -> None:
-        """Record that the request was refused with ``error``, if that is about who may do what."""
+        """Record that the request was refused with ``error``, if it is one of ``REFUSALS``."""
         if isinstance(error, REFUSALS):
             named = getattr(error, "tenant_id", None) or scope.get("path_params", {}).get("tenant_id")
             self.records.refused(recorded_request(scope), problem_type_of(error).name, named)
 
     def report_break(self, scope: Scope, error: Exception) -> None:
-        """Report the break of stored rows that the request met, if ``error`` is about one. Every request whose error
-        is answered comes here; a stream that ends with an error calls this itself."""
+        """Report the break of stored rows that the request met, if ``error`` is about one. Called for every request
+        answered with an error; a stream that ends with an error calls it itself."""
         self.breaks.report_error(error, getattr(scope.get("route"), "operation_id", None) or "request")
 
     def release_memory(self, scope: Scope) -> None:
-        """Give back what the body of the request holds of the memory budget."""
+        """Release the bytes that the body of the request holds of the memory budget."""
         accepted: Accepted | None = scope.get(ACCEPTED)
         if accepted is not None and accepted.held_bytes:
             self.memory.give_back(accepted.held_bytes, accepted.caller.id)
@@ -240,10 +241,10 @@ def recorded_request(scope: Scope) -> RecordedRequest:
 
 
 async def body_chunks(request: Request) -> AsyncIterator[bytes]:
-    """The body, as it comes; one that is paced as fast as the caller's quota allows.
+    """The body, as it arrives; a rate-limited body as fast as the caller's quota allows.
 
     Raises:
-        UnauthenticatedError: once it is whole, what the caller showed counts no more.
+        UnauthenticatedError: the caller's credentials are no longer valid once the body is whole.
     """
     accepted: Accepted | None = request.scope.get(ACCEPTED)
     sizes = accepted.quotas.principal_bytes if accepted is not None and accepted.is_body_rate_limited else None
@@ -256,7 +257,7 @@ async def body_chunks(request: Request) -> AsyncIterator[bytes]:
 
 
 class LineCharges:
-    """What the lines of one request take from their tenants."""
+    """The charges of the lines of one request to their tenants."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -266,10 +267,10 @@ class LineCharges:
         self._bytes_of: Counter[str] = Counter()
 
     def read(self, lines: EventLines) -> None:
-        """Some more of the ``lines`` were read.
+        """Add the lines read so far.
 
         Raises:
-            QuotaExceededError, RequestTooLargeError: as ``Quotas.check_tenants``, as far as can be said by now.
+            QuotaExceededError, RequestTooLargeError: as ``Quotas.check_tenants``, for the lines so far.
         """
         sources = lines.sources
         for (tenant_id, _), source in zip(lines.jobs[self._lines :], sources[self._lines : len(lines)], strict=True):
@@ -281,7 +282,7 @@ class LineCharges:
         self._quotas.check_tenants(self._requests, self._bytes_of, len(sources) - len(lines), left_bytes)
 
     def charge(self) -> None:
-        """Take all of it, or nothing.
+        """Charge all of the lines, or none.
 
         Raises:
             QuotaExceededError, RequestTooLargeError: as ``Quotas.check_tenants``.
@@ -290,7 +291,7 @@ class LineCharges:
 
 
 def _declared_bytes(scope: Scope) -> int:
-    """Bytes of the body, 0 when there is none, -1 when its length is not said."""
+    """Bytes of the body; 0 when there is none, -1 when its length is not stated."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value)

@@ -19,7 +19,7 @@ from ledger.errors import LedgerError
 
 JSON_MEDIA_TYPE = "application/json"
 IS_HEAD = "tally.is_head"
-"""In the scope of a request whose answer's body is kept back."""
+"""In the scope of a HEAD request, whose answer's body is dropped."""
 
 log = structlog.get_logger()
 
@@ -61,7 +61,7 @@ def json_answer(value: object, status: int = 200, headers: dict[str, str] | None
 
 
 class Streamed(Response):
-    """An answer that ``send_all`` sends: the head that it is given, and a body whose length is not known before."""
+    """An answer that ``send_all`` sends: the given head, and a body of unknown length."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ async def streamed(
     tenant_id: str,
     **what: Any,
 ) -> Response:
-    """All of ``pieces`` as an answer, one export of the caller's. It begins once the first piece, an empty one, has
-    come and the read is on record; a request for the head alone gets that.
+    """Stream ``pieces`` as an answer, one export of the caller. It starts once the first piece, an empty one, has
+    arrived and the read is recorded; a HEAD request gets only the head.
 
     Raises:
         ClientDisconnect: the client is gone.
@@ -120,8 +120,8 @@ async def _send_pieces(
     _receive: Receive,
     send: Send,
 ) -> None:
-    """Send the pieces as they come. An error, a client that went away or a token that was revoked breaks the body off:
-    it has no end, which the client sees."""
+    """Send the pieces as they arrive. An error, a disconnected client or a revoked token truncates the body, which the
+    client detects by its missing end."""
     async with aclosing(pieces):
         await send(head)
         try:
@@ -140,7 +140,7 @@ async def _send_pieces(
 async def _within(
     held: AbstractContextManager[None], pieces: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
-    """The pieces; ``held`` is entered with the first and left with the last, or where they are closed."""
+    """The pieces; ``held`` is entered before the first and left after the last, or when they are closed."""
     with held:
         async with aclosing(pieces):
             async for piece in pieces:
@@ -149,7 +149,7 @@ async def _within(
 
 @asynccontextmanager
 async def while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancel what is done within once the client is gone. The body of the request MUST have been read.
+    """Cancel the body of this context once the client disconnects. The body of the request MUST have been read.
 
     Raises:
         ClientDisconnect: it is gone.

@@ -1,4 +1,4 @@
-"""The web application: routers, what surrounds every request, errors as problems, the description of it all."""
+"""The web application: routers, middleware, errors as problems, the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ ROUTERS = (
     sign_in.callbacks,
     pages.router,
 )
-"""Those that are asked most stand first: a path is looked for in one route after the other."""
+"""The most used routers come first: a path is matched against one route after the other."""
 
 
 def create_app(services: Services) -> FastAPI:
     """The application over ``services``; the caller serves it.
 
     Raises:
-        LookupError: a route names a service that there is not.
+        LookupError: a route names a missing service.
     """
     app = FastAPI(title="Tallystick", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
@@ -117,7 +117,7 @@ def create_app(services: Services) -> FastAPI:
 
 
 def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:
-    """Every method that the path takes: the framework only knows those of the first route that has it."""
+    """Every method of the path: the framework only knows the methods of its first route."""
     found = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
     return sorted(found | {"HEAD"} if "GET" in found else found) or ["GET"]
 
@@ -154,13 +154,13 @@ def _describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _needed(rule: Rule) -> str:
-    """What a caller needs, for who reads the description."""
+    """The needed right, for readers of the description."""
     needed = rule.needs.value if rule.right is None else f"the right `{rule.right}` for {rule.needs.value}"
     return f"Needs {needed}."
 
 
 def _shapes_of_answers() -> dict[str, Any]:
-    """Every shape of an answer, by name. An answer has its members and no others; a problem may have more."""
+    """Every shape of an answer, by name. An answer has exactly its members; a problem may have more."""
     typed = [
         shape
         for module in (answers, chain_answers, job_answers, node_answers)
@@ -175,7 +175,7 @@ def _shapes_of_answers() -> dict[str, Any]:
 
 
 def _say_what_it_is(answer: dict[str, Any], models: dict[str, Any]) -> None:
-    """Describe an answer that says nothing of itself by the model of its body."""
+    """Describe an answer without a description by the model of its body."""
     if answer["description"] != _NO_DESCRIPTION:
         return
     for content in answer.get("content", {}).values():
@@ -184,7 +184,7 @@ def _say_what_it_is(answer: dict[str, Any], models: dict[str, Any]) -> None:
 
 
 _NO_DESCRIPTION = "Successful Response"
-"""What the framework writes where a route says nothing."""
+"""The framework's text for a route without a description."""
 _READ_BY_ENDPOINTS = {
     "EventRequest": EVENT_REQUEST,
     "EventLine": EVENT_LINE,
@@ -197,14 +197,14 @@ Writes answer with a session token in `Tally-Session`; show it to read your own 
 
 CLIENT_GONE_STATUS = 499
 REFUSAL_PAUSE_S = (0.25, 0.5)
-"""How long who has had his share, or finds the backlog full, waits to be told so: to refuse him as fast as he asks
-would take from the others. Something between these: who is refused together does not come back together."""
+"""Delay of a refusal for a spent quota or a full backlog: refusing as fast as a caller retries would slow other
+callers. It is random between these, so that callers refused together do not retry together."""
 
 
 class Observed:
     """ASGI middleware. The route label is the template of the route, so it has few values.
 
-    HEAD is GET to all within; the connection keeps the body back.
+    The application sees HEAD as GET; the connection drops the body.
     """
 
     def __init__(self, app: ASGIApp, access: AccessControl, metrics: Metrics) -> None:
@@ -213,7 +213,7 @@ class Observed:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; answer it with a problem when nobody else did."""
+        """Pass the request on; answer it with a problem if no handler did."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -237,7 +237,7 @@ class Observed:
         except ClientDisconnect:
             status = status or CLIENT_GONE_STATUS
         except asyncio.CancelledError:
-            # Only a stop whose time for open requests is up cancels them.
+            # Requests are cancelled only by a stop whose time for them is up.
             if status:
                 raise
             response = respond(NotReadyError("the service stops and had no time for this request; send it again"))

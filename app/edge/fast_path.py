@@ -1,6 +1,6 @@
 """The fast path: one event or proposal in its common form, taken and answered without the framework.
 
-What it skips costs more than all that is done for the event. Each step is the one that the framework's path takes::
+The steps that it skips cost more than the work for the event. Each step is the same as on the framework's path::
 
     1. head     POST to a job or to all, or a proposal with its key, HTTP/1.1, nothing but HEADERS, a body of at most
                 BODY_BYTES_MAX
@@ -50,7 +50,7 @@ from app.write.intake.answers import Awaited
 from ledger import names
 
 BODY_BYTES_MAX = FREE_BYTES
-"""A longer body is read by the framework, which counts what all of them hold."""
+"""The framework reads a longer body, and counts the bytes that all of them hold."""
 HEADERS = {
     b"host": None,
     b"user-agent": None,
@@ -61,7 +61,7 @@ HEADERS = {
     b"content-type": JSON_MEDIA_TYPE.encode(),
     b"connection": b"keep-alive",
 }
-"""The headers of a fast-path write, and the one value that each may have; None where the route would not read it."""
+"""The headers of a fast-path write, and the one value that each may have; None if the route does not read it."""
 _UNKNOWN = b"\n"
 """The value of no header."""
 _ROUTES = {route.path: route for route in (*submissions.routes, *proposals.routes) if isinstance(route, RightedRoute)}
@@ -73,7 +73,7 @@ _ANY_WRITE = re.compile(b"/v1/(?:jobs(?:/[^/]+/(?:events|cancel))?|events|commit
 
 @dataclass(slots=True, eq=False)
 class FastWrite:
-    """A request that the fast path has accepted and whose body is still to come."""
+    """A request that the fast path has accepted and whose body is incomplete."""
 
     handler: EventWrites | ProposalWrites
     write: Write
@@ -125,7 +125,7 @@ class FastPath:
         return FastWrite(handler, write, accepted, None if job_id is None else job_id.decode())
 
     def _key(self, headers: Fields) -> bytes | None:
-        """The Idempotency-Key of a head that the fast path takes, empty where it has none; None for any other head."""
+        """The Idempotency-Key of a head that the fast path takes, empty if it has none; None for any other head."""
         seen, key = set(), b""
         for name, value in headers:
             if name == b"idempotency-key":
@@ -142,8 +142,8 @@ class FastPath:
         return key if seen >= {b"content-length", b"content-type"} else None
 
     def enter(self, fast: FastWrite, body: bytes) -> Awaited | None:
-        """What a whole request asks for, in the WAL; None when the framework is to answer: with the error that the
-        scope holds, or by itself, nothing being taken."""
+        """Append the write of a whole request to the WAL; None if the framework must answer: with the error in the
+        scope, or by itself, when nothing was appended."""
         try:
             self._node.check_writable()
             fast.accepted.check_again()
@@ -153,8 +153,8 @@ class FastPath:
             return None
 
     def answer(self, fast: FastWrite, entered: Any) -> Answer | None:
-        """The answer once ``entered.reached`` is done; None when the scope holds the error to answer with, or the
-        framework can ask again."""
+        """The answer once ``entered.reached`` is done; None if the scope holds the error to answer with, or the
+        framework can retry."""
         try:
             return fast.handler.answer(entered)
         except Exception as error:

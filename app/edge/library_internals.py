@@ -1,6 +1,6 @@
-"""What is used of uvicorn, httptools and FastAPI that is no part of their public interface: here, and nowhere else.
+"""All uses of uvicorn, httptools and FastAPI beyond their public interfaces.
 
-``pyproject.toml`` bounds their versions. A start checks that all of it is there, as a later version may move it.
+``pyproject.toml`` bounds their versions. A start checks that all of it exists, as a later version may move it.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ USED: Final[Mapping[type, tuple[str, str]]] = {
 
 SET: Final = "STORE_ATTR"
 _OF_KNOWN_LENGTH = b"content-length: "
-"""Stands in the head of an answer whose body is there already, or follows at once."""
+"""Part of the head of an answer whose body is ready, or follows at once."""
 
 
 def check_libraries() -> None:
-    """Return if all that is used of the libraries is there.
+    """Return if every used part of the libraries exists.
 
     Raises:
-        StartRefusedError: something is not; names it, and the version to install.
+        StartRefusedError: a part is missing; names it, and the version to install.
     """
     for kind, (library, names) in USED.items():
         missing = set(names.split()) - _names_of(kind)
@@ -94,9 +94,9 @@ def check_libraries() -> None:
 
 
 def _names_of(kind: type) -> set[str]:
-    """What an object of this class has: by its class, as a field of it, or set by one of its methods."""
+    """The attributes of an object of this class: of its class, its fields, and those set by its methods."""
     if kind is APIRoute:
-        return set(dir(APIRoute("/", _names_of)))  # functions beside the class set what it has
+        return set(dir(APIRoute("/", _names_of)))  # functions outside of the class set its attributes
     methods = [each for base in kind.__mro__ for each in vars(base).values() if inspect.isfunction(each)]
     set_by_them = {each.argval for method in methods for each in dis.get_instructions(method) if each.opname == SET}
     return {*dir(kind), *getattr(kind, "__dataclass_fields__", ()), *set_by_them}
@@ -110,8 +110,8 @@ class Writer(Protocol):
 
 
 class AnswerTransport(asyncio.Transport):
-    """The transport of a connection as one answer writes to it: a head that says how long its body is waits for the
-    first piece of that, which may be empty."""
+    """The transport of a connection for one answer: a head with Content-Length waits for the first piece of the body,
+    which may be empty."""
 
     __slots__ = ("_connection", "_cycle", "_head", "_transport", "_was_held")
 

@@ -35,15 +35,15 @@ OPEN_REQUESTS_SHARE = 0.5
 LISTEN_BACKLOG = 2048
 LOOPBACK = "127.0.0.1"
 TICKS_A_LOOK = 3
-"""Every so many tenths of a second connections are looked at for clients that stand still."""
+"""Tenths of a second between checks of connections for stalled clients."""
 CONNECTIONS_A_LOOK = 512
-"""About how many then; where there are more, they take turns."""
+"""About how many connections each check covers; more take turns."""
 
 log = structlog.get_logger()
 
 
 class Server(uvicorn.Server):
-    """Uvicorn without its own signal handling: the service decides when to stop. It looks after silent clients."""
+    """Uvicorn without its own signal handling: the service decides when to stop. It ends stalled connections."""
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second; true ends the server."""
@@ -61,11 +61,11 @@ class Server(uvicorn.Server):
 
 
 def connection_bounds(settings: Settings) -> ConnectionBounds:
-    """The bounds that the settings name, ``http.connections_max`` as far as this process may open files; its own limit
-    is raised for it.
+    """The bounds in the settings. The limit of open files is raised for ``http.connections_max``, which is lowered to
+    fit it.
 
     Raises:
-        StartRefusedError: it may open too few.
+        StartRefusedError: this process may open too few files.
     """
     reserved = DESCRIPTORS_RESERVED + len(settings.database_replica_urls) * REPLICA_CONNECTIONS_MAX
     wanted = settings.http.connections_max
@@ -81,7 +81,7 @@ def connection_bounds(settings: Settings) -> ConnectionBounds:
 
 
 def _protocol_for(services: Services) -> Callable[..., asyncio.Protocol]:
-    """What makes the protocol of each connection."""
+    """The factory of the protocols of connections."""
     settings: Settings = services[Settings]
     bounds: ConnectionBounds = services[ConnectionBounds]
     tls: ServerTls | None = services[ServerTls | None]
@@ -95,7 +95,7 @@ def _protocol_for(services: Services) -> Callable[..., asyncio.Protocol]:
     )
 
     def secured(tls: ServerTls, **given: Any) -> TlsConnection:
-        # The context of now: certificates are replaced while the node runs.
+        # The current context: certificates are replaced while the node runs.
         return TlsConnection(served(**given), tls.context, bounds)
 
     return served if tls is None else partial(secured, tls)
@@ -105,7 +105,7 @@ def _listener(host: str, port: int, *, is_shared: bool = False) -> socket.socket
     """A listening socket; one that ``is_shared`` is one of several on this port, among which connections are spread.
 
     Raises:
-        StartRefusedError: the port is in use, or may not be used.
+        StartRefusedError: the port is in use, or not permitted.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

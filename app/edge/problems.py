@@ -1,11 +1,10 @@
-"""Problem Details (RFC 9457): the one shape of every answer that is not the one asked for.
+"""Problem Details (RFC 9457): the one shape of every error answer.
 
     {"type": URI, "title", "status", "detail", ...members of the problem}
 
 ``type`` is ``https://tallystick.dev/problems/`` and a name of :mod:`ledger.facts.problems`; clients compare it and
 may show ``title`` and ``detail``. ``detail`` is the text of an error raised on purpose. Any other exception becomes
-``internal-error`` without a word about its cause, which goes to the log. Every 503 has Retry-After, but one that stays
-as it is.
+``internal-error`` without its cause, which goes to the log. Every 503 has Retry-After, unless a retry cannot help.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from ledger.facts.problems import (
 PROBLEM_URI = "https://tallystick.dev/problems/"
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 DETAIL_CHARACTERS_MAX = 1000
-"""Longest ``detail``; what a caller sent may be part of it."""
+"""Longest ``detail``; it may quote the caller's data."""
 PATH_PART_CHARACTERS_MAX = 128
 
 _log = structlog.get_logger(__name__)
 
 
 _MEMBERS = ("line", "tenant_id", "job_id", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
-"""Attributes of an error that become members of its problem when it has them."""
+"""Attributes of an error that become members of its problem if it has them."""
 _MEMBERS_IF_SAID = ("reason", "index", "free", "blocking_index", "current_epoch", "members_away")
 """The same, where they are not None."""
 _BY_STATUS = {
@@ -68,7 +67,7 @@ def problem_response(
         "detail": cut(detail, DETAIL_CHARACTERS_MAX),
         **(members or {}),
     }
-    # A 404 may be kept by caches like any answer, and what is not there yet may come.
+    # Caches may store a 404 like any answer, and the missing object may be created later.
     all_headers = {"Cache-Control": "no-store", **(headers or {})}
     if kind.status == 503 and (members or {}).get("reason") != errors.COPIES_REMOVED:
         all_headers.setdefault("Retry-After", "1")
@@ -76,7 +75,7 @@ def problem_response(
 
 
 def respond(error: Exception) -> Response:
-    """The answer to any error; what was not raised on purpose is logged, its cause kept from the caller."""
+    """The answer to any error. An unexpected error is logged, and its cause kept from the caller."""
     kind = problem_type_of(error)
     if kind is INTERNAL_ERROR:
         _log.error("request_failed", exc_info=error)
@@ -97,7 +96,7 @@ def _headers_of(error: Exception) -> dict[str, str]:
 
 
 async def respond_to_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework refuses by itself: unknown paths and methods."""
+    """The answer to refusals of the framework: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     kind = _BY_STATUS.get(error.status_code)
     if kind is None:

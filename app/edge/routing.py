@@ -1,10 +1,10 @@
-"""Routes: each asks who calls, and for a right, before it looks at a request, and refuses a query nobody asked for.
+"""Routes: each authenticates and authorizes the caller before it reads a request, and refuses unknown query parameters.
 
-A query parameter that no operation knows, or that comes twice and is no list, is refused: a typing error must not pass
-for a default, and two readers must not read two different values out of one request.
+A query parameter that the operation does not know, or that is repeated and no list, is refused: a typing error must not
+pass for a default, and two readers must not read different values from one request.
 
 The framework spends more time on a request (routers inside routers, parameters, exit stacks) than it takes to
-check and answer one event. So routes stand in the application directly, and the routes that take one event are
+check and answer one event. So routes are direct children of the application, and the routes that take one event are
 ``LeanRoute``: described like the others, called without the machinery.
 """
 
@@ -54,12 +54,12 @@ SESSION_PARAMETER: dict[str, Any] = {
 
 
 SHAPES: Final[list[Any]] = []
-"""Those that ``shape`` made."""
+"""The shapes that ``shape`` made."""
 
 
 def shape(name: str, meaning: str, /, **members: Any) -> Any:
-    """The shape of an answer that nobody builds or reads by its type: it is described, beside the route that gives it.
-    ``[kind]`` is a list of these, ``{str: kind}`` an object that has them by name."""
+    """The shape of an answer that no code uses as a type: it only describes the answer, beside its route. ``[kind]`` is
+    a list of the kind, ``{str: kind}`` an object of them by name."""
     form = TypedDict(name, {member: _kind_of(kind) for member, kind in members.items()})  # type: ignore[misc]
     form.__doc__ = meaning
     SHAPES.append(form)
@@ -92,7 +92,7 @@ WRITE_HEADERS: dict[str, Any] = {
 
 
 class RightedRoute(APIRoute):
-    """A route that asks who calls, and for a right, before it looks at a request. Has one method."""
+    """A route that authenticates and authorizes the caller before it reads a request. Has one method."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
         described["operation_id"] = described.get("operation_id") or endpoint.__name__
@@ -102,7 +102,7 @@ class RightedRoute(APIRoute):
         self.is_act = f"{method} {path}" in ACTS
 
     async def authorize(self, scope: Scope) -> None:
-        """Accept the request, unless the fast path has, which may have met an error.
+        """Accept the request, unless the fast path has; raise the error that it met, if any.
 
         Raises:
             UnauthenticatedError, ForbiddenError, QuotaExceededError: as ``AccessControl.accept``.
@@ -117,7 +117,7 @@ class RightedRoute(APIRoute):
 
 
 class StrictRoute(RightedRoute):
-    """A route that knows its query parameters, takes each at most once, and describes the ``JsonBody`` it asks for."""
+    """A route that knows its query parameters, takes each at most once, and describes its ``JsonBody``."""
 
     takes_any_query = False
 
@@ -128,7 +128,7 @@ class StrictRoute(RightedRoute):
                 self.openapi_extra = {"requestBody": part.call.description}
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The framework's handler behind a look at the query."""
+        """The framework's handler, after a check of the query."""
         handle = super().get_route_handler()
         known = dict(_query_names(self.dependant))
 
@@ -142,7 +142,7 @@ class StrictRoute(RightedRoute):
 
 
 class OpenRoute(StrictRoute):
-    """A route that passes over what it does not know of its query: its addresses are made by others."""
+    """A route that ignores unknown query parameters: other parties make its addresses."""
 
     takes_any_query = True
 
@@ -151,7 +151,7 @@ class LeanRoute(RightedRoute):
     """A route whose endpoint takes the request, path parameters that it checks by itself, and services; no query.
 
     Raises:
-        TypeError: it has another parameter or dependency, which would never be given.
+        TypeError: it has another parameter or dependency, which would never be passed.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
@@ -175,13 +175,13 @@ class LeanRoute(RightedRoute):
 
 
 def _takes_request_alone(part: Dependant) -> bool:
-    """Whether a dependency is a parameter of its endpoint, as services are, and asks for nothing but the request."""
+    """Whether a dependency is a parameter of its endpoint, as services are, and takes only the request."""
     asks_for = (part.dependencies, part.path_params, part.query_params, part.header_params, part.body_params)
     return part.name is not None and part.request_param_name is not None and not any(asks_for)
 
 
 def _query_names(dependant: Dependant) -> Iterator[tuple[str, bool]]:
-    """Query parameters of an endpoint, and of what it depends on; whether each may come several times."""
+    """Query parameters of an endpoint and its dependencies, and whether each may be repeated."""
     for field in dependant.query_params:
         yield field.alias, get_origin(field.field_info.annotation) is list
     for part in dependant.dependencies:

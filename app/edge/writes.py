@@ -1,8 +1,8 @@
-"""Writes of one event or one proposal: what is done for each, however its request came.
+"""Writes of one event or one proposal, the same on both paths of a request.
 
 The routes of the framework call ``submit``. The fast path (``app.edge.fast_path``) calls ``enter`` and, once the entry
-has reached its level, ``answer``. Both begin with the same form and the same charge, end in the same ``Submitter``, and
-give the same answer.
+has reached its level, ``answer``. Both start with the same form and charge, end in the same ``Submitter``, and give the
+same answer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Route(IntEnum):
 
 
 class Write(NamedTuple):
-    """A way to send one event or proposal. ``event`` is None where the body says which event it is."""
+    """A kind of write of one event or proposal. ``event`` is None if the body names the event."""
 
     path: str
     form: TypeAdapter[Any]
@@ -75,10 +75,10 @@ class Write(NamedTuple):
     event: EventType | None = None
 
     def read(self, body: bytes) -> Any:
-        """What ``body`` asks for.
+        """The parsed ``body``.
 
         Raises:
-            InvalidInputError: it is not of the form.
+            InvalidInputError: it does not have the form.
         """
         return parse(self.form, body, self.tags)
 
@@ -103,8 +103,8 @@ class EventWrites:
     event_bytes_max: int
 
     def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Entered | None:
-        """The event in the WAL; None, and nothing of it taken, where only ``submit`` can do that: it may need a seal,
-        or the store must be asked for its job.
+        """Append the event to the WAL; None, and nothing appended, if only ``submit`` can: the event may need a seal,
+        or its job a database lookup.
 
         Raises:
             LedgerError: as ``submit``; nothing was taken.
@@ -117,7 +117,7 @@ class EventWrites:
         return self._answer(entered.receipt())
 
     async def submit(self, write: Write, request: Request, accepted: Accepted, job_id: str | None = None) -> Response:
-        """Take the event that a request holds, and answer once it has reached its level.
+        """Take the event of a request, and answer once it has reached its level.
 
         Raises:
             ProblemError: as ``read_body``.
@@ -136,7 +136,7 @@ class EventWrites:
         return self._answer(await self.submitter.submit(draft, key=key)).response()
 
     def _draft(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Draft:
-        """The event that the body describes, taken out of the quota of its tenant."""
+        """The event in the body, charged to the quota of its tenant."""
         draft = draft_of(write.read(body), write.event, job_id, accepted.caller.id)
         accepted.charge_tenant(draft.tenant_id, len(body))
         return draft
@@ -176,7 +176,7 @@ class ProposalWrites:
     event_bytes_max: int
 
     def enter(self, write: Write, accepted: Accepted, body: bytes, _job_id: str | None = None) -> EnteredProposal:
-        """The proposal in the WAL.
+        """Append the proposal to the WAL.
 
         Raises:
             LedgerError: as ``submit``; nothing was taken.
@@ -184,8 +184,8 @@ class ProposalWrites:
         return self.proposals.enter(*self._wanted(write, accepted, body))
 
     def answer(self, entered: EnteredProposal) -> Answer | None:
-        """The verdict, once ``entered.reached`` is done; None where the key was chained before, so that only ``submit``
-        of the same request can tell.
+        """The verdict, once ``entered.reached`` is done; None if the key was chained before, so that only ``submit`` of
+        the same request can answer.
 
         Raises:
             DurabilityTimeoutError: it was not chained in time.
@@ -199,7 +199,7 @@ class ProposalWrites:
             return Answer.by(respond(error))
 
     async def submit(self, write: Write, request: Request, accepted: Accepted) -> Response:
-        """Propose what a request asks for, and answer with the verdict.
+        """Propose the commitment of a request, and answer with the verdict.
 
         Raises:
             ProblemError: as ``read_body``.
@@ -211,7 +211,7 @@ class ProposalWrites:
         return self._verdict(await self.proposals.propose(*self._wanted(write, accepted, body))).response()
 
     async def set_capacity(self, node: str, request: Request, accepted: Accepted) -> Response:
-        """Record what a node has.
+        """Record the capacity of a node.
 
         Raises:
             ProblemError: as ``read_body``.
@@ -227,7 +227,7 @@ class ProposalWrites:
         return self._answer(recorded, 200, {"node": node}).response()
 
     def _wanted(self, write: Write, accepted: Accepted, body: bytes) -> tuple[Any, str | None, RequestKey]:
-        """What the body proposes, taken out of the quota of its tenant; who does; under which key."""
+        """The proposal in the body, charged to the quota of its tenant; the proposer; the key."""
         wanted = write.read(body)
         accepted.charge_tenant(wanted["tenant_id"], len(body))
         key = request_key(accepted, write.key_route, body, "")
@@ -247,7 +247,7 @@ class ProposalWrites:
 
 
 def request_key(accepted: Accepted, route: Route, body: bytes, scope: str) -> RequestKey | None:
-    """The request's Idempotency-Key; ``scope`` is what identifies the request beside its body.
+    """The request's Idempotency-Key; ``scope`` identifies the request together with its body.
 
     Raises:
         InvalidInputError: not 1 to 255 visible ASCII characters, or more than one.
@@ -265,7 +265,7 @@ def shown_session(accepted: Accepted, sessions: SessionTokens, consistency: Cons
 
     Raises:
         InvalidInputError: one is not of this ledger.
-        ClockSkewError: the time of one lies too far ahead.
+        ClockSkewError: the time of a token lies too far ahead.
     """
     tokens = sessions.decode_header(",".join(accepted.header_values(b"tally-session")))
     consistency.receive(tokens)
@@ -278,7 +278,7 @@ def token_of(sessions: SessionTokens, hlc: str, epoch: Epoch, lsn: Lsn) -> str:
 
 
 def durability_answer(requested: Durability, achieved: Durability, survives: Sequence[str]) -> dict[str, object]:
-    """What was asked for and what was reached."""
+    """The requested and the achieved level."""
     return {"requested": requested.name, "achieved": achieved.name, "survives": list(survives)}
 
 

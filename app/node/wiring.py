@@ -202,8 +202,8 @@ class LoadedFiles(NamedTuple):
         """All of it.
 
         Raises:
-            ConfigurationError: a file or setting is invalid, or cannot be read. StartRefusedError: this process may
-            open too few descriptors for connections.
+            ConfigurationError: a file or setting is invalid, or cannot be read.
+            StartRefusedError: this process may open too few descriptors for connections.
         """
         cert, key, auth = settings.tls.cert, settings.tls.key, settings.auth
         if settings.bundle.trusted_keys is not None:

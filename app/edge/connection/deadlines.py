@@ -1,4 +1,4 @@
-"""How long a client may stand still. One look a tick at every connection; no timer for each request.
+"""Deadlines of clients that stall. Every connection is checked once a tick; requests have no timers.
 
 A connection waits for its client in one of three ways, and each ends::
 
@@ -7,7 +7,7 @@ A connection waits for its client in one of three ways, and each ends::
                            after the answer, where that was given before its end
     for an answer's reader likewise, when no PROGRESS_BYTES more of it were taken
 
-While the service works on a whole request, or does not read because nobody takes what came, no time is counted.
+The clock stops while the service works on a whole request, or pauses reading because no handler takes the data.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, Protocol
 from ledger.errors import StartRefusedError
 
 PROGRESS_BYTES = 64 * 1024
-"""Bytes that a client must send, or take, in ``http.body_timeout``, unless it is done before."""
+"""Bytes that a client must send, or take, in ``http.body_timeout``, unless it finishes before."""
 DESCRIPTORS_RESERVED = 128
-"""Files that the process may open besides connections: WAL, PostgreSQL, stats, uploads, files of the system."""
+"""Descriptors reserved for files other than connections: WAL, PostgreSQL, stats, uploads, files of the system."""
 CONNECTIONS_LEAST = 8
 """With room for fewer connections the service does not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """What all connections of one listener are held to."""
+    """Bounds of all connections of one listener."""
 
     connections_max: int
     header_timeout_s: float
@@ -36,7 +36,7 @@ class ConnectionBounds:
 
 
 class Progress:
-    """Since when one stage of a connection has made none."""
+    """How long one stage of a connection has made no progress."""
 
     __slots__ = ("_moved_bytes", "_since_s", "_stage")
 
@@ -48,7 +48,7 @@ class Progress:
     def stalled_s(self, stage: object, moved_bytes: int, now_s: float) -> float:
         """Seconds since ``stage`` was first seen, or since it moved ``PROGRESS_BYTES``.
 
-        MUST be called at each look with the stage of that moment: one that was left is timed from its start again.
+        MUST be called at each check with the current stage: a stage that is entered again is timed from its new start.
         """
         if stage != self._stage or moved_bytes - self._moved_bytes >= PROGRESS_BYTES:
             self._stage, self._since_s, self._moved_bytes = stage, now_s, moved_bytes
@@ -56,13 +56,13 @@ class Progress:
 
 
 class Connection(Protocol):
-    """One that may have to make room for another."""
+    """A connection that may be evicted for another."""
 
     waiting_since_s: float
-    """When the client could begin to say something, or began it."""
+    """When the client could start to send a head, or started it."""
 
     def is_waiting(self) -> bool:
-        """Whether the client has nothing of ours, and we have nothing whole of it."""
+        """Whether no answer is under way to the client, and no whole request of it is here."""
         ...
 
     def abort(self) -> None:
@@ -71,7 +71,7 @@ class Connection(Protocol):
 
 
 def end_longest_waiting(connections: Iterable[Any], newest: Connection) -> bool:
-    """End the connection that waits for its client for longest, ``newest`` aside; false when none waits."""
+    """End the connection, other than ``newest``, that has waited longest for its client; false when none waits."""
     waiting: list[Connection] = [each for each in connections if each is not newest and each.is_waiting()]
     if not waiting:
         return False
@@ -83,7 +83,7 @@ def connections_allowed(connections_max: int, descriptors_max: int, reserved: in
     """How many connections may be open at once in a process that may open ``descriptors_max`` files.
 
     Raises:
-        StartRefusedError: hardly any.
+        StartRefusedError: too few.
     """
     allowed = min(connections_max, descriptors_max - reserved)
     if allowed < min(CONNECTIONS_LEAST, connections_max):

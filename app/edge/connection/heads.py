@@ -1,22 +1,22 @@
-"""The head of a request: what it must be, what a proxy says in it of its client, and heads that were parsed before.
+"""The head of a request: its checks, the client's address and scheme from a trusted proxy, and a cache of parsed heads.
 
-Two readers of one connection must agree where a request ends (RFC 9112, section 6), so a head that a proxy might
-read in another way is refused. And a page that somebody's browser shows must not reach a service that the browser can
-reach and its author cannot, neither by a name that was bound again to our address nor from its own origin::
+Two readers of one connection must agree where a request ends (RFC 9112, section 6), so a head that a proxy might read
+in another way is refused. A web page must not reach, through a user's browser, a service that its author cannot reach:
+neither by DNS rebinding nor from its own origin::
 
     version              HTTP/1.1, or HTTP/1.0 without Transfer-Encoding
     Host                 exactly one, and a name of ours; HTTP/1.0 may have none, as health checks of load balancers do
     Transfer-Encoding    chunked, once
     Origin               on what changes something: none, that of the Host, or one whose host http.hosts names
 
-Of the proxies that ``http.trusted_proxies`` names, and of no other client, these are believed::
+These headers are trusted only from the proxies that ``http.trusted_proxies`` names::
 
     X-Forwarded-Proto    https or http; of several the last, which the proxy itself said
     X-Forwarded-For      addresses, the nearest last; the client is the last that is no trusted proxy
 
-The heads of a client differ in the path and in the Idempotency-Key; all other lines, the block, are those of one of
-its last requests, byte for byte. The cache keeps what the parser made of a block, which holds for each request that
-came whole and alone::
+The heads of a client differ in the path and in the Idempotency-Key; all other lines, the block, equal those of one of
+its last requests, byte for byte. The cache keeps the parsed headers of a block, which apply to each request that
+arrived whole and alone::
 
     POST <path> HTTP/1.1                   read here: a short path without anything to decode, and no query
     Idempotency-Key: <visible characters>  read here, taken out of the block: at most one, nothing folded into it
@@ -46,10 +46,10 @@ _HOST = re.compile(rb"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(:[0-9]{1,5})?")
 
 
 class ServedNames:
-    """The names that the service answers to; ports are not looked at.
+    """The names that the service answers to; ports are ignored.
 
-    Loopback addresses and ``localhost``, the host that it listens on, and those that ``http.hosts`` names. A service
-    that others can reach takes any address too: only a name can be bound to another address while a page is shown.
+    Loopback addresses and ``localhost``, the host that it listens on, and the names in ``http.hosts``. A service that
+    listens beyond loopback takes any IP address too: only a name can be rebound.
     """
 
     def __init__(self, listen_host: str, named: Iterable[str]) -> None:
@@ -75,7 +75,7 @@ class ServedNames:
 
 
 def check_head(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]], names: ServedNames) -> None:
-    """Return if a head of this HTTP version, with these headers in small letters, may be served.
+    """Return if a head of this HTTP version, with these lower-case headers, may be served.
 
     Raises:
         ProblemError: it may not.
@@ -111,7 +111,7 @@ def check_head(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes
 
 
 def _name_of(value: bytes) -> str | None:
-    """The name or address in ``host`` or ``host:port``, None when it is neither."""
+    """The name or address in ``host`` or ``host:port``; None if it is neither."""
     match = _HOST.fullmatch(value.strip().lower())
     return match[1].decode().removesuffix(".").strip("[]") if match else None
 
@@ -136,18 +136,18 @@ ADDRESSES_REMEMBERED = 1024
 
 
 class TrustedProxies:
-    """The proxies that are believed."""
+    """The proxies that are trusted."""
 
     def __init__(self, networks: Iterable[IpNetwork]) -> None:
         self._networks = tuple(networks)
         self._is_trusted = lru_cache(ADDRESSES_REMEMBERED)(self._is_within)
 
     def has(self, client: tuple[str, int] | None) -> bool:
-        """Whether the client of a connection is one of them."""
+        """Whether the client of a connection is a trusted proxy."""
         return client is not None and self._is_trusted(client[0])
 
     def believe(self, scope: Any) -> None:
-        """Put what the head of a request says into ``scope``: its ``scheme``, and its ``client``, of port 0."""
+        """Set ``scheme`` and ``client`` (with port 0) of ``scope`` from the head of a request."""
         addresses: list[bytes] = []
         for name, value in scope["headers"]:
             if name == b"x-forwarded-proto":
@@ -170,7 +170,7 @@ class TrustedProxies:
 
 
 def _host_of(said: bytes) -> str | None:
-    """The address in one part of the header, which may have a port; None when there is none."""
+    """The address in one part of the header, which may have a port; None if there is none."""
     text = said.strip().decode("latin-1")
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -181,23 +181,23 @@ def _host_of(said: bytes) -> str | None:
 
 
 def _address_in(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """As ``_address_of``; an address of IPv4 that IPv6 spells is that."""
+    """As ``_address_of``; an IPv4-mapped IPv6 address becomes the IPv4 address."""
     address = _address_of(text)
     return getattr(address, "ipv4_mapped", None) or address
 
 
 BLOCKS_MAX: Final = 4096
-"""A client has one for each length of its bodies. When there are more, all are forgotten."""
+"""A client has one block for each length of its bodies. When the cache is full, it is cleared."""
 BLOCK_BYTES_MAX: Final = 1024
 _LINE = re.compile(rb"POST (/v1/[A-Za-z0-9._/-]{1,1024}) HTTP/1\.1(?=\r\n)")
 _END = b"\r\n\r\n"
 _KEY: Final = b"idempotency-key"
 _KEY_FIELDS: Final = (b"\r\nIdempotency-Key: ", b"\r\nidempotency-key: ")
-"""How clients spell it; whoever spells it otherwise is parsed."""
+"""The usual spellings; a head with another one goes to the parser."""
 _is_visible = re.compile(rb"[!-~]+").fullmatch
 
 Fields = list[tuple[bytes, bytes]]
-"""Headers: names in small letters, and values."""
+"""Headers: lower-case names, and values."""
 
 
 class CachedHead(NamedTuple):
@@ -205,21 +205,21 @@ class CachedHead(NamedTuple):
 
     path: bytes
     key: bytes
-    """Empty where there is none."""
+    """Empty if there is none."""
     headers: Fields
     body: bytes
     authorization: bytes | None
-    """What it says once, None where it says nothing."""
+    """Its one value; None if there is none."""
 
 
 class HeaderCache:
-    """What the blocks of one listener's clients say."""
+    """The parsed blocks of one listener's clients."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[Fields, int, bytes | None]] = {}
 
     def find(self, data: bytes) -> CachedHead | None:
-        """The one request that ``data`` is, if its block is known."""
+        """The one request in ``data``, if its block is cached."""
         split = _split(data)
         if split is None:
             return None
@@ -232,8 +232,8 @@ class HeaderCache:
         return CachedHead(path, key, headers, body, authorization)
 
     def remember(self, data: bytes, headers: Fields) -> None:
-        """Remember the block of a plain request: the parser found one with these ``headers``, beginning with the first
-        byte of ``data``. Nothing is remembered where more than that request came, or it is spelt in an unusual way."""
+        """Cache the block of a plain request that the parser found at the start of ``data``, with these ``headers``.
+        Nothing is cached if ``data`` holds more than that request, or its spelling is unusual."""
         split = _split(data)
         if split is None:
             return
@@ -250,7 +250,7 @@ class HeaderCache:
 
 
 def _split(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
-    """Path, key, block and body of what begins with a head in the form that is cached, whether or not it is."""
+    """Path, key, block and body of data that starts with a head of the cacheable form."""
     line = _LINE.match(data)
     if line is None:
         return None

@@ -37,13 +37,13 @@ from ledger.errors import ProblemError
 from ledger.facts.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, NOT_READY, REQUEST_TIMEOUT
 
 HEAD_BYTES_MAX = 64 * 1024
-"""Longest request line and headers together."""
+"""Most bytes of request line and headers together."""
 TRAILER_BYTES_MAX = 64 * 1024
 """Most bytes of a chunked body that may follow each other without a byte of content: extensions and trailers."""
 LINGER_S = 2.0
-"""How long what the client still sends is thrown away, so that it gets to read why it was refused."""
+"""How long further data of a refused client is discarded, so that the client can read the refusal."""
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
-"""What browsers are told with each answer that goes over TLS: never to ask in the clear again."""
+"""Header of each answer over TLS: browsers must not use plain HTTP again."""
 _OF_EACH_REQUEST: Final = (
     "type",
     "asgi",
@@ -56,20 +56,21 @@ _OF_EACH_REQUEST: Final = (
     "method",
     "query_string",
 )
-"""What the scopes of a connection's fast-path writes have in common."""
+"""Members that are shared by the scopes of a connection's fast-path writes."""
 CUT_OFF: Final = "tally.cut_off"
-"""Where the scope of a request has what ends its connection now, whatever the client has not taken yet."""
+"""Key of the function that ends the request's connection now, with unsent data, in its scope."""
 
 
 class Settling(Protocol):
-    """What was entered, and will be answered."""
+    """A write that was entered, and will be answered."""
 
     @property
     def reached(self) -> asyncio.Future[Any]: ...
 
 
 class FastWrites(Protocol):
-    """Takes writes from connections, without the framework: ``app.edge.fast_path``. A write is of no concern here."""
+    """Takes writes from connections, without the framework: ``app.edge.fast_path``. The connection does not look into a
+    write."""
 
     def is_write(self, scope: Any, /) -> bool: ...
     def begin(self, scope: Any, cached: CachedHead | None, /) -> Any: ...
@@ -79,7 +80,8 @@ class FastWrites(Protocol):
 
 
 class ProblemProtocol(HttpToolsProtocol):
-    """One connection. Without ``fast_path`` all requests are the framework's; without ``proxies`` none is believed."""
+    """One connection. Without ``fast_path`` all requests go to the framework; without ``proxies`` no proxy is
+    trusted."""
 
     def __init__(
         self,
@@ -95,19 +97,19 @@ class ProblemProtocol(HttpToolsProtocol):
         self._fast_path = fast_path
         self._header_cache = HeaderCache() if header_cache is None else header_cache
         self._first: bytes | None = None
-        """What is being parsed, if an idle connection got it."""
+        """The data being parsed, if it arrived at an idle connection."""
         self._kept: RequestResponseCycle | None = None
-        """One that was answered and never was the framework's: the next request with a cached head is put into it."""
+        """An answered cycle that the framework never had: the next request with a cached head reuses it."""
         self._write: Any = None
-        """The running request, while the fast path has it and its body is still to come."""
+        """The running request, while the fast path has it and its body is incomplete."""
         self._names = names
         self._proxies = proxies
-        """None as well where the client of the connection is no proxy that is believed."""
+        """None also if the client of the connection is no trusted proxy."""
         self._certificate: CallerCertificate | None = None
         self._bounds = bounds
         self._progress = Progress()
         self.waiting_since_s = 0.0
-        """When the client could begin a head, or began it."""
+        """When the client could start a head, or started it."""
         self._body_is_open = False
         self._received_bytes = 0
         self.written_bytes = 0
@@ -115,18 +117,18 @@ class ProblemProtocol(HttpToolsProtocol):
         self._chunk_bytes = 0
         self._head_bytes = 0
         self._head_chunks_bytes = 0
-        """Bytes of the chunks that hold a piece of this head: at least its size."""
+        """Bytes of the received pieces that hold a part of this head: at least its size."""
         self._head_is_open = False
         self._empty_bytes = 0
-        """Bytes of the chunks, one after the other, that a body got without a byte of content."""
+        """Bytes that a body received in a row without a byte of content."""
         self._upgrades = False
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; ``cycle`` is the newest."""
         self._fault: ProblemError | None = None
-        """Why nothing more is read. Requests that came whole are answered first."""
+        """Why nothing more is read. Requests that arrived whole are answered first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there; when there are too many, the one that has been silent for longest must go."""
+        """A client connected; if there are too many, the connection that has waited longest for its client is ended."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
         self._certificate = shown(transport.get_extra_info("peercert"))
@@ -141,7 +143,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone: what is being answered hears of it, what waits is dropped."""
+        """The client disconnected: the running request is notified, waiting requests are dropped."""
         self._hand_over()
         self.pipeline.clear()
         if self._running is not None:
@@ -150,8 +152,8 @@ class ProblemProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more. A write that came whole is answered all the same, where TCP can do that;
-        whoever waits for anything else is gone."""
+        """The client half-closed. A write that arrived whole is still answered, if TCP allows that; for any other
+        request the client counts as disconnected."""
         running = self._running
         if running is None or running.more_body or running.response_complete or self.pipeline:
             return False
@@ -161,7 +163,7 @@ class ProblemProtocol(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent, unless it is a head, or a trailer, without end."""
+        """Take data of the client; refuse a head or trailer without end."""
         is_idle = self._fast_path is not None and self._is_idle()
         if is_idle and self._takes_cached(data):
             return
@@ -172,7 +174,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self._first = None
 
     def _is_idle(self) -> bool:
-        """Whether a request that comes now is the only one, and nothing but its head says whose it is."""
+        """Whether a request that arrives now is the only one, and only its head identifies its caller."""
         return (
             not (self._head_is_open or self._body_is_open or self._fault is not None)
             and self._is_answered()
@@ -181,7 +183,7 @@ class ProblemProtocol(HttpToolsProtocol):
         )
 
     def _takes_cached(self, data: bytes) -> bool:
-        """Take ``data`` without the parser, if it is a request with a head that is cached."""
+        """Take ``data`` without the parser, if it is a request with a cached head."""
         assert self._fast_path is not None
         cycle = self._kept
         cached = None if cycle is None else self._header_cache.find(data)
@@ -192,7 +194,7 @@ class ProblemProtocol(HttpToolsProtocol):
         cycle.default_headers = self._default_headers(cycle.scope)
         cycle.response_started = cycle.response_complete = False
         cycle.body = bytearray(cached.body)
-        # Nothing of what was found out about the request before: who called, and what was charged.
+        # Without state of the request before: its caller and its charges.
         self.scope = cycle.scope = cast(HTTPScope, {name: cycle.scope[name] for name in _OF_EACH_REQUEST})
         self.scope["headers"] = self.headers = cached.headers
         self.scope["path"], self.scope["raw_path"] = cached.path.decode(), cached.path
@@ -225,7 +227,7 @@ class ProblemProtocol(HttpToolsProtocol):
         elif self.headers is not head:
             self.waiting_since_s = self.loop.time()
         else:
-            # All of it belongs to a head that is not whole yet; the parser tells of a header only once that is.
+            # All of it belongs to an incomplete head; the parser reports a header only once the head is whole.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse(_head_too_large())
@@ -239,7 +241,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self._head_is_open = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; or a trailer, which nothing here asks for: it is dropped."""
+        """A header; a trailer is dropped, since no code here uses it."""
         if not self._head_is_open:
             return
         # Blanks around a value are no part of it (RFC 9110, 5.5); the parser takes off those before it.
@@ -252,7 +254,7 @@ class ProblemProtocol(HttpToolsProtocol):
         """The head is whole.
 
         Raises:
-            ProblemError: it is too large, or no head that is served; the parser gives up.
+            ProblemError: it is too large, or may not be served; the parser stops.
         """
         self._head_is_open = False
         self._empty_bytes = 0
@@ -301,7 +303,7 @@ class ProblemProtocol(HttpToolsProtocol):
             self._take(self._write)
 
     def _default_headers(self, scope: HTTPScope) -> Fields:
-        """What every answer to such a request says."""
+        """Headers of every answer to a request of this scope."""
         now = self.server_state.default_headers
         return now if scope["scheme"] == "http" else [*now, STRICT_TRANSPORT]
 
@@ -314,7 +316,7 @@ class ProblemProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """An answer is written: the next one, or why there is none."""
+        """An answer is written: start the next request, or answer the fault."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -326,7 +328,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def shutdown(self) -> None:
-        """The service stops: what is being answered is the connection's last."""
+        """The service stops: the running request is the connection's last."""
         self._hand_over()
         super().shutdown()
 
@@ -344,7 +346,7 @@ class ProblemProtocol(HttpToolsProtocol):
         entered.reached.add_done_callback(partial(self._settled, write, entered, self._running))
 
     def _hand_over(self) -> None:
-        """Let the framework have the running request, if it has not."""
+        """Pass the running request to the framework, unless it has it."""
         if self._write is not None:
             assert self._running is not None
             self._write = None
@@ -375,7 +377,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     def _go_on_without_upgrade(self) -> None:
-        """Take a request that offers another protocol as if it had not; its body is still to be parsed."""
+        """Take a request that offers another protocol as if it offered none; its body is still to be parsed."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._refuse(_malformed("CONNECT is for proxies"))
@@ -389,7 +391,7 @@ class ProblemProtocol(HttpToolsProtocol):
     # --- bounds -----------------------------------------------------------------------------------
 
     def look(self, now_s: float) -> None:
-        """End the connection if its client is gone, or has stood still for too long.
+        """End the connection if its client is gone, or has stalled for too long.
 
         A body that has not come by now is not waited for here: the framework does.
         """
@@ -399,7 +401,7 @@ class ProblemProtocol(HttpToolsProtocol):
         if unread_bytes:
             stage, moved_bytes = "writing", self.written_bytes - unread_bytes
         elif self._body_is_open and self._fault is None and not self.flow.read_paused:
-            # Of a request that is answered already nothing more is wanted, however fast it comes.
+            # The rest of an answered request is not wanted, however fast it arrives.
             is_answered = self.cycle.response_complete
             stage, moved_bytes = (self.cycle, is_answered), 0 if is_answered else self._received_bytes
         else:
@@ -422,13 +424,13 @@ class ProblemProtocol(HttpToolsProtocol):
             self._end_waiting()
 
     def _is_gone(self) -> bool:
-        """Whether the client has ended its side: nothing tells of it while requests wait and no more are read."""
+        """Whether the client has closed its side: no event reports it while requests wait and reading is paused."""
         ended = select.poll()
         ended.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
         return bool(ended.poll(0))
 
     def cut_off(self) -> None:
-        """End the connection, with all that the system still holds to send on it."""
+        """Reset the connection, and discard all that the system has not sent."""
         with contextlib.suppress(OSError):  # The client may have ended it this moment.
             self.transport.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
@@ -464,7 +466,7 @@ class ProblemProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def is_waiting(self) -> bool:
-        """Whether the client has nothing of ours, and we have no whole head of it."""
+        """Whether no answer is under way to the client, and no whole head of it is here."""
         return (
             not self._body_is_open and self._fault is None and self._is_answered() and not self.transport.is_closing()
         )
@@ -472,7 +474,7 @@ class ProblemProtocol(HttpToolsProtocol):
     # --- refusals ---------------------------------------------------------------------------------
 
     def _refuse(self, fault: ProblemError) -> None:
-        """Read no further, and say why once the requests that came whole before are answered."""
+        """Stop reading, and answer ``fault`` once earlier whole requests are answered."""
         self._fault = fault
         cut_short = self.cycle
         if cut_short is not None and cut_short.more_body and not cut_short.response_complete:
@@ -493,7 +495,7 @@ class ProblemProtocol(HttpToolsProtocol):
         return not self.pipeline and (self._running is None or self._running.response_complete)
 
     def _answer_fault(self, fault: ProblemError) -> None:
-        """Answer what was refused, and end the connection once the client has read it, or soon."""
+        """Answer the refusal, and end the connection once the client has read it, or after ``LINGER_S``."""
         self._write_fault(fault)
         self.transport.write_eof()
         self.flow.resume_reading()
@@ -504,7 +506,7 @@ class ProblemProtocol(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """Reads nothing more while whole requests wait: whoever asks for more is answered out of what is there."""
+    """Pauses reading while whole requests wait."""
 
     def __init__(self, transport: asyncio.Transport, connection: ProblemProtocol) -> None:
         super().__init__(transport)
@@ -517,7 +519,7 @@ class _Flow(FlowControl):
 
 
 def fault_answer(fault: ProblemError, fields: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """The whole answer to what is refused before there is a request, after which the connection ends."""
+    """The whole answer to a refusal before there is a request; the connection ends after it."""
     answer = problem_response(fault.problem, str(fault), headers={"Connection": "close"})
     head = b"".join(b"%b: %b\r\n" % field for field in (*answer.raw_headers, *fields))
     return b"".join((STATUS_LINE[answer.status_code], head, b"\r\n", answer.body))

@@ -1,11 +1,11 @@
-"""TLS between a connection and what is served on it, the same on every event loop.
+"""TLS between the plain transport of a connection and its HTTP protocol, the same on every event loop.
 
     client  <-- records -->  TlsConnection  <-- bytes -->  ProblemProtocol
 
-A connection whose handshake runs is one like the others: it is counted, is among those that go first when there are too
-many, and has ``http.header_timeout``. Nothing is kept here but a record that is not whole: what the client has yet to
-take waits in the plain transport, whose bounds hold. The service ends a connection by saying so, and does not wait for
-an answer to that, which a client that is gone would never give (RFC 8446, section 6.1).
+A connection in its handshake is bounded like any other: it is counted, may be evicted when there are too many, and has
+``http.header_timeout``. Only an incomplete record is buffered here: unsent data waits in the plain transport, whose
+bounds apply. The service closes a connection with close_notify, and does not wait for the client's, which a client that
+is gone never sends (RFC 8446, section 6.1).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ledger.errors import ProblemError
 from ledger.facts.problems import MALFORMED_HTTP
 
 READ_BYTES_MAX = 64 * 1024
-"""Most bytes that are handed on at once."""
+"""Most bytes that are passed on at once."""
 
 log = structlog.get_logger()
 
 
 class TlsConnection(asyncio.Protocol, asyncio.Transport):
-    """A protocol to the plain transport of a connection, and the transport of ``served``, which begins once the client
-    has shaken hands."""
+    """A protocol to the plain transport of a connection, and the transport of ``served``, which starts once the
+    handshake is done."""
 
     def __init__(self, served: ProblemProtocol, context: ssl.SSLContext, bounds: ConnectionBounds) -> None:
         super().__init__()
@@ -44,22 +44,22 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._is_secured = False
         self._is_closing = False
         self._has_ended = False
-        """Whether the client was told that nothing more is written; what it still sends is thrown away."""
+        """Whether close_notify was sent; further data of the client is discarded."""
         self.waiting_since_s = 0.0
 
     # --- below: the plain transport ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """A client connected."""
         self._plain = transport
         self.waiting_since_s = asyncio.get_running_loop().time()
         self._connections.add(self)
         if len(self._connections) > self._bounds.connections_max:
-            # Where all are busy this one goes on, alone, to be told so; the next makes it go.
+            # If all are busy, this one connection stays beyond the bound, to be refused; the next one evicts it.
             end_longest_waiting(self._connections, self)
 
     def data_received(self, data: bytes) -> None:
-        """Records, or parts of them."""
+        """Whole or partial records."""
         if self._is_closing or self._has_ended:
             return
         self._incoming.write(data)
@@ -90,7 +90,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self._connections.discard(self)
 
     def _shake(self) -> bool:
-        """Go on with the handshake; whether it is done."""
+        """Continue the handshake; returns whether it is done."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -107,7 +107,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         return True
 
     def _refuse(self, error: ssl.SSLError) -> None:
-        """End a handshake that cannot be, and say why: an alert, or to who speaks plain HTTP, that."""
+        """End a failed handshake with its reason: an alert, or an HTTP answer to a client that speaks plain HTTP."""
         self._is_closing = True
         self._flush()
         if error.reason == "HTTP_REQUEST":
@@ -116,7 +116,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._plain.close()
 
     def _read(self) -> None:
-        """Hand on what the records hold."""
+        """Pass the content of the records on."""
         while not (self._is_closing or self._has_ended):
             try:
                 data = self._tls.read(READ_BYTES_MAX)
@@ -141,27 +141,27 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
     # --- above: the transport of what is served ---------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Write it, in as few records as it fits in."""
+        """Write ``data``, in as few records as possible."""
         if data and not self._has_ended:
             self._tls.write(data)
             self._flush()
 
     def write_eof(self) -> None:
-        """Tell the client that nothing more is written; nothing more of it is handed on."""
+        """Send close_notify; further data of the client is discarded."""
         if self._has_ended:
             return
         self._has_ended = True
-        # It raises whenever the client has not said the same before.
+        # It raises if the client has not sent its close_notify.
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._flush()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the system has not taken, as they are sent."""
+        """Encrypted bytes that the system has not taken."""
         return self._plain.get_write_buffer_size()
 
     def pause_reading(self) -> None:
-        """Read nothing more; what came is handed on whole, as by a plain transport."""
+        """Stop reading; data that arrived is passed on whole, as by a plain transport."""
         self._plain.pause_reading()
 
     def resume_reading(self) -> None:
@@ -201,7 +201,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self.abort()
 
     def is_waiting(self) -> bool:
-        """Whether the client has nothing of ours."""
+        """Whether the connection is open: during a handshake no answer is under way."""
         return not self.is_closing()
 
     def shutdown(self) -> None:

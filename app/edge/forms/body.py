@@ -1,4 +1,4 @@
-"""Reading request bodies: bounded while they stream in; JSON is parsed strictly, once, and uploads (RFC 7578,
+"""Reading request bodies, bounded while they arrive. JSON is parsed strictly, once; uploads (RFC 7578,
 multipart/form-data) go to disk, file by file.
 
 0 <= len(body) <= bytes_max       nothing past it is read or kept
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NDJSON_MEDIA_TYPE = "application/x-ndjson"
 TEXT_MEDIA_TYPE = "text/plain"
 FREE_BYTES = 64 * 1024
-"""So long a body is always taken: clients that send large ones, or never end them, must not lock out the others."""
+"""A body up to this length is always taken: clients that send large or endless bodies must not lock out the others."""
 SCHEMA_REF = "#/components/schemas/{model}"
 COMMAND_BYTES_MAX = 128 * 1024
 """Longest body of a request that is neither events nor files; the bounds of its fields are lower."""
@@ -79,7 +79,7 @@ class JsonBody:
         self.description = body_of(self._adapter)
 
     async def __call__(self, request: Request, node: Service[Node], accepted: AcceptedDep) -> Any:
-        """What the caller asks for, checked, and allowed; refused unread while this node takes no writes."""
+        """The checked and authorized request; refused unread while this node takes no writes."""
         node.check_writable()
         body = await read_body(request, JSON_MEDIA_TYPE, COMMAND_BYTES_MAX)
         wanted = parse(self._adapter, body)
@@ -110,7 +110,7 @@ def _check_media_type(content_type: str, media_type: str) -> None:
 
 
 def _too_large(bytes_max: int) -> ProblemError:
-    """The connection stays open: what is still being sent is thrown away, so the client gets to read this."""
+    """The connection stays open: the rest of the body is discarded, so that the client can read this answer."""
     return ProblemError(PAYLOAD_TOO_LARGE, f"a body may have {bytes_max} bytes here; send less")
 
 
@@ -119,17 +119,17 @@ FILE_NAME_CHARACTERS_MAX = 200
 BOUNDARY_CHARACTERS_MAX = 70
 """RFC 2046, section 5.1.1."""
 FRAMING_BYTES_MAX = 1 << 20
-"""Most bytes of boundaries, headers of parts, and what stands before the first and behind the last boundary."""
+"""Most bytes of boundaries, headers of parts, and data before the first and after the last boundary."""
 _CODECS = {"utf-8": "utf-8", "iso-8859-1": "latin-1", "us-ascii": "ascii"}
 
 
 @asynccontextmanager
 async def uploaded(request: Request, staging: Staging) -> AsyncIterator[Upload]:
-    """Every file of the body, in ``staging``, where who sends nothing takes no room.
+    """Every file of the body, in ``staging``, where a client that sends nothing takes no space.
 
     Raises:
         ProblemError: not multipart/form-data, or encoded.
-        InvalidInputError: the body is malformed, cut short, holds no file, or something else than files.
+        InvalidInputError: the body is malformed, truncated, holds no file, or anything but files.
         UploadTooLargeError: it is over the bound of ``staging``, or has too much beside its files.
         BundleRefusedError: a file is no bundle.
         NotReadyError: the disk takes no more, or too many send at once.
@@ -181,8 +181,8 @@ def _boundary(request: Request) -> bytes:
 def _parameter(header: Message, name: str, parameter: str) -> str | None:
     """A parameter of a header, None when there is none.
 
-    One in the extended form of RFC 2231 is empty unless it is UTF-8 or Latin-1: no other codec that a sender names is
-    looked for.
+    A parameter in the extended form of RFC 2231 is empty unless it is UTF-8 or Latin-1: other codecs that a sender
+    names are not loaded.
 
     Raises:
         InvalidInputError: the header's parameters are malformed.
@@ -199,7 +199,7 @@ def _parameter(header: Message, name: str, parameter: str) -> str | None:
 
 
 class _Files:
-    """The parts of one body, as the parser comes upon them."""
+    """The parts of one body, as the parser reports them."""
 
     def __init__(self, upload: Upload) -> None:
         self._upload = upload
@@ -209,7 +209,7 @@ class _Files:
         self.is_whole = False
 
     def callbacks(self) -> MultipartCallbacks:
-        """What the parser calls."""
+        """The callbacks of the parser."""
         return {
             "on_part_begin": self._begin_part,
             "on_header_field": self._header_field,

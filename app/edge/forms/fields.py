@@ -1,4 +1,4 @@
-"""The kinds of value that requests are made of, each with its bound."""
+"""The kinds of value in requests, each with its bound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ReadableTenantId = Annotated[
         pattern=names.anchored(names.READABLE_TENANT_ID), description="Whose: a tenant, or _system.", examples=["acme"]
     ),
 ]
-"""A tenant, or ``_system``, whose chain records what happens to the ledger itself."""
+"""A tenant, or ``_system``, whose chain records acts on the ledger itself."""
 ReadableTenantPath = Annotated[ReadableTenantId, Path()]
 TenantQuery = Annotated[ReadableTenantId, Query()]
 RightName = Annotated[Right, WithJsonSchema({"type": "string", "enum": [str(right) for right in Right]})]
@@ -62,9 +62,9 @@ FieldName = Annotated[str, Field(min_length=1, max_length=PATH_CHARACTERS_MAX, e
 Count = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Number = Annotated[int | float, PlainValidator(_number), WithJsonSchema({"type": "number"})]
 TimeText = Annotated[str, Field(pattern=names.anchored(rfc3339.TEXT), examples=["2026-11-21T13:40:00.250Z"])]
-"""A time (RFC 3339); that it is one of the calendar is checked where it is used."""
+"""A time (RFC 3339); its user checks that the calendar has it."""
 StatsName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$", examples=["requests"])]
-"""What is counted or measured."""
+"""The name of a counter or measurement."""
 StatsValue = Annotated[float, Field(allow_inf_nan=False)]
 JsonObject = dict[str, Any]
 """Any JSON object; what it holds is checked when it becomes canonical bytes."""
@@ -112,7 +112,7 @@ Moment = Annotated[
 
 
 def moment(name: str, text: str | None, read: Callable[[str], Hlc]) -> Hlc | None:
-    """What ``read``, a function of ``ledger.rfc3339``, makes of the parameter ``name``; None when it was not given.
+    """The parameter ``name``, parsed by ``read``, a function of ``ledger.rfc3339``; None if it was not given.
 
     Raises:
         InvalidInputError: ``text`` is neither a time nor an HLC.

@@ -4,13 +4,12 @@ A cursor is opaque to clients; inside it is unpadded base64url of a JSON array::
 
     [list, scope, ...position]        ["jobs", "acme/", 1704931200000, 1, "node-7f3a"]
 
-``scope`` binds a cursor to the list it came from: tenant, filter. One from elsewhere is refused, and so is one that was
-not written here: another spelling of the same array, or a position that no list has.
+``scope`` binds a cursor to its list: tenant, filter. A cursor of another list is refused, and so is one that was not
+written here: another spelling of the same array, or an impossible position.
 
-Other programs get JSON values a line, or the rows of a table: CSV (RFC 4180), CR LF, texts in quotes. What is no text
-or whole number is its JSON, null an empty cell. A program for tables takes a cell for a formula by how it begins, and
-whoever may submit a job would say what an auditor's machine runs; such a text gets a ``'`` in front, which those
-programs do not show.
+Other programs get one JSON value a line, or CSV (RFC 4180): CR LF, texts in quotes. A value that is no text or whole
+number is written as JSON, null as an empty cell. A spreadsheet takes a cell for a formula by its first character, so a
+submitted job could run code on an auditor's machine. Such a text gets a ``'`` in front, which spreadsheets do not show.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ Position = TypeVar("Position", bound=tuple[int | str, ...])
 
 
 class Cursors(Generic[Position]):
-    """The cursors of one list; ``position`` makes a position of its parts, and raises if there is none of these."""
+    """The cursors of one list; ``position`` makes a position of its parts, and raises if they are invalid."""
 
     def __init__(self, name: str, position: Callable[..., Position]) -> None:
         self._name = name
         self._position = position
 
     def next(self, scope: str, position: tuple[int | str, ...] | None) -> str | None:
-        """The cursor within ``scope`` that stands at ``position``; None behind the last page, which has none."""
+        """The cursor within ``scope`` at ``position``; None after the last page."""
         if not position:
             return None
         return base64.urlsafe_b64encode(orjson.dumps([self._name, scope, *position])).rstrip(b"=").decode()
 
     def at(self, scope: str, cursor: str | None) -> Position | None:
-        """Where ``cursor`` stands; None when there is no cursor.
+        """The position of ``cursor``; None when there is no cursor.
 
         Raises:
             InvalidInputError: it is not a cursor of this list.
@@ -99,7 +98,7 @@ def page(items: Sequence[object], next_cursor: str | None, **more: object) -> Re
 
 
 class NewestFirst(Generic[Row]):
-    """A list of rows of a tenant that are numbered, the newest first."""
+    """A list of a tenant's numbered rows, newest first."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class NewestFirst(Generic[Row]):
         read: Callable[[Connection, str, int, int], Awaitable[list[Row]]],
         number_of: Callable[[Row], int],
     ) -> None:
-        """``read`` gives the rows of a tenant below a number, up to a limit."""
+        """``read`` returns the rows of a tenant below a number, up to a limit."""
         self._cursors = Cursors(name, number_position)
         self._read = read
         self._number_of = number_of
@@ -116,7 +115,7 @@ class NewestFirst(Generic[Row]):
         """The rows of a page, and the cursor of the next.
 
         Raises:
-            InvalidInputError: ``cursor`` is none of this list.
+            InvalidInputError: ``cursor`` is not of this list.
             TenantNotFoundError: there is no such tenant.
         """
         (below,) = self._cursors.at(tenant_id, cursor) or (_INTEGER_MAX,)
@@ -151,11 +150,11 @@ CSV_JOB_COLUMNS: Final = (
 )
 """Members of a listed job that a table has, in this order."""
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""How a cell begins that is taken for a formula; the last four are the wide forms of the first."""
+"""First characters of a cell that is taken for a formula; the last four are the fullwidth forms of the first four."""
 
 
 def media_type_of(accept: Iterable[str]) -> str:
-    """Which of the three the values of ``Accept`` headers like best (RFC 9110 12.5.1); JSON where they name none."""
+    """The one of the three media types that the ``Accept`` headers prefer (RFC 9110 12.5.1); JSON if they name none."""
     weights: dict[str, float] = {}
     for named in ",".join(accept).split(","):
         media_type, *parameters = (part.strip().lower() for part in named.split(";"))
@@ -179,7 +178,7 @@ def ndjson(items: Iterable[object]) -> bytes:
 
 
 def csv_rows(columns: Sequence[str], items: Iterable[Mapping[str, Any]]) -> bytes:
-    """One row an item: its members that are called like the columns."""
+    """One row an item: its members named by ``columns``."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
     for item in items:

@@ -1,9 +1,8 @@
-"""Request bodies, strictly: an unknown field, a number in a string, a null where a value belongs is refused.
+"""Strict forms of request bodies: an unknown field, a number in a string, or a null in place of a value is refused.
 
-An event is checked against exactly one model, chosen by ``type``. Only what identifies it is required; the
-other fields of a type may be left out and are then left out of the payload. ``trace_time`` is the time of the
-event in a trace that is being replayed, in seconds. ``subject`` says whose the private fields of the event are; it is
-never stored.
+An event is checked against exactly one model, chosen by ``type``. Only its identifying fields are required; omitted
+fields of a type are omitted from the payload. ``trace_time`` is the time of the event in a trace that is being
+replayed, in seconds. ``subject`` says whose the private fields of the event are; it is never stored.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 EVENT_TAGS = frozenset(JOB_EVENTS)
-"""Parts of an error's path that are there because a model was chosen by ``type``."""
+"""Parts of an error's path that name the model chosen by ``type``."""
 
 
 def _strict(name: str, meaning: str, **members: Any) -> Any:
@@ -100,8 +99,8 @@ EVENT_LINE = _by_type(
 
 
 def _form(event: EventType) -> tuple[object, ...]:
-    """What ``native.event_lines`` needs to know of the lines of one type: the fields that it can check itself. A line
-    that has others is left to ``EVENT_LINE``."""
+    """The form of one type's lines for ``native.event_lines``: the fields that it can check itself. A line with other
+    fields is left to ``EVENT_LINE``."""
     fields = []
     for field in (*COMMON_FIELDS, *event.fields):
         if field.kind in _CHECKED_IN_C and field.name != "subject":
@@ -117,16 +116,16 @@ _CHECKED_IN_C: Mapping[Kind, tuple[int, int, int, int]] = {
     Kind.OBJECT: (ord("o"), 0, 0, 0),
     Kind.NAMES: (ord("l"), 1, NAME_CHARACTERS_MAX, ASSIGNED_DCS_MAX),
 }
-"""Kinds of value: their kind of JSON, the least and the most of its characters or of itself, and how many at most."""
+"""Kinds of value: their JSON type, the bounds of their length or value, and how many at most."""
 EVENT_FORMS = tuple(map(_form, JOB_EVENTS.values()))
-"""``EVENT_LINE`` for the lines that most are."""
+"""``EVENT_LINE`` for the most common lines."""
 
 
 PROMISE_PATTERN = names.anchored(names.PROMISE_NAME)
 PromiseName = Annotated[str, Field(pattern=PROMISE_PATTERN, examples=["capsule-17"])]
 """A capsule, gang, node, mission or module."""
 HeldName = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$", examples=["team-ml"])]
-"""A resource that is leased, or who has a quota."""
+"""A leased resource, or the holder of a quota."""
 
 
 @with_config(STRICT)

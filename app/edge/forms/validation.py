@@ -1,11 +1,10 @@
-"""JSON that callers send, one value or one a line, checked strictly; and what is wrong with it, in words that name the
-field.
+"""JSON from callers, one value or one a line, checked strictly; errors name the field.
 
-No object may name a member twice: two readers could read two different values out of it. Parsers keep one of the two
-and say nothing, so ``check_unique`` finds what they dropped. Outside of strings each member has one colon, and strings
-keep their colons when a value is written again. So, unless a colon was written as an escape, the text has as many
-colons as the parsed value written again, and more of them when a member was dropped. Only if the numbers differ, or an
-escape may hide the difference, is the text parsed a second time.
+No object may name a member twice: two readers could read two different values out of it. Parsers silently keep one of
+the two, so ``check_unique`` detects dropped members. Outside of strings each member has one colon, and strings keep
+their colons when a value is written again. So, unless a colon was written as an escape, the text has as many colons as
+the parsed value written again, and more of them when a member was dropped. Only if the numbers differ, or an escape may
+hide the difference, is the text parsed a second time.
 
 Lines end with LF or CRLF; empty lines are allowed at the end only. They are checked together, with the outcome that
 each has alone::
@@ -33,14 +32,14 @@ from ledger.facts.problems import PAYLOAD_TOO_LARGE
 from ledger.text import first_of
 
 ERRORS_LISTED_MAX: Final = 1000
-"""With more faults than this in one body none is picked out: listing them would hold up everybody else."""
+"""With more faults than this in one body none is listed: listing them would delay other requests."""
 LISTED_MAX: Final = 16
-"""Fields that are listed where none is near; of more it is said how many."""
+"""Fields that are listed if none is similar; the rest is counted."""
 _BACKSLASH = ord("\\")
 
 
 def parse(adapter: TypeAdapter[Any], body: bytes, tags: frozenset[str] = frozenset()) -> Any:
-    """The value of the JSON text ``body``; ``tags`` are path parts that chose a model and no caller wrote.
+    """The value of the JSON text ``body``; ``tags`` are path parts that chose a model, not written by the caller.
 
     Raises:
         InvalidInputError: not JSON, not of the adapter's form, or a member twice; ``path`` names the field.
@@ -56,18 +55,18 @@ def parse(adapter: TypeAdapter[Any], body: bytes, tags: frozenset[str] = frozens
 def invalid(
     error: ValidationError, tags: frozenset[str] = frozenset(), form: TypeAdapter[Any] | None = None
 ) -> InvalidInputError:
-    """The first thing ``error`` found, as our own; ``tags`` are parts of its path that no caller wrote, ``form`` is
-    what was not met."""
+    """The first fault in ``error``, as our own error; ``tags`` are parts of its path that no caller wrote, ``form`` is
+    the violated form."""
     if error.error_count() > ERRORS_LISTED_MAX:
         return InvalidInputError(f"{error.error_count()} fields are wrong or unknown")
     items = error.errors(include_url=False, include_input=False)
     first = items[0]
     if first["type"].startswith("union_tag_"):
-        # A tag is chosen before any field is looked at.
+        # A tag is chosen before any field is checked.
         path, message = _wrong_tag(first, error.errors(include_url=False)[0]["input"])
     else:
         path, message = first_error(items, form)
-    # A tag stands first, or behind the field whose value it is of.
+    # A tag comes first, or after the field of its value.
     return _wrong(tuple(part for at, part in enumerate(path) if at > 1 or part not in tags), message)
 
 
@@ -87,14 +86,14 @@ def _wrong(path: tuple[str | int, ...], message: str) -> InvalidInputError:
 
 
 def invalid_parameter(error: RequestValidationError) -> InvalidInputError:
-    """The first thing that the framework found wrong with the query, the path or a header."""
+    """The first fault that the framework found in the query, the path or a header."""
     item = error.errors()[0]
     return _wrong(tuple(item["loc"][1:]), words_of(item))
 
 
 def first_error(items: Sequence[Mapping[str, Any]], form: TypeAdapter[Any] | None) -> tuple[tuple[str | int, ...], str]:
-    """Where the first thing is that ``items``, errors of pydantic, found wrong, and what. An unknown field comes before
-    a missing one beside it, which it may stand for. ``form`` is what was not met, None where it is not known."""
+    """Path and text of the first fault in ``items``, errors of pydantic. An unknown field comes before a missing one
+    beside it, of which it may be a misspelling. ``form`` is the violated form, None if unknown."""
     first = items[0]
     parent = tuple(first["loc"][:-1])
     if first["type"] not in ("missing", "extra_forbidden"):
@@ -110,7 +109,7 @@ def first_error(items: Sequence[Mapping[str, Any]], form: TypeAdapter[Any] | Non
 
 
 def nearest_field(given: object, name: str) -> str | None:
-    """The member of ``given`` that may stand for the one called ``name``, which it lacks."""
+    """The member of ``given`` that may be a misspelling of the missing ``name``."""
     return nearest(name, [key for key in given if isinstance(key, str)]) if isinstance(given, dict) else None
 
 
@@ -125,8 +124,8 @@ def _unknown(name: str, missing: Sequence[str], known: Sequence[str]) -> str:
 
 
 def fields_at(schema: Mapping[str, Any], path: Sequence[str | int]) -> list[str]:
-    """The fields that an object may have at a place of a JSON schema. ``path`` is as pydantic has it: where a form is
-    chosen among several, its tag is a part."""
+    """The fields that an object may have at ``path`` of a JSON schema. ``path`` is pydantic's: the tag of a form chosen
+    among several is a part."""
     node = schema
     for part in path:
         node = _step(_resolved(node, schema), part)
@@ -155,10 +154,10 @@ def _schema_of(form: TypeAdapter[Any]) -> Mapping[str, Any]:
 
 
 def is_unique(text: bytes, value: object) -> bool:
-    """Whether no object in ``text`` has two members of one name; also false when that cannot be told at little cost.
+    """Whether no object in ``text`` has two members of one name; also false if the cheap check cannot decide.
 
-    ``text`` may be several JSON texts, and ``value`` the list of what was parsed out of each: none has fewer colons
-    than its value has, so as many in all are as many in each.
+    ``text`` may be several JSON texts, and ``value`` the list of their values: no text has fewer colons than its value,
+    so equal sums mean equal counts in each.
     """
     return text.count(b":") == _colons(value) and not (_BACKSLASH in text and b"\\u003" in text)
 
@@ -166,7 +165,7 @@ def is_unique(text: bytes, value: object) -> bool:
 def check_unique(text: bytes, value: object) -> None:
     """Return if no object in the JSON ``text`` has two members of one name.
 
-    ``value`` is what was parsed out of the text: all of it, and nothing else.
+    ``value`` is the parsed value of the whole text.
 
     Raises:
         InvalidInputError: one has; ``path`` is the member's.
@@ -180,7 +179,7 @@ def check_unique(text: bytes, value: object) -> None:
 def _colons(value: object) -> int:
     try:
         return orjson.dumps(value).count(b":")
-    except TypeError:  # Not a value that can be written; what is wrong with it is found where it is used.
+    except TypeError:  # Not a value that can be written; its user finds the fault.
         return -1
 
 
@@ -189,7 +188,7 @@ class _Members(tuple[tuple[str, object], ...]):
 
 
 def _repeated(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Paths of members whose name came before in the same object."""
+    """Paths of members whose name is already used in the same object."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _repeated(item, (*path, index))
@@ -203,19 +202,20 @@ def _repeated(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[str 
 
 
 _BRACKETS_SAFE = 60
-"""A line with fewer cannot be nested too deep."""
+"""A line with fewer brackets cannot be nested too deep."""
 _FLAT = bytes.maketrans(b"123456789E", b"000000000e")
 _SUSPECTS = (b"0" * 16, b"0e000", rb"\u0000", b"NaN", b"Infinity")
-"""What a text contains, its digits made 0, if it holds a value without canonical form (nesting aside)."""
+"""A text that holds a value without canonical form contains one of these, once its digits are replaced by 0 (nesting
+aside)."""
 
 
 class LineModel:
-    """What a line of a request may be."""
+    """The form of a line of a request."""
 
     def __init__(
         self, what: str, adapter: TypeAdapter[Any], lines_max: int, tags: frozenset[str] = frozenset()
     ) -> None:
-        """``what`` names what is in a line; ``tags`` are as in ``invalid``."""
+        """``what`` names the content of a line; ``tags`` are as in ``invalid``."""
         self._what = what
         self._form = adapter
         self._validate = adapter.validator.validate_json
@@ -239,12 +239,12 @@ class LineModel:
         return lines
 
     def check(self, lines: Sequence[bytes], numbers: Sequence[int | None], bytes_max: int) -> list[Any]:
-        """What stands in ``lines``, which have these numbers; None for one that is the whole body.
+        """The values of ``lines``, which have these numbers; None for a line that is the whole body.
 
-        They are looked at together, which finds nothing nearly always; only if it does, one by one.
+        Lines are checked together, and one by one only if that finds a fault, which is rare.
 
         Raises:
-            InvalidInputError: a line is wrong; the first that is, with its number.
+            InvalidInputError: a line is invalid; names the first one by its number.
         """
         values = self._values_of(lines, numbers, bytes_max)
         text = b"\n".join(lines)
@@ -258,7 +258,7 @@ class LineModel:
         return values
 
     def _values_of(self, lines: Sequence[bytes], numbers: Sequence[int | None], bytes_max: int) -> list[Any]:
-        """What stands in ``lines``, of the right form; their text is still to be checked."""
+        """The values of ``lines``, of the right form; their text is still to be checked."""
         if max(map(len, lines)) <= bytes_max:
             with suppress(ValidationError):
                 return list(map(self._validate, lines))
@@ -276,7 +276,7 @@ class LineModel:
 
 @contextmanager
 def at_line(number: int | None) -> Iterator[None]:
-    """Whatever is found wrong within is said with the number of its line, if it has one."""
+    """Add the number of the line, if it has one, to errors raised inside."""
     try:
         yield
     except InvalidInputError as error:

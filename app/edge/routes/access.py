@@ -1,4 +1,4 @@
-"""``/v1/tokens``, ``/v1/whoami``, ``/v1/access-log``: who may call, who calls, and who did what."""
+"""``/v1/tokens``, ``/v1/whoami``, ``/v1/access-log``: tokens, the caller, and records of access."""
 
 from __future__ import annotations
 

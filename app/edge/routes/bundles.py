@@ -1,5 +1,5 @@
-"""``/v1/bundles`` and receipts: a ledger, a range of it, one job or one entry, as a file that is verified and carried
-elsewhere (docs/formats/bundle.md, docs/formats/receipt.md).
+"""``/v1/bundles`` and receipts: a ledger, a range of it, one job or one entry, as a portable file that can be verified
+(docs/formats/bundle.md, docs/formats/receipt.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``/v1/commitments`` and ``/v1/nodes``: propose, read what is promised, say what nodes have."""
+"""``/v1/commitments`` and ``/v1/nodes``: propose, read commitments, set capacities of nodes."""
 
 from __future__ import annotations
 

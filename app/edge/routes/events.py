@@ -1,6 +1,6 @@
 """``POST /v1/events``: many events in one request, one JSON object a line.
 
-All lines are checked before the first is taken; one that is wrong refuses the whole request.
+All lines are checked before the first is taken; one invalid line refuses the whole request.
 
     1 <= lines <= LINES_MAX        len(line) <= wal.record_bytes_max
 
@@ -113,11 +113,11 @@ async def lines_of(
     admit: Callable[[EventLines], None] = lambda _lines: None,
     line_turns: FairTurns | None = None,
 ) -> EventLines:
-    """The events of ``body``, which ``actor`` sent, all checked. ``admit`` is shown them as they are read, and refuses
-    what the caller may not send; without ``line_turns`` nobody else's lines are at work.
+    """The events of ``body``, which ``actor`` sent, all checked. ``admit`` gets them as they are read, and refuses
+    events that the caller may not send; omit ``line_turns`` if no other lines wait for turns.
 
     Raises:
-        InvalidEventError: a line is wrong; nothing else was looked at after it.
+        InvalidEventError: a line is invalid; later lines were not read.
         ProblemError: too many lines.
     """
     line_turns = line_turns or FairTurns()

@@ -106,7 +106,7 @@ JobIdPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="The job.")]
 
 
 def _described(write: Write) -> dict[str, Any]:
-    """What the route of ``write`` says of itself."""
+    """The description of the route of ``write``."""
     extra = {"requestBody": body_of(write.form), "parameters": WRITE_PARAMETERS}
     return {"status_code": 201, "responses": _TAKEN, "openapi_extra": extra}
 
@@ -148,7 +148,7 @@ async def promise_of(
         Header(description=SESSION_PARAMETER["description"], json_schema_extra=SESSION_PARAMETER["schema"]),
     ] = None,
 ) -> Promise:
-    """The promise that the request asks a read for; the clock learns of the times of its session.
+    """The consistency promise that the request asks for; the clock learns the times of its session.
 
     Raises:
         InvalidInputError: a token is malformed, or a bound is missing.
@@ -336,7 +336,7 @@ def _conditions(texts: Sequence[str]) -> tuple[FieldIs, ...]:
 async def _all_pages(
     media_type: str, page_below: Callable[[CreatedHlc | None, int], Awaitable[Page]], begin: CreatedHlc | None
 ) -> AsyncGenerator[bytes, None]:
-    """Page after page, behind an empty piece that comes once the first one is there."""
+    """Page after page, after an empty piece that is yielded once the first page is read."""
     found = await page_below(begin, STREAMED_AT_ONCE)
     yield b""
     yield _head(media_type)

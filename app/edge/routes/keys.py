@@ -1,4 +1,4 @@
-"""``/v1/keys``: public keys, for whoever wants to check signatures without us; rotating, admitting, revoking them."""
+"""``/v1/keys``: public keys, for clients that check signatures themselves; rotating, admitting, revoking them."""
 
 from __future__ import annotations
 

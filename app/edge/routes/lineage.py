@@ -1,4 +1,4 @@
-"""``POST /api/v1/lineage``: what Airflow, Spark, dbt, Flink and Dagster report of their runs by OpenLineage
+"""``POST /api/v1/lineage``: reports of Airflow, Spark, dbt, Flink and Dagster about their runs by OpenLineage
 (https://openlineage.io/spec/2-0-2), as events of jobs.
 
     START      JobCreated, JobAccepted                              COMPLETE   JobCompleted
@@ -10,7 +10,7 @@ answered like one that does: it was recorded before, its run has ended, or it is
 event is its end is created with it.
 
 The id of the run is that of the job, the namespace of the job its data centre. Emitters put whole query plans and
-schemas into facets; of these only what names and measures a run is kept::
+schemas into facets; only the names and measures of a run are kept::
 
     len(text) <= TEXT_CHARACTERS_MAX        len(error) <= ERROR_CHARACTERS_MAX        names in a list <= NAMES_MAX
 """
@@ -115,7 +115,7 @@ async def record_lineage(
             await submitter.submit(draft, key=sealing.key_of(key, draft.seal is not None))
 
     async def record(tenant_id: str, event: RunEvent) -> bool:
-        """Record what the event says; whether the ledger has all of it now, by this request or another."""
+        """Record the facts of the event. Returns whether the ledger has all of them now, by this request or another."""
         try:
             try:
                 await submit(tenant_id, event, TYPES[event.state])
@@ -135,11 +135,11 @@ async def record_lineage(
 
 
 def tenant_of(namespace: str, tenants: Mapping[str, str], caller: Principal) -> str:
-    """Whose a run of this namespace is: as ``lineage.tenants`` says, by the namespace or the longest beginning of it
-    that stands there before a ``*``; else the only tenant that the caller may write to.
+    """The tenant of a run of this namespace: from ``lineage.tenants``, by the namespace or its longest prefix there
+    before a ``*``; else the only tenant that the caller may write to.
 
     Raises:
-        InvalidInputError: neither says it.
+        InvalidInputError: neither names one.
     """
     if namespace in tenants:
         return tenants[namespace]
@@ -197,24 +197,24 @@ class RunEvent(NamedTuple):
 
     @property
     def dc_id(self) -> str:
-        """What stands for the data centre: the namespace."""
+        """The data centre of the job: the namespace."""
         return self.namespace[:NAME_CHARACTERS_MAX]
 
     @property
     def at_ms(self) -> int | None:
-        """When it happened, None where that is not said in RFC 3339."""
+        """The time of the event; None if it is not in RFC 3339."""
         try:
             return rfc3339.milliseconds_of(str(self.body.get("eventTime")))[0]
         except InvalidInputError:
             return None
 
     def key(self, event_type: str) -> str:
-        """What a repetition of the fact that the run's event says has in common with it."""
+        """The idempotency key of the fact in the event: equal for each repetition."""
         told = f"/{self.at_ms}" if event_type == "JobProgressReported" else ""
         return f"{self.run_id}/{event_type}{told}"
 
     def fields(self, event_type: str) -> dict[str, Any]:
-        """The body of the event of this type, but for tenant and job."""
+        """The body of the event of this type, without tenant and job."""
         given: dict[str, Any] = {"type": event_type, **_FIELDS[event_type](self)}
         if self.at_ms is not None:
             given["trace_time"] = self.at_ms / 1000
@@ -222,11 +222,11 @@ class RunEvent(NamedTuple):
 
 
 def read_event(value: object) -> RunEvent | None:
-    """The run event that ``value`` is; None of an event without a run (of a dataset, of a job), of a state that is not
-    in ``TYPES``, and of a run whose id no job can have.
+    """The run event in ``value``; None for an event without a run (of a dataset, of a job), a state that is not in
+    ``TYPES``, and a run whose id no job can have.
 
     Raises:
-        InvalidInputError: it is no event of OpenLineage.
+        InvalidInputError: it is not an event of OpenLineage.
     """
     body, run, job = _object(value), _object(_object(value).get("run")), _object(_object(value).get("job"))
     if not (run or job or _object(body.get("dataset"))):
@@ -325,7 +325,7 @@ def _labels(facets: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _names(objects: Iterable[Mapping[str, Any]], *members: str) -> Iterator[str]:
-    """The texts of these members of each, joined; ``NAMES_MAX`` of them at the most."""
+    """The texts of these members of each item, joined; at most ``NAMES_MAX`` of them."""
     for number, each in enumerate(objects):
         texts = [_text(each.get(member)) for member in members]
         if number < NAMES_MAX and all(texts):
@@ -345,5 +345,5 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def _text(value: object, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
-    """A text as the ledger can hold it, empty of anything else."""
+    """A text as the ledger can store it; empty for any other value."""
     return value.replace("\0", "")[:characters_max] if isinstance(value, str) else ""

@@ -1,10 +1,10 @@
-"""``/v1/log/{tenant_id}``: a tenant's log as C2SP tlog-tiles has it. Checkpoint, hash tiles, entry bundles; and what
-witnesses and authorities said of its checkpoints.
+"""``/v1/log/{tenant_id}``: a tenant's log in the form of C2SP tlog-tiles: checkpoint, hash tiles, entry bundles; and
+signatures of witnesses and authorities on its checkpoints.
 
 A tile path is ``tile/<level>/<index>[.p/<width>]``, one of a bundle ``tile/entries/<index>[.p/<width>]``; the index is
-written in groups of three digits, all but the last with an ``x`` in front: 1234067 is ``x001/x234/067``. What such a
-path names never changes, a partial tile being the beginning of the full one, so it may be kept for ever; a checkpoint
-and a refusal may not.
+written in groups of three digits, all but the last with an ``x`` in front: 1234067 is ``x001/x234/067``. The content of
+such a path never changes (a partial tile is a prefix of the full one), so caches may keep it for ever; a checkpoint or
+an error they may not.
 """
 
 from __future__ import annotations
@@ -190,13 +190,13 @@ async def list_anchors(
 
 
 def _kept_for_ever(settings: Settings) -> dict[str, str]:
-    """Headers of what never changes; shared caches keep it where everybody may read it, and nowhere else."""
+    """Headers of immutable content; shared caches may keep it only if every caller may read it."""
     kept_by = "public" if settings.auth.mode == "none" else "private"
     return {"Cache-Control": f"{kept_by}, max-age=31536000, immutable"}
 
 
 def _parse_index(path: str) -> tuple[int, int]:
-    """(index, width) of the end of a tile path, which has one spelling only."""
+    """(index, width) at the end of a tile path; only the canonical spelling is accepted."""
     match = _INDEX.fullmatch(path)
     if match is None:
         raise NotFoundError("not the path of a tile")

@@ -1,8 +1,8 @@
 """``/``, ``/console``, ``/verify``: pages for people, out of ``app.pages``; ``/docs``: the API, to read and try.
 
-They hold no data: the console asks the API for what it shows, and what is verified a reader brings. A browser loads
-nothing for them from anywhere else, runs no script that stands in a page, and shows them in no frame. Swagger UI comes
-out of a package that holds nothing but its files.
+They hold no data: the console reads from the API, and the verifier checks files that its user supplies. By their policy
+a browser loads nothing for them from other origins, runs no inline script, and shows them in no frame. Swagger UI comes
+from a package that holds only its files.
 """
 
 from __future__ import annotations

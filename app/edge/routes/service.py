@@ -1,5 +1,5 @@
-"""``/v1/node``, ``/livez``, ``/readyz``, ``/metrics``, ``/v1/exchange``: who this node is and how it does, for those
-who run it; the ledgers that this one exchanges with, and how far each is imported.
+"""``/v1/node``, ``/livez``, ``/readyz``, ``/metrics``, ``/v1/exchange``: identity and health of this node, for its
+operators; the ledgers that this one exchanges with, and how far each is imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``/v1/console``: how people sign in to the web console, which is a cookie over the token that they have."""
+"""``/v1/console``: signing in to the web console: a cookie that carries the user's token."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def finish_oidc(
 
 
 def _session_of(request: Request, console_sessions: ConsoleSessions) -> ConsoleSession | None:
-    """The session that the request shows, None where that is none that counts."""
+    """The valid session in the request; None if there is none."""
     try:
         cookie = shown_cookie(request.scope["headers"], request.scope["scheme"])
         return None if cookie is None else console_sessions.open(cookie, time.time())
@@ -164,11 +164,11 @@ def _session_of(request: Request, console_sessions: ConsoleSessions) -> ConsoleS
 async def _begin(
     request: Request, access: AccessControl, console_sessions: ConsoleSessions, token: bytes
 ) -> tuple[Principal, ConsoleSession, str]:
-    """Who ``token`` says signs in, his session, and its cookie.
+    """The user whom ``token`` names, a new session, and its cookie.
 
     Raises:
-        UnauthenticatedError: the token does not count.
-        NotReadyError: the issuer's keys cannot be had now.
+        UnauthenticatedError: the token is not valid.
+        NotReadyError: the issuer's keys cannot be fetched now.
         InvalidInputError: the token is too long for a cookie.
     """
     scheme = request.scope["scheme"]
@@ -190,10 +190,10 @@ def _answer(
 
 
 def _redirect_uri(request: Request) -> str:
-    """Where the issuer is to send the browser.
+    """The URL to which the issuer redirects the browser.
 
     Raises:
-        InvalidInputError: the request does not say what the service is called, as HTTP/1.0 allows.
+        InvalidInputError: the request has no Host, as HTTP/1.0 allows.
     """
     host = request.headers.get("host")
     if host is None:
@@ -206,7 +206,7 @@ def _sign_in_name(request: Request) -> str:
 
 
 def _sign_in_cookie(request: Request, value: str, seconds: int) -> str:
-    """Lax, as the browser comes back from another site with it."""
+    """SameSite=Lax, as the browser returns from another site with it."""
     secure = "; Secure" if request.scope["scheme"] == "https" else ""
     return f"{_sign_in_name(request)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}"
 

@@ -1,6 +1,6 @@
 """``POST /v1/stats``: reports about running jobs, one JSON object or one a line.
 
-Fire and forget: the answer says what was queued, never what was kept. The lines of a request take four steps:
+Fire and forget: the answer reports queued lines, not stored ones. The lines of a request take four steps:
 
     1. it is admitted            later, when more requests come than the loop has time for beside its jobs
     2. its body is dropped       unread, when more bodies come than there is room or time to check
@@ -99,12 +99,12 @@ async def take(
     intake: StatsIntake,
     metrics: Metrics,
 ) -> StatsAnswer:
-    """Sample ``lines``, check those that are kept, and queue them with their weight; ``check`` refuses tenants that the
+    """Sample ``lines``, check the sampled ones, and queue them with their weight; ``check`` refuses tenants that the
     caller may not report about.
 
     Raises:
-        InvalidInputError: the first that is wrong; with its line unless it is the only ``one``.
-        ClockSkewError: the time of one lies too far ahead.
+        InvalidInputError: the first invalid line; with its number unless it is the only ``one``.
+        ClockSkewError: the time of a report lies too far ahead.
     """
     weight, now_ms = intake.weight(), time.time_ns() // 1_000_000
     numbers = intake.sample(range(1, len(lines) + 1), weight)
@@ -141,7 +141,7 @@ def _checked(
 
 @contextlib.asynccontextmanager
 async def _turn(checking: LoopShare, is_last: bool) -> AsyncIterator[None]:
-    """Work on a few lines, which is charged; behind it is a pause as long as it took, unless it was the last."""
+    """Process a few lines in a charged turn; a pause of the same length follows, unless it was the last."""
     began_s = time.perf_counter()
     with checking.charged():
         yield
@@ -150,11 +150,11 @@ async def _turn(checking: LoopShare, is_last: bool) -> AsyncIterator[None]:
 
 
 def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
-    """The time of ``report``, which said it in one of two ways or leaves it to us; ``time_ms`` is used up.
+    """The time of ``report``, given in one of two ways, else the current time; removes ``time_ms``.
 
     Raises:
-        InvalidInputError: both, or none of the calendar.
-        ClockSkewError: too far ahead: it would end windows that others still report for.
+        InvalidInputError: both are given, or the calendar has no such time.
+        ClockSkewError: too far ahead: it would end windows for which others still report.
     """
     given_ms, text = report.pop("time_ms", None), report.get("time")
     if text is not None and given_ms is not None:

@@ -1,8 +1,8 @@
 """``/v1/watch``, ``/v1/webhooks``: a tenant's chain as it grows, as server-sent events; receivers to which the ledger
 delivers its entries by itself.
 
-The framework has such answers too (``fastapi.sse``). They encode each event for each client anew; here each entry is
-encoded once, whoever watches, and a client that takes nothing is not written to.
+The framework has such answers too (``fastapi.sse``). They encode each event once per client; here each entry is encoded
+once for all watchers, and nothing is written to a client that does not read.
 """
 
 from __future__ import annotations
@@ -166,11 +166,11 @@ async def _send_watch(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Send the entries above the first of ``seqs``, up to the second, until the client goes away or its watch ends. It
-    begins once the tenant is known and the read is on record.
+    """Send the entries above the first of ``seqs``, up to the second, until the client goes away or its watch ends. The
+    stream starts once the tenant is known and the read is recorded.
 
     Raises:
-        LedgerError: the stream could not begin; nothing was sent.
+        LedgerError: the stream could not start; nothing was sent.
     """
     may_watch = partial(_may_watch, accepted, tenant_id)
     actions = wanted.actions and sorted(wanted.actions)
@@ -192,7 +192,7 @@ async def _send_watch(
 
 
 async def _tell(watcher: Watcher, receive: Receive, send: Send) -> None:
-    """Send what the watcher has, as long as somebody listens."""
+    """Send the watcher's events while the client is connected."""
     leaving = asyncio.get_running_loop().create_task(_gone(receive))
     leaving.add_done_callback(lambda _: watcher.end())
     try:
@@ -214,7 +214,7 @@ async def _gone(receive: Receive) -> None:
 
 
 def _opening(seq: int | None) -> bytes:
-    """What every stream begins with: when to come back, and where it begins if the client did not say that itself."""
+    """The opening of every stream: the reconnection delay, and the start position if the client named none."""
     place = b"" if seq is None else b"id: %d\n" % seq
     return b"retry: %d\n%b\n" % (RETRY_MS, place)
 
@@ -224,7 +224,7 @@ def _piece(body: bytes) -> dict[str, object]:
 
 
 async def _may_watch(accepted: Accepted, tenant_id: str) -> bool:
-    """Whether what the request showed still counts; not where nobody can tell, as for a request that came now."""
+    """Whether the request's credentials are still valid; false if they cannot be checked, as for a new request."""
     caller = await accepted.access.caller_if_known(accepted.scope)
     return caller is not None and caller.may(Right.READ, tenant_id)
 

@@ -268,8 +268,8 @@ async def restore_from_bundles(
     ``may_begin_log`` a database on which no node ever started adopts the log of the bundles.
 
     Raises:
-        BundleRefusedError, UntrustedKeyError: a bundle is not valid; nothing was stored. StartRefusedError: a bundle
-        does not fit; the ones before it are restored.
+        BundleRefusedError, UntrustedKeyError: a bundle is not valid; nothing was stored.
+        StartRefusedError: a bundle does not fit; the ones before it are restored.
     """
     async with _alone(settings, database_url) as locked:
         keyring = _keyring(settings, locked, keys)

@@ -298,8 +298,8 @@ async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: L
     chained when the chain has
 
     - the event itself, or a REFUSED or CONFLICT entry that keeps it;
-    - for the first record of a tenant, the entry by which another node created the tenant; - for a keyed line that is
-    acknowledged only once it is chained, the line that came first.
+    - for the first record of a tenant, the entry by which another node created the tenant;
+    - for a keyed line that is acknowledged only once it is chained, the line that came first.
 
     From the first record without any of these on, the appender chains the records again, or finds them in the chain.
     """
