@@ -44,7 +44,7 @@ class ArrowEntries(NamedTuple):
     batch: pa.RecordBatch
 
     def passed(self, known: Known) -> Passed | None:
-        """What they come to, if all of them are in order."""
+        """The result of the native check; None if it cannot handle the batch."""
         batch = self.batch
         if not batch.schema.equals(ENTRY_SCHEMA):
             return None

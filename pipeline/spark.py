@@ -1,13 +1,13 @@
-"""The Spark session of a pipeline command: quiet on the terminal, its log in a file, stopped however the command ends.
+"""The Spark session of a pipeline command: silent on the terminal, logged to a file, always stopped at the end.
 
-By default Spark runs in this process tree, ``local[*]``; ``--master`` names any cluster, to which the project's own
-packages are sent, and under ``spark-submit`` its settings hold. Packages of others MUST be on the workers already: a
-virtual environment under the same path as the driver's, or one that ``PYSPARK_PYTHON`` names. What Spark and its Java
-print goes to the log file, and what they keep on the driver's disk to a folder of the command.
+By default Spark runs in this process tree, ``local[*]``. ``--master`` names any cluster, to which the project's
+packages are sent; ``spark-submit`` brings its own settings. Third-party packages MUST be on the workers: a virtual
+environment under the driver's path, or one that ``PYSPARK_PYTHON`` names. Output of Spark and Java goes to the log
+file, their files on the driver to a folder of the command.
 
-That folder is removed at the command's end, and by a later run where the command was killed. A run holds a lock (flock)
-on its folder for as long as it lives, and once it has the lock it puts a file there that says whose the folder is. So a
-folder with that file whose lock is free is one of a run that was killed. A folder without it is left alone.
+That folder is removed at the command's end, or by a later run if the command was killed. A run locks its folder
+(flock) for its lifetime, and then creates a marker file in it. So a folder with a marker and a free lock belongs to
+a killed run. A folder without a marker is never removed.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 FOLDER_PREFIX: Final = "tally-run-"
 SHUFFLE_PARTITIONS_A_CORE: Final = 2
 SHUFFLE_PARTITIONS_MIN: Final = 16
-"""On a cluster, whose workers may still be joining; adaptive execution puts small ones together."""
+"""On a cluster, whose workers may still be joining; adaptive execution merges small partitions."""
 ARROW_BATCH_ROWS: Final = 10_000
 STOP_TIMEOUT_S: Final = 20.0
-"""How long Spark may take to stop before its Java is ended."""
+"""How long Spark may take to stop before its Java is killed."""
 
 TASK_DAEMON: Final = "pipeline.task_daemon"
-"""The module that Python workers are forked from on this machine; only on Linux is it known to have one thread."""
+"""The module from which local Python workers are forked; only on Linux is it known to have one thread."""
 
 _DRIVER_JAVA: Final = "spark.driver.extraJavaOptions"
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 _OF_ALL_PLANS: Final = ("functions", "org.apache.spark.sql.functions", "PythonUtils")
-"""Names in Java that building any plan asks for."""
+"""Java names that every plan uses."""
 _JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC -XX:-UsePerfData"
-"""Rows are read and checked in Python, so Java should start fast and leave the cores alone; have room for what it
-compiles, or it looks for what to throw away, and compiles that again; and leave no file for tools that watch it."""
+"""Rows are read and checked in Python, so Java should start fast and use few cores. A small code cache would make it
+evict and recompile code. It writes no files for monitoring tools."""
 
 _LOG4J: Final = """\
 rootLogger.level = warn
@@ -64,7 +64,7 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSSXXX}} %p %c{{1}}: %m%n%ex
 """
 PACKAGES: Final = ("ledger", "objects", "signing", "pipeline")
-"""What tasks import."""
+"""Packages that tasks import."""
 
 
 @contextmanager
@@ -76,15 +76,15 @@ def spark_session(
     settings: Mapping[str, str] | None = None,
     java_options: str | None = None,
 ) -> Iterator[SparkSession]:
-    """A session for one command, stopped at its end; ``settings`` are Spark's, over ours.
+    """A session for one command, stopped at its end; ``settings`` of Spark override ours.
 
-    A session that this process has already is used as it is, and left to whoever started it.
+    An existing session of this process is used unchanged and not stopped.
 
-    ``master`` is None for ``LOCAL_MASTER``, or for what ``spark-submit`` says; ``java_options`` is None for those with
-    which Java starts from its archive of classes.
+    ``master`` None means ``LOCAL_MASTER``, or the master of ``spark-submit``; ``java_options`` None means the
+    options to start from Java's archive of classes.
 
     Raises:
-        ConfigurationError: ``master`` is none or not there, TMPDIR is of no use to Spark, or there is no Java.
+        ConfigurationError: ``master`` is malformed or unreachable, Spark cannot use TMPDIR, or there is no Java.
     """
     temporary = _temporary()
     if master is not None:
@@ -105,7 +105,7 @@ def spark_session(
             given = {_DRIVER_JAVA: _java_options(log4j, folder, java_options), **given}
         _name_pythons(master)
         with java({} if master is None else {**_settings(name, master, folder), **given}, log_file):
-            # Whatever a signal's handler raises here: the start comes to its own end, or ends with its Java.
+            # If a signal handler raises here, the start still completes, or ends with its Java.
             spark = run_in_thread(lambda: _start(name, master, log4j, folder, given)).result()
             try:
                 yield spark
@@ -114,7 +114,7 @@ def spark_session(
 
 
 def _temporary() -> Path:
-    """Where a command has its folder."""
+    """The parent of a command's folder."""
     folder = Path(tempfile.gettempdir())
     if "," in str(folder):
         raise ConfigurationError(f"TMPDIR={folder}: Spark takes a comma for the end of a folder's name; name another")
@@ -122,32 +122,32 @@ def _temporary() -> Path:
 
 
 def _active() -> SparkSession | None:
-    """The session that this process has; asked without loading Spark where nobody has."""
+    """The session of this process, or None; does not load Spark if nothing loaded it."""
     if "pyspark.sql" not in sys.modules:
         return None
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # The session that Spark calls active is one of the calling thread.
+    # Spark's own active session is per thread.
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
 def shuffle_partitions(configured: SparkConf, cores: int) -> int | None:
-    """Partitions of a shuffle on a cluster of so many cores; None where the settings of Spark say how many."""
+    """Partitions of a shuffle on a cluster of ``cores``; None if the settings of Spark define them."""
     if configured.contains(_SHUFFLE_PARTITIONS):
         return None
     return max(SHUFFLE_PARTITIONS_MIN, SHUFFLE_PARTITIONS_A_CORE * cores)
 
 
 def _name_pythons(master: str | None) -> None:
-    """Say which Python tasks run in: this one, unless a cluster has another."""
+    """Set the Python of tasks: this one, unless a cluster has another."""
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if (master is not None and is_local(master)) or not os.environ.get("PYSPARK_PYTHON"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapping[str, str]) -> SparkSession:
-    # Imported here: it takes a while, and what only reads options should not wait for it.
+    # Imported here: it is slow, and option parsing should not wait for it.
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -159,13 +159,13 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
     assert master is not None, "where there is no spark-submit it is ours to say"
     settings = {**_settings(name, master, folder), **given}
     context = SparkContext.getOrCreate(SparkConf().setAll([*settings.items()]))
-    # A Java that ends is told of by what it is asked next, and not by what takes in accumulators too.
+    # The next call reports that Java has ended; the accumulator server should not report it too.
     vars(context)["_accumulatorServer"].handle_error = lambda *_: None
     if is_local(master):
-        # Have the process that workers are forked from load what tasks use, while Java plans the first of them.
+        # Start the worker daemon now, so that it imports the tasks' modules while Java plans.
         run_in_thread(lambda: context.parallelize([0], 1).map(bool).count())
     spark = SparkSession.builder.getOrCreate()
-    # Or each function of a plan asks Java what its name is, which looks for it as a class in one archive after another.
+    # Cached, or each function of a plan makes Java search all archives for a class of that name.
     for name in _OF_ALL_PLANS:
         setattr(context._jvm, name, getattr(context._jvm, name))
     if not is_local(master):
@@ -177,10 +177,10 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
 
 
 def _stop(spark: SparkSession, log_file: Path) -> None:
-    """Stop Spark; one that does not, or has ended, is left to the end of its Java."""
+    """Stop Spark. If it does not stop or has ended, the end of its Java follows."""
     from py4j.protocol import Py4JError
 
-    # What takes in accumulators looks up once a second whether to end; it ends with Java, which comes next.
+    # The accumulator server checks once a second whether to stop; its shutdown overlaps with the end of Java.
     counting: Any = vars(spark.sparkContext).pop("_accumulatorServer", None)
     with _errors_to(log_file), suppress(NotInTimeError, Py4JError, ConnectionError):
         run_in_thread(spark.stop).result(STOP_TIMEOUT_S)
@@ -189,19 +189,19 @@ def _stop(spark: SparkSession, log_file: Path) -> None:
 
 
 def _take_over(log4j: Path, folder: Path) -> None:
-    """Let a Java that others launched log to our file from now on, and keep its files in our folder."""
+    """Make a Java launched by ``spark-submit`` log to our file and keep its files in our folder."""
     from pyspark import SparkContext
 
     jvm = SparkContext._jvm
     assert jvm is not None, "Java is there before Spark starts"
-    # Where nobody configured a log, Spark takes a profile of its own when it first logs; so let it do that before.
+    # Without a log configuration Spark sets its own when it first logs, so trigger that first.
     getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").initializeLogIfNecessary(False, True)
     jvm.org.apache.logging.log4j.core.config.Configurator.reconfigure(jvm.java.net.URI.create(log4j.as_uri()))
     jvm.java.lang.System.setProperty("java.io.tmpdir", str(folder))
 
 
 def _java_options(log4j: Path, folder: Path, more: str | None) -> str:
-    """What a Java that we launch is told at its start."""
+    """Options of a Java that we launch."""
     more = class_archive_options() if more is None else more
     of_files = f"-Dlog4j2.configurationFile={log4j.as_uri()}", f"-Djava.io.tmpdir={folder}"
     return f"{' '.join(map(quoted, of_files))} {_JAVA_OPTIONS} {more}"
@@ -212,7 +212,7 @@ def _settings(name: str, master: str, folder: Path) -> dict[str, str]:
         "spark.master": master,
         "spark.app.name": name,
         "spark.ui.showConsoleProgress": "false",
-        # Or each operation on a column tells Java in a dozen calls on which line it is, more than all that it asks for.
+        # Else each column operation reports its source line to Java in a dozen calls, its largest cost.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
@@ -234,14 +234,14 @@ def _settings(name: str, master: str, folder: Path) -> dict[str, str]:
         "spark.ui.enabled": "false",
         # Tasks keep their files there too.
         "spark.executorEnv.TMPDIR": str(folder),
-        # Only tasks with the same environment are given workers of the same process; those of tables have this anyway.
+        # Tasks share worker processes only if their environments are equal; tasks of tables have this anyway.
         "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     }
 
 
 @contextmanager
 def _errors_to(log_file: Path) -> Iterator[None]:
-    """What this process writes to standard error goes to the log file meanwhile."""
+    """Redirect standard error of this process to the log file within the context."""
     sys.stderr.flush()
     kept = os.dup(2)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -284,7 +284,7 @@ def refuse_unless_master(master: str) -> None:
     """Check how ``master`` is spelled.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is malformed.
     """
     if not any(form.fullmatch(master) for form in (_LOCAL, _STANDALONE, _OTHER)):
         raise ConfigurationError(
@@ -294,12 +294,12 @@ def refuse_unless_master(master: str) -> None:
 
 
 def refuse_unless_there(master: str) -> None:
-    """Connect to the masters of a standalone cluster until one accepts; of others nothing is asked.
+    """Connect to the masters of a standalone cluster until one accepts; other masters are not checked.
 
-    Spark itself would ask one that is not there for a minute.
+    Spark itself would retry an unreachable master for a minute.
 
     Raises:
-        ConfigurationError: none of them does.
+        ConfigurationError: no master accepts.
     """
     if not _STANDALONE.fullmatch(master):
         return
@@ -308,7 +308,7 @@ def refuse_unless_there(master: str) -> None:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-        except UnicodeError:  # Of the encoding of names, which looks at their labels.
+        except UnicodeError:  # Raised by the encoding of host names.
             reasons.append(f"{address}: no host can have that name")
         except (OSError, OverflowError) as error:
             reasons.append(f"{address}: {getattr(error, 'strerror', None) or error}")
@@ -344,10 +344,10 @@ _RANDOM: Final = re.compile(r"[a-z0-9_]{8}")
 
 @contextmanager
 def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A folder in ``parent`` whose name begins with ``prefix``; those of this user's dead runs are removed.
+    """A new folder in ``parent`` with ``prefix``; folders of this user's dead runs are removed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     for left in parent.glob(f"{prefix}*"):
         if _RANDOM.fullmatch(left.name.removeprefix(prefix)):
@@ -355,7 +355,7 @@ def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = _open(folder)
     try:
-        with suppress(OSError):  # A file system without locks: nobody can find the folder dead either.
+        with suppress(OSError):  # Without locks in the file system, no run can find the folder dead either.
             fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / MARKER).write_text(_SAID)
         yield folder
@@ -365,7 +365,7 @@ def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def _remove_if_dead(folder: Path) -> None:
-    with suppress(OSError):  # It is gone by itself, no folder, or somebody else's.
+    with suppress(OSError):  # It vanished, is no folder, or belongs to another user.
         if folder.lstat().st_uid != os.geteuid():
             return
         lock = _open(folder)
@@ -378,7 +378,7 @@ def _remove_if_dead(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove ``folder``, its marker last: so that a later run goes on where this one is cut short."""
+    """Remove ``folder``, its marker last, so that a later run can continue an interrupted removal."""
     with suppress(OSError):
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():

@@ -1,7 +1,7 @@
-"""The process that Spark forks Python workers from, on this machine: it imports what tasks use, once for all of them.
+"""The process from which Spark forks local Python workers; it imports the modules of tasks once for all workers.
 
-Spark's own (``pyspark.daemon``) imports nothing before it forks, for what is imported may start threads, which a fork
-leaves behind; so each worker spends half a second on imports. Here what would start them is told not to.
+Spark's own (``pyspark.daemon``) imports nothing before it forks, as an import may start threads, which a fork loses;
+so each worker spends half a second on imports. This daemon disables these threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IMPORTED: Final = (
 
 
 def prepare() -> None:
-    """Import what tasks use; what forked processes share is nothing for their collectors to go through."""
+    """Import the modules of tasks, and exclude these shared objects from garbage collection in forked processes."""
     os.environ.update(THREADLESS)
     for name in IMPORTED:
         importlib.import_module(name)

@@ -4,7 +4,7 @@ A run works in rounds, one range of each tenant a round, until nothing is left::
 
     1. the last manifest of the tenant says what is archived; it is of this log, signed by a key of it, and the chain
        has its last link
-    2. the plan of the next range: one that stands there without its manifest, else a new one, written first
+    2. the plan of the next range: an existing one without a manifest, else a new one, written first
     3. the files of entries of all plans of the round, wherever and in whatever order (pipeline.archiving.filing)
     4. the range as a whole, folded of its files as a verification folds ranges: they follow on what is archived, every
        snapshot is one of these entries; months are right, and the newest checkpoint extends the tree

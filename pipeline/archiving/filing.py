@@ -3,7 +3,7 @@
 One task writes each file of entries (``file_on`` Spark), in bounded memory. In order::
 
     1. rows are read in batches, checked as one range of the chain, and written
-    2. rows that do not hold end it: nothing is put into the archive, and what is wrong is the outcome
+    2. an invalid row ends the task: nothing is put into the archive, and the break is the outcome
     3. the file is put under its name; where the name is taken, the file there must have the same rows
 
 Claims of a file about the rest of the chain are checked by the fold of all ranges

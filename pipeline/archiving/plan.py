@@ -87,7 +87,7 @@ def cut(
 ) -> Iterator[FileName]:
     """The entry files of the entries in ``stretches``, which follow one another without gap.
 
-    ``highest_physical_ms`` is that of all entries before, None where there are none.
+    ``highest_physical_ms`` is that of all earlier entries, None if there are none.
     """
     start_seq, next_seq, stored_bytes = 0, 0, 0
     month, limit = "", -1

@@ -1,4 +1,4 @@
-"""The commands of ``tally pipeline``: one module a command, this one puts them together.
+"""The commands of ``tally pipeline``: one module a command, combined by this module.
 
 Modules that load Spark are imported by the command that needs them.
 """

@@ -1,4 +1,4 @@
-"""``tally pipeline archive``, ``unpack``, ``merge`` and ``diff``: archives and bundles that are made of ledgers."""
+"""``tally pipeline archive``, ``unpack``, ``merge`` and ``diff``: archives and bundles made from ledgers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def named_archive(option: str, url: str | None) -> str:
     """The URL that an option, or the setting ``archive.url``, names.
 
     Raises:
-        InvalidInputError: neither does.
+        InvalidInputError: neither names one.
     """
     if not url:
         raise InvalidInputError(f"name the place of the archive: {option} URL, or the setting archive.url")
@@ -105,7 +105,7 @@ def archive(
     held = load_keys(keys) if keys else None
     store = ArchiveStore(dest)
     with Ledger.connected(dsn) as ledger, ExitStack() as stack:
-        # Whoever names keys believes no other: those in the database may be anybody's who can write there.
+        # A caller who names keys trusts no others: anyone with write access can insert keys into the database.
         trusted = held if held is not None else ledger.published_keys()
         keyring = Keyring([signer.public_key, *trusted], () if held is None else held.log_verifier_keys)
 

@@ -1,4 +1,4 @@
-"""Options that several pipeline commands share, spelled and explained the same everywhere."""
+"""Options that several pipeline commands share, with one spelling and one help text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 DSN_VARIABLE: Final = "TALLY_PIPELINE_DSN"
-"""``tally pipeline`` puts the local service's database here."""
+"""Set by ``tally pipeline`` to the local service's database."""
 NO_DSN_VARIABLE: Final = "TALLY_PIPELINE_NO_DSN"
-"""Or why there is none here."""
+"""Set instead to the reason why there is no local database."""
 SIGNING_KEY_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_KEY"
 ARCHIVE_VARIABLE: Final = "TALLY_PIPELINE_ARCHIVE"
 ARCHIVE_HELP: Final = "Where the archive is: a folder, or s3://BUCKET/PATH, gs:// or az://."
@@ -54,10 +54,10 @@ Archive = Annotated[
     typer.Option("--archive", metavar="URL", envvar=ARCHIVE_VARIABLE, show_default="archive.url", help=ARCHIVE_HELP),
 ]
 AnyArchive = Annotated[str | None, typer.Option("--archive", metavar="URL", help=ARCHIVE_HELP)]
-"""Of commands that read an archive only where it is named."""
+"""For commands that read an archive only if it is named."""
 Bundles = Annotated[list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")]
 MoreBundles = Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="--bundle FILE")]
-"""What stands behind the first file of ``--bundle FILE...``, as a shell spells out a pattern."""
+"""The files after the first in ``--bundle FILE...``, as a shell expands a pattern."""
 Tenants = Annotated[
     list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
 ]
@@ -73,21 +73,21 @@ def load_keys(paths: Sequence[Path]) -> Keyring:
     """The keys in all of ``paths``.
 
     Raises:
-        ConfigurationError: one cannot be read, or holds no key.
+        ConfigurationError: a file cannot be read, or holds no key.
     """
     return Keyring.merged([Keyring.load(path) for path in paths])
 
 
 PIN_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_PIN"
-"""Where the PIN of an HSM comes from."""
+"""Holds the PIN of an HSM."""
 
 
 def open_signers(uri: str | None) -> Signers:
-    """The signers that ``uri`` names, as ``signing.key_uri`` does. None is made; of a P-256 key in a file the Ed25519
-    key beside it signs checkpoints.
+    """The existing signers that ``uri`` names, in the form of ``signing.key_uri``. For a P-256 key in a file, the
+    Ed25519 key beside it signs checkpoints.
 
     Raises:
-        ConfigurationError: there is none, or it cannot be used for checkpoints.
+        ConfigurationError: the signer does not exist, or cannot be used for checkpoints.
         SigningUnavailableError: a signer outside of files does not answer.
     """
     from pipeline.merge.deciding import Signers
@@ -115,7 +115,7 @@ def _pin() -> str:
 
 
 class NamedPlace(NamedTuple):
-    """Where a command reads from, as its options say."""
+    """The place that a command reads from, according to its options."""
 
     option: str
     """``--dsn``, ``--archive`` or ``--bundle``."""
@@ -131,13 +131,13 @@ def named_place(
     more_bundles: Sequence[Path] | None,
     tenants: Sequence[str] | None,
 ) -> NamedPlace:
-    """The one place that these options name; a DSN of the environment gives way to what is named.
+    """The one place that these options name; an option on the command line overrides a DSN of the environment.
 
     Raises:
-        InvalidInputError: they name none, several, or tenants of bundles.
+        InvalidInputError: the options name no place, several places, or tenants of bundles.
     """
     source = context.get_parameter_source("dsn")
-    is_dsn_given = source is not None and source.name == "COMMANDLINE"  # It may stand in the environment, too.
+    is_dsn_given = source is not None and source.name == "COMMANDLINE"  # It may be in the environment, too.
     if sum((is_dsn_given, archive is not None, bool(bundles))) > 1:
         raise InvalidInputError("name one place: --dsn, --archive or --bundle")
     if more_bundles and not bundles:
@@ -154,6 +154,6 @@ def named_place(
 
 
 def no_dsn(asked: str) -> InvalidInputError:
-    """The error to raise where no database is named; with what is known of why the local service has none."""
+    """The error if no database is named, with the reason why the local service has none, if known."""
     reason = os.environ.get(NO_DSN_VARIABLE)
     return InvalidInputError(f"{asked} ({reason})" if reason else asked)

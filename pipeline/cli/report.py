@@ -1,4 +1,4 @@
-"""``tally pipeline report`` and ``stats``: job analytics over a period, and the windows of what running jobs report."""
+"""``tally pipeline report`` and ``stats``: job analytics over a period, and windows of the stats of running jobs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 FIELDS_MAX: Final = 5
-"""Fields that jobs are counted by."""
+"""Most fields that jobs are counted by."""
 PLACES_SHOWN_MAX: Final = 5
-"""Bundles that a report names as its source; the others are counted."""
+"""Most bundles that a report names as its source; the others are counted."""
 _FIELD: Final = re.compile(r"spec(\.[^.\x00-\x1f]{1,128}){1,8}")
 _SERVICE: Final = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,255}/?")
 
@@ -169,7 +169,7 @@ def _made(
     fields: tuple[str, ...],
     log_origins: list[str],
 ) -> Made:
-    """What the report says it was made from, without the password of a database."""
+    """The source that the report names, without the password of a database."""
     from pipeline.report.make import Made
 
     names = [str(place) for place in places]
@@ -270,7 +270,7 @@ def stats(
                 on_batch=note,
             )
         except InterruptedBySignalError:
-            # A run without an end is ended so; what it was at is done by the next.
+            # A signal is the normal end of an endless run; the next run repeats the batch under way.
             if once:
                 raise
     tell(asdict(total), summary_line(total), as_json=as_json)
@@ -289,7 +289,7 @@ def summary_line(summary: Summary) -> str:
 
 
 def duration_s(name: str, text: str) -> int:
-    """The seconds that ``90s``, ``1m`` or ``2h`` stand for.
+    """Seconds in a duration such as ``90s``, ``1m`` or ``2h``.
 
     Raises:
         ConfigurationError: ``text`` is no such duration, or out of bounds.

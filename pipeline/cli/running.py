@@ -1,5 +1,5 @@
-"""A pipeline command at work: its Spark session and its log file, what a signal does to it, what it waits for in a
-cluster, and how a failure of Spark is told.
+"""Runs a pipeline command: its Spark session and log file, signal handling, reports of cluster waits, and errors of
+Spark in one line.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 
 SIGNAL_BASE: Final = 128
-"""A command that a signal ends exits with this and the signal's number, as shells have it."""
+"""A command ended by a signal exits with this plus the signal's number, as in shells."""
 ASK_AGAIN_S: Final = 0.2
-"""How soon a command is interrupted again that was waiting for a job of Spark."""
+"""Interval between interruptions of a command that waits for a Spark job."""
 ASKED_MAX: Final = 50
-"""After so many times it is torn away from a job that does not end."""
+"""Most such interruptions; after them the command is interrupted even during the call to Java."""
 ENDING_S: Final = 10.0
-"""For so long a command that is ending is let end: somebody who asks again gets what was asked for already."""
+"""Grace period of an ending command, during which further signals are ignored."""
 TOLD_AFTER_S: Final = 5.0
-"""Shorter waits are not worth a line."""
+"""Shorter waits are not reported."""
 WAIT_INTERVAL_S: Final = 0.5
 FOLDER_VARIABLE: Final = "TALLY_PIPELINE_LOGS"
 LOG_FILES_MAX: Final = 50
-"""How many there are at most, that of the run which begins included."""
+"""Most log files kept, including that of the starting run."""
 
 
 class InterruptedBySignalError(CommandExit):
@@ -54,11 +54,11 @@ class InterruptedBySignalError(CommandExit):
 
 
 class _Interruption:
-    """What a signal does to a command.
+    """Handles signals to a command.
 
-    A command that waits for a job of Spark must not be torn away from it: the next call would wait for the job to end,
-    and take its answer for its own. So its jobs are cancelled from another thread, which ends the wait, and it is
-    interrupted again.
+    A handler must not raise while the command waits for a Spark job: the next call to Java would wait for the job
+    and read its answer as its own. So another thread cancels the jobs, which ends the wait, and a timer interrupts
+    the command again.
     """
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ class _Interruption:
         self._asked = 0
         self._ending_since_s: float | None = None
         self.exit_code = 0
-        """Other than 0 once a signal came."""
+        """Nonzero once a signal arrived."""
 
     def install(self) -> None:
-        """From now on the signals that ask to stop end the command; one that it was started to ignore it ignores."""
+        """Install handlers that end the command on stop signals. A signal ignored at process start stays ignored."""
         for number in stop_signals.handled_signals():
             signal.signal(number, self._unwind)
         signal.signal(signal.SIGALRM, self._unwind)
 
     def end(self) -> None:
-        """The command waits for Spark no more."""
+        """Record that the command no longer waits for Spark."""
         if self._asked:
             signal.setitimer(signal.ITIMER_REAL, 0)
         self.spark = None
@@ -99,19 +99,18 @@ _interruption = _Interruption()
 
 
 def unwind_on_signals() -> None:
-    """From now on the signals that stop a process end the command in order: jobs are cancelled, Spark stops, files are
-    whole."""
+    """Make stop signals end the command cleanly: jobs are cancelled, Spark stops, files are whole."""
     _interruption.install()
 
 
 def is_interrupted() -> bool:
-    """Whether a signal asked the command to end, so that what fails from then on fails for that."""
+    """Whether a signal asked the command to end; later failures follow from it."""
     return _interruption.exit_code != 0
 
 
 @contextmanager
 def running(command: str, master: str | None, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A Spark session for ``command``; an error of Spark becomes one line that names its log file, and an exit."""
+    """A Spark session for ``command``. An error of Spark ends the command with one line that names the log file."""
     log = log_file(command)
     try:
         with (
@@ -125,11 +124,11 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
                 finally:
                     is_ending.set()
                     _interruption.end()
-            except InterruptedBySignalError:  # Also one that came as a cancelled job had just ended.
+            except InterruptedBySignalError:  # Also raised if the signal arrives just after a job ended.
                 err.print("stopping ...")
                 raise
     except Exception as error:
-        # A job that was cancelled ends in an error, and a Java that was sent the signal too.
+        # A cancelled job raises an error, as does a Java that received the signal.
         if _interruption.exit_code:
             err.print("stopping ...")
             raise InterruptedBySignalError(_interruption.exit_code) from None
@@ -142,7 +141,7 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
 
 
 def _is_waiting_for_a_job(frame: FrameType | None) -> bool:
-    """Whether a call to Java is under way, other than one that waits for a stream, which has no end to wait for."""
+    """Whether a call to Java is under way. A call that waits for a stream does not count, as a stream has no end."""
     modules = set()
     while frame is not None:
         modules.add(frame.f_globals.get("__name__", ""))
@@ -162,13 +161,13 @@ JOIN_TIMEOUT_S: Final = 1.0
 
 @contextmanager
 def _watching(name: str, watch: Callable[[], None], interval_s: float) -> Iterator[threading.Event]:
-    """Call ``watch`` every so often, in a thread of its own, until the event is set or the context is left."""
+    """Call ``watch`` every ``interval_s`` in its own thread until the event is set or the context ends."""
     from py4j.protocol import Py4JError
 
     ended = threading.Event()
 
     def follow() -> None:
-        with suppress(Py4JError, OSError):  # Java is gone; the command itself will say so.
+        with suppress(Py4JError, OSError):  # Java has ended; the command itself reports it.
             while not ended.wait(interval_s):
                 watch()
 
@@ -178,15 +177,15 @@ def _watching(name: str, watch: Callable[[], None], interval_s: float) -> Iterat
         yield ended
     finally:
         ended.set()
-        watching.join(JOIN_TIMEOUT_S)  # Spark may be stopped next; but a Java that hangs is not waited for.
+        watching.join(JOIN_TIMEOUT_S)  # Spark may be stopped next. A hanging Java must not block.
 
 
 @contextmanager
 def _waits_reported(master: str | None) -> Iterator[threading.Event]:
-    """Report each wait once, until the event is set, as Spark is about to stop; none where the work is done on this
-    machine."""
+    """Report each wait for the cluster once, until the event is set before Spark stops; reports nothing in local
+    mode."""
     since_s: dict[str | None, float] = {}
-    """When the wait under way began; a wait that was reported began never."""
+    """Start of the current wait; infinity once it was reported."""
 
     def watch() -> None:
         what, now_s = _waits_for(_interruption.spark, master), time.monotonic()
@@ -207,7 +206,7 @@ def _waits_for(spark: SparkSession | None, master: str | None) -> str | None:
     if spark is None:
         return "Spark to start" if master is None else f"Spark to start on {master}"
     context = spark.sparkContext
-    # The driver is among the executors that are listed.
+    # The list of executors includes the driver.
     is_waiting = (
         not is_local(context.master or "")
         and context.statusTracker().getActiveStageIds()
@@ -217,9 +216,9 @@ def _waits_for(spark: SparkSession | None, master: str | None) -> str | None:
 
 
 def log_file(command: str) -> Path:
-    """A new file for this run, in the folder the environment names, else the working folder's ``logs``.
+    """A new log file for this run, in the folder that the environment names, else in ``logs`` of the working folder.
 
-    The oldest make room for it: those that were written to least recently, by runs that have ended.
+    The least recently written logs of ended runs are deleted to make room.
     """
     folder = Path(os.environ.get(FOLDER_VARIABLE) or "logs").absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -256,14 +255,14 @@ PROGRESS_INTERVAL_S: Final = 0.25
 
 @contextmanager
 def shown(spark: SparkSession, what: str, rows: Accumulator[int] | None = None) -> Iterator[None]:
-    """Show how far the jobs are that run meanwhile; ``rows`` counts the rows that tasks which ended have passed.
+    """Show the progress of jobs that run within the context; ``rows`` counts rows of finished tasks.
 
-    Nothing is shown where standard error is no terminal.
+    Shows nothing if standard error is no terminal.
     """
     if not err.is_terminal:
         yield
         return
-    # Imported here: most commands end without a terminal, and options should not wait for it.
+    # Imported here: most commands run without a terminal, and option parsing should not wait for it.
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"))
@@ -283,7 +282,7 @@ def shown(spark: SparkSession, what: str, rows: Accumulator[int] | None = None) 
 
 
 def _tasks(context: SparkContext) -> tuple[int, int, str]:
-    """Tasks done and in all of the stages at work, and the numbers of those stages."""
+    """Finished tasks and all tasks of the active stages, and the numbers of these stages."""
     tracker = context.statusTracker()
     stages = [info for info in map(tracker.getStageInfo, tracker.getActiveStageIds()) if info is not None]
     numbers = ", ".join(str(info.stageId + 1) for info in stages)
@@ -294,15 +293,16 @@ def _tasks(context: SparkContext) -> tuple[int, int, str]:
 
 
 PRINTED_TIMEOUT_S: Final = 30.0
-"""How long Java may take to print: whoever reads its output may be slow."""
+"""How long Java may take to print; the reader of its output may be slow."""
 PRINTED_INTERVAL_S: Final = 0.01
 
 
 def write_past_java() -> None:
-    """From now on errors go where those of ``spark-submit`` go, if it runs this process; to a terminal, output too."""
+    """Under ``spark-submit``, write errors directly to its standard error, and output to its standard output if that
+    is a terminal."""
     if not is_submitted():
         return
-    with suppress(OSError):  # No /proc, or a socket: Java goes on printing all.
+    with suppress(OSError):  # No /proc, or a socket: Java continues to print everything.
         output, errors = (f"/proc/{os.getppid()}/fd/{number}" for number in (1, 2))
         if not os.path.samefile(output, errors) or _is_terminal(errors):
             _reopen(2, errors)
@@ -311,13 +311,13 @@ def write_past_java() -> None:
 
 
 def wait_until_printed() -> None:
-    """Wait until nothing that was written is left for Java to read."""
+    """Wait until Java has read all output written so far."""
     if not is_submitted() or not stat.S_ISFIFO(os.fstat(1).st_mode):
         return
     with suppress(OSError):
         sys.stdout.flush()
     abandoned = select.poll()
-    abandoned.register(1, 0)  # What is told of a pipe unasked: that nobody reads it any more.
+    abandoned.register(1, 0)  # poll() reports a pipe without a reader even if no event is asked for.
     deadline_s = time.monotonic() + PRINTED_TIMEOUT_S
     while time.monotonic() < deadline_s and not abandoned.poll(0):
         (unread,) = struct.unpack("i", fcntl.ioctl(1, termios.FIONREAD, b"\0\0\0\0"))

@@ -1,4 +1,4 @@
-"""``tally pipeline verify``: whole ledgers, archives and many bundles, with the verdict that the service gives."""
+"""``tally pipeline verify``: whole ledgers, archives and many bundles, with the verdicts of the service."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def verify(
 
 
 Told = tuple[dict[str, Any], list[ExitCode]]
-"""What is reported of a verification, and the exit codes that it means."""
+"""The reported verification, and its exit codes."""
 Work = Callable[["SparkSession", "Accumulator[int]"], "Verified"]
 Run = Callable[[Work], tuple[dict[str, Any], ExitCode]]
 
@@ -170,7 +170,7 @@ def _verify_place(
 
 
 def _kept_of_tenant(text: str, tenants: Sequence[str], keyring: Keyring | None) -> tuple[str, JudgedCheckpoint]:
-    """The checkpoint in ``text``, kept elsewhere, and the one of ``tenants`` whose log it is of.
+    """The externally kept checkpoint in ``text``, and the tenant of ``tenants`` whose log it covers.
 
     Raises:
         SignatureError: malformed, not signed by the key it names, or of another log.
@@ -200,7 +200,7 @@ def _verify_bundles(
 
 
 def _worked(master: str | None, breaks: BreaksFolder | None, work: Work) -> tuple[dict[str, Any], ExitCode]:
-    """What a verification reports: verdict objects, rows, rate. And the exit code that writing the breaks means."""
+    """The report of a verification (verdict objects, rows, rate), and the exit code of writing the breaks."""
     with running("verify", master) as spark:
         began_s, passed = time.perf_counter(), spark.sparkContext.accumulator(0)
         with shown(spark, "verifying", passed):
@@ -276,18 +276,18 @@ _FILE: Final = "file://"
 
 
 class BreaksFolder(NamedTuple):
-    """A folder that the breaks of a verification go to."""
+    """A folder to which the breaks of a verification are written."""
 
     shown: str
-    """What a user knows it by: an absolute path, or its URL."""
+    """Name for the user: an absolute path, or the URL."""
     url: str
-    """What Spark knows it by."""
+    """Name for Spark."""
     is_there: bool
-    """Whether it is there already, with nothing in it."""
+    """Whether it exists already, empty."""
 
     @classmethod
     def named(cls, text: str) -> BreaksFolder:
-        """The folder that ``text`` names. Of one on this machine it is known now whether it can be written.
+        """The folder that ``text`` names. A local folder is checked for write access now.
 
         Raises:
             ConfigurationError: it cannot.
@@ -305,11 +305,10 @@ class BreaksFolder(NamedTuple):
         return cls(str(folder), f"{_FILE}{folder}", is_there=above == folder)
 
     def write(self, breaks: DataFrame) -> ExitCode:
-        """Write ``breaks`` as Parquet; what keeps that from being done is said on standard error, and the code for it
-        returned."""
+        """Write ``breaks`` as Parquet. A failure is reported on standard error, and its exit code returned."""
         try:
             breaks.write.mode("append" if self.is_there else "errorifexists").parquet(self.url)
-        except Exception as error:  # Errors of Spark, of its Java and of its tasks have no root of their own.
+        except Exception as error:  # Errors of Spark, its Java and its tasks have no common base class.
             if isinstance(error, CommandExit) or is_interrupted():
                 raise
             message, code = error_line(error)
@@ -322,12 +321,13 @@ class BreaksFolder(NamedTuple):
 
 
 class Observations:
-    """What the verifier remembers of each tenant of a database or an archive, and finds now."""
+    """The remembered and the current checkpoint of each tenant of a database or an archive."""
 
     def __init__(
         self, opened: OpenPlace, tenants: Sequence[str], keyring: Keyring | None, memory: Memory | None
     ) -> None:
-        """Without keys nobody vouches for a checkpoint, and without a memory there is nothing to compare with."""
+        """Without ``keyring`` no checkpoint can be verified, and without ``memory`` none compared, so nothing is
+        observed."""
         self._observations: dict[str, Observation] = {}
         self._keyring, self._memory = keyring, memory
         if keyring is None or memory is None:
@@ -336,7 +336,7 @@ class Observations:
             try:
                 newest = next(reversed(opened.sealed(tenant)), None)
             except ArchiveInvalidError:
-                continue  # Its verification says so.
+                continue  # Its verification reports the error.
             note, to_seq = (None, None) if newest is None else (newest.checkpoint, newest.to_seq)
             self._observations[tenant] = Observation.at(
                 memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=to_seq is not None
@@ -348,8 +348,8 @@ class Observations:
         return [] if observed is None else observed.heads
 
     def gone(self, held: Collection[str]) -> list[Seen]:
-        """What was verified before of tenants that are not among ``held``, which are all that the ledger has: of logs
-        named as its others are, that a given key signed."""
+        """Remembered checkpoints of tenants missing from ``held``, the tenants of the ledger. Only logs with the
+        ledger's origin and a signature by a given key are returned."""
         seen = (
             each
             for observed in self._observations.values()
@@ -368,6 +368,6 @@ class Observations:
         ]
 
     def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """The verdict object of a tenant with what was observed of it."""
+        """The verdict object of a tenant with the observations of its log."""
         observed = self._observations.get(verdict["tenant_id"])
         return {**verdict} if observed is None else observed.with_verdict(verdict)

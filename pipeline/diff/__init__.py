@@ -1,4 +1,4 @@
-"""Two ledgers compared: what each has that the other lacks, and bundles that bring it there.
+"""Compares two ledgers: finds the events that each side lacks, and writes bundles that supply them.
 
 ::
 
@@ -9,8 +9,8 @@
     endings   the driver    where such a range may end, so that a checkpoint covers it         pipeline.diff.repair
     repair    the driver    those ranges as signed bundles                                     pipeline.diff.repair
 
-Two chains that have one link are one history up to it, whatever is in their rows; ``tally pipeline verify`` says
-whether rows are what their links say. Chains of other logs never have one link, but may hold the same events: those are
+Two chains with an equal link share one history up to it, whatever their rows contain; ``tally pipeline verify``
+checks rows against links. Chains of different logs never share a link, but may hold the same events, so these are
 compared as sets.
 """
 
@@ -48,32 +48,32 @@ if TYPE_CHECKING:
 
 SIDES: Final = ("a", "b")
 CONFLICTS_LISTED_MAX: Final = 1000
-"""Conflicts that are listed, of all tenants; all are counted."""
+"""Most conflicts listed, over all tenants; all are counted."""
 
 Stage = Callable[[str], AbstractContextManager[None]]
-"""Shows one stage of the work while it is entered."""
+"""Context that shows one stage of the work."""
 
 
 @dataclass
 class TenantDiff:
-    """What the two ledgers have of one tenant."""
+    """The difference of the two ledgers in one tenant."""
 
     tenant_id: str
     compared: str
-    """``merkle`` when their links said it all, ``hlc-ranges`` when sets of events were compared."""
+    """``merkle`` if links were sufficient, ``hlc-ranges`` if sets of events were compared."""
     only_in: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
     """Events that only this side has."""
     first_difference: dict[str, Any] | None = None
-    """The first seq at which the chains hold different entries, with their links; None when there is none."""
+    """The first seq at which the chains hold different entries, with their links; None if there is none."""
     conflict_count: int = 0
     conflicts: list[dict[str, Any]] = field(default_factory=list)
     """Events that claim one HLC, one on each side; the first ``CONFLICTS_LISTED_MAX`` of all tenants."""
     missing: dict[str, list[SeqRange]] = field(default_factory=lambda: {side: [] for side in SIDES})
-    """Seqs of the chain of this side that hold what only it has, and little more."""
+    """Ranges of this side's chain that contain all events only it has, and few others."""
     forked_log: str | None = None
-    """The log that both are of when they part all the same: one of them was rewritten, or went on from a copy."""
+    """The log of both chains if they fork: one was rewritten, or continued from a copy."""
     left: int = 0
-    """Entries that only one side has and that no bundle was written of, because no checkpoint covers them yet."""
+    """Entries of one side alone that are in no written bundle, because no checkpoint covers them yet."""
 
     @property
     def is_equal(self) -> bool:
@@ -97,7 +97,7 @@ class TenantDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """What a comparison came to."""
+    """The result of a comparison."""
 
     tenants: Sequence[TenantDiff]
     written: Sequence[WrittenBundle] = ()
@@ -109,7 +109,7 @@ class Diff:
 
     @property
     def exit_code(self) -> ExitCode:
-        """TAMPERED where one log has two histories, INCOMPLETE where a side lacks events."""
+        """TAMPERED if one log has two histories, INCOMPLETE if a side lacks events."""
         if any(tenant.forked_log is not None for tenant in self.tenants):
             return ExitCode.TAMPERED
         return ExitCode.FINE if self.is_equal else ExitCode.INCOMPLETE
@@ -134,28 +134,28 @@ def diff(
     signer: Signer | None = None,
     stage: Stage = lambda what: nullcontext(),
 ) -> Diff:
-    """Compare two ledgers, and write what each side lacks as bundles into ``output``, when that is given.
+    """Compare two ledgers. With ``output``, write the entries that each side lacks as bundles.
 
     Args:
         spark: the session.
-        a: the one, open until this returns.
-        b: the other.
-        tenants: those to compare; all that one of them has when there are none.
-        by_rows: do not believe stored links and digests: compute them from the rows.
-        output: a folder; ``to-a`` and ``to-b`` are made in it, and may hold nothing before.
-        signer: who signs the bundles; needed with ``output``.
+        a: the first ledger, open until this returns.
+        b: the second ledger, likewise.
+        tenants: tenants to compare; if empty, all tenants of either ledger.
+        by_rows: compute links and digests from the rows instead of trusting stored ones.
+        output: a folder; ``to-a`` and ``to-b`` are created in it, and must be empty if they exist.
+        signer: signs the bundles; required with ``output``.
         stage: shows the work.
 
     Raises:
-        NotFoundError: one is an archive of nothing.
+        NotFoundError: one ledger is an empty archive.
         TenantNotFoundError: neither has a tenant that was named.
         InvalidInputError: ``to-a`` or ``to-b`` holds something already, or there is no ``signer``.
-        ChainDamagedError: rows of which a bundle was to be made do not hold.
+        ChainDamagedError: rows for a bundle are invalid.
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
     """
     for place in (a, b):
-        # A folder that was mistaken for an archive would lack all that the other side has.
+        # A folder mistaken for an archive would seem to lack everything.
         if place.is_copy and not place.tenants():
             raise NotFoundError(f"there is no archive in {place}")
     if output is not None:
@@ -178,7 +178,7 @@ def diff(
 
 
 def _refuse_used(output: Path) -> None:
-    """Bundles of an earlier comparison would be imported with those of this one."""
+    """Reject a used folder: its bundles would be imported along with the new ones."""
     for side in SIDES:
         folder = output / f"to-{side}"
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -188,7 +188,7 @@ def _refuse_used(output: Path) -> None:
 
 
 Apart = dict[str, tuple[TenantDiff, int]]
-"""Tenants whose events are to be compared, with the seq up to which their chains are the same."""
+"""Tenants whose events must be compared, with the last seq common to their chains."""
 Chains = Mapping[str, Mapping[str, Chain]]
 """By side and tenant."""
 
@@ -201,7 +201,7 @@ def _names(a: OpenPlace, b: OpenPlace, wanted: Collection[str]) -> list[str]:
 
 
 def _met(spark: SparkSession, a: OpenPlace, b: OpenPlace, chains: Chains, *, by_rows: bool) -> dict[str, Meeting]:
-    """What the two chains of each tenant that both have are to one another."""
+    """The meeting of the two chains of each tenant that both ledgers have."""
     pairs = {name: (chain, chains["b"][name]) for name, chain in chains["a"].items() if name in chains["b"]}
     whole = {
         name: last
@@ -221,7 +221,7 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
         a, b = chains["a"].get(name), chains["b"].get(name)
         tenant = TenantDiff(name, "merkle")
         if a is None or b is None:
-            # Each ledger has a chain of its own of what happens to itself.
+            # Each ledger has its own ``_system`` chain.
             for side, chain in (("a", a), ("b", b)):
                 if chain is not None and name != SYSTEM_TENANT:
                     _note_rest(tenant, side, chain, None)
@@ -233,7 +233,7 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
             tenant.first_difference = {"seq": seq, "a": a.link_at(seq), "b": b.link_at(seq)}
         if meeting.is_one or name == SYSTEM_TENANT:
             if meeting.is_one or meeting.common:
-                # Of one history each holds a range; else what both hold is the same up to where they part.
+                # If the history is one, each side holds a range of it; else they agree up to the fork.
                 for side, chain, other in (("a", a, b), ("b", b, a)):
                     one = SeqRange(other.first_seq, other.last_seq)
                     _note_rest(tenant, side, chain, one if meeting.is_one else SeqRange(1, meeting.common))
@@ -246,7 +246,7 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
 
 
 def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: SeqRange | None) -> None:
-    """Note the entries of ``chain`` outside of ``held``, which the other side has, as those that only ``side`` has."""
+    """Record the entries of ``chain`` outside ``held``, the other side's range, as entries of ``side`` alone."""
     rests = [SeqRange(chain.first_seq, chain.last_seq)]
     if held is not None:
         rests = [
@@ -287,7 +287,7 @@ def _note_conflicts(found: DataFrame, apart: Apart) -> None:
 
 
 def _pieces(place: OpenPlace, apart: Apart) -> list[Piece]:
-    """The pieces of these tenants behind what is known to be the same."""
+    """The pieces of these tenants after their common prefix."""
     names: dict[int, list[str]] = {}
     for name, (_, common) in apart.items():
         names.setdefault(common, []).append(name)

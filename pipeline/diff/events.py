@@ -1,12 +1,11 @@
-"""What two ledgers have in common: chains compared by their links, sets of events by a join of their ids.
+"""Compares chains by their links, and sets of events by a join of their ids.
 
-A link binds all entries up to its own. So two chains have the first ``n`` entries in common exactly when their entries
-``n`` have one link, and the first entry in which they differ is found by halving. Links are taken as they are stored,
-or computed from the rows.
+A link binds all entries up to its own. So two chains share their first ``n`` entries exactly if their links at ``n``
+are equal, and a binary search finds the first difference. Links are read as stored, or computed from the rows.
 
-An event is the same wherever it is chained: its id is the first 40 hex digits of SHA-256 over its HLC, job, action and
-payload digest in canonical JSON, behind its physical and logical time. Those digits are in the HLC of a CONFLICT entry
-(``ledger.chain.conflict``), which so has the id of the event it holds, and no payload is read.
+An event has the same id wherever it is chained: its physical and logical time, then the first 40 hex digits of
+SHA-256 over its HLC, job, action and payload digest in canonical JSON. The HLC of a CONFLICT entry contains these
+digits (``ledger.chain.conflict``), so the id of its event is known without reading its payload.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = ("seq", "t_hlc", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action", "payload_digest")
 COLUMNS_BY_ROWS: Final = (*COLUMNS[:-1], "payload")
-"""What is read where stored digests are not believed."""
+"""Columns read if stored digests are not trusted."""
 
 _EVENTS: Final = pa.schema(
     [("tenant_id", pa.string()), ("id", pa.binary()), ("seq", pa.int64()), ("t_hlc", pa.string())]
@@ -48,7 +47,7 @@ _DIGITS: Final = frozenset("0123456789abcdef")
 def event_id(row: Sequence[Any]) -> bytes:
     """The id of the event in a row of ``COLUMNS``, the same wherever it is chained.
 
-    A row that no event can be made of has an id of its own, so that it is found.
+    A malformed row has a unique id, so that it shows up as a difference.
     """
     _seq, t_hlc, physical, logical, node, job_id, action, digest = row
     is_time = (
@@ -67,8 +66,7 @@ def event_id(row: Sequence[Any]) -> bytes:
 
 
 def events(spark: SparkSession, pieces: Sequence[Piece], *, by_rows: bool = False) -> DataFrame:
-    """The events in ``pieces`` as ``EVENTS_SCHEMA``; ``by_rows`` their digests are those of the payloads, whatever is
-    stored as such."""
+    """The events in ``pieces`` as ``EVENTS_SCHEMA``; with ``by_rows`` digests are computed from the payloads."""
     columns = COLUMNS_BY_ROWS if by_rows else COLUMNS
 
     def read(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
@@ -83,7 +81,7 @@ def events(spark: SparkSession, pieces: Sequence[Piece], *, by_rows: bool = Fals
 
 
 def differences(of_a: DataFrame, of_b: DataFrame) -> DataFrame:
-    """Every event that only one of two sets has, as ``EVENTS_SCHEMA`` and ``side``, ``a`` or ``b``, which has it."""
+    """Every event of one set alone, as ``EVENTS_SCHEMA`` plus its ``side``, ``a`` or ``b``."""
     from pyspark.sql import functions
 
     both = of_a.alias("a").join(of_b.alias("b"), ["tenant_id", "id"], "full_outer")
@@ -106,7 +104,7 @@ def conflicts(found: DataFrame) -> DataFrame:
 
 
 def _held(node: Any) -> bytes | None:
-    """The digits of the event that a CONFLICT entry with this HLC node holds."""
+    """The id digits of the event in a CONFLICT entry with this HLC node."""
     digits = node.removeprefix(NODE_PREFIX) if isinstance(node, str) and node.startswith(NODE_PREFIX) else ""
     return bytes.fromhex(digits) if len(digits) == NODE_DIGITS and _DIGITS.issuperset(digits) else None
 
@@ -118,15 +116,15 @@ LINK_COLUMNS: Final = (
     *("seq", "t_hlc", "job_id", "action", "link_version", "prev_chain_link", "payload", "origin"),
     *("hlc_physical", "hlc_logical", "hlc_node"),
 )
-"""What a link is computed from."""
+"""Columns from which a link is computed."""
 NO_LINK: Final = b""
-"""Of a row that none can be computed of."""
+"""Link of a row too malformed for one."""
 _LINKS: Final = pa.schema([("tenant_id", pa.string()), ("seq", pa.int64()), ("link", pa.binary())])
 
 
 def first_differences(spark: SparkSession, a: OpenPlace, b: OpenPlace, last_seqs: Mapping[str, int]) -> dict[str, int]:
-    """By tenant, the first seq up to ``last_seqs`` at which rows with different links stand, or one side has none;
-    nothing of tenants that have no such seq."""
+    """By tenant, the first seq up to ``last_seqs`` at which links differ or one side has no row. Tenants without
+    such a seq are left out."""
     of_a, of_b = (
         over_pieces(
             spark,
@@ -165,22 +163,22 @@ def _link_of(linker: Linker, row: Sequence[Any]) -> bytes:
 
 
 LINKS_AT_ONCE: Final = 10_000
-"""Halving ends with so many entries: these are read at once."""
+"""The binary search ends at this many entries, which are read in one statement."""
 
 
 class Meeting(NamedTuple):
-    """What two chains of one tenant have in common."""
+    """The common part of two chains of one tenant."""
 
     common: int
-    """Both have the same entries 1..common; 0 when they begin differently or the beginning of one is not there."""
+    """Both have the same entries 1..common; 0 if their first entries differ or one lacks its beginning."""
     is_one: bool
-    """Whether one continues the other, or they are equal, where both have entries."""
+    """Whether one continues the other or they are equal, in the range that both have."""
     first_difference: int | None
-    """The first seq at which different entries stand; None when there is none, or when it cannot be told."""
+    """The first seq at which entries differ; None if there is none, or if it cannot be determined."""
 
 
 def chains_of(place: OpenPlace, tenants: list[str]) -> dict[str, Chain]:
-    """The chains of these tenants that are in ``place``, each asked for with a few reads for many."""
+    """The chains of these tenants in ``place``; a few reads fetch many."""
     held = set(place.tenants())
     wanted = [tenant for tenant in tenants if tenant in held]
     first = {piece.tenant_id: piece for piece in place.pieces(wanted, from_seq=1, to_seq=1)}
@@ -191,7 +189,7 @@ class Chain:
     """One tenant's chain at one of the places."""
 
     def __init__(self, place: OpenPlace, tenant_id: str, first: Piece | None) -> None:
-        """``first`` is the piece of seq 1; None when the place holds a later range."""
+        """``first`` is the piece of seq 1; None if the place holds a later range."""
         self.place, self.tenant_id = place, tenant_id
         self.has_beginning, self._first_piece = first is not None, first
         self.first_seq = 1 if first is not None else min(piece.bounds[0] for piece in place.pieces([tenant_id]))
@@ -199,7 +197,7 @@ class Chain:
         self.last_seq = 0 if self._last is None else self._last.seq
 
     def link_at(self, seq: int) -> str | None:
-        """The stored link of the entry at ``seq``, None when there is none."""
+        """The stored link of the entry at ``seq``; None if there is none."""
         if self._last is not None and seq == self.last_seq:
             return self._last.chain_link
         return self.links(seq, seq).get(seq)
@@ -213,12 +211,12 @@ class Chain:
         }
 
     def leaves(self, from_seq: int, to_seq: int) -> Iterator[list[bytes]]:
-        """The leaves that the entries of a range are of the tree, by seq, some at a time."""
+        """The tree leaves of the entries of a range by seq, in batches."""
         for (links,) in self._stored(("chain_link",), from_seq, to_seq):
             yield [_leaf(link) for link in links]
 
     def tile(self, level: int, index: int) -> bytes:
-        """A stored tile, as ``ledger.merkle.tiles.GetTile``; nothing of one that is not stored."""
+        """A stored tile, as ``ledger.merkle.tiles.GetTile``; empty if it is not stored."""
         assert self._first_piece is not None, "a place that stores tiles has the beginning of its chains"
         return (self.place.reader(self._first_piece).tiles(level, index, index) or {}).get(index, b"")
 
@@ -236,32 +234,32 @@ def _leaf(link: object) -> bytes:
 
 
 def meet(chain: Chain, other: Chain) -> Meeting:
-    """What the two chains have in common, as their stored links say."""
+    """The common part of the two chains by their stored links."""
     last = overlap(chain, other)
     if last is None:
         return Meeting(0, min(chain.last_seq, other.last_seq) == 0, None)
     is_one = chain.link_at(last) == other.link_at(last)
     if not (chain.has_beginning and other.has_beginning):
-        # Of a later range nothing but its links says what was before.
+        # In a later range only the links bind the earlier entries.
         return Meeting(0, is_one, None)
     return parting(last, None if is_one else _first_difference(chain, other, last))
 
 
 def overlap(chain: Chain, other: Chain) -> int | None:
-    """The last seq of which both have the entry; None when there is none."""
+    """The last seq that both chains have; None if there is none."""
     last = min(chain.last_seq, other.last_seq)
     return last if last >= max(chain.first_seq, other.first_seq) else None
 
 
 def parting(last_seq: int, first_difference: int | None) -> Meeting:
-    """The meeting of two chains that have the same entries up to ``last_seq``, or up to where they differ."""
+    """The meeting of two chains with equal entries up to ``last_seq``, or up to their first difference."""
     if first_difference is None:
         return Meeting(last_seq, True, None)
     return Meeting(first_difference - 1, False, first_difference)
 
 
 def _first_difference(chain: Chain, other: Chain, last: int) -> int:
-    """The first seq at which the links differ, as those at ``last`` do."""
+    """The first seq at which the links differ; the links at ``last`` do."""
     if chain.link_at(1) != other.link_at(1):
         return 1
     low, high = 1, last
@@ -273,10 +271,10 @@ def _first_difference(chain: Chain, other: Chain, last: int) -> int:
 
 
 def forked_log(a: Chain, b: Chain, meeting: Meeting) -> str | None:
-    """The origin of the log that both are of, when they part before the end of the shorter; None when they do not.
+    """The origin of the log of both chains if they fork before the end of the shorter one; else None.
 
-    Two chains of one log that part are two histories of it, and no import mends that: it takes events of other logs,
-    and refuses as a forgery what claims to be born in its own and is not there.
+    A forked log has two histories, which no import can repair. An import takes events of other logs, and rejects as
+    a forgery an event that claims its own log as origin and is not in it.
     """
     if meeting.is_one or overlap(a, b) is None:
         return None

@@ -1,14 +1,14 @@
-"""Ranges of a chain as signed bundles, for the side that lacks them: an import there leaves what it was missing.
+"""Writes ranges of a chain as signed bundles; importing them supplies the events that the other side lacks.
 
-Which ranges: few, and not much longer than what is lacking, for each becomes a bundle, and an import skips the entries
-that exist. Where one may end: at an entry that a checkpoint is proved to cover. In a database that is any
-entry up to the newest checkpoint, proved by the tree; in an archive the last entry of a manifest, which has a
-checkpoint and the proof. Either way the root at the end is that of the tree whose leaves the rows are.
+Ranges are few and not much longer than the missing entries: each becomes a bundle, and an import skips entries that
+exist. A range ends at an entry that a checkpoint provably covers. In a database that is any entry up to the newest
+checkpoint, proved by the tree. In an archive it is the last entry of a manifest, which has a checkpoint and the
+proof. In both cases the root at the end is that of the tree whose leaves are the rows.
 
-The driver writes them, so that the signing key stays with it, range by range and in memory of one part: rows pass the
-checks of verification on their way, the last of them must be the leaf that the tree of a checkpoint has there, and a
-file takes its name once it is whole. Inside are the chain's own snapshots, the checkpoint and the proof that leads to
-it. If the compared side is a bundle, its file is used unchanged.
+The driver writes the bundles, so that the signing key stays with it, range by range in the memory of one part. Rows
+pass the checks of verification, the last row must be the leaf that the checkpoint's tree has there, and a file is
+renamed into place once it is whole. A bundle holds the chain's own snapshots, the checkpoint and the proof that
+leads to it. If the compared side is a bundle, its file is used unchanged.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from signing.keys import Keyring, Signer
 from signing.snapshot import FROM_SEQ, TO_SEQ
 
 NODE_ID: Final = "diff"
-"""What these bundles name as the node that exported them: none did."""
+"""The exporting node named in these bundles; no real node exports them."""
 GAP_MAX: Final = 1000
-"""Entries that are there already and carried all the same, so that two ranges are one bundle."""
+"""Most existing entries included in a bundle to join two ranges."""
 RANGES_MAX: Final = 100
-"""Bundles of one tenant in one direction."""
+"""Most bundles of one tenant in one direction."""
 
 
 class SeqRange(NamedTuple):
@@ -55,10 +55,10 @@ class SeqRange(NamedTuple):
 
 
 def cover(wanted: Iterable[SeqRange], *, gap_max: int = GAP_MAX, ranges_max: int = RANGES_MAX) -> list[SeqRange]:
-    """Ranges, ascending and apart, that hold all of ``wanted``, which may come in any order and overlap.
+    """Ascending, disjoint ranges that contain all of ``wanted``, which may overlap and come in any order.
 
-    No two of them are ``gap_max`` entries or fewer apart; of more than ``ranges_max`` those that are nearest to one
-    another are joined, whatever lies between.
+    Ranges at most ``gap_max`` entries apart are joined. If more than ``ranges_max`` remain, the nearest are joined,
+    whatever the gap.
     """
     joined: list[SeqRange] = []
     for each in sorted(wanted):
@@ -75,24 +75,25 @@ def cover(wanted: Iterable[SeqRange], *, gap_max: int = GAP_MAX, ranges_max: int
 
 
 class Endings:
-    """The ends that ranges of one chain may have."""
+    """The permitted ends of ranges of one chain."""
 
     def __init__(self, chain: Chain, signer: Signer) -> None:
         self._chain, self._signer = chain, signer
         self._sealed = {each.to_seq: each for each in chain.place.sealed(chain.tenant_id)}
         self._tree = merkle.Frontier()
-        """Over the entries that ``_of_rows`` has passed."""
+        """Covers the entries that ``_of_rows`` has read."""
 
     def reach(self, to_seq: int) -> int:
-        """The seq to end at for a range that is to hold ``to_seq``: there or behind it if possible, else the last."""
+        """The end for a range that should contain ``to_seq``: at or after it if possible, else the last possible
+        end."""
         ends = [end for end in self._sealed if end is not None]
         if not ends:
             return min(to_seq, self._head(self._sealed[None]).size) if self._sealed else 0
         return min((end for end in ends if end >= to_seq), default=max(ends))
 
     def ending(self, to_seq: int) -> tuple[str, bytes, BundleEnd]:
-        """The end at a seq that ``reach`` gave: the log's origin without the tenant, the leaf that the last entry must
-        be, and what a bundle ends with. Asked for in ascending order.
+        """The end at a seq from ``reach``: the log's origin without the tenant, the leaf required of the last entry,
+        and the end of the bundle. Calls MUST be in ascending order.
 
         Raises:
             ChainDamagedError: the tree does not lead to the checkpoint.
@@ -120,7 +121,7 @@ class Endings:
         return tiles.root_at(to_seq, self._chain.tile), leaf
 
     def _of_rows(self, to_seq: int) -> tuple[bytes, bytes]:
-        """The same of the tree that the links up to ``to_seq`` make."""
+        """Root and last leaf of the tree built from the links up to ``to_seq``."""
         leaf = b""
         for leaves in self._chain.leaves(self._tree.size + 1, to_seq):
             self._tree.extend(leaves)
@@ -140,12 +141,12 @@ class WrittenBundle(NamedTuple):
     file: Path
     tenant_id: str
     lacking: str
-    """The side that lacks what is in it, ``a`` or ``b``."""
+    """The side that lacks its entries, ``a`` or ``b``."""
     from_seq: int
     to_seq: int
     bytes: int
     sha256: str
-    """Of the file, hex."""
+    """Digest of the file, hex."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -155,12 +156,11 @@ class WrittenBundle(NamedTuple):
 def write_bundles(
     chain: Chain, ranges: Sequence[SeqRange], lacking: str, folder: Path, signer: Signer
 ) -> tuple[list[WrittenBundle], int]:
-    """Bundles of ``ranges``, at least one, which ``lacking`` lacks, in ``folder``; and how many entries stay behind,
-    because no checkpoint covers them yet.
+    """Write bundles of ``ranges``, at least one, which side ``lacking`` lacks, to ``folder``. Returns them, and the
+    number of entries left out because no checkpoint covers them yet.
 
     Raises:
-        ChainDamagedError: rows do not hold together, or are not those of the signed tree; nothing of that range is
-            there.
+        ChainDamagedError: rows are inconsistent, or differ from the signed tree; no bundle of that range is written.
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
     """
@@ -215,10 +215,10 @@ def _name(tenant_id: str, within: SeqRange) -> str:
 
 
 def _checked(chain: Chain, within: SeqRange, leaf: bytes | None) -> Iterator[list[Row]]:
-    """The rows of a range, judged as verification judges them; the last is to be ``leaf`` of the tree, when given.
+    """The rows of a range, checked as in verification; the last row must be ``leaf`` of the tree, if given.
 
     Raises:
-        ChainDamagedError: they do not hold.
+        ChainDamagedError: a row is invalid.
     """
     findings = Findings()
     before = chain.link_at(within.from_seq - 1) if within.from_seq > chain.first_seq else None

@@ -1,13 +1,13 @@
-"""Many bundles become one a tenant: verified, without duplicates, in HLC order, every conflict kept and told.
+"""Merges many bundles into one a tenant: verified, deduplicated, in HLC order, every conflict kept and reported.
 
 ::
 
-    take      a task a bundle      verified wholly, its entries behind it            pipeline.merge.taking
+    take      a task a bundle      verified wholly, then yields its entries         pipeline.merge.taking
     decide    a task a range       sorted by HLC; what becomes of each entry         pipeline.merge.deciding
     link      the driver           one chain a tenant, streamed into a signed file   pipeline.merge.deciding
 
-What becomes of an entry is decided by the functions that an import asks (``ledger.bundle.merge``), in the same order.
-So the bundle that comes out, imported into an empty ledger, leaves what importing all of them at once would leave.
+The functions of an import (``ledger.bundle.merge``) decide each entry, in the same order. So importing the merged
+bundle into an empty ledger has the same result as importing all bundles together.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 ORIGIN_PREFIX: Final = "merge/"
 SUFFIX: Final = ".bundle.tar"
-"""What a bundle in a folder of them is named with, behind its tenant."""
+"""File name of a bundle in a folder, after its tenant."""
 SETTINGS: Final[Mapping[str, str]] = {"spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20)}
-"""Settings of Spark that a merge wants: entries have any length, so batches are bounded in bytes too."""
+"""Settings of Spark for a merge: entries have any length, so batches are bounded in bytes too."""
 
 Stage = Callable[[str, "Accumulator[int] | None"], AbstractContextManager[None]]
-"""Shows one stage of the work while it is entered."""
+"""Context that shows one stage of the work."""
 PREFIX: Final = ".merge-"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What the writing of an open file fails with, which names none."""
+"""Errors of writing an open file, which name no file."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge came to."""
+    """The result of a merge."""
 
     bundles: Sequence[TakenBundle]
     merged: Sequence[MergedBundle]
@@ -81,15 +81,15 @@ def merge(
 ) -> Merged:
     """Merge the bundles in ``files`` into one a tenant.
 
-    ``output`` is the file that comes out; a folder for several of them, where it is one already, and when ``is_folder``
-    says so. Nothing is written unless every bundle may be merged, and each file is whole once it has its name.
-    ``spark`` is a session with ``SETTINGS``, whose workers reach ``files`` under the same paths. ``log_origin`` is the
-    origin of the merged logs but for ``/`` and the tenant, by default named after what went in.
+    ``output`` is the merged file, or a folder if there are several, if it is one already, or with ``is_folder``.
+    Nothing is written unless every bundle may be merged. A file under its final name is whole. ``spark`` is a
+    session with ``SETTINGS``, whose workers reach ``files`` under the same paths. ``log_origin`` is the origin of
+    the merged logs without ``/`` and the tenant, by default derived from the inputs.
 
     Raises:
         MergeRefusedError: a bundle may not be merged.
-        InvalidInputError: chains of an older link version stand in each other's way, several tenants are to go into
-            one file, or something stands where a file or folder is to be.
+        InvalidInputError: chains of an older link version collide, several tenants would go into one file, or the
+            path of a file or folder is taken.
         SigningUnavailableError: the signer cannot be reached.
         OSError: a file cannot be written.
     """
@@ -112,7 +112,7 @@ def merge(
     paths = _paths(output, sorted(tenants), files, is_folder=is_folder)
     refuse_unless_files_can_be(paths.values())
     with workplace(next(iter(paths.values())).parent) as work:
-        # 2. What becomes of each entry.
+        # 2. The decision on each entry.
         raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
         partitions = partitions_of(raw_bytes, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
         once = taken.where(taken.file.isin([bundle.number for bundle in bundles]))
@@ -131,7 +131,7 @@ def merge(
 
 
 def _named(merged: Sequence[MergedBundle], paths: Mapping[str, Path]) -> list[MergedBundle]:
-    """The bundles under the names they are to have; nobody may have taken one since it was looked at."""
+    """Rename the bundles to their final names, checked again for names taken since the first check."""
     refuse_unless_files_can_be(paths.values())
     for bundle in merged:
         bundle.file.replace(paths[bundle.tenant_id])
@@ -139,7 +139,7 @@ def _named(merged: Sequence[MergedBundle], paths: Mapping[str, Path]) -> list[Me
 
 
 def _each_once(bundles: Sequence[TakenBundle]) -> list[TakenBundle]:
-    """One of those that are the same file under several names, and all that could not be read."""
+    """Drop repeated names of the same file; keep all unreadable files."""
     known: dict[str, TakenBundle] = {}
     for bundle in bundles:
         known.setdefault(bundle.digest or bundle.file, bundle)
@@ -177,10 +177,10 @@ def _paths(output: Path, tenants: Sequence[str], files: Sequence[str], *, is_fol
 
 
 def refuse_unless_a_folder_can_be(output: Path) -> None:
-    """Check for a file that is where a folder above ``output`` is or has to be made.
+    """Check that no parent folder of ``output`` is a file.
 
     Raises:
-        InvalidInputError: there is one.
+        InvalidInputError: a parent is a file.
     """
     there = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
     if not there.is_dir():
@@ -188,10 +188,10 @@ def refuse_unless_a_folder_can_be(output: Path) -> None:
 
 
 def refuse_unless_files_can_be(paths: Iterable[Path]) -> None:
-    """Check for what cannot be replaced by a file.
+    """Check that each path can be replaced by a file.
 
     Raises:
-        InvalidInputError: there is something.
+        InvalidInputError: a path cannot.
     """
     for path in paths:
         if path.exists() and not path.is_file():
@@ -200,10 +200,10 @@ def refuse_unless_files_can_be(paths: Iterable[Path]) -> None:
 
 @contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
-    """A folder for this run in ``folder``, which is made if need be; those of dead runs are removed.
+    """A folder for this run in ``folder``, which is created if missing; folders of dead runs are removed.
 
     Raises:
-        OSError: nothing can be written there; it names ``folder``, whatever file it was.
+        OSError: ``folder`` cannot be written; the error names ``folder``, whatever file failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:

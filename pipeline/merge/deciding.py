@@ -1,8 +1,8 @@
-"""What becomes of each entry of many bundles: sorted into the order of a merge, then decided range by range.
+"""Decides each entry of many bundles: entries are sorted into merge order, then decided range by range.
 
-What becomes of an entry depends on entries of its tenant and of its physical and logical time alone
-(``ledger.bundle.merge``), and those are never split between tasks. Entries arrive sorted, so a task keeps the events
-of one such time, and what Arrow brings at once.
+The decision on an entry depends only on entries of its tenant with its physical and logical time
+(``ledger.bundle.merge``), which are never split between tasks. Entries arrive sorted, so a task holds the events of
+one such time and one Arrow batch.
 
 Invariants::
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 PARTITION_BYTES: Final = 32 << 20
-"""Bytes of entries that one task sorts and decides, about; the driver holds as much when it links them."""
+"""Approximate bytes of entries that one task sorts and decides; the driver holds as much when it links them."""
 PARTITIONS_MAX: Final = 10_000
-"""Ranges, each a task, that entries are cut into at most; above it ranges get longer than ``PARTITION_BYTES``."""
+"""Most ranges, each one task; with more entries, ranges exceed ``PARTITION_BYTES``."""
 EVENTS_OF_ONE_TIME_MAX: Final = 100_000
-"""A node issues each time once, so these are as many nodes, or conflicts."""
+"""A node issues each time once, so this bounds nodes plus conflicts."""
 
 _ORDER: Final = ("tenant_id", "physical_ms", "logical", "rank", "key_node", "log", "seq", "bundle_digest", "entry")
 _CONFLICT: Final = schema_of(("tenant_id", "hlc", "job_id", "action", "digest", "kept_digest", "conflict_hlc"))
@@ -59,12 +59,11 @@ _ARROW: Final = pa.schema(
     ]
 )
 SCHEMA: Final = ddl_of(_ARROW)
-"""What became of some entries that follow one another: those that are placed, as ``decode_placed`` reads them, how many
-were there already, and the conflicts among them. Each placed entry of rank 0 has a row of its own, with what it is
-sorted by."""
+"""The decision on consecutive entries: the placed entries, as ``decode_placed`` reads them, the number of
+duplicates, and the conflicts. Each placed entry of rank 0 has its own row with its sort key."""
 
 Placed = tuple[Incoming, str | None]
-"""An entry to be chained; with the payload digest of the one beside which it is kept, when that has its HLC."""
+"""An entry to be chained; with the payload digest of the entry that it conflicts with, if that has its HLC."""
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_placed = msgspec.msgpack.Decoder(list[Placed]).decode
@@ -72,13 +71,13 @@ decode_placed = msgspec.msgpack.Decoder(list[Placed]).decode
 
 
 def partitions_of(raw_bytes: int, least: int) -> int:
-    """How many ranges so many bytes of entries are cut into."""
+    """The number of ranges for this many bytes of entries."""
     return min(max(-(-raw_bytes // PARTITION_BYTES), least, 1), PARTITIONS_MAX)
 
 
 def decided(taken: DataFrame, partitions: int) -> DataFrame:
-    """What becomes of the entries in ``taken``, as ``SCHEMA``, sorted and decided in so many ranges. Partitions and
-    rows are in the order of the merge, but for entries of rank 0, which come before all others of their tenant."""
+    """The decisions on the entries in ``taken``, as ``SCHEMA``, sorted and decided in this many ranges. Partitions
+    and rows are in merge order, except entries of rank 0, which precede all others of their tenant."""
     entries = taken.where("entry IS NOT NULL").select(*_ORDER)
     ranges = entries.repartitionByRange(partitions, "tenant_id", "physical_ms", "logical")
     in_order = ranges.sortWithinPartitions(*_ORDER)
@@ -99,7 +98,7 @@ def _decide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _of_time(standing: dict[str, Event], physical_ms: int, logical: int) -> dict[str, Event]:
-    """The events of one physical and logical time, all that can matter to what follows."""
+    """The events of one physical and logical time; later decisions depend on no others."""
     begin = f"{physical_ms}:{logical}:"
     kept = {t_hlc: event for t_hlc, event in standing.items() if t_hlc.startswith(begin)}
     if len(kept) > EVENTS_OF_ONE_TIME_MAX:
@@ -123,25 +122,25 @@ def _rows(tenant_id: str, outcome: Decided) -> Iterator[dict[str, Any]]:
 
 
 NODE_ID: Final = "merge"
-"""What merged bundles name as the node that exported them: none did."""
+"""The exporting node named in merged bundles; no real node exports them."""
 CONFLICTS_LISTED_MAX: Final = 1000
-"""Conflicts that are listed; all are counted and kept."""
+"""Most conflicts listed; all are counted and kept."""
 
 
 class Signers(NamedTuple):
-    """``signer`` signs statements, ``log_signer``, which is of Ed25519, checkpoints."""
+    """``signer`` signs statements; ``log_signer``, an Ed25519 signer, signs checkpoints."""
 
     signer: Signer
     log_signer: Signer
 
 
 class MergedBundle(NamedTuple):
-    """One bundle that came out."""
+    """One merged bundle."""
 
     file: Path
     tenant_id: str
     sha256: str
-    """Of the file, hex."""
+    """Digest of the file, hex."""
     bytes: int
     log_origin: str
     entry_count: int
@@ -156,7 +155,7 @@ class MergedBundle(NamedTuple):
 
 @dataclass
 class MergeCounts:
-    """What was found on the way. ``placed + duplicates`` is the number of entries of all bundles."""
+    """Counts of a merge. ``placed + duplicates`` is the number of entries of all bundles."""
 
     placed: int = 0
     duplicates: int = 0
@@ -172,9 +171,9 @@ def link(
     signers: Signers,
     on_linked: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[MergedBundle], MergeCounts]:
-    """Write a bundle for each tenant of ``decided``, to ``path_of`` it; on return all are whole and durable.
+    """Write a bundle for each tenant of ``decided`` to its ``path_of``; on return all are whole and durable.
 
-    ``on_linked`` is told how many entries were linked.
+    ``on_linked`` receives the number of linked entries.
 
     Raises:
         InvalidInputError: the beginning of an older chain cannot be kept as it is.
@@ -198,14 +197,14 @@ def link(
 
 
 def _in_order(decided: DataFrame) -> Iterator[Row]:
-    """The rows of ``decided`` as they are chained: of each tenant those of rank 0 first."""
+    """The rows of ``decided`` in chain order: for each tenant rank 0 first."""
     kept = decided.where("rank = 0").orderBy("tenant_id", "log", "seq", "bundle_digest", "placed")
     each = (frame.toLocalIterator(prefetchPartitions=True) for frame in (kept, decided.where("rank = 1")))
     return heapq.merge(*each, key=lambda row: (row.tenant_id, row.rank))
 
 
 def _told(rows: Iterable[Row], found: MergeCounts) -> Iterator[list[Placed]]:
-    """What is placed, while the rest is noted."""
+    """The placed entries of ``rows``; duplicates and conflicts are added to ``found``."""
     for row in rows:
         found.placed += row.placed_count
         found.duplicates += row.duplicates
@@ -230,14 +229,14 @@ def _append(bundle: OwnChainBundle, placed: Sequence[Placed], tenant_id: str) ->
 
 
 def _kept_row(entry: Incoming) -> tuple[Any, ...]:
-    """A row of ``ENTRY_COLUMNS`` as it stood."""
+    """An unchanged row of ``ENTRY_COLUMNS``."""
     event = (entry.t_hlc, *Hlc.parse(entry.t_hlc), entry.job_id, entry.action)
     links = (entry.link_version, entry.prev_chain_link, entry.chain_link)
     return (entry.seq, *event, *links, entry.payload_digest, entry.payload, entry.origin)
 
 
 def _arrived(tenant_id: str, path: Path, signers: Signers) -> MergedBundle:
-    """What arrived, once it is found to be a whole bundle of ours."""
+    """The merged bundle at ``path``, verified to be whole and signed by us."""
     with BundleReader.open(path, Keyring([signers.signer.public_key])) as reader:
         manifest = reader.manifest
         return MergedBundle(

@@ -1,7 +1,7 @@
-"""Taking bundles: one task a bundle verifies it wholly, with the keys that are trusted, then gives its entries.
+"""Takes bundles: one task a bundle verifies it wholly with the trusted keys, then yields its entries.
 
-Of each bundle comes one row more, behind its entries: what verifying it came to, and why it is refused if it is.
-A task holds two parts of its bundle at a time: a thread reads the next one ahead.
+After the entries of a bundle comes one more row: its verdict, and the reason for a rejection, if any. A task holds
+two parts of its bundle at a time: a thread reads the next part ahead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 BATCH_ENTRIES_MAX: Final = 2000
 BATCH_BYTES_MAX: Final = 4 << 20
-"""Bytes of entries in one batch, but for an entry that is longer by itself."""
+"""Bytes of entries in one batch, unless a single entry is longer."""
 
 _ARROW: Final = pa.schema(
     [
@@ -56,31 +56,31 @@ _ARROW: Final = pa.schema(
     ]
 )
 SCHEMA: Final = ddl_of(_ARROW)
-"""An entry, ``entry``, behind what it is sorted by; or ``about``, what came of a bundle; of the file of that number.
-HLCs are those of the entries, also where ``rank`` is 0 and a merge does not go by them."""
+"""An entry, ``entry``, after its sort key; or ``about``, the result of a bundle; with the number of the file. HLCs
+are those of the entries, even for ``rank`` 0, where the merge order ignores them."""
 
 
 class TakenBundle(NamedTuple):
-    """What came of one bundle."""
+    """The result of taking one bundle."""
 
     file: str
-    """Its path, as text that can be shown."""
+    """Its path as printable text."""
     number: int
-    """Its place among the files that were given."""
+    """Its index among the given files."""
     digest: str
-    """SHA-256 of the file, hex; empty when it could not be read."""
+    """SHA-256 of the file, hex; empty if it could not be read."""
     exit_code: int
-    """What its verdict means; for one that is refused, why."""
+    """Exit code of its verdict, or of its rejection."""
     refusal: str | None
-    """Why nothing of it may be merged, None when it may."""
+    """Why it may not be merged; None if it may."""
     told: dict[str, Any]
-    """The verdict object as ``tally verify-bundle --json`` has it; empty when it could not be read."""
+    """The verdict object as in ``tally verify-bundle --json``; empty if the file could not be read."""
     tenant_id: str = ""
     entries: int = 0
     raw_bytes: int = 0
     """Bytes of its entries, uncompressed."""
     beginning: str | None = None
-    """First link of the chain of an older link version that it begins with."""
+    """First link of its leading chain of an older link version."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object with the file's name, and the refusal."""
@@ -91,27 +91,27 @@ class TakenBundle(NamedTuple):
 def take(
     spark: SparkSession, files: Sequence[str], keyring: Keyring, counter: Accumulator[int] | None = None
 ) -> DataFrame:
-    """The entries of the bundles in ``files``, and what came of each bundle, as ``SCHEMA``.
+    """The entries of the bundles in ``files``, and the result of each bundle, as ``SCHEMA``.
 
     Args:
         spark: the session; its workers must reach the files under the same names.
         files: paths; each is one task.
         keyring: the keys that are trusted.
-        counter: grows by the entries that tasks which ended have read.
+        counter: incremented by the entries that finished tasks have read.
     """
     names = [os.path.abspath(file) for file in files]
     return over_numbers(spark, len(names), lambda number: _taken(names[number], number, keyring, counter), SCHEMA)
 
 
 def bundles_of(taken: DataFrame) -> list[TakenBundle]:
-    """What came of each bundle, in the order that their files were given."""
+    """The result of each bundle, in the order of the given files."""
     rows = taken.where("about IS NOT NULL").select("about").collect()
     return sorted((TakenBundle(**json.loads(row[0])) for row in rows), key=lambda bundle: bundle.number)
 
 
 def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] | None) -> Iterator[pa.RecordBatch]:
-    """The entries of one bundle, then what came of it. The file stays open throughout, and its parts are hashed again
-    as they are read, so what is taken is what was verified."""
+    """The entries of one bundle, then its result. The file stays open, and parts are hashed again when read, so the
+    taken entries are the verified ones."""
     name = os.fsencode(file).decode("utf-8", "backslashreplace")
     taken = TakenBundle(name, number, "", ExitCode.FINE, None, {})
     began_s = time.perf_counter()

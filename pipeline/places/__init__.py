@@ -1,8 +1,8 @@
-"""Where a ledger is: in PostgreSQL, in an archive, in a bundle. One protocol, and one implementation of it each.
+"""Places of a ledger: PostgreSQL, an archive, a bundle. One protocol, with one implementation each.
 
-``parse_place`` names a place; ``with place.open() as opened`` holds it in one state on the driver. ``opened.pieces()``
-are plain values that travel to tasks, where each has a reader; ``opened.facts``, ``judged`` and ``sealed`` are what the
-place says of a chain as a whole. Nobody else asks which kind of place it is.
+``parse_place`` parses the name of a place; ``with place.open() as opened`` holds it in one state on the driver.
+``opened.pieces()`` are plain values that travel to tasks, where each has a reader. ``opened.facts``, ``judged`` and
+``sealed`` describe a chain as a whole. No other module distinguishes kinds of places.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ NAMED_BY: Final = {
     "archive": "an archive (a folder, s3://...)",
     "bundle": "a bundle file",
 }
-"""What each option names."""
+"""Option to the description of its value."""
 
 
 def place_of(option: str, text: str) -> Place:
     """The place that ``option`` names, one of ``NAMED_BY`` with or without dashes. Nothing is opened yet.
 
     Raises:
-        ConfigurationError: ``text`` is none of that kind.
+        ConfigurationError: ``text`` names no place of that kind.
     """
     name = option.lstrip("-")
-    # It may hold a password that is no part of a URL.
+    # The text may hold a password outside a URL.
     refusal = f"{option} takes {NAMED_BY[name]}, and {_shown(text)} is none"
     try:
         place = parse_place(text)
@@ -56,7 +56,7 @@ def parse_place(text: str) -> Place:
     A path becomes absolute, as tasks run in other folders.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it names no place.
     """
     scheme, separator, _ = text.partition("://")
     if separator and scheme in SCHEMES:

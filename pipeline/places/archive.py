@@ -1,6 +1,6 @@
 """An archive as a place of a ledger: a piece is one file of entries, which a task fetches, compares and reads alone.
 
-Files are compared with the manifests that the driver read. Who signed those is not judged here.
+Files are compared with the manifests that the driver read. Trust in their signers is not checked by readers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ArchivePlace(Place):
 
     @contextmanager
     def open(self, keyring: Keyring | None = None) -> Iterator[OpenArchive]:
-        """List its tenants; manifests are read once they are asked for.
+        """List its tenants; manifests are read on first use.
 
         Raises:
             ConfigurationError: the URL names no place of an archive.
@@ -58,7 +58,7 @@ class ArchivePlace(Place):
 
 @dataclass(frozen=True, slots=True)
 class FileOfArchive:
-    """One file of entries as a task sees it, the snapshots of its manifest, and the bounds that were asked for."""
+    """One file of entries for a task, the snapshot file of its manifest, and the requested bounds."""
 
     url: str
     file: ArchivedFile
@@ -68,7 +68,7 @@ class FileOfArchive:
 
     @contextmanager
     def session(self) -> Iterator[ReaderOf]:
-        """Nothing is held between pieces."""
+        """A session without resources to hold between pieces."""
         yield partial(ArchivePieceReader, self)
 
 
@@ -80,10 +80,10 @@ class ArchivePieceReader(PieceReader):
         self._store = ArchiveStore(where.url)
 
     def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
-        """The rows of the file as they stand, also where their seqs are not those that its name promises.
+        """The stored rows of the file, even if their seqs contradict its name.
 
         Raises:
-            ArchiveInvalidError: it is not the file that its manifest names, or none of an archive.
+            ArchiveInvalidError: the file differs from its manifest, or is no archive file.
         """
         bounds = {"seq": (self._where.from_seq, self._where.to_seq), "hlc_physical": self._piece.times}
         read = [name for name in ENTRY_COLUMNS if name in {*columns, *bounds}]
@@ -91,7 +91,7 @@ class ArchivePieceReader(PieceReader):
             yield _as(ENTRY_SCHEMA, batch, columns)
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
-        """The snapshots that touch it; raises as ``entries``."""
+        """The snapshots that overlap the piece; raises as ``entries``."""
         first, last = self._piece.bounds
         for batch in snapshots_of(self._store, self._where.snapshots):
             touching = within(batch, {"from_seq": (None, last), "to_seq": (first, None)})
@@ -100,7 +100,7 @@ class ArchivePieceReader(PieceReader):
 
 
 class OpenArchive(OpenPlace):
-    """An archive; what its manifests say is what their makers say."""
+    """An open archive, described by its manifests' unverified claims."""
 
     def __init__(self, store: ArchiveStore, keyring: Keyring | None) -> None:
         self._store, self._keyring = store, keyring
@@ -111,7 +111,7 @@ class OpenArchive(OpenPlace):
         return self._store.url
 
     def tenants(self) -> list[str]:
-        """Every tenant that it has manifests of."""
+        """Every tenant with a manifest."""
         return list(self._tenants)
 
     def pieces_of(
@@ -119,7 +119,8 @@ class OpenArchive(OpenPlace):
     ) -> list[Piece]:
         """One piece a file, however many rows it has: a file is fetched and compared whole.
 
-        Files of months before ``times`` are passed over; those behind are not, as entries of any time may be there.
+        Files of months before ``times`` are skipped. Files of later months are not, as they may hold entries of any
+        time.
         """
         earliest = month_order("" if times.from_ms is None else month_of(times.from_ms))
         found: list[Piece] = []
@@ -138,18 +139,18 @@ class OpenArchive(OpenPlace):
         return found
 
     def reader(self, piece: Piece) -> PieceReader:
-        """As in a task."""
+        """The reader that a task uses."""
         return ArchivePieceReader(cast(FileOfArchive, piece.where), piece)
 
     def facts(self, tenant_id: str) -> Facts:
-        """Head and tree as the newest manifest names them, and the last entry there is."""
+        """Head and tree from the newest manifest, and the last archived entry."""
         if tenant_id not in self._tenants:
             return Facts(tenant_id, None, None, None)
         archive = self._archive(tenant_id)
         return Facts(tenant_id, archive.newest.last, archive.last_entry(), archive.newest.tree)
 
     def log_origin(self, tenant_id: str) -> str:
-        """As the newest manifest names it."""
+        """The origin in the newest manifest."""
         return self._archive(tenant_id).newest.log_origin
 
     def sealed(self, tenant_id: str) -> list[Sealed]:
@@ -160,7 +161,7 @@ class OpenArchive(OpenPlace):
         ]
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
-        """Signatures, checkpoints and digests of the manifests; the objects have the aspect ``archive``."""
+        """Verify signatures, checkpoints and digests of the manifests; verdict objects have the aspect ``archive``."""
         judged: dict[str, Judged] = {}
         broken: dict[str, ArchiveInvalidError] = {}
         for tenant_id in tenants:
@@ -177,10 +178,10 @@ class OpenArchive(OpenPlace):
         """The manifests of a tenant, read once.
 
         Raises:
-            TenantNotFoundError: there are none of that tenant.
-            ArchiveInvalidError: one is missing, malformed or does not follow on the one before it, or a key of the ring
-                that it names did not sign it.
-            ArchiveUnavailableError: one cannot be read.
+            TenantNotFoundError: the tenant has no manifest.
+            ArchiveInvalidError: a manifest is missing, malformed or does not follow its predecessor, or lacks a
+                valid signature of the key of the ring that it names.
+            ArchiveUnavailableError: a manifest cannot be read.
         """
         if tenant_id not in self._read:
             self._read[tenant_id] = TenantArchive.read(self._store, tenant_id, keyring or self._keyring)
@@ -188,7 +189,7 @@ class OpenArchive(OpenPlace):
 
 
 def _as(schema: pa.Schema, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """These columns with the types that all places give them."""
+    """These columns with the types common to all places."""
     fields = [schema.field(name) for name in columns]
     return pa.RecordBatch.from_arrays(
         [batch.column(field.name).cast(field.type) for field in fields], schema=pa.schema(fields)

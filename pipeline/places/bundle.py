@@ -1,7 +1,7 @@
-"""A bundle file as a place: a piece is a few of its entry parts, which a task reads by itself.
+"""A bundle file as a place of a ledger: a piece is a few of its entry parts, which a task reads alone.
 
-The driver hashes the whole file once; tasks compare each member they read with the manifest of that very file. Who
-signed the manifest is not judged here. A file MUST be found under the same path wherever tasks run.
+The driver hashes the whole file once; tasks compare each member they read with the manifest of that file. Trust in
+the manifest's signer is not checked here. A file MUST have the same path on all workers.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class BundlePlace(Place):
 
     @contextmanager
     def open(self, keyring: Keyring | None = None) -> Iterator[OpenPlace]:
-        """Read it through once: container, digests, manifest.
+        """Read the whole file once: container, digests, manifest.
 
         Raises:
-            BundleInvalidError: it is not a bundle, or not whole; it names the file.
+            BundleInvalidError: the file is no whole bundle; the error names it.
             OSError: it cannot be read.
         """
         try:
@@ -66,7 +66,7 @@ class BundlePlace(Place):
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
-    """A bundle as tasks see it, and the bounds that were asked for."""
+    """A bundle for tasks, and the requested bounds."""
 
     path: str
     scanned: Scanned
@@ -87,7 +87,7 @@ class BundlePieceReader(PieceReader):
         self._bundle, self._where, self._piece = bundle, where, piece
 
     def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
-        """The rows of its parts as they stand, also where their seqs are not those that the manifest promises."""
+        """The stored rows of its parts, even if their seqs contradict the manifest."""
         bundle, (low, high), wanted = self._bundle, self._piece.times, list(columns)
         for number in bundle.parts_of(self._piece.from_seq, self._piece.to_seq):
             raw = bundle.read_part(number)
@@ -102,14 +102,14 @@ class BundlePieceReader(PieceReader):
                     yield batch_of(rows, ENTRY_SCHEMA).select(wanted)
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
-        """The snapshots that touch it."""
+        """The snapshots that overlap the piece."""
         first, last = self._piece.bounds
         rows = (row for row in self._bundle.snapshot_rows() if row[FROM_SEQ] <= last and row[TO_SEQ] >= first)
         return batched(rows, SNAPSHOT_SCHEMA, lambda row: len(row[_ENVELOPE]))
 
 
 class OpenBundle(OpenPlace):
-    """An open bundle; what its manifest says is what its maker says."""
+    """An open bundle, described by its manifest's unverified claims."""
 
     def __init__(self, path: Path, bundle: BundleReader) -> None:
         self.file = self._path = path
@@ -119,7 +119,7 @@ class OpenBundle(OpenPlace):
         return str(self._path)
 
     def tenants(self) -> list[str]:
-        """The one tenant it is of."""
+        """The one tenant of the bundle."""
         return [self._bundle.manifest.tenant_id]
 
     def pieces_of(
@@ -144,11 +144,11 @@ class OpenBundle(OpenPlace):
         return pieces
 
     def reader(self, piece: Piece) -> PieceReader:
-        """From the file as it is open here."""
+        """A reader of the file that is open here."""
         return BundlePieceReader(self._bundle, cast(BundleFile, piece.where), piece)
 
     def facts(self, tenant_id: str) -> Facts:
-        """Head and tree as the manifest names them, and the last entry there is."""
+        """Head and tree from the manifest, and the last entry in the bundle."""
         manifest = self._bundle.manifest
         if tenant_id != manifest.tenant_id:
             return Facts(tenant_id, None, None, None)
@@ -160,15 +160,15 @@ class OpenBundle(OpenPlace):
         )
 
     def log_origin(self, tenant_id: str) -> str:
-        """As its manifest names it."""
+        """The origin in its manifest."""
         return self._bundle.manifest.log_origin
 
     def sealed(self, tenant_id: str) -> list[Sealed]:
-        """Its end, with its checkpoint."""
+        """The end of the bundle, with its checkpoint."""
         manifest = self._bundle.manifest
         proof = [*map(bytes.fromhex, manifest.consistency)]
         return [Sealed(manifest.to_seq, self._bundle.checkpoint(), proof)]
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
-        """Refused: a bundle is verified as a file, from its container on."""
+        """Always raises: a bundle is verified as a file, starting with its container."""
         raise InvalidInputError("verify is for databases and archives: see verify_bundles for bundles")

@@ -1,9 +1,9 @@
 """A ledger in PostgreSQL, read over ADBC as Arrow batches, all of it in one exported snapshot.
 
 The driver opens a REPEATABLE READ transaction, exports its snapshot and keeps it open; every task imports that
-snapshot into a transaction of its own. So all pieces, and what the driver itself reads, show one state.
+snapshot into a transaction of its own. So all pieces and the driver's own reads show one state.
 
-A database is named by its URL, whose password nothing shows; faults of the database become errors of ours.
+A database is named by its URL, whose password is never shown. Database errors become errors of ``ledger.errors``.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
 
 TIMED_ROWS_MAX: Final = 4 * ROWS_A_PIECE
-"""Entries of a time range looked at to find the seqs it lies in; a longer one is read from all pieces."""
+"""Most entries of a time range that are read to find its seqs; a longer range is read from all pieces."""
 TENANTS_AT_ONCE: Final = 500
-"""Tenants asked for in one statement."""
+"""Most tenants in one statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresState:
-    """One state of a database, as tasks see it: while the transaction that exported ``snapshot_id`` is open."""
+    """One state of a database for tasks, valid while the transaction that exported ``snapshot_id`` is open."""
 
     dsn: Dsn
     snapshot_id: str | None
-    """None for the state of the moment: for rows that only ever get more."""
+    """None for the current state, if the rows read are append-only."""
     altered: tuple[tuple[tuple[str, str], str], ...] = ()
-    """What ``statements.Types`` says."""
+    """Altered column types, the items of ``statements.Types``."""
 
     @contextmanager
     def session(self) -> Iterator[ReaderOf]:
@@ -89,14 +89,14 @@ class PostgresState:
 
 
 class PostgresPieceReader(PieceReader):
-    """Reads one piece; one thing at a time, so an iterator is to be finished before the next is begun."""
+    """Reads one piece. An iterator MUST be exhausted before the next one is started."""
 
     def __init__(self, connection: Connection, types: statements.Types, piece: Piece) -> None:
         self._connection, self._types, self._piece = connection, types, piece
         self._tenant = literal(piece.tenant_id)
 
     def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
-        """The piece's entries by seq, in order of storage where seqs repeat."""
+        """The piece's entries by seq, then by storage order if seqs repeat."""
         first, last = self._piece.bounds
         return self._connection.batches(
             f"SELECT {select_list(self._types, LOG, columns)} FROM {LOG} WHERE tenant_id = {self._tenant}"
@@ -105,7 +105,7 @@ class PostgresPieceReader(PieceReader):
         )
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
-        """The snapshots that touch the piece, and with the first one those that lack a bound."""
+        """The snapshots that overlap the piece; the tenant's first piece includes those that lack a bound."""
         first, last = self._piece.bounds
         lacking = " OR s.from_seq IS NULL OR s.to_seq IS NULL" if self._piece.is_first else ""
         return self._connection.batches(
@@ -125,16 +125,16 @@ class PostgresPieceReader(PieceReader):
         return dict(rows)
 
     def followed_seq(self) -> int:
-        """How far the stored jobs follow the chain of the tenant."""
+        """The last seq that the stored jobs of the tenant cover."""
         rows = self._connection.rows(self._followed)
         return rows[0][0] if rows and isinstance(rows[0][0], int) else 0
 
     def jobs(self) -> Iterator[pa.RecordBatch]:
-        """Stored jobs of the tenant by job id; none where the table has not begun to follow."""
+        """Stored jobs of the tenant by job id; none if the table does not cover the chain yet."""
         return self._following(JOBS, JOB_COLUMNS, "job_id")
 
     def promised(self) -> Iterator[pa.RecordBatch]:
-        """The table of commitments of the tenant by seq; nothing where it has not begun to follow."""
+        """The table of commitments of the tenant by seq; none if it does not cover the chain yet."""
         return self._following(COMMITMENTS, PROMISED_COLUMNS, "seq")
 
     @property
@@ -163,7 +163,7 @@ class PostgresPlace(Place):
 
     @contextmanager
     def open(self, keyring: Keyring | None = None) -> Iterator[OpenPostgres]:
-        """Hold one state of the database, by a transaction that stays open.
+        """Hold one state of the database in an open transaction.
 
         Raises:
             DatabaseUnavailableError: PostgreSQL does not answer.
@@ -176,7 +176,7 @@ class PostgresPlace(Place):
 
     @contextmanager
     def planned(self) -> Iterator[OpenPostgres]:
-        """In the state of the moment, which no task will share; raises as ``open``."""
+        """Open the current state, which no task shares; raises as ``open``."""
         with connected(self.dsn) as connection:
             connection.begin(None)
             yield OpenPostgres(connection, state_of(connection, self.dsn, None))
@@ -217,7 +217,7 @@ class OpenPostgres(OpenPlace):
         return pieces
 
     def reader(self, piece: Piece) -> PostgresPieceReader:
-        """Through the connection that holds the state."""
+        """A reader on the connection that holds the state."""
         return PostgresPieceReader(self.connection, self._types, piece)
 
     def facts(self, tenant_id: str) -> Facts:
@@ -226,7 +226,7 @@ class OpenPostgres(OpenPlace):
         return self._facts[tenant_id]
 
     def log_origin(self, tenant_id: str | None = None) -> str | None:
-        """What this ledger says of all its logs; None when it never said it."""
+        """The stored origin of all logs of this ledger; None if it has none."""
         rows = self.connection.rows(statements.LOG_ORIGIN)
         return rows[0][0] if rows else None
 
@@ -236,7 +236,7 @@ class OpenPostgres(OpenPlace):
         return [Sealed(None, row[0], ()) for row in self.connection.rows(query) if row[0] is not None]
 
     def named_keys(self) -> Keyring | None:
-        """The keys that the chain of ``_system`` names, with which no signature is good; None without a root."""
+        """The keys that the ``_system`` chain names. No signature is valid by them. None without a root."""
         job_id = f'{LOG}.job_id::text COLLATE "C"'
         about = " OR ".join(
             f"{job_id} >= {literal(first)} AND {job_id} < {literal(after)}"
@@ -249,8 +249,8 @@ class OpenPostgres(OpenPlace):
         return named_keys(rows)
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
-        """Heads and trees; a tenant that has neither head nor entries, and that a table still names, is left over.
-        Without ``keyring`` no signature is good."""
+        """Heads and trees. A tenant without head and entries that a table still names is left over. Without
+        ``keyring`` no signature is valid."""
         self.existing(tenants)
         self.read_facts(tenants)
         judged = {}
@@ -261,7 +261,7 @@ class OpenPostgres(OpenPlace):
         return judged, {}
 
     def read_facts(self, tenants: Collection[str]) -> None:
-        """Have those of many tenants at hand at once."""
+        """Cache the facts of many tenants with few statements."""
         unread = [tenant for tenant in tenants if tenant not in self._facts]
         for at in range(0, len(unread), TENANTS_AT_ONCE):
             some = unread[at : at + TENANTS_AT_ONCE]
@@ -298,10 +298,10 @@ def _untrusted(verdict: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of(connection: Connection, dsn: Dsn, snapshot_id: str | None) -> PostgresState:
-    """What tasks need to know of the state that ``connection`` shows.
+    """The state of ``connection`` for tasks.
 
     Raises:
-        ConfigurationError: tables are missing, or altered so that no row of them can be found.
+        ConfigurationError: tables are missing, or altered so that their rows cannot be found.
     """
     found = {(table, column): kind for table, column, kind in connection.rows(statements.COLUMN_TYPES)}
     problem = statements.unreadable(found)
@@ -321,7 +321,7 @@ _QUOTED: Final = re.compile(r'"[^"]*"')
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Dsn:
-    """Where a database is; its password is in ``url`` alone, which nothing shows."""
+    """The address of a database; only ``url`` contains the password and is never shown."""
 
     url: str
 
@@ -330,7 +330,7 @@ class Dsn:
         """The database that ``text`` names.
 
         Raises:
-            ConfigurationError: it is no URL of PostgreSQL. What it says is not shown, for it may hold a password.
+            ConfigurationError: it is no URL of PostgreSQL. The error does not quote it, for it may hold a password.
         """
         text = secret_text(text, "the URL of the database")
         scheme, separator, _ = text.partition("://")
@@ -348,7 +348,7 @@ class Dsn:
 
     @staticmethod
     def _parts(rest: str) -> tuple[str, str, str]:
-        """Login, ``@`` and the place of what stands behind ``://``; whatever is in front of the last ``@`` is login."""
+        """Login, ``@`` and host part of the text after ``://``; the login ends at the last ``@``."""
         base, _, _ = rest.partition("?")
         login, at, place = (base if {"@", "/"} & set(base) else rest).rpartition("@")
         return login, at, place.partition("?")[0]
@@ -357,9 +357,9 @@ class Dsn:
         return self.shown
 
     def hide(self, text: str) -> str:
-        """``text`` of the driver in one line, without the URL and anything of the password, should it quote them.
+        """The driver's ``text`` in one line, with the URL and all parts of the password removed.
 
-        Where the password is not spelt as URLs spell it, libpq quotes pieces of it, so nothing that it quotes is told.
+        If the password is not URL-encoded, libpq quotes pieces of it, so all quoted text is removed.
         """
         rest = self.url.partition("://")[2]
         password = self._parts(rest)[0].partition(":")[2]
@@ -373,30 +373,30 @@ class Dsn:
 
 _SNAPSHOT_GONE: Final = ("42704", "22023")
 _NOT_ALLOWED: Final = ("28", "42501", "3D", "3F", "42P01", "0LP01")
-"""SQLSTATEs, or classes of them, of what the operator must put right."""
+"""SQLSTATEs, or classes of them, that the operator must resolve."""
 _REFUSED_LOGIN: Final = re.compile(r"authentication failed|does not exist|no pg_hba|invalid|permission denied")
 _DATABASE_ERROR: Final = (adbc_driver_manager.Error, OSError)
 
 
 class Connection:
-    """One connection over ADBC; every fault of the database is an error of ours in one line."""
+    """One connection over ADBC. Every database error becomes a ``LedgerError`` of one line."""
 
     def __init__(self, dsn: Dsn, raw: dbapi.Connection) -> None:
         self._dsn, self._raw = dsn, raw
 
     def begin(self, snapshot_id: str | None) -> None:
-        """Begin the transaction that all reads are in, in the state of ``snapshot_id`` or of now."""
+        """Begin the transaction of all reads, in the state of ``snapshot_id`` or the current one."""
         self.run(statements.PREPARE_SESSION)
         self.run(statements.BEGIN)
         if snapshot_id is not None:
             self.run(f"SET TRANSACTION SNAPSHOT {statements.literal(snapshot_id)}", imports=True)
 
     def rows(self, query: str) -> list[Row]:
-        """All rows of what is known to be short."""
+        """All rows of a query with a short result."""
         return [row for batch in self.batches(query) for row in rows_of(batch)]
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """What ``query`` gives, streamed; batches are bounded and not empty."""
+        """Stream the result of ``query``; batches are bounded and not empty."""
         options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES_HINT)}
         with self._raw.cursor(adbc_stmt_kwargs=options) as cursor:
             for batch in self._streamed(cursor, query):
@@ -411,7 +411,7 @@ class Connection:
             raise _told(error, self._dsn) from None
 
     def run(self, statement: str, *, imports: bool = False) -> None:
-        """Run what gives no rows; ``imports`` for what asks for a snapshot that may be gone."""
+        """Run a statement without result; ``imports`` if it imports a snapshot, which may be gone."""
         with self._raw.cursor() as cursor:
             try:
                 cursor.execute(statement)
@@ -427,7 +427,7 @@ def connected(dsn: Dsn) -> Iterator[Connection]:
         DatabaseUnavailableError: PostgreSQL does not answer.
         ConfigurationError: it refuses the login.
     """
-    # Imported here: it loads pandas, which takes as long as all else that a task imports.
+    # Imported here: it loads pandas, which takes as long as all other imports of a task.
     from adbc_driver_manager import dbapi
 
     try:
@@ -443,21 +443,21 @@ def connected(dsn: Dsn) -> Iterator[Connection]:
 
 @lru_cache(maxsize=2)
 def _database(url: str) -> AdbcDatabase:
-    """What connections to ``url`` share: the types that PostgreSQL has, for which the driver connects once and has
-    50 ms to do, a hundred times what a connection takes. It holds no connection."""
+    """The types of PostgreSQL, shared by connections to ``url``. The driver connects once and takes 50 ms to load
+    them, a hundred times the cost of a connection. It holds no connection."""
     database: AdbcDatabase = adbc_driver_postgresql.connect(url)
     return database
 
 
 class _StaysOpen:
-    """Given to a connection in place of its database, which others will use when it is closed."""
+    """Given to a connection as its database, so that closing it leaves the shared database open."""
 
     def close(self) -> None:
-        """Leave it."""
+        """Do nothing."""
 
 
 def _told(error: Exception, dsn: Dsn, *, imports: bool = False) -> LedgerError:
-    """What is to be done about a fault of the database."""
+    """The error to raise for a database error, with what to do."""
     state, text = getattr(error, "sqlstate", None) or "", dsn.hide(str(error))
     if imports and state in _SNAPSHOT_GONE:
         return DatabaseUnavailableError(

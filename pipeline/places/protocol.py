@@ -1,8 +1,8 @@
-"""What every place of a ledger is asked, on the driver and in tasks; and pieces: plain values that say which rows one
-task reads, and where.
+"""The protocol of places of a ledger, on the driver and in tasks; and pieces: plain values that name the rows one
+task reads, and their place.
 
-Pieces of one tenant follow one another: each begins where the one before it ends. The first is open below and the last
-above, unless bounds were asked for, so that no row falls between, whatever seq somebody gave it.
+Pieces of one tenant are contiguous. The first is open below and the last above, unless bounds were requested, so
+that every row is in a piece, even one with a forged seq.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ROWS_A_PIECE: Final = 65_536
 """Entries of one piece: those under one tile of level 1 of the Merkle tree."""
 BATCH_ROWS_MAX: Final = 10_000
 BATCH_BYTES_HINT: Final = 4 << 20
-"""A batch is closed by the row that takes it to this many bytes."""
+"""A batch ends with the row that reaches this many bytes."""
 SEQ_MIN: Final = -(2**63)
 SEQ_MAX: Final = 2**63 - 1
 
 
 class Times(NamedTuple):
-    """Entries of these HLC times alone, in milliseconds since 1970, both included; None is no bound."""
+    """Bounds of HLC times, in milliseconds since 1970, both included; None is no bound."""
 
     from_ms: int | None = None
     to_ms: int | None = None
@@ -41,7 +41,7 @@ EVER: Final = Times()
 
 
 class Facts(NamedTuple):
-    """What a place says of a tenant's chain as a whole, as ``ledger.verification.ChainReader`` has it."""
+    """A place's record of a tenant's chain as a whole, as in ``ledger.verification.ChainReader``."""
 
     tenant_id: str
     head: Head | None
@@ -50,71 +50,71 @@ class Facts(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """A checkpoint that a place has of a tenant's log, and the end of the entries that it is proved to cover."""
+    """A stored checkpoint of a tenant's log, and the end of the entries that it provably covers."""
 
     to_seq: int | None
-    """None where it covers every entry up to its size, as the stored tree proves."""
+    """None if it covers every entry up to its size, as the stored tree proves."""
     checkpoint: str
     consistency: Sequence[bytes]
     """The proof that the checkpoint's tree extends that of the entries up to ``to_seq``."""
 
 
 class Judged(NamedTuple):
-    """What a place says of a tenant's chain as a whole, judged before its rows are checked."""
+    """Checks of a tenant's chain as a whole, made before its rows are checked."""
 
     ends: ChainBounds
     told: Callable[[dict[str, Any]], dict[str, Any]]
-    """The verdict object on the rows with what was judged before."""
+    """Adds these checks to the verdict object on the rows."""
 
 
 Judgement = tuple[dict[str, Judged], dict[str, ArchiveInvalidError]]
-"""By tenant what was judged, and what does not hold so that its rows say nothing."""
+"""By tenant the checked chains, and the errors of tenants whose rows cannot be trusted."""
 
 
 class PieceReader(Protocol):
     """Reads one piece, inside a task. Batches are not empty, and bounded in rows and bytes.
 
-    What is written out here is that of copies of ledgers, which hold entries and snapshots and nothing else.
+    The default methods are those of copies of ledgers, which hold only entries and snapshots.
     """
 
     def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
-        """The piece's entries by seq, in order of storage where seqs repeat.
+        """The piece's entries by seq, then by storage order if seqs repeat.
 
-        Where somebody altered the type of a column, its values come as that type, or as bytes of their text.
+        Values of a column with an altered type have that type, or are bytes of their text.
         """
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
-        """``SNAPSHOT_COLUMNS`` by ``from_seq`` of the snapshots whose range touches the piece's.
+        """``SNAPSHOT_COLUMNS`` by ``from_seq`` of the snapshots that overlap the piece.
 
-        Those that lack a bound are read with the tenant's first piece.
+        Snapshots that lack a bound are read with the tenant's first piece.
         """
 
     def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
-        """Stored tiles ``first..last`` of a level, those there are; None when this form of a ledger stores none."""
+        """The existing tiles ``first..last`` of a level; None if this form of a ledger stores no tiles."""
         return None
 
     def followed_seq(self) -> int:
-        """How far the stored jobs and commitments follow the tenant's chain; 0 where none are stored."""
+        """The last seq that the stored jobs and commitments cover; 0 if none are stored."""
         return 0
 
     def jobs(self) -> Iterator[pa.RecordBatch] | None:
-        """``JOB_COLUMNS`` of all stored jobs of the tenant by job id; None when this form of a ledger stores none."""
+        """``JOB_COLUMNS`` of all stored jobs of the tenant by job id; None if this form of a ledger stores none."""
         return None
 
     def promised(self) -> Iterator[pa.RecordBatch]:
-        """``PROMISED_COLUMNS`` of the tenant's table of commitments by seq, which follows as the stored jobs do."""
+        """``PROMISED_COLUMNS`` of the tenant's table of commitments by seq; covers the same seqs as the stored jobs."""
         return iter(())
 
 
 ReaderOf = Callable[["Piece"], PieceReader]
-"""Gives the reader of a piece, good until the next is asked for."""
+"""Returns the reader of a piece, valid until the next call."""
 
 
 class Where(Protocol):
-    """The place of a piece as a task sees it: a plain value, which tells no password."""
+    """The place of a piece for a task: a plain value that shows no password."""
 
     def session(self) -> AbstractContextManager[ReaderOf]:
-        """Read pieces of this place, through one connection or file where there is one."""
+        """A session that reads pieces of this place, through one connection or file if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,32 +125,32 @@ class Piece:
     from_seq: int | None
     to_seq: int | None
     rows: int
-    """How many rows it has about."""
+    """Approximate number of rows."""
     is_first: bool
-    """Whether it is the tenant's first of those read."""
+    """Whether it is the first piece read of the tenant."""
     where: Where
     times: Times = EVER
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Its lowest and highest seq as numbers."""
+        """Its lowest and highest seq; open bounds become numbers."""
         return (SEQ_MIN if self.from_seq is None else self.from_seq, SEQ_MAX if self.to_seq is None else self.to_seq)
 
 
 class OpenPlace(Protocol):
-    """A place held in one state, on the driver. ``str()`` of it tells no password.
+    """A place held in one state, on the driver. Its ``str()`` contains no password.
 
-    What is written out here is that of copies of ledgers.
+    The default methods are those of copies of ledgers.
     """
 
     is_copy: ClassVar[bool] = True
-    """Whether it is a copy of parts of a ledger, so that nothing follows from what it lacks: neither job states nor
-    keys are stored with it."""
+    """Whether it is a copy of parts of a ledger, without job states and keys; nothing follows from data that it
+    lacks."""
     file: Path | None = None
-    """The one signed file that it is, None when it is none."""
+    """The one signed file of the place; None if it is no single file."""
 
     def tenants(self) -> list[str]:
-        """Every tenant that it holds anything of, in byte order."""
+        """Every tenant with data here, in byte order."""
 
     def pieces(
         self,
@@ -164,7 +164,7 @@ class OpenPlace(Protocol):
         """The pieces of these tenants, by default of all, tenant by tenant and by seq.
 
         Raises:
-            TenantNotFoundError: there is nothing of a tenant that was named.
+            TenantNotFoundError: a named tenant has no data here.
         """
         named = self.tenants() if tenants is None else self.existing(tenants)
         return self.pieces_of(named, rows_a_piece, from_seq, to_seq, times)
@@ -172,7 +172,7 @@ class OpenPlace(Protocol):
     def pieces_of(
         self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times
     ) -> list[Piece]:
-        """As ``pieces``, of tenants that are there."""
+        """As ``pieces``, for existing tenants."""
 
     def existing(self, tenants: Collection[str]) -> list[str]:
         """``tenants``, each once, in byte order; raises as ``pieces``."""
@@ -184,65 +184,65 @@ class OpenPlace(Protocol):
         return named
 
     def tenants_among(self, tenants: Sequence[str]) -> Collection[str]:
-        """Those of ``tenants`` that it holds anything of, perhaps among others."""
+        """The tenants of ``tenants`` with data here, and possibly other tenants."""
         return self.tenants()
 
     def reader(self, piece: Piece) -> PieceReader:
-        """Reads one of its pieces here, on the driver; good until the next is asked for."""
+        """The reader of a piece on the driver, valid until the next call."""
 
     def facts(self, tenant_id: str) -> Facts:
-        """What it says of a tenant's chain as a whole."""
+        """The place's record of a tenant's chain as a whole."""
 
     def log_origin(self, tenant_id: str) -> str | None:
-        """The origin of the tenant's log but for the tenant; None when it does not say."""
+        """The origin of the tenant's log without the tenant; None if the place does not have it."""
 
     def sealed(self, tenant_id: str) -> Sequence[Sealed]:
-        """What it has checkpoints of, by seq, the newest last; what they are worth is not judged.
+        """Its checkpoints by seq, the newest last; signatures are not verified.
 
         Raises:
             ArchiveInvalidError: they cannot be read.
         """
 
     def named_keys(self) -> Keyring | None:
-        """The keys that it names, with which no signature is good; None when it names none that counts, as who made a
-        copy may have named any."""
+        """The keys that it names, by which no signature is valid. None for a copy, whose maker may have named any
+        keys."""
         return None
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
-        """What it says of these tenants' chains, judged by ``keyring``; their rows are read as ``pieces``.
+        """Check its records of these tenants' chains by ``keyring``; their rows are read as ``pieces``.
 
         Raises:
-            InvalidInputError: it is not verified so.
+            InvalidInputError: this kind of place is verified in another way.
         """
 
 
 class Place(Protocol):
-    """Where a ledger is. ``str()`` of it tells no password."""
+    """The place of a ledger. Its ``str()`` contains no password."""
 
     kind: ClassVar[str]
     """The option that names such a place: one of ``pipeline.places.NAMED_BY``."""
 
     def open(self, keyring: Keyring | None = None) -> AbstractContextManager[OpenPlace]:
-        """Hold it in one state for as long as the context lasts: tasks that read its pieces MUST run within.
+        """Hold it in one state while the context lasts. Tasks that read its pieces MUST run within.
 
-        With ``keyring`` a manifest is refused before it is parsed that a key of it is named for and did not sign.
+        With ``keyring``, a manifest that names one of its keys without a valid signature is rejected before parsing.
         """
 
     def planned(self) -> AbstractContextManager[OpenPlace]:
-        """As ``open``, for a planner that ends before tasks run: these see the state of the moment. No piece reaches
-        beyond the last entry that there is now."""
+        """As ``open``, for a planner that ends before tasks run, so that tasks read the current state. No piece
+        reaches beyond the last entry at planning."""
         return self.open()
 
 
 def cut(whole: Piece, occupied: Sequence[int], last_seq: int, rows_a_piece: int) -> list[Piece]:
-    """``whole``, all that is asked for of a tenant, as pieces of at most ``rows_a_piece`` seqs that hold rows.
+    """``whole``, the requested range of a tenant, as pieces of at most ``rows_a_piece`` seqs that hold rows.
 
-    ``occupied`` has the lowest stored seq of each stretch of that many seqs that holds any, ascending: a forged seq far
-    out costs one piece, not as many as there is room before it.
+    ``occupied`` has the lowest stored seq of each non-empty stretch of that many seqs, ascending. So a far-out
+    forged seq costs one piece, not one for each empty stretch before it.
     """
     if not occupied:
         return [whole]
-    # Stretches begin at 1; the first reaches down to all there is.
+    # Stretches start at 1; the first piece includes all lower seqs.
     starts = [max(seq - 1, 0) // rows_a_piece * rows_a_piece + 1 for seq in occupied[1:]]
     ends = [start - 1 for start in starts]
     bounds = zip([whole.from_seq, *starts], [*ends, whole.to_seq], strict=True)

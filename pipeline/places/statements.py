@@ -1,7 +1,8 @@
-"""SQL that the pipeline reads a ledger with. Values are put in as literals: only so does PostgreSQL stream by COPY.
+"""SQL of the pipeline's reads of a ledger. Values are literals, as PostgreSQL streams by COPY only without
+parameters.
 
-Columns are read as the type they have: integers of any width as such, texts as text. Where somebody has given one some
-other type, its values come as bytes of their text, which no column may hold, so that verification names each.
+Columns are read in their actual type: integers of any width as integers, texts as text. If a column was altered to
+another type, its values are read as bytes of their text. No column may hold bytes, so verification reports each.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     FOLLOWERS: ("tenant_id", "follower", "seq"),
     COMMITMENTS: ("tenant_id", *PROMISED_COLUMNS),
 }
-"""What is read, table by table."""
+"""Columns read of each table."""
 
 _NUMBERS: Final = frozenset(("smallint", "integer", "bigint"))
 _TEXTS: Final = frozenset(("text", "character varying", "character", "name"))
 _SPELT: Final = frozenset(("json", "jsonb", "xml", "bigint[]"))
-"""Types whose values are text to every reader, once cast."""
+"""Types whose values are read as text after a cast."""
 _FOUND_BY: Final = {
     (LOG, "seq"),
     (SNAPSHOTS, "from_seq"),
@@ -53,7 +54,7 @@ _DECLARED: Final[Mapping[str, str]] = {
 }
 
 Types = Mapping[tuple[str, str], str]
-"""PostgreSQL's name of the type of (table, column); those that are left out are as declared."""
+"""PostgreSQL's type name of (table, column); absent columns have their declared type."""
 
 COLUMN_TYPES: Final = f"""
 SELECT t.name, a.attname::text, format_type(base.type_id, NULL)
@@ -67,7 +68,7 @@ SELECT t.name, a.attname::text, format_type(base.type_id, NULL)
     ) SELECT over.type_id FROM over JOIN pg_catalog.pg_type y ON y.oid = over.type_id AND y.typtype <> 'd'
  ) AS base
 """
-"""A domain counts as the type that it is over, as which its values are sent."""
+"""A domain is replaced by its base type, in which its values are sent."""
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 PREPARE_SESSION: Final = """
@@ -81,15 +82,15 @@ SELECT set_config(name, setting, false)
                ('idle_in_transaction_session_timeout', '0')) AS wanted(name, setting)
  WHERE name IN (SELECT s.name FROM pg_catalog.pg_settings s)
 """
-"""A server that ends long statements or idle transactions must not end the one that holds the snapshot.
+"""Server timeouts of statements or idle transactions must not end the transaction that holds the snapshot.
 
-Rows of a piece come by the index, sorted only where seqs repeat, and not all at once on the server's disk.
+Rows of a piece are read by index and sorted only among equal seqs, not spooled on the server's disk.
 """
 EXPORT_SNAPSHOT: Final = "SELECT pg_catalog.pg_export_snapshot()"
 
 
 def literal(text: str) -> str:
-    """``text`` as a literal, where ``standard_conforming_strings`` is on."""
+    """``text`` as a literal; requires ``standard_conforming_strings`` on."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -110,7 +111,7 @@ def _given(altered: str | None, column: str) -> str:
 
 
 def altered(found: Types) -> Types:
-    """Those of the types found that are not as declared."""
+    """The types that differ from the declared ones."""
     return {
         (table, column): kind
         for (table, column), kind in found.items()
@@ -119,7 +120,7 @@ def altered(found: Types) -> Types:
 
 
 def unreadable(types: Types) -> str | None:
-    """What is wrong with ``types``, those of all columns, so that no row can be found; None when nothing is."""
+    """The problem in ``types``, of all columns, by which rows cannot be found; None if there is none."""
     for table, columns in COLUMNS.items():
         if not any(name == table for name, _ in types):
             return f"there is no table {table}, or this login does not see it"
@@ -136,7 +137,7 @@ def unreadable(types: Types) -> str | None:
 
 
 def tenants_in(table: str) -> str:
-    """Every tenant that ``table`` has rows of, by one step of an index each."""
+    """Every tenant with rows in ``table``, by one index step each."""
     return f"""
     SELECT tenant_id FROM (
         WITH RECURSIVE found AS (
@@ -159,13 +160,13 @@ SELECT tenant_id FROM (
 
 
 def tenants_among(tenants: Iterable[str]) -> str:
-    """Those of ``tenants`` that there is anything of."""
+    """The tenants of ``tenants`` with any data."""
     held = " OR ".join(f"EXISTS (SELECT FROM {table} t WHERE t.tenant_id = wanted.tenant_id)" for table in COLUMNS)
     return f'SELECT tenant_id FROM {wanted(tenants)} WHERE {held} ORDER BY tenant_id COLLATE "C"'
 
 
 def occupied(tenants: Iterable[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None) -> str:
-    """(tenant, seq) of the lowest stored seq of every stretch that holds any, by one step of an index each."""
+    """(tenant, seq) of the lowest stored seq of every non-empty stretch, by one index step each."""
     lowest, highest = SEQ_MIN if from_seq is None else from_seq, SEQ_MAX if to_seq is None else to_seq
     next_start = f"((greatest(found.seq, 1) - 1) / {rows_a_piece} + 1) * {rows_a_piece} + 1"
     return f"""
@@ -186,7 +187,7 @@ def occupied(tenants: Iterable[str], rows_a_piece: int, from_seq: int | None, to
 
 
 def facts(types: Types, tenants: Iterable[str]) -> str:
-    """Head, tree and last entry of each of ``tenants``, each with whether there is one."""
+    """Head, tree and last entry of each of ``tenants``, each with a flag whether it exists."""
     return f"""
     SELECT wanted.tenant_id, h.*, l.*, m.*
       FROM {wanted(tenants)}
@@ -209,6 +210,6 @@ def wanted(tenants: Iterable[str]) -> str:
 
 
 def within(times: Times) -> str:
-    """The condition that entries are of ``times``, behind others."""
+    """The condition that entries are within ``times``, to follow other conditions."""
     lower = "" if times.from_ms is None else f" AND hlc_physical >= {times.from_ms}"
     return lower + ("" if times.to_ms is None else f" AND hlc_physical <= {times.to_ms}")

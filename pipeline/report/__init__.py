@@ -1,18 +1,18 @@
 """Job analytics over a period: tables, headline numbers and one page, from the entries of any number of tenants.
 
-Entries are read once. What they say of jobs becomes one row a job, that with the clock of the report what happened to
-it and when (``jobs``), and that the tables (``tables``). Who sent them, and what the ledger recorded of reads, acts and
-refusals, becomes tables too (``access``). The tables are written as Parquet; the CSV files, the headline numbers and
-the page are made from what was written, without Spark.
+Entries are read once. Their facts become one row a job; the report's clock turns it into events with times
+(``jobs``), and these become the tables (``tables``). Senders, and recorded reads, acts and refusals, become tables
+too (``access``). The tables are written as Parquet. The CSV files, the headline numbers and the page are built from
+these files, without Spark.
 
-Here is the period that a report is about: its clock, its bounds and the windows it is cut into. Pure.
+This module holds the period of a report: its clock, bounds and windows. Its functions are pure.
 
-Two clocks can tell when a thing happened. ``hlc`` is the ledger's own: when an event was recorded. ``trace`` is that of
-a trace that was replayed: ``trace_time`` in the payload, in seconds since the trace began; the ledger's clock then only
-says how fast the replay was. They cannot be mixed on one axis, so a report is wholly on one of them:
+An event has a time on one of two clocks. ``hlc`` is the ledger's own: the time at which it was recorded. ``trace``
+is that of a replayed trace: ``trace_time`` in the payload, in seconds since the trace started; the ledger's clock
+then only shows the speed of the replay. They cannot be mixed on one axis, so a report uses one of them:
 
-- a bound says which: an RFC 3339 time or an HLC is one of the ledger, a plain number one of the trace;
-- else the trace's is taken if every job event carries one, since then nothing was recorded as it happened.
+- a bound selects one: an RFC 3339 time or an HLC the ledger's, a plain number the trace's;
+- else the trace's is used if every job event has a trace time, as then no event was recorded live.
 
 Invariants::
 
@@ -32,7 +32,7 @@ from ledger.hlc import Hlc
 WINDOWS_MAX: Final = 400
 """Most windows of a report; a plot of more cannot be read."""
 WINDOWS_AIMED: Final = 60
-"""About how many windows are made when the width is not given."""
+"""Approximate number of windows if no width is given."""
 
 SECOND_MS: Final = 1000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -48,12 +48,12 @@ _WIDTHS_MS: Final = (
     *(WEEK_MS * n for n in (1, 2, 4, 13, 52)),
 )
 _MONDAY_MS: Final = 4 * DAY_MS
-"""1970-01-05 was a Monday: windows of whole weeks begin on one."""
+"""1970-01-05 was a Monday; windows of whole weeks start on Mondays."""
 _UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": WEEK_MS}
 _DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,6})?")
 _MOMENT_MAX: Final = 10**17
-"""In milliseconds; no report reaches further, so that widths and sums stay small."""
+"""In milliseconds; the limit of a report, so that widths and sums stay small."""
 
 
 class Clock(StrEnum):
@@ -64,11 +64,11 @@ class Clock(StrEnum):
 
 
 Bound = tuple[Clock, int]
-"""A bound of the period that was asked for, in milliseconds of its clock."""
+"""A requested bound of the period, in milliseconds of its clock."""
 
 
 class Asked(NamedTuple):
-    """What of the period was asked for; the rest follows from the data."""
+    """The requested part of the period; the rest follows from the data."""
 
     clock: Clock | None = None
     start_ms: int | None = None
@@ -77,10 +77,10 @@ class Asked(NamedTuple):
 
 
 class Period(NamedTuple):
-    """``start_ms <= t < end_ms``, in milliseconds since 1970 or since the trace began; windows lie end to end.
+    """``start_ms <= t < end_ms``, in milliseconds since 1970 or since the trace began; windows are contiguous.
 
-    The first window may begin before the period, the last end after it. ``known_ms`` is how far the report knows: the
-    end, or where that lies ahead, the moment it was made. Jobs that are open are judged as of then.
+    The first window may start before the period, the last end after it. ``known_ms`` is the end of the data: the end
+    of the period, or the time of the report if that is earlier. Open jobs are judged as of then.
     """
 
     clock: Clock
@@ -135,11 +135,11 @@ def parse_duration(option: str, text: str) -> int:
 
 
 def asked(clock: Clock | None, start: str | None, end: str | None, window: str | None) -> Asked:
-    """What the options ask for; ``clock`` None leaves it to the bounds, or to the data.
+    """The request of the options; with ``clock`` None the bounds or the data decide.
 
     Raises:
-        InvalidInputError: a value is malformed, or the bounds are of two clocks, or of another than ``clock``, or so
-            far apart that the windows would be too many.
+        InvalidInputError: a value is malformed, the bounds are of two clocks or not of ``clock``, or there would be
+            too many windows.
     """
     bounds = [None if text is None else parse_bound(name, text) for name, text in (("--from", start), ("--to", end))]
     clocks = {bound[0] for bound in bounds if bound is not None} | ({clock} if clock is not None else set())
@@ -168,11 +168,10 @@ def choose_clock(asked: Asked, events: int, events_in_trace: int) -> Clock:
 def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int, now_ms: int) -> Period:
     """The period of a report on events from ``first_ms`` to ``last_ms``; it ends just after the last event.
 
-    ``now_ms`` is the moment the report is made, on the ledger's clock whichever ``clock`` is.
+    ``now_ms`` is the time of the report on the ledger's clock, whatever ``clock`` is.
 
     Raises:
-        InvalidInputError: the window is so short that there would be more than ``WINDOWS_MAX``, or all events lie
-            outside the bounds.
+        InvalidInputError: there would be more than ``WINDOWS_MAX`` windows, or all events lie outside the bounds.
     """
     start_ms = first_ms if asked.start_ms is None else asked.start_ms
     end_ms = last_ms + 1 if asked.end_ms is None else asked.end_ms
@@ -218,7 +217,7 @@ def short_moment_text(at_ms: int, clock: Clock) -> str:
 
 
 def window_text(at_ms: int, width_ms: int, clock: Clock) -> str:
-    """Where a window begins, to the minute, or to the second where windows lie closer than minutes."""
+    """The start of a window to the minute, or to the second if windows are shorter than a minute."""
     if width_ms % MINUTE_MS == 0:
         return short_moment_text(at_ms, clock)
     return _moment(at_ms, clock, "%Y-%m-%d %H:%M:%S", "%H:%M:%S")
@@ -265,7 +264,7 @@ def width_text(width_ms: int) -> str:
 
 
 def count_text(count: int | None) -> str:
-    """A count with its thousands apart."""
+    """A count with separated thousands."""
     return NOTHING if count is None else f"{count:,}"
 
 
@@ -275,7 +274,7 @@ def amount_text(amount: float) -> str:
 
 
 def rate_text(rate: float | None) -> str:
-    """A share in percent; a rate above none never reads 0 %, one below all never 100 %."""
+    """A share in percent; only exact zero reads 0 %, only exact one 100 %."""
     if rate is None:
         return NOTHING
     if 0 < rate < 0.0005:

@@ -1,11 +1,11 @@
-"""Who did what: who sent the events and created the jobs, who read payloads, was allowed acts, and was refused.
+"""Access tables: senders of events, creators of jobs, readers of payloads, and allowed and refused acts.
 
-Events say who sent them in ``actor``, reads of payloads are entries of the tenants' own chains (PAYLOADS_READ, where
-``privacy.log_reads`` names the tenant), acts and refusals are entries of ``_system``. Where nobody is named, nobody was
-known. Principals whose name is private are one row of their tenant, without a name.
+The sender of an event is its ``actor``. Reads of payloads are entries of the tenants' own chains (PAYLOADS_READ, if
+``privacy.log_reads`` names the tenant). Acts and refusals are entries of ``_system``. A missing name means an
+unknown principal. Principals with a private name share one row of their tenant, without a name.
 
-Events and jobs count in the period of the report. What the ledger records of itself counts between the bounds that were
-asked for, as reads come after the last event too. It has no time of a trace: in a report on one, all of it counts.
+Events and jobs count in the period of the report. The ledger's own records count within the requested bounds, as
+reads may follow the last event. They have no trace time, so a report on a trace counts all of them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ def write(
 ) -> dict[str, Any]:
     """Write the tables; returns their headline numbers.
 
-    ``known`` are rows of ``pipeline.report.jobs``, ``timed`` the jobs on the clock of the report, ``system`` the
-    entries of ``_system``, None where they are not known. Of these are told those that name one of ``tenants``, all
-    when empty.
+    ``known`` are rows of ``pipeline.report.jobs``, ``timed`` the jobs on the report's clock, ``system`` the entries
+    of ``_system``, None if unknown. Only entries that name one of ``tenants`` are included; all if it is empty.
     """
     write_table(actors(known, timed, period), folder, "actors")
     write_table(readers(known, asked), folder, "readers")
@@ -82,7 +81,7 @@ def _total(folder: Path, name: str, column: str, where: pc.Expression | None = N
 
 
 def actors(known: DataFrame, timed: DataFrame, period: Period) -> DataFrame:
-    """One row a tenant and actor, most events first: events by action, and the jobs whose first creation is of him."""
+    """One row a tenant and actor, most events first: events by action, and the jobs that the actor created first."""
     at_ms = "trace_ms" if period.clock is Clock.TRACE else "event_ms"
     rows = known.sparkSession.sql(
         f"""
@@ -116,7 +115,7 @@ def readers(known: DataFrame, asked: Asked) -> DataFrame:
 
 
 def counted(rows: DataFrame, name: str, *by: str) -> DataFrame:
-    """One row an actor, tenant and what they did ``by``: how often that was allowed, or refused, most first."""
+    """One row an actor, tenant and value of ``by``: counts of allowed or refused acts, most first."""
     keys = ("actor", *by, "tenant_id")
     grouped = rows.selectExpr(*_WHO, *by, "tenant_id", "count", "at_ms").groupBy(*keys, "is_private")
     each = grouped.agg(F.sum("count").alias(name), F.max("at_ms").alias("last_ms"))
@@ -130,7 +129,7 @@ def _within_asked(name: str, asked: Asked) -> str:
 
 
 def _recorded(spark: SparkSession, system: DataFrame | None, tenants: Sequence[str], asked: Asked) -> DataFrame:
-    """The acts and refusals that entries of ``_system`` tell of, those that they only count too."""
+    """The acts and refusals in entries of ``_system``, including those that are only counted there."""
     if system is None:
         return spark.createDataFrame([], ddl_of(_RECORDED))
     actions = [str(SystemAction.ACT_ALLOWED), str(SystemAction.ACCESS_REFUSED)]
@@ -146,7 +145,7 @@ def _told(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(action: str, at_ms: int, payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What one entry tells; what somebody edited beyond its types counts as not given."""
+    """The rows of one entry; fields of a wrong type count as missing."""
     if action == SystemAction.ACT_ALLOWED:
         yield _row("act", at_ms, payload) | {"count": 1}
         return

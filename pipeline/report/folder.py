@@ -4,8 +4,8 @@ Layout::
 
     report.html     report.json     csv/NAME.csv     parquet/NAME/part-*.parquet
 
-Everything is written to a folder beside it and renamed into place at the end, so a run that is killed leaves no half
-report. ``jobs`` can be as long as the ledger: it is Parquet alone, and CSV holds the lists made from it.
+Everything is written to a temporary folder beside it and renamed at the end, so a killed run leaves no partial
+report. ``jobs`` can be as long as the ledger, so it is only Parquet; CSV holds the lists made from it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ Row = dict[str, Any]
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """A new folder beside ``folder`` to write into, which takes its place when all went well.
+    """A new folder beside ``folder`` to write into, renamed to ``folder`` on success.
 
     An older report is replaced; a folder that holds anything else is not touched.
 
     Raises:
-        ConfigurationError: there is something else in its place, or it cannot be written.
+        ConfigurationError: ``folder`` holds something else, or cannot be written.
     """
     refuse_unfit(folder)
-    folder = Path(os.path.realpath(folder))  # What a link points at is replaced, not the link.
+    folder = Path(os.path.realpath(folder))  # The target of a link is replaced, not the link.
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     fresh.mkdir()
@@ -62,7 +62,7 @@ def replaced(folder: Path) -> Iterator[Path]:
 
 
 def refuse_unfit(folder: Path) -> None:
-    """Return if a report can be put at ``folder``: nothing is there, or nothing in it, or a report already.
+    """Return if a report can be written to ``folder``: it is missing, empty, or a report.
 
     Raises:
         ConfigurationError: it cannot.
@@ -81,14 +81,14 @@ def refuse_unfit(folder: Path) -> None:
 
 
 def in_order(rows: DataFrame, *keys: Column | str) -> DataFrame:
-    """``rows`` sorted by one task, in one partition. Sorted by several they would be computed twice, once to find where
-    to cut them."""
+    """``rows`` sorted by one task, in one partition. Sorting by several tasks would compute them twice, once to find
+    the bounds."""
     return rows.repartition(1).sortWithinPartitions(*keys)
 
 
 def write_table(rows: DataFrame, folder: Path, name: str) -> None:
-    """Write ``rows`` as Parquet; all but the jobs come from one sorted partition, so that they lie in order."""
-    target = folder / "parquet" / name  # Hadoop takes a path as it stands: nothing in it is escaped.
+    """Write ``rows`` as Parquet; all tables but the jobs are one sorted partition, so they are stored in order."""
+    target = folder / "parquet" / name  # Hadoop takes a path literally, without escapes.
     parts = rows if name in PARQUET_ONLY else rows.coalesce(1)
     parts.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{target}")
     for checksum in target.glob(".*.crc"):
@@ -101,7 +101,7 @@ def table(folder: Path, name: str) -> ds.Dataset:
 
 
 def rows_of(folder: Path, name: str, limit: int | None = None) -> list[Row]:
-    """The first rows of a table, all without ``limit``."""
+    """The first ``limit`` rows of a table, or all."""
     data = table(folder, name)
     found: list[Row] = (data.to_table() if limit is None else data.head(limit)).to_pylist()
     return found
@@ -119,7 +119,7 @@ def write_csv(folder: Path, name: str) -> None:
 
 
 def _cell(value: object) -> str:
-    """A value as a spreadsheet may safely read it: text that it would take for a formula gets an apostrophe first."""
+    """A value that is safe in a spreadsheet: text that looks like a formula gets a leading apostrophe."""
     if value is None:
         return ""
     if isinstance(value, datetime):
@@ -132,14 +132,14 @@ def _cell(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """``text`` with what has no shape of its own, such as controls and changes of direction, as escapes."""
+    """``text`` with invisible characters, such as controls and direction changes, as escapes."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else f"\\u{{{ord(each):x}}}" for each in text)
 
 
 def cut(text: str, characters_max: int) -> str:
-    """``text`` as it is shown, cut, with nothing in it that could turn or hide what is around it."""
+    """``text`` for display: cut, without characters that could reverse or hide its surroundings."""
     shown = visible(text)
     return shown if len(shown) <= characters_max else f"{shown[: characters_max - 1]}…"
 

@@ -1,11 +1,11 @@
-"""The facts that entries state of jobs, one row an entry, and the jobs that they make, one row a job.
+"""The facts that entries state about jobs, one row an entry, and the resulting jobs, one row a job.
 
-Tasks ask ``ledger.machines.jobs.said_of_row`` what an entry states, as every fold of jobs does: a fact counts whatever
-its payload holds, a field of the wrong type counts as not given, and a CONFLICT entry states what the event states that
-it holds. An entry that records a read of payloads names who read what.
+Tasks read the fact of an entry with ``ledger.machines.jobs.said_of_row``, as every fold of jobs does. A fact counts
+whatever its payload holds, a field of the wrong type counts as missing, and a CONFLICT entry states the fact of the
+event that it holds. An entry that records a read of payloads names the reader and the route.
 
-Spark brings the facts of a job together in one task, which folds them as the service does. A time that lies before the
-one it should follow (two nodes' clocks, a trace with slips) makes no duration: the job is marked ``is_backwards`` and
+Spark groups the facts of a job in one task, which folds them as the service does. If a time precedes the one it
+should follow (two nodes' clocks, an inaccurate trace), there is no duration: the job is marked ``is_backwards`` and
 left out of the percentiles.
 """
 
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TENANTS_ASKED_MAX: Final = 20
-"""Tenants whose log origin is read; all tenants of one ledger share it nearly always."""
+"""Most tenants whose log origin is read; the tenants of a ledger nearly always share it."""
 TEXT_CHARACTERS_MAX: Final = 500
-"""Longest text, such as an error, that a table holds; the ledger holds the rest."""
+"""Longest text, such as an error, in a table; the ledger holds the rest."""
 COUNT_MAX: Final = 10**9
-"""A larger count, which no entry of a service has, counts as not given: sums stay within 64 bits."""
+"""A larger count, which no service writes, counts as missing, so that sums fit 64 bits."""
 TRACE_SECONDS_MAX: Final = 10**11
-"""Times of a trace beyond this, some 3,000 years, count as not given."""
+"""Later times of a trace, about 3,000 years, count as missing."""
 COLUMNS: Final = (
     *("tenant_id", "seq", "job_id", "hlc_physical", "hlc_logical", "hlc_node"),
     *("action", "payload", "payload_digest"),
 )
 """Columns of an entry that a report reads."""
 _EVENT: Final = [name for name in COLUMNS if name not in ("seq", "payload")]
-"""Columns in which two entries of different bundles agree when they hold the same event."""
+"""Columns that are equal in entries of different bundles if these hold the same event."""
 
 _PRIVATE_BEGIN: Final = f'{{"{PRIVATE_MARK}":{{'
-"""How a private value begins in canonical JSON. Inside a string the quotes would be escaped."""
+"""Prefix of a private value in canonical JSON. Inside a string its quotes would be escaped."""
 _COUNTS_OF_READ: Final = ("jobs", "events", "entries")
 _READ: Final = pa.struct([("route", pa.string()), *((name, pa.int64()) for name in _COUNTS_OF_READ)])
 _HLC: Final = pa.struct([("physical_ms", pa.int64()), ("logical", pa.int64()), ("node", pa.string())])
@@ -74,7 +74,7 @@ _FACTS: Final = pa.schema(
 
 
 class JobFact(NamedTuple):
-    """What one event states about its job, as far as a report shows it."""
+    """The part of an event's statement about its job that a report shows."""
 
     action: str
     hlc: HlcParts
@@ -99,12 +99,12 @@ decode_fact: Final = msgspec.msgpack.Decoder(JobFact).decode
 def entries(
     spark: SparkSession, places: Sequence[OpenPlace], tenants: Collection[str] | None, before_ms: int | None
 ) -> DataFrame:
-    """The entries of all ``places`` with an HLC before ``before_ms``; an event that several places hold comes once."""
+    """The entries of all ``places`` with an HLC before ``before_ms``; an event in several places is returned once."""
     return _union(spark, [(place, _tenants_of(place, tenants)) for place in places], before_ms)
 
 
 def system_entries(spark: SparkSession, places: Sequence[OpenPlace], before_ms: int | None) -> DataFrame | None:
-    """The entries of ``_system``, likewise; None where no place has its chain."""
+    """The entries of ``_system``, likewise; None if no place has its chain."""
     wanted = [(place, [SYSTEM_TENANT]) for place in places if SYSTEM_TENANT in place.tenants()]
     return _union(spark, wanted, before_ms) if wanted else None
 
@@ -117,12 +117,12 @@ def _union(spark: SparkSession, wanted: Sequence[tuple[OpenPlace, list[str]]], b
 
 
 def _tenants_of(place: OpenPlace, tenants: Collection[str] | None) -> list[str]:
-    """The tenants of ``place`` that a report covers: those asked for, else all but the ledger's own."""
+    """The tenants of ``place`` in a report: the requested ones, else all but the ledger's own."""
     return sorted(tenants or (name for name in place.tenants() if name != SYSTEM_TENANT))
 
 
 def log_origins(places: Sequence[OpenPlace], tenants: Collection[str] | None) -> list[str]:
-    """The origins of the logs in ``places``, without the tenant, as the first tenants of each place have them."""
+    """The origins of the logs in ``places``, without the tenant, read from the first tenants of each place."""
     asked = [(place, tenant_id) for place in places for tenant_id in _tenants_of(place, tenants)[:TENANTS_ASKED_MAX]]
     found = {place.log_origin(tenant_id) for place, tenant_id in asked}
     return sorted(origin for origin in found if origin is not None)
@@ -134,11 +134,11 @@ def log_origins(places: Sequence[OpenPlace], tenants: Collection[str] | None) ->
 def facts(entries: DataFrame, by: Sequence[str] = ()) -> DataFrame:
     """One row an entry: ``tenant_id, seq, job_id``, its own HLC as ``at``, and the ``fact`` it states about its job.
 
-    ``entries`` has ``COLUMNS``. ``action`` is None when the entry is no job event, and with it ``event_ms`` and
-    ``trace_ms``, the time of the event on either clock, and ``fact``, an encoded ``JobFact``. ``private`` counts the
-    private values of the payload. ``actor`` sent the event, or did the read that ``read`` records: its route, and how
-    many jobs, events and entries. The labels of a fact are the values of the fields ``by``, such as ``spec.image``,
-    where a job was created.
+    ``entries`` has ``COLUMNS``. If the entry is no job event, ``action`` is None, as are ``event_ms`` and
+    ``trace_ms``, the event's time on each clock, and ``fact``, an encoded ``JobFact``. ``private`` counts the
+    private values of the payload. ``actor`` sent the event, or did the read in ``read``: its route, and the numbers
+    of jobs, events and entries. The labels of a fact that creates a job are the values of the fields ``by``, such as
+    ``spec.image``.
     """
     return entries.select(*COLUMNS).mapInArrow(partial(_facts, [name.split(".") for name in by]), ddl_of(_FACTS))
 
@@ -200,7 +200,7 @@ def _row(
 
 
 def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a payload that decide a job's status, those that are of the right type."""
+    """The fields of a payload that decide a job's status, if of the right type."""
     fence, dc, assigned = given.get("fence_token"), given.get("dc_id"), given.get("assigned_dcs")
     fields: dict[str, Any] = {}
     if type(fence) is int and 0 <= fence <= INTEGER_MAX:
@@ -242,7 +242,7 @@ def _string(given: Mapping[str, Any], name: str) -> str | None:
 
 
 def shown_text(given: Mapping[str, Any], name: str) -> Shown | None:
-    """What a table shows of a value: a string as it is, another value as JSON, nothing of a private one."""
+    """The text of a value in a table: a string unchanged, another value as JSON, a private one without text."""
     value = given.get(name)
     if value is None:
         return None
@@ -252,7 +252,7 @@ def shown_text(given: Mapping[str, Any], name: str) -> Shown | None:
 
 
 def shown_count(given: Mapping[str, Any], name: str) -> int:
-    """What a table adds up of a value: a count up to ``COUNT_MAX``, of anything else nothing."""
+    """The count in a value that a table sums, up to ``COUNT_MAX``; other values are ignored."""
     value = given.get(name)
     return value if type(value) is int and 0 <= value <= COUNT_MAX else 0
 
@@ -265,9 +265,9 @@ def _json(value: Any) -> str:
 
 
 _SPANS: Final = {"queue": ("created", "accepted"), "run": ("accepted", "ended"), "total": ("created", "ended")}
-"""Durations of a job, and the moments that each lies between."""
+"""Durations of a job, each with its start and end."""
 _OF_WORK: Final = frozenset(("EXECUTE", "DISPATCH", "WORKFLOW_COMPLETE"))
-"""Actions of the events that a job may have any number of; nothing of one alone is shown."""
+"""Actions that a job may have any number of times; a single such event is not shown."""
 _MOMENTS: Final = ("created", "accepted", "cancelled", "ended", "last")
 _TEXTS: Final = ("created_by", "cancelled_by", "cancel_reason", "error")
 _JOB: Final = pa.schema(
@@ -295,8 +295,8 @@ def _folded(clock: Clock, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
 
 
 def _job(tenant_id: str, job_id: str, rows: Iterable[tuple[Any, ...]], clock: Clock) -> dict[str, Any] | None:
-    """The row of one job, from its entries: (tenant, job, seq, fact) each; None where no event of it is known."""
-    # 1. Fold. Bundles of several sites may give two events one seq, so the fold knows each by its place here.
+    """The row of one job from its entries, (tenant, job, seq, fact) each; None if it has no known event."""
+    # 1. Fold. Bundles of several sites may contain one seq twice, so the fold identifies an event by its index here.
     folding, held, events, last_seq = JobFold(job_id), dict[int, JobFact](), 0, 0
     last_trace_ms: int | None = None
     for _, _, seq, encoded in rows:
@@ -369,7 +369,7 @@ def _hlc_text(hlc: HlcParts) -> str:
 
 
 def _spans(at_ms: Mapping[str, int | None]) -> dict[str, Any]:
-    """The durations between moments, None where one of the two is missing or they run backwards."""
+    """The durations between moments; None if a moment is missing or the order is reversed."""
     row: dict[str, Any] = {"is_backwards": False}
     for name, (first, then) in _SPANS.items():
         begin_ms, end_ms = at_ms[first], at_ms[then]

@@ -1,10 +1,10 @@
-"""Making a report: the steps from entries to files, in order.
+"""Makes a report: the steps from entries to files, in order.
 
-1. Fold the entries, read once and kept for step 4, into one row a job; what was read is counted on the way.
-2. Choose clock and period from what there is and what was asked for.
+1. Fold the entries, read once and kept for step 4, into one row a job; count the entries read.
+2. Choose clock and period from the data and the request.
 3. Write the jobs, then from them the tables of counts and the lists.
-4. Write who did what, out of the entries and those of ``_system``.
-5. From what was written make CSV files, headline numbers and page, and move all into place.
+4. Write the access tables from the entries and those of ``_system``.
+5. Make CSV files, headline numbers and page from the written tables, and move all into place.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TABLES: Final = (*tables.COUNTS, "open", *tables.LISTS, *access.TABLES, "ledger"
 
 
 class Made(NamedTuple):
-    """What a report says it was made from, and by what; all of it is shown."""
+    """The sources and the command that a report shows."""
 
     place: str
     tenants: list[str]
-    """Those asked for; empty for all."""
+    """Requested tenants; empty for all."""
     log_origins: list[str]
     version: str
     made_at: datetime
@@ -46,7 +46,7 @@ class Made(NamedTuple):
     by: Sequence[str] = ()
     """Fields of the spec, such as ``spec.image``, by whose values jobs are counted."""
     console: str | None = None
-    """Base URL of the service whose console links of jobs lead to."""
+    """Base URL of the service whose console shows the jobs."""
 
 
 def make(
@@ -60,11 +60,11 @@ def make(
 ) -> dict[str, Any]:
     """Write the report on ``entries`` to the folder ``dest``; returns its headline numbers, those of report.json.
 
-    ``system`` are the entries of ``_system``, None where they are not known.
-    ``stats`` are windows of ``pipeline.stats.read``, of which those in the period are added.
+    ``system`` are the entries of ``_system``, None if unknown. ``stats`` are windows of ``pipeline.stats.read``;
+    windows in the period are added.
 
     Raises:
-        InvalidInputError: there is no job event to report on, or the windows are too many.
+        InvalidInputError: there is no job event, or there are too many windows.
         ConfigurationError: ``dest`` holds something else.
     """
     with files.replaced(dest) as fresh:
@@ -112,7 +112,7 @@ def _nothing(asked: Asked) -> str:
 
 
 def _write_tables(timed: DataFrame, period: Period, stuck_after_ms: int | None, fresh: Path) -> dict[str, Any]:
-    """Write all tables of jobs; returns numbers that are in none of them."""
+    """Write all tables of jobs; returns numbers that no table contains."""
     counted = tables.summarise(tables.happenings(timed, period)).persist(StorageLevel.DISK_ONLY)
     for name in tables.COUNTS:
         files.write_table(tables.of(counted, name, period), fresh, name)
@@ -136,8 +136,8 @@ def _headline(
     before: dict[str, Any] | None,
     folder: Path,
 ) -> dict[str, Any]:
-    """The headline numbers of the report whose tables are in ``folder``; ``who`` are those of who did what, ``before``
-    counts of the period before, where that is known. Plain ASCII as JSON, whatever a name holds."""
+    """The headline numbers of the report with tables in ``folder``; ``who`` are those of the access tables,
+    ``before`` the counts of the previous period, if known. Plain ASCII as JSON, even for non-ASCII names."""
     whole = files.rows_of(folder, "all")[0]
     made_at = made.made_at.isoformat(timespec="seconds").replace("+00:00", "Z")
     return {

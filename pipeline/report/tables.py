@@ -1,12 +1,12 @@
-"""The tables of a report, most of them a query each: what happened in the period, counted by window, tenant, data
-centre, hour of the day and field; the jobs that stand out; what running jobs reported; what was read.
+"""The tables of a report, mostly one query each: counts by window, tenant, data centre, hour of the day and field;
+notable jobs; stats that running jobs reported; and the entries read.
 
-A job counts as created, accepted and ended each in the window where that happened. How long it had queued counts where
-it was accepted, how long it ran, and how long it took in all, where it ended, however it ended. Rates are shares of the
-jobs that ended.
+A job counts as created, accepted and ended in the window of each event. Its queue time counts in the window of its
+acceptance; its run time and total time count in the window of its end, whatever the outcome. Rates are shares of the
+ended jobs.
 
-Percentiles are nearest-rank: a time that a job really took. Of groups of over ``EXACT_JOBS_MAX`` jobs the rank may be
-off by one part in that many, which bounds the memory of a task.
+Percentiles are nearest-rank, so each is the time of an actual job. In groups of over ``EXACT_JOBS_MAX`` jobs the
+rank may be off by one part in that many, which bounds a task's memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pipeline.report.folder import in_order, write_table
 
 EXACT_JOBS_MAX: Final = 10_000
 PERCENTILE_ACCURACY: Final = 2 * EXACT_JOBS_MAX + 1
-"""Where Spark adds up sketches of two tasks, ranks stay exact while twice the jobs of either are fewer than this."""
+"""When Spark merges sketches of two tasks, ranks are exact while twice the jobs of each are fewer than this."""
 PERCENTILES: Final = (50, 90, 99)
 TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
-"""9999-12-31: no later time has a name; a forged one is shown as none."""
+"""9999-12-31, the last time with a text form; a later, forged time is shown as none."""
 LABELS_MAX: Final = 1_000
-"""Most values of a field that are listed."""
+"""Most listed values of a field."""
 OUTCOMES: Final = {"completed": COMPLETED, "failed": FAILED, "cancelled": CANCELLED, "timed_out": TIMED_OUT}
 SPANS: Final = ("queue", "run", "total")
 """Durations of a job."""
@@ -54,7 +54,7 @@ _ADDED_UP: Final = (
         for span in SPANS
     ),
 )
-"""What is counted of happenings, and their times."""
+"""Counts of happenings, and their times."""
 _RATES: Final = {"failed": "failure_rate", "cancelled": "cancellation_rate", "timed_out": "timeout_rate"}
 _SHOWN: Final = (
     *(f"coalesce({name}, 0) AS {name}" for name in ("created", "accepted", "ended", *OUTCOMES)),
@@ -68,11 +68,11 @@ _SHOWN: Final = (
         )
     ),
 )
-"""The same as tables hold it; there is no rate where no job ended."""
+"""The same in table form; no rate if no job ended."""
 
 
 def moment(name: str, clock: Clock) -> str:
-    """The expression that gives a moment in milliseconds as tables hold it."""
+    """The SQL expression that converts a moment in milliseconds to table form."""
     if clock is Clock.TRACE:
         return f"{name} / 1000D"
     return f"CASE WHEN {name} BETWEEN 0 AND {TIMESTAMP_MS_MAX} THEN timestamp_millis({name}) END"
@@ -125,23 +125,23 @@ def of(summaries: DataFrame, name: str, period: Period) -> DataFrame:
         rows = every.join(rows, "window_ms", "left")
     if name == "hours":
         rows = spark.range(24).selectExpr("int(id) AS hour").join(rows, "hour", "left")
-    if name == "all":  # Of no happenings at all there is no row that says so.
+    if name == "all":  # Without happenings there is no row.
         rows = spark.range(1).drop("id").join(rows, F.lit(True), "left")
     shown = [f"{moment(key, period.clock)} AS window" if key == "window_ms" else key for key in keys]
     return (in_order(rows, *keys) if keys else rows).selectExpr(*shown, *_SHOWN)
 
 
 def before(timed: DataFrame, period: Period) -> DataFrame:
-    """The table ``all`` of the period as long as ``period`` that ended where it begins."""
+    """The table ``all`` of the previous period of equal length."""
     length_ms = period.end_ms - period.start_ms
     last = period._replace(start_ms=period.start_ms - length_ms, end_ms=period.start_ms)
     return of(summarise(happenings(timed, last)), "all", last)
 
 
 def by_label(timed: DataFrame, period: Period, names: Sequence[str]) -> DataFrame:
-    """Counts by the value that each of the fields ``names`` had where a job was created: those that ``labels`` holds.
+    """Counts by the value of each field of ``names`` at the job's creation, from ``labels``.
 
-    The ``LABELS_MAX`` values of each field of which most jobs were created or ended. Private values are one row.
+    Each field has the ``LABELS_MAX`` values with the most created or ended jobs. Private values are one row.
     """
     shown = F.transform(
         F.arrays_zip(F.array(*map(F.lit, names)).alias("field"), F.col("labels").alias("value")), lambda each: each
@@ -161,7 +161,7 @@ def by_label(timed: DataFrame, period: Period, names: Sequence[str]) -> DataFram
 def openings(timed: DataFrame, period: Period) -> DataFrame:
     """How many jobs were open at the end of each window: created by then, and not ended.
 
-    A job whose end lies before its creation was never open. What was before the period counts into its first window.
+    A job that ended before its creation was never open. Earlier events count in the first window.
     """
     return timed.sparkSession.sql(
         f"""
@@ -185,11 +185,11 @@ def openings(timed: DataFrame, period: Period) -> DataFrame:
 # --- jobs -----------------------------------------------------------------------------------------
 
 LIST_ROWS_MAX: Final = 100_000
-"""Most jobs of a list, the first in its order; the jobs table has all."""
+"""Most jobs of a list, in its order; the jobs table has all."""
 LONGEST_ROWS_MAX: Final = 1_000
 STUCK_MS_MIN: Final = HOUR_MS
 STUCK_MS_UNKNOWN: Final = DAY_MS
-"""How long a job may be silent before it counts as stuck, while too few jobs have ended to tell."""
+"""Silence after which a job counts as stuck, while too few jobs have ended for an estimate."""
 ENDED_JOBS_MIN: Final = 100
 
 JOBS: Final = f"""
@@ -210,17 +210,17 @@ LISTS: Final = {
                   FROM {{timed}})
          WHERE took_ms >= 0 ORDER BY took_ms DESC, tenant_id, job_id LIMIT {LONGEST_ROWS_MAX}
     """,
-    # Jobs that have not ended and of which nothing was heard for too long, longest silence first.
+    # Open jobs without an event for too long, longest silence first.
     "stuck": f"""
         SELECT tenant_id, job_id, status, dc, silent_ms / 1000D AS silent_s, last_event, created, last_hlc, last_seq
           FROM {{timed}} WHERE is_stuck ORDER BY silent_ms DESC, tenant_id, job_id LIMIT {LIST_ROWS_MAX}
     """,
-    # Jobs whose cancellation was asked for in the period, newest first, with who asked and why.
+    # Jobs whose cancellation was requested in the period, newest first, with requester and reason.
     "cancelled": f"""
         SELECT tenant_id, job_id, status, dc, cancel_requested, cancelled_by, cancel_reason, private_fields, ended
           FROM {{timed}} WHERE is_cancel_asked ORDER BY cancelled_ms DESC, tenant_id, job_id LIMIT {LIST_ROWS_MAX}
     """,
-    # How many jobs each one asked to cancel, most first; all whose name is private are one.
+    # Number of cancellations per requester, most first; requesters with a private name are one row.
     "cancellers": f"""
         SELECT cancelled_by, array_contains(split(private_fields, ' '), 'cancelled_by') AS is_private,
                count(*) AS jobs, count_if(status = '{CANCELLED}') AS cancelled,
@@ -228,7 +228,7 @@ LISTS: Final = {
           FROM {{timed}} WHERE is_cancel_asked GROUP BY ALL
          ORDER BY jobs DESC, cancelled_by, is_private LIMIT {LIST_ROWS_MAX}
     """,
-    # Why jobs that ended in the period did not complete, most first: by outcome and the text that was given for it.
+    # Reasons why jobs that ended in the period did not complete, most first: by outcome and its given text.
     # The newest job of each is its example. Private texts of an outcome are one row.
     "reasons": f"""
         SELECT status, reason, is_private, jobs, tenants, newest.ended, newest.tenant_id, newest.job_id
@@ -244,14 +244,14 @@ LISTS: Final = {
          ORDER BY jobs DESC, status, reason, is_private LIMIT {LIST_ROWS_MAX}
     """,
 }
-"""The jobs that stand out: those that took longest, those that hang, and those that did not complete."""
+"""Notable jobs: the longest, the stuck, and the not completed."""
 TOTALS: Final = f"""
 SELECT count(*) AS jobs, {", ".join(f"count_if(status = '{each}') AS status_{each}" for each in STATUSES)},
        count_if(is_open) AS open, count_if(is_stuck) AS stuck, count_if(is_cancel_asked) AS cancel_requests,
        count_if(is_backwards) AS backwards, count_if(last_ms IS NULL) AS undated
   FROM {{timed}}
 """
-"""One row: how many jobs there are, by status at the end of the period, and how many the lists are about."""
+"""One row: numbers of jobs, by status at the end of the period, and in the lists."""
 _MOMENTS: Final = {
     **{name: f"{name}_ms" for name in ("created", "accepted", "ended")},
     "cancel_requested": "cancelled_ms",
@@ -260,10 +260,10 @@ _MOMENTS: Final = {
 
 
 def stuck_after_ms(asked_ms: int | None, ended_jobs: int, total_p99_s: float | None) -> int:
-    """How long a job that has not ended may be silent before it counts as stuck.
+    """Silence in milliseconds after which an open job counts as stuck.
 
-    If not asked for, the time within which 99 of 100 jobs that ended had come to their end, and at least an hour: no
-    job can have been silent for longer than it took, so only 1 in 100 good jobs would look stuck.
+    By default the 99th percentile of the total time of ended jobs, at least an hour. A job is never silent for
+    longer than its total time, so at most 1 in 100 good jobs looks stuck.
     """
     if asked_ms is not None:
         return asked_ms
@@ -273,8 +273,8 @@ def stuck_after_ms(asked_ms: int | None, ended_jobs: int, total_p99_s: float | N
 
 
 def of_jobs(query: str, timed: DataFrame, period: Period, stuck_after_ms: int) -> DataFrame:
-    """What ``query``, one of those above, gives of ``timed`` with moments as tables hold them, and what is asked of a
-    job at the end of the period."""
+    """The result of ``query``, one of the above, on ``timed``, with moments in table form and each job's state at
+    the end of the period."""
     shown = timed.selectExpr(
         "*",
         *(f"{moment(column, period.clock)} AS {name}" for name, column in _MOMENTS.items()),
@@ -293,7 +293,7 @@ MEASURES: Final = ("measures", "measure_windows")
 
 
 def write_measures(stats: DataFrame, tenants: Sequence[str], period: Period, folder: Path) -> None:
-    """Write the tables of what was reported within ``period``, of ``tenants`` or, when empty, of all."""
+    """Write the tables of stats within ``period``, of ``tenants`` or, if empty, of all."""
     windows = by_window(stats, tenants, period).persist()
     write_table(measures(windows, period), folder, "measures")
     write_table(
@@ -321,7 +321,7 @@ def by_window(stats: DataFrame, tenants: Sequence[str], period: Period) -> DataF
 
 
 def measures(windows: DataFrame, period: Period) -> DataFrame:
-    """One row a name: how much in all, on average over the period and in its best window, and from how many."""
+    """One row a name: total, average over the period, best window, and numbers of tenants and data centres."""
     rows = windows.sparkSession.sql(
         """
         SELECT what, name, sum(amount) AS amount, sum(amount) / (({end_ms} - {start_ms}) / 1000D) AS per_second,
@@ -347,7 +347,7 @@ _READ: Final = (
         for which, name in (("min", "first"), ("max", "last"))
     ),
 )
-"""How many entries there are, of what, and their first and last HLC."""
+"""Counts of entries by kind, and their first and last HLC."""
 
 
 def by_tenant(facts: DataFrame) -> DataFrame:

@@ -1,7 +1,7 @@
-"""Places read with Spark: pieces at work in tasks, and the Data Source ``tallystick`` of notebooks.
+"""Reads places with Spark: pieces in tasks, and the Data Source ``tallystick`` for notebooks.
 
-``over_pieces`` gives a function each piece of a place and its reader; ``entries`` is all of them as a DataFrame;
-``over_numbers`` is for tasks that read whole files.
+``over_pieces`` calls a function with each piece of a place and its reader; ``entries`` returns all entries as a
+DataFrame; ``over_numbers`` is for tasks that read whole files.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["entries", "in_tasks", "open_pieces", "over_numbers", "over_pieces"]
 
 
 ROW_COLUMNS: Final = ("tenant_id", *ENTRY_COLUMNS)
-"""An entry as a row of a DataFrame; every column may be NULL, for somebody may have damaged it."""
+"""An entry as a row of a DataFrame; every column may be NULL, as the entry may be damaged."""
 PIECES_A_TASK_MAX: Final = 256
-"""Pieces that share one task, however few rows they have; each costs its task a statement or a file to open."""
+"""Most pieces in one task, however few rows they have; each costs a statement or the opening of a file."""
 TASKS_A_CORE: Final = 8
-"""Tasks beyond these balance no better; each costs Spark some 40 ms of a core."""
+"""More tasks do not improve the balance; each costs Spark about 40 ms of a core."""
 Read = Callable[[Piece, PieceReader], Iterable[pa.RecordBatch]]
-"""What a task does with a piece; it travels to the workers, so it must hold plain values only."""
+"""A task's function of a piece. It travels to the workers, so it must hold only plain values."""
 
 
 def entries(
@@ -48,7 +48,7 @@ def entries(
 ) -> DataFrame:
     """The entries of ``place``, which MUST stay open until the DataFrame has been used.
 
-    Within a partition those of a tenant come by seq. A value that its column cannot hold is NULL.
+    Within a partition the entries of a tenant are in order of seq. A value that its column cannot hold is NULL.
     """
     pieces = place.pieces(tenants, rows_a_piece=rows_a_piece, from_seq=from_seq, to_seq=to_seq, times=times)
     names = tuple(columns)
@@ -67,7 +67,7 @@ def ddl(columns: Sequence[str] = ROW_COLUMNS) -> str:
 def entry_rows(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_COLUMNS) -> Iterator[pa.RecordBatch]:
     """The entries of a piece as rows of a DataFrame with these columns of ``ROW_COLUMNS``."""
     schema = schema_of(columns)
-    # A read without columns would have no rows to count.
+    # A batch without columns would have no rows to count.
     read = [name for name in columns if name != "tenant_id"] or ["seq"]
     for batch in reader.entries(read):
         arrays = [
@@ -84,9 +84,9 @@ def _held(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def over_pieces(
     spark: SparkSession, pieces: Sequence[Piece], read: Read, schema: str, rows_a_task: int = ROWS_A_PIECE
 ) -> DataFrame:
-    """What ``read`` gives of every piece, as a DataFrame of ``schema``.
+    """The results of ``read`` for every piece, as a DataFrame of ``schema``.
 
-    A task reads one piece, or in order several small ones that have at most ``rows_a_task`` rows in all.
+    A task reads one piece, or several small ones in order with at most ``rows_a_task`` rows together.
     """
     groups = in_tasks(pieces, rows_a_task)
     if not groups:
@@ -102,7 +102,7 @@ def over_pieces(
 def over_numbers(
     spark: SparkSession, count: int, work: Callable[[int], Iterable[pa.RecordBatch]], schema: str
 ) -> DataFrame:
-    """What ``work`` gives of each number below ``count``, each in a task of its own, as a DataFrame of ``schema``."""
+    """The results of ``work`` for each number below ``count``, each in its own task, as a DataFrame of ``schema``."""
 
     def of_numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _spare_the_collector()
@@ -115,13 +115,13 @@ def over_numbers(
 
 @cache
 def _spare_the_collector() -> None:
-    """Take what this process has loaded for what stays. Once a process: a worker of Spark has the collector go through
-    everything after each task, which took as long as reading fifty thousand rows."""
+    """Exclude all loaded objects from garbage collection, once a process. A Spark worker collects after each task,
+    which took as long as reading fifty thousand rows."""
     gc.freeze()
 
 
 def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[list[Piece]]:
-    """The pieces of each task: small ones together, while they have at most ``rows_a_task`` rows in all."""
+    """The pieces of each task; small ones share a task up to ``rows_a_task`` rows together."""
     groups, rows = list[list[Piece]](), 0
     for piece in pieces:
         if not groups or rows + piece.rows > rows_a_task or len(groups[-1]) == PIECES_A_TASK_MAX:
@@ -133,12 +133,12 @@ def in_tasks(pieces: Iterable[Piece], rows_a_task: int = ROWS_A_PIECE) -> list[l
 
 
 def rows_a_task(pieces: Iterable[Piece], cores: int) -> int:
-    """How many rows small pieces may have together, so that there are few more tasks than these cores balance by."""
+    """Most rows of small pieces that share a task, so that there are few more than ``TASKS_A_CORE`` tasks a core."""
     return max(ROWS_A_PIECE, sum(piece.rows for piece in pieces) // (TASKS_A_CORE * cores))
 
 
 def open_pieces(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, PieceReader]]:
-    """Each piece with its reader, good until the next; connections are used again, and closed at the end."""
+    """Each piece with its reader, valid until the next; connections are reused, and closed at the end."""
     held: Where | None = None
     reader_of: ReaderOf | None = None
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The Python Data Source ``tallystick``: ``spark.read.format("tallystick")``, for notebooks and programs of others.
+"""The Python Data Source ``tallystick``: ``spark.read.format("tallystick")``, for notebooks and other programs.
 
 Options::
 
@@ -9,12 +9,11 @@ Options::
     rows_a_piece           most seqs that one task reads of a tenant, by default 65536
     rows_a_batch           a stream only: most entries of one batch, by default 1000000
 
-The columns are ``tenant_id`` and those of an entry, or those of them that a schema names.
+The columns are ``tenant_id`` and those of an entry, or the subset that a schema names.
 
-What is not wanted is left out by options, before it is read, and not by ``pushFilters``: Spark 4.3 keeps what was
-planned for a filter with the loaded DataFrame and reads no more than that wherever the DataFrame is used again, without
-the filter too, so that ``df.where("seq <= 5").count()`` would change what ``df.count()`` says. A filter of Spark's is
-evaluated by Spark, on all that the options leave.
+Options restrict what is read; ``pushFilters`` is not used. Spark 4.3 keeps the plan of a filter with the loaded
+DataFrame and reuses it without the filter, so ``df.where("seq <= 5").count()`` would change the result of
+``df.count()``. Spark evaluates its filters itself, on the rows that the options select.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ FORMAT: Final = "tallystick"
 
 
 class TallystickSource(DataSource):
-    """Entries of a ledger, wherever it is."""
+    """Entries of a ledger in any place."""
 
     @classmethod
     def name(cls) -> str:
-        """The name to say in ``format``."""
+        """The name for ``format``."""
         return FORMAT
 
     def schema(self) -> str:
@@ -58,16 +57,16 @@ class TallystickSource(DataSource):
         return ddl()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        """Reads what is chained as time goes on."""
+        """The reader of a stream of newly chained entries."""
         return LedgerStreamReader(self.options, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads all that there is when the query is planned."""
+        """The reader of all entries that exist at planning."""
         return LedgerReader(self.options, schema)
 
 
 class _Entries:
-    """The entries that options ask for, which tasks read."""
+    """The entries that options select, read by tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         refuse_unknown(options)
@@ -81,15 +80,15 @@ class _Entries:
             yield from entry_rows(piece, reader, self._columns)
 
     def _partitions(self, pieces: Iterable[Piece]) -> list[InputPartition]:
-        """One for each piece, or for several small ones."""
+        """One partition for each piece, or for several small ones."""
         return [InputPartition(group) for group in in_tasks(pieces, self._rows_a_piece)]
 
 
 class LedgerReader(_Entries, DataSourceReader):
-    """One read of a ledger: the entries that it had when it was planned.
+    """One read of a ledger: the entries that exist at planning.
 
-    Spark plans in a process that has ended when tasks run, so no transaction of its own is left to share. None is
-    needed: entries never change, and a read ends with the last one that was there.
+    Spark plans in a process that ends before tasks run, so tasks cannot share its transaction. They need none:
+    entries never change, and a read ends with the last entry at planning.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -98,7 +97,7 @@ class LedgerReader(_Entries, DataSourceReader):
         self._times = times_of(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Those of all places."""
+        """The partitions of all places."""
         return [partition for place in self._places for partition in self._partitions_of(place)]
 
     def _partitions_of(self, place: Place) -> list[InputPartition]:
@@ -117,7 +116,7 @@ class LedgerReader(_Entries, DataSourceReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("tallystick")`` known to this session."""
+    """Register ``spark.read.format("tallystick")`` in this session."""
     spark.dataSource.register(TallystickSource)
 
 
@@ -131,7 +130,7 @@ Offset = dict[str, int]
 
 
 class LedgerStreamReader(_Entries, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a ledger in PostgreSQL. Spark's driver has one at work, and tasks copies that only ``read``."""
+    """Follows a ledger in PostgreSQL. Spark's driver has one instance; tasks have copies that only ``read``."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
@@ -146,18 +145,18 @@ class LedgerStreamReader(_Entries, DataSourceStreamReader, SupportsTriggerAvaila
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
-        """What the option ``rows_a_batch`` says."""
+        """The limit of the option ``rows_a_batch``."""
         return ReadMaxRows(self._rows_a_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
-        """From now on, what is there now is all there is."""
+        """End the stream with the entries that exist now."""
         self._target = self._ends()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 (Spark's name)
-        """Up to which seq of each tenant the next batch goes.
+        """The last seq of the next batch for each tenant.
 
         Raises:
-            DatabaseWentBackError: a tenant ends before what was read of it.
+            DatabaseWentBackError: a tenant ends before the last seq read of it.
         """
         ends = self._target if self._target is not None else self._ends()
         return next_offset(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
@@ -189,7 +188,7 @@ class LedgerStreamReader(_Entries, DataSourceStreamReader, SupportsTriggerAvaila
 
 
 def next_offset(start: Mapping[str, int], ends: Mapping[str, int], rows_max: int | None) -> Offset:
-    """Where a batch ends that begins behind ``start`` and has at most ``rows_max`` entries.
+    """The end of a batch that starts after ``start`` and has at most ``rows_max`` entries.
 
     Tenants share a batch evenly, so that none waits for another's backlog.
 
@@ -217,9 +216,9 @@ def next_offset(start: Mapping[str, int], ends: Mapping[str, int], rows_max: int
 
 
 def end_of(facts: Facts) -> int:
-    """The seq up to which entries can be read and none will be added.
+    """The seq up to which entries can be read and no more will be added.
 
-    It is the lower one of head and last entry: these differ only where somebody forged one of them.
+    It is the lower of head and last entry, which differ only if one is forged.
     """
     last_seq = facts.last.seq if facts.last is not None else 0
     head_seq = facts.head.seq if facts.head is not None and is_number(facts.head.seq) else last_seq
@@ -239,7 +238,7 @@ def places_of(options: Mapping[str, str]) -> list[Place]:
     """The places that the options name.
 
     Raises:
-        ConfigurationError: none or several kinds are named, or what is named is none.
+        ConfigurationError: no kind or several kinds are named, or a named place does not exist.
     """
     named = [name for name in NAMED_BY if options.get(name)]
     if len(named) != 1:
@@ -249,10 +248,10 @@ def places_of(options: Mapping[str, str]) -> list[Place]:
 
 
 def refuse_unknown(options: Mapping[str, str]) -> None:
-    """Refuse options that the Data Source does not have: one that is misspelt would read what was not asked for.
+    """Reject unknown options, as a misspelt one would read other entries than intended.
 
     Raises:
-        ConfigurationError: there is one.
+        ConfigurationError: an option is unknown.
     """
     known = (*NAMED_BY, *BOUNDS, *SIZES)
     for name in options:
@@ -261,16 +260,16 @@ def refuse_unknown(options: Mapping[str, str]) -> None:
 
 
 def tenants_of(options: Mapping[str, str]) -> list[str] | None:
-    """The tenants that the option names, None for all."""
+    """The tenants in the option; None for all."""
     named = options.get("tenant")
     return None if named is None else [tenant.strip() for tenant in named.split(",")]
 
 
 def number_of(options: Mapping[str, str], name: str) -> int | None:
-    """The number, at least 1, that an option says; None when it is not said.
+    """The number, at least 1, in an option; None if the option is not given.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is no such number.
     """
     text = options.get(name)
     if text is not None and not (_NUMBER.fullmatch(text) and int(text) >= 1):
@@ -279,10 +278,10 @@ def number_of(options: Mapping[str, str], name: str) -> int | None:
 
 
 def times_of(options: Mapping[str, str]) -> Times:
-    """The HLC times that the options ask for.
+    """The HLC times that the options select.
 
     Raises:
-        ConfigurationError: one is no time.
+        ConfigurationError: an option is no time.
     """
     begin_ms, end_ms = _milliseconds(options, "from_time"), _milliseconds(options, "to_time")
     return Times(begin_ms, None if end_ms is None else end_ms - 1)
@@ -304,7 +303,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
     """The columns that a schema names.
 
     Raises:
-        ConfigurationError: one is no column of an entry, or is of another type.
+        ConfigurationError: a column does not exist in an entry, or has another type.
     """
     for field in schema.fields:
         kind = "bigint" if field.name in INTEGERS else "string"

@@ -4,7 +4,7 @@
     (format in                   └─► rejected: bad, ahead, late ────────────────────────────────────►  (one commit log)
      docs/formats/stats.md)
 
-``run`` streams; ``read`` and ``rejected`` give what was committed, and nothing else.
+``run`` streams; ``read`` and ``rejected`` return only committed rows.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = ["Summary", "committed_files", "read", "rejected", "run"]
 
 
 FILES_A_BATCH_MAX: Final = 256
-"""Files that one micro-batch reads at most; more wait for the next one."""
+"""Most files that one micro-batch reads; more wait for the next."""
 LOOK_INTERVAL_S: Final = 1
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _SETTINGS: Final = {
-    # A file that makes room for others before it is read holds nobody up.
+    # A file that is deleted to make room before it is read does not stop the stream.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # Open windows are held outside of Java's memory, and on disk when there are many.
+    # Open windows are held outside of Java's heap, and on disk if there are many.
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
-    # What a batch changes is noted, not the whole again, and nobody asks how many rows there are.
+    # A checkpoint contains only the changes of a batch; the row count is not needed.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "50",
@@ -56,7 +56,7 @@ _SETTINGS: Final = {
 
 @dataclass
 class Summary:
-    """What a run, or one batch of it, came to."""
+    """The result of a run or of one batch."""
 
     batches: int = 0
     lines: int = 0
@@ -64,12 +64,12 @@ class Summary:
     ahead: int = 0
     late: int = 0
     late_groups: int = 0
-    """Measures of a job that came to a window already closed, though their lines were in time: files out of order."""
+    """Measures for a window that was already closed, though their lines were in time: files arrived out of order."""
     rows: int = 0
     """Rows of windows written."""
 
     def add(self, other: Summary) -> None:
-        """Count ``other`` in."""
+        """Add the counts of ``other``."""
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -87,18 +87,17 @@ def run(
     files_a_batch_max: int = FILES_A_BATCH_MAX,
     on_batch: Callable[[Summary], None] = lambda _: None,
 ) -> Summary:
-    """Stream ``source``, a folder, into ``dest``: what is there now and no more when ``once``, else for ever.
+    """Stream ``source``, a folder, into ``dest``: only the existing files if ``once``, else forever.
 
-    With ``close`` a window is closed too when twice the watermark has gone by on this machine's clock since its end and
-    there is no file left to read, and never further than the newest report that was read bears out.
+    With ``close`` a window also closes if no file is left to read and twice the watermark has passed on this
+    machine's clock since the window's end. The newest report read limits how far windows close.
 
-    An exception raised while it runs, by ``on_batch`` or a signal's handler, stops the query first; the batch under way
-    is then done by the next run.
+    An exception of ``on_batch`` or a signal handler stops the query first; the next run repeats the batch under way.
 
     Raises:
-        ConfigurationError: ``source`` is no folder, or ``dest`` was begun with another one or other windows, is written
-            by another run, is not whole any more, or cannot be written by this Spark; or this machine's clock is not
-            one to ``close`` windows by.
+        ConfigurationError: ``source`` is no folder; ``dest`` was started with another source or other windows, has
+            another writer, is incomplete, or cannot be written by this Spark; or this machine's clock is unfit to
+            ``close`` windows.
     """
     folder = _folder_of(source)
     session = spark.newSession()
@@ -130,7 +129,7 @@ def run(
 
 
 def _take(rows: DataFrame, destination: Destination, total: Summary, on_batch: Callable[[Summary], None]) -> int:
-    """Write ``rows`` of what is there now; returns the time of the newest report, 0 for none."""
+    """Write the ``rows`` of existing files; returns the time of the newest report, 0 for none."""
     query = (
         rows.writeStream.format("parquet")
         .outputMode("append")
@@ -146,7 +145,7 @@ def _take(rows: DataFrame, destination: Destination, total: Summary, on_batch: C
 
 
 def _folder_of(source: str) -> str:
-    """``source`` in the one spelling by which it is known again."""
+    """The canonical spelling of ``source``."""
     parts = urlsplit(source)
     if parts.scheme not in ("", "file"):
         raise ConfigurationError(f"{source} is no folder: bring the files to one, with the names that nodes gave them")
@@ -159,7 +158,7 @@ def _folder_of(source: str) -> str:
 def _rows(
     spark: SparkSession, folder: str, ticks: str, files_a_batch_max: int, window_s: int, watermark_s: int
 ) -> DataFrame:
-    """Everything that is written: closed windows and rejected"""
+    """All rows to write: closed windows and rejected"""
     found = judged(lines_of(spark, folder, files_a_batch_max), watermark_s)
     observed = found.observe(
         "read",
@@ -167,7 +166,7 @@ def _rows(
         *(fn.count_if(fn.col("reason") == reason).alias(reason) for reason in ("bad", "ahead", "late")),
         fn.max(fn.when(fn.col("reason").isNull(), fn.unix_millis("report.time"))).alias("newest_ms"),
     )
-    # How late it is comes as reports of no tenant that have a time and nothing else.
+    # Ticks are reports without tenant that have only a time.
     clock = spark.readStream.text(ticks).selectExpr("timestamp_millis(bigint(value)) AS time")
     accepted = found.where("reason IS NULL").select("report.*").unionByName(clock, allowMissingColumns=True)
     closed = windows_of(accepted, window_s, watermark_s).observe("written", fn.count(fn.lit(1)).alias("rows"))
@@ -176,7 +175,7 @@ def _rows(
 
 
 def _follow(query: StreamingQuery, total: Summary, on_batch: Callable[[Summary], None]) -> int:
-    """Wait for the end of ``query``, counting each batch that did something into ``total`` and telling ``on_batch``.
+    """Wait for the end of ``query``; add each non-empty batch to ``total`` and pass it to ``on_batch``.
 
     Returns the time of the newest report.
     """
@@ -196,7 +195,7 @@ def _follow(query: StreamingQuery, total: Summary, on_batch: Callable[[Summary],
 
 
 def summary_of(progress: Any) -> tuple[Summary, int]:
-    """What one batch came to, all zero for a look that found nothing; and the time of its newest report."""
+    """The summary of one batch, all zero if it found nothing; and the time of its newest report."""
     observed = progress["observedMetrics"]
     read = observed["read"].asDict() if "read" in observed else {}
     newest_ms = read.pop("newest_ms", None) or 0

@@ -1,12 +1,12 @@
-"""What the stream has written: Parquet by kind and date, of which only committed files count.
+"""The output of the stream: Parquet by kind and date, of which only committed files are valid.
 
     DEST/kind=window/date=2026-11-21/part-....parquet     closed windows; date is that of their start, UTC
     DEST/kind=rejected/date=2026-11-21/part-....parquet   lines that count nowhere; date is that of their file
     DEST/_spark_metadata/                                 the commit log: the files of each batch, batch by batch
     DEST/_checkpoint/                                     what was read, and windows that are still open
 
-A batch that was cut short leaves files that no entry of the log names. Spark passes over them when it reads ``DEST``
-itself, and only then: never read a folder below it.
+An interrupted batch leaves files that the commit log does not name. Spark ignores them only if it reads ``DEST``
+itself, so never read a folder below it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _LOG_VERSION: Final = "v1"
 
 
 def together(windows: DataFrame, rejected_lines: DataFrame) -> DataFrame:
-    """Rows of both kinds with where they go: one stream, so that one commit covers both."""
+    """Rows of both kinds with their partitions, as one stream, so that one commit covers both."""
     rows = windows.selectExpr("'window' AS kind", "to_date(window_start) AS date", "*")
     others = rejected_lines.selectExpr("'rejected' AS kind", "to_date(closed) AS date", "*")
     return rows.unionByName(others, allowMissingColumns=True)
 
 
 def read(spark: SparkSession, url: str) -> DataFrame:
-    """The closed windows that stand in ``url``, which ``tally pipeline stats`` wrote; columns of ``WINDOW_SCHEMA``.
+    """The closed windows in ``url``, written by ``tally pipeline stats``; columns of ``WINDOW_SCHEMA``.
 
     Raises:
         NotFoundError: nothing was ever written there.
@@ -79,7 +79,7 @@ def _of_kind(spark: SparkSession, url: str, kind: str, schema: str) -> DataFrame
         found = spark.read.parquet(url)
     except AnalysisException as error:
         raise NotFoundError(f"{url} holds no stats: {str(error).splitlines()[0]}") from None
-    # Which columns a file has depends on what its batch held.
+    # The columns of a file depend on the contents of its batch.
     present = [
         fn.col(field.name) if field.name in found.columns else fn.lit(None).cast(field.dataType).alias(field.name)
         for field in columns.fields
@@ -88,11 +88,11 @@ def _of_kind(spark: SparkSession, url: str, kind: str, schema: str) -> DataFrame
 
 
 def committed_files(folder: Path) -> list[Path]:
-    """The Parquet files in ``folder`` that count, for readers other than Spark, in the order they were committed.
+    """The committed Parquet files in ``folder``, for readers other than Spark, in commit order.
 
     Raises:
         NotFoundError: there is no commit log.
-        InvalidInputError: it is of a form that is not known here.
+        InvalidInputError: its form is unknown.
     """
     log = folder / COMMIT_LOG
     if not log.is_dir():
@@ -116,24 +116,24 @@ def committed_files(folder: Path) -> list[Path]:
 
 
 class Tick(NamedTuple):
-    """In milliseconds since 1970: the newest report that was read, and how late it was said to be then."""
+    """In milliseconds since 1970: the newest report read, and the time announced to the stream."""
 
     newest_ms: int
     time_ms: int
 
 
 def next_tick(last: Tick, newest_ms: int, now_ms: int, close_after_ms: int) -> Tick:
-    """The tick after ``last``, once reports up to ``newest_ms`` were read; ``close_after_ms`` is 0 to close nothing."""
+    """The tick after ``last``, after reports up to ``newest_ms`` were read; ``close_after_ms`` 0 closes nothing."""
     newest_ms = max(newest_ms, last.newest_ms)
     is_closing = close_after_ms and newest_ms
     return Tick(newest_ms, max(last.time_ms, min(now_ms, newest_ms + close_after_ms) if is_closing else 0))
 
 
 def refuse_behind(last: Tick, now_ms: int) -> None:
-    """See that ``now_ms`` can be the time of a clock to close windows by.
+    """Check that ``now_ms`` is a plausible clock time for closing windows.
 
     Raises:
-        ConfigurationError: it lies too far behind what was read.
+        ConfigurationError: it is too far behind the newest report read.
     """
     if now_ms + AHEAD_MAX_S * 1000 < max(last):
         raise ConfigurationError(
@@ -184,10 +184,10 @@ class Destination:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No other run on this machine writes here meanwhile; Spark itself notices those on others.
+        """Lock the destination against other runs on this machine; Spark itself detects runs on others.
 
         Raises:
-            ConfigurationError: one does.
+            ConfigurationError: another run holds the lock.
         """
         if not self.is_local:
             yield
@@ -201,7 +201,7 @@ class Destination:
             yield
 
     def check_whole(self) -> None:
-        """See that what is here fits together.
+        """Check that the logs here are consistent.
 
         Raises:
             ConfigurationError: it does not.
@@ -215,10 +215,10 @@ class Destination:
         )
 
     def describe(self, wanted: dict[str, Any]) -> None:
-        """Say what is written here, or see that it is what was said before.
+        """Write the description of the stream, or compare it with the existing one.
 
         Raises:
-            ConfigurationError: it is something else.
+            ConfigurationError: the existing one differs or is damaged.
         """
         path = self._path(_DESCRIPTION)
         self._files.mkdirs(self._path(_TICKS))
@@ -238,14 +238,14 @@ class Destination:
                 )
 
     def last_tick(self) -> Tick:
-        """The newest tick that was noted here."""
+        """The newest recorded tick."""
         names = (name.lstrip("_").partition("-") for name in self._names(self.ticks))
         return max((Tick(int(newest), int(time)) for newest, _, time in names), default=Tick(0, 0))
 
     def note_tick(self, tick: Tick, *, is_later: bool) -> None:
-        """Note ``tick``, for the stream to read where it ``is_later`` than the last one, in whose place it stands."""
+        """Record ``tick`` in place of the last one; the stream reads it if it ``is_later``."""
         earlier = self._names(self.ticks)
-        # Spark passes over names that begin with a line.
+        # Spark ignores names that start with an underscore.
         name = f"{'' if is_later else '_'}{tick.newest_ms}-{tick.time_ms}"
         self._write(self._path(f"{_TICKS}/{name}"), f"{tick.time_ms}\n".encode())
         for each in earlier:
@@ -267,7 +267,7 @@ class Destination:
             raise ConfigurationError(f"{path} cannot be read ({reason}): write elsewhere") from None
 
     def _write(self, path: Any, content: bytes) -> None:
-        """Whole or not at all."""
+        """Write the file atomically."""
         beside = self._path("unfinished.tmp")
         with closing(self._files.create(beside, True)) as stream:
             stream.write(bytearray(content))
@@ -277,10 +277,10 @@ class Destination:
 def check_logs(
     url: str, *, is_described: bool, commits: Iterable[str], written: Iterable[str], offsets: Iterable[str]
 ) -> None:
-    """See that the names in the three logs are those of one place, the inequality above.
+    """Check the inequality above on the names in the three logs.
 
     Raises:
-        ConfigurationError: part of it is gone, or older than the rest.
+        ConfigurationError: a log is missing, or older than the others.
     """
     committed, in_sink, begun = (_newest(names) for names in (commits, written, offsets))
     if not is_described and max(committed, in_sink, begun) >= 0:
@@ -301,6 +301,6 @@ def check_logs(
 
 
 def _newest(names: Iterable[str]) -> int:
-    """The number of the newest batch, of files as Spark names them; -1 for none."""
+    """The newest batch number in Spark's file names; -1 for none."""
     numbers = (name.removesuffix(".compact") for name in names)
     return max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=-1)

@@ -1,17 +1,16 @@
-"""Lines of stats files, read and judged one by one: what a line is worth depends on nothing but itself and its file.
+"""Reads and validates lines of stats files one by one; the result depends only on the line and its file.
 
-Which files there are, and which were read, is Spark's own to know: its source of files. A line is rejected, with the
-first reason that holds::
+Spark's file source tracks which files exist and which were read. A line is rejected with the first matching reason::
 
     bad      no JSON object of the documented form (``Report``), or longer than any that a node writes
     ahead    its time, or the closing of its file, lies more than ``AHEAD_MAX_S`` past the clock of this run: it would
              end everybody's windows
     late     its file was closed, and so shown to readers, more than the watermark after its time
 
-So the same lines are late in every run, in whichever order and with whichever others they are read. The form is that of
-docs/formats/stats.md, strictly, by the types that ``POST /v1/stats`` asks for: Spark's own reader of JSON would pass
-over text behind the object and bytes that are no UTF-8, and make names of numbers and objects. What is not known is
-passed over, so that a newer node may say more.
+So the same lines are late in every run, whatever their order and the other lines. The form is that of
+docs/formats/stats.md, checked strictly by the types of ``POST /v1/stats``. Spark's own JSON reader would ignore text
+after the object and bytes that are not UTF-8, and turn numbers and objects into names. Unknown fields are ignored,
+so that a newer node may add some.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from ledger.canonical import INTEGER_MAX
 from ledger.names import JOB_ID, TENANT_ID
 
 AHEAD_MAX_S: Final = 300
-"""How far past this machine's clock a time may lie that is believed."""
+"""How far past this machine's clock an accepted time may lie."""
 LINE_CHARACTERS_MAX: Final = 8192
-"""As much is kept of a rejected line; a node writes no longer one."""
+"""Characters kept of a rejected line; a node writes none longer."""
 _OPTIONS: Final = {
     "lineSep": "\n",
-    "pathGlobFilter": "*.ndjson",  # Names with a dot in front, of files that are still written, Spark passes over.
+    "pathGlobFilter": "*.ndjson",  # Spark ignores names with a leading dot, which are files still being written.
     "recursiveFileLookup": "true",
-    "maxFileAge": "36500d",  # Or one file of a wrong clock would have all others passed over.
-    "mapreduce.input.linerecordreader.line.maxlength": str(1 << 20),  # What is longer is never held.
+    "maxFileAge": "36500d",  # Else one file with a wrong clock would make Spark ignore all others.
+    "mapreduce.input.linerecordreader.line.maxlength": str(1 << 20),  # Longer lines are never held in memory.
 }
 LINE_BYTES_MAX: Final = 64 << 10
 """A node writes a few bytes more than 8 KiB at most."""
 NAME_CHARACTERS_MAX: Final = 256
 NAMES_MAX: Final = 32
-"""Names in ``counts``, and in ``values``."""
+"""Most names in ``counts``, and in ``values``."""
 WEIGHT_MAX: Final = 1_000_000
 
 Tenant = Annotated[str, Meta(pattern=rf"^({TENANT_ID})\Z")]
@@ -58,7 +57,7 @@ Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one line says."""
+    """The contents of one line."""
 
     tenant_id: Tenant
     job_id: Job
@@ -84,11 +83,11 @@ _COLUMNS: Final = pa.struct(
         ("values", pa.map_(pa.string(), pa.float64())),
     ]
 )
-"""What of a report is put together."""
+"""The columns of a report that are aggregated."""
 
 
 def with_reports(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """``batches`` with a last column ``report``: what the column ``line`` says, null where it is no report."""
+    """``batches`` with a last column ``report``, parsed from the column ``line``; null if it is no report."""
     for batch in batches:
         reports = [_report_of(line) for line in batch.column("line").to_pylist()]
         yield batch.append_column("report", pa.array(reports, _COLUMNS))
@@ -104,9 +103,10 @@ def _report_of(line: bytes) -> Any:
 
 
 def lines_of(spark: SparkSession, folder: str, files_a_batch_max: int) -> DataFrame:
-    """``line``, ``file`` and ``at``, when that was closed, of all in ``folder``: whole files, the oldest first."""
+    """``line``, ``file`` and ``at``, the closing time of the file, for all of ``folder``: whole files, the oldest
+    first."""
     lines = spark.readStream.format("text").options(**_OPTIONS).option("maxFilesPerTrigger", files_a_batch_max)
-    # Spark takes signs in a path for a pattern, and says a path as a URI, in which a plus is no space.
+    # Spark reads special characters in a path as a pattern, and returns a path as a URI, in which a plus is no space.
     path = fn.regexp_replace("_metadata.file_path", "^file:(//)?", "")
     return lines.load(re.sub(r"([\\*?\[\]{}])", r"\\\1", folder)).select(
         fn.col("value").cast("binary").alias("line"),
@@ -121,7 +121,7 @@ _JUDGED: Final = from_arrow_schema(
 
 
 def judged(lines: DataFrame, watermark_s: int) -> DataFrame:
-    """``lines`` with the ``report`` of each and the ``reason`` it is rejected for, null when it is not."""
+    """``lines`` with the ``report`` of each and the ``reason`` of its rejection, null if accepted."""
     read = lines.mapInArrow(with_reports, _JUDGED)
     late_s = fn.col("at").cast("double") - fn.col("report.time").cast("double")
     newest = fn.greatest(fn.col("report.time"), fn.col("at"))
@@ -134,7 +134,7 @@ def judged(lines: DataFrame, watermark_s: int) -> DataFrame:
 
 
 def rejected_lines(judged_lines: DataFrame) -> DataFrame:
-    """The lines that were, with their ``time`` where they have one; bytes that are no UTF-8 as U+FFFD."""
+    """The rejected lines, with their ``time`` if they have one; bytes that are not UTF-8 become U+FFFD."""
     return judged_lines.where("reason IS NOT NULL").select(
         "reason",
         fn.substring(fn.make_valid_utf8(fn.col("line").cast("string")), 1, LINE_CHARACTERS_MAX).alias("line"),
@@ -153,10 +153,10 @@ _SMALLEST_UNIT: Final = 1e-300
 
 
 def windows_of(reports: DataFrame, window_s: int, watermark_s: int) -> DataFrame:
-    """One row a (window, tenant, data centre, what, name), once the window is closed.
+    """One row a (window, tenant, data centre, what, name), after the window is closed.
 
-    The columns are ``pipeline.stats.destination.WINDOW_SCHEMA``. ``reports`` is a stream of
-    accepted ones; the result is one for append mode.
+    The columns are ``pipeline.stats.destination.WINDOW_SCHEMA``. ``reports`` is a stream of accepted reports; the
+    result is a stream for append mode.
     """
     window = f"{window_s} seconds"
     measures = _measures(reports.withWatermark("time", f"{2 * watermark_s} seconds"))
@@ -211,7 +211,7 @@ def _measures(reports: DataFrame) -> DataFrame:
         *(fn.array(_measure("total", fn.lit(name), fn.col(name))) for name in ("completed", "failed")),
         *(_measures_in(what, f"{what}s") for what in ("count", "value")),
     )
-    # The clock is no report. It says so in one condition with the time, or Spark would drop it before it is looked at.
+    # A tick is no report. The condition includes the time, or Spark would drop ticks before the watermark.
     reported = reports.where(fn.col("tenant_id").isNotNull() | (fn.col("time") < fn.lit(0).cast("timestamp")))
     exploded = reported.select("*", fn.explode(found).alias("measure"))
     of_job = fn.col("measure.what").isin("reports", "total")
@@ -232,15 +232,15 @@ def _measure(what: str, name: Column, amount: Column) -> Column:
 
 
 def _measures_in(what: str, column: str) -> Column:
-    """Each member of a map as a measure; none where there is no map."""
+    """Each member of a map as a measure; none if the map is null."""
     members = fn.transform(fn.map_entries(column), lambda entry: _measure(what, entry["key"], entry["value"]))
     return fn.coalesce(members, fn.array().cast("array<struct<what: string, name: string, amount: double>>"))
 
 
 def _rounded(amount: Column) -> Column:
-    """``amount`` to three significant digits, so that a window has few different ones."""
+    """``amount`` to three significant digits, so that a window has few distinct amounts."""
     unit = fn.greatest(fn.pow(fn.lit(10.0), fn.floor(fn.log10(fn.abs(amount))) - 2), fn.lit(_SMALLEST_UNIT))
     rounded = fn.rint(amount / unit) * unit
-    # Of the largest numbers there are, rounding up would make infinity.
+    # Rounding up the largest numbers would yield infinity.
     is_finite = fn.abs(rounded) < fn.lit(float("inf"))
     return fn.when(amount == 0, fn.lit(0.0)).when(is_finite, rounded).otherwise(amount)

@@ -1,13 +1,13 @@
-"""Verification of whole ledgers, archives and many bundles on Spark, with the verdict that the service gives.
+"""Verifies whole ledgers, archives and many bundles on Spark, with the verdicts of the service.
 
-``verify`` of a database or an archive, and ``verify_bundles``, give ``Verified``: verdict objects, verdicts and breaks
-as DataFrames. Rows of a ledger never leave the task that reads them::
+``verify``, for a database or an archive, and ``verify_bundles`` return ``Verified``: verdict objects, and verdicts
+and breaks as DataFrames. Rows of a ledger never leave the task that reads them::
 
-    1. the driver plans: pieces of every tenant, and what is said of each chain as a whole
-    2. a task a piece: checks its rows in one pass; hands on a summary, breaks, and the jobs as far as it folded them
+    1. the driver plans: pieces of every tenant, and the stored bounds of each chain
+    2. a task a piece: checks its rows in one pass; returns a summary, breaks, and partially folded jobs
     3. by job: states merged and compared with the stored ones
     4. by tenant: summaries folded into the verdict
-    5. ranges that were checked on an assumption that was wrong are checked again; only tampering makes that happen
+    5. ranges checked on a wrong assumption are checked again, which only tampering causes
 
 The verdict is the service's own, since both feed the same checks in ``ledger``.
 """
@@ -78,7 +78,7 @@ __all__ = ["BREAKS_DDL", "VERDICTS_DDL", "Verified", "verify", "verify_bundles"]
 
 
 ROUNDS_MAX: Final = 5
-"""Times that ranges may have to be checked again: each round knows what the one before was missing."""
+"""Most rounds of repeated checks; each round has the facts that the previous one lacked."""
 
 _BREAKS_SCHEMA: Final = pa.schema(
     [("tenant_id", pa.string()), ("seq", pa.int64())]
@@ -89,12 +89,12 @@ VERDICTS_DDL: Final = "tenant_id string, valid boolean, entries_checked bigint, 
 
 
 class Verified:
-    """What a verification came to; ``close`` it once the breaks were read."""
+    """The result of a verification; ``close`` it after the breaks were read."""
 
     def __init__(self, spark: SparkSession, objects: list[dict[str, Any]], found: Sequence[DataFrame]) -> None:
         """``found`` are kept rows of ``pipeline.verify.tasks``, among them every break."""
         self.objects = objects
-        """The verdict object of each tenant or file, in their order; that of a file not read has ``error``."""
+        """The verdict object of each tenant or file, in order; that of an unreadable file has ``error``."""
         self._spark = spark
         self._found = found
 
@@ -107,7 +107,7 @@ class Verified:
         return self._spark.createDataFrame(rows, VERDICTS_DDL).coalesce(1)
 
     def breaks(self) -> DataFrame:
-        """Every break there is, in no order."""
+        """Every break, unordered."""
         outside = [
             (each["tenant_id"], [_text(value) for value in each["first_break"].values()], not each["entries_checked"])
             for each in self.objects
@@ -116,7 +116,7 @@ class Verified:
         told = self._spark.createDataFrame(
             [(tenant, int(seq or 0), *rest) for tenant, (seq, *rest), _ in outside], BREAKS_DDL
         )
-        # Where the place itself does not hold, nothing else counts; job states count where the chain is whole.
+        # An invalid place has no other breaks; breaks of job states count only if the chain is whole.
         refused = {tenant for tenant, _, is_unread in outside if is_unread}
         whole = {each["tenant_id"] for each in self.objects if _is_chain_whole(each)}
 
@@ -136,7 +136,7 @@ class Verified:
         return told.coalesce(self._spark.sparkContext.defaultParallelism)
 
     def close(self) -> None:
-        """Release what is kept."""
+        """Release the cached rows."""
         for each in self._found:
             each.unpersist()
 
@@ -157,21 +157,21 @@ def verify(
 ) -> Verified:
     """Verify the ledgers of ``place``, which MUST stay open until the breaks were read.
 
-    A tenant that has neither head nor entries, and that some table still names, is one whose chain was removed. Of an
-    archive the objects have the aspect ``archive``, and job states are in none.
+    A tenant without head and entries that a table still names is one whose chain was removed. The verdict objects of
+    an archive have the aspect ``archive`` and no job states.
 
     Args:
         spark: the session.
-        place: where they are: a database or an archive. For bundles see ``verify_bundles``.
-        tenants: whose, by default all.
-        keyring: keys to judge signatures with; without it those that the ledger names, with which none is good.
-        checkpoints: by tenant, tree heads kept elsewhere, which the chain must extend.
+        place: a database or an archive. For bundles see ``verify_bundles``.
+        tenants: tenants to verify, by default all.
+        keyring: trusted keys; without it the keys that the ledger names, by which no signature is valid.
+        checkpoints: by tenant, externally kept tree heads, which the chain must extend.
         rows_a_piece: entries that a task checks.
-        passed: counts entries that were checked.
+        passed: counts checked entries.
 
     Raises:
         InvalidInputError: ``place`` is a bundle.
-        TenantNotFoundError: there is nothing of a tenant that was named.
+        TenantNotFoundError: a named tenant has no data.
     """
     began_s = time.perf_counter()
     wanted = place.tenants() if tenants is None else sorted(set(tenants))
@@ -204,11 +204,11 @@ def check_chains(
     with_jobs: bool,
     passed: Accumulator[int] | None,
 ) -> tuple[dict[str, Verdict], dict[str, Refusal], tuple[DataFrame, ...]]:
-    """Check the chains that lie in ``pieces``; ``ends`` is what is said of each as a whole, by tenant.
+    """Check the chains in ``pieces``; ``ends`` has the stored bounds of each, by tenant.
 
-    Returns verdicts and refusals by tenant, and the rows that are kept, among them every break.
+    Returns verdicts and refusals by tenant, and the cached rows, including every break.
 
-    ``with_jobs`` says that job states are compared, where they are stored.
+    With ``with_jobs``, stored job states are compared.
     """
     chains = _planned(pieces, ends)
     # 1. The ranges. 2. The jobs.
@@ -223,7 +223,7 @@ def check_chains(
     found = found.persist()
     # 3. The verdicts.
     folded, verdicts, refused, changed = _fold(found, chains)
-    # 4. What must be done again.
+    # 4. The ranges to check again.
     rounds = 1
     while changed:
         if rounds == ROUNDS_MAX:
@@ -258,7 +258,7 @@ _Changed = dict[tuple[str, int], RangeTask]
 def _fold(
     found: DataFrame, chains: Mapping[str, PlannedChain]
 ) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal], _Changed]:
-    """What folding gave, and what is in it: verdicts, refusals, tasks to be done again."""
+    """The folded rows, and their verdicts, refusals and tasks to repeat."""
     of_chains = found.filter(found.kind.isin(*ROWS_FOLDED)).repartition(_partitions(found, len(chains)), "tenant_id")
     folded = of_chains.sortWithinPartitions(*CHAINS_SORTED_BY).mapInArrow(partial(fold_chains, chains), DDL).persist()
     verdicts: dict[str, Verdict] = {}
@@ -283,7 +283,7 @@ def _partitions(found: DataFrame, useful: int) -> int:
 
 
 def _without(spark: SparkSession, found: DataFrame, changed: _Changed) -> DataFrame:
-    """What was found, the ranges aside that are checked again."""
+    """The rows found, without those of ranges that are checked again."""
     left_out = spark.createDataFrame([*changed], "tenant_id string, number bigint")
     return found.join(left_out, ["tenant_id", "number"], "left_anti").select(found.columns)
 
@@ -303,7 +303,7 @@ def _again(
 
 
 def _is_chain_whole(verdict: Mapping[str, Any]) -> bool:
-    """Whether nothing explains that job states are not those of the entries."""
+    """Whether the chain has no fault that would explain differing job states."""
     return "broken" not in {verdict["verdicts"].get(aspect) for aspect in CHAIN_ASPECTS}
 
 
@@ -321,12 +321,11 @@ def verify_bundles(
 ) -> Verified:
     """Verify bundle files; the objects have the aspect ``bundle`` and name their ``file``, in the order given.
 
-    A file that cannot be read has an object too, with ``error`` and ``exit_code`` and no aspect.
-    ``kept`` is the text of a checkpoint kept elsewhere, for the bundles of its log; ``memory`` is what was verified
-    before.
+    An unreadable file has an object too, with ``error`` and ``exit_code`` and no aspect. ``kept`` is the text of an
+    externally kept checkpoint, for the bundles of its log; ``memory`` holds earlier verified checkpoints.
 
     Raises:
-        SignatureError: ``kept`` does not hold.
+        SignatureError: ``kept`` is invalid.
     """
     if kept is not None:
         judge_checkpoint(kept, keyring)
@@ -364,7 +363,7 @@ def _rows(
 
 
 def _unread(why: str) -> dict[str, Any]:
-    """Instead of a verdict: nothing was checked, and nothing is said of the file but why."""
+    """The object in place of a verdict on an unreadable file; it holds only the reason."""
     return {
         "tenant_id": None,
         "valid": False,
@@ -378,7 +377,7 @@ def _unread(why: str) -> dict[str, Any]:
 
 
 def _readable(name: str) -> str:
-    """The text of a file's name; bytes of it that are no UTF-8 are escaped."""
+    """The text of a file's name; bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
@@ -397,7 +396,7 @@ def _verified(
 
 
 def _kept_of_log(reader: BundleReader, kept: str | None, keyring: Keyring | None) -> JudgedCheckpoint | None:
-    """The checkpoint kept elsewhere, where it is of the bundle's log."""
+    """The externally kept checkpoint, if it is of the bundle's log."""
     if kept is None:
         return None
     found = judge_checkpoint(kept, keyring)

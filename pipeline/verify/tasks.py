@@ -1,4 +1,4 @@
-"""What tasks of a verification hand on: rows of one shape, most of them a plain value in MessagePack.
+"""Output of verification tasks: rows of one shape, most with a value in MessagePack.
 
 A row of ``number`` belongs to that range of its tenant; ``place`` orders rows of one kind within it.
 """
@@ -45,15 +45,15 @@ PART: Final = "part"
 STORED: Final = "stored"
 """A stored job, as its columns."""
 JOBS: Final = "jobs"
-"""What comparing some of the jobs came to, as ``JobsFound``."""
+"""The result of comparing some of the jobs, as ``JobsFound``."""
 COMMITMENT: Final = "commitment"
-"""What judging verdicts takes: a ``Judged``. They belong to no range; ``place`` is the seq."""
+"""Input for judging commitments: a ``Judged``. It belongs to no range; ``place`` is the seq."""
 VERDICT: Final = "verdict"
 """A ``Verdict``; of a bundle its verdict object, as JSON."""
 REFUSED: Final = "refused"
-"""A ``Refusal``: what holds the rows does not hold, so nothing in it says anything."""
+"""A ``Refusal``: the container of the rows is invalid, so its rows cannot be trusted."""
 AGAIN: Final = "again"
-"""A ``RangeTask`` to be done again before there can be a verdict."""
+"""A ``RangeTask`` to be repeated before a verdict."""
 
 _SCHEMA: Final = pa.schema(
     [
@@ -71,7 +71,7 @@ _BREAK_DECODER: Final = msgspec.msgpack.Decoder(Break)
 
 
 class Refusal(NamedTuple):
-    """Why the rows of a tenant were not looked at: an ``ArchiveInvalidError``."""
+    """The reason why the rows of a tenant were not checked: an ``ArchiveInvalidError``."""
 
     is_signature: bool
     message: str
@@ -79,7 +79,7 @@ class Refusal(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """One entry or row of the table of commitments, or, before all of these, how far the table has followed."""
+    """One entry or row of the table of commitments; or, before all of these, the last seq that the table covers."""
 
     entry: CommitmentRow | None = None
     promised: PromisedRow | None = None
@@ -114,7 +114,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode_break(data: bytes) -> Break:
-    """What ``encode`` gave of a break."""
+    """Decode a break from ``encode``."""
     return _BREAK_DECODER.decode(data)
 
 
@@ -122,12 +122,12 @@ def decode_break(data: bytes) -> Break:
 
 
 JOBS_HELD_MAX: Final = 20_000
-"""Jobs whose states a task holds before it hands them on: some tens of megabytes."""
+"""Most job states that a task holds before it emits them: some tens of megabytes."""
 JOBS_SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
-"""Parts come in chain order, stored jobs in the order that they are stored in."""
+"""Parts are in chain order, stored jobs in storage order."""
 CHAINS_SORTED_BY: Final = ("tenant_id", "kind", "number", "place")
 ROWS_FOLDED: Final = (SUMMARY, JOBS, REFUSED, COMMITMENT)
-"""Kinds of rows that are folded."""
+"""Kinds of rows to fold."""
 _JUDGED_DECODER: Final = msgspec.msgpack.Decoder(Judged)
 
 
@@ -138,7 +138,7 @@ class CheckRanges:
     tasks: Mapping[tuple[str, int | None], RangeTask]
     """By tenant and first seq of the piece."""
     keyring: Keyring | None
-    """Without one signatures are not judged."""
+    """If None, signatures are not verified."""
     with_jobs: bool
     """Whether to fold the jobs."""
     with_commitments: bool = True
@@ -193,7 +193,7 @@ class CheckRanges:
 
 
 def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
-    """The stored jobs and commitments of the tenant whose first piece this is, where its ledger stores any."""
+    """The stored jobs and commitments of the tenant, read with its first piece, if the ledger stores any."""
     return batched(_stored(piece.tenant_id, reader))
 
 
@@ -216,14 +216,14 @@ def _parts(task: RangeTask, place: int, parts: JobParts) -> Iterator[TaskRow]:
 
 
 def _breaks(tenant_id: str, breaks: list[Break], kind: str = BREAK, number: int = -1) -> Iterator[TaskRow]:
-    """Those found since the last call. Those of no range stay when a range is checked again."""
+    """Breaks found since the last call. Breaks of no range are kept if a range is checked again."""
     found, breaks[:] = [*breaks], []
     for each in found:
         yield TaskRow(tenant_id, kind, number, 0, None, encode(each))
 
 
 def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of one partition, which has all rows of every job in it, sorted by ``JOBS_SORTED_BY``."""
+    """Compare the jobs of one partition. It has all rows of each of its jobs, sorted by ``JOBS_SORTED_BY``."""
     return batched(_compared(rows_in(batches)))
 
 
@@ -239,7 +239,7 @@ def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
                     parts.append(jobs.decode_state(row.data))
                 elif row.kind == STORED:
                     is_any_compared = True
-                    # Those without a place, of which a forged table may have millions, are not kept.
+                    # Rows without a place are not kept; a forged table may have millions.
                     if judge.has_place(job := StoredJob(*msgspec.msgpack.decode(row.data))):
                         placed.append(job)
                 else:
@@ -260,7 +260,7 @@ class PlannedChain(NamedTuple):
 
 
 def fold_chains(chains: Mapping[str, PlannedChain], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Folds the rows of one partition, which has all of every tenant in it, sorted by ``CHAINS_SORTED_BY``."""
+    """Fold the rows of one partition. It has all rows of each of its tenants, sorted by ``CHAINS_SORTED_BY``."""
     by_tenant = groupby(rows_in(batches), key=lambda row: row.tenant_id)
     return batched(row for tenant_id, rows in by_tenant for row in _folded(chains[tenant_id], rows))
 
@@ -280,10 +280,10 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             jobs = merged(found if jobs is None else (jobs, *found))
             continue
         if kind == REFUSED:
-            # What the lowest range met first is what reading from end to end would have met.
+            # A sequential read would meet the refusal of the lowest range first.
             yield next(of_kind)
             return
-        # One summary after the other: they are as many as a long chain has ranges.
+        # One summary at a time: a long chain has many ranges.
         summaries = (msgspec.msgpack.decode(row.data, type=RangeSummary) for row in of_kind)
         outcome = fold(chain.ends, zip(chain.tasks, summaries, strict=True), jobs, breaks.append)
         if isinstance(outcome, list):
@@ -296,7 +296,7 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
 
 
 def _judged(rows: Iterator[TaskRow], candidates: list[Break]) -> JobsFound:
-    """What judging the verdicts of one chain came to; rows come by seq."""
+    """The result of judging the commitments of one chain; rows are in order of seq."""
     judge = CommitmentJudge(0)
     for number, row in enumerate(rows):
         entry, promised, followed_seq = _JUDGED_DECODER.decode(row.data)

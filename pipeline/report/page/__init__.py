@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else, made from the tables that were written."""
+"""The page of a report: one self-contained HTML file, built from the written tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pipeline.report.tables import ENDED_JOBS_MIN, OUTCOMES, PERCENTILES, SPANS
 
 TEXT_MAX: Final = 120
 COMMAND_MAX: Final = 4_000
-"""A command is of use only when it is whole."""
+"""Longest command shown; a command is useful only if whole."""
 _HERE: Final = Path(__file__).parent
 
 
@@ -89,12 +89,12 @@ def page(report: dict[str, Any], shown: Contents) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a Content-Security-Policy names what may stand in a page."""
+    """The hash by which a Content-Security-Policy allows an inline element."""
     return base64.b64encode(sha256(text.encode()).digest()).decode()
 
 
 def _job_url(console: str | None, row: Row) -> str | None:
-    """Where the console shows the job of ``row``; None without a console, and for names that no service gives."""
+    """The console's URL of the job of ``row``; None without a console, and for invalid names."""
     names = (row.get("tenant_id"), row.get("job_id"))
     if console is None or not all(names):
         return None
@@ -107,14 +107,14 @@ GROUPS_MAX: Final = 20
 ROWS_MAX: Final = 15
 TENANTS_PLOTTED: Final = 5
 EMPTY_WINDOWS_MIN: Final = 4
-"""So many windows in a row in which nothing happened are shown as one."""
+"""From this many on, consecutive windows without events are shown as one."""
 
 _COUNTS: Final = ("created", "accepted", "ended", *OUTCOMES, *(f"{span}_jobs" for span in SPANS))
 _RATES: Final = {"failure_rate": "failed", "cancellation_rate": "cancelled", "timeout_rate": "timed_out"}
 
 
 class Some(NamedTuple):
-    """The first rows of a table, how many it has, and, where that is known, all others as one row."""
+    """The first rows of a table, its row count, and all other rows as one, if known."""
 
     rows: list[Row]
     all: int
@@ -126,11 +126,11 @@ Contents = dict[str, Any]
 
 
 def contents(report: dict[str, Any], folder: Path) -> Contents:
-    """What the page on ``report`` shows of the tables in ``folder``.
+    """The contents of the page on ``report``, from the tables in ``folder``.
 
-    ``windows`` are in order; each row says how many ``windows`` it stands for, more than 1 where nothing happened in
-    any of them, and how many jobs were ``open`` when it ended. ``by_tenant`` are the jobs created in each window by the
-    largest tenants; the last, of tenant None, by all others. ``measures`` are empty where no stats were given.
+    ``windows`` are in order. Each row has the number of ``windows`` it covers, more than 1 for a stretch without
+    events, and the number of jobs ``open`` at its end. ``by_tenant`` are the jobs created in each window by the
+    largest tenants; the last row, of tenant None, is all others. ``measures`` are empty if no stats were given.
     """
     opened = [row["open"] for row in rows_of(folder, "open")]
     every = [{**row, "open": opened[at]} for at, row in enumerate(_in_ms(rows_of(folder, "windows")))]
@@ -158,7 +158,7 @@ def _some(folder: Path, name: str) -> Some:
 
 
 def folded(windows: list[Row]) -> list[Row]:
-    """``windows`` with each stretch of ``EMPTY_WINDOWS_MIN`` or more in which nothing happened as one."""
+    """``windows`` with each stretch of ``EMPTY_WINDOWS_MIN`` or more without events as one."""
     made: list[Row] = []
     for is_empty, stretch in groupby(windows, lambda row: not (row["created"] or row["accepted"] or row["ended"])):
         rows = list(stretch)
@@ -170,7 +170,7 @@ def folded(windows: list[Row]) -> list[Row]:
 
 
 def largest(rows: list[Row], key: str, by: str) -> Some:
-    """The ``GROUPS_MAX`` groups with most ``by``; counts of the others are added, their percentiles are not known."""
+    """The ``GROUPS_MAX`` groups with most ``by``; the others are summed, without percentiles."""
     ordered = sorted(rows, key=lambda row: (-row[by], row[key] is None, row[key] or ""))
     kept, others = ordered[:GROUPS_MAX], ordered[GROUPS_MAX:]
     if not others:
@@ -183,7 +183,7 @@ def largest(rows: list[Row], key: str, by: str) -> Some:
 
 
 def _by_tenant(folder: Path, windows: list[Row], names: list[str]) -> list[tuple[str | None, list[int]]]:
-    """One row of counts for each of ``names``, and one for what they leave of each window."""
+    """One row of counts for each of ``names``, and one for the rest of each window."""
     found = table(folder, "tenant_windows").to_table(
         columns=["window", "tenant_id", "created"], filter=pc.field("tenant_id").isin(pa.array(names, pa.string()))
     )
@@ -194,7 +194,7 @@ def _by_tenant(folder: Path, windows: list[Row], names: list[str]) -> list[tuple
 
 
 def _in_ms(rows: list[Row]) -> list[Row]:
-    """``rows`` with moments in milliseconds, whichever clock they are of."""
+    """``rows`` with moments in milliseconds of either clock."""
     return [{name: _ms(name, value) for name, value in row.items()} for row in rows]
 
 

@@ -1,10 +1,10 @@
-"""The plots of the page: their axes, and the values that bars and lines show of each slot.
+"""The plots of the page: their axes, and the values of bars and lines for each slot.
 
 ``plots.j2`` draws them as inline SVG, without script.
 
-Across, positions are in percent, so a plot is as wide as its place and its text is never scaled; up and down they are
-pixels. The axes are drawn into the padding that the style sheet gives ``svg.plot``. Colours, dashes and the patterns of
-paper are the style sheet's: a series is known by its class alone.
+Horizontal positions are in percent, so a plot fills its width without scaling text; vertical positions are in
+pixels. The axes are drawn into the padding of ``svg.plot``. The style sheet defines colours, dashes and print
+patterns; a series has only a class.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ HEIGHT: Final = 220
 BAR_SHARE: Final = 0.82
 """How much of its slot a bar fills."""
 VIEW: Final = 10_000
-"""Width of the box that lines are stretched from."""
+"""Width of the view box of lines."""
 _LABEL_PX: Final = 15
 
 
 class Series(NamedTuple):
-    """One series of a plot; ``style`` is its class in the style sheet. None is no value."""
+    """One series of a plot; ``style`` is its class in the style sheet. None means no value."""
 
     label: str
     style: str
@@ -48,14 +48,14 @@ class Series(NamedTuple):
 
 
 Plot = dict[str, Any]
-"""What the template draws: ``title`` and ``note``, ``label`` for those who cannot see it, ``x_ticks``, the axis ``y``,
-``tips``, the text of each slot under the pointer, ``gaps``, the slots that stand for a stretch in which nothing
-happened, ``legend``, class and label of each series, and ``bars`` or ``lines``."""
+"""Data of the template: ``title``, ``note``, ``label`` for screen readers, ``x_ticks``, the axis ``y``, ``tips``,
+the tooltip of each slot, ``gaps``, the slots of stretches without events, ``legend``, class and label of each
+series, and ``bars`` or ``lines``."""
 Legend = Sequence[tuple[str, str]]
 
 
 def _stacked(series: Sequence[Series]) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Bars, one series on the other, the first at the bottom."""
+    """Stacked bars, the first series at the bottom."""
     below = [0.0] * len(series[0].values)
     for each in series:
         above = [start + (value or 0) for start, value in zip(below, each.values, strict=True)]
@@ -64,7 +64,7 @@ def _stacked(series: Sequence[Series]) -> Iterator[tuple[str, list[tuple[float, 
 
 
 def _named_at_end(series: Sequence[Series], y: Axis) -> list[tuple[Series, float | None]]:
-    """Lines with the places of their names, which are moved apart so that none stands on another."""
+    """Lines with the positions of their names, moved apart so that none overlap."""
     known = ([value for value in each.values if value is not None] for each in series)
     ends = [HEIGHT * (1 - y.share(values[-1])) if values else None for values in known]
     lowest = HEIGHT + float(_LABEL_PX)
@@ -109,7 +109,7 @@ _FINE_UNIT_MAX_MS: Final = 30 * SECOND_MS
 
 
 class Tick(NamedTuple):
-    """A mark on an axis; a minor one is left out where there is little room."""
+    """A mark on an axis; minor ticks are omitted on narrow plots."""
 
     at: float
     text: str
@@ -131,7 +131,7 @@ class Axis(NamedTuple):
 
 
 def linear_axis(largest: float, is_share: bool = False) -> Axis:
-    """An axis from 0 that reaches a round number at or above ``largest``, counts in whole steps, shares in percent."""
+    """An axis from 0 to a round number at or above ``largest``; counts in whole steps, shares in percent."""
     largest = largest if largest > 0 else (0.1 if is_share else 1)
     rough = largest / 4
     power = 10 ** math.floor(math.log10(rough))
@@ -177,12 +177,12 @@ def time_ticks(start_ms: int, end_ms: int, clock: Clock) -> list[Tick]:
 
 
 def hour_ticks() -> list[Tick]:
-    """Ticks under 24 bars, one an hour; the text stands under the middle of its bar."""
+    """Ticks under 24 bars, one an hour; the text is centred under its bar."""
     return [Tick((hour + 0.5) / 24, f"{hour:02}", is_minor=hour % 3 != 0) for hour in range(24)]
 
 
 def _time(at_ms: int, step_ms: int, clock: Clock) -> str:
-    """The time of day where ticks stand closer than days, but at midnight, which begins the next day."""
+    """The time of day if ticks are closer than a day; the date at midnight."""
     day, rest_ms = divmod(at_ms, DAY_MS)
     if rest_ms and step_ms < DAY_MS:
         form = "%H:%M" if step_ms >= MINUTE_MS else "%H:%M:%S"
@@ -209,7 +209,7 @@ OUTCOME_LABELS: Final = {
     "timed_out": "Timed out",
     "failed": "Failed",
 }
-"""From the bottom of a bar to its top: what went wrong is what varies at the top."""
+"""From the bottom of a bar to its top; failures are at the top, where changes show."""
 _RATE_OF: Final = {"cancelled": "cancellation_rate", "timed_out": "timeout_rate", "failed": "failure_rate"}
 _NAME_MAX: Final = 24
 _TICKS_APART_MIN: Final = 0.045
@@ -217,7 +217,7 @@ _TICKS_APART_MIN: Final = 0.045
 
 
 def outcome_shares(row: Row) -> dict[str, float]:
-    """How the jobs of a group ended, in shares of those that did; nothing where none did."""
+    """Shares of the outcomes among the ended jobs of a group; empty if none ended."""
     return {name: row[name] / row["ended"] for name in OUTCOME_LABELS if row["ended"] and row[name]}
 
 
@@ -236,7 +236,7 @@ class _Time(NamedTuple):
     def plot(
         self, title: str, note: str, label: str, y: Axis, texts: Sequence[Sequence[str]], legend: Legend = ()
     ) -> Plot:
-        """A plot without marks; ``texts`` are the lines that each window shows under the pointer."""
+        """A plot without marks; ``texts`` are the tooltip lines of each window."""
         gaps = [at for at, row in enumerate(self.windows) if row["windows"] > 1]
         tips = [
             "\n".join([moment_text(row["window"], self.clock), *(self._empty(row) or texts[at])])
@@ -263,7 +263,7 @@ class _Time(NamedTuple):
 
 
 def _ticks(windows: list[Row], width_ms: int, clock: Clock) -> list[Tick]:
-    """Ticks of the time that ``windows`` cover; none within a stretch that is shown as one."""
+    """Ticks of the time that ``windows`` cover; none within a folded stretch."""
     start_ms, count = windows[0]["window"], len(windows)
     first = [(row["window"] - start_ms) // width_ms for row in windows]
     total = first[-1] + windows[-1]["windows"]
@@ -279,7 +279,7 @@ def _ticks(windows: list[Row], width_ms: int, clock: Clock) -> list[Tick]:
 
 
 def figures(report: dict[str, Any], shown: dict[str, Any]) -> dict[str, Plot]:
-    """The plots by name; ``tenants`` only where there is more than one."""
+    """The plots by name; ``tenants`` only if there are several."""
     period, windows = report["period"], shown["windows"]
     time = _Time(windows, period["window_ms"], Clock(period["clock"]))
     created, is_open = ([row[name] for row in windows] for name in ("created", "open"))
