@@ -1,1 +1,1 @@
-"""Where files are kept that are written once: folders and buckets, by URL. Archives of ledgers and logs stand there."""
+"""Storage for files that are written once: folders and buckets, by URL. Archives of ledgers and logs are kept there."""

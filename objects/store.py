@@ -1,9 +1,9 @@
-"""Where an archive is kept: a folder, or a bucket of S3, Google Cloud or Azure, by its URL; objects are written once.
+"""The storage of an archive: a folder, or a bucket of S3, Google Cloud or Azure, by its URL; objects are written once.
 
-A name is taken by the first who writes it, and what it holds is whole from then on. In a bucket that is the store's own
-conditional put. In a folder a file is written under ``.writing``, synced, and linked to its name; folders are synced
-too. A writer that was killed leaves a file under ``.writing``, which is unlocked then: the next run removes it.
-Credentials come from the usual places of the environment, such as ``AWS_ACCESS_KEY_ID``.
+The first writer of a name takes it, and its object is whole from then on. In a bucket this is the store's conditional
+put. In a folder a file is written under ``.writing``, synced, and linked to its name; folders are synced too. A killed
+writer leaves an unlocked file under ``.writing``, which the next run removes. Credentials come from the usual places of
+the environment, such as ``AWS_ACCESS_KEY_ID``.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class ArchiveStore:
-    """Objects below one URL. Cheap to make, so a task makes its own; safe to use from several threads."""
+    """Objects below one URL. Cheap to construct, so each task has its own; safe for threads."""
 
     def __init__(self, url: str) -> None:
         """``url`` is a path, or begins with ``file://``, ``s3://``, ``gs://`` or ``az://``.
 
         Raises:
-            ConfigurationError: it is none of these, or what the environment says of it is wrong.
+            ConfigurationError: it is none of these, or its settings in the environment are wrong.
         """
         self._folder = _folder_of(url)
         self.url = url if _SCHEME.match(url) else str(self._folder)
-        """As it was given, a path made absolute: tasks run in other folders."""
+        """The given URL; a path is made absolute, because tasks run in other folders."""
         self._opened: ObjectStore | None = None
         if self._folder is None and not url.startswith(tuple(f"{scheme}://" for scheme in BUCKET_SCHEMES)):
             raise ConfigurationError(
@@ -55,7 +55,7 @@ class ArchiveStore:
             )
 
     def prepare(self) -> None:
-        """Make the folder, and remove what killed writers left in it; nothing to do in a bucket.
+        """Create the folder, and remove files of killed writers; does nothing for a bucket.
 
         Raises:
             ArchiveUnavailableError: the folder cannot be made.
@@ -75,10 +75,10 @@ class ArchiveStore:
     def create(self, name: str, source: IO[bytes]) -> bool:
         """Write all of ``source``, from its beginning, under ``name``; whether it was free. It is durable on return.
 
-        Where it was taken nothing is written, and what stands there MUST be compared.
+        If the name was taken, nothing is written, and the caller MUST compare the existing object.
 
         Raises:
-            ArchiveInvalidError: a folder stands there, or anything else that is no file.
+            ArchiveInvalidError: the name is that of a folder, or of anything else but a file.
             ArchiveUnavailableError: it cannot be written.
         """
         source.seek(0)
@@ -94,7 +94,7 @@ class ArchiveStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
-        """The object, None when there is none.
+        """The object, None if there is none.
 
         Raises:
             ArchiveInvalidError: it is larger than ``bytes_max``, or no regular file.
@@ -133,7 +133,7 @@ class ArchiveStore:
         return digest.hexdigest(), size
 
     def folders(self, name: str) -> list[str]:
-        """Names of the folders right below ``name``, sorted.
+        """Names of the folders directly below ``name``, sorted.
 
         Raises:
             ArchiveUnavailableError: they cannot be listed.
@@ -143,7 +143,7 @@ class ArchiveStore:
         return sorted(each.removeprefix(f"{name}/") for each in found["common_prefixes"])
 
     def objects(self, name: str) -> list[str]:
-        """The names below ``name`` of everything that is there, sorted.
+        """The names of all objects below ``name``, sorted.
 
         Raises:
             ArchiveUnavailableError: it cannot be listed.
@@ -164,7 +164,7 @@ class ArchiveStore:
 
     @contextlib.contextmanager
     def _object(self, name: str) -> Iterator[None]:
-        """As ``_named``; refuses what stands in the place of a file, as reading a FIFO would wait for ever."""
+        """As ``_named``; rejects anything but a regular file, because reading a FIFO would block for ever."""
         with self._named(name):
             path = self._folder / name if self._folder is not None else None
             if path is not None and path.exists() and not path.is_file():
@@ -181,7 +181,7 @@ class ArchiveStore:
 
 
 def _folder_of(url: str) -> Path | None:
-    """The folder that ``url`` names, None when it names something else."""
+    """The folder that ``url`` names, None if it names something else."""
     scheme = _SCHEME.match(url)
     if scheme is None:
         return Path(url).absolute()
@@ -194,7 +194,7 @@ def _folder_of(url: str) -> Path | None:
 
 
 def _link_new(folder: Path, name: str, source: IO[bytes]) -> bool:
-    """Make a file of ``source`` that has its name only once it is whole and synced; whether the name was free."""
+    """Create a file of ``source`` that gets its name once it is whole and synced; whether the name was free."""
     final = folder / name
     is_new = not final.exists()
     if is_new:
@@ -207,14 +207,14 @@ def _link_new(folder: Path, name: str, source: IO[bytes]) -> bool:
                 os.link(file.name, final)
             except FileExistsError:
                 is_new = False
-    # Whoever linked it may have been killed before this.
+    # The process that linked it may have been killed before syncing.
     _sync_folders(final.parent, folder)
     return is_new
 
 
 @contextlib.contextmanager
 def _locked_file(writing: Path) -> Iterator[IO[bytes]]:
-    """A new file in ``writing`` that nobody removes meanwhile; its name is gone afterwards."""
+    """A new locked file in ``writing`` that no other run removes; its name is removed afterwards."""
     writing.mkdir(parents=True, exist_ok=True)
     while True:
         path = writing / f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -224,7 +224,7 @@ def _locked_file(writing: Path) -> Iterator[IO[bytes]]:
                 if os.fstat(file.fileno()).st_nlink:
                     yield file
                     return
-                # A run that begins has taken it for that of a dead writer, before it was locked.
+                # A starting run took it for a dead writer's file, before it was locked.
             finally:
                 path.unlink(missing_ok=True)
 
@@ -241,7 +241,7 @@ def _sync_folders(lowest: Path, highest: Path) -> None:
 
 
 def _remove_if_left(temporary: Path) -> None:
-    """Remove a file whose writer is gone: nobody holds its lock."""
+    """Remove a file whose writer is gone, that is, whose lock is free."""
     if not temporary.is_file():
         return
     with contextlib.suppress(FileNotFoundError, BlockingIOError), temporary.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Keys, signed envelopes, batch snapshots and checkpoints: what lets others check the ledger offline.
+"""Keys, signed envelopes, batch snapshots and checkpoints: they let others verify the ledger offline.
 
 Formats: docs/formats/keys.md, docs/formats/snapshot.md, docs/formats/checkpoint.md.
 """

@@ -1,28 +1,28 @@
-"""Judging what external witnesses said of checkpoints: a statement is compared with the chain only when it holds.
+"""Verifying statements of external witnesses about checkpoints. Only a valid statement is compared with the chain.
 
-A statement is of this log when its checkpoint is one that the log signed under this origin; what stands beside it in
-the row is not believed.
+A statement is about this log if the log signed its checkpoint under this origin; other columns of its row are not
+trusted.
 
-A bundle has them in its member ``anchors.json``, a receipt in its field ``anchors``:
-canonical JSON, described in docs/formats/bundle.md::
+A bundle has statements in its member ``anchors.json``, a receipt in its field ``anchors``: canonical JSON, described in
+docs/formats/bundle.md::
 
     {"anchors":[{"by":..., "checkpoint":NOTE, "consistency":[64 hex digits, ...], "kind":"witness" or "rfc3161",
                  "response":"" or base64 of a TimeStampResp, "time":...}, ...]}
 
-``consistency`` proves that the tree of the bundle's own checkpoint extends that of NOTE. Who exported the bundle could
-leave a statement out, so one that agrees proves nothing for it; one that holds and disagrees is a rollback.
+``consistency`` proves that the tree of the bundle's own checkpoint extends that of NOTE. The exporter could leave a
+statement out, so one that agrees proves nothing; a valid one that disagrees is a rollback.
 
-What is stamped (RFC 3161) is the SHA-256 of the note, all its bytes, signatures included. What is kept is the whole
-TimeStampResp, so that ``openssl ts -verify -data NOTE -in RESPONSE -CAfile CA`` judges it as well.
+An authority stamps (RFC 3161) the SHA-256 of all bytes of the note, signatures included. The whole TimeStampResp is
+kept, so that ``openssl ts -verify -data NOTE -in RESPONSE -CAfile CA`` verifies it as well.
 ``SignedData.certificates`` (RFC 5652, 5.1) is a SET OF, which DER sorts by bytes (X.690, 11.6). OpenSSL's authority
-writes the certificates of its chain in the order of its file. No signature covers them: sorting changes nothing
-that is judged; without it the library refuses to read the response. Where the field is::
+writes the certificates of its chain in the order of its file. No signature covers them, so sorting does not affect the
+verdict; without sorting the library rejects the response. The place of the field::
 
     TimeStampResp  SEQUENCE { status SEQUENCE, ContentInfo SEQUENCE { OID, [0] { SignedData SEQUENCE {
         version INTEGER, digestAlgorithms SET, encapContentInfo SEQUENCE, certificates [0], ... } } } }
 
-The library behind this (rfc3161-client) is an extra, ``pip install 'tallystick[anchor]'``; without it nothing can be
-stamped or judged, and all else works.
+The library for this (rfc3161-client) is an extra, ``pip install 'tallystick[anchor]'``; without it time stamps can be
+neither made nor verified, and everything else works.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 WITNESS: Final = "witness"
 RFC_3161: Final = "rfc3161"
 KEY_FILE_BYTES_MAX: Final = 4096
-"""A file with the verifier key of a witness is read so far."""
+"""Bytes read from a file with the verifier key of a witness."""
 
 OpenNote = Callable[[str, datetime], Checkpoint]
 """The checkpoint in a note that this tenant's log had signed by that time; raises SignatureError for any other."""
@@ -81,11 +81,11 @@ class ExternalWitnesses(NamedTuple):
 
     @classmethod
     def load(cls, witness_keys: Sequence[str], tsa_ca: Path | None) -> ExternalWitnesses:
-        """Those of the command line; a witness's key is the text of one, or a file that holds it.
+        """The witnesses of the command line; a witness's key is given as text, or as the name of a file with it.
 
         Raises:
             InvalidInputError: a witness key is malformed.
-            ConfigurationError: the CA file is, or time stamps cannot be judged here.
+            ConfigurationError: the CA file is unusable, or time stamps cannot be verified here.
             OSError: the file of a witness key cannot be read.
         """
         if tsa_ca is not None:
@@ -95,7 +95,7 @@ class ExternalWitnesses(NamedTuple):
 
     @property
     def are_any(self) -> bool:
-        """Whether there is anybody."""
+        """Whether there is any witness or authority."""
         return bool(self.witnesses or self.roots)
 
 
@@ -103,7 +103,7 @@ NOBODY: Final = ExternalWitnesses((), ())
 
 
 def _key_text(given: str) -> str:
-    """A verifier key, which holds a plus; else what the file of that name holds."""
+    """``given`` itself if it holds a plus, as every verifier key does; else the content of the file of that name."""
     if "+" in given:
         return given
     with open_regular(given) as file:
@@ -111,7 +111,7 @@ def _key_text(given: str) -> str:
 
 
 def as_of(keyring: Keyring, time: datetime) -> Keyring:
-    """``keyring`` as it was at ``time``: what an external witness saw before a key was revoked still counts."""
+    """``keyring`` as it was at ``time``: a checkpoint that a witness saw before its key was revoked stays valid."""
     time_ms = time.timestamp() * 1000
     keys = [
         replace(key, revoked_from_hlc=None)
@@ -123,9 +123,9 @@ def as_of(keyring: Keyring, time: datetime) -> Keyring:
 
 
 class StoredAnchor(NamedTuple):
-    """What somebody outside said of the checkpoint in ``note``: as a witness, whose verifier key ``by`` is and whose
-    line is in the note, or as an authority at that address, in its ``response``. ``size`` and ``time`` are what it is
-    said to have said, for a report on one that does not hold."""
+    """A stored statement about the checkpoint in ``note``. Of a witness, ``by`` is the verifier key, and its signature
+    line is in the note. Of an authority, ``by`` is the address, and ``response`` holds the time stamp. ``size`` and
+    ``time`` are unverified, for the report on an invalid statement."""
 
     kind: str
     by: str
@@ -140,14 +140,14 @@ class StoredAnchor(NamedTuple):
         return self.by.partition("+")[0] if self.kind == WITNESS else self.by
 
     def unjudged(self, detail: str, status: str = "not_checked") -> Anchor:
-        """The statement that says nothing, and why."""
+        """The statement as not verified, with the reason."""
         return Anchor(self.kind, self.name, rfc3339.written(self.time), self.size, b"", status, detail)
 
 
 def judge(
     said: StoredAnchor, witnesses: Iterable[WitnessKey], roots: Sequence[x509.Certificate], open_note: OpenNote
 ) -> Anchor:
-    """What was said, if one of ``witnesses`` did, or an authority that leads to one of ``roots``."""
+    """The statement, verified if it is by one of ``witnesses``, or by an authority that chains to one of ``roots``."""
     try:
         if said.kind == WITNESS:
             (found,) = cosignatures_of(notes.parse(said.note), [each for each in witnesses if each.text() == said.by])
@@ -171,7 +171,7 @@ ANCHORS_MAX: Final = 128
 
 
 class BundledAnchor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One statement, as the ledger had it. ``by`` is a witness's verifier key, or an authority's address."""
+    """One statement as the ledger stored it. ``by`` is a witness's verifier key, or an authority's address."""
 
     by: Annotated[str, Meta(max_length=2048)]
     checkpoint: str
@@ -202,10 +202,10 @@ def encode_anchors(anchors: Iterable[BundledAnchor]) -> bytes:
 
 
 def decode_anchors(data: bytes) -> list[BundledAnchor]:
-    """What the member holds; nothing of it is judged.
+    """The statements in the member, not verified.
 
     Raises:
-        BundleInvalidError: it is malformed, or not in its one spelling.
+        BundleInvalidError: it is malformed, or not in canonical form.
     """
     try:
         anchors = msgspec.json.decode(data, type=_Member).anchors
@@ -224,8 +224,8 @@ def with_anchors(
     keyring: Keyring | None,
     outsiders: ExternalWitnesses,
 ) -> dict[str, Any]:
-    """``verdict`` on a file with what external witnesses said of its log, whose checkpoint here is ``own`` and which
-    the keys of ``keyring`` sign; what holds and disagrees is a break."""
+    """``verdict`` on a file, with the statements of external witnesses about its log. ``own`` is the file's checkpoint;
+    the keys of ``keyring`` verify the log's signatures. A valid statement that disagrees is a break."""
     results = []
     for each in anchors:
         anchor = _judged(each, own, keyring, outsiders)
@@ -243,7 +243,7 @@ def with_anchors(
 
 
 def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, outsiders: ExternalWitnesses) -> Anchor:
-    """What the external witness said, whether or not the log is so."""
+    """The statement, verified; not yet compared with the log."""
     try:
         size = read_checkpoint(bundled.checkpoint).size
         time = datetime.fromisoformat(bundled.time).astimezone(UTC)
@@ -268,7 +268,7 @@ def _open_as_of(keyring: Keyring, origin: str, note: str, time: datetime) -> Che
 # --- time stamps --------------------------------------------------------------------------------------
 
 RESPONSE_BYTES_MAX = 64 * 1024
-"""Longest response read; one with its certificates has some five thousand bytes."""
+"""Longest response read; a usual one with its certificates has some five thousand bytes."""
 CA_FILE_BYTES_MAX = 4 << 20
 IS_AVAILABLE = find_spec("rfc3161_client") is not None
 
@@ -283,18 +283,18 @@ _PATH: Final = (
     (_SEQUENCE,),
     (_INTEGER, _SET, _SEQUENCE, _CONTEXT_0),
 )
-"""At each level the tags up to the element that is gone into."""
+"""At each level the tags up to the element to descend into."""
 
 
 class TimestampRequest(NamedTuple):
-    """``body`` is what an authority is sent; the answer repeats ``nonce``."""
+    """``body`` is sent to an authority; the answer repeats ``nonce``."""
 
     body: bytes
     nonce: int
 
 
 def require_available() -> None:
-    """Raises ConfigurationError when time stamps cannot be made or judged here."""
+    """Raises ConfigurationError if time stamps cannot be made or verified here."""
     if not IS_AVAILABLE:
         raise ConfigurationError("time stamps need the package rfc3161-client: pip install 'tallystick[anchor]'")
 
@@ -325,7 +325,7 @@ def make_request(note: bytes) -> TimestampRequest:
 
 
 def stated_time(response: bytes, note: bytes, nonce: int | None = None) -> datetime:
-    """The time that a response states for ``note``; nobody vouches for it yet.
+    """The time that a response states for ``note``; its signature is not verified.
 
     Raises:
         SignatureError: malformed, not granted, of other bytes, or with another nonce.
@@ -336,12 +336,12 @@ def stated_time(response: bytes, note: bytes, nonce: int | None = None) -> datet
 def open_timestamp(
     response: bytes, note: bytes, authorities: Sequence[x509.Certificate], nonce: int | None = None
 ) -> datetime:
-    """The time at which ``note`` was stamped, once the signature under it leads to one of ``authorities``.
+    """The time at which ``note`` was stamped, once its signature is verified up to one of ``authorities``.
 
-    Certificates inside the response are not trusted; they need to have been valid at the time stated.
+    Certificates inside the response are not trusted; they must have been valid at the stated time.
 
     Raises:
-        SignatureError: it does not, or as ``stated_time``.
+        SignatureError: the signature is invalid, or as ``stated_time``.
     """
     from rfc3161_client import VerificationError, VerifierBuilder
 
@@ -384,7 +384,7 @@ def _stated(response: TimeStampResponse, note: bytes, nonce: int | None) -> date
 
 
 def with_sorted_certificates(response: bytes) -> bytes:
-    """``response``, as long as it was, its certificates in DER's order; anything that is none is left as it is."""
+    """``response`` with its certificates in DER order, of the same length; malformed input is returned unchanged."""
     content = response
     try:
         for tags in _PATH:
@@ -400,10 +400,10 @@ def with_sorted_certificates(response: bytes) -> bytes:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """The elements in DER that fill ``data``: tag, whole element, and its content.
+    """The DER elements of ``data``: tag, whole element, and its content.
 
     Raises:
-        ValueError: they do not, or one is not in DER.
+        ValueError: ``data`` is not a sequence of DER elements.
     """
     at = 0
     while at < len(data):

@@ -11,7 +11,7 @@ Invariants::
     0 <= size <= SIZE_MAX        len(root) == 32        origin holds no space, plus or control character
     a log never signs two checkpoints of which neither's tree extends the other's (kept by the caller)
 
-An origin holds no space, and what DSSE signs begins with ``DSSEv1`` and a space: so one key can sign both.
+An origin holds no space, and the bytes that DSSE signs begin with ``DSSEv1`` and a space: so one key can sign both.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def body(checkpoint: Checkpoint) -> str:
 
 
 def parse(text: str) -> Checkpoint:
-    """The checkpoint that the text of a note is; lines after the third are ignored.
+    """The checkpoint in the text of a note; lines after the third are ignored.
 
     Raises:
         SignatureError: malformed.
@@ -75,7 +75,7 @@ def parse(text: str) -> Checkpoint:
 
 
 def read(text: str | bytes) -> Checkpoint:
-    """The checkpoint that a note holds, whoever signed it: nobody vouches for it here.
+    """The checkpoint in a note; no signature is verified.
 
     Raises:
         SignatureError: malformed.
@@ -84,7 +84,7 @@ def read(text: str | bytes) -> Checkpoint:
 
 
 def read_kept(path: Path) -> str:
-    """The text of a checkpoint that was kept in a file; bytes that are no text do not open as one.
+    """The text of a checkpoint that was kept in a file; bytes that are not UTF-8 are replaced, so they do not parse.
 
     Raises:
         InvalidInputError: it is too long for a checkpoint.
@@ -112,15 +112,15 @@ def sign_checkpoint(checkpoint: Checkpoint, signer: Signer) -> str:
 def open_checkpoint(
     text: str | bytes, keys: Keyring | Iterable[VerifierKey | str], *, origin: str | None = None
 ) -> Checkpoint:
-    """The checkpoint in a signed note, once its log is found to have signed it.
+    """The checkpoint in a signed note, once a signature by its log is verified.
 
-    ``keys`` are verifier keys, or a ring: its Ed25519 keys then count under the name of any log, and its
-    ``log_verifier_keys`` under their own. A checkpoint carries no time, so a revoked key of a ring does not
-    count. With ``origin``, a checkpoint of any other log is refused.
+    ``keys`` are verifier keys, or a ring: its Ed25519 keys then verify under the name of any log, and its
+    ``log_verifier_keys`` under their own. A checkpoint carries no time, so a revoked key of a ring is never valid.
+    With ``origin``, a checkpoint of any other log is rejected.
 
     Raises:
         UnknownKeyError: none of the keys signed it in the log's name.
-        SignatureError: malformed, of another log, or a known key's signature does not hold.
+        SignatureError: malformed, of another log, or a known key's signature is invalid.
         InvalidInputError: a verifier key is malformed.
     """
     # 1. A note that holds a checkpoint of the log in question.
@@ -142,18 +142,18 @@ def signer_of(text: str | bytes, keyring: Keyring) -> PublicKey:
 
     Raises:
         UnknownKeyError: none of them did.
-        SignatureError: malformed, or a known key's signature does not hold.
+        SignatureError: malformed, or a known key's signature is invalid.
     """
     return _signers(note.parse(text), keyring)[0].public_key
 
 
 def signed_by(text: str | bytes, keyring: Keyring) -> str:
-    """The note of a checkpoint with those signatures alone that keys of ``keyring`` made in its log's name; anybody can
-    add lines that no key at hand can judge.
+    """The note of a checkpoint with only the signatures that keys of ``keyring`` made in its log's name. Anyone can add
+    lines that no known key verifies.
 
     Raises:
         UnknownKeyError: none of them signed it.
-        SignatureError: malformed, or a known key's signature does not hold.
+        SignatureError: malformed, or a known key's signature is invalid.
     """
     parsed = note.parse(text)
     known = {(key.name, key.key_hash) for key in _signers(parsed, keyring)}
@@ -162,17 +162,17 @@ def signed_by(text: str | bytes, keyring: Keyring) -> str:
 
 
 class JudgedCheckpoint(NamedTuple):
-    """A checkpoint, and why no held key vouches for it; None when one does, and where no keys are held at all."""
+    """A checkpoint, and why no held key vouches for it; None if one does, and if no keys are held."""
 
     checkpoint: Checkpoint
     unknown: str | None
 
 
 def judge_checkpoint(text: str, keyring: Keyring | None) -> JudgedCheckpoint:
-    """The checkpoint in a signed note, by the keys of ``keyring``; without it nobody vouches.
+    """The checkpoint in a signed note, verified by the keys of ``keyring``; without it no key vouches for it.
 
     Raises:
-        SignatureError: malformed, or a held key is named that did not sign it.
+        SignatureError: malformed, or it names a held key that did not sign it.
     """
     parsed = read(text)
     if keyring is None:
@@ -184,8 +184,8 @@ def judge_checkpoint(text: str, keyring: Keyring | None) -> JudgedCheckpoint:
 
 
 def judge_unvouched(verdict: dict[str, Any], unknown: str | None, keyring: Keyring | None) -> None:
-    """What the verdict object says of a checkpoint that nobody vouches for, if the entries agree with it: ``unknown``
-    is why no key of ``keyring`` does."""
+    """Put into the verdict object that no key vouches for the checkpoint, if the entries agree with it; ``unknown`` is
+    why no key of ``keyring`` does."""
     aspects = verdict["verdicts"]
     if aspects["checkpoint"] != "broken" and unknown is not None:
         aspects["checkpoint"], verdict["valid"] = "unknown_key", False

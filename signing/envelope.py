@@ -35,7 +35,7 @@ class EnvelopeSignature(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """An envelope that is well-formed; nothing in it is verified."""
+    """A well-formed envelope; nothing in it is verified."""
 
     payload_type: str
     payload: bytes
@@ -43,13 +43,13 @@ class Envelope(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """Who signed an envelope. ``verdict`` is ``ok``, ``unknown_key``, or ``not_checked`` without keys."""
+    """The keys that signed an envelope. ``verdict`` is ``ok``, ``unknown_key``, or ``not_checked`` without keys."""
 
     verdict: str
     detail: str | None
     """Why it is not ok."""
     key_ids: tuple[str, ...]
-    """Held keys whose signature holds."""
+    """Held keys whose signature is valid."""
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
@@ -75,13 +75,12 @@ def sign(payload: bytes, signer: Signer, payload_type: str = PAYLOAD_TYPE) -> di
 def verify(envelope: object, keys: object, *, payload_type: str = PAYLOAD_TYPE) -> bytes:
     """The payload, once a key of ``keys`` is found to have signed it.
 
-    ``keys`` is whatever ``Keyring.of`` takes. An envelope carries no time, so windows are not judged here,
-    and a key revoked from any time on does not count; ``snapshot.open_snapshot`` judges both by the HLC
-    that was signed.
+    ``keys`` is anything that ``Keyring.of`` accepts. An envelope carries no time. So validity windows are not checked
+    here, and a revoked key is never valid; ``snapshot.open_snapshot`` judges both by the signed HLC.
 
     Raises:
-        UnknownKeyError: no key that signed is held, or those that did are revoked.
-        SignatureError: malformed, of another type, or a held key's signature does not hold.
+        UnknownKeyError: no held key signed it, or all that did are revoked.
+        SignatureError: malformed, of another type, or a held key's signature is invalid.
         InvalidInputError: ``keys`` are no keys.
     """
     keyring, parsed = Keyring.of(keys), parse(envelope, payload_type)
@@ -120,13 +119,13 @@ def _signature(item: object) -> EnvelopeSignature:
 
 
 def signers_of(envelope: Envelope, keyring: Keyring) -> tuple[PublicKey, ...]:
-    """The keys of the ring that signed the envelope, at least one; their windows are not judged.
+    """The keys of the ring that signed the envelope, at least one; their validity windows are not checked.
 
-    As DSSE has it, a signature that does not hold is passed over as long as another one holds.
+    As in DSSE, an invalid signature is ignored if another one is valid.
 
     Raises:
         UnknownKeyError: none of the key ids is in the ring.
-        SignatureError: some are, and none of their signatures holds.
+        SignatureError: some are, and none of their signatures is valid.
     """
     message = pae(envelope.payload_type, envelope.payload)
     signers: list[PublicKey] = []
@@ -145,10 +144,10 @@ def signers_of(envelope: Envelope, keyring: Keyring) -> tuple[PublicKey, ...]:
 
 
 def judge(opened: Envelope, keyring: Keyring | None) -> Signed:
-    """Who signed an envelope that carries no time, by the keys of ``keyring``: a revoked key does not count.
+    """Verify an envelope that carries no time by the keys of ``keyring``: a revoked key is never valid.
 
     Raises:
-        SignatureError: a held key is named that did not sign it.
+        SignatureError: it names a held key that did not sign it.
     """
     if keyring is None:
         return Signed("not_checked", None, ())

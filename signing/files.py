@@ -1,17 +1,18 @@
-"""Files as they are opened, those that appear under their name only once they are whole, and those with a secret.
+"""Opening files, writing files that appear only once they are whole, and files with a secret.
 
-Keys, tokens, certificates, bundles, receipts, and what stands in a folder of ours are opened by ``open_regular``:
-reading a FIFO or a device in their place would wait for ever. Output may go to either (``whole_file``).
+Keys, tokens, certificates, bundles, receipts and files in a folder of the node are opened by ``open_regular``, because
+reading a FIFO or a device in their place would block for ever. Output may go to either (``whole_file``).
 
-Written and fsynced under another name, then renamed, folder fsynced. A file with a secret has mode 0600 and is linked
-into place, which never overwrites; where group or others can reach it, it is refused, and no rights are ever changed.
+A file is written and fsynced under another name, then renamed, and its folder is fsynced. A file with a secret has mode
+0600 and is linked into place, which never overwrites. If group or others can access it, it is rejected; its mode is
+never changed.
 
-Whether a file is meant to be a bundle or a receipt, by its first bytes, and what it looks like where it is neither.
+The first bytes of a file decide whether it is meant to be a bundle or a receipt, and what it looks like otherwise.
 
-A damaged bundle is judged, and called so; a picture that somebody named instead of a bundle is not. So little is asked
-of a file that no damage to a few bytes makes another kind of it::
+A damaged bundle is judged and reported as damaged; a picture given instead of a bundle is not judged. The test asks for
+so little that damage to a few bytes does not change the kind of a file::
 
-    bundle     begins with the name of the first member, but for at most 4 of its 24 bytes; or is a tar archive whose
+    bundle     begins with the name of the first member, except at most 4 of its 24 bytes; or is a tar archive whose
                first 4096 bytes name a member of a bundle
     receipt    has "receipt" or "anchors" among its first bytes, as JSON names them
 """
@@ -43,7 +44,7 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 
 
 def close_for_good(file: IO[bytes]) -> None:
-    """Close a temporary file; what a full disk did not take of it before, it would not take now, and nobody wants."""
+    """Close a temporary file. Errors are ignored: data that a full disk did not take is not needed any more."""
     with suppress(OSError):
         file.close()
 
@@ -52,7 +53,7 @@ def path_of(uri: str) -> Path:
     """The file that a key URI names.
 
     Raises:
-        ConfigurationError: the URI is of a kind that is not supported, or names what no file can be called.
+        ConfigurationError: the scheme of the URI is not supported, or its path is not a valid file name.
     """
     if "\0" in unquote(uri):
         raise ConfigurationError(f"key URI {uri!r} holds a NUL, which no path can")
@@ -66,7 +67,7 @@ def path_of(uri: str) -> Path:
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """The file ``path``, open for reading; anything that is no regular file is refused at once.
+    """The file ``path``, open for reading; anything but a regular file is rejected without blocking.
 
     Raises:
         OSError: it cannot be opened, or is a folder, FIFO, socket or device; ``strerror`` says which.
@@ -107,7 +108,7 @@ def read(path: Path) -> bytes:
     """The content of ``path``.
 
     Raises:
-        ConfigurationError: it cannot be read, is not a regular file, others can reach it, or it is too long for a key.
+        ConfigurationError: it cannot be read, is not a regular file, others can access it, or it is too long for a key.
     """
     try:
         with open_regular(path) as file:
@@ -126,8 +127,8 @@ def read(path: Path) -> bytes:
 
 
 def folder_of_others(path: Path) -> Path | None:
-    """The nearest folder above ``path`` in which everybody may put something else in the place of what is there; None
-    where there is none. A sticky folder, as /tmp, lets only owners do that."""
+    """The nearest folder above ``path`` in which every user may replace files; None if there is none. In a sticky
+    folder, such as /tmp, only owners may."""
     for folder in path.absolute().parents:
         with suppress(OSError):
             mode = folder.stat().st_mode
@@ -137,12 +138,12 @@ def folder_of_others(path: Path) -> Path | None:
 
 
 def make(path: Path, content: bytes) -> None:
-    """Make ``path`` with ``content``, and the folders that are missing, for this user alone.
+    """Create ``path`` with ``content``, and missing folders, for this user alone.
 
     When it returns, the file survives a power loss.
 
     Raises:
-        ConfigurationError: there is such a file, which was left as it is, or it cannot be made; nothing is left behind.
+        ConfigurationError: the file exists, and is left unchanged, or it cannot be created; no partial file remains.
     """
     try:
         make_folder(path.parent)
@@ -159,9 +160,9 @@ def make(path: Path, content: bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file that takes the name ``path`` when the context ends well, durable, and is gone when it does not; ``mode``
-    as far as the umask leaves it. Where a link stands there, what it points at is replaced; a device, pipe or socket is
-    written to as it comes, and stays what it is."""
+    """A file that is durable under the name ``path`` when the context ends without an error, and removed otherwise; its
+    mode is ``mode`` less the umask. If ``path`` is a link, its target is replaced. A device, pipe or socket is written
+    to directly and never replaced."""
     target = Path(os.path.realpath(path))
     try:
         if target.is_dir():
@@ -176,7 +177,7 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             temporary.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        # What a write or fsync raises names no file, and what is raised of the unfinished one a name that nobody gave.
+        # An error of a write or fsync names no file, and one about the temporary file names that instead of ``path``.
         if error.errno is not None and (error.filename is None or str(error.filename).endswith(_UNFINISHED)):
             raise OSError(error.errno, f"{error.strerror}; nothing of it is kept", str(path)) from error
         raise
@@ -184,7 +185,7 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _unfinished(path: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file beside ``path``, which is gone under that name when the context ends."""
+    """A new temporary file beside ``path``; its name is removed when the context ends."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -199,7 +200,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def load_or_make(path: Path, load: Callable[[], Key], make: Callable[[], Key]) -> Key:
-    """What is in ``path``, made if there is no file yet; of several callers at once one makes it, and all use it."""
+    """The key in ``path``, made if the file is missing. Of several concurrent callers one makes it, and all use it."""
     if not os.path.exists(path):
         try:
             return make()
@@ -210,7 +211,7 @@ def load_or_make(path: Path, load: Callable[[], Key], make: Callable[[], Key]) -
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and those above it that are missing, for this user alone; they survive a power loss."""
+    """Create ``folder`` and its missing parents, for this user alone; they survive a power loss."""
     if folder.exists():
         return
     make_folder(folder.parent)
@@ -219,7 +220,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in ``folder`` survive a power loss."""
+    """Fsync ``folder``, so that its names survive a power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -228,12 +229,12 @@ def sync_folder(folder: Path) -> None:
 
 
 HEAD_BYTES: Final = 4096
-"""How much of the beginning of a file is read."""
+"""Bytes read from the beginning of a file."""
 
 _FIRST_MEMBER: Final = entries_name(1).encode()
 _MAGIC: Final = slice(257, 262)
 _DAMAGED_MAX: Final = 4
-"""Bytes of the first name that may be others."""
+"""Bytes of the first name that may differ."""
 _MEMBERS: Final = (_FIRST_MEMBER, *(name.encode() for name in (*TAIL_ANCHORED, EVIDENCE)))
 _TAR: Final = b"ustar"
 _RECEIPT_NAMES: Final = (b'{"receipt"', b'"receipt":', b'{"anchors":')
@@ -262,19 +263,19 @@ _TEXTS: Final = (
 
 
 def is_like_bundle(head: bytes) -> bool:
-    """Whether a file that begins so is a bundle, whole or damaged."""
+    """Whether a file that begins with ``head`` is a bundle, whole or damaged."""
     same = sum(found == wanted for found, wanted in zip(head, _FIRST_MEMBER, strict=False))
     begins_so = same >= len(_FIRST_MEMBER) - _DAMAGED_MAX or (head and _FIRST_MEMBER.startswith(head))
     return bool(begins_so) or (head[_MAGIC] == _TAR and any(name in head for name in _MEMBERS))
 
 
 def is_like_receipt(head: bytes) -> bool:
-    """Whether a file that begins so is a receipt, whole or damaged."""
+    """Whether a file that begins with ``head`` is a receipt, whole or damaged."""
     return any(name in head[:_RECEIPT_HEAD] for name in _RECEIPT_NAMES)
 
 
 def looks_like(head: bytes) -> str:
-    """What a file that begins so looks like, in words."""
+    """A description of a file that begins with ``head``."""
     if not head:
         return "an empty file"
     if is_like_bundle(head):

@@ -5,14 +5,14 @@ verifications, external witnesses and authorities. Verdicts on receipts (``signi
 checked (docs/formats/bundle.md)::
 
     1. the manifest's signature
-    2. the checkpoints, and what external witnesses said of the log
-    3. what this verifier verified before
+    2. the checkpoints, and the statements of external witnesses
+    3. the checkpoints that this verifier remembers
     4. entries, snapshots, tree       ``ledger.verification``
-    5. all of it together
+    5. the combined verdict
 
-The verdict object is that of a chain with one aspect more, ``bundle``: container, digests and manifest. Where that
-is broken nothing else is looked at. Keys come from the caller alone; those inside a file are never used.
-Nothing is remembered here: the outcome says what is to be.
+The verdict object is that of a chain with one more aspect, ``bundle``: container, digests and manifest. If that is
+broken, nothing else is checked. Keys come from the caller alone; keys inside a file are never used. Nothing is stored
+here: the outcome names the checkpoint to remember.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ from signing.memory import Memory, Observation, compared
 from signing.snapshot import open_snapshot
 
 BUNDLE: Final = "bundle"
-"""The aspect that bundles have besides those of a chain, and the kind of a break in it."""
+"""The aspect of bundles besides those of a chain, and the kind of a break in it."""
 BUNDLE_SIGNATURE: Final = "bundle-signature"
 """The kind of a break in the manifest's signature."""
 OWN, KEPT = "bundle", "file"
-"""What ``compared_with`` calls the bundle's own checkpoint and one kept elsewhere."""
+"""Names in ``compared_with`` of the bundle's own checkpoint and of one kept elsewhere."""
 
 NO_KEY: Final = "no key was given, so no signature was checked: whoever made the file may have made it all up"
 NONE_KEPT: Final = "no checkpoint kept elsewhere was given: that the log was longer once would not be seen"
 _UNTOLD: Final = ("to_chain_link", "consistency", "format_version", "parts")
-"""What of a manifest only its reader needs."""
+"""Fields of a manifest that only its reader needs."""
 
 
 @dataclass(kw_only=True)
 class FileVerdict:
-    """What verifying one file came to."""
+    """The outcome of verifying one file."""
 
     digest: str
     """SHA-256 of the file, hex."""
@@ -73,15 +73,15 @@ class FileVerdict:
     verdict: dict[str, Any] = field(default_factory=dict)
     """The verdict object of the interfaces, with an aspect for the file itself."""
     checkpoint: Checkpoint | None = None
-    """The one in the file; None where the file cannot be read."""
+    """The checkpoint in the file; None if the file cannot be read."""
     not_checked: Sequence[str] = ()
     """What could not be checked, and why, in words."""
     memory: dict[str, Any] | None = None
     """The result of comparing with the memory of the verifier, as ``Observation.report`` gives it."""
 
     def combined(self, aspect: str, said: dict[str, Any], keys: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """The verdict object with what was not checked, ``more``, the memory, and under ``aspect`` what the file is:
-        what it ``said``, and the ids of ``keys`` that signed."""
+        """The verdict object with the unchecked items, ``more``, the memory, and under ``aspect`` the file's own fields
+        ``said`` and the ids of the ``keys`` that signed."""
         checkpoint = {} if self.checkpoint is None else {"checkpoint": self.checkpoint.to_json()}
         memory = {} if self.memory is None else {"memory": self.memory}
         about = {"sha256": self.digest, "bytes": self.size_bytes, **said, **checkpoint, **keys}
@@ -91,7 +91,7 @@ class FileVerdict:
 def refused_verdict(
     tenant_id: str | None, aspects: Sequence[str], kind: str, error: Exception, seqs: tuple[int, int] = (0, 0)
 ) -> dict[str, Any]:
-    """The verdict object where the file itself, the first of ``aspects``, does not hold."""
+    """The verdict object if the file itself, the first of ``aspects``, is broken."""
     return {
         "tenant_id": tenant_id,
         "valid": False,
@@ -115,19 +115,19 @@ def is_valid(verdicts: Mapping[str, str]) -> bool:
 def observed(
     memory: Memory | None, keyring: Keyring | None, tenant_id: str, note: str, to_seq: int, *, is_file: bool = False
 ) -> Observation | None:
-    """What is known of the log before a file is verified; None without a memory or trusted keys."""
+    """The memory's observation of the log before a file is verified; None without a memory or trusted keys."""
     if memory is None or keyring is None:
         return None
     return Observation.at(memory, tenant_id, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=is_file)
 
 
 def is_compared_elsewhere(kept: JudgedCheckpoint | None, observation: Observation | None) -> bool:
-    """Whether there is a checkpoint that does not come with the file."""
+    """Whether there is a checkpoint from outside the file."""
     return kept is not None or (observation is not None and bool(observation.before))
 
 
 def applying(reasons: Sequence[tuple[bool, str]]) -> list[str]:
-    """The reasons that apply, each given behind whether it does."""
+    """The reasons that apply, out of pairs of whether it applies and the reason."""
     return [reason for applies, reason in reasons if applies]
 
 
@@ -136,17 +136,17 @@ def applying(reasons: Sequence[tuple[bool, str]]) -> list[str]:
 
 @dataclass(kw_only=True)
 class BundleVerdict(FileVerdict):
-    """What verifying one bundle came to."""
+    """The outcome of verifying one bundle."""
 
     manifest: Manifest | None = None
-    """None when it could not be read."""
+    """None if it could not be read."""
     manifest_keys: tuple[str, ...] = ()
-    """Ids of the held keys whose signature of the manifest holds."""
+    """Ids of the held keys whose signature of the manifest is valid."""
     snapshot_keys: Counter[str] = field(default_factory=Counter)
-    """Snapshots by the id of the key that each says signed it."""
+    """Number of snapshots by the key id that each names as its signer."""
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict object, and beside it what was verified."""
+        """The verdict object, with the manifest's fields beside it."""
         fields = {} if self.manifest is None else msgspec.structs.asdict(self.manifest)
         said = {name: value for name, value in fields.items() if name not in _UNTOLD}
         keys = {"manifest_key_ids": list(self.manifest_keys), "snapshot_key_ids": sorted(self.snapshot_keys)}
@@ -163,7 +163,7 @@ async def verify_file(
     """The verdict on a bundle, whole or damaged.
 
     Raises:
-        NotABundleError: the file is something else.
+        NotABundleError: the file is not a bundle.
         OSError: the file cannot be read.
     """
     began_s = time.perf_counter()
@@ -184,10 +184,10 @@ async def judge_bundle(
     outsiders: ExternalWitnesses = NOBODY,
     on_break: Callable[[Break], object] | None = None,
 ) -> BundleVerdict:
-    """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere, what was verified
-    before and what ``outsiders`` said. ``on_break`` is called with each break of the rows.
+    """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere, the verifier's
+    memory and statements of ``outsiders``. ``on_break`` is called with each break of the rows.
 
-    Without ``keyring`` no signature is judged, and nothing vouches for what else is found.
+    Without ``keyring`` no signature is verified, and no key vouches for the rest of the verdict.
     """
     began_s = time.perf_counter()
     reader, manifest = rows.bundle, rows.bundle.manifest
@@ -199,7 +199,7 @@ async def judge_bundle(
         return snapshot
 
     try:
-        # 1. Who signed the manifest.
+        # 1. The manifest's signature.
         signed = Manifest.judge(reader.envelope, keyring)
         result.manifest_keys = signed.key_ids
         # 2. The checkpoints: the bundle's own, then the one kept elsewhere.
@@ -207,7 +207,7 @@ async def judge_bundle(
         result.checkpoint = own.checkpoint
         heads, undecided = _heads(manifest, own, kept)
         anchors = reader.anchors()
-        # 3. What this verifier verified before.
+        # 3. The checkpoints that this verifier remembers.
         observation = observed(memory, keyring, manifest.tenant_id, reader.checkpoint(), manifest.to_seq, is_file=True)
         heads += [] if observation is None else observation.heads
         # 4. The rows.
@@ -222,7 +222,7 @@ async def judge_bundle(
         )
     except BundleInvalidError as error:
         return _broken(result, error, time.perf_counter() - began_s)
-    # 5. All of it together.
+    # 5. The combined verdict.
     verdict = found.to_json((time.perf_counter() - began_s) * 1000)
     if kept is not None and kept.unknown is None and kept.checkpoint[:2] == own.checkpoint[:2]:
         verdict = compared(verdict, kept.checkpoint, own.checkpoint, KEPT)
@@ -241,8 +241,8 @@ def refused(error: BundleInvalidError, digest: str, size_bytes: int, seconds: fl
 
 
 def refuse_unless_trusted(name: str, found: BundleVerdict, trusted_by: str = "bundle.trusted_keys") -> None:
-    """Refuse what is broken, and what no trusted key signed. A range that begins later, or ends behind its last
-    snapshot, may come in: the manifest, which a trusted key signed, covers every byte of it.
+    """Reject a broken bundle, and one that no trusted key signed. A range that begins later, or ends after its last
+    snapshot, is accepted: the manifest, which a trusted key signed, covers every byte of it.
 
     Raises:
         BundleRefusedError, UntrustedKeyError: with the verdict; ``name`` is the file's, and ``trusted_by`` names the
@@ -260,7 +260,7 @@ def _own_checkpoint(reader: BundleReader, keyring: Keyring | None) -> JudgedChec
     """The bundle's own checkpoint.
 
     Raises:
-        BundleInvalidError: it is none of this log that covers the range.
+        BundleInvalidError: it is of another log, or does not cover the range.
     """
     try:
         return manifests.judge_own_checkpoint(reader.manifest, reader.checkpoint(), keyring)
@@ -272,7 +272,7 @@ def _own_checkpoint(reader: BundleReader, keyring: Keyring | None) -> JudgedChec
 def _heads(
     manifest: Manifest, own: JudgedCheckpoint, kept: JudgedCheckpoint | None
 ) -> tuple[list[TreeHead], str | None]:
-    """The tree heads that the entries can be compared with, and why the kept one cannot."""
+    """The tree heads to compare the entries with, and why the kept one cannot be compared."""
     tree_head = TreeHead(manifest.tree_size, bytes.fromhex(manifest.tree_root), OWN, is_own=True)
     heads = [tree_head] if own.unknown is None else []
     if kept is None or kept.unknown is not None:
@@ -295,8 +295,8 @@ def _with_signatures(
     keyring: Keyring | None,
     undecided: str | None,
 ) -> dict[str, Any]:
-    """``verdict`` with that on the manifest's signature, and on checkpoints where more than the comparison of roots
-    decides it. What is broken stays so."""
+    """``verdict`` with that on the manifest's signature, and on checkpoints if more than the comparison of roots
+    decides it. A broken aspect stays broken."""
     verdicts = {BUNDLE: signed.verdict, **verdict["verdicts"]}
     if verdicts["checkpoint"] != "broken":
         if own.unknown is not None or (kept is not None and kept.unknown is not None):
@@ -325,7 +325,7 @@ def _left_out(
     undecided: str | None,
     observation: Observation | None,
 ) -> list[str]:
-    """What could not be checked, and why."""
+    """The checks that could not be made, and why."""
     unsigned, later = verdict["unsigned_entries"], f"the range begins at seq {found.from_seq}"
     older = None if observation is None else observation.why_not
     unknown = None if kept is None else kept.unknown
@@ -352,7 +352,7 @@ def _left_out(
 
 
 def _broken(result: BundleVerdict, error: BundleInvalidError, seconds: float) -> BundleVerdict:
-    """The verdict when the bundle itself does not hold."""
+    """The verdict if the bundle itself is broken."""
     manifest = result.manifest
     kind = BUNDLE_SIGNATURE if isinstance(error, BundleSignatureError) else BUNDLE
     tenant_id, seqs = (None, (0, 0)) if manifest is None else (manifest.tenant_id, (manifest.from_seq, manifest.to_seq))

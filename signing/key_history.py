@@ -1,33 +1,33 @@
-"""What the chain of ``_system`` says of keys: which there are, who admitted them, how long they count.
+"""The keys that the chain of ``_system`` records: which exist, which key admitted each, how long each is valid.
 
 The facts, as payloads of entries (docs/formats/keys.md)::
 
     KEY_ADDED     key_id, algorithm, public_key_pem, node_id; of the root also root: true
-    KEY_ROTATED   the same of the new key, and previous_key_id, not_after: how long the one before it counts
-    KEY_ADMITTED  those of KEY_ADDED, of a key which an entry introduced and nobody had admitted
+    KEY_ROTATED   the same of the new key, and previous_key_id, not_after: until when the previous key is valid
+    KEY_ADMITTED  the facts of KEY_ADDED, of a key that an entry introduced and no key has admitted yet
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
     TOKEN_ISSUED, TOKEN_REVOKED  see signing.key_statement
-    LOG_FORKED    whatever it says: from here on the ledger is another than the one that it has its first entries from
+    LOG_FORKED    any facts: from here on this is another ledger than the one that its first entries come from
 
-and in each but the last ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
+All but LOG_FORKED carry ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
 
     1. the first key that is introduced is the root of the ledger
-    2. every other change counts only with a statement by a valid key: it was admitted, and no earlier entry revoked
+    2. every other change is valid only with a statement by a valid key: it was admitted, and no earlier entry revoked
        or replaced it. The statement names an earlier entry, not before the last fork: a statement made for the
-       ledger that was forked does not count here, even about entries that both share
+       ledger that was forked is not valid here, even about entries that both share
     3. if a key is revoked from an HLC, its admissions at or after that HLC are void, except those in the chain of
        admissions that leads to the revoking key
     4. an admission admits one key and ends none. A rotation ends the old key only with a statement by a valid key,
-       since anyone can write one without
-    5. of several ends and several revocations of one key the earliest counts
+       since anyone can write a rotation without a statement
+    5. of several ends and several revocations of one key the earliest applies
     6. a token is issued by rules 2 and 3, as a key is admitted; its revocation, which only narrows, needs no statement;
        no statement names an entry about a token
 
-A chain whose root has no ``root: true`` was begun before there were statements. Until its first statement, ends and
-revocations without one count as well: they only ever narrow. What was introduced so is as little admitted as elsewhere.
+A chain whose root has no ``root: true`` is older than statements. Until its first statement, ends and revocations
+without one apply as well, because they only narrow. A key introduced without a statement is not admitted, as elsewhere.
 
 An attacker who can write to a database can write any row there, but no statement by an admitted key. So its rows can
-show that a key does not count. Only keys that the verifier obtained elsewhere can show that one does.
+show that a key is not valid. Only keys that the verifier obtained elsewhere can show that a key is valid.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from signing.key_statement import TOKEN_ACTIONS, TOKEN_PREFIX, Anchor, IssuedTok
 from signing.keys import Keyring, PublicKey
 
 SUBJECT_PREFIX = "key:"
-"""What ``job_id`` of an entry about a key begins with; the key's id follows."""
+"""Prefix of ``job_id`` in an entry about a key; the key's id follows."""
 AFTER_SUBJECTS = "key;"
-"""The first text, in the order of bytes, that no subject of a key comes after."""
+"""The first text, in byte order, after every key's subject."""
 FORK_PREFIX, AFTER_FORKS = "fork:", "fork;"
-"""The same of entries about forks of the log: they bound what a statement about a key may name."""
+"""The same two for entries about forks of the log, which bound the entries that a statement about a key may name."""
 
 _SEQ, _HLC, _ACTION, _JOB = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "action", "job_id"))
 _PREV, _LINK = map(ENTRY_COLUMNS.index, ("prev_chain_link", "chain_link"))
@@ -60,7 +60,7 @@ _PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("payload", "origin"))
 
 
 class KeyEvent(NamedTuple):
-    """An entry about a key, or a fork: where it stands, its HLC, action and payload."""
+    """An entry about a key, or a fork: its place in the chain, its HLC, action and payload."""
 
     at: Anchor
     hlc: Hlc
@@ -69,53 +69,53 @@ class KeyEvent(NamedTuple):
 
 
 class KnownKey(NamedTuple):
-    """A key that an entry introduced. One that counts has its end and its revocation; ``facts`` are those of the entry
-    that admits it. One that was introduced before there were statements in the chain is of the old form."""
+    """A key that an entry introduced. If it is valid, ``key`` has its end and its revocation. ``facts`` are those of
+    the entry that admits it. A key introduced before the chain's first statement is of the old form."""
 
     key: PublicKey
     introduced: KeyEvent
-    """The entry, in the place of the last fork where it comes before that."""
+    """The entry; if it precedes the last fork, at the place of that fork."""
     facts: dict[str, object]
     is_old_form: bool = False
     admitted_by: str | None = None
-    """The key that admitted it, None for the root and for one that waits."""
+    """The key that admitted it, None for the root and for a key that waits for admission."""
 
     @property
     def node_id(self) -> str | None:
-        """The node on which it signs, None where nothing says."""
+        """The node on which it signs, None if its facts name none."""
         node_id = self.introduced.facts.get("node_id")
         return node_id if isinstance(node_id, str) else None
 
 
 class KeyHistory(NamedTuple):
-    """What the entries about keys add up to."""
+    """The state of the keys after all entries about them."""
 
     root_key_id: str | None
     admitted: dict[str, KnownKey]
-    """Keys that count by id, in the order in which they were admitted."""
+    """Valid keys by id, in the order in which they were admitted."""
     waiting: dict[str, KnownKey]
-    """Keys that nobody has admitted."""
+    """Keys that no key has admitted."""
     authorities: frozenset[str]
     """Ids of the keys that may change keys now."""
     reasons: dict[str, str]
-    """Why keys were revoked, where that was said."""
+    """Why keys were revoked, for revocations that give a reason."""
     replaced: frozenset[tuple[str, str]]
-    """Which key an entry says took the place of which, whether that counts or not."""
+    """Pairs of a new key and the key that it replaced, as entries state them, valid or not."""
     anchors: frozenset[Anchor]
-    """The entries that a statement may name: about keys, since the last fork, and that fork."""
+    """The entries that a statement may name: the last fork, and entries about keys since."""
     newest: Anchor | None
-    """The last of them."""
+    """The last of ``anchors``."""
     is_old_form: bool
-    """Whether the chain was begun before there were statements, and there is none yet."""
+    """Whether the chain is older than statements and has none yet."""
     tokens: dict[str, IssuedToken]
-    """Tokens that were issued with the word of a key that counts, by id, in the order of the chain."""
+    """Tokens issued with a statement by a valid key, by id, in the order of the chain."""
 
     def keys(self) -> dict[str, PublicKey]:
-        """The keys that count, by id."""
+        """The valid keys, by id."""
         return {key_id: admitted.key for key_id, admitted in self.admitted.items()}
 
     def would_count(self, action: str, facts: Mapping[str, object]) -> bool:
-        """Whether an entry of these facts would count, were it the next."""
+        """Whether an entry of these facts would be valid as the next one."""
         keys = {key_id: self.admitted[key_id].key for key_id in self.authorities}
         return voucher_of(action, facts, self.root_key_id, keys, self.anchors) is not None
 
@@ -124,7 +124,7 @@ _PREFIXES: Mapping[str, str] = {
     SystemAction.LOG_FORKED: FORK_PREFIX,
     **dict.fromkeys(TOKEN_ACTIONS, TOKEN_PREFIX),
 }
-"""What ``job_id`` begins with, by action; of all other entries that count here it is ``SUBJECT_PREFIX``."""
+"""Prefix of ``job_id``, by action; ``SUBJECT_PREFIX`` for all other entries about keys."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INTRODUCING = (SystemAction.KEY_ADDED, SystemAction.KEY_ROTATED)
@@ -138,7 +138,7 @@ def time_of(physical_ms: int) -> datetime:
 
 
 def root_facts(key: PublicKey, node_id: str | None) -> dict[str, object]:
-    """Facts of the KEY_ADDED entry of the key that a ledger begins with; one that is offline has no node."""
+    """Facts of the KEY_ADDED entry of a ledger's root key; an offline root key has no node."""
     return given(**_facts(key), root=True, node_id=node_id)
 
 
@@ -148,7 +148,7 @@ def added_facts(key: PublicKey, node_id: str) -> dict[str, object]:
 
 
 def rotated_facts(key: PublicKey, node_id: str, previous_key_id: str, not_after_ms: int) -> dict[str, object]:
-    """Facts of a KEY_ROTATED entry: ``key`` takes the place of another, which counts up to ``not_after_ms``."""
+    """Facts of a KEY_ROTATED entry: ``key`` replaces another, which is valid up to ``not_after_ms``."""
     not_after = rfc3339.written(time_of(not_after_ms), "milliseconds")
     return {**added_facts(key, node_id), "previous_key_id": previous_key_id, "not_after": not_after}
 
@@ -159,12 +159,12 @@ def revoked_facts(key_id: str, node_id: str, from_hlc: Hlc, reason: str | None) 
 
 
 def history_of(events: Iterable[KeyEvent]) -> KeyHistory:
-    """What ``events``, in the order of the chain, add up to. One that breaks a rule says nothing."""
+    """The key history of ``events``, in the order of the chain. An event that breaks a rule changes nothing."""
     return KeyFold().history(tuple(events))
 
 
 class KeyFold:
-    """``history_of`` a chain that grows: what was taken in is not judged again, as each statement costs a signature."""
+    """``history_of`` a growing chain. Each event is judged once, because verifying its statement costs a signature."""
 
     def __init__(self) -> None:
         self._taken: tuple[KeyEvent, ...] = ()
@@ -172,13 +172,13 @@ class KeyFold:
         self._history = self._folding.history()
 
     def history(self, events: tuple[KeyEvent, ...]) -> KeyHistory:
-        """What they add up to; the same object while they are the same."""
+        """Their key history; the same object while the events are the same."""
         taken, folding = len(self._taken), self._folding
         if events[:taken] != self._taken:
             taken, folding = 0, _Folding()
         elif len(events) == taken:
             return self._history
-        # Nothing is kept of a fold that breaks off.
+        # If the fold raises, its partial state is discarded.
         self._taken, self._folding = (), _Folding()
         for event in events[taken:]:
             folding.take_event(event)
@@ -187,8 +187,8 @@ class KeyFold:
 
 
 def event_of(row: EntryRow) -> KeyEvent | None:
-    """What a row that holds together says of a key or a token, or that the log was forked, None for any other entry; an
-    imported one speaks of another ledger."""
+    """The event in a consistent row: about a key, a token or a fork of the log. None for any other entry, and for an
+    imported one, which is about another ledger."""
     prefix = _PREFIXES.get(row[_ACTION], SUBJECT_PREFIX)
     if row[_ORIGIN] is not None or not row[_JOB].startswith(prefix):
         return None
@@ -200,9 +200,9 @@ def event_of(row: EntryRow) -> KeyEvent | None:
 
 
 def named_keys(rows: Iterable[EntryRow]) -> Keyring | None:
-    """The keys that the rows about keys admit, in seq order; None where there is not even a root.
+    """The keys that the rows about keys, in seq order, admit; None without a root.
 
-    A signature that is valid only under these keys counts as not checked: see ``without_trust``.
+    A signature that is valid only under these keys is reported as not checked: see ``without_trust``.
     """
     events = [event for row in rows if holds_together(SYSTEM_TENANT, row) and (event := event_of(row)) is not None]
     history = history_of(events)
@@ -210,7 +210,7 @@ def named_keys(rows: Iterable[EntryRow]) -> Keyring | None:
 
 
 def without_trust(verdicts: dict[str, str]) -> None:
-    """Take back from ``verdicts`` what was judged with keys that the ledger named itself: no signature is ``ok``."""
+    """Downgrade signatures from ``ok`` to ``not_checked``: they were judged by keys that the ledger itself names."""
     if verdicts["signatures"] == "ok":
         verdicts["signatures"] = "not_checked"
 
@@ -228,9 +228,9 @@ class _Folding:
         self._admitted: dict[str, list[_Admission]] = {}
         self._authorities: set[str] = set()
         self._replaced_ids: set[str] = set()
-        """Keys whose place others took, by the word of one that might say so."""
+        """Keys that a valid statement replaced."""
         self._spared: dict[str, set[str]] = {}
-        """By revoked key, what it admitted and stays so."""
+        """By revoked key, the keys whose admission by it stays valid."""
         self._ends: dict[str, datetime] = {}
         self._revoked: dict[str, Hlc] = {}
         self._reasons: dict[str, str] = {}
@@ -239,7 +239,7 @@ class _Folding:
         """By id, with the key that vouches for it."""
 
     def take_event(self, event: KeyEvent) -> None:
-        """The next entry."""
+        """Apply the next entry."""
         if event.action in TOKEN_ACTIONS:
             with suppress(InvalidInputError):
                 self.take_token(event)
@@ -250,7 +250,7 @@ class _Folding:
         self.newest = event.at
 
     def take_token(self, event: KeyEvent) -> None:
-        """An entry about a token. Anything revokes one, only the word of a key that counts issues one.
+        """Apply an entry about a token. Any entry revokes a token; only a statement by a valid key issues one.
 
         Raises:
             InvalidInputError: it holds no such facts.
@@ -266,7 +266,7 @@ class _Folding:
             self._tokens.setdefault(token.token_id, (token, vouching))
 
     def take(self, event: KeyEvent) -> None:
-        """One entry.
+        """Apply one entry about a key or a fork.
 
         Raises:
             InvalidInputError, ValueError, OverflowError: it holds no such facts.
@@ -283,7 +283,7 @@ class _Folding:
             self._introduce(event, signer_id)
         if signer_id is None and not self._is_old_form:
             return
-        # Ends and revocations: with a statement, or in a chain that has none yet.
+        # Ends and revocations: with a statement, or in a chain without statements so far.
         if event.action == SystemAction.KEY_REVOKED:
             key_id, from_hlc = str(event.facts.get("key_id")), Hlc.parse(str(event.facts.get("revoked_from_hlc")))
             self._spared[key_id] = self._line_of(signer_id)
@@ -308,7 +308,7 @@ class _Folding:
         self._authorities = {key.key_id}
 
     def _signer_of(self, event: KeyEvent) -> str | None:
-        """Id of the key that vouches for the entry, None when none does that may."""
+        """Id of the authorized key that vouches for the entry, None if none does."""
         keys = {key_id: self._introduced[key_id].key for key_id in self._authorities}
         return voucher_of(event.action, event.facts, self._root, keys, self.anchors)
 
@@ -361,7 +361,7 @@ class _Folding:
         return replace(key, not_after=self._ends.get(key.key_id), revoked_from_hlc=self._revoked.get(key.key_id))
 
     def _as_nameable(self, introduced: KeyEvent) -> KeyEvent:
-        """The entry, at a place that a statement may name."""
+        """The entry at a place that a statement may name."""
         return introduced if introduced.at in self.anchors or self._fork is None else introduced._replace(at=self._fork)
 
     def _in_force(self) -> dict[str, _Admission]:
@@ -394,7 +394,7 @@ class _Folding:
 
 
 class _Admission(NamedTuple):
-    """That a key was admitted: by which, None for the root, and when."""
+    """The admission of a key: the key that signed it, None for the root, and its HLC."""
 
     signer_id: str | None
     hlc: Hlc

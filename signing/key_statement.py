@@ -1,6 +1,6 @@
-"""Statements about keys and tokens, and the facts of tokens: what entries of ``_system`` carry.
+"""Statements about keys and tokens, and the facts of tokens, in entries of ``_system``.
 
-Whoever may change the keys of a ledger, or issue its tokens, signs canonical JSON in a DSSE envelope
+A key that may change the keys of a ledger, or issue its tokens, signs canonical JSON in a DSSE envelope
 (:mod:`signing.envelope`) of type ``PAYLOAD_TYPE``::
 
     {"action": "KEY_ADMITTED",
@@ -8,17 +8,18 @@ Whoever may change the keys of a ledger, or issue its tokens, signs canonical JS
      "facts": {"algorithm": …, "key_id": …, "node_id": …, "public_key_pem": …},
      "root_key_id": "06e3fd8fda29bb60"}
 
-``action`` and ``facts`` are those of the entry, whole, but for the statement itself. ``after`` names an earlier entry
-about a key in the same chain; its link binds everything before it, so the statement says nothing in any other ledger,
-not even in one that has the same root key. Nothing in it is a time: when it counts follows from its place in the chain.
+``action`` and ``facts`` are all those of the entry, except the statement itself. ``after`` names an earlier entry about
+a key in the same chain. Its link binds everything before it, so the statement is not valid in any other ledger, not
+even in one with the same root key. It holds no time: its validity follows from its place in the chain.
 
 The facts of entries about tokens (docs/formats/tokens.md)::
 
     TOKEN_ISSUED   token_id, name, digest, rights, tenants, expires_at or none, issued_by or none; statement
     TOKEN_REVOKED  token_id, revoked_by or none
 
-``digest`` is the SHA-256 of the token, in hex: nobody can make the token of it. Who can only write to the database
-makes no statement, and so issues no token. Which entries count is said by :mod:`signing.key_history`.
+``digest`` is the SHA-256 of the token, in hex, from which the token cannot be derived. An attacker who can only write
+to the database cannot make a statement, and so issues no token. :mod:`signing.key_history` decides which entries are
+valid.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from signing.strict import parse_json
 PAYLOAD_TYPE = "application/vnd.tallystick.key-statement+json"
 
 FIELD = "statement"
-"""Under what name the facts of an entry carry the envelope."""
+"""Name of the fact that holds the envelope."""
 
 
 class Anchor(NamedTuple):
@@ -63,7 +64,7 @@ def payload(action: str, facts: Mapping[str, object], root_key_id: str, after: A
 def sign(
     action: str, facts: Mapping[str, object], root_key_id: str, after: Anchor, signer: Signer
 ) -> dict[str, object]:
-    """``facts`` with a statement by ``signer`` that it is so.
+    """``facts`` with a statement about them by ``signer``.
 
     Raises:
         SigningUnavailableError: the signer cannot be reached.
@@ -72,7 +73,7 @@ def sign(
 
 
 class Statement(NamedTuple):
-    """A statement that is well-formed: whose it says it is, and the entry it names; nobody vouches for it yet."""
+    """A well-formed statement, its signature not verified yet: the signer and the entry that it names."""
 
     signer_id: str
     after: Anchor
@@ -80,7 +81,7 @@ class Statement(NamedTuple):
     signature: bytes
 
     def holds(self, action: str, facts: Mapping[str, object], root_key_id: str, signer: PublicKey) -> bool:
-        """Whether ``signer`` made it, about just this change in a ledger that began with that root key."""
+        """Whether ``signer`` made it, about exactly this change in a ledger with that root key."""
         try:
             expected = payload(action, facts, root_key_id, self.after)
         except InvalidInputError:
@@ -89,7 +90,7 @@ class Statement(NamedTuple):
 
 
 def read(facts: Mapping[str, object]) -> Statement | None:
-    """The statement that the facts of an entry carry, None where there is none that can be one."""
+    """The statement in the facts of an entry, None if there is no well-formed one."""
     try:
         parsed = envelope.parse(facts.get(FIELD), PAYLOAD_TYPE)
         said: Any = parse_json(parsed.payload, "the statement")
@@ -109,7 +110,7 @@ def voucher_of(
     authorities: Mapping[str, PublicKey],
     anchors: Set[Anchor],
 ) -> str | None:
-    """Id of the key of ``authorities`` whose statement vouches for the facts of an entry, None when none does.
+    """Id of the key of ``authorities`` whose statement vouches for the facts of an entry, None if none does.
 
     The statement must name one of ``anchors``.
     """
@@ -128,23 +129,23 @@ def given(**facts: object) -> dict[str, object]:
 # --- tokens -------------------------------------------------------------------------------------------
 
 TOKEN_PREFIX = "token:"  # noqa: S105
-"""What ``job_id`` of an entry about a token begins with; the token's id follows."""
+"""Prefix of ``job_id`` in an entry about a token; the token's id follows."""
 AFTER_TOKENS = "token;"
-"""The first text, in the order of bytes, that no subject of a token comes after."""
+"""The first text, in byte order, after every token's subject."""
 TOKEN_ACTIONS = frozenset({SystemAction.TOKEN_ISSUED, SystemAction.TOKEN_REVOKED})
 
 _Name = Annotated[str, Meta(min_length=1)]
 
 
 class IssuedToken(NamedTuple):
-    """A token that counts, or counted: whose it is, and what it allows for which tenants."""
+    """A token that is or was valid: its name, its rights and the tenants that they apply to."""
 
     token_id: str
     name: str
     digest: bytes
     rights: tuple[str, ...]
     tenants: tuple[str, ...]
-    """Patterns: a tenant, the beginning of tenants and ``*``, or ``*`` alone."""
+    """Patterns: a tenant, a prefix and ``*``, or ``*`` alone."""
     issued_hlc: Hlc
     expires_at: datetime | None
     issued_by: str | None
@@ -174,10 +175,10 @@ class _TokenFacts(msgspec.Struct):
 
 
 def read_token(facts: Mapping[str, object], issued_hlc: Hlc) -> IssuedToken:
-    """The token that an entry of these facts, at this HLC, issues.
+    """The token that an entry with these facts, at this HLC, issues.
 
     Raises:
-        InvalidInputError: they describe none.
+        InvalidInputError: the facts describe no token.
     """
     try:
         said = msgspec.convert(facts, _TokenFacts)

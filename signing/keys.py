@@ -1,5 +1,5 @@
-"""Public keys: how they are named, when they hold, how a signature is checked; the ring that a verifier holds, and
-the seam where signers go.
+"""Public keys: their ids, their validity and the verification of signatures; the keyring of a verifier; the interface
+of signers.
 
 Invariants::
 
@@ -8,10 +8,10 @@ Invariants::
     not_before <= not_after, when both are given
 
 Signatures: Ed25519 as in RFC 8032, 64 bytes; ECDSA over P-256 with SHA-256 as DER ``SEQUENCE {r, s}``,
-which is what securesystemslib calls ``ecdsa-sha2-nistp256``.
+``ecdsa-sha2-nistp256`` in securesystemslib.
 
 A ring is read from a PEM file, a folder of files, or saved ``/v1/keys`` JSON (docs/formats/keys.md).
-What is in a ring is trusted, so a ring never comes from the thing that is checked with it.
+The keys in a ring are trusted, so a ring never comes from the data that it verifies.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ KeyMaterial = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 RING_FILE_BYTES_MAX = 4 * 2**20
 RING_FILE_SUFFIXES = (".pem", ".json")
-"""Which files of a folder are read; others in it are left alone."""
+"""Suffixes of the files of a folder that are read; other files are ignored."""
 
 KEYS_MAX = 1000
-"""Bounds what a signature without a key id costs: all keys are tried."""
+"""Bounds the cost of a signature without a key id, for which all keys are tried."""
 
 _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 
@@ -111,7 +111,7 @@ class KeyJson(msgspec.Struct, frozen=True):
 
 
 class KeyringJson(msgspec.Struct, frozen=True):
-    """What ``/v1/keys`` answers."""
+    """The response of ``/v1/keys``."""
 
     keys: Annotated[list[KeyJson], Meta(max_length=KEYS_MAX)]
     log_verifier_keys: Annotated[list[str], Meta(max_length=KEYS_MAX)] = []
@@ -129,7 +129,7 @@ def _algorithm_of(material: KeyMaterial) -> str:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """One key and when it holds; bounds that are ``None`` do not bind. Times carry a zone.
+    """One key and its validity window; a bound of ``None`` is no bound. Times carry a zone.
 
     Raises:
         InvalidInputError: an invariant of this module does not hold.
@@ -162,7 +162,7 @@ class PublicKey:
         not_after: datetime | None = None,
         revoked_from_hlc: Hlc | None = None,
     ) -> PublicKey:
-        """The key of a PEM block or of `cryptography`; id and algorithm follow from it."""
+        """The key of a PEM block or of `cryptography`; id and algorithm are derived from it."""
         material = material_of(public_key) if isinstance(public_key, str) else public_key
         return cls(
             key_id=_id_of(material),
@@ -228,7 +228,7 @@ class PublicKey:
         return self.material.public_bytes_raw()
 
     def made(self, signature: bytes, message: bytes) -> bool:
-        """Whether this key made ``signature`` over ``message``; never raises, says nothing of windows."""
+        """Whether this key made ``signature`` over ``message``. Never raises; the validity window is not checked."""
         try:
             if isinstance(self.material, Ed25519PublicKey):
                 self.material.verify(signature, message)
@@ -239,7 +239,7 @@ class PublicKey:
         return True
 
     def refusal(self, hlc: Hlc) -> str | None:
-        """Why this key does not count for what was signed at ``hlc``; ``None`` when it does.
+        """Why this key is not valid for a signature made at ``hlc``; ``None`` if it is.
 
         A window is judged by the physical part, both ends included; a revocation by the whole HLC.
         """
@@ -276,7 +276,7 @@ def _time(name: str, text: str | None) -> datetime | None:
 
 
 class Signer(ABC):
-    """A key that signs: one in a file, or one that a KMS or HSM keeps (signing.private_keys)."""
+    """A signing key, in a file or in a KMS or HSM (signing.private_keys)."""
 
     public_key: PublicKey
     """The public half, without a validity window."""
@@ -288,7 +288,7 @@ class Signer(ABC):
 
     @abstractmethod
     def sign(self, message: bytes) -> bytes:
-        """Signature over ``message``, in the form that ``PublicKey.made`` checks.
+        """Signature over ``message``, in the form that ``PublicKey.made`` verifies.
 
         Raises:
             SigningUnavailableError: the key cannot be reached now.
@@ -296,10 +296,10 @@ class Signer(ABC):
 
 
 class Keyring:
-    """Keys by id. A key given twice holds where both say so: narrower window, earlier revocation.
+    """Keys by id. A key given twice has the narrower window and the earlier revocation of both.
 
-    ``log_verifier_keys`` are the verifier keys of logs that came with the ring, as text; ``root_key_id`` is the key
-    that the ledger of the ring began with, None where the ring does not say or is of several.
+    ``log_verifier_keys`` are the verifier keys of logs that came with the ring, as text; ``root_key_id`` is the root
+    key of the ring's ledger, None if the ring does not name it or is of several ledgers.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Keyring:
                 raise InvalidInputError(f"a keyring holds at most {KEYS_MAX} keys")
 
     def __reduce__(self) -> tuple[Callable[[object], Keyring], tuple[object]]:
-        """To another process it travels as its JSON."""
+        """Pickled as its JSON."""
         return Keyring.from_json, (self.to_json(),)
 
     def __iter__(self) -> Iterator[PublicKey]:
@@ -345,7 +345,7 @@ class Keyring:
 
     @classmethod
     def from_json(cls, value: object) -> Keyring:
-        """The ring that ``/v1/keys`` answers with.
+        """The ring in a response of ``/v1/keys``.
 
         Raises:
             InvalidInputError: not of that shape, or a key in it is wrong.
@@ -386,7 +386,7 @@ class Keyring:
         )
 
     def to_json(self) -> dict[str, object]:
-        """What ``/v1/keys`` answers; ``from_json`` reads it back."""
+        """The response of ``/v1/keys``; ``from_json`` reads it back."""
         root = {} if self.root_key_id is None else {"root_key_id": self.root_key_id}
         keys = [key.to_json() for key in self]
         return {"keys": keys, **root, "log_verifier_keys": list(self.log_verifier_keys)}

@@ -3,14 +3,14 @@
 The payload is an in-toto Statement (github.com/in-toto/attestation, spec/v1/statement.md), canonical JSON::
 
     _type          https://in-toto.io/Statement/v1
-    subject        one: name and digest sha256 of what the statement is about
-    predicateType  which form it is
+    subject        exactly one, with its name and digest sha256
+    predicateType  the form of the predicate
     predicate      the fields of that form
 
 A range of a tenant's chain has the name ``{tenant_id}/{from_seq}-{to_seq}``. The DSSE envelope around the payload of a
-manifest or a receipt is canonical JSON itself and has exactly one signature, so each has one spelling and a reader
-compares bytes. The digest of a manifest's subject is that over the 32-byte digests, in order, of the files that make up
-the range; its predicate begins with ``format_version``.
+manifest or a receipt is canonical JSON too and has exactly one signature. So each has one encoding, and a reader
+compares bytes. The digest of a manifest's subject is that over the 32-byte digests, in order, of the files of the
+range; its predicate begins with ``format_version``.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from signing.strict import decode_base64, parse_json
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 CONSISTENCY_HASHES_MAX: Final = 128
 LOG_ORIGIN: Final = r"[!-*,-~]{1,300}"
-"""What a log's origin may be, without ``/`` and the tenant, as a regular expression: no space, no plus."""
+"""Regular expression of a log's origin without ``/`` and the tenant: no space, no plus."""
 
 P = TypeVar("P")
 Invalid = Callable[[str], LedgerError]
-"""Makes the error that says what is wrong."""
+"""Makes the error for a message."""
 
 _HEAD: Final = b'{"payload":"'
 _TAIL: Final = re.compile(
     rb'","payloadType":"%b","signatures":\[\{"keyid":"([0-9a-f]{16})","sig":"([A-Za-z0-9+/]{2,254}={0,2})"\}\]\}'
     % re.escape(PAYLOAD_TYPE).encode()
 )
-"""What follows the payload: there is no other spelling, so nothing has to be parsed to refuse one."""
+"""The bytes after the payload: there is one encoding, so any other is rejected without parsing."""
 _Name = Annotated[str, Meta(max_length=200)]
 _ExitCode = Annotated[int, Meta(ge=0, le=4)]
 
 REPORT_TYPE: Final = "https://tallystick.dev/verification-report/v1"
 REPORT_SUFFIX: Final = ".dsse.json"
-"""What the name of a report's envelope has behind that of the report."""
+"""Suffix of the name of a report's envelope, after the name of the report."""
 REPORT_ENVELOPE_BYTES_MAX: Final = 4 << 20
 
 
@@ -65,14 +65,14 @@ class _Digest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Subject(msgspec.Struct, forbid_unknown_fields=True):
-    """What a statement is about."""
+    """The subject of a statement."""
 
     name: _Name
     digest: _Digest
 
 
 class Statement(msgspec.Struct, Generic[P], forbid_unknown_fields=True):
-    """The payload of an envelope, its predicate of one form."""
+    """The payload of an envelope, with a predicate of one form."""
 
     type_: _Name = msgspec.field(name="_type")
     subject: tuple[Subject]
@@ -81,12 +81,12 @@ class Statement(msgspec.Struct, Generic[P], forbid_unknown_fields=True):
 
 
 def range_name(tenant_id: str, from_seq: int, to_seq: int) -> str:
-    """The name of the subject that this range is."""
+    """The subject name of this range."""
     return f"{tenant_id}/{from_seq}-{to_seq}"
 
 
 def encode(name: str, sha256: str, predicate_type: str, predicate: object) -> bytes:
-    """The payload of a statement about what has this name and digest.
+    """The payload of a statement about the subject of this name and digest.
 
     Raises:
         CanonicalError: a field has no canonical form, such as an integer beyond 2^53 - 1.
@@ -98,7 +98,7 @@ def encode(name: str, sha256: str, predicate_type: str, predicate: object) -> by
 
 
 def seal(payload: bytes, signer: Signer) -> bytes:
-    """The envelope around ``payload`` in its one spelling.
+    """The envelope around ``payload`` in its one encoding.
 
     Raises:
         SigningUnavailableError: the signer cannot be reached.
@@ -107,10 +107,10 @@ def seal(payload: bytes, signer: Signer) -> bytes:
 
 
 def open_envelope(data: bytes, what: str, invalid: Invalid) -> Envelope:
-    """The envelope in ``data``, bounded and in its one spelling; nothing of it is judged, nor its payload parsed.
+    """The envelope in ``data``, bounded and in its one encoding; it is not verified and its payload not parsed.
 
     Raises:
-        LedgerError: as ``invalid``: it is another text; ``what`` names it.
+        LedgerError: as ``invalid``: ``data`` is no such envelope; ``what`` names it.
     """
     end = data.find(b'"', len(_HEAD))
     tail = _TAIL.fullmatch(data, end) if end >= 0 and data.startswith(_HEAD) else None
@@ -127,10 +127,10 @@ def open_envelope(data: bytes, what: str, invalid: Invalid) -> Envelope:
 
 
 def judge(opened: Envelope, keyring: Keyring | None, what: str, forged: Invalid) -> Signed:
-    """Who signed, by the keys of ``keyring``.
+    """Verify the envelope by the keys of ``keyring``.
 
     Raises:
-        LedgerError: as ``forged``: a held key is named that did not sign it.
+        LedgerError: as ``forged``: it names a held key that did not sign it.
     """
     try:
         return envelope.judge(opened, keyring)
@@ -139,23 +139,23 @@ def judge(opened: Envelope, keyring: Keyring | None, what: str, forged: Invalid)
 
 
 class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the manifests of bundles and archives say, as their predicate has it. Links, roots and digests are lowercase
+    """The fields that the predicates of bundle and archive manifests share. Links, roots and digests are lowercase
     hex."""
 
     PREDICATE_TYPE: ClassVar[str]
     INVALID: ClassVar[type[LedgerError]]
-    """Raised where one is malformed or at odds with itself."""
+    """Raised for a manifest that is malformed or contradicts itself."""
     FORGED: ClassVar[type[LedgerError]]
-    """Raised where a signature does not hold."""
+    """Raised for an invalid signature."""
     digests: ClassVar[Callable[[Any], Iterable[str]]]
-    """Method: SHA-256 of each of the files that make up the range, hex."""
+    """Method: SHA-256 of each file of the range, hex."""
     check: ClassVar[Callable[[Any], None]]
-    """Method: raises ``INVALID`` where it is at odds with itself."""
+    """Method: raises ``INVALID`` if the manifest contradicts itself."""
 
     node_id: NodeId
     """The node that exported the range, or signed its last snapshot."""
     log_origin: Annotated[str, Meta(pattern=rf"^{LOG_ORIGIN}\Z")]
-    """With ``/`` and the tenant the origin of the tenant's log, as in its checkpoints."""
+    """Origin of the tenant's log in its checkpoints, without ``/`` and the tenant."""
     tenant_id: TenantId
     from_seq: Seq
     to_seq: Seq
@@ -163,13 +163,13 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Chain link of the last entry."""
     first_hlc: HlcText
     last_hlc: HlcText
-    """HLCs of the first and the last entry; neither need be the lowest or highest."""
+    """HLCs of the first and the last entry, not necessarily the lowest and highest."""
     entry_count: Seq
     tree_size: Seq
     tree_root: Hash
     """Root of the tenant's whole tree at ``to_seq``."""
     consistency: Annotated[tuple[Hash, ...], Meta(max_length=CONSISTENCY_HASHES_MAX)]
-    """Proof that the tree of the checkpoint extends that of ``tree_size``; empty when they have one size."""
+    """Proof that the tree of the checkpoint extends that of ``tree_size``; empty if the sizes are equal."""
 
     @property
     def origin(self) -> str:
@@ -209,10 +209,10 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @classmethod
     def read(cls, payload: bytes) -> Self:
-        """The manifest that the payload of an envelope is.
+        """The manifest in the payload of an envelope.
 
         Raises:
-            LedgerError: as ``INVALID``: malformed, at odds with itself, or of another version.
+            LedgerError: as ``INVALID``: malformed, contradicting itself, or of another version.
         """
         try:
             form: Any = Statement
@@ -228,10 +228,10 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def judge_own_checkpoint(manifest: RangeManifest, text: str, keyring: Keyring | None) -> JudgedCheckpoint:
-    """The checkpoint that goes with a manifest: of its log, and of a tree that begins with the manifest's.
+    """The checkpoint of a manifest: of its log, and of a tree that extends the manifest's.
 
     Raises:
-        SignatureError: malformed, of another log, or a held key is named that did not sign it.
+        SignatureError: malformed, of another log, or it names a held key that did not sign it.
         ProofError: the manifest's proof does not lead to it.
     """
     checkpoint = read_checkpoint(text)
@@ -245,12 +245,12 @@ def judge_own_checkpoint(manifest: RangeManifest, text: str, keyring: Keyring | 
 
 # --- reports ------------------------------------------------------------------------------------------
 
-# Whoever verified signs under a report (docs/formats/report.md): the subject is the report, by SHA-256, the predicate
-# says what was verified and what that came to. So the envelope alone says what was found.
+# The verifier signs a report (docs/formats/report.md): the subject is the report, by SHA-256; the predicate holds the
+# verified files and the verdicts. So the envelope alone states the findings.
 
 
 class VerifiedBundle(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A file that the report is about. All but ``exit_code`` and ``file`` are None where it could not be read."""
+    """A file in the report. All but ``exit_code`` and ``file`` are None if it could not be read."""
 
     entries: int | None
     exit_code: _ExitCode
@@ -262,7 +262,7 @@ class VerifiedBundle(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Findings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What the statement says of a report."""
+    """The predicate of a report's statement."""
 
     bundles: list[VerifiedBundle]
     exit_code: _ExitCode
@@ -271,10 +271,10 @@ class Findings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class SignedReport(msgspec.Struct, frozen=True):
-    """What came of an envelope and a report that belong together."""
+    """The outcome of verifying a report and its envelope."""
 
     name: str
-    """The report's, as it was signed; it may have been renamed since."""
+    """Name of the report when it was signed; the file may have been renamed since."""
     findings: Findings
     signed: Signed
 
@@ -290,10 +290,10 @@ def seal_report(name: str, report: bytes, findings: Findings, signer: Signer) ->
 
 
 def open_report(report: bytes, data: bytes, keyring: Keyring | None) -> SignedReport:
-    """What was signed of ``report``, by the envelope in ``data`` and the keys of ``keyring``.
+    """Verify ``report`` by the envelope in ``data`` and the keys of ``keyring``.
 
     Raises:
-        SignatureError: malformed, of another report, or a held key is named that did not sign it.
+        SignatureError: malformed, of another report, or it names a held key that did not sign it.
     """
     if len(data) > REPORT_ENVELOPE_BYTES_MAX:
         raise SignatureError(f"the signature is over {REPORT_ENVELOPE_BYTES_MAX} bytes")
@@ -312,7 +312,7 @@ def open_report(report: bytes, data: bytes, keyring: Keyring | None) -> SignedRe
 
 
 def findings_of(report: Mapping[str, Any]) -> Findings:
-    """What to sign of a report, given as its JSON form."""
+    """The findings to sign, from a report in its JSON form."""
     bundles = [_bundle(item) for item in report["bundles"]]
     code = gravest(ExitCode(bundle.exit_code) for bundle in bundles)
     return Findings(bundles, code.value, report["verified_at"], report["verified_by"])

@@ -1,22 +1,22 @@
-"""What a verifier remembers: the newest checkpoint that it verified of each log, compared with ever after.
+"""A verifier's memory: the newest checkpoint that it verified of each log, for later comparison.
 
-As Go's checksum database client does (golang.org/x/mod/sumdb): a newer checkpoint is taken only when the log still
-begins with the older one, so whoever looked once sees a log that was cut or rewritten since. A log is one origin under
-one root key: ledgers that were set up again under an old name have another key, and are never taken for a rollback.
+As in Go's checksum database client (golang.org/x/mod/sumdb), a newer checkpoint replaces the older one only if the log
+still begins with the older tree. So a verifier detects a log that was cut or rewritten since its first verification. A
+log is one origin under one root key: a ledger set up again under an old name has another key and is not a rollback.
 
 ``<state folder>/checkpoints.json``, mode 0600 in a folder of mode 0700, replaced whole under a lock::
 
     {"logs":[{"checkpoint":NOTE,"root_key":"16 hex digits","seen_at":"2026-11-22T02:40:00Z"}, ...],
      "sha256":"of the canonical JSON of logs","version":1}
 
-NOTE is the signed note as the log made it, so it also convinces others. A log whose checkpoint is forgotten would be
-looked at for the first time again; so a file that is damaged is an error, never taken for an empty one.
+NOTE is the signed note as the log made it, so it is evidence for others too. Losing a log's checkpoint would disable
+the comparison, so a damaged file is an error and never read as empty.
 
 Invariants::
 
     one checkpoint a log, and its size never becomes less        logs <= LOGS_MAX
 
-A checkpoint is remembered only when a key that the user trusts signed it, and when all that it covers was verified.
+A checkpoint is remembered only if a key that the user trusts signed it and everything that it covers was verified.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from signing.files import FILE_MODE, make_folder, open_regular, whole_file
 from signing.keys import Keyring
 
 MEMORY: Final = "memory"
-"""What ``compared_with`` calls a checkpoint that was remembered."""
+"""Name in ``compared_with`` of a remembered checkpoint."""
 LOGS_MAX: Final = 1_000_000
 """More tenants than any ledger has. 100,000 are 28 MB of file and 200 MB of memory, read in 4 s and written in 2."""
 NOTE_CHARACTERS_MAX: Final = 64 << 10
-"""A checkpoint whose note is longer, with that many cosignatures, is not remembered."""
+"""A checkpoint whose note is longer, through many cosignatures, is not remembered."""
 FILE_BYTES_MAX: Final = 1 << 30
 
 _FILE: Final = "checkpoints.json"
@@ -60,7 +60,7 @@ _WAY_OUT: Final = "name another folder with --state DIR, or do without memory wi
 
 
 class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """A checkpoint that was verified, of the log with that root key; ``note`` is it as signed."""
+    """A verified checkpoint of the log with that root key; ``note`` is its signed note."""
 
     note: str = msgspec.field(name="checkpoint")
     root_key: str
@@ -69,7 +69,7 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @classmethod
     def of(cls, note: str, root_key: str, seen_at: str) -> Seen:
-        """What is to be remembered of a verified ``note``.
+        """The memory entry of a verified ``note``.
 
         Raises:
             SignatureError: it holds no checkpoint.
@@ -89,7 +89,7 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def key_hashes(self) -> frozenset[bytes]:
-        """Those of the keys that signed in the log's name."""
+        """Hashes of the keys that signed in the log's name."""
         signatures = notes.parse(self.note).signatures
         return frozenset(each.key_hash for each in signatures if each.name == self.checkpoint.origin)
 
@@ -102,7 +102,7 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
 
 def user_folder(environment: Mapping[str, str]) -> Path:
-    """Where a user's programs keep state (XDG Base Directory Specification), for this one.
+    """This program's state folder in the user's home (XDG Base Directory Specification).
 
     Raises:
         ConfigurationError: the user has no home.
@@ -117,7 +117,7 @@ def user_folder(environment: Mapping[str, str]) -> Path:
 
 
 def memory_of(state: Path | None, *, is_off: bool) -> Memory | None:
-    """What the options ``--state`` and ``--no-state`` name, None where nothing is to be remembered.
+    """The memory that the options ``--state`` and ``--no-state`` name, None if nothing is to be remembered.
 
     Raises:
         ConfigurationError: both are given, or as ``Memory.open``.
@@ -129,7 +129,7 @@ def memory_of(state: Path | None, *, is_off: bool) -> Memory | None:
 
 @dataclass(frozen=True)
 class Memory:
-    """What is remembered in ``folder``, as it was when it was opened. Travels to other processes."""
+    """The memory in ``folder`` as of its opening. Can be sent to other processes."""
 
     folder: Path
     logs: Mapping[tuple[str, str], Seen]
@@ -137,7 +137,7 @@ class Memory:
 
     @cached_property
     def by_tenant(self) -> Mapping[str, Sequence[Seen]]:
-        """The same by the tenant that an origin ends with, in the order of origins and root keys."""
+        """Remembered checkpoints by the tenant that their origin ends with, in the order of origins and root keys."""
         found: dict[str, list[Seen]] = {}
         for (origin, _), seen in sorted(self.logs.items()):
             found.setdefault(origin.rpartition("/")[2], []).append(seen)
@@ -145,7 +145,7 @@ class Memory:
 
     @classmethod
     def open(cls, folder: Path) -> Memory:
-        """Read what is remembered; the folder is made where it is missing.
+        """Read the memory; a missing folder is created.
 
         Raises:
             ConfigurationError: the file is damaged, others can write to it, or the folder cannot be written to.
@@ -159,7 +159,7 @@ class Memory:
             ) from error
 
     def seen(self, own: Seen) -> Seen | None:
-        """The newest checkpoint verified of the log that ``own`` is of, None before the first.
+        """The newest verified checkpoint of the log of ``own``, None before the first.
 
         A checkpoint is of that log if it has its root key, or if the same key signed it under the same origin: claiming
         another root key does not discard the remembered checkpoint.
@@ -173,7 +173,7 @@ class Memory:
         return max(same, key=lambda seen: seen.checkpoint.size, default=None)
 
     def seen_of_tenant(self, tenant_id: str, keyring: Keyring) -> list[Seen]:
-        """Those of every log of that tenant that a key of ``keyring`` signed: for a ledger that names no log itself."""
+        """Checkpoints of every log of that tenant that a key of ``keyring`` signed, for a ledger that names no log."""
         return [
             seen
             for seen in self.by_tenant.get(tenant_id, ())
@@ -181,7 +181,7 @@ class Memory:
         ]
 
     def remember(self, verified: Iterable[Seen]) -> None:
-        """Keep what was verified, each where it is newer than what is there. On return it survives a power loss.
+        """Store each verified checkpoint that is newer than the stored one. On return it survives a power loss.
 
         Raises:
             ConfigurationError: the file is damaged or full, or cannot be written.
@@ -227,7 +227,7 @@ class _Content(msgspec.Struct, forbid_unknown_fields=True):
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Nobody else reads or writes meanwhile; processes that verify side by side wait for each other here."""
+    """Hold the lock of the memory file. Concurrent verifications wait for each other here."""
     make_folder(folder)
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -282,17 +282,17 @@ _MUST_HOLD: Final = ("links", "payloads", "head", "snapshots", "signatures", "tr
 
 
 class Observation(NamedTuple):
-    """What is known before the entries are verified."""
+    """The remembered and the current checkpoint of a log, before the entries are verified."""
 
     memory: Memory
     before: Sequence[Seen]
-    """What was verified before and this ledger must still hold; one checkpoint, or none where this log is new."""
+    """Remembered checkpoints that this ledger must still contain: none for a new log, usually one."""
     now: Seen | None
-    """The ledger's own checkpoint, None when there is none that a trusted key signed."""
+    """The ledger's own checkpoint, None if a trusted key signed none."""
     to_seq: int | None = None
-    """Where the range ends that is looked at, None for the whole of a ledger."""
+    """Last seq of the verified range, None for a whole ledger."""
     itself: Seen | None = None
-    """What was verified before where that is the checkpoint of this very file: comparing the two checks nothing."""
+    """The remembered checkpoint if it equals that of this file, so that comparing the two checks nothing."""
 
     @classmethod
     def at(
@@ -307,7 +307,7 @@ class Observation(NamedTuple):
         is_file: bool = False,
     ) -> Observation:
         """The observation of a ledger whose checkpoint is ``note``, or of a range of it whose note may be of a later
-        one. ``is_file`` says that the note stays as it is, and that it was perhaps remembered from here.
+        tree. With ``is_file`` the note never changes, and the remembered checkpoint may come from this same file.
 
         An attacker who edits a ledger can remove its checkpoint. Without one, all remembered logs of the tenant that a
         trusted key signed are compared.
@@ -322,8 +322,8 @@ class Observation(NamedTuple):
 
     @property
     def why_not(self) -> str | None:
-        """Why what was verified before cannot be compared, where it cannot: a range that ends before it is an older
-        one, and no rollback by itself."""
+        """Why the remembered checkpoint cannot be compared, None if it can. A range that ends before it is older, which
+        alone is no rollback."""
         if self.now is None or self.to_seq is None:
             return None
         last, newest = self.now.checkpoint.size, max(map(_size, self.before), default=0)
@@ -339,25 +339,25 @@ class Observation(NamedTuple):
         return verdict
 
     def with_verdict(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """``verdict``, whose entries were compared with ``heads``, and under ``memory`` what comparing them came to."""
+        """``verdict``, whose entries were compared with ``heads``, with the result of that under ``memory``."""
         found = self.compared_with_own({**verdict})
         return {**found, "memory": self.report(found)}
 
     @property
     def heads(self) -> list[TreeHead]:
-        """Tree heads that the entries must agree with; of a range, those from before that it reaches."""
+        """Tree heads that the entries must agree with; for a range, the remembered ones within it."""
         heads = [TreeHead(seen.checkpoint.size, seen.checkpoint.root, MEMORY) for seen in self.before]
         if self.to_seq is None and self.now is not None:
             heads.append(TreeHead(self.now.checkpoint.size, self.now.checkpoint.root, "", is_own=True))
         return [head for head in heads if self.to_seq is None or head.size <= self.to_seq]
 
     def verified(self, verdict: Mapping[str, Any]) -> Seen | None:
-        """What to remember now that the verdict is known: nothing unless all of it holds."""
+        """The checkpoint to remember after this verdict: None unless everything was verified and is valid."""
         return self.now if self.now is not None and _is_whole(verdict) else None
 
     def report(self, verdict: Mapping[str, Any], never_whole: str | None = None) -> dict[str, Any]:
-        """The observation in plain values, and in words, which say what is new only once ``remember_observed`` has
-        stored it. ``never_whole`` says why a file of this kind is never all of a ledger."""
+        """The observation in plain values and in words. The words mention a new checkpoint only after
+        ``remember_observed`` has stored it. ``never_whole`` is why a file of this kind is never a whole ledger."""
         kept, is_compared = self.verified(verdict), MEMORY in (verdict["compared_with"] or "").split(", ")
         known = (*self.before, self.itself, kept)
         newest = max((each for each in known if each is not None), key=_size, default=None)
@@ -388,10 +388,10 @@ class Observation(NamedTuple):
 
 
 def remember_observed(memory: Memory, observations: Iterable[dict[str, Any] | None]) -> None:
-    """Remember the new checkpoints of these observations, as ``Observation.report`` gave them; then they say so.
+    """Store the new checkpoints of these observations, as ``Observation.report`` returned them, and add that to them.
 
     Raises:
-        ConfigurationError, SignatureError: as ``Memory.remember``. What is new is not remembered, and said not to be.
+        ConfigurationError, SignatureError: as ``Memory.remember``. Then the observations report nothing as stored.
     """
     told = [observation for observation in observations if observation is not None]
     kept = [(observation["root_key"], observation["remembered"]) for observation in told]
@@ -412,8 +412,8 @@ def remember_observed(memory: Memory, observations: Iterable[dict[str, Any] | No
 
 @contextmanager
 def remembering(memory: Memory | None, observations: Iterable[dict[str, Any] | None]) -> Iterator[None]:
-    """Remember what these observations were told to, so that what is printed of them within is true; without ``memory``
-    nothing. What keeps it from being stored keeps no verdict from being printed: it is raised at the end.
+    """Store the new checkpoints of these observations before the body prints them; without ``memory`` nothing. An error
+    of storing is raised after the body, so that the verdicts are still printed.
 
     Raises:
         ConfigurationError, SignatureError: as ``remember_observed``.
@@ -430,8 +430,8 @@ def remembering(memory: Memory | None, observations: Iterable[dict[str, Any] | N
 
 
 def compared(verdict: dict[str, Any], kept: Checkpoint, own: Checkpoint, source: str) -> dict[str, Any]:
-    """``verdict`` with a checkpoint that ``source`` holds compared with one of the same size that came with the
-    entries, unless the entries themselves were."""
+    """``verdict`` with the checkpoint of ``source`` compared with the entries' own one of the same size, unless the
+    entries themselves were compared with it."""
     if source in (verdict["compared_with"] or "").split(", "):
         return verdict
     if kept.root == own.root:
@@ -452,7 +452,7 @@ def _opened(tenant_id: str, note: str | None, keyring: Keyring, now: datetime) -
         checkpoint = open_checkpoint(note, keyring)
         if not checkpoint.origin.endswith(f"/{tenant_id}"):
             return None
-        # What nobody vouches for is not remembered: neither names it the log, nor does it make the note too long.
+        # Signature lines that no held key made are dropped: they neither name the log nor make the note too long.
         return Seen.of(
             signed_by(note, keyring),
             keyring.root_key_id or signer_of(note, keyring).key_id,
@@ -463,7 +463,7 @@ def _opened(tenant_id: str, note: str | None, keyring: Keyring, now: datetime) -
 
 
 def _is_whole(verdict: Mapping[str, Any]) -> bool:
-    """Whether a verdict object says that everything from the first entry on was verified and holds."""
+    """Whether by the verdict object everything from the first entry on was verified and is valid."""
     holds = all(verdict["verdicts"].get(aspect) == "ok" for aspect in _MUST_HOLD)
     return bool(holds and verdict["valid"] and verdict["from_seq"] == 1)
 

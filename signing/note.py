@@ -21,8 +21,8 @@ A cosignature is the line of a witness under a checkpoint (c2sp.org/tlog-cosigna
     key hash     = SHA-256(name || 0x0A || 0x04 || 32-byte public key)[:4]
     verifier key = name "+" key hash in hex "+" base64(0x04 || public key)
 
-It says that at that time the largest tree of this origin that the witness had seen, and found to extend all it had
-seen before, was this one. 0 <= time < 2^63.
+It states that at that time this was the largest tree of this origin that the witness had seen, and that it extends
+every tree that the witness had seen before. 0 <= time < 2^63.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from signing.strict import decode_base64
 
 NOTE_CHARACTERS_MAX = 2**20
 SIGNATURES_MAX = 100
-"""As golang.org/x/mod has it; the specification asks for 16 or more."""
+"""As in golang.org/x/mod; the specification requires 16 or more."""
 
 KEY_HASH_BYTES = 4
 VERIFIER_CHARACTERS_MAX = 1024
@@ -52,19 +52,19 @@ _SIGNATURE_MARK = "— "
 
 
 class NoteSignature(NamedTuple):
-    """One signature line: whose, by what key hash (4 bytes), and the bytes of the signature."""
+    """One signature line: key name, key hash (4 bytes), and the bytes of the signature."""
 
     name: str
     key_hash: bytes
     signature: bytes
 
     def line(self) -> str:
-        """The line as it stands in a note, newline included."""
+        """The line in a note, newline included."""
         return f"{_SIGNATURE_MARK}{self.name} {base64.b64encode(self.key_hash + self.signature).decode()}\n"
 
 
 class Note(NamedTuple):
-    """A note that is well-formed; nothing in it is verified. Witnesses add to ``signatures``."""
+    """A well-formed note; nothing in it is verified. Witnesses append to ``signatures``."""
 
     text: str
     signatures: tuple[NoteSignature, ...]
@@ -79,7 +79,7 @@ class VerifierKey:
     """A public key under a name, for one kind of signature; name and hash together identify it."""
 
     KIND: ClassVar[int] = ED25519_TYPE
-    """The first byte of the key as it is spelled and hashed."""
+    """The first byte of the encoded and hashed key."""
 
     name: str
     key_hash: bytes
@@ -98,12 +98,12 @@ class VerifierKey:
 
     @classmethod
     def hash_of(cls, name: str, public_key: PublicKey) -> bytes:
-        """What a signature line names the key by, beside its name."""
+        """The hash by which a signature line identifies the key, beside its name."""
         return hashlib.sha256(name.encode() + b"\n" + cls._typed(public_key)).digest()[:KEY_HASH_BYTES]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The key that ``name+hash+base64`` spells.
+        """The key encoded as ``name+hash+base64``.
 
         Raises:
             InvalidInputError: malformed, of another kind, or the hash is not that of name and key.
@@ -181,7 +181,7 @@ def signers_of(note: Note, verifiers: Iterable[VerifierKey | str]) -> tuple[Veri
 
     Raises:
         UnknownKeyError: none of them signed it.
-        SignatureError: one of them is named, and its signature does not hold.
+        SignatureError: one of them is named, and its signature is invalid.
         InvalidInputError: a verifier key is malformed, or two share name and hash.
     """
     known: dict[tuple[str, bytes], VerifierKey] = {}
@@ -202,7 +202,7 @@ def signers_of(note: Note, verifiers: Iterable[VerifierKey | str]) -> tuple[Veri
 
 
 def is_signed_by(note: str | bytes, name: str, public_key: PublicKey) -> bool:
-    """Whether ``note`` names ``public_key`` under ``name`` as one that signed it; the signature is not checked.
+    """Whether ``note`` names ``public_key`` under ``name`` as a signer; the signature is not verified.
 
     Raises:
         SignatureError: malformed.
@@ -223,7 +223,7 @@ def _is_clean(text: str) -> bool:
 
 SIGNATURE_BYTES = 64
 TIME_MAX_S = 253_402_300_799
-"""Last second of the year 9999; no true cosignature lies beyond."""
+"""Last second of the year 9999; a later cosignature is invalid."""
 
 _TIME_BYTES = 8
 
@@ -236,7 +236,7 @@ class WitnessKey(VerifierKey):
 
 
 class Cosignature(NamedTuple):
-    """A cosignature that holds: whose, of when, and its line in the note."""
+    """A verified cosignature: its witness, its time, and its line in the note."""
 
     witness: WitnessKey
     time: datetime
@@ -247,7 +247,7 @@ def cosignatures_of(note: Note, witnesses: Iterable[WitnessKey]) -> list[Cosigna
     """The cosignatures of ``witnesses`` under ``note``, in the note's order; lines of others are ignored.
 
     Raises:
-        SignatureError: one of them is named, and its cosignature does not hold.
+        SignatureError: one of them is named, and its cosignature is invalid.
     """
     known = {(witness.name, witness.key_hash): witness for witness in witnesses}
     return [

@@ -1,6 +1,6 @@
-"""Private keys: in files, or where they stay, by the URIs of securesystemslib: HSMs, Vault and cloud key services.
+"""Private keys: in files, or in HSMs, Vault and cloud key services, by the URIs of securesystemslib.
 
-A key file is one unencrypted PKCS #8 block in PEM, kept as ``signing.files`` says. Other URIs::
+A key file is one unencrypted PKCS #8 block in PEM, kept as in ``signing.files``. Other URIs::
 
     hsm:[KEYID][?label=TOKEN]                          PKCS #11; PYKCS11LIB names the library, signing.pin the PIN
     hv:NAME[/VERSION]                                  HashiCorp Vault transit; VAULT_ADDR, VAULT_TOKEN
@@ -8,19 +8,19 @@ A key file is one unencrypted PKCS #8 block in PEM, kept as ``signing.files`` sa
     gcpkms:projects/.../cryptoKeyVersions/N            Google Cloud KMS
     azurekms://VAULT.vault.azure.net/keys/NAME[/...]   Azure Key Vault
 
-The public key is fetched once and kept by the caller; from then on the signer is only asked for signatures, and each
-is checked with that public key before it is handed on. So another key behind the same URI never signs unseen.
-Credentials come from where each client library looks for them.
+The public key is fetched once and kept by the caller. After that the signer is only asked for signatures, and each is
+verified with that public key before it is returned. So if the key at a URI is replaced, signing fails. Each client
+library finds its own credentials.
 
-The keys of private values: those of subjects, and the master key that wraps them, which is never in the database. A
+Keys of private values: the keys of subjects, and the master key that wraps them and is never in the database. A
 subject's key seals with AES-256-GCM. Nonces are random, so one key serves at most 2^32 values (NIST SP 800-38D 8.3).
-The form of what is sealed, and what it is bound to, are in ``ledger.private_fields``. A master key file is one line,
-kept as ``signing.files`` says::
+The form of a sealed value and its associated data are in ``ledger.private_fields``. A master key file is one line,
+kept as in ``signing.files``::
 
     tallystick-master-key-1 <base64 of 32 random bytes>
 
 Wrapped secret: nonce of 12 bytes, then AES-256-GCM of the secret with the tag at its end. Its associated data names
-what is wrapped, so that a wrapped key moved to another row does not open. Id of a master key: first 16 hex digits of
+the wrapped key, so that a wrapped key moved to another row does not open. Id of a master key: first 16 hex digits of
 SHA-256 over ``"tallystick.master-key-id.v1\\n"`` and the key.
 """
 
@@ -84,7 +84,7 @@ class FileSigner(Signer):
 
 
 def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
-    """Make a new key and its file; folders that are missing are made for this user alone.
+    """Make a new key and its file; missing folders are created for this user alone.
 
     When it returns, the key survives a power loss.
 
@@ -143,13 +143,13 @@ def log_signer(signer: FileSigner, *, may_generate: bool = True) -> FileSigner:
 SCHEMES = ("awskms", "azurekms", "gcpkms", "hsm", "hv")
 
 TURN_WAIT_S = 10.0
-"""Longest that one signature waits for another one to be made."""
+"""Longest that one signature waits for another."""
 
 _LOGIN_REFUSED = ("PinExpired", "PinIncorrect", "PinInvalid", "PinLenRange", "PinLocked")
-"""What PKCS #11 raises for a PIN that is wrong; a few of those in a row lock a token for good."""
+"""Errors of PKCS #11 for a wrong PIN; a few in a row lock a token permanently."""
 
 PinSource = Callable[[], str]
-"""Gives the PIN of an HSM; asked each time it is needed."""
+"""Returns the PIN of an HSM; called each time it is needed."""
 
 
 def scheme_of(uri: str) -> str:
@@ -202,7 +202,7 @@ class RemoteSigner(Signer):
                 self._backend = self._connect()
             signature = bytes.fromhex(self._backend.sign(message).signature)
         except Exception as error:
-            # Whatever a client library raises, a lost token or an expired login: the next call connects anew.
+            # A client library may raise anything, for a lost token or an expired login: the next call reconnects.
             self._backend, self._has_failed = None, True
             self._is_locked_out = type(error).__name__ in _LOGIN_REFUSED
             raise _unavailable(self.key_uri, error) from error
@@ -217,18 +217,18 @@ class RemoteSigner(Signer):
     def _connect(self) -> Any:
         library = _library()
         if self._has_failed and scheme_of(self.key_uri) == "hsm":
-            # A token that was away is not seen again by a PKCS #11 library that was loaded before.
+            # A PKCS #11 library that is already loaded does not find a reconnected token.
             importlib.import_module("pkcs11").lib(os.environ["PYKCS11LIB"]).reinitialize()
         key = library.SSlibKey.from_crypto(self.public_key.material, keyid=self.key_id)
         return library.Signer.from_priv_key_uri(self.key_uri, key, lambda _secret: self._pin())
 
 
 def fetch(uri: str, pin: PinSource) -> RemoteSigner:
-    """The signer that ``uri`` names, its public key just fetched. Blocks.
+    """The signer that ``uri`` names, with its public key, which is fetched now. Blocks.
 
     Raises:
-        ConfigurationError: the URI is malformed, its kind of signer is not installed, or the key is of another kind
-            than Ed25519 and ECDSA P-256.
+        ConfigurationError: the URI is malformed, its kind of signer is not installed, or the key is neither Ed25519 nor
+            ECDSA P-256.
         SigningUnavailableError: the signer does not answer.
     """
     library = _library()
@@ -273,7 +273,7 @@ def _import(library: ModuleType, uri: str, pin: PinSource) -> tuple[str, Any]:
 
 
 _SIGNERS = {"awskms": "AWSSigner", "gcpkms": "GCPSigner", "hv": "VaultSigner"}
-"""The signers of securesystemslib that take one name, by scheme."""
+"""The signers of securesystemslib that need only a name, by scheme."""
 
 
 def _library() -> ModuleType:
@@ -298,7 +298,7 @@ _ID_CONTEXT = b"tallystick.master-key-id.v1\n"
 
 
 class DataKey:
-    """A key in use, under the random ``key_id`` that stands in the log. Safe for threads."""
+    """A key in use; the log names it by its random ``key_id``. Safe for threads."""
 
     __slots__ = ("_cipher", "key_id")
 
@@ -315,10 +315,10 @@ class DataKey:
         return SealedValue(self.key_id, nonce, self._cipher.encrypt(nonce, plaintext, associated))
 
     def open(self, sealed: SealedValue, associated: bytes) -> bytes:
-        """What was sealed.
+        """The plaintext.
 
         Raises:
-            PrivateValueError: not with this key, or bound to something else, or changed since.
+            PrivateValueError: sealed by another key or with other associated data, or changed since.
         """
         try:
             return self._cipher.decrypt(sealed.nonce, sealed.ciphertext, associated)
@@ -327,7 +327,7 @@ class DataKey:
 
 
 def new_key_id() -> str:
-    """A random key id: it says nothing of whose key it is."""
+    """A random key id, which does not reveal whose key it is."""
     return os.urandom(KEY_ID_BYTES).hex()
 
 
@@ -350,7 +350,7 @@ class MasterKey:
         return f"MasterKey({self.path}, {self.master_key_id})"
 
     def wrap(self, secret: bytes, context: bytes) -> bytes:
-        """``secret``, to be opened again only with the same ``context``."""
+        """``secret`` wrapped; only the same ``context`` unwraps it."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, secret, context)
 

@@ -1,4 +1,4 @@
-"""What a receipt is made of, its one spelling, and the statement that covers it.
+"""The content of a receipt, its one encoding, and the statement that covers it.
 
 Canonical JSON (RFC 8785), described in docs/formats/receipt.md::
 
@@ -8,16 +8,15 @@ Canonical JSON (RFC 8785), described in docs/formats/receipt.md::
      "statement":{"payload":..., "payloadType":..., "signatures":[{"keyid":..., "sig":...}]}}
 
 The statement is an in-toto Statement in a DSSE envelope; the digest of its subject is SHA-256 of the value of
-``receipt`` as it stands in the file. So a signature covers every byte, and no change of any value goes unnoticed.
+``receipt`` as encoded in the file. So a signature covers every byte, and a change of any value is detected.
 
 Invariants::
 
     1 <= entries <= ENTRIES_MAX        seq ascends        exactly one entry where covers == "entry"
     bytes of the file <= FILE_BYTES_MAX
 
-``make`` makes one out of rows and tiles as they are stored, neither of which is trusted: every
-row must be what its link says, every link the leaf that the signed checkpoint covers. What does not hold is refused,
-never signed.
+``make`` builds one from stored rows and tiles and trusts neither: every row must match its link, and every link must be
+the leaf that the signed checkpoint covers. Rows that do not are rejected, never signed.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ PREDICATE_TYPE: Final = "https://tallystick.dev/receipt/v1"
 FILE_BYTES_MAX: Final = 64 << 20
 ENTRIES_MAX: Final = 10_000
 INCLUSION_HASHES_MAX: Final = 64
-"""A proof has one hash for each level of the tree, and sizes lie below 2^53."""
+"""A proof has one hash for each level of the tree, and sizes are below 2^53."""
 CHECKPOINT_CHARACTERS_MAX: Final = 1 << 20
 JOB_ID_CHARACTERS_MAX: Final = 1024
 
@@ -67,7 +66,7 @@ ENTRY: Final = "entry"
 """What a receipt covers: all entries of a job that the checkpoint covers, or one entry."""
 
 STATED: Final = ("covers", "format_version", "job_id", "log_origin", "node_id", "tenant_id")
-"""What of a receipt its statement repeats."""
+"""The fields of a receipt that its statement repeats."""
 
 _JobId = Annotated[str, Meta(min_length=1, max_length=JOB_ID_CHARACTERS_MAX)]
 
@@ -80,14 +79,14 @@ class ProvedEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Extended(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The proof (RFC 9162 2.1.4) that the tree of the checkpoint extends the one that the log had at ``size``."""
+    """The proof (RFC 9162 2.1.4) that the checkpoint's tree extends the log's tree at ``size``."""
 
     consistency: Annotated[list[Hash], Meta(max_length=CONSISTENCY_HASHES_MAX)]
     size: Seq
 
 
 class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What a receipt says; the fields stand in the order in which canonical JSON has them."""
+    """The content of a receipt; the fields are in the order of canonical JSON."""
 
     anchors: Annotated[list[BundledAnchor], Meta(max_length=ANCHORS_MAX)]
     checkpoint: Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
@@ -97,7 +96,7 @@ class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     format_version: Literal[1]
     job_id: _JobId
     keys: KeyringJson
-    """As ``/v1/keys`` answers them, for people; never used to verify what they came with."""
+    """As ``/v1/keys`` returns them, for people; never used to verify this receipt."""
     log_origin: Annotated[str, Meta(pattern=rf"^{LOG_ORIGIN}\Z")]
     node_id: NodeId
     tenant_id: TenantId
@@ -109,7 +108,7 @@ class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def tree_head(self) -> Checkpoint:
-        """What the checkpoint says; nobody vouches for it here.
+        """The checkpoint, its signature not verified.
 
         Raises:
             SignatureError: it is malformed.
@@ -118,7 +117,7 @@ class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def seqs(self) -> list[int]:
-        """Seqs of the entries, as they stand."""
+        """Seqs of the entries, in the receipt's order."""
         return [entry.row.seq for entry in self.entries]
 
 
@@ -132,7 +131,7 @@ class _Digested(msgspec.Struct):
 
 
 class Opened(NamedTuple):
-    """A receipt that is of its form; nobody vouches for it yet."""
+    """A well-formed receipt; its signature is not verified yet."""
 
     receipt: Receipt
     envelope: Envelope
@@ -162,10 +161,10 @@ def seal(receipt: Receipt, signer: Signer) -> bytes:
 
 
 def read(file: bytes) -> Opened:
-    """The receipt in a file, of its form and in its one spelling, its statement about it; no signature is judged.
+    """The receipt in a file, its form, encoding and statement checked; no signature is verified.
 
     Raises:
-        ReceiptInvalidError: it is another text, or at odds with itself.
+        ReceiptInvalidError: it is not a receipt, or contradicts itself.
     """
     if len(file) > FILE_BYTES_MAX:
         raise ReceiptInvalidError(f"a receipt is at most {FILE_BYTES_MAX} bytes long, this file is longer")
@@ -183,14 +182,14 @@ def read(file: bytes) -> Opened:
 
 
 def _statement(receipt: Receipt, data: bytes) -> bytes:
-    """The bytes that are signed for ``receipt``, which is spelled ``data``."""
+    """The bytes that are signed for ``receipt``, whose encoding is ``data``."""
     predicate = {name: getattr(receipt, name) for name in STATED}
     name, digest = f"{receipt.tenant_id}/{receipt.job_id}", sha256(data).hexdigest()
     return manifest.encode(name, digest, PREDICATE_TYPE, predicate)
 
 
 def _check(receipt: Receipt) -> None:
-    """Refuse a receipt that is at odds with itself."""
+    """Reject a receipt that contradicts itself."""
     seqs = receipt.seqs
     if any(seq >= following for seq, following in pairwise(seqs)):
         raise ReceiptInvalidError("the entries do not stand in the order of their seq, each once")
@@ -211,7 +210,7 @@ def _check(receipt: Receipt) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What a receipt is made of, all of one state of the ledger."""
+    """The input of a receipt, all of one state of the ledger."""
 
     tenant_id: str
     log_origin: str
@@ -219,14 +218,14 @@ class Material:
     covers: Literal["job", "entry"]
     job_id: str
     rows: Sequence[Row]
-    """The entries, by seq, at least one; all covered by the checkpoint."""
+    """The entries, by seq, at least one. The checkpoint covers all."""
     checkpoint: str
     """The signed note."""
     said: Sequence[Unproven]
     keys: Keyring
     """The published keys of the log."""
     extends: int | None = None
-    """Size of an earlier tree, which the checkpoint is to be shown to extend; none but that of a size up to its own."""
+    """Size of an earlier tree that the receipt proves the checkpoint to extend; at most the checkpoint's size."""
 
     @property
     def tiles(self) -> set[tuple[int, int]]:
@@ -242,9 +241,9 @@ def make(material: Material, get_tile: tiles.GetTile, signer: Signer) -> bytes:
     """The file of a receipt, signed.
 
     Raises:
-        BrokenRangeError: rows do not hold.
+        BrokenRangeError: rows do not match their links.
         ProofError: rows or tiles are not those that the checkpoint covers.
-        ReceiptInvalidError: they are not those of the job, each once; or as ``seal``.
+        ReceiptInvalidError: the rows are not the job's, each once; or as ``seal``.
         ReceiptTooLargeError: there is too much for one receipt.
         SigningUnavailableError: the signer cannot be reached.
     """

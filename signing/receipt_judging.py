@@ -1,16 +1,16 @@
-"""Judging a receipt by what its verifier brings: keys, a checkpoint kept elsewhere, witnesses, authorities.
+"""Verifying a receipt against what the verifier holds: keys, a checkpoint kept elsewhere, witnesses, authorities.
 
 ``judged`` is the whole verification of a file, the steps of docs/formats/receipt.md::
 
-    1. form, spelling, bounds; whose entries they are       signing.receipt
+    1. form, encoding, bounds; the job of the entries       signing.receipt
     2. the statement that covers every byte, and its signature
     3. each entry
     4. the checkpoint
     5. the proof that it covers each entry
-    6. what external witnesses said of the log
-    7. what was kept, and what this verifier remembers
+    6. the statements of external witnesses about the log
+    7. the checkpoint kept elsewhere, and the verifier's memory
 
-Where 1 or 2 is broken nothing else is looked at. Keys come from the caller alone; those inside are never used.
+If 1 or 2 is broken, nothing else is checked. Keys come from the caller alone; keys inside the file are never used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from signing.memory import MEMORY, Memory, Observation
 from signing.receipt import Receipt
 
 RECEIPT: Final = "receipt"
-"""The aspect that receipts have besides those of a chain, and the kind of a break in it."""
+"""The aspect of receipts besides those of a chain, and the kind of a break in it."""
 RECEIPT_SIGNATURE: Final = "receipt-signature"
 CHECKPOINT_SIGNATURE: Final = "checkpoint-signature"
 """Kinds of a break in the signature of the statement, and of the checkpoint."""
@@ -65,15 +65,15 @@ _NO_PROOF: Final = "the receipt says nothing of the log at that size; tally prov
 
 @dataclass(kw_only=True)
 class ReceiptVerdict(FileVerdict):
-    """What verifying one receipt came to."""
+    """The outcome of verifying one receipt."""
 
     receipt: Receipt | None = None
-    """None when it could not be read."""
+    """None if it could not be read."""
     signed_by: tuple[str, ...] = ()
-    """Ids of the held keys whose signature of the statement holds."""
+    """Ids of the held keys whose signature of the statement is valid."""
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict object, and beside it what was verified."""
+        """The verdict object, with the receipt's fields beside it."""
         said: dict[str, Any] = {}
         if self.receipt is not None:
             rows = [entry.row for entry in self.receipt.entries]
@@ -89,9 +89,9 @@ def judged(
     memory: Memory | None = None,
     outsiders: ExternalWitnesses = NOBODY,
 ) -> ReceiptVerdict:
-    """The verdict on a file; whatever it holds, nothing but this is the outcome.
+    """The verdict on a file. Its content never makes this raise.
 
-    Without ``keyring`` no signature is judged, and nothing vouches for what else is found.
+    Without ``keyring`` no signature is verified, and no key vouches for the rest of the verdict.
     """
     began_s = time.perf_counter()
     result = ReceiptVerdict(digest=sha256(file).hexdigest(), size_bytes=len(file))
@@ -100,7 +100,7 @@ def judged(
         opened = receipts.read(file)
         receipt = result.receipt = opened.receipt
         result.checkpoint = receipt.tree_head
-        # 2. Who signed that.
+        # 2. The signature of the statement.
         signed = manifests.judge(opened.envelope, keyring, "the receipt", ReceiptSignatureError)
         result.signed_by = signed.key_ids
         _judge_content(result, receipt, signed, keyring, kept, memory, outsiders)
@@ -122,25 +122,25 @@ def _judge_content(
     memory: Memory | None,
     outsiders: ExternalWitnesses,
 ) -> None:
-    """Put into ``result`` the verdict on a receipt whose form and statement hold."""
+    """Put into ``result`` the verdict on a receipt whose form and statement are valid."""
     own, findings = receipt.tree_head, Findings()
     for aspect in ("links", "payloads", "tree"):
         findings.begin(aspect)
-    # 3. The entries. A link of version 1 cannot say which entry it is of.
+    # 3. The entries. A link of version 1 does not identify its entry.
     if check_apart(receipt.tenant_id, [entry.row.row() for entry in receipt.entries], findings):
         findings.leave_undecided("links")
     # 4. The checkpoint's signature, and 5. that the checkpoint covers the entries.
     log_signed = _judge_log(receipt, keyring)
     _check_inclusion(receipt, own, findings)
     verdict = _verdict(receipt, findings, signed, log_signed)
-    # 6. What external witnesses said.
+    # 6. The statements of external witnesses.
     verdict = with_anchors(verdict, receipt.anchors, own, keyring, outsiders)
-    # 7. What was kept, and what is remembered.
+    # 7. The checkpoint kept elsewhere, and the memory.
     observation = observed(memory, keyring, receipt.tenant_id, receipt.checkpoint, receipt.seqs[-1])
     for seen in () if observation is None else observation.before:
         verdict = _compared(verdict, receipt, own, seen.checkpoint, MEMORY)
     verdict = _with_kept(verdict, receipt, own, kept)
-    # Why signatures do not count, where nothing graver is said already.
+    # Why signatures are not valid, unless a graver break is reported already.
     for kind, outcome in ((CHECKPOINT_SIGNATURE, log_signed), (RECEIPT_SIGNATURE, signed)):
         if outcome.verdict in ("broken", "unknown_key"):
             verdict["breaks"] = verdict["breaks"] | {kind: 1}
@@ -153,7 +153,7 @@ def _judge_content(
 
 
 def _judge_log(receipt: Receipt, keyring: Keyring | None) -> Signed:
-    """Who signed the checkpoint."""
+    """The log's signature of the checkpoint, verified."""
     if keyring is None:
         return Signed("not_checked", None, ())
     try:
@@ -174,7 +174,7 @@ def _check_inclusion(receipt: Receipt, own: Checkpoint, findings: Findings) -> N
 
 
 def _verdict(receipt: Receipt, findings: Findings, signed: Signed, log_signed: Signed) -> dict[str, Any]:
-    """The verdict object on what the receipt itself says."""
+    """The verdict object on the receipt's own content."""
     found, first = findings.verdicts(), findings.first_break()
     verdicts = {
         RECEIPT: signed.verdict,
@@ -200,7 +200,7 @@ def _verdict(receipt: Receipt, findings: Findings, signed: Signed, log_signed: S
 def _with_kept(
     verdict: dict[str, Any], receipt: Receipt, own: Checkpoint, kept: JudgedCheckpoint | None
 ) -> dict[str, Any]:
-    """``verdict`` with the checkpoint that was given compared, or named as one that could not be."""
+    """``verdict`` with the kept checkpoint compared, or reported as one that could not be."""
     if kept is None:
         return verdict
     if kept.unknown is not None:
@@ -214,8 +214,8 @@ def _with_kept(
 def _compared(
     verdict: dict[str, Any], receipt: Receipt, own: Checkpoint, kept: Checkpoint, source: str
 ) -> dict[str, Any]:
-    """``verdict`` with ``kept``, of this log and held by ``source``, compared, if the receipt says what the log had at
-    that size."""
+    """``verdict`` with ``kept``, a checkpoint of this log held by ``source``, compared, if the receipt proves the log's
+    root at that size."""
     agrees = _agrees(receipt, own, kept)
     if agrees is None:
         return verdict
@@ -226,7 +226,7 @@ def _compared(
 
 
 def _agrees(receipt: Receipt, own: Checkpoint, kept: Checkpoint) -> bool | None:
-    """Whether the log had the root of ``kept`` at its size, None where the receipt does not say."""
+    """Whether the log had the root of ``kept`` at its size, None if the receipt does not show it."""
     if kept.size == own.size:
         return kept.root == own.root
     if receipt.extends is not None and receipt.extends.size == kept.size:
@@ -255,7 +255,7 @@ def _not_in_receipt(
     kept: JudgedCheckpoint | None,
     observation: Observation | None,
 ) -> list[str]:
-    """What could not be checked, and why."""
+    """The checks that could not be made, and why."""
     v1 = "which entry a link of version 1 is of: it binds neither tenant nor seq, and other entries have the same"
     reasons = [
         (keyring is None, NO_KEY),

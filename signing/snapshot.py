@@ -1,7 +1,8 @@
-"""Batch snapshots: signed statements of what a range of a tenant's chain holds.
+"""Batch snapshots: signed statements about the entries of a range of a tenant's chain.
 
-The payload is an in-toto Statement (:mod:`signing.manifest`) of type ``https://tallystick.dev/batch-snapshot/v1``; its
-digest is the Merkle root of the range, its predicate the fields of ``SnapshotClaim``. It stands in a DSSE envelope.
+The payload of the DSSE envelope is an in-toto Statement (:mod:`signing.manifest`) of type
+``https://tallystick.dev/batch-snapshot/v1``. Its digest is the Merkle root of the range, its predicate the fields of
+``SnapshotClaim``.
 Invariants: those of ``SnapshotClaim``; subject and predicate agree.
 
 In a bundle a snapshot is one line: an object of canonical JSON (RFC 8785) and a newline.
@@ -44,7 +45,7 @@ def statement(claim: SnapshotClaim) -> bytes:
 def sign_snapshot(claim: SnapshotClaim, signer: Signer) -> tuple[dict[str, object], str]:
     """The DSSE envelope of ``claim``, as JSON values, and SHA-256 of its payload in hex.
 
-    That digest is what the next snapshot names as ``previous_snapshot``.
+    The next snapshot names that digest as ``previous_snapshot``.
 
     Raises:
         InvalidInputError: ``claim`` breaks an invariant or names another key than the signer's.
@@ -57,16 +58,16 @@ def sign_snapshot(claim: SnapshotClaim, signer: Signer) -> tuple[dict[str, objec
 
 
 def open_snapshot(envelope_json: str, keyring: Keyring | None) -> OpenedSnapshot:
-    """Read a stored snapshot and judge its signature; without a ring it is ``not_checked``.
+    """Parse a stored snapshot and verify its signature; without a ring it is ``not_checked``.
 
     Raises:
-        SignatureError: malformed: not an envelope, not a statement of this kind, or at odds with itself.
+        SignatureError: malformed: not an envelope, not a statement of this kind, or contradicting itself.
     """
     # 1. The envelope is well-formed and holds an in-toto payload.
     parsed = envelope.parse(parse_json(envelope_json, "the envelope"), envelope.PAYLOAD_TYPE)
-    # 2. The payload is one batch snapshot that agrees with itself.
+    # 2. The payload is a batch snapshot that is consistent in itself.
     claim = _claim(parsed.payload)
-    # 3. A held key signed it, and held at that HLC.
+    # 3. A held key signed it and was valid at that HLC.
     verdict, detail = _judge(parsed, claim, keyring)
     return OpenedSnapshot(claim, hashlib.sha256(parsed.payload).hexdigest(), verdict, detail)
 
@@ -119,7 +120,7 @@ def _check(predicate: object) -> SnapshotClaim:
 FROM_SEQ, TO_SEQ, SNAPSHOT_HLC, ENVELOPE = map(
     SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq", "snapshot_hlc", "dsse_envelope")
 )
-"""Where these columns stand in a row of ``SNAPSHOT_COLUMNS``."""
+"""Positions of these columns in a row of ``SNAPSHOT_COLUMNS``."""
 
 _FIELDS: Final = frozenset((*SNAPSHOT_COLUMNS, "tenant_id"))
 _INTEGERS: Final = ("from_seq", "to_seq", "entry_count")
@@ -129,7 +130,7 @@ def encode_snapshot(tenant_id: str, row: Sequence[Any]) -> bytes:
     """The line of one snapshot, in the order of ``SNAPSHOT_COLUMNS``; the envelope becomes an object.
 
     Raises:
-        SignatureError: the stored envelope is not JSON with one reading.
+        SignatureError: the stored envelope is not unambiguous JSON.
     """
     named = dict(zip(SNAPSHOT_COLUMNS, row, strict=True))
     named["dsse_envelope"] = parse_json(named["dsse_envelope"], "the envelope of a snapshot")
@@ -137,7 +138,7 @@ def encode_snapshot(tenant_id: str, row: Sequence[Any]) -> bytes:
 
 
 def encode_as_stored(tenant_id: str, row: Sequence[Any]) -> bytes:
-    """The line of one snapshot of a broken chain, whatever its columns have become: what has no canonical form is
+    """The line of one snapshot of a broken chain with any column values; a value without a canonical form becomes
     text."""
     try:
         return encode_snapshot(tenant_id, row)

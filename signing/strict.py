@@ -1,7 +1,6 @@
-"""Strict readings of signed text: base64 with one spelling for each value, JSON without doubled names.
+"""Strict parsing of signed text: base64 with one spelling for each value, JSON without duplicate names.
 
-Two readers that disagree about the same text are how signed documents get forged, so a text that
-could be read in two ways is refused.
+Signed documents are forged where two parsers disagree about the same text, so an ambiguous text is rejected.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 from ledger.errors import SignatureError
 
 JSON_CHARACTERS_MAX = 24 * 2**20
-"""Longest JSON text read; room for the largest envelope."""
+"""Longest JSON text read; the largest envelope fits."""
 
 
 def decode_base64(text: object, what: str, *, url_safe: bool = False) -> bytes:

@@ -1,17 +1,17 @@
 """The manifest of a bundle: a signed statement of what range it holds and which bytes make it up.
 
-Spelled and signed as ``signing.manifest`` has it, with predicate type ``https://tallystick.dev/bundle/v1``. The
-digests that its subject covers are those of the parts.
+Encoded and signed as in ``signing.manifest``, with predicate type ``https://tallystick.dev/bundle/v1``. Its subject
+covers the digests of the parts.
 
 Invariants::
 
     entry_count == to_seq - from_seq + 1 == rows of all entry parts      tree_size == to_seq
     snapshot_count == rows of snapshots.ndjson
 
-Evidence of a broken chain is rows as they are in the database, in the container of a bundle. In place of the manifest
-it ends with ``evidence.dsse.json``, a DSSE envelope around an in-toto Statement of predicate type
-``https://tallystick.dev/bundle-evidence/v1`` (docs/formats/bundle.md). No reader takes such a file for a bundle: each
-refuses it, and says which break the file names.
+Evidence of a broken chain is the unchanged database rows in the container of a bundle. In place of the manifest it ends
+with ``evidence.dsse.json``, a DSSE envelope around an in-toto Statement of predicate type
+``https://tallystick.dev/bundle-evidence/v1`` (docs/formats/bundle.md). Every reader rejects such a file and reports the
+break that it names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PREDICATE_TYPE: Final = "https://tallystick.dev/bundle/v1"
 
 
 class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a bundle says it is."""
+    """The manifest of a bundle."""
 
     PREDICATE_TYPE = PREDICATE_TYPE
     INVALID = BundleInvalidError
@@ -60,15 +60,15 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def has_anchors(self) -> bool:
-        """Whether it lists what outsiders said."""
+        """Whether it lists statements of external witnesses."""
         return ANCHORS in tail_of([part.name for part in self.parts])
 
     def digests(self) -> Iterator[str]:
-        """Those of the parts."""
+        """The digests of the parts."""
         return (part.sha256 for part in self.parts)
 
     def check(self) -> None:
-        """Raises BundleInvalidError where it is at odds with itself."""
+        """Raises BundleInvalidError if it contradicts itself."""
         check_parts(self.parts)
         if self.format_version != (FORMAT_VERSION_ANCHORED if self.has_anchors else FORMAT_VERSION):
             raise BundleInvalidError(f"the manifest has parts that no bundle of version {self.format_version} has")
@@ -84,9 +84,9 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 EVIDENCE_TYPE: Final = "https://tallystick.dev/bundle-evidence/v1"
 BREAKS_MAX: Final = 100
-"""Breaks that evidence names; the first is the one that readers repeat."""
+"""Breaks that evidence names; readers report the first."""
 _TEXT_MAX: Final = 400
-"""Characters of a detail that readers repeat."""
+"""Characters of a detail that readers report."""
 
 _Text = Annotated[str, Meta(max_length=MANIFEST_BYTES_BASE)]
 
@@ -118,8 +118,8 @@ def seal_evidence(
     parts: Sequence[Part],
     signer: Signer,
 ) -> bytes:
-    """The last member: which breaks there are, one at least, and the digests of all other members. ``seqs`` are those
-    of the first and the last row, 0 where there is none.
+    """The last member: the breaks, at least one, and the digests of all other members. ``seqs`` are those of the first
+    and the last row, 0 without rows.
 
     Raises:
         SigningUnavailableError: the signer cannot be reached.
@@ -141,8 +141,8 @@ def seal_evidence(
 
 
 def evidence_refusal(data: bytes) -> BundleInvalidError:
-    """Why a file that ends with this member is no bundle. Who signed it is not judged: nobody needs to be trusted for
-    saying that something is broken."""
+    """Why a file that ends with this member is no bundle. Its signature is not verified: a report of a break needs no
+    trust."""
     what = "the file is evidence of a broken chain, and no bundle"
     try:
         payload = open_envelope(data, "the evidence", BundleInvalidError).payload

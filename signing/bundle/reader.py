@@ -1,4 +1,4 @@
-"""Reading a bundle that may come from anybody: bounded memory, nothing parsed before its digest was compared.
+"""Reading an untrusted bundle: bounded memory, no member parsed before its digest is verified.
 
 Two passes over one open file::
 
@@ -6,11 +6,11 @@ Two passes over one open file::
        manifest, parsed only after its signatures by known keys were verified. Its list of parts must equal the
        members. No other member is parsed.
     2. the rows, as a verification or an import asks for them: each part is read and hashed again before its bytes are
-       decompressed, up to the size the manifest names, and its rows parsed. While the rows of a part are checked a
-       thread reads the next one.
+       decompressed, up to the size the manifest names, and its rows parsed. A thread reads the next part while the
+       rows of one are checked.
 
-Who signed the manifest is judged by ``signing.judging``: until that is done, and the rows are verified, what is
-read is what somebody wrote.
+``signing.judging`` verifies the manifest's signature. Until then, and until the rows are verified, the content is
+untrusted.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from signing.snapshot import FROM_SEQ, TO_SEQ, decode_snapshot
 
 READ_BYTES: Final = 1 << 20
 _GZIP: Final = 31
-"""zlib's window bits for a gzip member and nothing else."""
+"""zlib's window bits that accept only a gzip member."""
 _NOT_HASHED: Final = ""
 
 
 class Member(NamedTuple):
-    """One member of the container as it was found; ``offset`` is that of its first byte."""
+    """One member of the container; ``offset`` is that of its first content byte."""
 
     name: str
     offset: int
@@ -72,7 +72,7 @@ class Member(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What hashing a whole bundle came to: with it the same bundle is opened again without."""
+    """The result of hashing a whole bundle: with it the same bundle is reopened without hashing."""
 
     digest: str
     size_bytes: int
@@ -80,7 +80,7 @@ class Scanned(NamedTuple):
 
 
 class BundleReader(AbstractContextManager["BundleReader"]):
-    """One open bundle. Use as a context; belongs to one thread at a time, but for ``read_part``."""
+    """One open bundle. Use as a context. One thread at a time, except for ``read_part``."""
 
     def __init__(self, file: BinaryIO, keyring: Keyring | None, scanned: Scanned | None = None) -> None:
         """Takes over the file, which MUST be a regular one; prefer ``open``."""
@@ -99,20 +99,20 @@ class BundleReader(AbstractContextManager["BundleReader"]):
         self._first_seqs = [
             *accumulate((part.rows for part in self.manifest.entry_parts), initial=self.manifest.from_seq)
         ]
-        """Seq with which each entry part should begin, and that behind the last."""
+        """First seq of each entry part by the manifest, then the seq after the last part."""
 
     @classmethod
     def open(cls, path: str | Path, keyring: Keyring | None = None, scanned: Scanned | None = None) -> Self:
-        """The bundle in a file, its container, digests and manifest checked; with ``keyring`` a manifest that a key of
-        it is named for and did not sign is refused before it is parsed. With what it was ``scanned`` as before, the
-        headers are walked, and each member is hashed when it is read.
+        """Open the bundle in a file and check its container, digests and manifest. If a key of ``keyring`` is named as
+        the manifest's signer and did not sign it, the manifest is rejected unparsed. With ``scanned``, an earlier
+        result, only the headers are walked, and each member is hashed when it is read.
 
         ``digest`` is SHA-256 of the whole file in hex, ``size_bytes`` its size.
 
         Raises:
-            NotABundleError: it is something else.
-            BundleInvalidError: it is not whole, or another than was scanned.
-            BundleSignatureError: its signature does not hold.
+            NotABundleError: the file is not a bundle.
+            BundleInvalidError: it is not whole, or not the one that was scanned.
+            BundleSignatureError: its signature is invalid.
             OSError: it cannot be read, or is not a regular file.
         """
         file = open_regular(path)
@@ -134,14 +134,14 @@ class BundleReader(AbstractContextManager["BundleReader"]):
 
     @property
     def source(self) -> BundleSource:
-        """What an entry of this bundle can say of where it comes from."""
+        """The source that entries of this bundle are reported to come from."""
         manifest = self.manifest
         return BundleSource(self.digest, manifest.tenant_id, manifest.origin, manifest.node_id)
 
     # --- small members ----------------------------------------------------------------------------
 
     def checkpoint(self) -> str:
-        """The signed note, as stored; nothing of it is judged.
+        """The signed note as stored, not verified.
 
         Raises:
             BundleInvalidError: it is not text.
@@ -152,7 +152,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
             raise BundleInvalidError("the checkpoint is not UTF-8") from error
 
     def anchors(self) -> list[BundledAnchor]:
-        """What outsiders said of the log, not judged; none where the bundle has no such member.
+        """The statements of external witnesses about the log, not verified; empty if the bundle has no such member.
 
         Raises:
             BundleInvalidError: it is malformed.
@@ -168,7 +168,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
     # --- rows -----------------------------------------------------------------------------------------
 
     def entry_batches(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[Sequence[Row]]:
-        """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches.
+        """Batches of ``ENTRY_COLUMNS`` as stored, of all parts that overlap the range.
 
         Raises:
             BundleInvalidError: a part is not what the manifest says.
@@ -202,7 +202,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
             raise BundleInvalidError(f"there are {count} snapshots, and {self.manifest.snapshot_count} are listed")
 
     def last_entry(self) -> Head:
-        """The entry of highest seq there is.
+        """The entry of highest seq.
 
         Raises:
             BundleInvalidError: the last part is not what the manifest says.
@@ -215,7 +215,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
     # --- one part -----------------------------------------------------------------------------------
 
     def parts_of(self, from_seq: int | None, to_seq: int | None) -> list[int]:
-        """Numbers, from 0, of the parts that should hold entries of this range; the open ends take all."""
+        """Numbers, from 0, of the parts that hold entries of this range by the manifest; None is unbounded."""
         return [
             number
             for number, (first_seq, next_seq) in enumerate(pairwise(self._first_seqs))
@@ -223,7 +223,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
         ]
 
     def read_part(self, number: int) -> bytes:
-        """The lines of a part, its digest compared, uncompressed; several threads may call it at once.
+        """The decompressed lines of a part whose digest was verified. Safe to call from several threads at once.
 
         Raises:
             BundleInvalidError: it is not what the manifest says.
@@ -234,7 +234,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
     def part_batches(
         self, number: int, raw: bytes, from_seq: int | None = None, to_seq: int | None = None
     ) -> Iterator[Sequence[Row]]:
-        """The rows of part ``number`` that are in the range; ``raw`` is what ``read_part`` gave.
+        """The rows of part ``number`` that are in the range; ``raw`` is the result of ``read_part``.
 
         Raises:
             BundleInvalidError: they are not what the manifest says.
@@ -272,7 +272,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
 
 
 def digest_of(path: Path) -> tuple[str, int]:
-    """SHA-256, in hex, and size of a file, whatever it is.
+    """SHA-256, in hex, and size of any file.
 
     Raises:
         OSError: it cannot be read.
@@ -282,7 +282,7 @@ def digest_of(path: Path) -> tuple[str, int]:
 
 
 def _scan(descriptor: int) -> tuple[list[Member], Scanned]:
-    """The members of the container, and digest and size of the file, every byte of which is accounted for."""
+    """The members of the container, and digest and size of the file. Every byte of the file is hashed and checked."""
     whole = sha256()
     members: list[Member] = []
     expected = {entries_name(1)}
@@ -315,7 +315,7 @@ def _scan(descriptor: int) -> tuple[list[Member], Scanned]:
 
 
 def _walk(descriptor: int, scanned: Scanned) -> list[Member]:
-    """The members of a container that ``_scan`` has been through, but the manifest not hashed yet."""
+    """The members of a container that was scanned before; only the manifest has its digest so far."""
     members: list[Member] = []
     at, end = 0, scanned.size_bytes - len(END)
     while at < end:
@@ -328,7 +328,7 @@ def _walk(descriptor: int, scanned: Scanned) -> list[Member]:
 
 
 def _names_after(name: str, members: int) -> set[str]:
-    """Names that may stand behind member ``name``, the ``members``-th; none behind the last."""
+    """Names that may follow member ``name``, the ``members``-th; none after the last."""
     if name in TAIL_ANCHORED:
         return {each[each.index(name) + 1] for each in (TAIL, TAIL_ANCHORED) if name in each[:-1]}
     return {SNAPSHOTS} if members == ENTRY_PARTS_MAX else {entries_name(members + 1), SNAPSHOTS}
@@ -389,7 +389,7 @@ class BundleChainReader(RowsAlone):
         return Head(manifest.to_seq, manifest.to_chain_link, manifest.last_hlc)
 
     async def last_entry(self) -> Head | None:
-        """The last entry there is."""
+        """The last entry of the bundle."""
         return self.bundle.last_entry()
 
     async def tree(self) -> StoredTree | None:
@@ -397,12 +397,12 @@ class BundleChainReader(RowsAlone):
         return StoredTree(self.bundle.manifest.tree_size, self.bundle.manifest.tree_root)
 
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
-        """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches."""
+        """Batches of ``ENTRY_COLUMNS`` as stored, of all parts that overlap the range."""
         for batch in self.bundle.entry_batches(from_seq, to_seq):
             yield batch
 
     async def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
-        """Batches of ``SNAPSHOT_COLUMNS``, those wholly in the range."""
+        """Batches of ``SNAPSHOT_COLUMNS`` of the snapshots wholly in the range."""
         rows = self.bundle.snapshot_rows()
         wanted = (row for row in rows if row[FROM_SEQ] >= from_seq and (to_seq is None or row[TO_SEQ] <= to_seq))
         while batch := list(islice(wanted, SNAPSHOTS_A_BATCH)):

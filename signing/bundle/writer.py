@@ -1,18 +1,16 @@
 """Writing a bundle as a stream: rows go in, pieces of the file come out, memory holds one part.
 
-The writer does no I/O but for the snapshots, which stand behind the entries and whose size must be known before
-their first byte: what of them is over a megabyte waits in a temporary file. Packing a part takes a while, so an
-event loop should call ``add_entries`` and ``finish`` in a thread. The same rows, proof, checkpoint, keys and
-signer give the same bytes.
+The writer does no I/O except for the snapshots, which follow the entries and whose size must be known before their
+first byte: beyond a megabyte they go to a temporary file. Packing a part takes a while, so an event loop should call
+``add_entries`` and ``finish`` in a thread. The same rows, proof, checkpoint, keys and signer give the same bytes.
 
-``OwnChainBundle`` writes a bundle of a chain that is made for it: entries of no chain, or of many, linked one after
-another. No ledger holds that chain. Its log has an origin of its own, so nobody takes it for a tenant's; who made it
-signs it, a snapshot for every ``ENTRIES_A_SNAPSHOT`` entries and a checkpoint at the end. Memory holds one part of the
-file.
+``OwnChainBundle`` writes a bundle of a chain built for this file: entries of no chain, or of many, linked in sequence.
+No ledger holds that chain. Its log has its own origin, so it cannot be mistaken for a tenant's. Its maker signs it: a
+snapshot for every ``ENTRIES_A_SNAPSHOT`` entries and a checkpoint at the end. Memory holds one part of the file.
 
 Invariants::
 
-    snapshots cover 1..seq without gap once ``finish`` was called    entries behind the last < ENTRIES_A_SNAPSHOT
+    snapshots cover 1..seq without gap once ``finish`` was called    entries after the last < ENTRIES_A_SNAPSHOT
 """
 
 from __future__ import annotations
@@ -61,9 +59,9 @@ from signing.note import VerifierKey
 from signing.snapshot import encode_snapshot, sign_snapshot
 
 GZIP_LEVEL: Final = 3
-"""Within a tenth of the size of level 6, in less than half its time."""
+"""Output within a tenth of level 6's size, in less than half its time."""
 SPOOL_BYTES: Final = 1 << 20
-"""Snapshots kept in memory before they go to a temporary file."""
+"""Bytes of snapshots kept in memory before they go to a temporary file."""
 _GZIP: Final = 31
 
 
@@ -79,12 +77,12 @@ class BundleEnd(NamedTuple):
     keys: Keyring
     """What ``keys.json`` lists."""
     anchors: Sequence[BundledAnchor] = ()
-    """What outsiders said of the log; without any the bundle has no such member."""
+    """Statements of external witnesses about the log; without any the bundle has no such member."""
 
 
 @dataclass(kw_only=True, eq=False)
 class BundleWriter:
-    """Makes one bundle. Calls in order: ``add_entries`` and ``add_snapshots``, either first, then ``finish``."""
+    """Writes one bundle. Calls in order: ``add_entries`` and ``add_snapshots``, either first, then ``finish``."""
 
     tenant_id: str
     node_id: str
@@ -102,13 +100,13 @@ class BundleWriter:
         self._snapshot_count = 0
 
     def close(self) -> None:
-        """Close the temporary file; the writer is of no more use."""
+        """Close the temporary file. The writer MUST NOT be used afterwards."""
         close_for_good(self._snapshots)
 
     def add_entries(
         self, rows: Iterable[Sequence[Any]], encode: Callable[[str, Sequence[Any]], bytes] = encode_entry
     ) -> bytes:
-        """Take the next rows of ``ENTRY_COLUMNS``, in seq order; returns the pieces of the file that are ready.
+        """Add the next rows of ``ENTRY_COLUMNS``, in seq order; returns the pieces of the file that are ready.
 
         Raises:
             InvalidInputError: a row is longer than a bundle takes, or there are too many.
@@ -131,11 +129,11 @@ class BundleWriter:
     def add_snapshots(
         self, rows: Iterable[Sequence[Any]], encode: Callable[[str, Sequence[Any]], bytes] = encode_snapshot
     ) -> None:
-        """Take the next rows of ``SNAPSHOT_COLUMNS``, by ``from_seq``.
+        """Add the next rows of ``SNAPSHOT_COLUMNS``, by ``from_seq``.
 
         Raises:
-            SignatureError: a stored envelope is not JSON with one reading.
-            OSError: the temporary file does not take them.
+            SignatureError: a stored envelope is not unambiguous JSON.
+            OSError: the temporary file cannot be written.
         """
         lines = [encode(self.tenant_id, row) for row in rows]
         self._snapshots.writelines(lines)
@@ -172,8 +170,8 @@ class BundleWriter:
         yield END
 
     def finish_as_evidence(self, end: BundleEnd, breaks: Sequence[Break], signer: Signer) -> Iterator[bytes]:
-        """The rest of a file that is no bundle: evidence of a chain that has these breaks, one at least. Of ``end``
-        only checkpoint and keys are used.
+        """The rest of a file that is evidence of a chain with these breaks, at least one, and no bundle. Only
+        checkpoint and keys of ``end`` are used.
 
         Raises:
             As ``finish``.
@@ -210,7 +208,7 @@ class BundleWriter:
             yield from _member(name, data)
 
     def _pack(self) -> Iterator[bytes]:
-        """The entry part that holds the lines so far."""
+        """The entry part of the lines so far."""
         if len(self._parts) == ENTRY_PARTS_MAX:
             raise InvalidInputError(f"more than {ENTRY_PARTS_MAX} entry parts; export a shorter range")
         raw = b"".join(self._lines)
@@ -236,7 +234,7 @@ ENTRIES_A_SNAPSHOT: Final = 1000
 
 
 class OwnEntry(NamedTuple):
-    """One entry before it is linked; ``origin`` is the text of where it was chained first, None when nowhere."""
+    """One entry before it is linked; ``origin`` is the text of its first place in a chain, None if it has none."""
 
     hlc: Hlc
     job_id: str
@@ -247,7 +245,7 @@ class OwnEntry(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class OwnChainBundle:
-    """Makes one bundle of a chain of its own. Calls in order: ``keep``, ``append``, ``finish``; then ``close``."""
+    """Writes one bundle of a chain of its own. Calls in order: ``keep``, ``append``, ``finish``; then ``close``."""
 
     tenant_id: str
     node_id: str
@@ -277,7 +275,7 @@ class OwnChainBundle:
         return self._writer.entry_count, self._link.hex() or None
 
     def close(self) -> None:
-        """Close what is on disk; nothing more may be called."""
+        """Close the temporary files. No method may be called afterwards."""
         self._writer.close()
 
     def append(self, entries: Sequence[OwnEntry]) -> bytes:
@@ -293,8 +291,8 @@ class OwnChainBundle:
         return self._add(self._linker.rows(seq + 1, link, entries))
 
     def keep(self, rows: Sequence[Row]) -> bytes:
-        """Take over rows of ``ENTRY_COLUMNS`` as they are, links and all, which MUST have been verified and MUST follow
-        on what is there; returns the pieces of the file that are ready.
+        """Add rows of ``ENTRY_COLUMNS`` with their links, unchanged. They MUST be verified and MUST continue the chain
+        so far. Returns the pieces of the file that are ready.
 
         Raises:
             InvalidInputError: a row is longer than a bundle takes, or there are too many.
@@ -307,7 +305,7 @@ class OwnChainBundle:
         return self._add(rows)
 
     def finish(self) -> Iterator[bytes]:
-        """The rest of the file. At least one entry MUST be there.
+        """The rest of the file. At least one entry MUST have been added.
 
         Raises:
             SigningUnavailableError: a signer cannot be reached.
@@ -330,7 +328,7 @@ class OwnChainBundle:
         return pieces
 
     def _sign(self, last_hlc: str) -> None:
-        """A snapshot over the entries behind the last one."""
+        """Sign a snapshot over the entries after the last one."""
         links, self._unsigned = self._unsigned, []
         from_seq = self._tree.size + 1
         leaf_hashes = merkle.leaf_hashes(links)

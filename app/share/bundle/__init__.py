@@ -1,1 +1,1 @@
-"""What the service does with bundles: exporting, verifying, importing. The format is in ``ledger`` and ``signing``."""
+"""Exporting, verifying and importing bundles in the service. The format is in ``ledger`` and ``signing``."""

@@ -1,16 +1,16 @@
-"""Exporting a bundle from the ledger while it lives: signed first, read in one state, streamed in flat memory.
+"""Exporting a bundle from a running ledger: signed first, read from one state, streamed in constant memory.
 
 In order::
 
-    1. everything chained is signed, so that what leaves is whole
+    1. all chained entries are signed, so that the export is whole
     2. one REPEATABLE READ, read-only transaction shows one state of rows, snapshots, tree and checkpoint
        with statements of external witnesses about the log
-    3. snapshots, which stand behind the entries, go to a temporary file where they are many
-    4. entries pass through the same checks as in verification: a row that does not hold ends the export, and its
-       manifest is never signed
+    3. snapshots, which follow the entries in the file, go to a temporary file if they are many
+    4. entries pass through the same checks as in verification: a row that fails ends the export, and its manifest is
+       never signed
     5. the manifest, last
 
-Without an end the range ends with the last snapshot: what was chained since is for the next bundle.
+If no end is given, the range ends with the last snapshot; entries chained since are for the next bundle.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from ledger.verification.verdict import Break
 
 EXPORTS_AT_ONCE_MAX = 2
-"""Each holds a connection, and an old state of the database, for as long as its reader takes; others wait a while."""
+"""Each holds a connection and an old state of the database until its reader is done; further exports wait."""
 EXPORT_TIMEOUT_S = 3600.0
-"""Longest that one export may take, its reader's pace included."""
+"""Longest time of one export, including the reader's pace."""
 
 
 class _Range(NamedTuple):
@@ -82,8 +82,8 @@ class BundleExporter:
         known_breaks: Callable[[str], Sequence[Break]] = lambda tenant_id: (),
         report: Callable[[ChainDamagedError], object] = lambda error: None,
     ) -> None:
-        """``signer`` gives the key that signs manifests now, ``keyring`` the published keys of a tenant's log,
-        ``known_breaks`` the breaks that were found in a tenant's chain. ``report`` is given a break that an export met
+        """``signer`` returns the current key for manifests, ``keyring`` the published keys of a tenant's log,
+        ``known_breaks`` the breaks found in a tenant's chain. ``report`` is called with a break that an export finds
         after its first piece."""
         self._pool = pool
         self._node = node
@@ -98,17 +98,17 @@ class BundleExporter:
     async def export(
         self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The pieces of a bundle. The first, which is empty, comes once all that can be refused was checked.
+        """The pieces of a bundle. The first, which is empty, comes after every check that can reject the export.
 
-        It MUST be closed in the task that began it. A file without its last pieces is no bundle. Where rows behind the
-        first piece do not hold, the pieces end as evidence of that (docs/formats/bundle.md), which is no bundle either.
+        The task that started the generator MUST close it. A file without its last pieces is no bundle. If rows after
+        the first piece fail, the pieces end as evidence of that (docs/formats/bundle.md), which is no bundle either.
 
         Raises:
             TenantNotFoundError: there is no such tenant.
             NotFoundError: it has no entries.
             SeqOutOfRangeError: the chain, as far as it is signed, does not have that range.
             SigningUnavailableError: nothing can be signed now.
-            ChainDamagedError: snapshots, or rows of the first entry part, do not hold together.
+            ChainDamagedError: snapshots, or rows of the first entry part, are inconsistent.
             NotReadyError: the service stops, too many exports are under way, or snapshots cannot be kept in a temporary
                 file.
             DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
@@ -123,12 +123,12 @@ class BundleExporter:
                 reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection,
             ):
                 chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
-                # Behind what is signed in this state: whichever key signed that is among them.
+                # Read after this state was fixed, so the keys include every key that signed in it.
                 keys = await self._keyring(tenant_id)
                 end = await _end(connection, tenant_id, chosen, keys)
                 async with aclosing(self._entries(connection, tenant_id, chosen, writer)) as pieces:
-                    # A row of the first part that is broken, or snapshots that cannot be kept until the end, are
-                    # answered with a problem, not with a bundle cut short.
+                    # A broken row of the first part, or snapshots that cannot be spooled, give an error response, not a
+                    # truncated bundle.
                     first = await anext(pieces, b"")
                     await _add_snapshots(PostgresChainReader(connection, tenant_id), chosen, writer)
                     yield b""
@@ -148,12 +148,12 @@ class BundleExporter:
     async def evidence(
         self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The pieces of a file that holds what is stored of a tenant whose chain is broken, as it stands, and names the
-        breaks that this node knows and those of its rows. The first, which is empty, comes once all that can be refused
-        was checked. It MUST be closed in the task that began it.
+        """The pieces of an evidence file: the stored rows of a tenant whose chain is broken, unchanged, with the breaks
+        that this node knows and those of the rows. The first piece, which is empty, comes after every check that can
+        reject the export. The task that started the generator MUST close it.
 
         Raises:
-            NotFoundError: this node knows of no break of the tenant.
+            NotFoundError: this node knows no break of the tenant.
             NotReadyError, DatabaseUnavailableError: as ``export``.
         """
         known = self._known_breaks(tenant_id)
@@ -219,7 +219,7 @@ class BundleExporter:
 
 
 async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: BundleWriter) -> None:
-    """Those wholly in the range; one that says no range is in none."""
+    """Add the snapshots wholly in the range; a snapshot without a range is left out."""
     async with aclosing(reader.snapshots(chosen.from_seq, chosen.to_seq)) as batches:
         async for rows in batches:
             for row in rows:
@@ -269,7 +269,7 @@ def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_
 
 
 async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> BundleEnd:
-    """Root and proof at the end of the range, out of the stored tiles."""
+    """Root and proof at the end of the range, from the stored tiles."""
     first, second = chosen.to_seq, chosen.checkpoint_size
     cosigned = await anchors_store.newest_cosignatures(connection, tenant_id, limit=ANCHORS_A_KIND_MAX)
     stamped = await anchors_store.newest_timestamps(connection, tenant_id, ANCHORS_A_KIND_MAX)

@@ -3,20 +3,19 @@
 One import of some files, in order::
 
     1. the keys that this ledger trusts are read; without any nothing is imported
-    2. every bundle is verified wholly against them; in the same pass its entries are taken and sorted into the order of
-       the merge: (HLC, log it was born in, seq there)
-    3. once all bundles hold: an entry that cannot stand in this ledger is refused
-    4. tenants that do not exist yet begin
-    5. batch by batch, each in one transaction that holds the heads: what stands in the chain already is a duplicate,
+    2. every bundle is verified wholly against them; in the same pass its entries are collected and sorted into the
+       order of the merge: (HLC, origin log, seq there)
+    3. once all bundles are valid: an entry that is not acceptable in this ledger is rejected
+    4. new tenants are created
+    5. batch by batch, each in one transaction that holds the heads: an entry that is already chained is a duplicate,
        the rest is chained; with it the progress of this set of bundles is stored. While PostgreSQL stores the rows of
-       one the next is looked up, decided and linked; should the heads be others then, that is done again under their
-       locks
+       one batch, the next is looked up, decided and linked; if the heads have changed by then, that is repeated under
+       their locks
 
-Until 4 nothing is stored, so a bundle that does not hold leaves nothing. After that the import may end anywhere: the
-same set of bundles again, here or on another node of the ledger, goes on behind the last batch, and a set that was
-imported whole adds nothing. What the stored progress claims is looked up in the chains before it is believed. Imports
-bypass the WAL and leave the clock alone; appenders of this and other nodes meet them at the heads' locks, as they meet
-each other.
+Nothing is stored before 4, so an invalid bundle leaves nothing. After that the import may stop anywhere: importing the
+same set again, here or on another node of the ledger, continues after the last batch, and a fully imported set adds
+nothing. The stored progress is verified in the chains before it is used. Imports bypass the WAL and do not change the
+clock; the locks of the heads serialize them with the appenders of this and other nodes.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ if TYPE_CHECKING:
 
 ENTRIES_A_TRANSACTION: Final = 1000
 BYTES_A_TRANSACTION: Final = 8 << 20
-"""Payload bytes in one transaction, but for an entry that is longer by itself."""
+"""Payload bytes in one transaction, unless a single entry is longer."""
 CONFLICTS_LISTED_MAX: Final = 1000
-"""Conflicts that an answer lists; all are counted and chained."""
+"""Conflicts listed in an answer; all are counted and chained."""
 BEGIN_TENANT_TIMEOUT_S: Final = 60.0
 
 log = structlog.get_logger()
@@ -78,7 +77,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Imported:
-    """What an import came to. ``imported + duplicates`` is ``entries``."""
+    """The outcome of an import. ``imported + duplicates`` is ``entries``."""
 
     bundles: int
     entries: int
@@ -89,7 +88,7 @@ class Imported:
     heads: dict[str, ChainHead] = field(default_factory=dict)
 
     def with_batch(self, batch: ReadyBatch, jobs_changed: int) -> Imported:
-        """This, and what ``batch`` came to."""
+        """This outcome plus that of ``batch``."""
         decided = batch.decided
         if decided.conflicts:
             log.error("hlc_conflict", count=len(decided.conflicts), first=decided.conflicts[0])
@@ -129,13 +128,13 @@ class _Set:
     """First link of each chain of an older link version, by tenant."""
     in_order: Iterator[Incoming]
     outcome: Imported
-    """What came of it so far."""
+    """The outcome so far."""
     from_seqs: Mapping[str, int] = field(default_factory=dict)
-    """Head seq of each tenant when the import began."""
+    """Head seq of each tenant when the import started."""
     position: int = 0
-    """Entries that were decided before, as its stored progress claims."""
+    """Entries already decided by the stored progress, which is not verified."""
     is_tracked: bool = True
-    """Whether its progress is stored: no more once all of it was imported."""
+    """Whether its progress is stored; false once the set was fully imported."""
 
 
 class BundleImporter:
@@ -154,9 +153,9 @@ class BundleImporter:
         metrics: Metrics,
         disk_reserve_bytes: int = 0,
     ) -> None:
-        """``check_heads`` refuses heads of a database that went back; ``on_imported`` runs after each commit,
-        ``on_damaged`` when the rows of a tenant turn out to be damaged. Sorting leaves ``disk_reserve_bytes`` of the
-        disk free that the files are on."""
+        """``check_heads`` rejects heads of a database that went back; ``on_imported`` runs after each commit,
+        ``on_damaged`` when rows of a tenant are found damaged. Sorting leaves ``disk_reserve_bytes`` free on the disk
+        of the files."""
         self._pool = pool
         self._node = node
         self._trusted_keys = trusted_keys
@@ -170,14 +169,14 @@ class BundleImporter:
         self._linkers: dict[str, Linker] = {}
 
     async def log_unfinished(self) -> None:
-        """Say which imports an earlier process left unfinished; repeating the call finishes them."""
+        """Log the imports that an earlier process left unfinished; repeating their calls finishes them."""
         with contextlib.suppress(*DATABASE_FAULTS):
             async with self._pool.acquire() as connection:
                 for digest, position, entries in await exchange.unfinished_imports(connection):
                     log.warning("bundle_import_unfinished", set_digest=digest, position=position, entries=entries)
 
     async def check_trusting(self) -> None:
-        """Return if there are keys whose bundles may be imported.
+        """Return if there are trusted keys to import from.
 
         Raises:
             UntrustedKeyError: there are none, so no upload needs to be read.
@@ -185,13 +184,13 @@ class BundleImporter:
         await asyncio.to_thread(self._keys)
 
     async def check_asked_for(self, file: StagedFile, admit: Callable[[RangeManifest], Awaitable[None]]) -> None:
-        """Return if the bundle that another ledger sent may be what it was asked for: what is not costs no
+        """Return if the bundle that another ledger sent matches the request. A wrong bundle is rejected before the full
         verification, for which other imports would wait.
 
         Raises:
-            UntrustedKeyError: no trusted keys are configured, or the bundle was signed by others.
+            UntrustedKeyError: no trusted keys are configured, or none of them signed the bundle.
             BundleRefusedError: it is no whole bundle.
-            Exception: what ``admit`` raises of it.
+            Exception: as ``admit``.
         """
         keys = await asyncio.to_thread(self._keys)
         await admit(await asyncio.to_thread(signed_manifest, file, keys))
@@ -203,16 +202,16 @@ class BundleImporter:
         dry_run: bool,
         admit: Callable[[RangeManifest], Awaitable[None]] | None = None,
     ) -> Imported:
-        """Import the bundles in ``files``, or with ``dry_run`` do all but store. ``admit`` is shown what each is, once
-        all hold, and refuses what the caller may not import, or did not ask for.
+        """Import the bundles in ``files``, or with ``dry_run`` do everything except storing. Once all bundles are
+        valid, ``admit`` is called with each manifest and rejects one that the caller may not import or did not request.
 
         Raises:
-            UntrustedKeyError: no trusted keys are configured, or a bundle was signed by others.
-            BundleRefusedError: a bundle does not hold, or an entry of it cannot stand in a ledger.
-            ClockSkewError: an entry lies further ahead than ``hlc.max_clock_skew``.
-            InvalidInputError: the bundle is of ``_system``, or begins a chain where there is one.
+            UntrustedKeyError: no trusted keys are configured, or none of them signed a bundle.
+            BundleRefusedError: a bundle is not valid, or an entry of it is not acceptable in a ledger.
+            ClockSkewError: an entry is further ahead than ``hlc.max_clock_skew``.
+            InvalidInputError: the bundle is of ``_system``, or is the beginning of a chain that already exists.
             NotReadyError: the service stops, another node imports the same, or the disk is too full to sort on.
-            ChainDamagedError: PostgreSQL did not store all of a batch, or a chain is not as this node left it.
+            ChainDamagedError: PostgreSQL did not store all of a batch, or a chain has changed since this node's append.
             DatabaseUnavailableError, DatabaseWentBackError: what was stored stays; repeat the call.
         """
         async with self._turn, contextlib.AsyncExitStack() as stack:
@@ -224,7 +223,7 @@ class BundleImporter:
             sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
             with self._naming_faults():
                 terms = await self._terms(sorter)
-            # Each bundle once, in an order that is the same whatever they are called.
+            # Each bundle once, in an order that does not depend on the file names.
             by_digest = [file for _, file in sorted({file.digest: file for file in files}.items())]
             taken = [await asyncio.to_thread(take_verified, file, keys, terms) for file in by_digest]
             if admit is not None:
@@ -354,8 +353,8 @@ class BundleImporter:
             ready = await self._store_and_prepare(bundles, ready, batches)
 
     async def _unstored(self, bundles: _Set) -> AsyncIterator[Sequence[Incoming]]:
-        """The entries behind ``position``, in batches. Each before it is looked up in the chains first; from the batch
-        on of which one is missing, the progress is what somebody made of it, and everything is decided again."""
+        """The entries after ``position``, in batches. Every batch before it is first looked up in the chains. If one is
+        incomplete there, the stored progress is wrong, and everything from that batch on is decided again."""
         seen, is_borne_out = 0, True
         async for batch in _batches(islice(bundles.in_order, bundles.position)):
             if is_borne_out and await self._is_chained(batch):
@@ -386,9 +385,9 @@ class BundleImporter:
     async def _store_and_prepare(
         self, bundles: _Set, ready: ReadyBatch, batches: AsyncIterator[Sequence[Incoming]]
     ) -> ReadyBatch | None:
-        """Store a batch, and make the next one ready while PostgreSQL does: the heads and entries that this one leaves
-        are known. None when there is no other."""
-        # Before its rows are sent a transaction is round trips, which would wait for the thread that makes the next.
+        """Store a batch and prepare the next one meanwhile, from the known heads and entries after this one. Returns
+        the next batch, None after the last."""
+        # Before its rows are sent, a transaction is round trips, which the thread that prepares the next would delay.
         sent = asyncio.Event()
         storing = asyncio.create_task(self._store_batch(bundles, ready, sent.set))
         storing.add_done_callback(lambda _: sent.set())
@@ -415,18 +414,18 @@ class BundleImporter:
             return await decide_and_link(connection, entries, heads, self._linkers, before)
 
     async def _store_batch(self, bundles: _Set, ready: ReadyBatch, on_sent: Callable[[], None]) -> ReadyBatch:
-        """Store one batch in one transaction; what was stored, which is ``ready`` unless heads are others by now.
-        ``on_sent`` is called once its rows are on their way."""
+        """Store one batch in one transaction. Returns the stored batch, which is ``ready`` unless the heads changed.
+        ``on_sent`` is called once its rows are being sent."""
         before = bundles.outcome
         async with self._pool.acquire() as connection, connection.transaction():
-            # 1. nobody else imports this set, and the heads
+            # 1. lock this set and the heads
             if bundles.is_tracked:
                 now = await exchange.lock_import(connection, bundles.digest)
                 if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
             heads = await chaining.lock_heads(connection, sorted(ready.existing))
             await self._check_heads(connection, heads)
-            # 2. somebody else appended: what the chains hold is another matter now
+            # 2. if another appender moved a head, decide and link again
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
                 ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)
             decided, appended = ready.decided, ready.appended
@@ -454,7 +453,7 @@ class BundleImporter:
     # --- all but storing --------------------------------------------------------------------------
 
     async def _pretend(self, bundles: _Set) -> None:
-        """As ``_store``, onto the heads as they are now, and none of it stored."""
+        """As ``_store``, onto the current heads, without storing."""
         touched: set[tuple[str, str]] = set()
         ready: ReadyBatch | None = None
         async with self._pool.acquire() as connection:

@@ -1,11 +1,11 @@
-"""Batches of a merge, decided and linked in memory before they are stored: onto the heads that are expected.
+"""Batches of a merge, decided and linked onto the expected heads in memory before they are stored.
 
-ready.heads == the locked heads    then ``ready`` is what is to be stored: an append to a chain moves its head
+ready.heads == the locked heads    then ``ready`` can be stored: any append to a chain moves its head
 
-The entries of all bundles are sorted into the order of the merge first, more than memory holds: they gather until they
-are too many, are sorted, and the lower half goes to the end of a run in a temporary file, as blocks of several entries;
-the runs are merged as they are read back. What is nearly in order, as the entries of a log are by HLC, becomes one run,
-whatever its length; what fits into memory never touches the file.
+First an external sort brings the entries of all bundles into the order of the merge. Entries are collected up to a
+bound, then sorted, and the lower half is appended to a run in a temporary file, in blocks of several entries. The runs
+are merged as they are read back. Entries that are nearly in order, as those of a log are by HLC, become one run of any
+length; entries that fit into memory never touch the file.
 
 Invariants::
 
@@ -54,18 +54,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReadyBatch:
-    """A batch that was decided and linked onto ``heads``, which are those of all tenants of the import."""
+    """A batch that is decided and linked onto ``heads``, the heads of all tenants of the import."""
 
     entries: Sequence[Incoming]
     heads: Mapping[str, ChainHead]
     existing: Mapping[str, dict[str, Event]]
-    """By tenant of the batch what stands at the HLCs of its entries, those that it places included."""
+    """By tenant of the batch, the chained events at the HLCs of its entries, including those that it places."""
     decided: Decided
     appended: AppendedEntries
 
     @property
     def heads_after(self) -> dict[str, ChainHead]:
-        """The heads that the batch leaves."""
+        """The heads after the batch."""
         return {**self.heads, **{tenant: head_of(links) for tenant, links in self.appended.links.items()}}
 
 
@@ -76,13 +76,13 @@ async def decide_and_link(
     linkers: dict[str, Linker],
     before: ReadyBatch | None = None,
 ) -> ReadyBatch:
-    """What becomes of ``entries`` on chains that end with ``heads``. What ``before`` places need not be stored yet.
+    """Decide and link ``entries`` onto ``heads``. The entries that ``before`` places need not be stored yet.
 
     Raises:
         InvalidInputError: the beginning of a chain of an older link version cannot be kept as it is.
     """
     existing = await read_existing(connection, entries)
-    # Entries decide about one another only where they are of one time.
+    # Entries affect each other's decision only if they have the same time.
     if before is not None and before.entries[-1].key[:3] == entries[0].key[:3]:
         for tenant_id, here in existing.items():
             earlier = before.existing.get(tenant_id, {})
@@ -95,8 +95,8 @@ async def decide_and_link(
 
 
 async def read_existing(connection: Connection, batch: Sequence[Incoming]) -> dict[str, dict[str, Event]]:
-    """By tenant what stands in its chain at the HLCs that decide about ``batch``: nothing, where all are behind the
-    highest that it has."""
+    """By tenant, the chained events at the HLCs that decide about ``batch``: none if all its entries are above the
+    chain's highest HLC."""
     lowest = {entry.tenant_id: entry.key[1:4] for entry in reversed(batch)}
     existing: dict[str, dict[str, Event]] = {}
     if batch[0].key.rank and SystemAction.CONFLICT.value not in {entry.action for entry in batch}:
@@ -112,7 +112,7 @@ async def read_existing(connection: Connection, batch: Sequence[Incoming]) -> di
 
 
 def _chain(decided: Decided, appender: ChainAppender) -> None:
-    """Chain what was decided to be placed."""
+    """Link the entries that were decided to be placed."""
     for entry, kept_digest in decided.placed:
         if entry.key.rank == 0:
             place, hlc = ChainPosition(entry.seq, entry.chain_link, entry.prev_chain_link), Hlc.parse(entry.t_hlc)
@@ -139,11 +139,11 @@ _key: Final = attrgetter("key")
 
 
 class Sorter:
-    """Takes entries in any order, then gives them in the order of their keys; equal keys in that of their bytes."""
+    """Takes entries in any order, and returns them ordered by key, then by their bytes."""
 
     def __init__(self, file: BinaryIO, before_write: Callable[[], object] = lambda: None) -> None:
-        """``file`` is empty, may be read and written, and stays the caller's. ``before_write`` is called before each
-        block and may refuse it by raising."""
+        """``file`` is empty, readable and writable; the caller closes it. ``before_write`` is called before each block
+        and may raise to prevent it."""
         self._file = file
         self._before_write = before_write
         self._held: list[Incoming] = []
@@ -153,11 +153,11 @@ class Sorter:
         self._size = 0
 
     def add(self, entries: Sequence[Incoming]) -> None:
-        """Take some entries.
+        """Add some entries.
 
         Raises:
-            InvalidInputError: they are in too little order to be sorted within bounds.
-            NotReadyError: the disk does not take them.
+            InvalidInputError: the entries are too unordered to be sorted within bounds.
+            NotReadyError: the disk cannot be written.
         """
         self._held += entries
         self._held_bytes += sum(map(_size_of, entries))
@@ -166,10 +166,10 @@ class Sorter:
             self._write(len(self._held) if self._is_behind() else max(1, len(self._held) // 2))
 
     def entries(self) -> Iterator[Incoming]:
-        """All of them, in order. Nothing may be added any more.
+        """All entries, in order. No entry may be added afterwards.
 
         Raises:
-            NotReadyError: the disk does not take them; or does not give them back, as the iterator is read.
+            NotReadyError: the disk cannot be written; or cannot be read, while the iterator is read.
         """
         _sort(self._held)
         if self._last is None:
@@ -181,11 +181,11 @@ class Sorter:
         return runs[0] if len(runs) == 1 else heapq.merge(*runs, key=_key_and_bytes)
 
     def _is_behind(self) -> bool:
-        """Whether the lowest of those held, which are sorted, is lower than the end of the run."""
+        """Whether the lowest held entry, of the sorted ones, is below the end of the run."""
         return bool(self._held) and self._last is not None and self._held[0].key < self._last
 
     def _write(self, count: int) -> None:
-        """Move the first ``count`` of those held, which are sorted, to the end of the run, or into a new one."""
+        """Move the first ``count`` held entries, which are sorted, to the end of the run, or into a new run."""
         if not count:
             return
         if self._is_behind():
@@ -220,7 +220,7 @@ class Sorter:
 
 
 def _size_of(entry: Incoming) -> int:
-    """Bytes that are variable in length; all others are far below a kilobyte."""
+    """Bytes of the fields of variable length; all other fields are far below a kilobyte."""
     return 512 + len(entry.payload)
 
 

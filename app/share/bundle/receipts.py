@@ -1,15 +1,15 @@
-"""Making receipts: what one job, or one entry, is, proved by a checkpoint.
+"""Making receipts: the entries of one job, or one entry, proved by a checkpoint.
 
 In order::
 
-    1. a checkpoint covers the newest entry asked for, or does before long
+    1. wait until a checkpoint covers the newest requested entry
     2. one REPEATABLE READ, read-only transaction shows one state of entries, tiles, checkpoint, statements of witnesses
-    3. every entry is held against its link and its leaf, every proof against the signed root: what does not hold
-       ends it, and nothing is signed
-    4. the statement is signed with the key of the node's checkpoints, which lies in a file: a receipt waits for no
+    3. every entry is compared with its link and its leaf, every proof with the signed root; a mismatch stops the
+       receipt unsigned
+    4. the statement is signed with the key of the node's checkpoints, which is in a file, so a receipt waits for no
        key service
 
-The caller gets what the chain has; what waits to be chained is in no receipt.
+A receipt holds chained entries only, none that still waits to be chained.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ if TYPE_CHECKING:
     from signing.keys import Keyring
 
 RECEIPTS_AT_ONCE_MAX: Final = 4
-"""Each may hold some hundred megabytes for a moment; others wait a while."""
+"""Each may briefly hold some hundred megabytes; further receipts wait."""
 
 
 class Made(NamedTuple):
-    """A receipt, and how many entries it holds."""
+    """A receipt, and its number of entries."""
 
     file: bytes
     entries: int
 
 
 class _Wanted(NamedTuple):
-    """What a receipt is to prove: entries up to ``to_seq`` of a job, or the one entry that stands there."""
+    """The request of a receipt: entries of a job up to ``to_seq``, or the one entry of that seq."""
 
     covers: Literal["job", "entry"]
     job_id: str
@@ -84,21 +84,21 @@ class ReceiptMaker:
     published: Callable[[str], Awaitable[Keyring]]
     """The published keys of a tenant's log."""
     known_break: Callable[[str], str | None]
-    """What was found broken in a tenant's chain, is not repaired and nobody has acknowledged; None where nothing."""
+    """The known break of a tenant's chain that is neither repaired nor acknowledged; None if there is none."""
     attempts: Callable[[], AsyncIterator[None]]
-    """Turns to look again, which end with SessionNotCaughtUpError once a reader has waited long enough."""
+    """Paces repeated checks; raises SessionNotCaughtUpError once a reader has waited long enough."""
 
     def __post_init__(self) -> None:
         self._slots = Slots(RECEIPTS_AT_ONCE_MAX, "receipts")
 
     async def of_job(self, tenant_id: str, job_id: str, extends: int | None) -> Made:
-        """The receipt of a job, or of what stands in for its events that PostgreSQL refused. With ``extends`` it also
-        proves that the log extends the tree of that size.
+        """The receipt of a job, or of the substitute entries for its events that PostgreSQL rejected. With ``extends``
+        it also proves that the log extends the tree of that size.
 
         Raises:
             TenantNotFoundError, JobNotFoundError: there is none.
-            ChainDamagedError: a break is known, so an entry of the job may have been taken from it.
-            ReceiptTooLargeError: it has more than one receipt holds.
+            ChainDamagedError: a break is known, so an entry of the job may have been removed.
+            ReceiptTooLargeError: the job is too large for one receipt.
             Others as ``of_entry``.
         """
         async with reading(self.pool) as connection:
@@ -120,9 +120,9 @@ class ReceiptMaker:
             TenantNotFoundError: there is none.
             SeqOutOfRangeError: the chain, or for ``extends`` the checkpoint, does not reach that far.
             SigningUnavailableError: no checkpoint covers it yet, or this node's key may not sign.
-            KeyConflictError: the checkpoint is signed by no key that counts.
-            ChainDamagedError: what is stored does not hold together.
-            NotReadyError: too many receipts are made just now.
+            KeyConflictError: no valid key signed the checkpoint.
+            ChainDamagedError: the stored rows are inconsistent.
+            NotReadyError: too many receipts are being made.
             DatabaseUnavailableError: Postgres does not answer.
         """
         async with reading(self.pool) as connection:
@@ -164,7 +164,7 @@ class ReceiptMaker:
     async def _read(
         self, tenant_id: str, wanted: _Wanted, extends: int | None, keys: Keyring
     ) -> tuple[Material, dict[tuple[int, int], bytes]]:
-        """All that the receipt is made of, of one state of the database."""
+        """The input of the receipt, from one state of the database."""
         async with reading(self.pool, snapshot=True) as connection:
             head = await chain_reads.head(connection, tenant_id)
             note = head.checkpoint or ""

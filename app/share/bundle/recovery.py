@@ -1,25 +1,25 @@
-"""Recovery by bundles: rows that are brought back into this very ledger, and records that a node never got to chain.
+"""Recovery by bundles: rows restored into the same ledger, and records that a node did not chain before it stopped.
 
 **From a bundle into the ledger** (``restore_bundle``): the same rows, in the same places, with the same links. Unlike
-an import nothing is linked anew, so a bundle comes back only where it was: it is of this log's origin, begins at or
-below the end of the chain as it stands, and agrees with the chain where both have entries.
+an import it relinks nothing, so a bundle is restored only to its own place: it is of this log's origin, begins no later
+than right after the chain's head, and agrees with the chain where both have entries.
 
 One bundle, in one transaction::
 
-    1. the head is locked; the bundle begins no later than right behind it
+    1. the head is locked; the bundle begins no later than right after it
     2. where bundle and chain meet they have the same link, so they have the same history
-    3. entries behind the head are copied as they are; followers come behind at the next start
-    4. snapshots that follow the last one stored come back too, and the keys that signed them count from their HLCs on
+    3. entries after the head are copied unchanged; followers catch up at the next start
+    4. snapshots that follow the last stored one are restored too; the keys that signed them are valid from their HLCs
 
-Verifying the bundle, its signatures too, comes before all of that and is the caller's part.
+The caller MUST have verified the bundle, its signatures included.
 
-**From a WAL folder into a bundle** (``export_from_wal``), offline; nothing is changed there. Unchained records have
-neither seq nor link. They are exported as a chain of their own, in LSN order from seq 1 on, signed by the node's key;
-its log is ``{node_id}.wal/{wal_id}``, so nobody takes it for the tenant's. Of a keyed line that stands there twice the
-first counts, as it would have in the chain.
+**From a WAL folder into a bundle** (``export_from_wal``), offline; the folder is not changed. Unchained records have
+neither seq nor link. They are exported as a chain of their own, in LSN order from seq 1, signed by the node's key. Its
+log is ``{node_id}.wal/{wal_id}``, so it cannot be mistaken for the tenant's. Of a keyed line that occurs twice the
+first is exported, as it would have been chained.
 
-What the control file calls chained is left out. That file may lag behind, so records that were chained just before the
-node stopped may be here as well; an import finds them by their HLC and digest.
+Records that are chained by the control file are left out. That file may lag, so records chained just before the node
+stopped may be exported too; an import recognizes them as duplicates by their HLC and digest.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class RestoredRange(NamedTuple):
-    """What one bundle brought back: ``entries`` up to ``to_seq``, which is the chain's new end, and ``snapshots``."""
+    """The numbers of ``entries`` and ``snapshots`` restored from one bundle; ``to_seq`` is the chain's new head."""
 
     tenant_id: str
     entries: int
@@ -70,10 +70,10 @@ class RestoredRange(NamedTuple):
 
 
 async def restore_bundle(connection: Connection, reader: BundleReader, log_origin: str) -> RestoredRange:
-    """Bring back what the verified bundle holds and the chain lacks.
+    """Restore the rows of the verified bundle that the chain lacks.
 
     Raises:
-        StartRefusedError: it is of another log, does not follow on the chain, or differs from it; nothing was stored.
+        StartRefusedError: it is of another log, does not continue the chain, or differs from it; nothing was stored.
     """
     manifest = reader.manifest
     tenant_id = manifest.tenant_id
@@ -105,7 +105,7 @@ async def restore_bundle(connection: Connection, reader: BundleReader, log_origi
 
 
 async def _check_joint(connection: Connection, reader: BundleReader, head: ChainHead) -> None:
-    """Refuse a bundle whose last entry in common with the chain, or the one before its first, is another there."""
+    """Reject a bundle whose last entry in common with the chain, or the entry before its first, differs there."""
     manifest = reader.manifest
     seq = min(head.seq, manifest.to_seq)
     at, column = (seq, CHAIN_LINK) if seq >= manifest.from_seq else (manifest.from_seq, PREV_CHAIN_LINK)
@@ -119,7 +119,7 @@ async def _check_joint(connection: Connection, reader: BundleReader, head: Chain
 
 
 async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows: Sequence[EntryRow]) -> ChainHead:
-    """Add these rows, which follow on ``head``, as they are; the new head."""
+    """Append these rows, which follow ``head``, unchanged; returns the new head."""
     appended = AppendedEntries()
     appender = ChainAppender(appended, {tenant_id: head}, {})
     for seq, t_hlc, _, _, _, job_id, action, version, prev, link, _, payload, origin in rows:
@@ -132,13 +132,13 @@ async def _append(connection: Connection, tenant_id: str, head: ChainHead, rows:
 
 
 async def _restore_snapshots(connection: Connection, reader: BundleReader) -> int:
-    """Bring back the snapshots that follow, one behind the other, on the last one stored; how many."""
+    """Restore the snapshots that continue the last stored one without a gap; returns their number."""
     tenant_id = reader.manifest.tenant_id
     last = await notary_store.last_snapshot(connection, tenant_id)
     signed_seq = last.to_seq if last is not None else 0
     restored = 0
     signed_ms: dict[str, int] = {}
-    """By key, the time of the earliest that it signed."""
+    """By key, the time of the earliest snapshot that it signed."""
     for row in reader.snapshot_rows():
         if row[FROM_SEQ] == signed_seq + 1 and await notary_store.insert_snapshots(connection, {tenant_id: row}):
             for signature in orjson.loads(row[ENVELOPE])["signatures"]:
@@ -146,7 +146,7 @@ async def _restore_snapshots(connection: Connection, reader: BundleReader) -> in
                 signed_ms[key_id] = min(at_ms, signed_ms.get(key_id, at_ms))
             signed_seq = row[TO_SEQ]
             restored += 1
-    # As when they were made: entries that were imported may be older than the key.
+    # As when the snapshots were made: imported entries may be older than the key.
     for key_id, at_ms in signed_ms.items():
         await key_store.widen(connection, key_id, time_of(at_ms))
     return restored
@@ -156,7 +156,7 @@ ENTRIES_AT_ONCE: Final = 1000
 
 
 def survey(path: Path) -> WalReport:
-    """The one log in ``path``, which is its folder or a ``wal.dir`` that holds no other. A torn tail is left out.
+    """The only log in ``path``, which is its folder or a ``wal.dir`` with no other. A torn tail is left out.
 
     Raises:
         NotFoundError: there is none.
@@ -176,7 +176,7 @@ def survey(path: Path) -> WalReport:
 def export_from_wal(
     report: WalReport, tenant_id: str, signer: Signer, log_signer: Signer, write: Callable[[bytes], object]
 ) -> None:
-    """Write the bundle of a tenant's unchained records in the log that ``report`` is about.
+    """Write the bundle of a tenant's unchained records in the log of ``report``.
 
     Raises:
         NotFoundError: there are none.
@@ -198,7 +198,7 @@ def export_from_wal(
 
 
 def _unchained(report: WalReport) -> Iterator[Record]:
-    """Records beyond what is known to be chained, up to the last sound one."""
+    """Records after the last one known to be chained, up to the last sound one."""
     folder = Path(report.folder)
     control = wal_control.load(folder)
     from_lsn = max(report.first_lsn, Lsn(1 + (control.chained_lsn if control is not None else 0)))
@@ -207,7 +207,7 @@ def _unchained(report: WalReport) -> Iterator[Record]:
 
 
 def _entries(records: Iterator[Record], tenant_id: str) -> Iterator[OwnEntry]:
-    """The records of the tenant, without lines that a keyed request repeats."""
+    """The entries of the tenant, without lines that a keyed request repeats."""
     seen: dict[tuple[int, str], tuple[bytes, set[int]]] = {}
     for item in records:
         event = record.decode(item.payload)
@@ -219,7 +219,7 @@ def _entries(records: Iterator[Record], tenant_id: str) -> Iterator[OwnEntry]:
 
 
 def _is_repeated(key: IdempotencyKey | None, seen: dict[tuple[int, str], tuple[bytes, set[int]]]) -> bool:
-    """Whether the line, or its key with another body, was there before; it is noted."""
+    """Whether the line, or its key with another body, occurred before; records it in ``seen``."""
     if key is None:
         return False
     digest, lines = seen.setdefault((key.route, key.key), (key.body_digest, set()))

@@ -1,7 +1,7 @@
-"""The report on verified bundles that a person can file: what was checked, against what, what not, how to repeat it.
+"""The report on verified bundles for filing: the checks made, their inputs, the checks not made, how to repeat them.
 
-JSON, Markdown that reads as plain text too, and one HTML page. None says what the JSON form does not. The templates are
-``report.md.j2`` and ``report.html.j2``; every value that they show is escaped where it is output.
+It is JSON, Markdown that is readable as plain text, and one HTML page. The JSON form contains everything in the others.
+The templates are ``report.md.j2`` and ``report.html.j2``; every value is escaped where it is output.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from signing.manifest import REPORT_SUFFIX
 from terminal.outcome import counted
 
 JOBS_MAX: Final = 200_000
-"""A bundle with more jobs is reported without their number by status: each is held until its last entry was read."""
+"""A bundle with more jobs is reported without counts by status, because each job is held until its last entry."""
 ACTORS_MAX: Final = 1000
-"""Names that are counted each, those that come first; of all others it says how often they stand there."""
+"""Names that are counted separately, in order of appearance; all others are counted together."""
 
 _PLACES: Final = tuple(map(ENTRY_COLUMNS.index, FOLD_COLUMNS))
 
 
 @dataclass
 class Actors:
-    """How many entries each actor stands in: by name; those of names beyond ``ACTORS_MAX``, of private names, and those
-    that do not say."""
+    """Numbers of entries by actor: by name, for names beyond ``ACTORS_MAX``, for private names, and for entries without
+    an actor."""
 
     named: Counter[str] = field(default_factory=Counter)
     others: int = 0
@@ -66,15 +66,14 @@ class Actors:
             self.others += 1
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, names of most entries first."""
+        """As plain values, the most frequent names first."""
         named = dict(sorted(self.named.items(), key=lambda each: (-each[1], each[0])))
         return {"named": named, "others": self.others, "private": self.private, "unnamed": self.unnamed}
 
 
 class Counts(NamedTuple):
-    """``jobs`` by status, None where there are more than ``JOBS_MAX``; ``erasures`` are SUBJECT_ERASED entries, which
-    destroyed ``erased_keys`` keys; who sent the events, and who did the reads of payloads that PAYLOADS_READ entries
-    tell of."""
+    """``jobs`` by status, None for more than ``JOBS_MAX``; ``erasures`` are SUBJECT_ERASED entries, which destroyed
+    ``erased_keys`` keys; ``senders`` of the events; ``readers`` of payloads, from PAYLOADS_READ entries."""
 
     jobs: dict[str, int] | None
     erasures: int
@@ -82,7 +81,7 @@ class Counts(NamedTuple):
     senders: Actors
     readers: Actors
     proposals: dict[str, int]
-    """``accepted`` and ``rejected`` ones, imported ones among them."""
+    """Numbers of ``accepted`` and ``rejected`` proposals, including imported ones."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -90,7 +89,7 @@ class Counts(NamedTuple):
 
 
 def _told(action: str, job_id: str, text: str) -> str:
-    """The action of an entry; of a CONFLICT entry that of the event which it holds."""
+    """The action of an entry; for a CONFLICT entry, the action of the event in it."""
     held = held_event(jobs.payload_of(text), job_id) if action == SystemAction.CONFLICT else None
     return action if held is None else held.event.action
 
@@ -99,7 +98,7 @@ def counts_of(reader: BundleReader) -> Counts:
     """The counts of an open bundle whose rows were verified.
 
     Raises:
-        BundleInvalidError: it is another by now.
+        BundleInvalidError: the file has changed since.
     """
     folds: dict[str, JobFold] = {}
     erased: Counter[str] = Counter()
@@ -135,10 +134,10 @@ OUTCOMES: Final = {
     3: "INCOMPLETE: nothing wrong was found, not everything could be checked",
     4: "KEY UNKNOWN: a key that signed is not held, had expired or was revoked",
 }
-"""What an exit code means, for the first line about a file."""
+"""Meaning of an exit code, for the first line about a file."""
 
 ACTORS_SHOWN_MAX: Final = 20
-"""Names that the text shows; of the others it says how often they stand there, and the JSON form has them."""
+"""Names that the text lists; the others are counted together there, and listed in the JSON form."""
 
 MEANINGS: Final = {
     BUNDLE: "the file, its parts and the signed manifest that lists them",
@@ -151,7 +150,7 @@ MEANINGS: Final = {
     "projection": "verdicts on proposals follow from the entries before them",
     "checkpoint": "checkpoints, of the bundle and kept elsewhere",
 }
-"""What each aspect of a verdict is."""
+"""Description of each aspect of a verdict."""
 
 
 HEADLINES: Final = {
@@ -161,7 +160,7 @@ HEADLINES: Final = {
     3: "Nothing wrong found, not everything checked",
     4: "Not signed by a key that is trusted",
 }
-"""What an exit code means, in the words of a conclusion."""
+"""Meaning of an exit code, as a conclusion."""
 VERDICT_WORDS: Final = {
     "ok": "✓ holds",
     "broken": "✗ broken",
@@ -180,19 +179,19 @@ LIMITS: Final = (
     "Clocks of others stand under the anchors.",
     "What was never recorded.",
 )
-"""What no bundle shows, however whole it is."""
+"""Limits of any bundle, even a whole one."""
 
 
 @dataclass(frozen=True)
 class VerifiedFile:
-    """One file and what came of it; ``error`` instead of ``outcome`` when it could not be read."""
+    """One file and its outcome; ``error`` instead of ``outcome`` if it could not be read."""
 
     name: str
     exit_code: int
     outcome: BundleVerdict | None = None
     error: str | None = None
     counts: Counts | None = None
-    """What the entries add up to, where a report asks for it and they hold."""
+    """Counts of the entries, if a report asks for them and the entries are valid."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object with the file's name."""
@@ -204,14 +203,14 @@ class VerifiedFile:
 
 @dataclass(frozen=True)
 class Against:
-    """What the files were verified against: keys and a checkpoint that the caller brought, and where from."""
+    """The inputs of the verification: the caller's keys and checkpoint, and their sources."""
 
     keys_from: str | None
     keyring: Keyring | None
     checkpoint_from: str | None
     kept: JudgedCheckpoint | None
     outsiders_from: Sequence[str] = ()
-    """The options that named witnesses and authorities, as they stood."""
+    """The options that named witnesses and authorities, as given."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -229,7 +228,7 @@ class SignedWith(NamedTuple):
 
 
 def to_json(files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str) -> dict[str, Any]:
-    """The report as one JSON object; of a single file its verdict's members stand at the top as well."""
+    """The report as one JSON object; for a single file the members of its verdict are at the top level as well."""
     items = [file.to_json() for file in files]
     return {
         **(items[0] if len(items) == 1 else {}),
@@ -250,9 +249,9 @@ def to_markdown(files: Sequence[VerifiedFile], against: Against, verified_at: da
 def to_html(
     files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str, signer: SignedWith | None
 ) -> str:
-    """The report as one page for the file: plain conclusions first, on A4, signed off at its end.
+    """The report as one A4 page for filing: plain conclusions first, a sign-off at the end.
 
-    The document asks for nothing: no script, no request, its style inside and named by digest in its policy.
+    The page is self-contained: no script, no request, its style inline and allowed by digest in its policy.
     """
     style = (_FOLDER / "report.css").read_text("utf-8")
     return _rendered(
@@ -306,7 +305,7 @@ def _subject(files: Sequence[VerifiedFile]) -> str:
 
 
 def _commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
-    """What to run to verify the same again."""
+    """The commands that repeat the verification."""
     brought = {"--keys": against.keys_from, "--checkpoint": against.checkpoint_from}
     options = [text for option, name in brought.items() if name is not None for text in (option, name)]
     names = [file.name for file in files]
@@ -321,12 +320,12 @@ def _commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    """What is not printable becomes U+FFFD: nothing in a text from a file turns or hides what is around it."""
+    """``text`` with U+FFFD for unprintable characters, so that text from a file cannot reverse or hide its context."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def _escaped(value: object) -> object:
-    """A value as text of a page."""
+    """A value as text of the HTML page."""
     return value if isinstance(value, Markup | Undefined) else Markup(html.escape(_printable(str(value))))  # noqa: S704
 
 
@@ -336,12 +335,12 @@ def _on_one_line(value: object) -> object:
 
 
 def _code(text: str) -> str:
-    """Text as Markdown code, whatever it holds."""
+    """Any text as Markdown code."""
     return f"`{text.replace('`', chr(39))}`"
 
 
 def _moment(hlc: str) -> str:
-    """An HLC with the wall-clock time it stands for, as Markdown."""
+    """An HLC with its wall-clock time, as Markdown."""
     try:
         wall = datetime.fromtimestamp(Hlc.parse(hlc).physical_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -350,7 +349,7 @@ def _moment(hlc: str) -> str:
 
 
 def _readable(time: str) -> str:
-    """A time of RFC 3339 in UTC, as people write it; any other text as it is."""
+    """An RFC 3339 time in UTC, in readable form; any other text unchanged."""
     try:
         at = datetime.fromisoformat(time).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -360,7 +359,7 @@ def _readable(time: str) -> str:
 
 
 def _shown(actors: Actors) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """The names that are shown, and all others together, each with a count."""
+    """The listed names, and the groups of all others, each with a count."""
     listed = list(actors.to_json()["named"].items())
     others = actors.others + sum(count for _, count in listed[ACTORS_SHOWN_MAX:])
     rest = (("others", others), ("private", actors.private), ("not said", actors.unnamed))

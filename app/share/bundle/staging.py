@@ -1,15 +1,15 @@
-"""Where uploaded bundles wait until they are verified: a folder beside the WAL, emptied at every start.
+"""The staging folder of uploaded bundles until they are verified: beside the WAL, emptied at every start.
 
 ::
 
-    <wal folder>/staging/<random>/NNN.tar        one folder an upload, gone when its import has ended
+    <wal folder>/staging/<random>/NNN.tar        one folder an upload, removed when its import ends
 
 Invariants::
 
     bytes of one upload <= bytes_max        files of one upload <= FILES_MAX
-    a file that does not begin as a bundle does is refused before its first byte is written
+    a file that does not begin like a bundle is rejected before its first byte is written
     free space before anything is written >= reserve_bytes: a full disk would stop the WAL beside it for good
-    bytes of a file from another ledger   <= half of what it and the reserve leave free: one takes it from no other
+    bytes of a file from another ledger   <= the space that it and the reserve leave free, so that others fit too
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from signing.judging import refused
 
 FILES_MAX: Final = 100
 UPLOADS_AT_ONCE_MAX: Final = 2
-"""Each may take ``bundle.import_bytes_max`` of disk, and as much again to sort in. Others wait a while."""
+"""Each may use ``bundle.import_bytes_max`` of disk, and as much again for sorting. Further uploads wait."""
 
 
 def check_disk_room(folder: Path, reserve_bytes: int) -> int:
-    """The bytes that the disk of ``folder`` has to spare beyond ``reserve_bytes``.
+    """The free bytes on the disk of ``folder`` beyond ``reserve_bytes``.
 
     Raises:
-        NotReadyError: it has less; what an import writes there must stop.
+        NotReadyError: fewer than ``reserve_bytes`` are free; the import must stop writing there.
     """
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < reserve_bytes:
@@ -57,7 +57,7 @@ def check_disk_room(folder: Path, reserve_bytes: int) -> int:
 
 
 class StagedFile(NamedTuple):
-    """One uploaded file; ``name`` is what the sender called it, ``digest`` its SHA-256 in hex."""
+    """One uploaded file; ``name`` is the sender's name for it, ``digest`` its SHA-256 in hex."""
 
     name: str
     path: Path
@@ -82,10 +82,10 @@ class Upload:
         self._hash = hashlib.sha256()
 
     def begin_file(self, name: str) -> None:
-        """A file begins; the one before must have ended.
+        """Begin a file; the previous one MUST have ended.
 
         Raises:
-            InvalidInputError: there are too many.
+            InvalidInputError: the upload has too many files.
         """
         if len(self.files) == FILES_MAX:
             raise InvalidInputError(f"one import takes at most {FILES_MAX} files")
@@ -94,11 +94,11 @@ class Upload:
         self._begins.clear()
 
     def write(self, data: bytes) -> None:
-        """The next bytes of the file.
+        """Append the next bytes of the file.
 
         Raises:
             UploadTooLargeError: the upload is over its bound.
-            NotReadyError: the disk is as full as it may be.
+            NotReadyError: the disk has reached its reserve.
             BundleRefusedError: the file is no bundle.
         """
         self._hash.update(data)
@@ -124,7 +124,7 @@ class Upload:
             self._open()
 
     def end_file(self) -> None:
-        """The file is whole; one that is too short to be a bundle is judged with the others."""
+        """End the file. A file too short to be a bundle is judged later, with the others."""
         file = self._file or self._open()
         file.close()
         self.files.append(StagedFile(self._name, Path(file.name), self._hash.hexdigest()))
@@ -156,7 +156,7 @@ class Staging:
     """The staging folder of one node."""
 
     def __init__(self, wal_folder: Path, bytes_max: int, reserve_bytes: int) -> None:
-        """Made empty: what an earlier process left there was never imported, or is imported by repeating its call."""
+        """Empties the folder: files of an earlier process were not imported, or repeating the call imports them."""
         self._folder = wal_folder / "staging"
         self._bytes_max = bytes_max
         self._reserve_bytes = reserve_bytes
@@ -165,17 +165,17 @@ class Staging:
 
     @asynccontextmanager
     async def upload(self) -> AsyncIterator[Upload]:
-        """Room for one upload, as soon as there is; on leaving, all of it is gone.
+        """A slot for one upload, once one is free; leaving the context removes all its files.
 
         Raises:
-            NotReadyError: the disk is too full to begin one, or too many are under way.
+            NotReadyError: the disk is too full to start an upload, or too many are under way.
         """
         async with self._turns.taken(), self._writing() as upload:
             yield upload
 
     @asynccontextmanager
     async def fetched(self, name: str, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[list[StagedFile]]:
-        """One file, called ``name``, that another ledger sends in pieces; it takes no turn of an upload meanwhile.
+        """One file, called ``name``, that another ledger sends in pieces; it uses no slot of the uploads.
 
         Raises:
             BundleRefusedError, InvalidInputError, NotReadyError, UploadTooLargeError: as for any upload.

@@ -1,14 +1,14 @@
-"""Taking the entries of bundles while these are verified: one pass over each file.
+"""Collecting the entries of bundles during their verification: one pass over each file.
 
-Every entry is looked at, what says that it was born in this ledger is compared with what stands there, and all go to be
-sorted. Invariants::
+Every entry is checked. An entry with an origin in this ledger is compared with the entry of that place. All entries
+then go to the sorter. Invariants::
 
-    entries are taken             only from a bundle whose manifest a trusted key signed
-    entries taken from a bundle   those that its verification was shown, each once, and no others
-    what is wrong with an entry   is kept, and said only once every bundle of the set was found to hold
+    entries are collected             only from a bundle whose manifest a trusted key signed
+    entries collected from a bundle   exactly those that its verification read, each once
+    a fault of an entry               is kept, and raised only after every bundle of the set is verified
 
-An entry carries where it was chained first, and the signer of a bundle may write anything there. What is said of
-another ledger cannot be looked up here. What is said of this one is compared with the entry in this log.
+An entry names its origin, the place where it was first chained, and the signer of a bundle may write anything there. An
+origin in another ledger cannot be checked here. An origin in this ledger is compared with the entry in this log.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from signing.keys import Keyring
 from signing.manifest import RangeManifest
 
 Born = Mapping[int, Sequence[Incoming]]
-"""Entries that say they were born in one log, by their seq there."""
+"""Entries whose origin is in one log, by their seq there."""
 
 
 def born_in(log: str, entries: Sequence[Incoming]) -> Born:
-    """The entries that say they were born in ``log``, by their seq there."""
+    """The entries whose origin is in ``log``, by their seq there."""
     born: dict[int, list[Incoming]] = defaultdict(list)
     for entry in entries:
         if entry.key.log == log:
@@ -49,11 +49,11 @@ def born_in(log: str, entries: Sequence[Incoming]) -> Born:
 
 
 def check_births(born: Born, chained: Mapping[int, ChainedEntry]) -> None:
-    """Refuse entries that are not the ones that stand where they say they were born; where none stands, what is said
-    can be true of a chain that was longer once.
+    """Reject entries that differ from the chained entry at their origin. If no entry is there, the origin is accepted,
+    because the chain may have been longer once.
 
     Raises:
-        BundleInvalidError: names the first.
+        BundleInvalidError: names the first such entry.
     """
     for seq in born.keys() & chained.keys():
         stands = chained[seq]
@@ -67,38 +67,38 @@ def check_births(born: Born, chained: Mapping[int, ChainedEntry]) -> None:
 
 
 CheckBorn = Callable[[str, Born], None]
-"""Refuses entries of a tenant that say falsely where in its log of this ledger they were born; waits for PostgreSQL."""
+"""Rejects entries of a tenant with a false origin in its log of this ledger; waits for PostgreSQL."""
 
 
 class Terms(NamedTuple):
-    """What the entries of all bundles of a set are held to, and where they go."""
+    """The checks for the entries of all bundles of a set, and their sorter."""
 
     bounds: ClockBounds
     log_origin: str | None
-    """Of the importing ledger."""
+    """Log origin of the importing ledger."""
     check_born: CheckBorn
     sorter: Sorter
 
 
 @dataclass(slots=True)
 class TakenBundle:
-    """A bundle that was verified wholly and holds, and what came of taking its entries."""
+    """A wholly verified, valid bundle, and the result of collecting its entries."""
 
     file: StagedFile
     manifest: Manifest
     count: int = 0
-    """Entries taken."""
+    """Entries collected."""
     beginning: Incoming | None = None
-    """The first, where it is of an older link version."""
+    """The first entry, if it is of an older link version."""
     problem: Exception | None = None
-    """What was wrong with an entry, so that no more were taken."""
+    """The fault of an entry, after which no more were collected."""
 
     def refuse_if_wrong(self) -> None:
-        """Raise what was wrong with an entry.
+        """Raise the fault of an entry, if there is one.
 
         Raises:
-            BundleRefusedError, ClockSkewError: an entry cannot stand in this ledger, or not yet.
-            Exception: the entries could not be sorted, or PostgreSQL not be asked.
+            BundleRefusedError, ClockSkewError: an entry is not acceptable in this ledger, or not yet.
+            Exception: the entries could not be sorted, or PostgreSQL could not be reached.
         """
         if isinstance(self.problem, BundleInvalidError):
             raise BundleRefusedError(str(self.problem), file=self.file.name) from self.problem
@@ -107,11 +107,11 @@ class TakenBundle:
 
 
 def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
-    """Verify a bundle wholly and take its entries; runs in a thread.
+    """Verify a bundle wholly and collect its entries; runs in a thread.
 
     Raises:
-        UntrustedKeyError, BundleRefusedError: it does not hold; with the verdict.
-        InvalidInputError: it is of the chain that each ledger has of its own.
+        UntrustedKeyError, BundleRefusedError: it is not valid; with the verdict.
+        InvalidInputError: it is of ``_system``, which each ledger has of its own.
     """
     with _opened(file, keys) as reader:
         taken = TakenBundle(file, reader.manifest)
@@ -128,11 +128,11 @@ def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
 
 
 def signed_manifest(file: StagedFile, keys: Keyring) -> RangeManifest:
-    """What a bundle says that it is, its entries unread; runs in a thread.
+    """The manifest of a bundle, its entries unread; runs in a thread.
 
     Raises:
         BundleRefusedError: it is no whole bundle.
-        UntrustedKeyError: no trusted key signed that.
+        UntrustedKeyError: no trusted key signed the manifest.
     """
     with _opened(file, keys) as reader:
         signed = Manifest.judge(reader.envelope, keys)
@@ -150,7 +150,7 @@ def _opened(file: StagedFile, keys: Keyring) -> BundleReader:
 
 
 class _Taking(BundleChainReader):
-    """Shows a bundle to its verification, and takes what it shows."""
+    """Reads a bundle for its verification, and collects the entries that it reads."""
 
     def __init__(self, bundle: BundleReader, terms: Terms, taken: TakenBundle) -> None:
         super().__init__(bundle)
@@ -159,9 +159,9 @@ class _Taking(BundleChainReader):
         self._taker = EntryTaker(bundle.source, terms.bounds)
 
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
-        """Batches of ``ENTRY_COLUMNS`` as they stand, of those parts that the range touches."""
+        """Batches of ``ENTRY_COLUMNS`` as stored, of all parts that overlap the range."""
         async for rows in super().entries(from_seq, to_seq):
-            # None is shown twice, nor any behind one that could not be taken.
+            # No entry is collected twice, nor any after one that failed.
             if rows[0][SEQ] == self._taken.manifest.from_seq + self._taken.count:
                 self._take(rows)
             yield rows
@@ -175,7 +175,7 @@ class _Taking(BundleChainReader):
                 terms.check_born(tenant_id, born)
             terms.sorter.add(entries)
         except Exception as error:
-            # Nobody knows yet whether the bundle holds, which comes first.
+            # Kept for later: whether the bundle is valid is reported first.
             taken.problem = error
             return
         if taken.count == 0 and entries[0].link_version != LINK_VERSION:

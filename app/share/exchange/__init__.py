@@ -1,4 +1,4 @@
-"""The regions of ledgers that exchange: which of them hold an entry, and which cannot be imported from."""
+"""The regions of ledgers that exchange: which of them hold an entry, and which peers cannot be imported from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Regions:
         keys: Callable[[], Keyring],
         take: Take,
     ) -> Regions:
-        """The ledger of ``own_origin`` and the peers that the settings name, none of which is asked yet."""
+        """The ledger of ``own_origin`` and the peers in the settings; no peer is asked yet."""
         interval_s, turns = settings.interval.total_seconds(), Turns(pool)
         return cls(
             [
@@ -47,11 +47,11 @@ class Regions:
         self._changed = asyncio.Event()
 
     async def spread(self, seqs: Mapping[str, int], timeout_s: float) -> None:
-        """Return once a majority of the regions has, by tenant, this ledger's chain up to a seq; itself is one. Only
-        what a peer said to a question that was put after this call counts: it may have lost what it said before.
+        """Return once a majority of the regions, this ledger included, holds each tenant's chain up to its seq. Only
+        answers to requests sent after this call are used, since a peer may have lost entries that it reported before.
 
         Raises:
-            DurabilityTimeoutError: they have not in time.
+            DurabilityTimeoutError: no majority holds them in time.
         """
         since_s = monotonic()
         try:
@@ -78,5 +78,5 @@ class Regions:
         }
 
     def fault(self) -> str | None:
-        """Which peers are not imported from, and why; None when all are."""
+        """The peers that are not imported from, and why; None if all are."""
         return "; ".join(f"{peer.settings.url}: {peer.fault}" for peer in self.peers if peer.fault is not None) or None

@@ -1,19 +1,19 @@
-"""One peer: its newest signed checkpoints, proved to go on from those seen before, and the ranges that are lacking,
-imported as bundles. What a bundle brings is what was asked for, and lies under the checkpoint that was proved.
+"""One peer: its newest signed checkpoints, proved to extend those seen before, and the missing ranges, imported as
+bundles. A bundle must be the requested range and lie under the proved checkpoint.
 
-A round looks at each tenant in turn, and then imports; a range at a time, in the order of the peer's chain. So what
-comes is causal: an entry comes after those that its node had seen. After a crash the next round goes on behind the last
-range that was stored, and a range imported twice adds nothing.
+A round checks each tenant in turn and then imports, a range at a time, in the order of the peer's chain. So the order
+is causal: an entry comes after those that its node had seen. After a crash the next round continues after the last
+stored range, and a range imported twice adds nothing.
 
 If a peer went back or shows another tree of the same size for one tenant, imports of all its tenants stop until an
-operator decides. So a round checks every tenant before it imports anything. The same holds for a peer that no longer
+operator decides. So a round checks every tenant before it imports anything. The same applies to a peer that no longer
 lists a tenant seen before, or shows a log of another origin. Any other fault of a tenant is reported, and stops no
 other tenant.
 
-*One node of the ledger asks a peer at a time*: a lock in PostgreSQL for each peer. ``Turns`` holds them all on one
-connection of the node, as a round waits for the peer most of its time. A lock ends with its session. So where a lock
-may be left behind, the connection is closed: the node stops, or a statement fails. Other turns of this node end with
-it, and another node may ask the same peer at the same time; imports of the same entries add nothing.
+*One node of the ledger asks a peer at a time*: a lock in PostgreSQL for each peer. ``Turns`` holds all locks on one
+connection of the node, because a round mostly waits for the peer. A lock ends with its session. So if a lock may be
+left over, because the node stops or a statement fails, the connection is closed. The other turns of this node then lose
+their locks too, and another node may ask the same peer at the same time; imports of the same entries add nothing.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Turns:
         self._statement = asyncio.Lock()
         self._connection: PoolConnectionProxy[asyncpg.Record] | None = None
         self._held = 0
-        """Turns that are under way, on the way to one included."""
+        """Turns that are taken or being requested."""
 
     @asynccontextmanager
     async def turn(self, peer: str) -> AsyncIterator[bool]:
-        """Whether this node is the one of its ledger that asks ``peer`` now; for as long as it is not left.
+        """Whether this node alone of its ledger asks ``peer``, until the context is left.
 
         Raises:
-            DATABASE_FAULTS: PostgreSQL cannot be asked.
+            DATABASE_FAULTS: PostgreSQL cannot be reached.
         """
         self._held += 1
         try:
@@ -101,7 +101,7 @@ class Turns:
                 raise
 
     def _close(self) -> None:
-        """Have the session end, and with it what it locks."""
+        """End the session, and with it its locks."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
@@ -109,13 +109,13 @@ class Turns:
 
 TIMEOUT_S = 30.0
 PAUSE_MAX_S = 60.0
-"""Longest between attempts to ask a peer that fails, and to import a tenant that fails."""
+"""Longest pause between attempts to ask a failing peer, and to import a failing tenant."""
 FAILING_S_MAX = 60.0
-"""A round leaves the rest of the tenants to the next one once those that failed took longer: the peer may be away."""
+"""A round defers its remaining tenants once failing ones have taken longer: the peer may be away."""
 FAULTS_TOLD_MAX = 5
-"""Tenants that are named with their faults; others are counted."""
+"""Tenants that are named with their faults; the rest are counted."""
 FAULT_CHARACTERS_MAX = 1000
-"""What is kept of the fault of a tenant: a peer may have a hundred thousand that fail."""
+"""Characters kept of a tenant's fault: a hundred thousand tenants of a peer may fail."""
 _is_log_origin = re.compile(LOG_ORIGIN).fullmatch
 
 log = structlog.get_logger()
@@ -127,12 +127,12 @@ Take = Callable[[str, AsyncGenerator[bytes, None], Admit], Awaitable[None]]
 
 
 class PeerWentBackError(LedgerError):
-    """A peer no longer shows the log of a tenant as it was seen before, or grown from that."""
+    """A peer's log of a tenant no longer equals or extends the log seen before."""
 
 
 @dataclass(slots=True)
 class _Chain:
-    """One tenant's chain at the peer, as far as its newest checkpoint that was proved covers it."""
+    """One tenant's chain at the peer, up to its newest proved checkpoint."""
 
     tenant_id: str
     origin: str = ""
@@ -141,16 +141,16 @@ class _Chain:
     imported_seq: int = 0
     fault: str | None = None
     went_back: bool = False
-    """No other fault takes the place of this one, before a checkpoint is proved to go on from the one seen before."""
+    """No other fault replaces this one until a checkpoint is proved to extend the one seen before."""
     failed_at_s: float = 0.0
     pause_s: float = 0.0
     paused_until_s: float = 0.0
-    """Nothing is fetched before, by the monotonic clock: a range that fails is costly to fetch."""
+    """Nothing is fetched before this time of the monotonic clock, because a failing range is costly to fetch."""
 
 
 @dataclass
 class Peer:
-    """What is asked of one peer, and what came of it."""
+    """The exchange with one peer, and its state."""
 
     settings: PeerSettings
     own_origin: str
@@ -162,26 +162,26 @@ class Peer:
     interval_s: float
     imported_entries: int = 0
     held: dict[str, int] = field(default_factory=dict)
-    """By tenant, up to which seq of this ledger the peer has imported, as it said last."""
+    """By tenant, the seq up to which the peer has imported this ledger, by its last report."""
     held_asked_s: float = -math.inf
-    """When that was asked, by the monotonic clock."""
+    """Time of the request for that report, by the monotonic clock."""
     on_held: Callable[[], None] = lambda: None
     _fault: str | None = field(default=None, init=False)
-    """Why nothing could be asked of it."""
+    """Why the peer could not be asked."""
     _chains: dict[str, _Chain] = field(default_factory=dict, init=False)
     _log_origin: str = field(default="", init=False)
-    """Of its ledger; empty until a checkpoint of it was proved."""
+    """Log origin of its ledger; empty until one of its checkpoints is proved."""
     _context: ssl.SSLContext | None = field(default=None, init=False)
 
     @property
     def lag_entries(self) -> int:
-        """How many entries it has chained that are not imported, as this node last saw its checkpoints."""
+        """Entries under its last seen checkpoints that are not imported yet."""
         return sum(chain.size - chain.imported_seq for chain in self._chains.values())
 
     @property
     def fault(self) -> str | None:
-        """Why it is not imported from, or which tenants of it are not, and why; None when all are."""
-        # That it went back comes first: it stops the others.
+        """Why it, or some of its tenants, are not imported from; None if all are."""
+        # Tenants that went back come first: they stop the others.
         failing = [chain for chain in self._chains.values() if chain.fault is not None]
         failing.sort(key=lambda chain: not chain.went_back)
         told = [f"tenant {chain.tenant_id}: {chain.fault}" for chain in failing[:FAULTS_TOLD_MAX]]
@@ -190,7 +190,7 @@ class Peer:
         return "; ".join(told if self._fault is None else [self._fault, *told]) or None
 
     async def run(self) -> None:
-        """Ask for ever; ever less often while the peer fails."""
+        """Ask for ever, less and less often while the peer fails."""
         pause_s = self.interval_s
         while True:
             try:
@@ -234,14 +234,14 @@ class Peer:
         self.on_held()
 
     async def _round(self, client: PeerClient) -> None:
-        # 1. Which tenants there are. Those that went back stay, whatever is listed.
+        # 1. The listed tenants. Tenants that went back are kept even if they are not listed.
         keyring = await asyncio.to_thread(self.keys)
         before = self._chains
         listed = {each: before.get(each) or _Chain(each) for each in await client.tenants() if self._is_wanted(each)}
         self._chains = {each: chain for each, chain in before.items() if chain.went_back} | listed
-        # 2. What there is of each, proved.
+        # 2. The newest checkpoint of each, proved.
         seen = await self._each(listed.values(), lambda chain: self._look(client, keyring, chain))
-        # 3. Which are no longer listed.
+        # 3. The tenants that are no longer listed.
         missing = {each: before.get(each) or _Chain(each) for each in await self._kept() if each not in listed}
         for chain in missing.values():
             self._failed(
@@ -255,15 +255,15 @@ class Peer:
         self._chains = listed | missing
         if any(chain.went_back for chain in self._chains.values()):
             return
-        # 4. What is lacking of it.
+        # 4. The missing entries of each tenant.
         await self._each(
             [chain for chain in seen if monotonic() >= chain.paused_until_s], lambda chain: self._import(client, chain)
         )
 
     async def _kept(self) -> list[str]:
-        """The tenants that were seen of its ledger. Once an operator has removed all, the peer may show another one."""
+        """The tenants of its ledger that were seen. After an operator removed all, the peer may show another ledger."""
         async with self.pool.acquire() as connection:
-            # Of more than can be listed one at least is not.
+            # Of more than TENANTS_MAX kept tenants the peer cannot list all.
             kept = await exchange.held_of(connection, self._log_origin, "", TENANTS_MAX + 1, self.settings.tenants)
         if not kept:
             self._log_origin = ""
@@ -273,11 +273,11 @@ class Peer:
         return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)
 
     async def _each(self, chains: Iterable[_Chain], work: Callable[[_Chain], Awaitable[None]]) -> list[_Chain]:
-        """Do ``work`` for each, also behind those that fail; those that did not fail."""
+        """Do ``work`` for each, failures notwithstanding; returns the chains that did not fail."""
         done: list[_Chain] = []
         failing_s = 0.0
-        # Those that failed before come last: the time that they take is taken from no other. Of them whoever failed
-        # longest ago is next, or one that takes all of it would keep the others from ever being tried again.
+        # Chains that failed before come last, so that they take no time from the others. Among them the one that failed
+        # longest ago comes first, so that a slow one cannot starve the rest.
         for chain in sorted(chains, key=lambda chain: (chain.fault is not None, chain.failed_at_s)):
             began_s = monotonic()
             try:
@@ -298,11 +298,11 @@ class Peer:
             )
         chain.failed_at_s = monotonic()
         if went_back or not chain.went_back:
-            # Only the words: an error keeps alive what its traceback names.
+            # Only the text is kept: an error keeps the frames of its traceback alive.
             chain.fault, chain.went_back = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX], went_back
 
     async def _look(self, client: PeerClient, keyring: Keyring, chain: _Chain) -> None:
-        """Learn how much the peer's newest checkpoint covers of a tenant, and how much of that is imported."""
+        """Read the peer's newest checkpoint of a tenant, prove it, and read how much of it is imported."""
         tenant_id = chain.tenant_id
         note = await client.checkpoint(tenant_id)
         checkpoint = open_checkpoint(note, keyring)
@@ -330,13 +330,13 @@ class Peer:
         chain.imported_seq = seen.imported_seq if seen else 0
 
     def _recall(self, tenant_id: str, kept: Mapping[str, Seen], key: PublicKey) -> None:
-        """Learn from what was kept which log the peer showed before: the one that ``key`` signed for."""
+        """Set the log origin that the peer showed before: that of the kept checkpoint which ``key`` signed."""
         for origin, seen in kept.items():
             if is_signed_by(seen.note, origin, key):
                 self._log_origin = origin.removesuffix(f"/{tenant_id}")
 
     async def _prove(self, client: PeerClient, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint) -> None:
-        """Refuse a tree that does not go on from the one that was seen before."""
+        """Reject a tree that does not extend the one seen before."""
         if seen is None:
             return
         before = read(seen.note)
@@ -357,7 +357,7 @@ class Peer:
             ) from error
 
     async def _import(self, client: PeerClient, chain: _Chain) -> None:
-        """Import what is lacking, range by range. Where that fails, the tenant pauses, longer and longer."""
+        """Import the missing entries, range by range. After a failure the tenant pauses, longer each time."""
         chain.pause_s = min(max(2 * chain.pause_s, self.interval_s), PAUSE_MAX_S)
         while chain.imported_seq < chain.size:
             from_seq, to_seq = chain.imported_seq + 1, min(chain.imported_seq + self.range_entries, chain.size)
@@ -377,7 +377,7 @@ class Peer:
                 await exchange.imported(connection, chain.tenant_id, chain.origin, to_seq)
             self.imported_entries += to_seq - from_seq + 1
             chain.imported_seq = to_seq
-            # A first round takes hours, and writes here wait for what is held there.
+            # A first round takes hours, and writes here wait for the peer's report of what it holds.
             await self._learn_held(client)
         if chain.fault is not None:
             log.info("exchange_tenant_resumed", peer=self.settings.url, tenant_id=chain.tenant_id)
@@ -385,7 +385,7 @@ class Peer:
 
 
 async def _admit(chain: _Chain, from_seq: int, to_seq: int, proof: Sequence[bytes], bundle: RangeManifest) -> None:
-    """Refuse a bundle that is not of this range, or of another tree than the newest checkpoint.
+    """Reject a bundle that is not of this range, or not of the tree of the newest checkpoint.
 
     Raises:
         ProofError: it is.
@@ -405,7 +405,7 @@ async def _admit(chain: _Chain, from_seq: int, to_seq: int, proof: Sequence[byte
 
 
 def _context_of(ca: Path | None) -> ssl.SSLContext:
-    """What connections to the peer are made with.
+    """The TLS context of connections to the peer.
 
     Raises:
         OSError: the file of certificate authorities cannot be read, or is no regular file.
@@ -416,10 +416,10 @@ def _context_of(ca: Path | None) -> ssl.SSLContext:
 
 
 def _token_in(file: Path) -> str:
-    """The token that is shown to the peer; an empty one is not.
+    """The token to send to the peer; an empty one is not sent.
 
     Raises:
-        ConfigurationError: what the file holds is none.
+        ConfigurationError: the file holds no valid token.
         OSError: it cannot be read, or is no regular file.
     """
     return token_in(files.read_regular(file), str(file))

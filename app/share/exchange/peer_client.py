@@ -1,6 +1,6 @@
-"""What is asked of a peer over HTTP, and the forms that its answers must have.
+"""Requests to a peer over HTTP, and the required forms of its answers.
 
-An answer of another form is reported like no answer: the peer's operator finds out what answers in its place.
+An answer of another form is reported like no answer: the peer's operator must find out what answers at its address.
 
     tenants of a list <= TENANTS_MAX        each once, in the order of their names
 """
@@ -21,15 +21,15 @@ from signing.checkpoint import SIZE_MAX
 
 ANSWER_BYTES_MAX = 4 << 20
 ANSWER_S_MAX = 60.0
-"""An answer that takes longer is none: a peer that sends a byte now and then must not keep a round from its end."""
+"""An answer that takes longer is an error: a peer that sends single bytes slowly must not prolong a round."""
 BUNDLE_S_MAX = 900.0
-"""The same of a range, which besides has a least rate (``app.runtime.outgoing``)."""
+"""The same for a range, which also has a minimum rate (``app.runtime.outgoing``)."""
 BUNDLE_BYTES_MAX = 1 << 40
 """The same in bytes; ``bundle.import_bytes_max`` and the disk bound the file that it is written to."""
 PAGE = 1000
 PAGES_MAX = 100
 TENANTS_MAX = PAGES_MAX * PAGE
-"""A peer with more tenants, or whose list has no end, is not imported from."""
+"""A peer with more tenants, or with an endless list, is not imported from."""
 
 TenantId = Annotated[str, Field(pattern=names.anchored(names.READABLE_TENANT_ID))]
 
@@ -60,13 +60,13 @@ _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
 class PeerClient(NamedTuple):
-    """One peer, asked by ``http``. Each method raises NoAnswerError where it does not answer, or in another form."""
+    """One peer, asked by ``http``. Each method raises NoAnswerError for no answer, or one of another form."""
 
     url: str
     http: httpx.AsyncClient
 
     async def tenants(self) -> list[str]:
-        """All tenants that it lets the caller see."""
+        """All tenants that it shows to the caller."""
         found: list[str] = []
         cursor = None
         for _ in range(PAGES_MAX):
@@ -80,18 +80,18 @@ class PeerClient(NamedTuple):
         raise self._endless("/v1/tenants")
 
     async def checkpoint(self, tenant_id: str) -> bytes:
-        """The note of the newest checkpoint of a tenant, as it came."""
+        """The note of the newest checkpoint of a tenant, not verified."""
         return await self._ask(f"/v1/log/{tenant_id}/checkpoint")
 
     async def consistency(self, tenant_id: str, first: int, second: int) -> list[bytes]:
-        """What is to prove that the tree of ``second`` leaves goes on from that of ``first``."""
+        """The consistency proof from the tree of ``first`` leaves to that of ``second``, not verified."""
         asked = {"tenant_id": tenant_id, "first": first, "second": second}
         return [
             bytes.fromhex(each) for each in (await self._get(_Proof, "/v1/chain/proof/consistency", **asked)).hashes
         ]
 
     async def held(self, origin: str) -> dict[str, int]:
-        """By tenant, up to which seq of the ledger ``origin`` it has imported."""
+        """By tenant, the seq up to which it has imported the ledger ``origin``."""
         found: dict[str, int] = {}
         after = ""
         for _ in range(PAGES_MAX):
@@ -116,7 +116,7 @@ class PeerClient(NamedTuple):
         )
 
     def _check_order(self, path: str, tenant_ids: Sequence[str]) -> None:
-        """Refuse a page that does not go on behind the one before: its list might have no end."""
+        """Reject a page that does not continue after the previous one: the list might be endless."""
         if any(one >= next_one for one, next_one in pairwise(tenant_ids)):
             raise NoAnswerError(f"the answer of {self.url}{path} does not go on in the order of tenants")
 

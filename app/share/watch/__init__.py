@@ -1,13 +1,13 @@
-"""Watchers: each reads one chain from a position on, as far as its client takes what it is told.
+"""Watchers: each sends the entries of one chain from a position on, as fast as its client reads.
 
-    seq      up to here all was told that is wanted; it only rises
+    seq      all wanted entries up to here were sent; it only rises
 
-A watcher that is behind the tail reads pages from the log until it meets the tail, and is live from then on: it sleeps
-until something comes that it wants. One that was live and whose next entry the tail no longer keeps has fallen behind:
-it is told so, with the seq to start over from, and that is its end. So what a client that stands still costs has a
-bound, and nobody waits for it.
+A watcher that is behind the tail reads pages from the log until it reaches the tail. From then on it is live: it sleeps
+until a wanted entry is appended. If the tail evicts the next entry of a live watcher, the watcher has fallen behind. It
+reports that, with the seq to restart from, and ends. So the cost of a stalled client is bounded, and nothing waits for
+it.
 
-All pieces are handed out in turns of one share of the event loop.
+All pieces are sent in turns of one share of the event loop.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from app.share.watch.tail import RETRY_PAUSE_S, Tail, Tails
 from ledger.errors import DatabaseUnavailableError, NotReadyError
 
 LOOK_INTERVAL_S: Final = 5.0
-"""How often it is looked whether a client may still watch, and was told something lately."""
+"""Interval of the check that a client may still watch and was sent data recently."""
 LOOKS_AT_ONCE: Final = 50
 """Clients that are checked in one pass of the event loop."""
 SILENCE_MAX_S: Final = 15.0
-"""Longest that a client is sent nothing at all."""
+"""Longest time without sending a client anything."""
 PASSED_MIN: Final = 1000
-"""Once so many entries went by that a client does not want, a sign of life says how far it has come."""
+"""After so many unwanted entries, a heartbeat carries the position of the client."""
 TURN_S: Final = 40e-6
-"""What a turn takes beyond what is done in it, about."""
+"""Estimated overhead of a turn."""
 CUT_OFF_AFTER_S: Final = 1.0
-"""How long a client has to take what it was told last, when its watch is ended."""
+"""Time for a client to read the last piece after its watch is ended."""
 NO_END: Final = 2**63
-"""Beyond every seq: the end of a watch that has none."""
+"""Above every seq: the end of an unbounded watch."""
 BEAT: Final = b": still here\n\n"
 
 log = structlog.get_logger()
@@ -65,12 +65,12 @@ class Watcher:
         self.seq = after_seq
         self.may_watch = may_watch
         self.cut_off: Callable[[], object] = lambda: None
-        """Ends a client that takes nothing."""
+        """Cuts off a client that does not read."""
         self._tails = tails
         self._tail = tail
         self._wanted = wanted
         self._awaited = wanted if to_seq == NO_END else EVERYTHING
-        """What wakes it: one that has an end, each entry may bring there."""
+        """The entries that wake it: any entry can bring a bounded watch to its end."""
         self._to_seq = to_seq
         self._metrics = metrics
         self._is_live = False
@@ -85,10 +85,10 @@ class Watcher:
     # --- what the client is sent ------------------------------------------------------------------
 
     async def next(self) -> bytes:
-        """The next piece for the client, to be sent at once; nothing at the end.
+        """The next piece for the client, to be sent immediately; empty at the end.
 
-        MUST be called when the client has taken what it was told before; ``sent`` MUST be called before the next await
-        that may wait.
+        MUST be called only after the client has read the previous piece; ``sent`` MUST be called before the next await
+        that may block.
         """
         has_turn = False
         while not self._is_over and self.seq < self._to_seq:
@@ -104,7 +104,7 @@ class Watcher:
                     has_turn = await self._turn()
             elif self.seq >= self._tail.seq:
                 if self._tail.error is not None:
-                    break  # it failed while this watcher was told something, and wakes nobody any more
+                    break  # the tail failed while this watcher was sending, and wakes no waiter any more
                 self._is_live = True
                 self._tail.wait(self._awaited, self)
                 has_turn = await self._wake()
@@ -115,32 +115,32 @@ class Watcher:
         return b""
 
     def sent(self) -> None:
-        """The piece was sent."""
+        """Record that the piece was sent."""
         self.told_at_s = time.monotonic()
         self._end_turn()
 
     def end(self) -> None:
-        """Tell the client no more."""
+        """End the watch."""
         self._is_over = True
         self._tail.leave(self._awaited, self)
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     def beat(self) -> None:
-        """Give the client a sign of life, if it waits for something."""
+        """Send a heartbeat, if the watcher is waiting."""
         if self._woken is not None and self._tail.leave(self._awaited, self):
             self._is_beat_due = True
-            # All that the tail has taken in was checked, and is not wanted.
+            # No entry that the tail has read so far is wanted.
             self.seq = max(self.seq, self._tail.seq)
             self._tails.share.grant(self._woken)
 
     # --- as ``Waiter``, with ``end`` ---------------------------------------------------------------
 
     def more(self, block: Block) -> bool:
-        """The newest block may hold something for it."""
+        """The newest block may hold an entry for it."""
         if block.last_seq <= self.seq or self._woken is None:
             return False
-        # What lies between was checked, and is not wanted.
+        # No entry in between is wanted.
         self.seq = max(self.seq, block.first_seq - 1)
         self._tails.share.grant(self._woken)
         return True
@@ -153,7 +153,7 @@ class Watcher:
         return await self._wake()
 
     async def _wake(self) -> bool:
-        """Sleep until somebody wakes it, which is its turn; true."""
+        """Sleep until woken, which starts its turn; returns true."""
         self._end_turn()
         if self._woken is None or self._woken.done():
             self._woken = asyncio.get_running_loop().create_future()
@@ -172,7 +172,7 @@ class Watcher:
         return block.has_dcs or self._wanted.dc is None
 
     def _take(self) -> bytes:
-        """What the tail holds for the client, about a block of it."""
+        """The next wanted events in the tail, about a block."""
         self._is_live = True
         found: list[Chosen] = []
         size = 0
@@ -190,12 +190,12 @@ class Watcher:
         return self._told(found)
 
     async def _read_page(self) -> bytes:
-        """What the log holds for the client, the next page of it."""
+        """The wanted events in the next page of the log."""
         self._end_turn()
         try:
             block = await self._tails.page(self._tail, self.seq, with_dcs=self._wanted.dc is not None)
         except DatabaseUnavailableError:
-            # The tail says so in the log, once for all.
+            # The tail logs the failure, once for all watchers.
             await asyncio.sleep(RETRY_PAUSE_S)
             return self._nothing()
         chosen = block.chosen_between(self._wanted, self.seq, self._to_seq)
@@ -212,7 +212,7 @@ class Watcher:
         return found[0].events if len(found) == 1 else b"".join(chosen.events for chosen in found)
 
     def _nothing(self) -> bytes:
-        """What a page comes to that holds nothing for the client: a sign of life, where there were many of them."""
+        """The result of a page without wanted entries: a heartbeat, if the client was sent nothing for long."""
         return self._beat() if self.told_at_s < _silent_since_s() else b""
 
     def _beat(self) -> bytes:
@@ -248,7 +248,7 @@ class Watchers:
         to_seq: int | None,
         may_watch: MayWatch,
     ) -> AsyncIterator[Watcher]:
-        """A watcher of the tenant's chain from behind ``after_seq``, or the end of the chain, up to ``to_seq``.
+        """A watcher of the tenant's chain from after ``after_seq``, or the head of the chain, up to ``to_seq``.
 
         Raises:
             NotReadyError: there are too many, or the service stops.
@@ -259,7 +259,7 @@ class Watchers:
         async with self._tails.watching(tenant_id, with_dcs=wanted.dc is not None) as tail:
             if after_seq is None:
                 after_seq = await self._tails.head_seq(tenant_id)
-            self._check_room()  # others have come meanwhile, or the stop
+            self._check_room()  # other watchers or the stop may have come meanwhile
             watcher = Watcher(
                 self._tails,
                 tail,
@@ -283,7 +283,7 @@ class Watchers:
             raise NotReadyError(f"{self._count_max} clients watch here, three of four connections; watch another node")
 
     async def run(self) -> None:
-        """End the watch of those who may not watch any more, give others a sign of life, until cancelled."""
+        """End watches whose client may not watch any more, send the others heartbeats, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             everybody = [*self._open]
@@ -299,7 +299,7 @@ class Watchers:
                 await asyncio.sleep(0)
 
     def close(self) -> None:
-        """End all watches, and let none begin."""
+        """End all watches, and reject new ones."""
         self._is_closed = True
         self._end([*self._open])
 
@@ -316,10 +316,10 @@ class Watchers:
 
 
 def _silent_since_s() -> float:
-    """Who was told nothing since then gets a sign of life: the next look might be too late."""
+    """A client that was sent nothing since then gets a heartbeat: the next check might be too late."""
     return time.monotonic() - (SILENCE_MAX_S - 2 * LOOK_INTERVAL_S)
 
 
 def watchers_max(connections_max: int) -> int:
-    """How many may watch at once: of four connections one is left for those who ask for little."""
+    """Watchers allowed at once: one of four connections is left for short requests."""
     return connections_max * 3 // 4

@@ -1,4 +1,4 @@
-"""Entries as they are watched: each encoded once, as a server-sent event, and chosen by what is known of it.
+"""Watched entries: each is encoded once, as a server-sent event, and filtered by action, job and data centre.
 
     id: 17
     event: CANCEL
@@ -21,24 +21,24 @@ from ledger.machines.jobs import payload_of
 from ledger.verification.verdict import damaged
 
 BLOCK_BYTES_MAX: Final = 64 * 1024
-"""Bytes of the events of a block of several: a client that stands still holds about two blocks."""
+"""Bytes of the events of a block of several entries: a stalled client holds about two blocks."""
 CHOICES_KEPT_MAX: Final = 32
-"""Choices that a block remembers."""
+"""Filter results that a block caches."""
 _DATA: Final = b"\ndata: "
 
 DcsOfJobs = Mapping[str, frozenset[str] | None]
-"""The data centres of jobs by id; None where that cannot be told: the job's entries are for all."""
+"""The data centres of jobs by id; None if unknown: then all clients get the job's entries."""
 
 
 class Wanted(NamedTuple):
-    """What somebody wants to see of a chain; None is everything."""
+    """The filter of a client; None matches everything."""
 
     actions: frozenset[str] | None = None
     job_id: str | None = None
     dc: str | None = None
 
     def takes(self, entry: WatchedEntry) -> bool:
-        """Whether the entry is to be seen."""
+        """Whether the entry matches."""
         return (
             (self.actions is None or entry.action in self.actions)
             and (self.job_id is None or entry.job_id == self.job_id)
@@ -58,7 +58,7 @@ class WatchedEntry(NamedTuple):
     event: bytes
     """The server-sent event."""
     dcs: frozenset[str] | None
-    """The data centres that it concerns; None where that is not known."""
+    """The data centres that it concerns; None if unknown."""
 
     @property
     def data(self) -> bytes:
@@ -67,14 +67,14 @@ class WatchedEntry(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Events that follow each other, and how many."""
+    """The joined events of selected entries, and the number of entries."""
 
     events: bytes
     entries: int
 
 
 class Block:
-    """Entries that follow each other, one at least. What was chosen of it once is chosen for all who want the same."""
+    """Consecutive entries, at least one. A filter's result is cached for all clients with the same filter."""
 
     __slots__ = ("_chosen", "_of_jobs", "entries", "event_bytes", "first_seq", "has_dcs", "last_seq")
 
@@ -83,13 +83,13 @@ class Block:
         self.first_seq = entries[0].seq
         self.last_seq = entries[-1].seq
         self.has_dcs = has_dcs
-        """Whether it was found out which data centres the entries concern."""
+        """Whether the data centres of the entries were looked up."""
         self.event_bytes = sum(len(entry.event) for entry in entries)
         self._chosen: dict[Wanted, Chosen] = {}
         self._of_jobs: dict[str, list[WatchedEntry]] | None = None
 
     def chosen(self, wanted: Wanted) -> Chosen:
-        """The events of those that are ``wanted``."""
+        """The events of the ``wanted`` entries."""
         if wanted.job_id is not None:
             return _joined(entry for entry in self._of_job(wanted.job_id) if wanted.takes(entry))
         found = self._chosen.get(wanted)
@@ -100,7 +100,7 @@ class Block:
         return found
 
     def chosen_between(self, wanted: Wanted, after_seq: int, to_seq: int) -> Chosen:
-        """The events of those that are ``wanted`` and lie behind ``after_seq``, up to ``to_seq``."""
+        """The events of the ``wanted`` entries after ``after_seq``, up to ``to_seq``."""
         if after_seq < self.first_seq and to_seq >= self.last_seq:
             return self.chosen(wanted)
         return _joined(entry for entry in self.entries if after_seq < entry.seq <= to_seq and wanted.takes(entry))
@@ -116,11 +116,10 @@ class Block:
 def blocks_of(
     tenant_id: str, after_seq: int, listed: Sequence[ListedEntry], dcs_of_jobs: DcsOfJobs | None
 ) -> list[Block]:
-    """The blocks of what follows ``after_seq``; without ``dcs_of_jobs`` they do not know which data centres they
-    concern.
+    """The blocks of the entries after ``after_seq``; without ``dcs_of_jobs`` their data centres are unknown.
 
     Raises:
-        ChainDamagedError: an entry is missing between them.
+        ChainDamagedError: an entry between them is missing.
     """
     blocks: list[Block] = []
     entries: list[WatchedEntry] = []
@@ -140,7 +139,7 @@ def blocks_of(
 
 
 def jobs_in_question(listed: Iterable[ListedEntry]) -> set[str]:
-    """The jobs whose data centres must be known to say which ones these entries concern."""
+    """The jobs whose data centres are needed to find those of these entries."""
     return {
         entry.job_id
         for entry in listed
@@ -154,7 +153,7 @@ def _joined(entries: Iterable[WatchedEntry]) -> Chosen:
 
 
 def _watched(entry: ListedEntry, dcs_of_jobs: DcsOfJobs | None) -> WatchedEntry:
-    # An action that somebody edited into several lines is still one line.
+    # An action edited to hold a newline must stay one line of the event.
     name = entry.action.encode() if entry.action.isprintable() else orjson.dumps(entry.action)
     event = b"id: %d\nevent: %b\ndata: %b\n\n" % (entry.seq, name, json_bytes(entry.as_listed()))
     dcs = None if dcs_of_jobs is None else _dcs_of(entry, dcs_of_jobs)

@@ -1,16 +1,16 @@
-"""The tails of the chains that are watched: one read of each chain for all who watch it.
+"""The tails of watched chains: each chain is read once for all its watchers.
 
-A tail follows the end of its chain. What this node chained itself it has in memory, and asks PostgreSQL only what that
-gave the rows; what others chained it reads. Each entry is encoded once and kept while there is room::
+A tail follows the end of its chain. Entries that this node chained are in memory, and only the columns that PostgreSQL
+assigns are read. Entries that other nodes chained are read whole. Each entry is encoded once and kept up to a bound::
 
-    seq                 up to here the tail has come; <= head_seq, where it is known that the chain ends
-    first_seq .. seq    kept, in blocks without a gap; the oldest go first
+    seq                 the last entry that the tail has read; <= head_seq, the last known end of the chain
+    first_seq .. seq    kept, in blocks without a gap; the oldest are evicted first
 
-Who wants what lies before that reads it from the log, page by page (``Tails.page``): so does whoever starts from a
-position that it kept, until it meets the tail.
+A watcher reads earlier entries from the log, page by page (``Tails.page``), until it reaches the tail. That includes a
+watcher that resumes from a stored position.
 
-What others chained is found by looking at the heads of watched chains every ``LOOK_INTERVAL_S``. A chain that nobody
-watches costs nothing. All of it is done in turns of one share of the event loop, so the writer does not wait.
+Entries of other nodes are found by reading the heads of watched chains every ``LOOK_INTERVAL_S``. A chain without
+watchers costs nothing. All work is done in turns of one share of the event loop, so the writer does not wait.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from ledger.machines import jobs
 from ledger.verification.verdict import damaged
 
 LOOK_INTERVAL_S: Final = 0.2
-"""How often it is looked what others chained."""
+"""Interval of the check for entries that other nodes chained."""
 RETRY_PAUSE_S: Final = 1.0
-"""Rest before what the database did not answer is read again."""
+"""Pause before a failed read of the database is retried."""
 ENTRIES_A_READ: Final = 200
-"""Entries that a tail takes in at a time."""
+"""Entries that a tail reads at a time."""
 ENTRIES_BEFORE: Final = 500
-"""Entries before the end with which a tail begins: of many who come back together, most had come further than that."""
+"""Entries before the head with which a tail starts: most clients that reconnect together had read further than that."""
 PAGE_ENTRIES: Final = 64
-"""Entries that are read at a time for one who is behind the tail: about a block of them."""
+"""Entries read at a time for a watcher that is behind the tail: about a block."""
 READS_MAX: Final = 4
-"""Reads of PostgreSQL at once, for all."""
+"""Concurrent reads of PostgreSQL, for all tails together."""
 TAILS_BYTES_MAX: Final = 64 << 20
-"""Bytes of the events that all tails keep together, each its part of it; what is chosen of them comes on top, once."""
+"""Bytes of the events that all tails keep together, in equal parts; cached filter results come on top."""
 TAIL_BYTES_MAX: Final = 8 << 20
 """Bytes of the events that one tail keeps."""
 ROWS_BYTES_MAX: Final = 8 << 20
-"""Bytes of rows that this node chained and a tail has not taken in; what goes beyond is read back."""
+"""Bytes of rows that this node chained and a tail has not read yet; beyond it they are read from PostgreSQL."""
 READ_S: Final = 300e-6
-"""What one statement takes of the event loop, about: the driver does it at no time of ours."""
+"""Estimated event-loop time of one statement: the driver's work cannot be measured here."""
 ROW_READ_S: Final = 25e-6
-"""What each row takes beside that."""
+"""Estimated time of each row in addition."""
 STAMP_READ_S: Final = 5e-6
-"""What each row takes of which only that is read which PostgreSQL gave it."""
+"""Estimated time of each row of which only the columns that PostgreSQL assigns are read."""
 DCS_READ_S: Final = 30e-6
-"""What it takes to find out the data centres that an entry concerns."""
+"""Estimated time to find the data centres of an entry."""
 
 _SEQ = LOG_COLUMNS.index("seq")
 
@@ -72,29 +72,29 @@ log = structlog.get_logger()
 
 
 class Waiter(Protocol):
-    """Who is to be woken when there is more."""
+    """A consumer that is woken by new entries."""
 
     def more(self, block: Block) -> bool:
-        """``block``, the newest, may hold something for it; false when it waits on."""
+        """``block``, the newest, may hold an entry for it; returns false to keep waiting."""
         ...
 
     def end(self) -> None:
-        """There will be no more."""
+        """The tail has ended; no entry follows."""
         ...
 
 
 class Tail:
-    """The end of one chain, as those who watch it see it. Belongs to one event loop."""
+    """The end of one chain for its watchers. Belongs to one event loop."""
 
     def __init__(self, tenant_id: str, seq: int) -> None:
-        """Follows the chain from behind ``seq`` on."""
+        """Follows the chain from after ``seq``."""
         self.tenant_id = tenant_id
         self.seq = self.head_seq = seq
         self.users = 0
         self.dc_users = 0
-        """How many of them want to know which data centres entries concern."""
+        """Users that need the data centres of entries."""
         self.error: ChainDamagedError | None = None
-        """Why there will be no more."""
+        """Why the tail has ended."""
         self.grown = asyncio.Event()
         """Set while ``seq < head_seq``."""
         self.moved = asyncio.Event()
@@ -102,26 +102,26 @@ class Tail:
         self._blocks: list[Block] = []
         self._bytes = 0
         self.rows = RecentRows()
-        """The newest rows that this node chained and that are not taken in."""
+        """The newest rows that this node chained and the tail has not read."""
         self._waiting: dict[Wanted, dict[Waiter, None]] = {}
 
     @property
     def first_seq(self) -> int:
-        """The oldest entry that is kept; ``seq + 1`` where none is."""
+        """The oldest entry that is kept; ``seq + 1`` if none is."""
         return self._blocks[0].first_seq if self._blocks else self.seq + 1
 
     def after(self, seq: int) -> Block | None:
-        """The block that holds the entry after ``seq``; None where that is not kept, or is not there yet."""
+        """The block with the entry after ``seq``; None if it is evicted or not read yet."""
         if not self.first_seq <= seq + 1 <= self.seq:
             return None
         return self._blocks[bisect_right(self._blocks, seq + 1, key=lambda block: block.first_seq) - 1]
 
     def wait(self, wanted: Wanted, waiter: Waiter) -> None:
-        """Wake the waiter once, with the next block that holds something that is wanted."""
+        """Wake the waiter once, with the next block that holds a wanted entry."""
         self._waiting.setdefault(wanted, {})[waiter] = None
 
     def leave(self, wanted: Wanted, waiter: Waiter) -> bool:
-        """Wake the waiter no more; whether it would have been."""
+        """Stop waking the waiter; returns whether it was waiting."""
         waiting = self._waiting.get(wanted, {})
         if waiter not in waiting:
             return False
@@ -131,10 +131,10 @@ class Tail:
         return True
 
     async def grown_beyond(self, seq: int) -> None:
-        """Return once the tail has an entry behind ``seq``.
+        """Return once the tail has an entry after ``seq``.
 
         Raises:
-            ChainDamagedError: there will be no more.
+            ChainDamagedError: the tail has ended.
         """
         while self.seq <= seq:
             if self.error is not None:
@@ -144,20 +144,20 @@ class Tail:
     # --- growing ----------------------------------------------------------------------------------
 
     def hear(self, head_seq: int) -> None:
-        """The chain ends at ``head_seq`` at least."""
+        """Record that the chain's head is at least ``head_seq``."""
         if head_seq > self.head_seq:
             self.head_seq = head_seq
             self.grown.set()
 
     def chained(self, piece: Piece) -> None:
-        """This node chained these; of two calls that wait, in whatever order."""
+        """Record rows that this node chained; pieces may come in any order."""
         self.rows.add(piece)
         if self.rows.size_bytes > ROWS_BYTES_MAX:
             self.rows = RecentRows()
         self.hear(piece.last_seq)
 
     def take(self, block: Block, bytes_max: int) -> None:
-        """Keep the block, which comes next, and wake who waits for something in it."""
+        """Append the next block, wake the waiters that want an entry of it, and evict blocks over ``bytes_max``."""
         self._blocks.append(block)
         self._bytes += block.event_bytes
         self.seq = block.last_seq
@@ -175,7 +175,7 @@ class Tail:
             self.grown.clear()
 
     def fail(self, error: ChainDamagedError) -> None:
-        """There will be no more."""
+        """End the tail and all its waiters."""
         self.error = error
         waiting, self._waiting = self._waiting, {}
         for waiters in waiting.values():
@@ -195,7 +195,7 @@ class Tails:
     """The tails of a node."""
 
     def __init__(self, pool: Pool, share: Share, folds: JobFolds, report: Report) -> None:
-        """``report`` is given each error that says that stored rows are damaged, and the part that met it."""
+        """``report`` is called with each error about damaged stored rows, and the part that met it."""
         self._pool = pool
         self._folds = folds
         self._check = folds.check
@@ -210,8 +210,8 @@ class Tails:
 
     @asynccontextmanager
     async def watching(self, tenant_id: str, *, with_dcs: bool = False) -> AsyncIterator[Tail]:
-        """The tail of the tenant's chain, which is followed until all have left it. Entries that come say which data
-        centres they concern while somebody asked ``with_dcs``.
+        """The tail of the tenant's chain, followed until its last user leaves. New entries carry their data centres
+        while any user asks ``with_dcs``.
 
         Raises:
             TenantNotFoundError: there is no such tenant.
@@ -232,7 +232,7 @@ class Tails:
                 self._end(tail)
 
     async def page(self, tail: Tail, after_seq: int, *, with_dcs: bool) -> Block:
-        """The entries that follow ``after_seq``, which MUST be before the end of the tail, read from the log.
+        """The entries after ``after_seq``, read from the log. ``after_seq`` MUST be below the tail's ``seq``.
 
         Raises:
             ChainDamagedError: an entry is missing, or a row is damaged.
@@ -250,7 +250,7 @@ class Tails:
     # --- following --------------------------------------------------------------------------------
 
     def chained(self, appended: AppendedEntries) -> None:
-        """This node chained ``appended``; as ``TableFollower.chained``."""
+        """Record that this node chained ``appended``; as ``TableFollower.chained``."""
         if not self._tails:
             return
         for piece in appended.log_rows.pieces:
@@ -259,7 +259,7 @@ class Tails:
                 tail.chained(piece)
 
     async def run(self) -> None:
-        """Look what others chained, until cancelled."""
+        """Check for entries that other nodes chained, until cancelled."""
         while True:
             await self._watched.wait()
             try:
@@ -289,7 +289,7 @@ class Tails:
             self.last_error = None
 
     async def _follow(self, tail: Tail) -> None:
-        """Take in what is chained, until cancelled or the chain turns out to be damaged."""
+        """Read chained entries into the tail, until cancelled or the chain is found damaged."""
         while True:
             await tail.grown.wait()
             try:
@@ -309,7 +309,7 @@ class Tails:
                 await self._take(tail, blocks)
 
     async def _take(self, tail: Tail, blocks: Sequence[Block]) -> None:
-        """Hand on what was read, block by block: who waits for one has his turn before the next comes."""
+        """Hand the blocks to the tail one by one: the waiters for a block have their turns before the next."""
         for block in blocks:
             began_s = time.thread_time()
             tail.take(block, min(TAIL_BYTES_MAX, TAILS_BYTES_MAX // len(self._tails)))
@@ -348,20 +348,20 @@ class Tails:
         return blocks
 
     async def _dcs(self, connection: Connection, tenant_id: str, listed: Sequence[ListedEntry]) -> DcsOfJobs:
-        """The data centres of the jobs that must be asked for it."""
+        """The data centres of the jobs that cannot be known from the entries alone."""
         found: dict[str, frozenset[str] | None] = {}
         for job in await self._folds.read(connection, [(tenant_id, job_id) for job_id in jobs_in_question(listed)]):
             try:
                 state, _ = await self._folds.fold(connection, job)
                 found[job.span.job_id] = frozenset() if state is None else jobs.dcs_of(state)
             except ChainDamagedError as error:
-                # It is not known whom the job's entries concern, so all clients get them.
+                # The data centres of the job are unknown, so all clients get its entries.
                 self._report(error, "watch")
                 found[job.span.job_id] = None
         return found
 
     async def head_seq(self, tenant_id: str) -> int:
-        """Where the chain ends now.
+        """Seq of the chain's head.
 
         Raises:
             as ``watching``.

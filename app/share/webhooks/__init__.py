@@ -1,4 +1,4 @@
-"""Registering, listing and removing webhooks, each change on record in ``_system`` before it is made."""
+"""Registering, listing and removing webhooks. Each change is recorded in ``_system`` before it is made."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ledger.errors import InvalidInputError, NotFoundError
 from ledger.facts.events import SystemAction
 
 WEBHOOKS_MAX = 256
-"""Webhooks of a ledger: a node may have to deliver to all of them, with a message of each in memory."""
+"""Webhooks of a ledger: one node may have to deliver to all, with a message of each in memory."""
 WEBHOOKS_OF_TENANT_MAX = 16
 
 _is_id = re.compile("[0-9a-f]{16}").fullmatch
 
 
 class ShownWebhook(NamedTuple):
-    """A webhook, and the first entries that it refused."""
+    """A webhook, and the first entries that it rejected."""
 
     webhook: ListedWebhook
     refused: Sequence[DeadLetter]
 
 
 class WebhookRegistry:
-    """Knows the webhooks of the ledger, and ``deliveries`` to those that this node holds."""
+    """The webhooks of the ledger, and ``deliveries`` to those that this node holds."""
 
     def __init__(self, services: WebhookServices) -> None:
         self._services = services
@@ -38,10 +38,10 @@ class WebhookRegistry:
         services.metrics.read(self.deliveries.values)
 
     async def add(self, webhook: Webhook, from_seq: int | None, by: Principal) -> tuple[ShownWebhook, bytes]:
-        """Register a receiver of what comes from ``from_seq`` on, and its secret.
+        """Register a receiver of entries from ``from_seq`` on; returns it and its secret.
 
         Raises:
-            InvalidInputError: there are as many as there may be.
+            InvalidInputError: the ledger has its maximum of webhooks.
             PrivacyUnavailableError: this node does not have the ledger's master key.
             DatabaseUnavailableError: PostgreSQL cannot be reached.
             LedgerError: as ``SystemEntries.note``.
@@ -61,7 +61,7 @@ class WebhookRegistry:
         return await self.find(webhook.webhook_id, by), secret
 
     async def listed(self, tenant_id: str) -> list[ShownWebhook]:
-        """The tenant's webhooks, the first one first."""
+        """The tenant's webhooks, oldest first."""
         async with reading(self._services.pool) as connection:
             return [
                 ShownWebhook(each, await store.dead_letters(connection, each.webhook_id))
@@ -72,7 +72,7 @@ class WebhookRegistry:
         """One webhook.
 
         Raises:
-            NotFoundError: there is none of this id that the caller may administer.
+            NotFoundError: the caller may administer no webhook of this id.
         """
         async with reading(self._services.pool) as connection:
             found = await store.find(connection, webhook_id) if _is_id(webhook_id) else None
@@ -81,7 +81,7 @@ class WebhookRegistry:
             return ShownWebhook(found, await store.dead_letters(connection, webhook_id))
 
     async def remove(self, webhook_id: str, by: Principal) -> ShownWebhook:
-        """Deliver nothing more to the webhook, and forget it; as it was.
+        """Stop deliveries to the webhook and delete it; returns it as it was.
 
         Raises:
             NotFoundError: as ``find``.
@@ -94,7 +94,7 @@ class WebhookRegistry:
         return shown
 
     async def send_again(self, webhook_id: str, by: Principal) -> ShownWebhook:
-        """Deliver what the webhook refused once more, and go on if it was stopped.
+        """Redeliver the entries that the webhook rejected, and resume it if it was stopped.
 
         Raises:
             NotFoundError: as ``find``.

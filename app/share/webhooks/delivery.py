@@ -1,24 +1,24 @@
-"""Delivery to one receiver: what it asks for, in the order of ``seq``, each entry until it is taken.
+"""Delivery to one receiver: the entries that it asks for, in the order of ``seq``, each until it is accepted.
 
 Invariants::
 
-    delivered_seq moves only behind entries that the receiver confirmed, does not ask for, or is known to have refused
-    a batch is sent again with the same bytes until it is confirmed or refused, by whichever node
-    nothing is sent by a node whose hold of the webhook is over
+    delivered_seq moves only past entries that the receiver confirmed, does not ask for, or is known to have rejected
+    a batch is sent again with the same bytes until it is confirmed or rejected, by any node
+    a node sends nothing after its hold of the webhook has expired
 
-What the answer means::
+Meaning of the answer::
 
-    200 to 299                      taken: the position is stored, then comes the next batch
-    none, 300 to 399, 501 to 599,   away: the same batch again, after longer and longer pauses, for ever
+    200 to 299                      accepted: the position is stored, then the next batch is sent
+    none, 300 to 399, 501 to 599,   away: the same batch is retried, after longer and longer pauses, for ever
     408, 425, 429
-    410                             gone: nothing is sent until somebody says so
-    500, other 400 to 499           refused: the entries are sent one by one. One that is refused REFUSALS_MIN times is
-                                    passed over once the receiver takes one behind it, comes once more then, and refused
-                                    again is a dead letter; a receiver that refuses everything loses nothing
+    410                             gone: nothing is sent until an administrator resumes the webhook
+    500, other 400 to 499           rejected: the entries are sent one by one. An entry rejected REFUSALS_MIN times is
+                                    skipped once the receiver accepts a later one. It is then sent once more; if it is
+                                    rejected again it is a dead letter. A receiver that rejects everything loses nothing
 
-*Which webhooks a node delivers to*: those it holds, each with a task of its own. A hold lasts ``HOLD_S`` by the
-clock of PostgreSQL, and a node that lives renews it. When a node dies, or cannot reach PostgreSQL, others take its
-webhooks over as soon as their holds are over; when it stops, at once.
+*Which webhooks a node delivers to*: those it holds, each with its own task. A hold lasts ``HOLD_S`` by the clock of
+PostgreSQL, and a live node renews it. If a node dies, or cannot reach PostgreSQL, other nodes take over its webhooks
+once its holds expire; if it stops, immediately.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ BATCH_ENTRIES_MAX = 500
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
 IDLE_S = 1.0
-"""Longest without a look at what was said of the webhook meanwhile."""
+"""Longest time between reads of the webhook's state."""
 COLLECT_S = 0.1
-"""How long the first new entry waits for others to come with."""
+"""Time that the first new entry waits for others to share its batch."""
 REFUSALS_MIN = 3
-"""How often an entry must be refused before it is asked whether the receiver takes others."""
+"""Rejections of an entry before later entries are tried."""
 BEHIND_MAX = 10
-"""How many entries behind one that is refused are tried."""
+"""Entries tried after a rejected one."""
 
 Value = TypeVar("Value")
 
 log = structlog.get_logger()
 
 Beyond = Callable[[int], Awaitable[None]]
-"""Returns once the chain goes beyond a seq."""
+"""Returns once the chain has an entry after a seq."""
 Follow = Callable[[str], AbstractAsyncContextManager[Beyond]]
-"""Follows the chain of a tenant that has one."""
+"""Follows the chain of a tenant, which must have one."""
 
 
 class NotHeldError(LedgerError):
-    """The webhook is not this node's to deliver to any more."""
+    """This node no longer holds the webhook."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookServices:
-    """What webhooks need of their node."""
+    """The node's services that webhooks use."""
 
     pool: Pool
     check: EntryCheck
@@ -91,10 +91,10 @@ class WebhookServices:
     networks: Sequence[IpNetwork]
     metrics: Metrics
     report: Callable[[BaseException, str], object]
-    """Is given each error that says that stored rows are damaged, and the part that met it."""
+    """Called with each error about damaged stored rows, and the part that met it."""
 
     def secret(self, webhook: Webhook) -> bytes:
-        """What messages to the webhook are signed with: 32 bytes.
+        """The secret that signs messages to the webhook: 32 bytes.
 
         Raises:
             PrivacyUnavailableError: this node does not have the ledger's master key.
@@ -104,7 +104,7 @@ class WebhookServices:
     async def record(
         self, action: SystemAction, webhook: Webhook | ListedWebhook, actor: str | None, **more: object
     ) -> None:
-        """Write in ``_system`` what was done with the webhook.
+        """Record a change of the webhook in ``_system``.
 
         Raises:
             LedgerError: as ``SystemEntries.note``.
@@ -117,7 +117,7 @@ class WebhookServices:
 
 @dataclass(eq=False)
 class Delivery:
-    """One webhook, delivered to while this node holds it."""
+    """Delivery to one webhook while this node holds it."""
 
     webhook: Webhook
     _holder: str
@@ -125,17 +125,17 @@ class Delivery:
     _names: Names
     _context: ssl.SSLContext
     held_until_s: float = 0.0
-    """By ``time.monotonic``: nothing is sent from then on."""
+    """Time of ``time.monotonic`` from which nothing is sent."""
     failing_since: datetime | None = None
     _entries_max: int = BATCH_ENTRIES_MAX
     _failures: int = 0
     _refusals: int = 0
     _client: httpx.AsyncClient = field(init=False)
     task: asyncio.Task[None] = field(init=False)
-    """What delivers."""
+    """The task that delivers."""
 
     async def run(self) -> None:
-        """Deliver until the webhook is another's, stopped or gone, or PostgreSQL is away."""
+        """Deliver until another node holds the webhook, it is stopped or removed, or PostgreSQL is unavailable."""
         async with client_of(self._context, timeout_s=None) as self._client:
             try:
                 while True:
@@ -148,7 +148,7 @@ class Delivery:
                 log.info("webhook_left", webhook_id=self.webhook.webhook_id, reason=str(error))
 
     async def _deliver(self) -> None:
-        while not (await self._ask(store.place)).head_seq:  # noqa: ASYNC110 (nobody tells of a chain that begins)
+        while not (await self._ask(store.place)).head_seq:  # noqa: ASYNC110 (no event reports that a chain begins)
             await asyncio.sleep(IDLE_S)
         async with self._services.follow(self.webhook.tenant_id) as beyond:
             while True:
@@ -160,10 +160,10 @@ class Delivery:
                             await asyncio.sleep(COLLECT_S)
 
     async def _ask(self, work: Callable[..., Awaitable[Value | None]], *given: object) -> Value:
-        """What ``work``, of the store, says of the webhook.
+        """The result of ``work``, a function of the store, for the webhook.
 
         Raises:
-            NotHeldError: the webhook is not this node's to deliver to; nothing was stored.
+            NotHeldError: this node does not hold the webhook; nothing was stored.
         """
         async with reading(self._services.pool) as connection:
             stored = await work(connection, self.webhook.webhook_id, self._holder, *given)
@@ -172,7 +172,7 @@ class Delivery:
         return stored
 
     async def _go_on(self, place: Place) -> bool:
-        """Send one message until the receiver has answered it; False where there is nothing to send yet."""
+        """Send one message until the receiver answers it; False if there is nothing to send yet."""
         ends_seq = place.sending_seq if place.again_seq is None else place.again_seq
         if ends_seq > place.head_seq:
             ends = f"a message to webhook {self.webhook.webhook_id} would end at seq {ends_seq}"
@@ -212,8 +212,8 @@ class Delivery:
                 await self._failed(answer)
 
     async def _passes(self, entry: ListedEntry, answer: Answer) -> bool:
-        """Whether the receiver takes an entry after all, or one of those behind it; those that it refused before that
-        one come once more. The first is tried again before each: whoever just came back takes that one first."""
+        """Whether the receiver accepts the entry after all, or a later one; entries rejected before that one are
+        redelivered. The first is retried before each next one: a receiver that has just recovered accepts it first."""
         refused = [entry.seq]
         behind, _ = await self._read(entry.seq, (await self._ask(store.place)).head_seq, BEHIND_MAX)
         for other in behind:
@@ -232,7 +232,7 @@ class Delivery:
         return False
 
     async def _send_again(self, seq: int) -> None:
-        """Send an entry that was refused before; refused again it is a dead letter."""
+        """Redeliver a rejected entry; if it is rejected again, it is a dead letter."""
         entries, _ = await self._read(seq - 1, seq, 1)
         if not entries:
             raise ChainDamagedError(self.webhook.tenant_id, f"seq {seq}, which a webhook is to be sent again, is gone")
@@ -248,7 +248,7 @@ class Delivery:
         self._succeeded(refusal is None)
 
     async def _answer(self, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Answer:
-        """What the receiver says of the entries; asked again while it is away."""
+        """The receiver's answer to the entries; retried while it is away."""
         while True:
             answer = await self._try(entries, redelivered=redelivered)
             if answer.outcome is not Outcome.AWAY:
@@ -276,7 +276,7 @@ class Delivery:
         self.failing_since, self._failures, self._refusals = None, 0, 0
 
     async def _failed(self, answer: Answer) -> None:
-        """Say so, and wait before the next attempt."""
+        """Record the failure, and wait before the next attempt."""
         since = await self._ask(store.fail, answer.said)
         if self.failing_since is None:
             log.warning("webhook_interrupted", webhook_id=self.webhook.webhook_id, error=answer.said)
@@ -296,7 +296,7 @@ HOLD_S = 6.0
 RENEW_S = 1.0
 RENEW_TIMEOUT_S = 2.0
 LET_GO_TIMEOUT_S = 0.2
-"""A stop does not wait longer for requests to end, nor for PostgreSQL."""
+"""Longest that a stop waits for requests, and for PostgreSQL."""
 assert RENEW_S + RENEW_TIMEOUT_S < HOLD_S
 
 
@@ -304,9 +304,9 @@ class Deliveries:
     """Holds webhooks and delivers to them. Belongs to one event loop."""
 
     def __init__(self, services: WebhookServices, may_hold: Callable[[], bool]) -> None:
-        """``may_hold`` says whether this node could sign: one that could not leaves webhooks to others."""
+        """``may_hold`` returns whether this node can sign; one that cannot leaves webhooks to others."""
         self.changed = asyncio.Event()
-        """Set where a webhook was added or resumed, to have it begin at once."""
+        """Set when a webhook is added or resumed, so that its delivery starts immediately."""
         self._services = services
         self._may_hold = may_hold
         self._holder = token_hex(8)
@@ -349,8 +349,8 @@ class Deliveries:
         rows = {webhook.webhook_id: webhook for webhook in webhooks}
 
         def is_over(held: Delivery) -> bool:
-            """Its task has ended, others may have delivered meanwhile, or its row was changed. One of which no row came
-            may be locked just now: it lasts as long as it is held, and finds out itself that it was removed."""
+            """Its task has ended, its hold has expired, or its row was changed. A webhook without a row may be locked
+            now: its delivery lasts until the hold expires, and detects a removal itself."""
             is_changed = rows.get(held.webhook.webhook_id, held.webhook) != held.webhook
             return held.task.done() or asked_s >= held.held_until_s or is_changed
 

@@ -1,4 +1,4 @@
-"""What a receiver is sent, in the form of Standard Webhooks 1.0, and one attempt to send it::
+"""The message to a receiver, in the form of Standard Webhooks 1.0, and one attempt to send it::
 
     webhook-id: 5f0c9a1e2b3d4c5f_17-42          the webhook, and the seqs of the first and the last entry
     webhook-timestamp: 1704931200               of this attempt, seconds since 1970
@@ -6,12 +6,11 @@
 
     {"type": "chain.entries", "webhook_id", "tenant_id", "redelivered", "entries": [as GET /v1/chain/entries has them]}
 
-The body follows from the webhook, the seqs and whether it is a redelivery, whose id ends with ``-again``: one id
-always stands for the same bytes.
+The body is determined by the webhook, the seqs and whether it is a redelivery, whose id ends with ``-again``. So one id
+always means the same bytes.
 
-The name of a receiver is looked up for each attempt, and the connection goes to an address that was checked: a name
-that leads elsewhere a moment later changes nothing. Redirects are not followed, and no more of an answer is read than
-leaves the connection fit for the next request.
+The name of a receiver is resolved for each attempt, and the connection goes to the checked address, so DNS rebinding
+has no effect. Redirects are not followed. Only so much of an answer is read that the connection can be reused.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ TYPE = "chain.entries"
 
 
 class Message(NamedTuple):
-    """What is sent, again and again until it is confirmed."""
+    """A message, sent repeatedly until it is confirmed."""
 
     message_id: str
     body: bytes
 
     def headers(self, secret: bytes, at_s: int) -> dict[str, str]:
-        """Of an attempt at ``at_s``, in seconds since 1970."""
+        """Headers of an attempt at ``at_s``, in seconds since 1970."""
         signed = f"{self.message_id}.{at_s}.".encode() + self.body
         return {
             "Content-Type": "application/json",
@@ -62,7 +61,7 @@ class Message(NamedTuple):
 
 
 def message_of(webhook: Webhook, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Message:
-    """The message that brings these entries, at least one."""
+    """The message with these entries, at least one."""
     said = {
         "type": TYPE,
         "webhook_id": webhook.webhook_id,
@@ -75,44 +74,44 @@ def message_of(webhook: Webhook, entries: Sequence[ListedEntry], *, redelivered:
 
 
 def context_of_secret(webhook: Webhook) -> bytes:
-    """What the secret of a webhook is made of, beside the ledger's own: all that it was registered with. Where somebody
-    changed its row, what it is sent is signed with another secret than its receiver has."""
+    """The input of a webhook's secret besides the ledger's own: all fields of its registration. If an attacker changes
+    the row, messages are signed with another secret than the receiver's."""
     return canonical.encode(["tallystick.webhook-secret.v1", *webhook])
 
 
 def secret_text(secret: bytes) -> str:
-    """The secret as its receiver is given it."""
+    """The secret in the form given to its receiver."""
     return SECRET_PREFIX + base64.b64encode(secret).decode()
 
 
 class Names:
-    """Looks up addresses, each name in a thread of its own and once at a time. Belongs to one event loop.
+    """Resolves names, each in its own thread and at most once at a time. Belongs to one event loop.
 
-    A lookup cannot be told to stop: those that event loops make wait for each other, so that a few names whose servers
-    never answer hold up whatever else the process looks up.
+    A lookup cannot be cancelled. Lookups by the event loop share a thread pool, so a few names whose servers never
+    answer would block every other lookup of the process.
     """
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Future[list[str]]] = {}
 
     async def addresses(self, host: str) -> list[str]:
-        """Of ``host``, in no order.
+        """The addresses of ``host``, in no order.
 
         Raises:
-            OSError, UnicodeError: it has none, or is no name.
+            OSError, UnicodeError: ``host`` has none, or is no valid name.
         """
         found = self._under_way.get(host)
         if found is None:
             loop = asyncio.get_running_loop()
             found = self._under_way[host] = loop.create_future()
             found.add_done_callback(partial(self._is_over, host))
-            # It ends with the process, whatever it waits for.
+            # A daemon thread: it ends with the process even while it waits.
             Thread(target=_look_up, args=(loop, found, host), name="look up", daemon=True).start()
         return await asyncio.shield(found)
 
     def _is_over(self, host: str, found: asyncio.Future[list[str]]) -> None:
         del self._under_way[host]
-        found.exception()  # also where nobody waited for so long
+        found.exception()  # retrieved even if no caller waits any more
 
 
 def _look_up(loop: asyncio.AbstractEventLoop, found: asyncio.Future[list[str]], host: str) -> None:
@@ -128,37 +127,36 @@ def _look_up(loop: asyncio.AbstractEventLoop, found: asyncio.Future[list[str]], 
 
 
 TIMEOUT_S = 15.0
-"""Longest that one attempt may take, from the look for an address to the head of the answer."""
+"""Longest time of one attempt, from the DNS lookup to the head of the answer."""
 LEAVE_S = 1.0
-"""Longest that the rest of an answer is waited for, to ask again on its connection."""
+"""Longest wait for the rest of an answer, so that its connection can be reused."""
 ANSWER_BYTES_MAX = 16 * 1024
 RETRY_AFTER_MAX_S = 300.0
 TRANSIENT = frozenset({408, 425, 429})
 """Answers of 400 to 499 that ask for another attempt."""
 FAILED = 500
-"""What a receiver answers that fails at what it was sent; gateways before it answer otherwise."""
+"""Answer of a receiver that fails on the message; a gateway before it answers with another status."""
 UNICAST = ip_network("2000::/3")
-"""All of IPv6 that leads to the internet: what translates to IPv4, whichever address, and what is a site's own, is
-elsewhere."""
+"""All public IPv6 addresses. Addresses that translate to IPv4, and those local to a site, are outside it."""
 SPECIAL = (ip_network("2002::/16"), ip_network("192.0.0.0/24"))
-"""What Python takes for public: addresses that lead to one of IPv4, and those of protocols, where a cloud may tell a
-machine its secrets."""
+"""Addresses that Python wrongly considers public: 6to4, which leads to IPv4, and protocol assignments, where a cloud
+may serve a machine's secrets."""
 
 
 class Outcome(Enum):
-    """What became of an attempt."""
+    """The outcome of an attempt."""
 
     TAKEN = "taken"
     REFUSED = "refused"
-    """The receiver is there, and does not take this."""
+    """The receiver answers and rejects the message."""
     GONE = "gone"
-    """The receiver wants nothing more."""
+    """The receiver wants no more messages."""
     AWAY = "away"
-    """Nobody took it, or said why not."""
+    """The receiver neither accepted nor rejected it."""
 
 
 class Answer(NamedTuple):
-    """How an attempt ended; ``said`` is for people."""
+    """The result of an attempt; ``said`` is for people."""
 
     outcome: Outcome
     said: str
@@ -168,11 +166,11 @@ class Answer(NamedTuple):
 async def attempt(
     client: httpx.AsyncClient, url: str, message: Message, secret: bytes, names: Names, networks: Sequence[IpNetwork]
 ) -> Answer:
-    """Send the message once. ``client`` is for this URL alone, as its connections are known by their addresses."""
+    """Send the message once. ``client`` is for this URL alone, because its connections are keyed by address."""
     if not is_fetched_url(url):
         return Answer(Outcome.AWAY, f"{url} is no address for a webhook: remove the webhook and add it again")
     target = httpx.URL(url)
-    # As DNS has it: what IDNA decodes may be encoded to another name.
+    # The raw name as DNS uses it: decoding and encoding it by IDNA may give another name.
     host = target.raw_host.decode()
     headers = {
         **message.headers(secret, int(time.time())),
@@ -200,10 +198,10 @@ async def attempt(
 
 
 async def address_of(host: str, names: Names, networks: Sequence[IpNetwork]) -> str:
-    """An address of ``host`` that may be asked: a public one, or one of ``networks``.
+    """An allowed address of ``host``: a public one, or one of ``networks``.
 
     Raises:
-        NoAnswerError: it has none.
+        NoAnswerError: ``host`` has none.
     """
     try:
         found = await names.addresses(host)
@@ -216,7 +214,7 @@ async def address_of(host: str, names: Names, networks: Sequence[IpNetwork]) -> 
 
 
 def may_be_asked(text: str, networks: Sequence[IpNetwork]) -> bool:
-    """Whether the address is a public one, or in one of ``networks``."""
+    """Whether the address is public, or in one of ``networks``."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
@@ -242,8 +240,8 @@ def _judged(answer: httpx.Response) -> Answer:
 
 
 async def _leave(answer: httpx.Response) -> None:
-    """Read what a short answer has, so that its connection serves again; of a long one the connection ends. Its status
-    counts in any case."""
+    """Read the rest of a short answer, so that its connection is reused; a long one closes the connection. Errors are
+    ignored, because the status is known."""
     try:
         with suppress(NoAnswerError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
