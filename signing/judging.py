@@ -75,7 +75,7 @@ class FileVerdict:
     checkpoint: Checkpoint | None = None
     """The checkpoint in the file; None if the file cannot be read."""
     not_checked: Sequence[str] = ()
-    """What could not be checked, and why, in words."""
+    """The checks that could not be made, and why, in words."""
     memory: dict[str, Any] | None = None
     """The result of comparing with the memory of the verifier, as ``Observation.report`` gives it."""
 

@@ -63,7 +63,7 @@ JOB_ID_CHARACTERS_MAX: Final = 1024
 
 JOB: Final = "job"
 ENTRY: Final = "entry"
-"""What a receipt covers: all entries of a job that the checkpoint covers, or one entry."""
+"""Scope of a receipt: all entries of a job under the checkpoint, or one entry."""
 
 STATED: Final = ("covers", "format_version", "job_id", "log_origin", "node_id", "tenant_id")
 """The fields of a receipt that its statement repeats."""

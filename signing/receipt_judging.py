@@ -59,7 +59,7 @@ LIMITS: Final = (
     "what came after the checkpoint, and that there are no other entries: a receipt shows those in it",
     "what the entries say: the ledger records who said what, and when by its clocks",
 )
-"""What no receipt shows, in words."""
+"""Limits of any receipt, in words."""
 _NO_PROOF: Final = "the receipt says nothing of the log at that size; tally prove --checkpoint makes one that does"
 
 

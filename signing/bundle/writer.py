@@ -66,7 +66,7 @@ _GZIP: Final = 31
 
 
 class BundleEnd(NamedTuple):
-    """What a bundle needs besides its rows."""
+    """The content of a bundle besides its rows."""
 
     tree_root: str
     """Root, hex, of the tenant's whole tree at the last entry."""
@@ -75,7 +75,7 @@ class BundleEnd(NamedTuple):
     consistency: Sequence[bytes]
     """Proof from the last entry's tree to the checkpoint's."""
     keys: Keyring
-    """What ``keys.json`` lists."""
+    """The keys in ``keys.json``."""
     anchors: Sequence[BundledAnchor] = ()
     """Statements of external witnesses about the log; without any the bundle has no such member."""
 

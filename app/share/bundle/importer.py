@@ -212,7 +212,7 @@ class BundleImporter:
             InvalidInputError: the bundle is of ``_system``, or is the beginning of a chain that already exists.
             NotReadyError: the service stops, another node imports the same, or the disk is too full to sort on.
             ChainDamagedError: PostgreSQL did not store all of a batch, or a chain has changed since this node's append.
-            DatabaseUnavailableError, DatabaseWentBackError: what was stored stays; repeat the call.
+            DatabaseUnavailableError, DatabaseWentBackError: stored batches remain; repeat the call.
         """
         async with self._turn, contextlib.AsyncExitStack() as stack:
             began_s = time.perf_counter()
