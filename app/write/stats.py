@@ -1,37 +1,37 @@
-"""The data plane: reports about running jobs, taken at once, kept without promise, read by others as files.
+"""The data plane: reports about running jobs, taken immediately, stored without a guarantee, read as files.
 
     request ──► edge ──► sampling ──► queue ──► writer thread ──► open file ──► closed file
                 strict   under        bounded   no fsync          hidden        whole, never written again
                 checks   pressure
 
-Nothing here reaches the WAL, the chain or PostgreSQL, and no failure here is one of the node.
+Nothing here reaches the WAL, the chain or PostgreSQL, and no failure here is a failure of the node.
 
-*The queue* is bounded, and keeps fewer lines the fuller it is, or the more of the event loop they used recently::
+*The queue* is bounded. It keeps fewer lines the fuller it is, or the more loop time reports used recently::
 
     0 <= lines_waiting <= lines_max        0 <= bytes_waiting <= bytes_max
-    weight of a kept line = 1 / the share of lines that were kept when it was
-    ANSWERING_SHARE + CHECKING_SHARE < 1/2: jobs have more than half of the loop, however many lines come, on up to
-    ANSWERING_SHARE / ANSWERING_S = 600 connections; beyond, each brings a request in ``OWED_S_MAX`` all the same, and
-    from (1/2 - CHECKING_SHARE) / ANSWERING_S = 1,200 on that never pause, stats have half of it and more
+    weight of a kept line = 1 / the share of lines that were kept at that time
+    ANSWERING_SHARE + CHECKING_SHARE < 1/2: jobs have more than half of the loop, for any number of lines, on up to
+    ANSWERING_SHARE / ANSWERING_S = 600 connections; each further connection still sends a request in ``OWED_S_MAX``,
+    and from (1/2 - CHECKING_SHARE) / ANSWERING_S = 1,200 busy connections on, stats take half of the loop or more
     -share * OWED_S_MAX <= left_s <= burst_s        left_s grows by share each second
 
-Lines that are being written count as waiting, so the bounds hold for all the memory that reports take. The share is
-charged in time that went by, not in processor time: while the loop serves one request, no other has it.
+Lines that are being written count as waiting, so the bounds hold for all memory of reports. The share is charged in
+elapsed time, not in processor time: while the loop serves one request, it serves no other.
 
 *The files* are in the folder of the node::
 
-    <folder>/20261121T134000Z-00000007-000003.ndjson         closed: never written again, its name never used again
+    <folder>/20261121T134000Z-00000007-000003.ndjson         closed: never written again, its name never reused
     <folder>/.20261121T134100Z-00000007-000004.ndjson.part   open: readers skip names that begin with a dot
 
-A name is the time at which the file was opened, the epoch of the node and a number within it. A file is closed when
-it is full or old: its time of modification is set to now, then it is renamed. Readers that take files in the order of
-that time therefore never find one behind others that they have read.
+A name has the time at which the file was opened, the epoch of the node and a number within the epoch. A file is closed
+when it is full or old: its modification time is set to now, then it is renamed. So a reader in the order of that time
+never misses a file.
 
     bytes of closed files + file_bytes_max <= bytes_max        closed files <= FILES_MAX
 
 Nothing is synced. A crash of the process leaves an open file, perhaps with a torn last line. The next start, or the
-same process once its disk takes writes again, cuts it behind its last whole line and closes it. A fault of the disk
-is counted and logged once; jobs are written elsewhere.
+same process once its disk takes writes again, cuts it after its last whole line and closes it. A disk fault is counted
+and logged once; jobs are written elsewhere.
 """
 
 from __future__ import annotations
@@ -55,40 +55,40 @@ from app.runtime.metrics import Metrics
 from ledger.positions import Epoch
 
 LINES_MAX = 200_000
-"""Most lines that wait, however short they are."""
+"""Most waiting lines, however short they are."""
 LINGER_S = 0.1
-"""How long the writer lets lines gather; a queue that is half full wakes it at once."""
+"""How long the writer lets lines gather; a half full queue wakes it immediately."""
 CHECKED_BYTES_MAX = 16 << 20
-"""Bodies that wait to be checked hold no more than this together; what comes on top is dropped unread."""
+"""Most bytes of all bodies that wait to be checked; further bodies are dropped unread."""
 WEIGHTS = ((0.5, 1), (0.75, 2), (0.875, 4), (1.0, 8))
-"""Up to which share of the queue, or of the time for checking, one line in how many is kept."""
+"""(used share, weight): below this share of the queue or of the checking time, one line in ``weight`` is kept."""
 CHECKING_SHARE = 0.2
-"""Of the loop's time, for checking and writing out; it is measured."""
+"""Share of the loop's time for checking and writing out, as measured."""
 CHECKING_BURST_S = 0.5
-"""Time for checking that gathers while nothing comes."""
+"""Most checking time that accumulates without requests."""
 ANSWERING_SHARE = 0.15
-"""Of the loop's time, for taking requests and answering them, whatever the answer."""
+"""Share of the loop's time for receiving and answering requests, whatever the answer."""
 ANSWERING_BURST_S = 0.2
-"""Time for answering that gathers while nothing comes."""
+"""Most answering time that accumulates without requests."""
 ANSWERING_S = 250e-6
-"""What taking a request and answering it costs beside the checking, on a core that others use too. It cannot be
-measured from within: most of it is before and behind us."""
+"""Assumed cost of receiving and answering a request without checking, on a shared core. It cannot be measured here:
+most of it is spent before and after this code."""
 assert CHECKING_SHARE + ANSWERING_SHARE < 0.5, "jobs come first, as long as connections are not too many"
 OWED_S_MAX: Final = 1.0
-"""Nobody waits longer for what others have used up."""
+"""Longest wait of a request for time that other requests have used."""
 _BYTE_VALUES = 256
 assert all(_BYTE_VALUES % weight == 0 for _, weight in WEIGHTS), "one byte of chance decides on a line"
 
 SCAN_BYTES = 64 << 10
-"""How much of a file left open is read at once, from its end, to find its last whole line."""
+"""Bytes read at once, from the end of a file left open, to find its last whole line."""
 FILES_MAX = 20_000
 """Most closed files that are kept, however small they are."""
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
-"""Who runs the node reads them, and nobody else: what jobs report may name customers."""
+"""Only the node's user may read them: reports of jobs may name customers."""
 SUFFIX = ".ndjson"
 OPEN_SUFFIX = SUFFIX + ".part"
 TRY_AGAIN_S = 1.0
-"""How long a disk that failed is left alone while nothing is to be written."""
+"""Pause before a failed disk is retried while no line waits."""
 
 _CLOSED_NAME = re.compile(r"\d{8}T\d{6}Z-\d{8,}-\d{6,}" + re.escape(SUFFIX), re.ASCII)
 _OPEN_NAME = re.compile(r"\.(\d{8}T\d{6}Z-\d{8,}-\d{6,})" + re.escape(OPEN_SUFFIX), re.ASCII)
@@ -128,7 +128,7 @@ class StatsIntake:
     async def admit(self) -> None:
         """Wait, for ``OWED_S_MAX`` at most, until the loop has time for one more request.
 
-        Requests that wait at once are released together, so what holds the rate down is that each connection waits.
+        Concurrent requests are released together: the rate is limited because each connection waits.
         """
         self._answering.charge(ANSWERING_S)
         if owed_s := self._answering.owed_s():
@@ -136,9 +136,9 @@ class StatsIntake:
 
     @asynccontextmanager
     async def turn(self, body_bytes: int) -> AsyncIterator[bool]:
-        """Wait until no other body is checked: however many come at once, the loop is theirs for one turn at a time.
+        """Wait until no other body is checked, so that concurrent bodies get one turn of the loop at a time.
 
-        False, without waiting, when too much waits already; false too when there is no time left for checking.
+        Yields False, without waiting, if too many bytes wait already; also if no checking time is left.
         """
         if self._checked_bytes + body_bytes > CHECKED_BYTES_MAX:
             yield False
@@ -151,20 +151,20 @@ class StatsIntake:
             self._checked_bytes -= body_bytes
 
     def weight(self) -> int:
-        """One line in how many is kept now."""
+        """Current weight: one line in this many is kept."""
         queued = max(self._bytes_waiting / self._bytes_max, self._lines_waiting / self._lines_max)
         share = max(queued, self.checking.spent())
         return next((weight for up_to, weight in WEIGHTS if share < up_to), WEIGHTS[-1][1])
 
     def sample(self, items: Sequence[Item], weight: int) -> Sequence[Item]:
-        """Each of ``items`` with the chance of one in ``weight``, independently of the others."""
+        """Keep each of ``items`` with a chance of one in ``weight``, independently of the others."""
         if weight == 1:
             return items
         below = _BYTE_VALUES // weight
         return [item for item, chance in zip(items, self._draw(len(items)), strict=True) if chance < below]
 
     def offer(self, chunk: Chunk) -> bool:
-        """Queue ``chunk``, which MUST NOT be taken for kept: it is lost with the process. False: there is no room."""
+        """Queue ``chunk``; False if there is no room. It MUST NOT be taken as stored: a crash loses it."""
         with self._lock:
             bytes_waiting = self._bytes_waiting + len(chunk.data)
             lines_waiting = self._lines_waiting + chunk.lines
@@ -179,9 +179,9 @@ class StatsIntake:
         return True
 
     def take(self, timeout_s: float | None) -> list[Chunk]:
-        """All that waits, once it has gathered for a while; nothing when nothing came within ``timeout_s``.
+        """All waiting chunks, after they gathered for ``LINGER_S``; empty if none came within ``timeout_s``.
 
-        For the writer thread, which MUST say ``written`` of each.
+        For the writer thread, which MUST call ``written`` for each.
         """
         if self._wanted.wait(timeout_s):
             self._urgent.wait(LINGER_S)
@@ -192,7 +192,7 @@ class StatsIntake:
         return chunks
 
     def written(self, chunk: Chunk) -> None:
-        """``chunk``, which was taken, holds no memory any more."""
+        """Release the memory of ``chunk``, which was taken."""
         with self._lock:
             self._bytes_waiting -= len(chunk.data)
             self._lines_waiting -= chunk.lines
@@ -200,7 +200,7 @@ class StatsIntake:
             assert self._lines_waiting >= 0
 
     def hurry(self) -> None:
-        """Have ``take`` return at once, and once."""
+        """Let the next ``take`` return immediately."""
         self._urgent.set()
         self._wanted.set()
 
@@ -217,11 +217,11 @@ class LoopShare:
         self._at_s = clock()
 
     def spent(self) -> float:
-        """Which part of the bucket is used up: 0 nothing, 1 or more all of it."""
+        """Used part of the bucket: 0 if full, 1 or more if empty."""
         return 1 - self._refill() / self._burst_s
 
     def owed_s(self) -> float:
-        """Seconds until nothing is owed any more, at most ``OWED_S_MAX``; 0 while something is left."""
+        """Seconds until the debt is paid, at most ``OWED_S_MAX``; 0 without a debt."""
         return max(0.0, -self._refill() / self._share)
 
     def charge(self, used_s: float) -> None:
@@ -230,7 +230,7 @@ class LoopShare:
 
     @contextmanager
     def charged(self) -> Iterator[None]:
-        """Charge how long the block takes, which MUST NOT await."""
+        """Charge the time of the block, which MUST NOT await."""
         began_s = self._clock()
         try:
             yield
@@ -269,7 +269,7 @@ class StatsFiles:
         self._untidy = True
 
     def tidy(self) -> None:
-        """Close what a process that ended, or a disk that failed, left open; remove the oldest beyond the bounds."""
+        """Close files left open by an earlier process or a disk fault; remove the oldest beyond the bounds."""
         if self._open_file is not None or not self._untidy:
             return
         self.folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
@@ -281,7 +281,7 @@ class StatsFiles:
         self._remove_oldest()
 
     def append(self, data: bytes) -> None:
-        """Write whole lines. After an ``OSError`` none of them is kept, as far as the disk can still be told so."""
+        """Write whole lines. After an ``OSError`` they are cut off again, if the disk allows that."""
         file = self._open_file
         if file is not None and file.size and file.size + len(data) > self.file_bytes_max:
             self.close()
@@ -296,7 +296,7 @@ class StatsFiles:
         file.size += len(data)
 
     def due_in_s(self) -> float | None:
-        """Seconds until the open file is old, None when there is none."""
+        """Seconds until the open file is old, None if there is none."""
         file = self._open_file
         return None if file is None else max(0.0, file.opened_s + self.file_age_max_s - time.monotonic())
 
@@ -326,7 +326,7 @@ class StatsFiles:
         return _OpenFile(path, fd, time.monotonic())
 
     def _take_back(self, file: _OpenFile) -> None:
-        """Cut off what a failed write has left; a file that cannot be cut is left for ``tidy``."""
+        """Cut off the rest of a failed write; a file that cannot be cut is left to ``tidy``."""
         try:
             os.ftruncate(file.fd, file.size)
         except OSError:
@@ -347,7 +347,7 @@ class StatsFiles:
 
 
 def _publish(path: Path) -> None:
-    """Give a file that is complete the name under which readers find it; one without a line is removed."""
+    """Rename a complete file so that readers find it; an empty file is removed."""
     if path.stat().st_size == 0:
         path.unlink()
         return
@@ -356,7 +356,7 @@ def _publish(path: Path) -> None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut the file behind its last newline. It is read, not mapped: a disk that fails below a map kills the process."""
+    """Cut the file after its last newline. It is read, not mapped: a disk fault under a map kills the process."""
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -370,7 +370,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 class StatsWriter:
-    """The thread that writes, from ``start`` on until ``close``."""
+    """The writer thread, from ``start`` until ``close``."""
 
     def __init__(self, intake: StatsIntake, files: StatsFiles, metrics: Metrics) -> None:
         self._intake = intake
@@ -381,11 +381,11 @@ class StatsWriter:
         self._thread = threading.Thread(target=self._run, name="stats-writer", daemon=True)
 
     def start(self) -> None:
-        """Close what an earlier process left open, then write what comes."""
+        """Close files of an earlier process, then write chunks."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, close the file; after ``timeout_s`` the thread is left to end with the process."""
+        """Write waiting chunks and close the file. After ``timeout_s`` the thread is left to end with the process."""
         if not self._thread.is_alive():
             return
         self._closing.set()
@@ -417,7 +417,7 @@ class StatsWriter:
         self._intake.written(chunk)
 
     def _attempt(self, work: Callable[[], None]) -> bool:
-        """Whether ``work`` could be done; of all failures until lines are written again the first is logged."""
+        """Whether ``work`` succeeded; only the first failure until lines are written again is logged."""
         try:
             work()
         except OSError as error:

@@ -1,24 +1,24 @@
-"""What others say of checkpoints: time stamps of authorities, and cosignatures of witnesses.
+"""External signatures on checkpoints: time stamps of authorities, and cosignatures of witnesses.
 
-*Time stamps* (RFC 3161). A task has authorities outside stamp the newest checkpoints. For each authority, forever::
+*Time stamps* (RFC 3161). A task asks external authorities to stamp the newest checkpoints. It repeats for each::
 
-    1. the tenants whose tree grew since this authority's last stamp, which is ``interval`` old or older
-    2. of each, one at a time: its newest checkpoint, once this log's signature on it holds
-    3. ask; the answer must be on these bytes and this request and, where a CA file is given, lead to it
+    1. find the tenants whose tree grew since this authority's last stamp, if that is ``interval`` old or older
+    2. for each, one at a time: read its newest checkpoint and verify this log's signature on it
+    3. ask; the response must be for these bytes and this request and, if a CA file is given, chain to it
     4. store it
 
-Nothing waits for it. An authority that does not answer is asked again after a pause that doubles. Failures are in the
-log and in ``log_timestamp_failures_total``; chaining, checkpoints and readiness do not depend on it.
+No other part waits for it. An authority that does not answer is asked again after a pause that doubles. Failures are in
+the log and in ``log_timestamp_failures_total``; chaining, checkpoints and readiness do not depend on it.
 
-*Cosignatures*. A witness sends a note. It is taken when, in this order::
+*Cosignatures*. A witness sends a note. It is accepted after these checks, in this order::
 
-    1. its text is a checkpoint of this tenant's log, and this log's signature under it holds
+    1. its text is a checkpoint of this tenant's log, and this log's signature on it is valid
     2. its size is covered by the newest checkpoint, and its root is that of the tree at that size
-    3. at least one registered witness has cosigned it, and every cosignature of a registered one holds
+    3. at least one registered witness has cosigned it, and every cosignature of a registered witness is valid
     4. no cosignature lies in the future
     5. at least one is new: its witness has not cosigned a larger tree yet, nor this one then or later
 
-Each new cosignature is stored as a row of its own. A note that fails a step stores nothing.
+Each new cosignature is stored as its own row. A note that fails a check stores nothing.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from signing.note import Cosignature, Note, WitnessKey, cosignatures_of
 
 REQUEST_TIMEOUT_S = 30.0
 NOTES_A_ROUND = 1000
-"""Checkpoints stamped before it is looked again which are due."""
+"""Checkpoints stamped before the due tenants are read again."""
 LOOK_INTERVAL_S = 60.0
-"""Longest between two looks at what is due."""
+"""Longest time between two reads of the due tenants."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 600.0
 """First and longest pause after an authority failed."""
 
@@ -68,7 +68,7 @@ log = structlog.get_logger()
 
 
 class Authority(NamedTuple):
-    """A time-stamping authority; ``roots`` are the certificates it is to be traced to, none when nothing was said."""
+    """A time-stamping authority; ``roots`` are the certificates that it must chain to, empty if none are configured."""
 
     url: str
     roots: Sequence[x509.Certificate]
@@ -76,7 +76,7 @@ class Authority(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Timestamper:
-    """Has the checkpoints of one ledger stamped by all configured authorities."""
+    """Gets time stamps of all configured authorities for the checkpoints of one ledger."""
 
     pool: Pool
     authorities: Sequence[Authority]
@@ -85,10 +85,10 @@ class Timestamper:
     keyring: Callable[[], Awaitable[Keyring]]
     metrics: Metrics
     report: Callable[[str, Break, str], object]
-    """Keeps a break of a tenant, and the part of the node that met it."""
+    """Records a break of a tenant, and the part of the node that found it."""
 
     async def run(self) -> None:
-        """Stamp, for ever; ends by cancellation."""
+        """Stamp checkpoints until cancelled."""
         context = await asyncio.to_thread(httpx.create_ssl_context)
         client = client_of(context, timeout_s=REQUEST_TIMEOUT_S, has_proxies=True)
         async with client, asyncio.TaskGroup() as group:
@@ -111,7 +111,7 @@ class Timestamper:
                 await asyncio.sleep(min(self.interval.total_seconds(), LOOK_INTERVAL_S))
 
     async def _stamp_due(self, client: httpx.AsyncClient, authority: Authority) -> int:
-        """Have one round of checkpoints stamped; how many were due."""
+        """Stamp one round of checkpoints; returns how many were due."""
         async with self.pool.acquire() as connection:
             due = await anchors.due_for_timestamp(connection, authority.url, self.interval, NOTES_A_ROUND)
         keyring = await self.keyring() if due else None
@@ -143,7 +143,7 @@ async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> 
 
     Raises:
         NoAnswerError: it does not answer, or not with 200 and a bounded body.
-        SignatureError: what it answers is no stamp of ``note``, or does not hold.
+        SignatureError: its response is not a valid stamp of ``note``.
     """
     body, nonce = make_request(note)
     headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
@@ -163,7 +163,7 @@ async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> 
 
 @dataclass(kw_only=True, eq=False)
 class CosignatureInbox:
-    """Takes cosignatures in for all tenants of one ledger."""
+    """Takes cosignatures for all tenants of one ledger."""
 
     pool: Pool
     origin: Callable[[str], str]
@@ -172,11 +172,11 @@ class CosignatureInbox:
     max_skew_ms: int
 
     async def take(self, tenant_id: str, text: bytes, now: datetime) -> tuple[Checkpoint, list[Cosignature]]:
-        """Store the new cosignatures in a note; the checkpoint and those that were stored, at least one.
+        """Store the new cosignatures of a note; returns its checkpoint and the stored cosignatures, at least one.
 
         Raises:
             TenantNotFoundError: no such tenant.
-            ProblemError: the note is not as the module says; nothing was stored.
+            ProblemError: the note fails a check of the module; nothing was stored.
             ClockSkewError: a cosignature lies further ahead than ``hlc.max_clock_skew``; nothing was stored.
             DatabaseUnavailableError: Postgres cannot be reached.
         """
@@ -184,12 +184,12 @@ class CosignatureInbox:
         async with reading(self.pool) as connection:
             head = await chain_reads.head(connection, tenant_id)
             try:
-                # 1. ours
+                # 1. checkpoint of this log
                 checkpoint = checkpoints.open_checkpoint(text, keyring, origin=origin)
                 signed = notes.parse(checkpoints.signed_by(text, keyring))
-                # 2. of our tree
+                # 2. same tree
                 await _require_same_tree(connection, tenant_id, head.checkpoint, checkpoint)
-                # 3. cosigned by someone registered
+                # 3. cosigned by a registered witness
                 found = cosignatures_of(notes.parse(text), self.witnesses)
             except SignatureError as error:
                 raise ProblemError(COSIGNATURE_REFUSED, str(error)) from error
@@ -198,11 +198,11 @@ class CosignatureInbox:
                     COSIGNATURE_REFUSED,
                     "no witness that log.witnesses names has cosigned this note; register its verifier key first",
                 )
-            # 4. by now
+            # 4. not in the future
             for each in found:
                 if each.time > now + timedelta(milliseconds=self.max_skew_ms):
                     raise ClockSkewError(f"the cosignature by {each.witness.name} is of {each.time}, which is to come")
-            # 5. news
+            # 5. new
             async with connection.transaction():
                 added = [each for each in found if await _insert(connection, tenant_id, checkpoint, signed, each)]
         if not added:

@@ -1,15 +1,15 @@
-"""The newest checkpoint of each tenant, kept beside the WAL where a database administrator cannot reach it.
+"""The newest checkpoint of each tenant, stored beside the WAL where a database administrator cannot reach it.
 
-One journal for all tenants, so that keeping those of hundreds costs one write and one fsync::
+All tenants share one journal, so that storing the checkpoints of hundreds costs one write and one fsync::
 
     <wal folder>/checkpoints.journal        lines of  <CRC-32 of the JSON, 8 hex digits> <JSON>
 
-    {"version": 1, "tenants": n}            first: the n lines that follow were written with it, one for a tenant
-    {tenant: signed note, ...}              what was kept together; of one tenant the last counts
+    {"version": 1, "tenants": n}            first line: the next n lines were written with it, one for each tenant
+    {tenant: signed note, ...}              notes stored together; the last note of a tenant is valid
 
-Lines are appended. A journal that is twice as long as what counts in it is written anew and renamed, and so is one that
-this process did not write: then no line stands behind one that a crash tore. A chain that is shorter than its
-checkpoint or differs from it is never extended.
+Lines are appended. The journal is rewritten and renamed once it has doubled since the last rewrite, and before the
+first append of a process: then no line follows one that a crash tore. A chain that is shorter than its checkpoint or
+differs from it is never extended.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from wal.segment import store_file, sync_folder, write_fully
 NAME: Final = "checkpoints.journal"
 VERSION: Final = 1
 FOLDER_BEFORE: Final = "checkpoints"
-"""Where earlier versions kept a file for each tenant: taken over by the first write, then removed."""
+"""Folder in which earlier versions kept a file for each tenant: migrated by the first write, then removed."""
 SLACK_BYTES: Final = 1 << 20
-"""A journal that is shorter is not written anew."""
+"""Bytes that may be appended beyond the doubled size before the journal is rewritten."""
 
 
 class CheckpointJournal:
     """The checkpoints of one node. ``store`` may be called from any thread."""
 
     def __init__(self, wal_folder: Path) -> None:
-        """Read what is kept; nothing is written yet.
+        """Read the stored notes; nothing is written yet.
 
         Raises:
             StartRefusedError: it cannot be read, or is damaged elsewhere than at its end.
@@ -54,19 +54,19 @@ class CheckpointJournal:
         self._storing = Lock()
         self._notes = _read(self._path) if self._path.exists() else _read_folder(self._before)
         self._left: _Left | None = None
-        """The journal as this process wrote it last; None where what stands at its end is not known."""
+        """The journal as last written by this process; None if its end is not known."""
         self._bytes_anew = 0
-        """How long it was when it was written anew."""
+        """Size of the journal after the last rewrite."""
 
     def load(self, tenant_id: str) -> str | None:
         """The tenant's newest note, None before the first."""
         return self._notes.get(tenant_id)
 
     def size(self, tenant_id: str) -> int:
-        """Tree size that the tenant's newest note names in its second line, 0 before the first.
+        """Tree size in the second line of the tenant's newest note, 0 before the first.
 
         Raises:
-            SignatureError: it is no checkpoint.
+            SignatureError: the note is not a checkpoint.
         """
         text = self.load(tenant_id)
         try:
@@ -75,16 +75,16 @@ class CheckpointJournal:
             raise SignatureError(f"what {self._path} has of tenant {tenant_id} is no checkpoint: {error}") from error
 
     def newest(self, tenant_id: str) -> Checkpoint | None:
-        """What the tenant's newest note says, None before the first: where it is kept vouches for it.
+        """The checkpoint of the tenant's newest note, None before the first. It is trusted because of its place.
 
         Raises:
-            SignatureError: it is no checkpoint.
+            SignatureError: the note is not a checkpoint.
         """
         text = self.load(tenant_id)
         return None if text is None else checkpoint.read(text)
 
     def tenants(self) -> set[str]:
-        """Those that have a note."""
+        """Tenants with a note."""
         return set(self._notes)
 
     def load_all(self) -> dict[str, str]:
@@ -92,11 +92,11 @@ class CheckpointJournal:
         return dict(sorted(self._notes.copy().items()))
 
     def store(self, notes: Mapping[str, str]) -> None:
-        """Replace the notes of these tenants; on return they survive a crash. A crash before leaves all old or all new.
+        """Replace the notes of these tenants, durable on return. A crash before leaves all old or all new.
 
         Raises:
-            InvalidInputError: a name, which comes from the database, is no tenant's.
-            OSError: the disk does not take it; nothing is replaced.
+            InvalidInputError: a name, which comes from the database, cannot be a tenant's.
+            OSError: the write failed; nothing is replaced.
         """
         if wrong := [tenant_id for tenant_id in notes if not is_readable_tenant(tenant_id)]:
             raise InvalidInputError(f"no tenant can be named {wrong[0]!r}; that row was not written by this service")
@@ -107,7 +107,7 @@ class CheckpointJournal:
             self._notes.update(notes)
 
     def set_aside(self) -> None:
-        """Keep all notes in a file of their own, and begin with none; nothing is deleted."""
+        """Quarantine all notes in a separate file and start with none; nothing is deleted."""
         names = (self._path.with_name(f"checkpoints-{number}.journal") for number in count(1))
         aside = next(path for path in names if not path.exists())
         self.store({})
@@ -116,7 +116,7 @@ class CheckpointJournal:
         self._notes, self._left = {}, None
 
     def _append(self, left: _Left, line: bytes) -> bool:
-        """Whether the journal is as it was ``left`` and took the line: if not, somebody moved or changed it."""
+        """Append the line; False if the journal is not as it was ``left``: it was moved or changed."""
         with suppress(FileNotFoundError), self._path.open("r+b", buffering=0) as file:
             if _Left.of(os.fstat(file.fileno())) != left:
                 return False
@@ -137,7 +137,7 @@ class CheckpointJournal:
 
 
 class _Left(NamedTuple):
-    """Which file it is, and how long."""
+    """Identity and size of the file."""
 
     device: int
     inode: int
@@ -163,7 +163,7 @@ def _read(path: Path) -> dict[str, str]:
     if head is None or head.get("version") != VERSION or type(head.get("tenants")) is not int:
         raise StartRefusedError(f"{path} is no journal of checkpoints of version {VERSION}; {_WHAT_TO_DO}")
     whole = [value for value in values if value is not None]
-    # A crash tears the last line alone, and none of those that were written with the first.
+    # A crash tears only the last line, and none of the lines written with the first.
     if len(whole) < head["tenants"] + 1 or values[: len(whole)] != whole or len(values) > len(whole) + 1:
         at = next((number for number, value in enumerate(values, 1) if value is None), len(values))
         raise StartRefusedError(f"{path} is damaged at line {at}; {_WHAT_TO_DO}")
@@ -171,7 +171,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _value(line: bytes) -> dict[str, Any] | None:
-    """What stands in the line, None where it is not whole."""
+    """The value of the line, None if it is torn."""
     try:
         value = orjson.loads(line[9:]) if line[:9] == b"%08x " % crc32(line[9:]) else None
     except ValueError:
@@ -184,7 +184,7 @@ def _of_tenants(value: Mapping[str, object]) -> Iterable[tuple[str, str]]:
 
 
 def _read_folder(folder: Path) -> dict[str, str]:
-    """Notes by tenant, as they were kept before."""
+    """Notes by tenant, as earlier versions kept them."""
     notes = {}
     for path in _files_before(folder):
         try:
@@ -195,7 +195,7 @@ def _read_folder(folder: Path) -> dict[str, str]:
 
 
 def _files_before(folder: Path) -> list[Path]:
-    """Files whose name is no tenant's are none of our business."""
+    """Files of earlier versions; other files are left alone."""
     return [path for path in sorted(folder.iterdir()) if is_readable_tenant(path.name)] if folder.exists() else []
 
 

@@ -1,24 +1,24 @@
-"""The follower of the job table: what is derived from the chains, behind the commit that chains.
+"""The follower of the job table: derives rows from chained entries, after the chaining commit.
 
-The chaining transaction holds what chain order must settle; whatever follows from the entries alone is a follower's::
+The chaining transaction decides only what needs chain order; a follower derives what depends on the entries alone::
 
-    chained(appended)     after each commit, of the appender or an import: there is more to follow
-    run()               follows until it is cancelled; restarted after a crash, it goes on from where it stood
-    last_error          why following failed last, None while all is well
+    chained(appended)     called after each commit of the appender or an import: there are new entries
+    run()                 follows until cancelled; after a crash it goes on from the stored position
+    last_error            why following failed last, None after a success
 
-The Merkle trees are followed by the notary, whose position is the size of the stored tree. What the entries mean to the
-rows of the table is ``job_table``. For its position::
+The notary follows the Merkle trees; its position is the size of the stored tree. ``job_table`` maps entries to rows of
+the table. Its position::
 
     position <= head                    per tenant, in scheduler.follower_positions
-    rows and position are of one transaction, which holds the row of the position locked
+    rows and position are written in one transaction, which locks the row of the position
     a tenant without a position was not followed: its rows are removed, and it is followed from seq 1 on
 
-A position can be edited, so it is compared with what was followed: where it is not the one that this node left there,
-the entries before it MUST be covered by rows of the table, and those behind it not. If they are not, the table is
-followed from the first entry again, and the false position is reported.
+An attacker can edit a position, so a position that this node did not write is checked: rows of the table MUST cover the
+entries before it, and no row may cover an entry after it. If the check fails, the table is rebuilt from the first
+entry, and the false position is reported.
 
-So nodes that follow one ledger together neither lose nor repeat an entry, whichever of them dies, and a table that was
-emptied fills again. A follower that is behind must never give a wrong answer: readers merge the entries behind it.
+So nodes that follow one ledger together neither lose nor repeat an entry if one of them dies, and an emptied table is
+filled again. A follower that lags must never cause a wrong answer: readers merge the entries after its position.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ TENANTS_A_TURN = 64
 COLLECT_S = 0.1
 """How long committed entries are collected before they are followed, unless a reader waits for them."""
 RUSH_ENTRIES = ENTRIES_A_TURN
-"""While so many are collected each time, or wait to be chained, following waits: chaining has the processor to itself,
-and a job with several entries among them is written once."""
+"""Entries collected, or waiting to be chained, above which following waits: chaining gets the whole processor, and a
+job with several of these entries is written once."""
 RUSH_S = 2.0
-"""Longest that a rush keeps entries from being followed."""
+"""Longest that a rush delays following."""
 RECENT_BYTES_MAX = 48 << 20
 """Bytes of the newest rows that are kept in memory to be followed; others are read back."""
 RUSH_BYTES_MAX = RECENT_BYTES_MAX * 3 // 4
-"""With so many kept a rush is followed at once: none of it is to be read back."""
+"""Bytes in memory at which a rush is followed immediately, so that no row must be read back."""
 LOCK_REPORTED_AFTER_S = 5.0
 """How long rows are locked before that is reported."""
 MET_BY = "follower"
-"""The part of the node that breaks met here are reported by."""
+"""The part of the node named in reports of breaks found here."""
 PLACE_ENTRIES_MAX = 1000
-"""Entries before a position that are compared with the table, where this node does not know how far it had followed."""
+"""Entries before a position that are compared with the table if this node does not know how far it had followed."""
 SEARCH_INTERVAL_S = 2.0
-"""How often tenants are searched that are behind: chained by another node, or not followed in their last turn."""
+"""Interval of searches for tenants that lag: chained by another node, or not followed in their last turn."""
 
 _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fields))
 
@@ -81,38 +81,38 @@ Observe = Callable[[Mapping[str, Sequence[FollowedEntry]]], object]
 
 
 class LongLocks:
-    """Tenants whose rows another session of PostgreSQL keeps locked for long. Another node holds them briefly.
+    """Tenants whose rows another session of PostgreSQL keeps locked for long; another node locks them only briefly.
 
-    ``event`` is the name of that in the log.
+    ``event`` is the log event that reports it.
     """
 
     def __init__(self, event: str) -> None:
         self._event = event
         self._since_s: dict[str, float] = {}
         self.tenants: set[str] = set()
-        """Tenants that have waited for ``LOCK_REPORTED_AFTER_S``."""
+        """Tenants whose rows have been locked for ``LOCK_REPORTED_AFTER_S``."""
 
     def met(self, tenant_id: str) -> None:
-        """The tenant's rows are locked now."""
+        """The tenant's rows were found locked."""
         since_s = self._since_s.setdefault(tenant_id, time.monotonic())
         if tenant_id not in self.tenants and time.monotonic() - since_s >= LOCK_REPORTED_AFTER_S:
             self.tenants.add(tenant_id)
             log.warning(self._event, tenant_id=tenant_id, error="another session keeps its rows locked (see pg_locks)")
 
     def ended(self, tenant_id: str) -> None:
-        """The tenant's rows could be locked, or another fault was met."""
+        """The tenant's rows could be locked, or another fault occurred."""
         self._since_s.pop(tenant_id, None)
         self.tenants.discard(tenant_id)
 
     def ended_but_of(self, tenant_ids: set[str]) -> None:
-        """The rows of all other tenants are not waited for any more."""
+        """The rows of all other tenants are no longer locked."""
         for tenant_id in self._since_s.keys() - tenant_ids:
             self.ended(tenant_id)
 
 
 class TableFollower:
-    """Keeps ``table`` behind all chains. ``chained_lsn`` is asked up to where all records of this node for a tenant are
-    in its chain, ``waiting`` how many records are committed and not chained."""
+    """Updates ``table`` from all chains. ``chained_lsn`` returns the LSN up to which all records of this node for a
+    tenant are in its chain, ``waiting`` the number of committed records that are not chained."""
 
     def __init__(
         self,
@@ -123,16 +123,16 @@ class TableFollower:
         report: Report = lambda error, met_by: None,
         observe: Observe = lambda entries: None,
     ) -> None:
-        """``report`` is given each error that kept tenants from being followed, and each false position, with the part
-        that met it; ``observe`` the entries that were followed, by tenant."""
+        """``report`` gets each error that kept tenants from being followed, and each false position, with the part that
+        found it. ``observe`` gets the followed entries, by tenant."""
         self._observe = observe
         self._table = table
         self._positions_left: dict[str, int] = {}
-        """The position to which this node moved the follower last, by tenant."""
+        """The last position that this node wrote, by tenant."""
         self._uncompared: set[str] = set()
-        """Tenants whose positions were locked when they were to be followed: they may be moved meanwhile."""
+        """Tenants whose position was locked at their turn: another node may have moved it."""
         self._to_rewrite: set[str] = set()
-        """Tenants whose table is false: it is rewritten from the first entry."""
+        """Tenants with false rows in the table: they are rewritten from the first entry."""
         self._is_first_search = True
         self._connect = connect
         self._chained_lsn = chained_lsn
@@ -140,16 +140,16 @@ class TableFollower:
         self._report = report
         self._connection: NodeConnection | None = None
         self._behind: dict[str, None] = {}
-        """Tenants that may be behind, in the order in which they began to wait."""
+        """Tenants that may lag, in the order in which they were found."""
         self._collected_tenants: dict[str, None] = {}
         """Tenants whose new entries are being collected."""
         self._arrived = 0
-        """Entries that arrived since the last decision whether to follow."""
+        """Entries that arrived since ``_collected`` last decided whether to follow."""
         self._rush_ends_s = 0.0
         self._is_lull = False
-        """Whether entries are followed now because few arrived, and not because a rush has lasted long enough."""
+        """Whether entries are followed now because few arrived, and not because a rush reached a limit."""
         self._failed: set[str] = set()
-        """Tenants that could not be followed; they are tried again with the next search."""
+        """Tenants that could not be followed; they are retried with the next search."""
         self._recent: defaultdict[str, RecentRows] = defaultdict(RecentRows)
         """Newest rows that this node chained, by tenant."""
         self._recent_bytes = 0
@@ -158,10 +158,10 @@ class TableFollower:
         self.last_error: str | None = None
         self._locks = LongLocks("following_delayed")
         self._positions_before: dict[str, int | None] = {}
-        """Positions of the tenants that were behind at the last search."""
+        """Positions of the tenants that lagged at the last search."""
 
     def chained(self, appended: AppendedEntries) -> None:
-        """Follow what was committed, soon."""
+        """Collect the entries of a commit, to follow them later."""
         for piece in appended.log_rows.pieces:
             recent = self._recent[piece.tenant_id]
             self._recent_bytes -= recent.size_bytes
@@ -178,7 +178,7 @@ class TableFollower:
         self._idle.clear()
 
     def _collected(self) -> None:
-        """Follow what was collected, or collect more."""
+        """Follow the collected entries, or collect more."""
         is_rush = self._is_rush()
         self._arrived = 0
         self._is_lull = not is_rush
@@ -196,12 +196,12 @@ class TableFollower:
         self._wake.set()
 
     def doubt(self, tenant_id: str, job_id: str) -> None:
-        """The row of this job is false: write it again."""
+        """The row of this job is false: rewrite it."""
         self._table.doubt(tenant_id, job_id)
         self.follow_now(tenant_id)
 
     def rewrite(self, tenant_id: str) -> None:
-        """The table of this tenant is false: rewrite it from the first entry."""
+        """The rows of this tenant are false: rewrite them from the first entry."""
         self._to_rewrite.add(tenant_id)
         self.follow_now(tenant_id)
 
@@ -212,7 +212,7 @@ class TableFollower:
         self._wake.set()
 
     async def run(self) -> None:
-        """Follow, for ever; ends by cancellation."""
+        """Follow until cancelled."""
         is_found, search_at_s = False, 0.0
         try:
             while True:
@@ -226,20 +226,20 @@ class TableFollower:
                 if not self._behind and not self._collected_tenants and not self._failed:
                     self._idle.set()
                 with contextlib.suppress(TimeoutError):
-                    # Not ``wait_for``, which before Python 3.12 loses a cancellation that comes right behind the wake.
+                    # Not ``wait_for``, which before Python 3.12 loses a cancellation that comes right after the wake.
                     async with asyncio.timeout(max(0.0, search_at_s - time.monotonic())):
                         await self._wake.wait()
         finally:
             self._lose_connection()
 
     async def drain(self, timeout_s: float) -> None:
-        """Have ``run`` follow what is chained, as far as it comes within ``timeout_s`` seconds."""
+        """Let ``run`` follow the chained entries, for at most ``timeout_s`` seconds."""
         self._follow_collected()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     async def _find_behind(self) -> bool:
-        """Note which tenants are behind; whether PostgreSQL answers."""
+        """Note which tenants lag; returns whether PostgreSQL answers."""
         self._failed.clear()
         try:
             connection = await self._connected()
@@ -252,18 +252,18 @@ class TableFollower:
             return False
         self._is_first_search = False
         self._behind.update(dict.fromkeys(name for name in behind if name not in self._collected_tenants))
-        # Where a place moves, another node follows.
+        # If a position moves, another node follows the tenant.
         self._locks.ended_but_of({name for name, seq in stands.items() if self._positions_before.get(name, -1) == seq})
         self._positions_before = stands
         return True
 
     async def _follow_all(self) -> None:
-        """Turns for all tenants that are behind, as far as they can be followed."""
+        """Take turns for all lagging tenants, as far as they can be followed."""
         while names := list(islice((name for name in self._behind if name not in self._failed), TENANTS_A_TURN)):
             for name in names:
                 del self._behind[name]
             if not await self._follow(names) and len(names) > 1 and self._connection is not None:
-                # One of them may be what keeps the others; without a connection the rest has failed too.
+                # One of them may block the others: each gets its own turn. Without a connection all have failed.
                 self._failed.difference_update(names)
                 while names and self._connection is not None:
                     await self._follow((names.pop(0),))
@@ -272,20 +272,20 @@ class TableFollower:
         self._behind.clear()
 
     async def _follow(self, names: Sequence[str]) -> bool:
-        """One turn for these tenants in one transaction; whether it was committed."""
+        """Take one turn for these tenants in one transaction; returns whether it was committed."""
         turn = Turn()
         try:
             connection = await self._connected()
             async with connection.transaction():
                 await self._fill(turn, connection, names)
-                # Also without entries: the table learns that somebody else followed these chains.
+                # Also without entries: the table learns that another node followed these chains.
                 await self._table.take(connection, turn)
                 if unmoved := await store.move(connection, FOLLOWER, turn.after, turn.places):
                     reason = f"PostgreSQL did not move the place of follower {FOLLOWER} and said no error"
                     raise ChainDamagedError(min(unmoved), reason)
         except Exception as error:
-            # Rows that somebody edited may hold anything; of what no check foresaw, as a TypeError, the log has the
-            # trace. Nothing of the turn is stored, these tenants are tried one by one, and /readyz says why.
+            # Edited rows may hold any value. An unforeseen error, such as a TypeError, is logged with its trace.
+            # Nothing of the turn is stored, these tenants are retried one by one, and /readyz reports why.
             if not isinstance(error, (LedgerError, *DATABASE_FAULTS)):
                 log.error("following_failed", follower=FOLLOWER, tenants=names[:3], exc_info=error)
             self._table.failed()
@@ -304,7 +304,7 @@ class TableFollower:
         self._behind.update(dict.fromkeys(turn.unfinished))
         for name, seq in turn.places.items():
             self._forget(name, seq)
-            # A rush goes on that seemed to have ended: what has grown is followed with what comes of it.
+            # The rush that seemed over goes on: entries chained meanwhile are followed with its later ones.
             is_lull_over = self._is_lull and self._is_rush() and self._recent_bytes < RUSH_BYTES_MAX
             if name not in turn.covered_lsn and not (name in self._collected_tenants and is_lull_over):
                 self._behind[name] = None
@@ -312,17 +312,17 @@ class TableFollower:
 
     @property
     def locked(self) -> set[str]:
-        """Tenants whose places another session has kept locked for long."""
+        """Tenants whose positions another session has kept locked for long."""
         return self._locks.tenants
 
     async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
-        """Take into ``turn`` what comes next of these tenants, whose places are locked.
+        """Put the next entries of these tenants into ``turn``; this transaction locks their positions.
 
         Raises:
-            ChainDamagedError: a chain has no entry at its head. It is not followed to there, or what is chained once
-                the head was put back would count as followed.
+            ChainDamagedError: a chain has no entry at its head. If it were followed to there, entries chained after
+                the head is repaired would be skipped.
         """
-        # Asked before the heads are read: what a chain holds by then is in it.
+        # Read before the heads, so that the chains include all records up to these LSNs.
         chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
         places = await store.lock_places(connection, FOLLOWER, names)
         for name, place in places.items():
@@ -353,7 +353,7 @@ class TableFollower:
     async def _false_place(
         self, connection: asyncpg.Connection[asyncpg.Record], tenant_id: str, seq: int
     ) -> Break | None:
-        """What is wrong with a position that this node did not leave at ``seq``; another node may have moved it."""
+        """The fault of a position that this node did not write; None if the table matches: another node moved it."""
         left = self._positions_left.get(tenant_id)
         if left == seq:
             return None
@@ -367,13 +367,13 @@ class TableFollower:
         return Break(seq, "projection", f"the position of scheduler.{FOLLOWER} is seq {seq}, but {why}", None, why)
 
     def _remembered(self, tenant_id: str, after: int, head_seq: int, limit: int) -> Sequence[FollowedEntry]:
-        """What comes behind ``after``, as far as it is kept; none of what is beyond the head that was read."""
+        """The entries after ``after`` that are in memory, up to the head that was read."""
         recent = self._recent.get(tenant_id)
         rows = () if recent is None else recent.after(after, min(limit, head_seq - after))
         return list(map(FollowedEntry._make, map(_FOLLOWED, rows)))
 
     def _forget(self, tenant_id: str, upto_seq: int) -> None:
-        """What was followed need not be kept."""
+        """Drop the followed rows from memory."""
         recent = self._recent.get(tenant_id)
         if recent is None:
             return
@@ -391,7 +391,7 @@ class TableFollower:
         return self._connection
 
     def _note(self, names: Sequence[str], error: Exception) -> None:
-        """These could not be followed. Without a connection nobody can: all are found again when it is next asked."""
+        """These tenants could not be followed. Without a connection none can be: the next search finds all again."""
         if self.last_error is None:
             log.warning("following_delayed", follower=FOLLOWER, tenants=names[:3], error=str(error))
         self.last_error = text_of(error)

@@ -1,6 +1,4 @@
-"""The tables that name the entries that count, kept by a follower as far as it has followed the chain: of jobs, of the
-terms that jobs are searched by, and of commitments.
-"""
+"""The tables that a follower derives from chained entries: jobs, the search terms of jobs, and commitments."""
 
 from __future__ import annotations
 
@@ -26,15 +24,15 @@ from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, stored_form
 
 CACHED_JOBS_MAX = 50_000
-"""Job states kept so that a job whose events follow each other is not read back each time."""
+"""Job states kept in memory, so that a job with frequent events is not read back each time."""
 ENTRIES_A_STEP = 200
 """Entries read between two turns of the event loop."""
 JOBS_A_STEP = 50
 """Jobs whose entries are folded, or whose terms are made, between two turns of the event loop."""
 BUILT_AT_ONCE = 500
-"""Jobs whose terms are added in one turn, of those that were there before the fields were declared."""
+"""Jobs older than the declared search fields whose terms are added in one turn."""
 DOUBTED_MAX = 10_000
-"""Jobs whose false rows wait to be written again; others are found again when they are read."""
+"""Jobs with false rows that wait to be rewritten; others are found again when they are read."""
 
 _STORED = len(JOB_COLUMNS)
 _SAID = itemgetter(
@@ -46,7 +44,7 @@ _SAID = itemgetter(
 """The arguments of ``jobs.said_of_row``."""
 
 OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
-"""Takes new states of jobs, and up to which LSN each tenant's cover the records of this node."""
+"""Takes new states of jobs, and by tenant the LSN up to which they cover the records of this node."""
 
 
 @dataclass(slots=True)
@@ -54,15 +52,15 @@ class Turn:
     """The entries that are followed in one transaction, by tenant."""
 
     after: dict[str, int] = field(default_factory=dict)
-    """The position of each before."""
+    """The position of each tenant before the turn."""
     entries: dict[str, Sequence[FollowedEntry]] = field(default_factory=dict)
-    """What comes next, in seq order."""
+    """The next entries, in seq order."""
     places: dict[str, int] = field(default_factory=dict)
-    """The position of each afterwards."""
+    """The position of each tenant after the turn."""
     covered_lsn: dict[str, Lsn] = field(default_factory=dict)
-    """Of those that stand at the end of their chain: up to where all records of this node are in it, at least."""
+    """For tenants at the end of their chain, an LSN up to which all records of this node are in it."""
     unfinished: set[str] = field(default_factory=set)
-    """Those for which the table has more to do, also if nothing comes next."""
+    """Tenants that need another turn, even without new entries."""
 
 
 class JobTable:
@@ -72,14 +70,14 @@ class JobTable:
         self._on_followed = on_followed
         self._cache = _StateCache()
         self._states: dict[JobKey, JobState] = {}
-        """Those that the last turn wrote."""
+        """States that the last turn wrote."""
         self._doubted: dict[JobKey, None] = {}
-        """Those whose rows are false."""
+        """Jobs with false rows."""
         self._rewritten: Sequence[JobKey] = ()
-        """Those of them whose rows the last turn wrote."""
+        """Jobs of ``_doubted`` whose rows the last turn rewrote."""
 
     def doubt(self, tenant_id: str, job_id: str) -> None:
-        """Write the row of this job again with the next turn of its tenant, from its entries."""
+        """Rewrite the row of this job from its entries, with the next turn of its tenant."""
         if len(self._doubted) < DOUBTED_MAX:
             self._doubted[tenant_id, job_id] = None
 
@@ -90,8 +88,7 @@ class JobTable:
         await terms_store.empty_terms(connection, tenant_ids)
 
     async def take(self, connection: Connection, turn: Turn) -> None:
-        """Fold the entries, and store the states that they leave, what they are searched by, and which entries promise
-        something."""
+        """Fold the entries; store the resulting states, their search terms, and the commitments."""
         await commitments.take(connection, turn.entries)
         self._cache.begin(turn.after)
         said = {tenant_id: await _said(entries) for tenant_id, entries in turn.entries.items()}
@@ -118,7 +115,7 @@ class JobTable:
         await _follow_terms(connection, turn, states, before)
 
     def taken(self, turn: Turn) -> None:
-        """Remember the states."""
+        """The turn was committed: keep its states in memory."""
         self._cache.commit(turn.places, self._states)
         self._on_followed(self._states, turn.covered_lsn)
         self._states = {}
@@ -126,13 +123,13 @@ class JobTable:
             self._doubted.pop(job, None)
 
     def failed(self) -> None:
-        """Forget all states: which of them are stored is not known."""
+        """Forget all states: it is not known which of them are stored."""
         self._cache = _StateCache()
         self._states = {}
 
 
 async def _next_built(connection: Connection, fields: SearchFields, to_seq: int) -> dict[JobKey, JobState]:
-    """The jobs of the tenant behind ``built_to``, as their entries up to ``to_seq`` say."""
+    """The states of the tenant's next jobs after ``built_to``, from their entries up to ``to_seq``."""
     assert fields.built_to is not None
     job_ids = await terms_store.next_jobs(connection, fields.tenant_id, fields.built_to, BUILT_AT_ONCE)
     read = await _folded(connection, [JobSpan(fields.tenant_id, job_id, to_seq=to_seq) for job_id in job_ids])
@@ -141,8 +138,8 @@ async def _next_built(connection: Connection, fields: SearchFields, to_seq: int)
 
 
 async def _folded(connection: Connection, spans: Sequence[JobSpan]) -> dict[JobKey, JobState]:
-    """What the entries of each say of its job, those that say something. Entries are taken as they are stored: a read
-    of the job recomputes them."""
+    """The state of each job, folded from its entries; jobs without a state are left out. Entries are taken as stored:
+    a read of the job recomputes them."""
     states: dict[JobKey, JobState] = {}
     entries = await store.entries_of(connection, spans) if spans else []
     for number, (span, rows) in enumerate(zip(spans, entries, strict=True), 1):
@@ -167,7 +164,7 @@ _Said = tuple[str, Mapping[str, Any], HlcParts, str, int]
 
 
 async def _said(entries: Sequence[FollowedEntry]) -> dict[str, list[_Said]]:
-    """By job, what the entries say of it. One that somebody edited beyond its types says nothing."""
+    """The fold arguments of the entries, by job. An edited entry with wrong types is skipped."""
     found: dict[str, list[_Said]] = defaultdict(list)
     for number, entry in enumerate(entries, 1):
         said = jobs.said_of_row(*entry[:-1])
@@ -179,7 +176,7 @@ async def _said(entries: Sequence[FollowedEntry]) -> dict[str, list[_Said]]:
 
 
 class _StateCache:
-    """Job states as of the last turn, valid for a tenant only while nobody else follows it."""
+    """Job states as of the last turn, valid for a tenant only while no other node follows it."""
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, tuple[int, dict[str, JobState]]] = OrderedDict()
@@ -193,12 +190,12 @@ class _StateCache:
                 self._forget(tenant_id)
 
     def get(self, job: JobKey) -> JobState | None:
-        """The state of a job, None when it must be read."""
+        """The state of a job, None if it must be read."""
         cached = self._tenants.get(job[0])
         return cached[1].get(job[1]) if cached is not None else None
 
     def commit(self, places: Mapping[str, int], states: Mapping[JobKey, JobState]) -> None:
-        """Take over what a committed turn left behind."""
+        """Take over the states and positions of a committed turn."""
         for tenant_id, seq in places.items():
             known = self._tenants[tenant_id][1] if tenant_id in self._tenants else {}
             self._tenants[tenant_id] = (seq, known)
@@ -217,8 +214,8 @@ class _StateCache:
 async def _follow_terms(
     connection: Connection, turn: Turn, states: Mapping[JobKey, JobState], before: Mapping[JobKey, JobState]
 ) -> None:
-    """Keep the terms of the jobs whose states were ``before`` what they are now, of those that are others; and of the
-    jobs behind ``built_to``, which were there before the fields were declared: all, or ``BUILT_AT_ONCE``."""
+    """Store the terms of jobs whose terms changed since ``before``, and of at most ``BUILT_AT_ONCE`` jobs after
+    ``built_to``, which are older than the declaration of the fields."""
     declared = await terms_store.declared(connection, turn.after)
     changed: dict[JobKey, list[JobTerm]] = {}
     for number, (job, state) in enumerate(states.items() if declared else (), 1):

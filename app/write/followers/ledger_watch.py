@@ -1,22 +1,22 @@
-"""Follows every chain of the ledger, whoever writes it, so that no running node goes on over a database that went back.
+"""Watches every chain of the ledger, of all nodes, so that no running node continues on a rolled-back database.
 
-Round after round over all tenants, page by page, in one snapshot of the database each::
+Each round reads all tenants, page by page, each page in one snapshot of the database::
 
-    0. with the first page: the database knows of all that this node has chained, signed or not   (write.chain.view)
-    1. of the chains whose head, tree or last entry changed: the entry at the newest checkpoint that this node keeps of
-       the chain is still the one that was signed
-    2. a newer checkpoint of another node, signed by a key that counts and proved to extend the one that is kept, takes
-       its place beside the WAL                                              (notary, under the tenant's lock)
+    0. with the first page: the database has all that this node chained, signed or not   (write.chain.view)
+    1. for each chain whose head, tree or last entry changed: the entry at this node's newest stored checkpoint is still
+       the one that was signed
+    2. a newer checkpoint of another node replaces the stored one beside the WAL, if a trusted key signed it and it is
+       proved to extend the stored one                                       (notary, under the tenant's lock)
 
-A chain that ends before its checkpoint, or whose entries hold together and are others, ends the node: the next start
-refuses it too (node.start.checks). Rows that do not even hold together are the damage of one tenant: verification names
-them, and nobody signs them.
+A chain that ends before its checkpoint, or that is consistent but differs from it, stops the node; the next start
+refuses it, too (node.start.checks). Inconsistent rows are damage of one tenant: verification names them, and no node
+signs them.
 
-A chain that goes on for UNFOLLOWED_AFTER_S while no newer checkpoint of it can be kept is reported in the log and by
-``/readyz``: this node would not notice that entries above the kept checkpoint are gone.
+If a chain grows for UNFOLLOWED_AFTER_S without a newer checkpoint that can be stored, the log and ``/readyz`` report
+it: this node would not notice the loss of entries above the stored checkpoint.
 
-Cost: SHARE of one core at the most, so a round over very many tenants takes longer, never more of the machine. A page
-that takes a second or more waits for the database; the rest after it is bounded, lest the node be blind for long.
+Cost: at most SHARE of one core, so a round over very many tenants takes longer. A page that takes a second or more
+waits for the database; the rest after it is bounded, so that the node does not miss changes for long.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
 
 SHARE = 0.05
-"""Most of the time that the watch takes, waiting for the database included."""
+"""Largest share of time that the watch takes, including waits for the database."""
 REST_MAX_S = 5.0
 """Longest rest after a page, however long it took."""
 ROUND_INTERVAL_S = 1.0
 """Rest between two rounds: a ledger of one page is checked once a second."""
 PAGE_TENANTS = 500
 FOLLOW_INTERVAL_S = 5.0
-"""How often at most a checkpoint of one tenant is replaced by a newer one of another node: that costs an fsync."""
+"""Shortest time between two replacements of a tenant's checkpoint by one of another node: each costs an fsync."""
 UNFOLLOWED_AFTER_S = 30.0
-"""How long a chain may be longer than its newest checkpoint that counts, and nothing is said. Only time in which the
-database answers counts: one look adds half of it at the most."""
+"""How long a chain may be longer than its newest valid checkpoint before that is reported. Time without an answer of
+the database is not included: one check adds at most half of this."""
 TENANTS_LOGGED_MAX = 10
 """Tenants that one line of the log names."""
 ROOT_TIMEOUT_S = 3600.0
@@ -80,24 +80,24 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """What is known of one chain between two rounds."""
+    """State of one chain between two rounds."""
 
     anchor: Checkpoint | None = None
     """The newest checkpoint beside the WAL."""
     link: str | None = None
-    """Link of the entry at its size, once it was proved to be the one that was signed."""
+    """Link of the entry at the anchor's size, once proved to be the signed entry."""
     fingerprint: int | None = None
-    """Of the columns of the chain, as they were when it was last checked."""
+    """Hash of the chain's columns at the last check."""
     follow_at_s: float = 0.0
     """When a newer checkpoint of another node is next read."""
     fault: str | None = None
-    """Why the stored checkpoint was not kept when it was last read."""
+    """Why the last read checkpoint in the database was not taken over."""
     uncovered_s: float = 0.0
-    """How long the chain has been longer than the checkpoint, as far as it was checked."""
+    """How long the chain has been longer than the checkpoint, in checked time."""
     checked_at_s: float = field(default_factory=time.monotonic)
 
     def move(self, anchor: Checkpoint) -> None:
-        """Hold the chain to ``anchor`` from now on."""
+        """Compare the chain with ``anchor`` from now on."""
         self.anchor, self.link, self.fingerprint = anchor, None, None
         self.fault, self.uncovered_s = None, 0.0
 
@@ -116,13 +116,13 @@ class LedgerWatch:
     checkpoints: CheckpointJournal
     notary: Notary
     keyring: Callable[[], Awaitable[Keyring]]
-    """Gives the keys that may sign checkpoints now, of all nodes."""
+    """Returns the keys of all nodes that may sign checkpoints now."""
     breaks: FoundBreaks
     on_failure: Callable[[LedgerError], None]
     _watched: defaultdict[str, _Watched] = field(default_factory=lambda: defaultdict(_Watched), init=False)
 
     async def run(self) -> None:
-        """Watch, for ever; ends by cancellation, or when the node has failed."""
+        """Watch until cancelled or the node has failed."""
         for tenant_id, text in self.checkpoints.load_all().items():
             self._watched[tenant_id].move(checkpoint.read(text))
         while self.node.failure is None:
@@ -138,11 +138,11 @@ class LedgerWatch:
         """Check every chain once.
 
         Raises:
-            DatabaseWentBackError: one is not the one that was signed, or lacks what this node chained.
+            DatabaseWentBackError: a chain is not the signed one, or lacks entries that this node chained.
             DatabaseUnavailableError: Postgres does not answer.
         """
-        # One without a checkpoint too: what this node keeps itself may be kept a moment after its chain was looked at,
-        # and one with a checkpoint that was never looked at: all of it may have come and gone between two rounds.
+        # Known chains are checked even without a checkpoint: this node may store one just after the check. Chains with
+        # a checkpoint are checked even if never seen: they may have come and gone between two rounds.
         unseen = self._watched.keys() | self.checkpoints.tenants()
         after: str | None = ""
         while after is not None:
@@ -161,8 +161,8 @@ class LedgerWatch:
                     doubtful = await self._unproved(connection, changed)
                 for tenant_id in doubtful:
                     await self._settle(tenant_id)
-                # A chain of which this node has kept a longer checkpoint since may look unchanged: its new entries came
-                # and were lost again between two rounds.
+                # A chain may look unchanged though this node has stored a longer checkpoint: its new entries were lost
+                # again between two rounds.
                 names = [chain.tenant_id for chain in chains]
                 longer = [name for name in names if self.checkpoints.size(name) > self._watched[name].kept_size]
                 self._take_own([*changed, *longer])
@@ -170,13 +170,13 @@ class LedgerWatch:
                 self._report_unfollowed(chains)
 
     def _is_watched(self, tenant_id: str) -> bool:
-        """A tenant that is quarantined is not extended anyway."""
+        """Whether the chain is checked; a quarantined tenant is not extended anyway."""
         return is_readable_tenant(tenant_id) and tenant_id not in self.node.damaged
 
     # --- 1. the entry that was signed -----------------------------------------------------------------
 
     def _changed(self, chains: Sequence[SeenChain]) -> list[str]:
-        """The chains that are not as they were last found."""
+        """The chains whose columns changed since the last check."""
         changed = []
         for chain in chains:
             watched, fingerprint = self._watched[chain.tenant_id], hash(chain[1:6])
@@ -186,7 +186,7 @@ class LedgerWatch:
         return changed
 
     async def _unproved(self, connection: Connection, changed: Sequence[str]) -> list[str]:
-        """Those of the ``changed`` chains whose signed entry is not there, or not proved by the stored tree."""
+        """The ``changed`` chains whose signed entry is missing, or not proved by the stored tree."""
         kept = {name: self._watched[name].anchor for name in changed}
         anchors = {name: anchor for name, anchor in kept.items() if anchor is not None and anchor.size}
         if not anchors:
@@ -202,18 +202,18 @@ class LedgerWatch:
         return [name for name in anchors if known[name] is None or known[name] != links.get(name)]
 
     def _take_own(self, changed: Sequence[str]) -> None:
-        """Hold chains to what this node has kept of them meanwhile, from the next round on: then the database is looked
-        at after the checkpoint."""
+        """Compare chains with the checkpoints that this node stored meanwhile, from the next round on: then the
+        database is read after the checkpoint was stored."""
         for tenant_id in changed:
             kept, watched = self.checkpoints.load(tenant_id), self._watched[tenant_id]
             if kept is not None and (anchor := checkpoint.read(kept)) != watched.anchor:
                 watched.move(anchor)
 
     async def _settle(self, tenant_id: str) -> None:
-        """Whether a chain whose signed entry was not found as it was is another one now, or damaged, or its tree is.
+        """Find why a chain's signed entry was not proved: another chain, damaged rows, or a damaged tree.
 
         Raises:
-            DatabaseWentBackError: it ends before the checkpoint, or holds together and is another.
+            DatabaseWentBackError: the chain ends before the checkpoint, or is consistent and differs from it.
         """
         watched = self._watched[tenant_id]
         anchor = watched.anchor
@@ -245,18 +245,17 @@ class LedgerWatch:
     # --- 2. newer checkpoints of other nodes ----------------------------------------------------------
 
     def _is_behind(self, chain: SeenChain) -> bool:
-        """Whether it is time to look for a newer checkpoint of the chain, and there may be one."""
+        """Whether the chain may have a newer checkpoint, and its next read is due."""
         watched = self._watched[chain.tenant_id]
         is_ahead = type(chain.tree_size) is int and chain.tree_size > watched.kept_size
         return is_ahead and watched.follow_at_s <= time.monotonic()
 
     async def _follow(self, chains: Sequence[SeenChain]) -> None:
-        """Keep the newest checkpoints of these chains, where they are signed by a key that counts and extend what is
-        kept."""
+        """Store newer checkpoints of these chains, if a trusted key signed them and they extend the stored ones."""
         signed: dict[str, Checkpoint] = {}
         notes = {}
         ring = await self.keyring() if chains else Keyring([])
-        # What is kept is what they must extend: this node may have kept a newer one since it looked.
+        # They must extend the stored checkpoint: this node may have stored a newer one since the read.
         self._take_own([chain.tenant_id for chain in chains])
         for chain in filter(self._is_behind, chains):
             tenant_id, watched = chain.tenant_id, self._watched[chain.tenant_id]
@@ -280,7 +279,7 @@ class LedgerWatch:
             self._watched[tenant_id].move(signed[tenant_id])
 
     def _signed_head(self, chain: SeenChain, ring: Keyring) -> Checkpoint | None:
-        """What the stored note says, when a key of ``ring`` signed it and it is of the stored tree."""
+        """The checkpoint of the chain's note; None unless a key of ``ring`` signed it and the stored tree matches."""
         watched = self._watched[chain.tenant_id]
         try:
             head = open_checkpoint(chain.checkpoint or "", ring, origin=self.notary.origin(chain.tenant_id))
@@ -292,7 +291,7 @@ class LedgerWatch:
             return None
         return head
 
-    # --- 3. chains that go on without a checkpoint that counts ----------------------------------------
+    # --- 3. chains that grow without a valid checkpoint -----------------------------------------------
 
     def _report_unfollowed(self, chains: Sequence[SeenChain]) -> None:
         """Note which of these chains have been longer than their checkpoint for too long, and log the new ones."""
@@ -328,12 +327,12 @@ class LedgerWatch:
 
 
 def _end_of(chain: SeenChain) -> int:
-    """How long the database says that the chain is, by its head or its tree."""
+    """Length of the chain according to the database, by its head or its tree."""
     return max((size for size in (chain.head_seq, chain.tree_size) if type(size) is int), default=0)
 
 
 def _break_at(tenant_id: str, seq: int, row: EntryRow | None) -> Break:
-    """What is wrong with the row at ``seq``, which a checkpoint covers: it is gone, or does not hold together."""
+    """The break at ``seq``, which a checkpoint covers: its row is missing or inconsistent."""
     if row is None:
         return Break(seq, "gap", f"the entry of seq {seq}, which a checkpoint covers, is missing")
     found = first_break_in(tenant_id, [row], first_seq=seq, prev_link=row[_PREVIOUS])

@@ -1,21 +1,21 @@
-"""The notary: follows each tenant's chain with its Merkle tree, and signs what it has followed.
+"""The notary: appends each tenant's chained entries to its Merkle tree, and signs checkpoints and snapshots.
 
-For the tenants that have new entries, many at once::
+For many tenants with new entries together::
 
-    1. trees and checkpoints are brought up with the chains, in one transaction for all     (tree_follower)
-    2. snapshots are signed: one for every ``batch_size`` entries, a shorter one when the
+    1. trees and checkpoints are advanced to the heads of the chains, in one transaction    (tree_follower)
+    2. snapshots are signed: one for every ``batch_size`` entries, a shorter one once the
        oldest unsigned entry has waited ``batch_interval`` or on request                    (snapshotter)
 
-Each tenant gets one turn a round, of a bounded number of links and snapshots. A tenant that has more is in the next
-round, with all others that have new entries by then. So no tenant waits for another's backlog.
+Each tenant gets one turn a round, of a bounded number of links and snapshots. A tenant with more entries gets its next
+turn in the next round. So no tenant waits for another's backlog.
 
 Invariants, per tenant::
 
     chained_seq >= tree_size >= signed_seq
     checkpoint beside the WAL <= tree_size
 
-It works behind the commit path: when signing fails, chaining goes on and the notary tries again. When it is the signer
-of snapshots that fails, trees and checkpoints go on as well.
+It works after the commit path: if signing fails, chaining goes on and the notary retries. If only the signer of
+snapshots fails, trees and checkpoints go on as well.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ from signing.keys import PublicKey
 from signing.note import is_signed_by
 
 TENANTS_SIGNED_A_TURN = 64
-"""Most tenants that get snapshots between two turns of the trees: checkpoints of others must not wait for thousands."""
+"""Most tenants that get snapshots between two turns of the trees, so that checkpoints do not wait for thousands."""
 SNAPSHOTS_PER_TURN = 20
 """Snapshots signed for one tenant before others get their turn."""
 TENANTS_PER_TRANSACTION_MAX = 64
-"""Trees that grow in one transaction; its locks keep other nodes from them for as long."""
+"""Trees that grow in one transaction; other nodes wait for its locks."""
 TURNS_AT_ONCE_MAX = 4
-"""Transactions at once, so that the fsyncs of one do not keep the next waiting."""
+"""Concurrent transactions, so that none waits for the fsync of another."""
 BROKEN_RETRY_S = 60.0
-"""Pause before a tenant whose rows are broken is tried again, which may mean to read its whole chain."""
+"""Pause before a tenant with broken rows is retried, which may read its whole chain."""
 HOUSEKEEPING_INTERVAL_S = 1.0
 """How often tenants without new entries are checked, for ``batch_interval`` and retries."""
 NOTARY = "notary"
-"""The part of the node that breaks found here are reported by."""
+"""The part of the node named in reports of breaks found here."""
 
 log = structlog.get_logger()
 
 
 @dataclass(kw_only=True, eq=False)
 class Notary:
-    """Keeps trees, checkpoints and snapshots of all tenants up with their chains."""
+    """Advances trees, checkpoints and snapshots of all tenants to the heads of their chains."""
 
     node: Node
     pool: Pool
@@ -117,11 +117,11 @@ class Notary:
         )
         self._due: set[str] = set()
         self._is_more_due = False
-        """Whether more tenants wait for a snapshot than this turn signs."""
+        """Whether more tenants are due for a snapshot than this turn signs."""
         self._unsigned: set[str] = set()
         """Tenants whose snapshots wait until the signer answers again."""
         self._retry_at_s: dict[str, float] = {}
-        """When tenants whose rows were found broken are tried again."""
+        """Time of the next retry of tenants with broken rows."""
         self._locks = LongLocks("signing_delayed")
         self._rebuilding: asyncio.Task[None] | None = None
         self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
@@ -129,11 +129,11 @@ class Notary:
         self._watermark: tuple[Lsn, dict[str, int]] = (BEFORE_FIRST, {})
         self.signed_lsn = BEFORE_FIRST
         """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
-        where snapshots are off."""
+        if snapshots are off."""
         self.last_error: str | None = None
-        """Why signing or following failed last, None while all is well."""
+        """Why signing or following failed last, None after a success."""
         self._has_failed = False
-        """Whether signing or following failed in the pass that is under way."""
+        """Whether signing or following failed in the current pass."""
 
     def origin(self, tenant_id: str) -> str:
         """Origin line, and key name, of the tenant's log."""
@@ -141,7 +141,7 @@ class Notary:
 
     @property
     def checkpoint_fault(self) -> str | None:
-        """Why the last checkpoints could not be kept beside the WAL, None while they can."""
+        """Why the last checkpoints could not be stored beside the WAL, None if they could."""
         return self._trees.checkpoint_fault
 
     @property
@@ -157,14 +157,14 @@ class Notary:
             self._memory.remember(tenant, rows)
             self.own.chained(tenant_id, rows[0].seq, rows[-1].seq)
             tenant.head_seq = max(tenant.head_seq, rows[-1].seq)
-            # Another node may sign this first; here a checkpoint that covers it is kept all the same.
+            # Another node may sign this first; this node still stores a checkpoint that covers it.
             tenant.is_kept = False
             tenant.unsigned_since_s = tenant.unsigned_since_s or now_s
             self._due.add(tenant_id)
         self._wake.set()
 
     async def run(self) -> None:
-        """Follow and sign, for ever; ends by cancellation."""
+        """Follow and sign until cancelled."""
         await self._find_behind()
         try:
             await self._run()
@@ -186,7 +186,7 @@ class Notary:
             self._wake.clear()
             self._has_failed = False
             if self.keys.not_admitted is not None:
-                # What it signed would count for nothing, and stand in the place of what another node signs.
+                # Its signatures would not be trusted, and would replace those of another node.
                 self._is_more_due, self.last_error = False, None
                 continue
             overdue = self._overdue()
@@ -205,7 +205,7 @@ class Notary:
                 self.last_error = None
 
     async def _find_behind(self) -> None:
-        """Note the tenants that an earlier process left to be followed or signed, trying until Postgres answers."""
+        """Note the tenants that an earlier process left unfollowed or unsigned, retrying until Postgres answers."""
         while True:
             try:
                 async with self.pool.acquire() as connection:
@@ -236,7 +236,7 @@ class Notary:
         self._due.add(tenant_id)
 
     async def log_key_changed(self) -> None:
-        """Sign every tenant's checkpoint again, soon; the earlier key may be revoked any time.
+        """Schedule a new signature of every tenant's checkpoint; the earlier key may be revoked any time.
 
         Raises:
             DATABASE_FAULTS: the tenants cannot be listed.
@@ -249,7 +249,7 @@ class Notary:
         self._wake.set()
 
     async def keys_revoked(self, counting: Sequence[PublicKey]) -> None:
-        """Sign again, soon, the checkpoint of every tenant whose newest none of these keys signed.
+        """Schedule a new signature for each tenant whose newest checkpoint none of these trusted keys signed.
 
         Raises:
             DATABASE_FAULTS: the checkpoints cannot be read.
@@ -261,15 +261,15 @@ class Notary:
         self._wake.set()
 
     async def keep_followed(self, notes: Mapping[str, str], anchors: Mapping[str, Checkpoint | None]) -> list[str]:
-        """Keep checkpoints of other nodes beside the WAL, each proved to extend its anchor, as
-        ``TreeFollower.keep_followed``; returns the tenants whose are kept. One that is being signed here is left for
-        the next time, as is one of which this node keeps another than the anchor by now."""
+        """Store checkpoints of other nodes beside the WAL, each proved to extend its anchor, as
+        ``TreeFollower.keep_followed``; returns the tenants with a stored one. A tenant that is being signed here, or
+        whose stored checkpoint is no longer the anchor, is skipped this time."""
         async with AsyncExitStack() as held:
             free = {name: text for name, text in notes.items() if not self._tenants[name].lock.locked()}
-            # In order, as all who hold several: none waits for one that waits for it.
+            # In sorted order, as in all code that holds several locks, so that there is no deadlock.
             for name in sorted(free):
                 await held.enter_async_context(self._tenants[name].lock)
-            # What is kept never goes back: below it this node does not know any more which entries are its own.
+            # The stored checkpoint never goes back: below it this node has forgotten which entries are its own.
             proved = {name: text for name, text in free.items() if self.checkpoints.newest(name) == anchors[name]}
             try:
                 async with self.pool.acquire() as connection:
@@ -283,8 +283,8 @@ class Notary:
         return [name for name in proved if name not in faults]
 
     def _take_due(self, overdue: set[str]) -> set[str]:
-        """The tenants to follow and sign now. A tenant whose rows were found broken waits for its retry; damaged trees
-        are rebuilt one after the other, beside everything else."""
+        """The tenants to follow and sign now. A tenant with broken rows waits for its retry; damaged trees are rebuilt
+        one after the other, in the background."""
         now_s = time.monotonic()
         settled = {name for name in self.node.unsigned if self.breaks.is_settled(name)}
         for name in [name for name, at_s in self._retry_at_s.items() if at_s <= now_s or name in settled]:
@@ -298,7 +298,7 @@ class Notary:
         return due.difference(damaged)
 
     def rebuild(self, tenant_id: str) -> None:
-        """The stored tree or checkpoint was found damaged: rebuild both from the chain soon, in the background."""
+        """The stored tree or checkpoint was found damaged: rebuild both from the chain, in the background."""
         tenant = self._tenants[tenant_id]
         tenant.is_tree_damaged, tenant.is_kept = True, False
         self._due.add(tenant_id)
@@ -306,8 +306,8 @@ class Notary:
 
     @contextmanager
     def mending(self, tenant_id: str) -> Iterator[None]:
-        """A read of the tenant's stored tree: where that is damaged, or no key that counts signed its checkpoint, both
-        are made again in the background."""
+        """A read of the tenant's stored tree: if that is damaged, or no trusted key signed its checkpoint, both are
+        rebuilt in the background."""
         try:
             yield
         except (ChainDamagedError, KeyConflictError):
@@ -315,15 +315,15 @@ class Notary:
             raise
 
     async def _rebuild_trees(self, names: Sequence[str]) -> None:
-        """Rebuild the stored trees of these tenants from their chains, each in a transaction of its own. One whose lock
-        is held, perhaps for long, is tried again."""
+        """Rebuild the stored trees of these tenants from their chains, each in its own transaction. A tenant whose lock
+        is held, perhaps for long, is retried later."""
         try:
             for name in names:
                 if not self._tenants[name].lock.locked():
                     await self._rebuild(name)
         finally:
             self._rebuilding = None
-            # Those that were found damaged meanwhile.
+            # Trees that were found damaged meanwhile.
             self._due.update(name for name, tenant in self._tenants.items() if tenant.is_tree_damaged)
             if not self._due <= self.locked:
                 self._wake.set()
@@ -336,17 +336,17 @@ class Notary:
             tenant.tree, tenant.is_tree_damaged, tenant.is_kept = None, False, False
             self._due.add(name)
             if self.keys.not_admitted is None:
-                # At once: as long as the earlier checkpoint is there, each reader of it has the tree rebuilt.
+                # Immediately: while the earlier checkpoint is stored, each reader of it triggers another rebuild.
                 await self._advance_alone(connection, name)
 
     async def _follow_all(self, names: Sequence[str]) -> set[str]:
-        """One turn for the tree of each tenant, many in one transaction; returns those that could not be followed."""
+        """Take one turn for each tree, many in one transaction; returns the tenants that could not be followed."""
         size = TENANTS_PER_TRANSACTION_MAX
         groups = (self._follow(names[first : first + size]) for first in range(0, len(names), size))
         return set().union(*await asyncio.gather(*groups))
 
     async def _follow(self, names: Sequence[str]) -> set[str]:
-        """One turn for the trees of these tenants in one transaction; returns those that failed or are locked."""
+        """Take one turn for these trees in one transaction; returns the tenants that failed or are locked."""
         async with self._turns, AsyncExitStack() as held:
             busy = {name for name in names if self._tenants[name].lock.locked()}
             self._due |= busy
@@ -372,7 +372,7 @@ class Notary:
                     continue
                 self._locks.ended(name)
                 if self.breaks.is_settled(name):
-                    # That its newest rows hold says nothing of those below: a break is repaired and acknowledged first.
+                    # Its newest rows are sound, but a break below must be repaired and acknowledged first.
                     self.node.unsigned.pop(name, None)
                 if tenant.tree is not None and tenant.tree.size < tenant.head_seq:
                     self._due.add(name)
@@ -382,8 +382,8 @@ class Notary:
         return busy.union(faults)
 
     async def _sign_together(self, names: Sequence[str]) -> set[str]:
-        """Sign the next full batches of these tenants in one transaction, where nothing is to be done first; returns
-        the tenants that were signed. If it fails, no tenant is: each then meets its own fault in a turn of its own."""
+        """Sign the next full batches of these tenants in one transaction, if no other step is needed first; returns the
+        signed tenants. If it fails, none is signed: each then gets its own turn, which finds its own fault."""
         signed: set[str] = set()
         try:
             async with self._turns, AsyncExitStack() as held:
@@ -406,7 +406,7 @@ class Notary:
         return signed
 
     async def _sign_alone(self, tenant_id: str, *, sign_rest: bool) -> None:
-        """One turn for the snapshots of a tenant."""
+        """Take one turn for the snapshots of a tenant."""
         async with self._turns, self._turn(tenant_id) as (tenant, connection):
             if tenant.tree is None:
                 await self._advance_alone(connection, tenant_id)
@@ -418,7 +418,7 @@ class Notary:
                 self._due.add(tenant_id)
 
     async def _advance_alone(self, connection: Connection, tenant_id: str, *, waits: bool = False) -> int:
-        """One turn for the tree of one tenant, whose lock the caller holds; returns its size, or raises its fault."""
+        """Take one turn for one tenant's tree; the caller holds its lock. Returns its size or raises its fault."""
         for fault in (await self._trees.advance(connection, (tenant_id,), waits=waits)).values():
             raise fault
         tree = self._tenants[tenant_id].tree
@@ -426,7 +426,7 @@ class Notary:
 
     @asynccontextmanager
     async def _turn(self, tenant_id: str) -> AsyncIterator[tuple[FollowedTenant, Connection]]:
-        """The tenant, locked, and a connection; what fails meanwhile is noted, and ends the context quietly."""
+        """The tenant, locked, and a connection. A fault inside the context is noted and suppressed."""
         tenant = self._tenants[tenant_id]
         try:
             async with self._signing(tenant), self.pool.acquire() as connection:
@@ -462,18 +462,18 @@ class Notary:
             self._retry_later((tenant_id,), error)
 
     def _retry_later(self, names: Sequence[str], error: BaseException) -> None:
-        """Try these tenants again, later."""
+        """Schedule a retry of these tenants."""
         self._has_failed, self.last_error = True, text_of(error)
         log.warning("signing_delayed", tenants=names[:10], error=self.last_error)
         self._due.update(names)
 
     async def sign_now(self, tenant_id: str) -> list[dict[str, object]]:
-        """Bring tree, checkpoint and snapshots of the tenant up to its head; returns the new snapshots.
+        """Advance tree, checkpoint and snapshots of the tenant to its head; returns the new snapshots.
 
         Raises:
             SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, a checkpoint cannot be
                 kept, or rows were changed.
-            DatabaseUnavailableError: PostgreSQL does not do its part.
+            DatabaseUnavailableError: PostgreSQL fails or does not answer.
         """
         if not self.sign_snapshots:
             raise SigningUnavailableError("chain.sign_snapshots is off on this node")
@@ -490,7 +490,7 @@ class Notary:
             return made
 
     async def _advance_for_reader(self, connection: Connection, tenant_id: str) -> int:
-        """As ``_advance_alone``; a disk that does not take the checkpoint is none of PostgreSQL's faults."""
+        """As ``_advance_alone``; a failed write of the checkpoint is not reported as a fault of PostgreSQL."""
         try:
             return await self._advance_alone(connection, tenant_id, waits=True)
         except LedgerError as fault:
@@ -503,7 +503,7 @@ class Notary:
 
     @asynccontextmanager
     async def _signing(self, tenant: FollowedTenant) -> AsyncIterator[None]:
-        """The tenant's lock; after a failure, unless it is the signer's, nothing that was known of it is believed."""
+        """The tenant's lock; after a failure that is not the signer's, the tenant's state in memory is dropped."""
         async with tenant.lock:
             try:
                 yield
@@ -515,12 +515,12 @@ class Notary:
                 raise
 
     def _is_snapshot_due(self, tenant: FollowedTenant) -> bool:
-        """Whether a batch is full, or it must be looked up how far the tenant is signed."""
+        """Whether a batch is full, or the signed seq of the tenant must be read."""
         is_due = tenant.signed_seq is None or tenant.head_seq - tenant.signed_seq >= self.batch_size
         return self.sign_snapshots and is_due
 
     def _overdue(self) -> set[str]:
-        """Tenants that have waited for a snapshot for too long; a sample where they are many."""
+        """Tenants whose snapshot is overdue; a sample if there are many."""
         self._is_more_due = False
         if not self.sign_snapshots or not self.keys.may_try():
             return set()
@@ -537,7 +537,7 @@ class Notary:
         return some
 
     def unsigned_age_s(self) -> float:
-        """How long the oldest entry without a snapshot has waited; 0 where there is none, or snapshots are off."""
+        """How long the oldest entry without a snapshot has waited; 0 if there is none or snapshots are off."""
         if not self.sign_snapshots:
             return 0.0
         now_s = time.monotonic()
@@ -545,7 +545,7 @@ class Notary:
         return now_s - min((each for each in since_s if each is not None), default=now_s)
 
     def _raise_watermark(self) -> None:
-        """Raise ``signed_lsn`` once every tenant that was unsigned at the mark has been signed that far."""
+        """Raise ``signed_lsn`` once every tenant that was unsigned at the watermark has been signed that far."""
         lsn, waiting = self._watermark
         for name in [name for name, seq in waiting.items() if (self._tenants[name].signed_seq or 0) >= seq]:
             del waiting[name]
@@ -566,6 +566,6 @@ def _is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool
 
 
 def _sample(names: set[str]) -> set[str]:
-    """``names``, or any ``TENANTS_SIGNED_A_TURN`` of them, so that none that cannot be signed keeps another from its
-    turn."""
+    """``names``, or a random ``TENANTS_SIGNED_A_TURN`` of them, so that tenants that cannot be signed do not block the
+    others."""
     return set(random.sample(sorted(names), TENANTS_SIGNED_A_TURN)) if len(names) > TENANTS_SIGNED_A_TURN else names

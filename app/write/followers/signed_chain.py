@@ -1,21 +1,21 @@
-"""What is stored, compared with what was signed and with what this node made.
+"""Compares stored chains with signed checkpoints and with the entries that this node made.
 
-*The chain.* Whether a chain still is the one that a checkpoint signed; and what must hold before the notary signs more
-of it: what it signs extends what it signed, and is what it followed. The rows and the tiles come from a database that
-others may have changed or turned back. Trusted are the checkpoint beside the WAL, the tree in memory, and the links
-this node chained itself. The stored tree, which is made from the chain, is believed only where it proves the entry at
-the checkpoint's size to be the one that was signed.
+*The chain.* Checks whether a chain still is the one that a checkpoint signed. Before the notary signs more of a chain,
+the new tree must extend the signed one and consist of the followed entries. Rows and tiles come from a database that an
+attacker may have changed or rolled back. Trusted are the checkpoint beside the WAL, the tree in memory, and the links
+that this node chained itself. The stored tree is trusted only if it proves that the entry at the checkpoint's size is
+the signed one.
 
-*The node's own entries* (``OwnEntries``). An attacker who can write to the database can append a row that holds
-together, in the name of this node: the link is a hash, and no secret goes into it. It is not signed. What the database
-cannot give is what this node knows by itself::
+*The node's own entries* (``OwnEntries``). An attacker who can write to the database can append a consistent row in the
+name of this node: the link is a hash without a secret. Such a row is not signed. The node compares each entry in its
+name with knowledge that the database cannot change::
 
     chained since its start    the seqs, in memory, until a checkpoint beside the WAL covers them
     chained before its start   the WAL, which keeps every record until it is signed: by HLC, job, action and digest
 
-An entry with an ``origin`` was imported, and is no claim that this node made it here. Of the entries of other nodes
-nothing is known here. An older entry than the WAL reaches back to is believed only in a chain that this node keeps no
-checkpoint of: then it never signed it, or its checkpoints were given up.
+An entry with an ``origin`` was imported and does not claim that this node made it here. Entries of other nodes cannot
+be checked here. An entry older than the WAL is trusted only in a chain without a stored checkpoint: this node never
+signed that chain, or its checkpoints were discarded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from wal.segment import list_segments
 LINKS_A_READ = 10_000
 """Links read at once when a root is computed from the chain."""
 ENTRIES_A_READ = 1000
-"""Entries read back at once when a tree is made again."""
+"""Entries read back at once when a tree is rebuilt."""
 
 log = structlog.get_logger()
 
@@ -66,7 +66,7 @@ _MARK_BYTES = 16
 
 
 async def tree_agrees(connection: Connection, tenant_id: str, checkpoint: Checkpoint) -> bool:
-    """Whether the stored tree proves that the entry at the checkpoint's size is the one that was signed there."""
+    """Whether the stored tree proves that the entry at the checkpoint's size is the signed one."""
     if checkpoint.size == 0:
         return True
     wanted = tiles.root_tiles(checkpoint.size) | tiles.inclusion_tiles(checkpoint.size - 1, checkpoint.size)
@@ -82,7 +82,7 @@ def is_in_tree(link: str | None, checkpoint: Checkpoint, stored: Mapping[TileCoo
 
 
 async def root_of_chain(connection: Connection, tenant_id: str, size: int) -> bytes | None:
-    """Root over the links of the first ``size`` entries, None when one is missing or is no link."""
+    """Root over the links of the first ``size`` entries, None if a link is missing or malformed."""
     frontier = merkle.Frontier()
     while frontier.size < size:
         wanted = min(LINKS_A_READ, size - frontier.size)
@@ -97,14 +97,14 @@ async def root_of_chain(connection: Connection, tenant_id: str, size: int) -> by
 
 
 async def extended_tree(connection: Connection, stored: LockedTree, kept: str | None) -> TileTree:
-    """The stored tree, proved to extend that of ``kept``, the newest checkpoint this node signed.
+    """The stored tree, proved to extend that of ``kept``, the newest checkpoint that this node signed.
 
     Raises:
         StoredTreeBehindError: it is shorter.
-        StoredTreeError: it does not, or cannot be read.
+        StoredTreeError: it does not extend it, or cannot be read.
     """
     size, anchor = stored.tree_size, _anchor(kept)
-    if not isinstance(size, int):  # whoever administers the database can drop the NOT NULL
+    if not isinstance(size, int):  # an administrator of the database can drop the NOT NULL
         raise StoredTreeError(f"the stored tree of tenant {stored.tenant_id} has no size")
     if anchor is not None and size < anchor.size:
         raise StoredTreeBehindError(
@@ -124,11 +124,11 @@ async def extended_tree(connection: Connection, stored: LockedTree, kept: str | 
 
 
 async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None) -> TileTree:
-    """The tree of the entries that ``kept`` covers, none without one, made again from the chain: every row checked,
-    every tile stored. It holds nothing that the chain does not say.
+    """The tree of the entries that ``kept`` covers, rebuilt from the chain; empty without ``kept``. Every row is
+    checked, every tile is stored. It holds only what the chain holds.
 
     Raises:
-        ChainBrokenError: the chain does not make the tree that was signed; the transaction MUST be rolled back.
+        ChainBrokenError: the chain does not give the signed tree; the transaction MUST be rolled back.
     """
     tree, prev_link, anchor = TileTree(0, {}), None, _anchor(kept)
     while anchor is not None and tree.size < anchor.size:
@@ -157,12 +157,12 @@ async def _store(connection: Connection, tree: GrownTree) -> None:
 def not_signed(
     tenant_id: str, why: str, what_to_do: str = "; run tally verify", found: Break | None = None
 ) -> ChainBrokenError:
-    """The error when a tenant is signed no further, because of ``found`` where the place is known."""
+    """The error when a tenant is signed no further, because of the break ``found`` if its place is known."""
     return ChainBrokenError(tenant_id, f"tenant {tenant_id} is signed no further: {why}{what_to_do}", found)
 
 
 def not_stored(tenant_id: str, what: str) -> ChainBrokenError:
-    """The error when PostgreSQL did not store ``what`` of a tenant, and said nothing."""
+    """The error when PostgreSQL did not store ``what`` of a tenant and reported no error."""
     why = f"PostgreSQL did not store {what}, without an error: a trigger or a rule drops rows"
     return not_signed(tenant_id, why, ". Remove what migrations/sql does not have")
 
@@ -174,11 +174,11 @@ def _anchor(kept: str | None) -> Checkpoint | None:
 def checked_links(
     tenant_id: str, tree_size: int, prev_link: str | None, rows: Sequence[EntryRow], ours: Sequence[LinkRow]
 ) -> list[LinkRow]:
-    """The links of ``rows``, by which a tree of ``tree_size`` is to grow, once every row holds together and follows
-    the one before it, the first one ``prev_link``, and those that this node chained, ``ours``, are as it chained them.
+    """The links of ``rows``, to be appended to a tree of ``tree_size``. Every row must be consistent and follow the one
+    before it, the first row ``prev_link``. Rows that this node chained, ``ours``, must be as it chained them.
 
     Raises:
-        ChainBrokenError: names the first row that does not.
+        ChainBrokenError: names the first row that fails.
     """
     if not rows:
         return []
@@ -194,8 +194,8 @@ def checked_links(
 
 
 def unforeseen(tenant_id: str, error: Exception) -> ChainBrokenError:
-    """The fault of a tenant whose stored rows broke what was to follow or sign them in a way that nobody thought of;
-    said in the log, with the trace."""
+    """The fault of a tenant whose stored rows caused an unforeseen error in following or signing; logged with the
+    trace."""
     log.error("task_failed", tenant_id=tenant_id, exc_info=error)
     return not_signed(tenant_id, f"what is stored of it cannot be followed, {error!r}")
 
@@ -204,7 +204,7 @@ def leaf_hashes_of(tenant_id: str, links: Sequence[LinkRow], entry_count: int) -
     """Leaf hashes of ``links``, of which there must be ``entry_count``.
 
     Raises:
-        ChainBrokenError: there are fewer, or one is no link.
+        ChainBrokenError: there are fewer, or one is malformed.
     """
     try:
         leaf_hashes = merkle.leaf_hashes([bytes.fromhex(row.chain_link) for row in links])
@@ -218,10 +218,10 @@ def leaf_hashes_of(tenant_id: str, links: Sequence[LinkRow], entry_count: int) -
 async def proved_root(
     connection: Connection, tenant_id: str, tree: TileTree, from_seq: int, leaf_hashes: list[bytes]
 ) -> bytes:
-    """Root of the tree up to the end of these leaves, once they are proved to be those that ``tree`` holds.
+    """Root of the tree up to the end of these leaves, after proof that ``tree`` holds them.
 
     Raises:
-        ChainBrokenError: they are not; rows or tiles were changed after they were followed.
+        ChainBrokenError: it does not; rows or tiles were changed after they were followed.
     """
     to_seq = from_seq + len(leaf_hashes) - 1
     wanted = {*tiles.right_edge(from_seq - 1), *tiles.consistency_tiles(to_seq, tree.size)}
@@ -240,19 +240,18 @@ async def proved_root(
 
 @dataclass(eq=False)
 class OwnEntries:
-    """What one node knows of the entries it made itself. Belongs to one event loop."""
+    """Knowledge of one node about its own entries. Belongs to one event loop."""
 
     wal_folder: Path
     node_id: str
     last_lsn: Lsn
-    """The last record in the WAL when this process started, 0 when it had none."""
+    """The last record in the WAL when this process started, 0 if there was none."""
     head_seqs: Mapping[str, int]
-    """Where each chain ended then; chains that are missing here had not begun."""
+    """The head of each chain at the start; a missing chain did not exist."""
     quarantined: Sequence[str]
-    """Chains that this process does not extend, whose end it does not know."""
+    """Tenants whose chains this process does not extend; it does not know their heads."""
     believes_earlier: bool
-    """Whether every entry from before this start is believed, because the operator accepted that records of the WAL
-    are lost."""
+    """Whether every entry from before this start is trusted, because the operator accepted the loss of WAL records."""
 
     def __post_init__(self) -> None:
         self._in_wal = _WalRecords(self.wal_folder, self.node_id, self.last_lsn)
@@ -261,7 +260,7 @@ class OwnEntries:
         self._newest: dict[str, int] = {}
 
     def chained(self, tenant_id: str, first_seq: int, last_seq: int) -> None:
-        """This node chained these entries, which follow one another."""
+        """This node chained these consecutive entries."""
         runs = self._runs.setdefault(tenant_id, [])
         if runs and runs[-1][1] + 1 == first_seq:
             runs[-1] = (runs[-1][0], last_seq)
@@ -276,13 +275,13 @@ class OwnEntries:
             self._runs[tenant_id] = [run for run in runs if run[1] > upto_seq]
 
     async def vouched(self, tenant_id: str, rows: Sequence[EntryRow], *, is_kept: bool) -> int:
-        """How many of ``rows``, from the first on, may be signed as far as this node's own name goes. Behind them comes
-        an entry that this process may have chained without knowing so yet: its commit has not been answered.
+        """How many of ``rows``, from the first on, hold no unconfirmed entry in this node's name and may be signed. The
+        row after them may be an entry of a commit of this process that has not been answered yet.
 
-        ``is_kept`` says whether a checkpoint of the chain is kept beside the WAL.
+        ``is_kept`` tells whether a checkpoint of the chain is stored beside the WAL.
 
         Raises:
-            ChainBrokenError: names the first entry of this node that it did not make.
+            ChainBrokenError: names the first entry in this node's name that it did not make.
         """
         earlier: list[EntryRow] = []
         count = len(rows)
@@ -318,7 +317,7 @@ def _forged(tenant_id: str, row: EntryRow, why: str) -> ChainBrokenError:
 
 
 class _WalRecords:
-    """The records of one WAL up to ``last_lsn``, read as far back as is asked for, and then known by their marks."""
+    """The marks of the records of one WAL up to ``last_lsn``, read back as far as needed."""
 
     def __init__(self, folder: Path, node_id: str, last_lsn: Lsn) -> None:
         self._folder = folder
@@ -326,13 +325,13 @@ class _WalRecords:
         self._last_lsn = last_lsn
         self._lock = threading.Lock()
         self._marks: set[bytes] = set()
-        """Of every record from ``_from_lsn`` to ``_last_lsn``: about 100 bytes each."""
+        """Marks of every record from ``_from_lsn`` to ``_last_lsn``: about 100 bytes each."""
         self._from_lsn = last_lsn + 1
         self._first_ms: int | None = None
-        """HLC of the first record that the WAL holds, None when not known."""
+        """Physical HLC of the first record in the WAL, None if not known."""
 
     def first_missing(self, tenant_id: str, rows: Sequence[EntryRow], is_kept: bool) -> EntryRow | None:
-        """The first row that stands for no record; blocks on the disk.
+        """The first row without a record in the WAL; blocks on the disk.
 
         Raises:
             WalError: the WAL cannot be read.
@@ -348,7 +347,7 @@ class _WalRecords:
         return None
 
     def _read_back_to(self, oldest_ms: int) -> None:
-        """Read the records from the segment on that may hold HLCs of ``oldest_ms``: WAL order is HLC order."""
+        """Read the records back to the segment that may hold HLCs of ``oldest_ms``: WAL order is HLC order."""
         bases = [each.base_lsn for each in list_segments(self._folder) if each.base_lsn <= self._last_lsn]
         if not bases:
             return
@@ -371,19 +370,19 @@ class _WalRecords:
 
 
 def _physical_ms(row: EntryRow) -> int:
-    """The row's physical HLC; of what somebody put in its place, a time that the WAL reaches back to for sure."""
+    """The row's physical HLC; for an edited value, a time that the WAL certainly covers."""
     return row[_PHYSICAL] if isinstance(row[_PHYSICAL], int) else sys.maxsize
 
 
 def _mark(*parts: object) -> bytes:
-    """Of tenant, HLC, job, action and payload digest."""
+    """The mark of a record: a hash of tenant, HLC, job, action and payload digest."""
     text = "\0".join(map(str, parts))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:_MARK_BYTES]
 
 
 def _mark_of(tenant_id: str, row: EntryRow) -> bytes:
-    """The mark of the record that the row stands for; a REFUSED entry stands for the record that it keeps, and a
-    verdict for the proposal."""
+    """The mark of the row's record; for a REFUSED entry that of the record it keeps, for a verdict that of the
+    proposal."""
     job_id, action, digest = row[_JOB], row[_ACTION], row[_DIGEST]
     if action == SystemAction.REFUSED:
         try:

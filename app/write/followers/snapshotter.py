@@ -1,4 +1,4 @@
-"""Signs snapshots of what a tenant's tree follows: one for every ``batch_size`` entries, a shorter one of the rest.
+"""Signs snapshots of the entries in a tenant's tree: one for every ``batch_size`` entries, a shorter one of the rest.
 
 Invariant, per tenant::
 
@@ -29,12 +29,12 @@ from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim, 
 from signing.snapshot import sign_snapshot
 
 _claimed = attrgetter(*SNAPSHOT_COLUMNS[:-1])
-"""What a row has of the claim: all its columns but the envelope, which is last."""
+"""The claim of a row: all its columns except the envelope, which is last."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Snapshotter:
-    """Signs and stores snapshots, when the notary says so."""
+    """Signs and stores snapshots for the notary."""
 
     node_id: str
     keys: KeyInUse
@@ -50,12 +50,12 @@ class Snapshotter:
         sign_rest: bool,
         snapshots_max: int | None,
     ) -> list[dict[str, object]]:
-        """Sign the full batches of the tree, with ``sign_rest`` what is left too; returns the new snapshots.
+        """Sign the full batches of the tree, with ``sign_rest`` the remaining entries too; returns the new snapshots.
 
         The caller holds the tenant's lock and has its tree in memory.
 
         Raises:
-            ChainBrokenError: what is stored is not the chain that was followed.
+            ChainBrokenError: the stored chain is not the one that was followed.
             SignerAwayError: the signer does not answer.
         """
         assert tenant.tree is not None
@@ -81,17 +81,17 @@ class Snapshotter:
         return made
 
     def has_full_batch(self, tenant: FollowedTenant) -> bool:
-        """Whether ``sign_next`` can sign a full batch of it without asking for anything first."""
+        """Whether ``sign_next`` can sign a full batch without reading anything first."""
         tree, signed_seq = tenant.tree, tenant.signed_seq
         return tree is not None and signed_seq is not None and tree.size - signed_seq >= self.batch_size
 
     async def sign_next(
         self, connection: Connection, tenants: Mapping[str, FollowedTenant]
     ) -> dict[str, dict[str, object]]:
-        """Sign the next batch of each tenant, all in one transaction; returns the rows, none of a tenant of which
-        another node was first.
+        """Sign the next batch of each tenant, all in one transaction; returns the rows. A tenant that another node
+        signed first has none.
 
-        The caller holds their locks; their trees are in memory, and it is known how far each is signed.
+        The caller holds the tenants' locks; their trees and signed seqs are in memory.
         """
         async with self.keys.signing() as signer:
             claims: dict[str, SnapshotClaim] = {}
@@ -125,7 +125,7 @@ class Snapshotter:
     async def _claim(
         self, connection: Connection, tenant_id: str, tenant: FollowedTenant, key_id: str
     ) -> SnapshotClaim:
-        """What the next batch's snapshot says."""
+        """The claim of the next batch's snapshot."""
         assert tenant.tree is not None
         from_seq = (tenant.signed_seq or 0) + 1
         entry_count = min(self.batch_size, tenant.tree.size - from_seq + 1)
@@ -156,7 +156,7 @@ class Snapshotter:
 
 
 def _payload_digest(dsse_envelope: str) -> str | None:
-    """SHA-256 of what the envelope signs, None where somebody put something else in its place."""
+    """SHA-256 of the envelope's payload, None if the stored value is not an envelope."""
     try:
         return hashlib.sha256(base64.b64decode(orjson.loads(dsse_envelope)["payload"])).hexdigest()
     except (ValueError, TypeError, KeyError):

@@ -4,15 +4,15 @@ For many tenants at once::
 
     1. lock the stored trees; read the links beyond them; append them; sign a checkpoint of each new size
     2. write the changed tiles, the sizes, roots and checkpoints; commit: one transaction for all
-    3. keep the checkpoints beside the WAL: one line of the journal, one fsync       (app.write.followers.checkpoints)
+    3. store the checkpoints beside the WAL: one line of the journal, one fsync      (app.write.followers.checkpoints)
 
 Invariants, per tenant::
 
     chained_seq >= tree_size
     checkpoint beside the WAL <= tree_size
 
-What is remembered of each tenant between turns is bounded over all tenants. All links are dropped once they are more
-than RECENT_LINKS_MAX, and the trees that were used longest ago beyond TREES_CACHED_MAX; both are read back.
+The memory between turns is bounded over all tenants. All links are dropped once there are more than RECENT_LINKS_MAX.
+Beyond TREES_CACHED_MAX the least recently used trees are evicted. Both are read back.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.note import is_signed_by
 
 RECENT_LINKS_MAX = 200_000
-"""Links kept in memory, over all tenants, from being chained here until they are signed; others are read back."""
+"""Links of all tenants kept in memory, from the commit on this node until they are signed; others are read back."""
 TREES_CACHED_MAX = 1000
 """Tenants whose tree edge is kept in memory."""
 
 
 @dataclass(slots=True, eq=False)
 class FollowedTenant:
-    """What the notary knows of one tenant between its turns."""
+    """State of one tenant between its turns."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     head_seq: int = 0
@@ -69,30 +69,30 @@ class FollowedTenant:
     """Newest links that this node chained, without a gap."""
     tree: tiles.TileTree | None = None
     leaves: list[bytes] = field(default_factory=list)
-    """Leaf hashes of remembered links as they went into ``tree``, without a gap, up to its end."""
+    """Leaf hashes of remembered links as appended to ``tree``, without a gap, up to its end."""
     first_leaf_seq: int = 1
     roots: dict[int, bytes] = field(default_factory=dict)
-    """Roots that ``tree`` had where a snapshot may end, by size."""
+    """Roots of ``tree`` at sizes at which a snapshot may end."""
     signed_seq: int | None = None
     signed_digest: str | None = None
     """SHA-256 of the newest snapshot's DSSE payload."""
     unkept: str | None = None
-    """The newest checkpoint, as long as it is not beside the WAL."""
+    """The newest checkpoint, until it is stored beside the WAL."""
     is_kept: bool = True
-    """False when an earlier process ended between a checkpoint in Postgres and the one beside the WAL."""
+    """False if the checkpoint beside the WAL is missing or older than the one in Postgres, and must be signed again."""
     is_tree_damaged: bool = False
-    """Whether the stored tree is known not to be that of the chain, and is to be made again."""
+    """Whether the stored tree is known to differ from the chain and must be rebuilt."""
     unsigned_since_s: float | None = None
 
     def links_from(self, from_seq: int, limit: int) -> list[LinkRow]:
-        """Links from ``from_seq`` on as this node chained them, none when it does not know any more."""
+        """Links from ``from_seq`` on as this node chained them; empty if they are no longer in memory."""
         if not self.recent or not self.recent[0].seq <= from_seq <= self.recent[-1].seq:
             return []
         start = from_seq - self.recent[0].seq
         return self.recent[start : start + limit]
 
     def leaves_of(self, from_seq: int, to_seq: int) -> list[bytes]:
-        """Leaf hashes of these entries, as far as they are remembered."""
+        """Leaf hashes of these entries that are in memory."""
         start, end = from_seq - self.first_leaf_seq, to_seq - self.first_leaf_seq + 1
         return self.leaves[start:end] if start >= 0 else []
 
@@ -107,16 +107,16 @@ class FollowedTenant:
 
 
 class TenantMemory:
-    """The tenants that the notary follows, and how much of their links and trees is kept."""
+    """The tenants that the notary follows; bounds the links and trees in memory."""
 
     def __init__(self) -> None:
         self.tenants: defaultdict[str, FollowedTenant] = defaultdict(FollowedTenant)
         self._cached: OrderedDict[str, None] = OrderedDict()
-        """Tenants whose tree is kept in memory, the one used last at the end."""
+        """Tenants whose tree is in memory, the most recently used last."""
         self._recent_count = 0
 
     def remember(self, tenant: FollowedTenant, rows: list[LinkRow]) -> None:
-        """Keep ``rows`` for the next turn, unless that would be too much; then they are read back."""
+        """Keep ``rows`` for the next turn. Beyond the bound all links are dropped and read back later."""
         if tenant.recent and rows[0].seq != tenant.recent[-1].seq + 1:
             self._forget(tenant)
         self._recent_count += len(rows)
@@ -126,7 +126,7 @@ class TenantMemory:
                 self._forget(other)
 
     def forget_signed(self, tenant: FollowedTenant) -> None:
-        """Drop kept links that are in the tree and in a snapshot."""
+        """Drop links that are in the tree and in a snapshot."""
         done_seq = min(tenant.tree.size if tenant.tree is not None else 0, tenant.signed_seq or 0)
         if tenant.recent and tenant.recent[0].seq <= done_seq:
             kept = tenant.recent[done_seq - tenant.recent[0].seq + 1 :]
@@ -135,7 +135,7 @@ class TenantMemory:
         tenant.forget_leaves(done_seq)
 
     def trim_trees(self, used: Iterable[str]) -> None:
-        """Keep the trees that were used last."""
+        """Evict the least recently used trees beyond the bound."""
         for name in used:
             self._cached[name] = None
             self._cached.move_to_end(name)
@@ -160,7 +160,7 @@ ENTRIES_PER_TURN = 1000
 
 @dataclass(kw_only=True, eq=False)
 class TreeFollower:
-    """Keeps trees and checkpoints up with the chains, when the notary says so."""
+    """Advances trees and checkpoints for the notary."""
 
     node: Node
     memory: TenantMemory
@@ -170,15 +170,15 @@ class TreeFollower:
     origin: Callable[[str], str]
     batch_size: int
     checkpoint_fault: str | None = field(default=None, init=False)
-    """Why the last checkpoints could not be kept beside the WAL, None while they can."""
+    """Why the last checkpoints could not be stored beside the WAL, None if they could."""
 
     async def advance(
         self, connection: Connection, names: Sequence[str], *, waits: bool = False
     ) -> dict[str, LedgerError]:
         """Append one turn of links to the tree of each tenant and sign its checkpoint; all in one transaction.
 
-        The caller holds the tenants' locks. What is wrong with one tenant keeps none of the others: returns the faults.
-        A tree that another session keeps locked, as a node that makes it again, is one, unless it is waited for.
+        The caller holds the tenants' locks. A fault of one tenant does not stop the others: returns the faults. Without
+        ``waits`` a tree that another session keeps locked, such as a node that rebuilds it, is a fault.
         """
         grown: dict[str, GrownTree] = {}
         async with connection.transaction():
@@ -211,13 +211,13 @@ class TreeFollower:
         return faults
 
     async def rebuild(self, connection: Connection, tenant_id: str) -> None:
-        """Make the tenant's stored tree again from its chain; the caller holds the tenant's lock.
+        """Rebuild the tenant's stored tree from its chain; the caller holds the tenant's lock.
 
         Raises:
-            LedgerError: the chain is broken, or is not that of the checkpoint beside the WAL; or another session keeps
-                the tree locked.
+            LedgerError: the chain is broken or differs from the checkpoint beside the WAL; or another session keeps the
+                tree locked.
         """
-        # Committed at once, so that other nodes can pass over it meanwhile.
+        # Committed immediately, so that other nodes can pass over it meanwhile.
         await store.begin_trees(connection, (tenant_id,))
         async with connection.transaction():
             if not await store.lock_trees(connection, (tenant_id,), waits=False):
@@ -225,7 +225,7 @@ class TreeFollower:
             await tree_of_chain(connection, tenant_id, self.checkpoints.load(tenant_id))
 
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
-        """Whether the checkpoint beside the WAL is of that size and by the key that signs now."""
+        """Whether the checkpoint beside the WAL has that size and the signature of the current key."""
         kept = self.checkpoints.load(tenant_id)
         with suppress(SignatureError):
             return (
@@ -236,10 +236,10 @@ class TreeFollower:
         return False
 
     async def keep_followed(self, connection: Connection, notes: Mapping[str, str]) -> dict[str, LedgerError]:
-        """Keep these checkpoints of other nodes beside the WAL, each signed by a key that counts and proved to extend
-        the one that is kept, once what bears this node's name below it is found to be its own.
+        """Store these checkpoints of other nodes beside the WAL. A trusted key signed each, and each was proved to
+        extend the stored one. The covered entries in this node's name must be its own.
 
-        The caller holds the tenants' locks. Returns the faults of those that are not kept.
+        The caller holds the tenants' locks. Returns the faults of the tenants whose checkpoint is not stored.
         """
         faults: dict[str, LedgerError] = {}
         sizes = {name: checkpoint.read(text).size for name, text in notes.items()}
@@ -257,7 +257,7 @@ class TreeFollower:
         return faults
 
     async def _not_had(self, connection: Connection, names: Set[str]) -> dict[str, LedgerError]:
-        """Why each of these could not be locked."""
+        """Why each of these trees could not be locked."""
         there = await store.trees_there(connection, sorted(names)) if names else set()
         return {
             name: StoredTreeLockedError(
@@ -269,7 +269,7 @@ class TreeFollower:
         }
 
     async def _append_turn(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
-        """One tenant's tree, one turn of links longer, with the checkpoint that is due."""
+        """One tenant's tree after one turn of links, with its checkpoint if one is due."""
         name, tree = stored.tenant_id, tenant.tree
         if tree is None or tree.size != stored.tree_size:
             tree = await extended_tree(connection, stored, self.checkpoints.load(name))
@@ -283,11 +283,10 @@ class TreeFollower:
         return GrownTree(name, tree, sign_checkpoint(head, self.keys.log_signer))
 
     async def _check_followed(self, connection: Connection, name: str, tree_size: int) -> None:
-        """What another has put into the stored tree, behind what this node keeps a checkpoint of, bears its name only
-        where that is true.
+        """Check that the entries in this node's name between its stored checkpoint and ``tree_size`` are its own.
 
         Raises:
-            ChainBrokenError: it does not.
+            ChainBrokenError: one is not.
         """
         kept_size = self.checkpoints.size(name)
         seq = kept_size
@@ -301,7 +300,7 @@ class TreeFollower:
     async def _links_to_follow(
         self, connection: Connection, tenant_id: str, tenant: FollowedTenant, tree_size: int
     ) -> list[LinkRow]:
-        """The links behind ``tree_size``: those this node chained, else from Postgres, every row checked."""
+        """The links after ``tree_size``, from memory; else from Postgres, with every row checked."""
         links = tenant.links_from(tree_size + 1, LINKS_PER_TURN)
         if not links:
             prev_link = await store.read_link(connection, tenant_id, tree_size)
@@ -312,14 +311,14 @@ class TreeFollower:
         return links
 
     def _covers(self, note: str | None, tenant_id: str, tree: tiles.TileTree) -> bool:
-        """Whether ``note`` is a checkpoint of just this tree, by whichever node's key."""
+        """Whether ``note`` is a checkpoint of exactly this tree; its signature is not checked."""
         with suppress(LedgerError):
             head = Checkpoint(self.origin(tenant_id), tree.size, tree.root())
             return note is not None and checkpoint.read(note) == head
         return False
 
     def _append(self, tenant: FollowedTenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
-        """Append ``links``; of those that this node chained, the snapshots will need leaf hashes and roots again."""
+        """Append ``links``; keep leaf hashes and roots of those that this node chained, for the snapshots."""
         leaves = merkle.leaf_hashes(list(map(bytes.fromhex, map(_LINK, links))))
         if links and not tenant.links_from(links[0].seq, 1):
             tenant.forget_leaves()
@@ -336,7 +335,7 @@ class TreeFollower:
             at = end
 
     async def _keep(self, names: Sequence[str]) -> None:
-        """Bring the newest checkpoints beside the WAL; each is committed by now."""
+        """Store the newest checkpoints beside the WAL; each is committed by now."""
         unkept = {name: note for name in names if (note := self.memory.tenants[name].unkept) is not None}
         if unkept:
             try:

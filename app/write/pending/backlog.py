@@ -1,13 +1,13 @@
 """Events on their way from the WAL to the chain, in LSN order.
 
-A record enters when it is queued for the WAL and leaves when it is chained, so after a restart the
-backlog is exactly what the WAL holds beyond ``chained_lsn``. Bounded by ``wal.backlog_max_entries``, and in bytes: the
-only bounds on what may be on its way, since all that waits in the queue of the WAL is here too.
+A record enters when it is queued for the WAL and leaves when it is chained. So after a restart the backlog is exactly
+the WAL beyond ``chained_lsn``. It is bounded by ``wal.backlog_max_entries`` and in bytes. There is no other bound, as
+all records in the queue of the WAL are here, too.
 
-One tenant may fill it up to there, and no further: beyond that there is room for tenants of which little waits.
+One tenant may fill it up to these limits. Beyond them a reserve is left for tenants with few waiting events.
 
     entries of all    <= entries_max + kept_entries        bytes of all    <= bytes_max + kept_bytes
-    what is added beyond entries_max or bytes_max is of tenants of which <= 1/OWN_PARTS of what is kept waits then
+    beyond entries_max or bytes_max a record is added only if then <= 1/OWN_PARTS of the reserve waits of its tenant
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ledger.positions import Epoch, Lsn
 BYTES_MAX_MIN = 256 << 20
 """Bytes that any backlog may hold."""
 BYTES_MAX_PER_ENTRY = 1024
-"""The limit in bytes for each entry that it may hold, if that is more."""
+"""Limit in bytes for each entry of the limit, if that gives more."""
 BYTES_AROUND_PAYLOAD = 640
-"""Most that a record takes beside its payload: header, tenant, job, key, digest."""
+"""Most bytes of a record besides its payload: header, tenant, job, key, digest."""
 
 
 KEPT_PARTS = 4
@@ -42,16 +42,16 @@ OWN_PARTS = 4
 
 
 def record_bytes_of(records: int, payload_bytes: int) -> int:
-    """Most bytes that so many records with so many bytes of payload together take."""
+    """Most bytes that ``records`` with ``payload_bytes`` in total take."""
     return payload_bytes + records * BYTES_AROUND_PAYLOAD
 
 
 class Pending(msgspec.Struct, eq=False):
     """One event between WAL and chain. ``outcome`` resolves once it is chained, never before.
 
-    ``answered_early`` says that the event may have been acknowledged before it is chained: then something of it must
-    be. ``refusal`` is why another entry stands in its place, or none; it is known once the event is chained.
-    ``proposal`` is what the payload proposes, where that was read already.
+    ``answered_early`` tells that the event may be acknowledged before it is chained: then an entry MUST record it.
+    ``refusal`` is why another entry, or none, took its place; it is known once the event is chained. ``proposal`` is
+    the parsed payload, if it was parsed already.
     """
 
     lsn: Lsn
@@ -69,7 +69,7 @@ class Pending(msgspec.Struct, eq=False):
 
 
 def pending_of(lsn: Lsn, epoch: Epoch, hlc: Hlc, record_type: int, event: EventRecord) -> Pending:
-    """What a record of the WAL holds, for whom nobody waits."""
+    """The event of a WAL record, for which no caller waits."""
     return Pending(
         lsn,
         epoch,
@@ -111,18 +111,18 @@ class Backlog:
         return entries + sum(map(len, self._deferred.values())) if self._deferred else entries
 
     def is_due(self, entries: int, size_bytes: int) -> bool:
-        """Whether it holds so many entries or bytes, or is half full."""
+        """Whether the queue holds ``entries`` or ``size_bytes``, or is half full."""
         return len(self._queue) >= min(entries, self.entries_max / 2) or self._bytes >= min(
             size_bytes, self.bytes_max / 2
         )
 
     def check(self, entries: int, record_bytes: int = 0, tenants: Iterable[str] = ()) -> None:
-        """Return when ``entries`` more, of ``record_bytes`` together, fit now beside what room is kept for. ``tenants``
-        are whose they are.
+        """Return if ``entries`` more of these ``tenants``, of ``record_bytes`` in total, fit now, besides the reserved
+        room.
 
         Raises:
-            RequestTooLargeError: they never do.
-            WalFullError: they do not.
+            RequestTooLargeError: they never fit.
+            WalFullError: they do not fit now.
         """
         if self._fits(entries, record_bytes, self.entries_max, self.bytes_max) or (
             self._has_little(tenants, entries, record_bytes)
@@ -156,7 +156,7 @@ class Backlog:
         )
 
     def _has_little(self, tenants: Iterable[str], entries: int, record_bytes: int) -> bool:
-        """Whether, with so much more, no tenant of these has more than its part of what is kept for such."""
+        """Whether none of these tenants would then exceed its part of the reserve."""
         held = [self._of_tenants.get(tenant_id, (0, 0)) for tenant_id in tenants]
         return bool(held) and all(
             OWN_PARTS * (own_entries + entries) <= self.kept_entries
@@ -165,17 +165,17 @@ class Backlog:
         )
 
     def reserve(self, entries: int, record_bytes: int = 0, tenants: Iterable[str] = ()) -> None:
-        """Keep room for ``entries`` more, of ``record_bytes`` together, so that a request is taken whole or not at all.
+        """Reserve room for ``entries`` more, of ``record_bytes`` in total, so that a request is taken as a whole.
 
         Raises:
-            RequestTooLargeError, WalFullError: as ``check``; nothing was kept.
+            RequestTooLargeError, WalFullError: as ``check``; nothing was reserved.
         """
         self.check(entries, record_bytes, tenants)
         self._reserved += entries
         self._reserved_bytes += record_bytes
 
     def release(self, entries: int, record_bytes: int = 0) -> None:
-        """Give back room that was reserved."""
+        """Release reserved room."""
         self._reserved -= entries
         self._reserved_bytes -= record_bytes
 
@@ -190,7 +190,7 @@ class Backlog:
             self._bytes += size
 
     def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int) -> list[Pending]:
-        """The first committed events, in LSN order, within both bounds; one if any is left."""
+        """The first committed events, in LSN order, within both bounds; at least one if there is any."""
         return _within(self._queue, entries_max, bytes_max, committed_lsn)
 
     def has_committed(self, committed_lsn: Lsn) -> bool:
@@ -198,12 +198,12 @@ class Backlog:
         return bool(self._queue) and self._queue[0].lsn <= committed_lsn
 
     def peek_deferred(self, tenant_id: str, entries_max: int, bytes_max: int) -> list[Pending]:
-        """The first events of a tenant that were passed over, in LSN order, within both bounds; one if any is left."""
+        """The first deferred events of a tenant, in LSN order, within both bounds; at least one if there is any."""
         return _within(self._deferred.get(tenant_id, ()), entries_max, bytes_max)
 
     def drop(self, batch: Sequence[Pending], keep: Collection[str]) -> None:
-        """Forget these events, the first of the queue or of those passed over of one tenant: they are chained. Events
-        of tenants in ``keep`` were passed over, and stay."""
+        """Remove these chained events, the first of the queue or of one tenant's deferred events. Events of tenants in
+        ``keep`` were passed over and become deferred."""
         tenant_id = batch[0].tenant_id
         deferred = self._deferred.get(tenant_id, _NO_EVENTS)
         is_deferred = bool(deferred) and deferred[0] is batch[0]
@@ -237,7 +237,7 @@ def payload_bytes_of(events: Iterable[Pending]) -> int:
 
 
 def _by_tenant(events: Sequence[Pending]) -> dict[str, tuple[int, int]]:
-    """How many events of each tenant there are, and the bytes of their payloads."""
+    """Number of events and payload bytes of each tenant."""
     found: dict[str, tuple[int, int]] = {}
     for pending in events:
         tenant_id = pending.tenant_id

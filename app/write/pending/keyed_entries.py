@@ -1,17 +1,17 @@
-"""What the chains prove of keyed requests: an entry says with which Idempotency-Key its event came (``ledger.keyed``).
+"""Checks rows of the idempotency table against chained entries, which record their Idempotency-Key (``ledger.keyed``).
 
-The table of keys is not part of the chain, so its rows prove nothing. A changed or copied row would have a request
-answered with another event. So the entry that a row names is compared with the request: its key, and the event itself.
-Where private fields were encrypted, only type and job of the event can be compared.
+The table is not part of the chain, so its rows prove nothing. A changed or copied row would answer a request with
+another event. So the entry that a row names is compared with the request: its key and its event. If private fields were
+encrypted, only type and job of the event can be compared.
 
-A row that was removed would have its request recorded a second time. So a request without a row is looked for among the
-keyed entries that the node remembers, before it is taken for a new one::
+A removed row would let its request be recorded twice. So a request without a row is searched among the keyed entries in
+memory before it is taken as new::
 
     newest KEYED_MAX keyed entries that this node followed since its start, of all tenants
     and those among the last ENTRIES_READ of a tenant, or ENTRIES_READ_BYTES, read with its first keyed request
 
-Keys are kept ``RETENTION_DAYS`` by the clock of PostgreSQL, and a restore brings entries back without them. So an entry
-proves nothing about its row where it is about as old, is of the future, or was followed long after it was written.
+Rows are kept ``RETENTION_DAYS`` by the clock of PostgreSQL, and a restore brings entries back without them. So an entry
+is no evidence for a missing row if it is about that old, in the future, or was followed long after it was written.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from ledger.hlc import Hlc
 KEYED_MAX: Final = 50_000
 """Keyed entries that are remembered, some 200 bytes each; the oldest is evicted first."""
 TENANTS_MAX: Final = 10_000
-"""Tenants whose last entries need not be read again; the oldest is evicted first."""
+"""Tenants whose last entries were read; the oldest is evicted first."""
 KEPT_MS: Final = (RETENTION_DAYS - 1) * 86_400_000
-"""How old an entry is at most whose row must be there: clocks of nodes and of PostgreSQL may differ by a day."""
+"""Greatest age of an entry whose row must exist: clocks of nodes and of PostgreSQL may differ by a day."""
 AHEAD_MS: Final = 60_000
 """How far the clock of the node that wrote an entry may be ahead of this one's."""
 FOLLOWED_WITHIN_MS: Final = 3_600_000
-"""How old an entry is at most when it is followed: older ones may have been restored."""
+"""Greatest age of an entry when it is followed: older ones may have been restored."""
 
 _MARK: Final = f'"{keyed.MEMBER}":"'
 _UNREADABLE: Final = (LedgerError, ValueError, TypeError, KeyError, AttributeError)
-"""What an entry raises that somebody edited."""
+"""Errors that an edited entry may raise."""
 assert ENTRIES_READ <= KEYED_MAX
 
 Load = Callable[[str], Awaitable[Sequence[KeyedEntry]]]
@@ -62,21 +62,20 @@ class _Place(NamedTuple):
 
 
 class KeyedEntries:
-    """The keyed entries that one node knows; belongs to its event loop."""
+    """The keyed entries in memory of one node; belongs to its event loop."""
 
     def __init__(self, load: Load, now_ms: Callable[[], int]) -> None:
-        """``load`` reads the keyed ones among the last entries of a tenant."""
+        """``load`` reads the keyed entries among the last ones of a tenant."""
         self._load = load
         self._now_ms = now_ms
         self._places: OrderedDict[str, _Place] = OrderedDict()
-        """By key digest, which says the tenant too."""
+        """By key digest, which covers the tenant too."""
         self._loaded: OrderedDict[str, None] = OrderedDict()
         self._loading = asyncio.Lock()
-        """Held by the one request that reads entries: others wait for what it finds."""
+        """Held by the request that reads entries; other requests wait for its result."""
 
     async def seq_of(self, tenant_id: str, digests: Iterable[str]) -> int | None:
-        """Seq of the entry of the tenant that says one of these key digests; None where none is known whose row must be
-        in the table."""
+        """Seq of the tenant's entry with one of these key digests; None if no known entry must have a row."""
         if tenant_id not in self._loaded:
             async with self._loading:
                 await self._load_once(tenant_id)
@@ -95,7 +94,7 @@ class KeyedEntries:
             self._loaded.popitem(last=False)
 
     def followed(self, entries: Mapping[str, Sequence[FollowedEntry]]) -> None:
-        """Take what was followed of each tenant. An imported entry came with a key of another ledger."""
+        """Take the followed entries of each tenant. Imported entries are skipped: their keys are of another ledger."""
         oldest_ms = self._now_ms() - FOLLOWED_WITHIN_MS
         for of_tenant in entries.values():
             for entry in of_tenant:
@@ -111,7 +110,7 @@ class KeyedEntries:
 
 
 def _digest_in(payload: object) -> str | None:
-    """What the payload of an entry says of its key; None where it says nothing."""
+    """The key digest in the payload of an entry; None if it has none."""
     if not isinstance(payload, str) or _MARK not in payload:
         return None
     try:
@@ -121,11 +120,11 @@ def _digest_in(payload: object) -> str | None:
 
 
 def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
-    """Return when the entry of ``line`` is the event of ``draft``.
+    """Return if the entry of ``line`` is the event of ``draft``.
 
     Raises:
-        ProblemError: it may be, but does not say with which key it came.
-        KeyRowError: it is another, or the row says what no row of this service can.
+        ProblemError: it may be, but records no key.
+        KeyRowError: it is another event, or the row holds a value that this service never writes.
     """
     event = None
     with suppress(*_UNREADABLE):
@@ -143,10 +142,10 @@ def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
 
 
 async def check_lines(chained: Sequence[ChainedLine], drafts: EventLines | Sequence[Draft], key: RequestKey) -> None:
-    """Return when the entry of each line is the event of its draft.
+    """Return if the entry of each line is the event of its draft.
 
     Raises:
-        KeyRowError: names the first that is not, or that the request does not have.
+        KeyRowError: names the first line that is not, or that the request does not have.
     """
     turn = Turn()
     for line in chained:
@@ -159,12 +158,12 @@ async def check_lines(chained: Sequence[ChainedLine], drafts: EventLines | Seque
 
 
 def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pending]) -> bool:
-    """Whether the entry that a row of the request ``key`` names came with it, so that it may decide about the records
+    """Whether the entry that a row of the request ``key`` names belongs to it, and so decides about the records
     ``of_request``, by line.
 
-    An entry says its key. One from before entries did counts where it is the very fact of its line, or where the
-    records say no key either: they come from the same WAL, which nobody edits. The entry at the HLC of a record is that
-    record, or somebody put it there.
+    An entry records its key. An entry older than this rule is accepted if it equals the event of its line, or if the
+    records have no key either: they come from the same WAL, which is trusted. An entry at the HLC of a record must
+    equal that record, else it is forged.
     """
     pending = of_request.get(line.line)
     try:
@@ -175,7 +174,7 @@ def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pendi
             return event == (pending.job_id, ACTIONS[pending.record_type], pending.payload.decode())
         facts, (tenant_id, route, name) = orjson.loads(event.payload), key
         if route == LEDGER_ROUTE:
-            # What the ledger writes about itself has its key from its subject and its facts.
+            # An entry of the ledger about itself has the key of its subject and its facts.
             del facts["type"]
             digest_of_facts = sha256(canonical.encode(facts)).digest()
             return (name, line.body_digest) == (f"{event.action}:{event.job_id}", digest_of_facts)
@@ -190,7 +189,7 @@ def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pendi
 
 
 def _is_same_fact(event: keyed.KeptEvent, hlc: Hlc, pending: Pending) -> bool:
-    """Whether an entry that says no key says what ``pending`` does, beside its key."""
+    """Whether an entry without a key equals ``pending`` except for the key."""
     facts = orjson.loads(pending.payload)
     facts.pop(keyed.MEMBER, None)
     is_job = event.job_id == pending.job_id or (
@@ -200,16 +199,16 @@ def _is_same_fact(event: keyed.KeptEvent, hlc: Hlc, pending: Pending) -> bool:
 
 
 def _is_made_at(job_id: str, hlc: Hlc) -> bool:
-    """Whether the id is one that a node made for a job that was created at ``hlc``."""
+    """Whether a node made the id for a job created at ``hlc``."""
     return job_id.endswith(f"-{hlc.logical:05d}") and f"-{hlc.physical_ms}-" in job_id
 
 
 def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
-    """``line`` with the body that its entry came with, which the row may say falsely. One whose entry says no key, from
-    before entries did, is taken as it is.
+    """``line`` with the body digest of its entry, as that of the row may be false. If an old entry has no key, the line
+    is returned unchanged.
 
     Raises:
-        KeyRowError: the entry came with another key.
+        KeyRowError: the entry has another key.
     """
     said = _said_by(line)
     if said is None:
@@ -222,7 +221,7 @@ def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
 
 
 def are_rows_whole(tenant_id: str, named: Iterable[NamedEntry], now_ms: int) -> bool:
-    """Whether each row names the entry that came with it, and each entry whose row must be in the table has one."""
+    """Whether each row names its own entry, and each entry that must have a row has one."""
     for each in named:
         said = _said_by(each)
         if each.key is not None and said != keyed.key_digest(tenant_id, each.key):
@@ -233,7 +232,7 @@ def are_rows_whole(tenant_id: str, named: Iterable[NamedEntry], now_ms: int) -> 
 
 
 def _said_by(entry: ChainedLine | NamedEntry) -> str | None:
-    """What an entry says of its key; None where it says nothing, or is none."""
+    """The key digest of an entry; None if it has none or is unreadable."""
     try:
         event = keyed.kept_event(entry.job_id, entry.action, entry.payload)
         return None if event is None else keyed.digest_in(orjson.loads(event.payload))
@@ -242,25 +241,24 @@ def _said_by(entry: ChainedLine | NamedEntry) -> str | None:
 
 
 def key_digest_of(tenant_id: str, key: RequestKey, line: int, body_digest: bytes) -> str:
-    """What the event of this line says of its key."""
+    """The key digest that the event of this line records."""
     return keyed.key_digest(tenant_id, IdempotencyKey(key.route, key.key, line, body_digest))
 
 
 def row_gone(tenant_id: str, key: RequestKey, seq: int) -> KeyRowError:
-    """The error when the chain holds the event of a new request's line, and the table has no row of it."""
+    """The error when the chain holds the event of a line, but the table has no row for it."""
     return key_row_error(
         tenant_id, key.key, seq, f"that the entry at seq {seq} came with is gone", "; nothing was stored now"
     )
 
 
 def gone(tenant_id: str, key: RequestKey) -> KeyRowError:
-    """The error when lines that were chained are not in the table any more."""
+    """The error when chained lines are no longer in the table."""
     return key_row_error(tenant_id, key.key, 0, "is gone")
 
 
 def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEvent | None:
-    """The event of the entry of ``line`` where it is what ``draft`` asks for and came with ``key``, or does not say
-    with which key it came."""
+    """The event of the entry of ``line``, if it matches ``draft`` and records ``key`` or no key."""
     event = keyed.kept_event(line.job_id, line.action, line.payload)
     if event is None or line.epoch <= 0 or line.lsn <= 0 or line.tenant_id != draft.tenant_id:
         return None
@@ -276,7 +274,7 @@ def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEve
     if draft.seal is not None or line.body_digest != key.body_digest:
         return event if facts["type"] == draft.event.name else None
     asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields, **said}
-    # Whoever may write for the tenant may repeat the request; the event stays that of who sent it first.
+    # Any client that may write for the tenant may repeat the request; the event keeps its first actor.
     asked.pop(ACTOR, None)
     asked |= {ACTOR: facts[ACTOR]} if ACTOR in facts else {}
     return event if canonical.encode(asked).decode() == event.payload else None

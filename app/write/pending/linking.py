@@ -69,7 +69,7 @@ log = structlog.get_logger()
 
 
 class FirstUseOfKey(NamedTuple):
-    """The event that a line of a keyed request has in the chain; its HLC finds it there."""
+    """The chained event of a line of a keyed request; its HLC identifies it."""
 
     body_digest: bytes
     t_hlc: str
@@ -77,11 +77,11 @@ class FirstUseOfKey(NamedTuple):
 
 
 ChainedKeys = dict[RequestName, dict[int, FirstUseOfKey]]
-"""By chained line, what each keyed request has in the chain."""
+"""The chained lines of each keyed request, by line."""
 
 
 class DuplicateLineError(LedgerError):
-    """The keyed line is chained already, by this node or another; nothing of its kind was added."""
+    """The keyed line is chained already, by this node or another; no entry was added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +91,17 @@ class ChainView:
     heads: Mapping[str, ChainHead]
     """The head of every tenant of the batch that takes entries."""
     keys: Mapping[RequestName, Mapping[int, FirstUseOfKey]] = field(default_factory=dict)
-    """What its keyed requests have in the chain."""
+    """The chained lines of its keyed requests."""
     entries: Mapping[str, Chained] = field(default_factory=dict)
-    """By tenant and HLC, the entries that have the HLC of an event, where some may be in the chain already."""
+    """By tenant and HLC, the entries with the HLC of an event, if events may be in the chain already."""
     commitments: Mapping[str, Commitments] = field(default_factory=dict)
     """Of each tenant with proposals or changes of capacity in the batch; ``decide`` updates them in place."""
     unrecorded: Collection[str] = ()
     """Tenants whose beginning ``_system`` does not record yet."""
     refused_sqlstate: str | None = None
-    """When given, the batch is one event that PostgreSQL refused with this code."""
+    """If given, the batch is one event that PostgreSQL refused with this code."""
     deferred: Callable[[Pending], HeldBackError | None] = lambda _: None
-    """Makes the outcome of events whose tenant has no head in ``heads``; None where that is open."""
+    """Returns the outcome of an event whose tenant has no head in ``heads``; None if it is still open."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class LinkedBatch(AppendedEntries):
     has_existing: bool = False
     """Whether an event of the batch, or another with its HLC, was in the chain already."""
     refused_jobs: list[tuple[str, str]] = field(default_factory=list)
-    """(tenant, job) of each event in whose place a REFUSED entry stands."""
+    """(tenant, job) of each event that a REFUSED entry replaced."""
     conflicts: list[tuple[str, str, int]] = field(default_factory=list)
     """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
     commitments: Mapping[str, Commitments] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class NotAppended:
 
     outcome: ChainPosition | LedgerError | None = None
     seq: int | None = None
-    """Of the entry that is in the chain already."""
+    """Seq of the entry that is in the chain already."""
     is_keyed: bool = False
     """Whether a row of the idempotency table names the entry."""
 
@@ -179,7 +179,7 @@ class Appended:
     action: str
     payload: bytes
     error: LedgerError | None = None
-    """What the caller is answered instead of a place in the chain."""
+    """The caller's answer in place of a chain position."""
     is_keyed: bool = True
     """Whether a row of the idempotency table names the entry."""
 
@@ -210,7 +210,7 @@ class _KeyConflict(NamedTuple):
     winner: FirstUseOfKey
 
     def why(self, key: str) -> dict[str, object]:
-        """What the REFUSED entry in its place says."""
+        """The reason that the REFUSED entry records."""
         return {
             "reason": jobs.KEY_REPLAYED if isinstance(self.error, DuplicateLineError) else jobs.KEY_REUSED,
             "idempotency_key": key,
@@ -220,11 +220,11 @@ class _KeyConflict(NamedTuple):
 
 @dataclass(slots=True)
 class _Decider:
-    """Decides about the events of one batch, in their order."""
+    """Decides about the events of one batch, in order."""
 
     view: ChainView
     keys: ChainedKeys = field(default_factory=dict)
-    """The keyed lines that are decided to be chained, of the batch itself."""
+    """Keyed lines of the batch that will be chained."""
     appended: Counter[str] = field(default_factory=Counter)
     """Entries that are added to each chain."""
     events: dict[str, ExistingEvents] = field(init=False)
@@ -234,13 +234,13 @@ class _Decider:
         self.events = {tenant_id: events_by_hlc(chained) for tenant_id, chained in self.view.entries.items()}
 
     def decide(self, pending: Pending) -> Decision:
-        """What ``pending`` becomes: refusals first, then what is in the chain already, then what is new."""
+        """The decision about ``pending``: refusals first, then existing events, then new ones."""
         if pending.tenant_id not in self.view.heads:
             return Deferred(self.view.deferred(pending))
         if (begun := tenant_begun_by(pending)) is not None and begun not in self.view.unrecorded:
             return Duplicate(DuplicateLineError("the tenant exists already"))
         lost = self._lost(pending)
-        # An event that may have been acknowledged is recorded, though it lost.
+        # An event that may have been acknowledged is recorded even if it lost.
         if lost is not None and (not pending.answered_early or lost.winner.t_hlc == pending.hlc.text()):
             return Duplicate(lost.error) if isinstance(lost.error, DuplicateLineError) else KeyReused(lost.error)
         existing, kept_digest = self._find(pending)
@@ -251,7 +251,7 @@ class _Decider:
         return decision
 
     def _lost(self, pending: Pending) -> _KeyConflict | None:
-        """The event of its key that it lost to: the first one chained wins."""
+        """The conflict if another event of its key was chained first: that one wins."""
         key = pending.idempotency
         if key is None:
             return None
@@ -271,8 +271,7 @@ class _Decider:
         return None
 
     def _find(self, pending: Pending) -> tuple[ChainedEntry | None, str | None]:
-        """The entry that the event is in the chain already; else, where another event has its HLC, the payload digest
-        of that one."""
+        """The existing entry of the event; else the payload digest of another event with its HLC, if there is one."""
         chained = self.view.entries.get(pending.tenant_id)
         if not chained:
             return None, None
@@ -293,7 +292,7 @@ class _Decider:
         return Existing(_not_judged(entry.seq, pending.hlc) if is_proposed else place, entry.seq)
 
     def _appended(self, pending: Pending, lost: _KeyConflict | None, kept_digest: str | None) -> Decision:
-        """The entry that is added, beside the one of ``kept_digest`` where that has its HLC."""
+        """The entry to add. ``kept_digest`` is that of another event with its HLC, if there is one."""
         hlc = pending.hlc if kept_digest is None else conflict_hlc(event_of(pending))
         seq = self.view.heads[pending.tenant_id].seq + self.appended[pending.tenant_id] + 1
         refused = SystemAction.REFUSED.value
@@ -368,7 +367,7 @@ def apply(
 
 
 def link(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) -> LinkedBatch:
-    """``batch`` linked onto the heads of ``view``; nothing is decided one by one where each event is plain."""
+    """``batch`` linked onto the heads of ``view``; a batch of plain events takes a fast path."""
     is_usual = view.refused_sqlstate is None and not view.entries
     if is_usual and (plain := _link_plain(batch, view, linkers)) is not None:
         return plain
@@ -400,11 +399,11 @@ def _link_plain(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Li
     return linked
 
 
-# --- entries and errors that stand in for an event --------------------------------------------------------------------
+# --- entries and errors in place of an event --------------------------------------------------------------------------
 
 
 def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
-    """Payload of the REFUSED entry that stands in for an event, with all of its bytes."""
+    """Payload of the REFUSED entry in place of an event, with all of its bytes."""
     return canonical.encode(
         {
             "type": REFUSED_TYPE,
@@ -417,7 +416,7 @@ def refused_payload(pending: Pending, why: Mapping[str, object]) -> bytes:
 
 
 def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: Epoch, lsn: Lsn) -> EventRefusedError:
-    """What the caller is told of an event that the REFUSED entry at ``seq`` stands in for."""
+    """The caller's error for an event that the REFUSED entry at ``seq`` replaced."""
     return EventRefusedError(
         f"PostgreSQL refused the event with SQLSTATE {sqlstate}; a REFUSED entry at seq {seq} keeps its bytes. "
         "Mend what refuses it, then send the event again under a new Idempotency-Key",
@@ -429,14 +428,14 @@ def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: Epoch, lsn: Lsn
 
 
 def is_refused_in(pending: Pending, existing: Event | None) -> bool:
-    """Whether what stands at the event's HLC is the REFUSED entry that keeps it."""
+    """Whether ``existing``, at the event's HLC, is the REFUSED entry that keeps it."""
     if existing is None or existing.action != SystemAction.REFUSED:
         return False
     return existing.job_id in (pending.job_id, refused_job_id(pending.job_id))
 
 
 def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConflictError:
-    """What the proposer is told of the rejection that the entry at ``index`` records."""
+    """The proposer's error for the rejection that the entry at ``index`` records."""
     free = None if rejection.free is None else msgspec.to_builtins(rejection.free)
     return CommitmentConflictError(
         rejection.detail,
@@ -450,7 +449,7 @@ def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConfl
 
 
 def _not_judged(index: int, hlc: Hlc) -> CommitmentConflictError:
-    """What becomes of a proposal that came into the chain by an import before this node could chain it."""
+    """The error for a proposal that an import chained before this node could."""
     says = (
         f"the proposal came into the chain at seq {index} by an import, as history, and was not judged; propose again"
     )

@@ -1,24 +1,24 @@
-"""Tenants whose chain this node cannot extend, and the events of theirs that wait in its WAL until it can.
+"""Tenants whose chain this node cannot extend, and their events that wait in its WAL until it can.
 
-A tenant that waits for a lock, or until its commitments are read, is not damaged. Its records wait in memory, in their
-order, and this process chains them once the wait ends. The file lists only where they begin, as ``from_lsn``: a start
-looks up every record of the tenant from there on.
+A tenant that waits for a lock, or until its commitments are read, is not damaged. Its records wait in memory, in order,
+and this process chains them once the wait ends. The file lists only the first of them, as ``from_lsn``: a start looks
+up every record of the tenant from there on.
 
-A damaged tenant must stop neither the node nor any other tenant. Its records are passed over when the rest of the
-log is chained, and listed in ``<wal folder>/held.json``, replaced by temp file, fsync, rename and directory fsync::
+A damaged tenant MUST NOT stop the node or another tenant. Its records are passed over when the rest of the log is
+chained, and listed in ``<wal folder>/held.json``, replaced by temp file, fsync, rename and directory fsync::
 
     {"version": 2, "tenants": {"acme": {"reason": "…", "seen": [41, "64 hex digits"], "lsns": [17, 18, 23]},
                                "beta": {"reason": "…", "seen": null, "lsns": [], "from_lsn": 20}}}
 
-``seen`` is the end of the chain as this node last saw it whole, null when it never did.
+``seen`` is the last sound head of the chain that this node saw, null if there was none.
 
 Invariants::
 
     a record at or below chained_lsn is chained, or its LSN is in the file, or at or above its tenant's from_lsn
     a record whose LSN is in the file is in the WAL
 
-So the file is written before ``chained_lsn`` passes a record, and no segment is removed that holds one of them. A
-crash may leave records in the file that are chained: before one is chained again it is looked up by its HLC.
+So the file is written before ``chained_lsn`` passes a record, and no segment with a listed record is removed. A crash
+may leave chained records in the file: each record is looked up by its HLC before it is chained.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class TenantDamage:
-    """Why a tenant was quarantined, the end of its chain as last seen whole, and which records wait."""
+    """Why a tenant was quarantined, the last sound head of its chain, and the waiting records."""
 
     reason: str
     seen: tuple[int, str] | None
     lsns: set[_Lsn] = field(default_factory=set)
     from_lsn: _Lsn | None = None
-    """Where the records begin that wait for a lock, None when none does."""
+    """LSN of the first record that waits for a lock, None if none does."""
 
 
 class _File(msgspec.Struct):
@@ -66,7 +66,7 @@ class _File(msgspec.Struct):
 
 
 def load(wal_folder: Path) -> dict[str, TenantDamage]:
-    """What the file lists, by tenant.
+    """The damages in the file, by tenant.
 
     Raises:
         StartRefusedError: it cannot be read.
@@ -83,10 +83,10 @@ def load(wal_folder: Path) -> dict[str, TenantDamage]:
 
 
 def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
-    """List these and no others; durable when this returns. Blocks on the disk.
+    """Replace the file with these damages; durable on return. Blocks on the disk.
 
     Raises:
-        OSError: the old file is still whole.
+        OSError: the write failed; the old file is intact.
     """
     path = wal_folder / NAME
     if damages:
@@ -106,10 +106,10 @@ class Quarantine:
         listed: dict[str, TenantDamage],
         waiting: dict[str, str] | None = None,
     ) -> None:
-        """``damaged`` gives the reason of each tenant that is quarantined, ``waiting`` that of each that has to wait.
-        Both are kept up to date for others to read.
+        """``damaged`` gives the reason of each quarantined tenant, ``waiting`` that of each waiting tenant. This object
+        updates both for others to read.
 
-        ``listed`` is what the file holds: those, and others whose records are tried again.
+        ``listed`` is the content of the file: these tenants, and others whose records are retried.
         """
         self.waiting = {} if waiting is None else waiting
         self._ends_of_wait: dict[str, asyncio.Event] = {}
@@ -125,7 +125,7 @@ class Quarantine:
         return bool(self._damaged or self.waiting)
 
     def check(self, tenant_id: str) -> None:
-        """Return when the tenant's chain takes entries.
+        """Return if the tenant's chain takes entries.
 
         Raises:
             QuarantinedError: it is quarantined.
@@ -135,10 +135,10 @@ class Quarantine:
             raise QuarantinedError(tenant_id, reason)
 
     def check_chained(self, entered: Iterable[Pending]) -> None:
-        """Return when none of these records, all at or below ``chained_lsn``, was passed over.
+        """Return if none of these records, all at or below ``chained_lsn``, was passed over.
 
         Raises:
-            HeldBackError: names the first that was.
+            HeldBackError: names the first record that was.
         """
         if not self._listed:
             return
@@ -156,16 +156,16 @@ class Quarantine:
         )
 
     def outcome_of(self, pending: Pending) -> HeldBackError | None:
-        """The outcome of a record that is passed over, None when that is open: its tenant waits."""
+        """The outcome of a record that is passed over, None if its tenant only waits."""
         return None if pending.tenant_id in self.waiting else self.held_back(pending)
 
     def keeps_from(self) -> Lsn | None:
-        """Lowest LSN that is listed, which the WAL must keep; None when there is none."""
+        """Lowest listed LSN, which the WAL must keep; None if there is none."""
         kept = [lsn for damage in self._listed.values() for lsn in (damage.from_lsn, *damage.lsns) if lsn is not None]
         return min(kept, default=None)
 
     def begin_wait(self, tenant_id: str, reason: str, backlog: Iterable[Pending]) -> None:
-        """The tenant has to wait: its records in ``backlog``, and those that follow, are passed over."""
+        """Start a wait of the tenant: its records in ``backlog``, and later ones, are passed over."""
         log.warning("tenant_waits", tenant_id=tenant_id, reason=reason)
         self.waiting[tenant_id] = reason
         self._ends_of_wait.setdefault(tenant_id, asyncio.Event())
@@ -176,7 +176,7 @@ class Quarantine:
             self._is_stored = False
 
     async def end_wait(self, tenant_id: str) -> None:
-        """All records of the tenant that waited are chained."""
+        """End the wait of the tenant: all its waiting records are chained."""
         log.info("tenant_chained_again", tenant_id=tenant_id)
         self._ends_of_wait.pop(tenant_id).set()
         self._listed[tenant_id].from_lsn = None
@@ -184,7 +184,7 @@ class Quarantine:
         await self.release(())
 
     async def waited(self, tenant_ids: Iterable[str], timeout_s: float) -> bool:
-        """Wait until none of these tenants has to wait; False when that takes longer."""
+        """Return True once none of these tenants waits; False after ``timeout_s``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for event in [self._ends_of_wait[each] for each in tenant_ids if each in self._ends_of_wait]:
@@ -205,10 +205,10 @@ class Quarantine:
         self._is_stored = False
 
     async def hold(self, batch: Sequence[Pending]) -> None:
-        """Have every record of ``batch`` that is passed over listed on the disk.
+        """List every record of ``batch`` that is passed over on the disk.
 
         Raises:
-            OSError: it is not; ``chained_lsn`` MUST NOT pass them.
+            OSError: the write failed; ``chained_lsn`` MUST NOT pass these records.
         """
         for pending in batch if self._damaged else ():
             if pending.tenant_id in self._damaged:
@@ -219,7 +219,7 @@ class Quarantine:
             await self._store()
 
     async def release(self, batch: Sequence[Pending]) -> None:
-        """The records of ``batch`` are chained, but for those of tenants that are quarantined: list them no more."""
+        """Remove the chained records of ``batch`` from the list; records of quarantined tenants stay."""
         if not self._listed:
             return
         for pending in batch:
@@ -234,11 +234,11 @@ class Quarantine:
             try:
                 await self._store()
             except OSError as error:
-                # What is listed too long is found chained by the next start.
+                # The next start finds that these records are chained.
                 log.warning("held_records_not_stored", error=str(error))
 
     async def _store(self) -> None:
-        # What is listed from now on, while this is written, is not in the file yet.
+        # Records listed from now on, during the write, are not in the file yet.
         self._is_stored = True
         try:
             await asyncio.to_thread(store, self._folder, self._listed)

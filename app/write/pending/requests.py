@@ -1,9 +1,9 @@
-"""What goes into the write path and what comes out of it: events, keys and receipts of requests.
+"""Input and output of the write path: events, keys and receipts of requests.
 
-The events of a request of several lines are kept in columns from the request to the WAL (``EventLines``). A line like
-most is never an object: ``ledger._native.event_lines`` reads, checks and writes it in canonical form in one pass. Any
-other is a ``Draft``, and in the columns too; so is a line whose private fields are sealed. A caller that needs a draft
-of a line that was read gets one, made then.
+The events of a request of several lines stay in columns from the request to the WAL (``EventLines``). Most lines never
+become objects: ``ledger._native.event_lines`` reads, checks and encodes them in canonical form in one pass. Every other
+line, and every line with sealed private fields, is a ``Draft`` and in the columns too. A ``Draft`` of a line that was
+read is made on demand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ledger.private_fields import PRIVATE_MARK, Path
 from signing.private_keys import DataKey
 
 LEDGER_ROUTE = 255
-"""Stands, in keyed records, where other requests have their route: what the ledger writes once about itself."""
+"""The route in keyed records of entries that the ledger writes once about itself."""
 
 
 class FieldSeal(NamedTuple):
@@ -34,7 +34,7 @@ class FieldSeal(NamedTuple):
     values: Sequence[tuple[Path, bytes]]
 
     def seal(self, fields: dict[str, object], hlc: str) -> dict[str, object]:
-        """``fields`` as they are stored with an event of this HLC; they take the same room with any HLC."""
+        """``fields`` as stored with an event of this HLC; their size is the same for any HLC."""
         for path, plaintext in self.values:
             associated = private_fields.associated_data(self.tenant_id, hlc, self.key.key_id, path)
             sealed = private_fields.to_json(self.key.seal(plaintext, associated))
@@ -47,7 +47,7 @@ class Draft(NamedTuple):
 
     ``fields`` holds the type's own fields as the caller gave them, omitted ones absent.
     ``job_id`` may be None only for JobCreated; the node then makes one.
-    ``subject`` says whose private fields these are; ``seal`` is there when the event has some.
+    ``subject`` owns the private fields; ``seal`` is set if the event has any.
     """
 
     tenant_id: str
@@ -61,13 +61,13 @@ class Draft(NamedTuple):
 
     @property
     def actor(self) -> str | None:
-        """Who sent it, None where nobody is known."""
+        """The sender, None without authentication."""
         actor = self.fields.get(ACTOR)
         return None if actor is None else str(actor)
 
 
 def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None, actor: str | None) -> Draft:
-    """The event that a checked body ``given`` of ``actor`` describes; ``given`` is used up."""
+    """The event of a checked body ``given`` from ``actor``; ``given`` is consumed."""
     if actor is not None:
         given[ACTOR] = actor
     if event is None:
@@ -85,9 +85,9 @@ def draft_of(given: dict[str, Any], event: EventType | None, job_id: str | None,
 
 
 class RequestKey(NamedTuple):
-    """An ``Idempotency-Key`` on one route; ``body_digest`` tells the same request from another.
+    """An ``Idempotency-Key`` on one route; ``body_digest`` distinguishes a repeated request from another one.
 
-    ``other_digest`` is how the same request was told apart while the tenant's private fields were others.
+    ``other_digest`` is the body digest of the same request under another declaration of private fields.
     """
 
     route: int
@@ -97,14 +97,14 @@ class RequestKey(NamedTuple):
 
 
 RequestName = tuple[str, int, str]
-"""(tenant, route, key): what a keyed request is known by; one with lines of several tenants has several names."""
+"""(tenant, route, key) of a keyed request; a request with lines of several tenants has several names."""
 
 
 class Receipt(NamedTuple):
     """The outcome of one submitted event.
 
-    ``achieved`` is a level that has been reached when this exists; ``chain`` is None when the answer
-    was given before chaining. For one keyed request every field but ``replayed`` is the same each time.
+    ``achieved`` is a level that has been reached; ``chain`` is None if the answer was given before chaining. For one
+    keyed request every field except ``replayed`` is the same each time.
     """
 
     job_id: str
@@ -122,7 +122,7 @@ class Receipt(NamedTuple):
 
 
 class BatchReceipt(NamedTuple):
-    """The outcome of one NDJSON request; ``job_ids`` are those of its JobCreated lines, in order."""
+    """The outcome of one NDJSON request; ``job_ids`` are the ids of its JobCreated lines, in order."""
 
     accepted: int
     requested: Durability
@@ -140,7 +140,7 @@ EVENTS_BY_TYPE: Final = {event.record_type: event for event in JOB_EVENTS.values
 CREATED: Final = JOB_EVENTS["JobCreated"].record_type
 
 JobOfLine = tuple[str, str | None]
-"""(tenant, job id); no id of a job that is to be created under one that the node makes."""
+"""(tenant, job id); None for a new job whose id the node makes."""
 ReadLines = tuple[
     Sequence[JobOfLine | None],
     Sequence[int],
@@ -150,24 +150,24 @@ ReadLines = tuple[
     Sequence[int],
     Sequence[str | None],
 ]
-"""What ``native.event_lines`` answers; a line without a job was left to Python."""
+"""The result of ``native.event_lines``; a line without a job is left to Python."""
 
 _FENCE_BEFORE_IT_IS_CHOSEN: Final = 1
-"""What a payload says that was written first; one digit."""
+"""Placeholder fence in a payload that is encoded before the fence is known; one digit."""
 
 
 class EventLines:
-    """Columns in the order of the lines, which count from 0. ``sources`` is what was sent, of lines that are read;
-    ``actor`` sent it, None where nobody is known."""
+    """Columns in line order; lines are numbered from 0. ``sources`` are the bytes of the read lines; ``actor`` is the
+    sender, None without authentication."""
 
     def __init__(self, sources: Sequence[bytes] = (), actor: str | None = None) -> None:
         self.jobs: list[JobOfLine] = []
         self.types: list[int] = []
         """Types of WAL records."""
         self.fences: list[int | None] = []
-        """Fence tokens, where they were given."""
+        """Given fence tokens."""
         self.creations: list[str | None] = []
-        """As ``creation_of``, of creations under an id that others may use too; None of all other lines."""
+        """``creation_of`` each creation with a caller's id; None for all other lines."""
         self.drafts: dict[int, Draft] = {}
         """Lines that are objects, by number."""
         self.tenants: set[str] = set()
@@ -176,22 +176,22 @@ class EventLines:
         self.sources = sources
         self.actor = actor
         self._opening = b"{" if actor is None else b'{"%b":%b,' % (ACTOR.encode(), canonical.encode(actor))
-        """What the payload of a line that was read begins with; it was written without the actor."""
+        """First bytes of the payload of each read line, which is encoded without the actor."""
         self._payloads: list[bytes] = []
         self._fence_at: list[int] = []
         self._key_at: list[int] = []
-        """Where in its payload the fence of a line stands, and where the member of its key would."""
+        """Offset in each payload at which the key's member is inserted; ``_fence_at`` is that of the fence."""
 
     @classmethod
     def of(cls, drafts: Sequence[Draft]) -> EventLines:
-        """Lines that are objects all."""
+        """Lines that are all objects."""
         lines = cls()
         lines.extend(len(drafts), None, dict(enumerate(drafts)))
         return lines
 
     def extend(self, count: int, read: ReadLines | None, drafts: Mapping[int, Draft]) -> None:
-        """Take ``count`` lines more, which count from 0 here. Those that ``read`` does not have, or all without it, are
-        in ``drafts``."""
+        """Add ``count`` lines, numbered from 0 here. Lines that ``read`` does not have, or all without ``read``, are in
+        ``drafts``."""
         first = len(self.jobs)
         blank: Any = [None] * count
         jobs, types, fences, payloads, fence_at, key_at, creations = read or (blank,) * 7
@@ -209,7 +209,7 @@ class EventLines:
         self.level = max([self.level, *levels, *(draft.durability for draft in drafts.values())])
 
     def put(self, number: int, draft: Draft) -> None:
-        """The line is this object from now on."""
+        """Replace the line with this object."""
         self.drafts[number] = draft
         self.jobs[number] = (draft.tenant_id, draft.job_id)
         self.types[number] = draft.event.record_type
@@ -218,11 +218,11 @@ class EventLines:
 
     @property
     def are_plain(self) -> bool:
-        """Whether all lines were read, and none names a fence."""
+        """Whether all lines were read and none has a fence."""
         return not self.drafts and self.fences.count(None) == len(self.fences)
 
     def payloads(self, lines: range, fences: Sequence[int]) -> list[bytes]:
-        """``payload`` of these lines, without keys, where all lines ``are_plain``."""
+        """``payload`` of these lines, without keys; all lines MUST be plain (``are_plain``)."""
         if fences.count(_FENCE_BEFORE_IT_IS_CHOSEN) != len(fences):
             return [self.payload(number, fence, None) for number, fence in zip(lines, fences, strict=True)]
         payloads = self._payloads[lines.start : lines.stop]
@@ -238,7 +238,7 @@ class EventLines:
         return self.drafts.get(number) or draft_of(orjson.loads(self.sources[number]), None, None, self.actor)
 
     def payload(self, number: int, fence_token: int, key: IdempotencyKey | None) -> bytes:
-        """The canonical payload of a line; of one that is to be sealed, as long as it will be."""
+        """The canonical payload of a line; for a line to be sealed, bytes of its final length."""
         if number in self.drafts:
             return payload_of(self.drafts[number], fence_token, key)
         payload = self._payloads[number]
@@ -253,7 +253,7 @@ class EventLines:
 
 
 def payload_of(draft: Draft, fence_token: int, key: IdempotencyKey | None, hlc: str = "") -> bytes:
-    """The canonical payload of an event; what is private in it is sealed for an event of this HLC."""
+    """The canonical payload of an event; its private fields are sealed for this HLC."""
     fields = draft.fields if draft.seal is None else draft.seal.seal(draft.fields, hlc)
     facts = {"type": draft.event.name, "fence_token": fence_token, **fields}
     if key is not None:
@@ -262,14 +262,14 @@ def payload_of(draft: Draft, fence_token: int, key: IdempotencyKey | None, hlc: 
 
 
 def creation_of(draft: Draft) -> str | None:
-    """The ``creation_digest`` of what ``draft`` says of its job, where it creates one under an id that others may use
-    too; None where sealed values are part of it."""
+    """The ``creation_digest`` of ``draft``, if it creates a job with a caller's id; None if sealed values are part of
+    it."""
     is_comparable = draft.job_id is not None and draft.event.record_type == CREATED and draft.seal is None
     return _digest_of(draft.fields) if is_comparable else None
 
 
 def creation_in(payload: bytes) -> str | None:
-    """As ``creation_of``, of a creation that waits in the WAL."""
+    """``creation_of`` a creation that waits in the WAL."""
     is_sealed = f'"{PRIVATE_MARK}"'.encode() in payload
     return None if is_sealed else _digest_of(orjson.loads(payload))
 
