@@ -1,19 +1,19 @@
-"""Canonical JSON: the one sequence of bytes of a JSON value (RFC 8785), which is what gets hashed and stored.
+"""Canonical JSON: the one sequence of bytes of a JSON value (RFC 8785). These bytes are hashed and stored.
 
 Form: no white space; keys sorted by their UTF-16 code units (RFC 8785 3.2.3); numbers as ECMAScript prints
 them (3.2.2.3); strings with the shortest escapes, all else as UTF-8 (3.2.2.2). Example::
 
     {"b": 1.0, "a": "\\u20ac"}   ->   {"a":"€","b":1}
 
-What the ledger refuses beyond the RFC: U+0000 in any string, which PostgreSQL cannot hold, and more than
-``NESTING_MAX`` arrays and objects inside each other.
+Beyond the RFC, the ledger refuses U+0000 in any string, which PostgreSQL cannot hold, and more than ``NESTING_MAX``
+nested arrays and objects.
 
     abs(integer) <= INTEGER_MAX = 2^53 - 1      nesting <= NESTING_MAX = 64
 
-Three ways lead to the same bytes. The function in C writes what holds nothing but integers and texts of ASCII
-without escapes. orjson serves values on which it provably agrees with the RFC: only built-in types, floats
-that both print alike, no character beyond U+FFFF (there the orders of UTF-8 and UTF-16 part). Everything else
-takes the ``rfc8785`` library, fifteen times slower than orjson.
+Three encoders give the same bytes. The C function encodes values that hold only integers and ASCII strings without
+escapes. orjson encodes values on which it provably agrees with the RFC: only built-in types, floats that both print
+alike, no character beyond U+FFFF (there the orders of UTF-8 and UTF-16 differ). The ``rfc8785`` library, fifteen times
+slower than orjson, encodes all other values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INTEGER_MAX = 2**53 - 1
 """Largest magnitude of an integer: beyond it binary64 skips integers (RFC 7493 2.2)."""
 
 NESTING_MAX = 64
-"""Arrays and objects inside each other, the outermost counted."""
+"""Depth of nested arrays and objects, the outermost included."""
 
 _ORJSON_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
 _LEAF_TYPES = frozenset({str, int, bool, type(None)})
@@ -50,19 +50,19 @@ def encode(value: object) -> bytes:
     """The canonical bytes of ``value``, made of dict, list, tuple, str, int, float, bool and None.
 
     Raises:
-        CanonicalError: ``value`` has no canonical form here; ``path`` says where in it. Nothing else is
-            ever raised for what a JSON parser can give.
+        CanonicalError: ``value`` has no canonical form here; ``path`` is the place in it. No other error is raised
+            for a value that a JSON parser can return.
     """
     plain = native.canonical(value)
     return _encode(value) if plain is None else plain
 
 
 def read(text: str) -> Any:
-    """The value of a JSON text in any spelling. An integer beyond ``INTEGER_MAX`` is read as the float that it is
-    canonical JSON of.
+    """The value of a JSON text in any spelling. An integer beyond ``INTEGER_MAX`` is read as the float whose canonical
+    JSON it is.
 
     Raises:
-        CanonicalError: ``text`` is not JSON, or a name stands twice in one of its objects.
+        CanonicalError: ``text`` is not JSON, or one of its objects has a name twice.
     """
     try:
         return _DECODER.decode(text)
@@ -83,7 +83,7 @@ def read_exact(text: str) -> Any:
         if encode(value) == text.encode():
             return value
     except (ValueError, CanonicalError):
-        # orjson reads a float that is printed without a fraction as an integer, which may be too large for one.
+        # orjson reads a float that is printed without a fraction as an integer, which may be too large.
         pass
     value = read(text)
     if encode(value) != text.encode():
@@ -125,7 +125,7 @@ def _encode(value: object) -> bytes:
 
 
 def _is_orjson_exact(value: object, room: int) -> bool:
-    """Whether orjson's bytes for ``value`` are the canonical ones, its strings and integers aside."""
+    """Whether orjson's bytes for ``value`` are canonical, apart from its strings and integers."""
     kind = type(value)
     if kind is dict:
         items: Any = value.values()  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Every error the project raises on purpose, under one root.
+"""Every error that the project raises on purpose, under one root.
 
-Each says what happened, where, and what to do; none carries a secret, so its text may go to a log
-or, where the HTTP layer maps it to a problem, to a client.
+Each text says what happened, where, and what to do. No text contains a secret, so it may go to a log or, if the HTTP
+layer maps the error to a problem, to a client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LedgerError(Exception):
     """Root of all errors raised on purpose."""
 
     problem: ProblemType = problems.INTERNAL_ERROR
-    """The problem that answers a request which ends in this error: that of the nearest base that names one."""
+    """The problem that answers a request which ends in this error; inherited unless a class names its own."""
 
     def __init_subclass__(cls, problem: ProblemType | None = None) -> None:
         if problem is not None:
@@ -31,7 +31,7 @@ class LedgerError(Exception):
 
 
 class ProblemError(LedgerError):
-    """A request is refused with a problem that no program catches, so that it has no class of its own."""
+    """A request is refused with a problem that no code catches, so that it needs no class of its own."""
 
     def __init__(self, problem: ProblemType, message: str) -> None:
         super().__init__(message)
@@ -51,11 +51,11 @@ class CanonicalError(InvalidInputError):
 
 
 class ClockSkewError(LedgerError, problem=problems.CLOCK_SKEW):
-    """A remote HLC is further ahead of the wall clock than allowed; the clock was left untouched."""
+    """A remote HLC is further ahead of the wall clock than allowed; the clock is unchanged."""
 
 
 class ProofError(LedgerError):
-    """A Merkle proof does not prove what it is said to prove."""
+    """A Merkle proof does not prove its claim."""
 
 
 class ConfigurationError(LedgerError):
@@ -63,11 +63,11 @@ class ConfigurationError(LedgerError):
 
 
 class UnauthenticatedError(LedgerError, problem=problems.UNAUTHENTICATED):
-    """Nothing says who the caller is, or what does is not believed."""
+    """The request has no credentials, or invalid ones."""
 
 
 class ForbiddenError(LedgerError, problem=problems.FORBIDDEN):
-    """The caller is known and has not the right; where it is one for a tenant, ``tenant_id`` says for which."""
+    """The caller is known and lacks the right; if the right is for one tenant, ``tenant_id`` names it."""
 
     def __init__(self, message: str, tenant_id: str | None = None) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class ForbiddenError(LedgerError, problem=problems.FORBIDDEN):
 
 
 class QuotaExceededError(LedgerError, problem=problems.QUOTA_EXCEEDED):
-    """The caller, or the tenant that ``tenant_id`` names, has had its share; there is more in ``retry_after_s``."""
+    """The caller, or the tenant ``tenant_id``, has used up its quota; retry after ``retry_after_s``."""
 
     tenant_id: str
 
@@ -86,11 +86,11 @@ class QuotaExceededError(LedgerError, problem=problems.QUOTA_EXCEEDED):
 
 
 class StartRefusedError(LedgerError):
-    """The node must not start as things are; the text says why and what the operator can do."""
+    """The node must not start in its present state; the text says why and what the operator can do."""
 
 
 class WalError(LedgerError):
-    """Root of what can go wrong with a write-ahead log."""
+    """Root of the errors of a write-ahead log."""
 
 
 class WalLockedError(WalError):
@@ -98,8 +98,8 @@ class WalLockedError(WalError):
 
 
 class WalFilesError(WalError):
-    """Files of a log are not as its writer left them. ``damage`` names the file and what is wrong, without the remedy:
-    that of a node's own log is not that of a copy which a safekeeper keeps."""
+    """Files of a log are not as its writer left them. ``damage`` names the file and the damage, without the remedy,
+    which differs between a node's own log and a safekeeper's copy."""
 
     def __init__(self, damage: str, remedy: str) -> None:
         super().__init__(f"{damage}. {remedy}")
@@ -114,7 +114,8 @@ NODE_REMEDY = (
 
 
 class WalCorruptError(WalFilesError):
-    """Damage that is not a torn tail, or of another file of a log. Nothing was changed; ``segment`` names the file."""
+    """Damage other than a torn tail, or damage of another file of a log. No file was changed; ``segment`` names
+    the damaged one."""
 
     def __init__(self, segment: str, offset: int, reason: str, remedy: str = NODE_REMEDY) -> None:
         kind = "segment" if segment.endswith(".wal") else "file"
@@ -125,11 +126,11 @@ class WalCorruptError(WalFilesError):
 
 
 class WalPoisonedError(WalError, problem=problems.NOT_READY):
-    """A write or fsync failed earlier; this writer takes nothing any more and the process must restart."""
+    """A write or fsync failed earlier; this writer accepts no more records and the process must restart."""
 
 
 class WalFullError(WalError, problem=problems.BACKLOG_FULL):
-    """The bounded queue has no room; nothing was queued. Try again later."""
+    """The bounded queue has no room; nothing was queued. Retry later."""
 
 
 class RequestTooLargeError(InvalidInputError, problem=problems.PAYLOAD_TOO_LARGE):
@@ -148,24 +149,23 @@ class FencedError(LedgerError, problem=problems.FENCED):
 
 
 class DatabaseWentBackError(LedgerError, problem=problems.NOT_READY):
-    """Postgres is older than what this node has seen: a restore or a bad failover."""
+    """Postgres is in an older state than this node has seen: a restore or a bad failover."""
 
 
 NO_QUORUM = "no-quorum"
 """Why a level was not reached: too few safekeepers follow."""
 COPIES_REMOVED = "copies-removed"
-"""Why a level cannot be shown: safekeepers have removed the record, so the same request is never answered otherwise."""
+"""Why a level cannot be proved: safekeepers have removed the record, so a retry gets the same answer."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DurabilityTimeoutError(LedgerError, problem=problems.DURABILITY_TIMEOUT):
-    """The asked level was not reached in ``write.timeout``, or cannot be shown now; the event is in the WAL or the
+    """The requested level was not reached in ``write.timeout``, or cannot be proved now; the event is in the WAL or the
     chain and may still reach it.
 
-    The attributes name the event, the last one if there were several; None where nothing is known. ``reason`` is
-    ``NO_QUORUM`` where too few safekeepers follow, ``COPIES_REMOVED`` where they have removed the record.
-    ``members_away`` are the addresses of those that do not follow, or, for an event that was chained before, of those
-    that do not hold the record, or did not answer.
+    The attributes name the event, the last one of several; None if unknown. ``reason`` is ``NO_QUORUM`` if too few
+    safekeepers follow, ``COPIES_REMOVED`` if they have removed the record. ``members_away`` are the addresses of the
+    safekeepers that do not follow, or, for an already chained event, that lack the record or did not answer.
     """
 
     message: str = field(kw_only=False)
@@ -179,27 +179,27 @@ class DurabilityTimeoutError(LedgerError, problem=problems.DURABILITY_TIMEOUT):
 
 
 class NotFoundError(LedgerError, problem=problems.NOT_FOUND):
-    """The thing asked for does not exist."""
+    """The requested object does not exist."""
 
 
 class SignatureError(LedgerError):
-    """A signature or a signed document does not hold."""
+    """A signature or a signed document is invalid."""
 
 
 class UnknownKeyError(SignatureError):
-    """No key that the verifier holds made this signature, or the key had expired or been revoked."""
+    """The signing key is not among the verifier's keys, or had expired or been revoked."""
 
 
 class SigningUnavailableError(LedgerError, problem=problems.SIGNING_UNAVAILABLE):
-    """The signer cannot be reached or has no key; chaining goes on, signing catches up."""
+    """The signer cannot be reached or has no key; chaining continues, signing catches up."""
 
 
 class SignerAwayError(SigningUnavailableError):
-    """The key of snapshots does not sign now, or may not any more; the rows are not at fault."""
+    """The snapshot key cannot sign now, or may no longer sign; the rows are not at fault."""
 
 
 class KeyConflictError(LedgerError, problem=problems.KEY_CONFLICT):
-    """What is asked of a key cannot be done in the state it is in."""
+    """The key's state does not allow the requested operation."""
 
 
 class JobNotFoundError(NotFoundError, problem=problems.JOB_NOT_FOUND):
@@ -207,15 +207,15 @@ class JobNotFoundError(NotFoundError, problem=problems.JOB_NOT_FOUND):
 
 
 class TenantNotFoundError(NotFoundError, problem=problems.TENANT_NOT_FOUND):
-    """No such tenant; a tenant begins with its first write."""
+    """No such tenant; a tenant is created by its first write."""
 
 
 class JobEndedError(LedgerError, problem=problems.JOB_ENDED):
-    """The job is known to have ended; it takes no more events."""
+    """The job is known to have ended; it accepts no more events."""
 
 
 class OtherRegionError(LedgerError, problem=problems.OTHER_REGION):
-    """An event is about a job of another region, whose ledger at ``url`` takes it."""
+    """An event is about a job of another region, whose ledger at ``url`` accepts it."""
 
     def __init__(self, job_id: str, region: str, url: str) -> None:
         super().__init__(f"job {job_id} is of region {region}: send what concerns it to {url}")
@@ -229,11 +229,11 @@ class JobExistsError(LedgerError, problem=problems.JOB_EXISTS):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CommitmentConflictError(LedgerError, problem=problems.CONFLICT):
-    """A proposal was rejected: its precondition does not hold, or it would break what always holds.
+    """A proposal was rejected: its precondition is false, or it would violate an invariant.
 
-    ``index`` and ``hlc`` are of the entry that records so; ``reason`` is a word for programs. The rest helps the next
-    proposal and is None where it says nothing: ``free``, what the node has, ``blocking_index``, of a commitment that
-    stands in the way, ``current_epoch``, of the newest adjustment.
+    ``index`` and ``hlc`` are those of the entry with the rejection; ``reason`` is a word for programs. The other
+    attributes help the next proposal, or are None: ``free`` is the node's free amount, ``blocking_index`` the index of
+    a blocking commitment, ``current_epoch`` the epoch of the newest adjustment.
     """
 
     message: str = field(kw_only=False)
@@ -244,17 +244,17 @@ class CommitmentConflictError(LedgerError, problem=problems.CONFLICT):
     blocking_index: int | None = None
     current_epoch: int | None = None
     replayed: bool = False
-    """Whether the same request was told so before."""
+    """Whether the same request had this answer before."""
 
 
 class IdempotencyReusedError(LedgerError, problem=problems.IDEMPOTENCY_KEY_REUSED):
-    """An Idempotency-Key came back with another body than its first request had."""
+    """A request reused an Idempotency-Key with another body."""
 
 
 class EventRefusedError(LedgerError, problem=problems.EVENT_REFUSED):
-    """Postgres would not hold the event; a REFUSED entry at ``seq`` keeps its bytes in its place.
+    """Postgres refused the event; a REFUSED entry at ``seq`` keeps its bytes instead.
 
-    ``line`` counts from 1 and is there when the event was one of many in a request.
+    ``line`` counts from 1 and is set if the request had several events.
     """
 
     line: int
@@ -267,7 +267,7 @@ class EventRefusedError(LedgerError, problem=problems.EVENT_REFUSED):
         self.lsn = lsn
 
     def at_line(self, line: int) -> EventRefusedError:
-        """This error, once it is known which line of a request it is about."""
+        """This error with the line of the request."""
         self.line = line
         return self
 
@@ -281,11 +281,11 @@ class InvalidEventError(InvalidInputError, problem=problems.INVALID_EVENT):
 
 
 class SeqOutOfRangeError(InvalidInputError, problem=problems.SEQ_OUT_OF_RANGE):
-    """A seq or tree size lies outside what the chain, or its newest checkpoint, covers."""
+    """A seq or tree size is outside the chain or its newest checkpoint."""
 
 
 class SessionNotCaughtUpError(LedgerError, problem=problems.SESSION_NOT_CAUGHT_UP):
-    """The writes of a session token were not chained in ``read.wait``; they may be later."""
+    """The writes of a session token were not chained within ``read.wait``; they may be chained later."""
 
 
 class TooStaleError(LedgerError, problem=problems.TOO_STALE):
@@ -297,17 +297,17 @@ class WriteLostError(LedgerError, problem=problems.WRITE_LOST):
 
 
 class NotReadyError(LedgerError, problem=problems.NOT_READY):
-    """The node is starting or shutting down and takes no writes."""
+    """The node is starting or shutting down and accepts no writes."""
 
 
 class DatabaseUnavailableError(LedgerError, problem=problems.NOT_READY):
-    """Postgres cannot be reached, does not answer in time or refuses; try again later."""
+    """Postgres cannot be reached, does not answer in time or refuses; retry later."""
 
 
 class ChainBrokenError(SigningUnavailableError):
-    """Stored rows of a tenant do not hold together, or are not the ones that were chained: nothing of them is signed.
+    """Stored rows of a tenant are inconsistent, or differ from what was chained: none of them is signed.
 
-    ``found`` is the break where its place is known.
+    ``found`` is the break if its place is known.
     """
 
     def __init__(self, tenant_id: str, reason: str, found: Break | None = None) -> None:
@@ -317,7 +317,7 @@ class ChainBrokenError(SigningUnavailableError):
 
 
 class StoredTreeError(SigningUnavailableError):
-    """The stored Merkle tree is not that of its chain; it is made again before anything more is signed."""
+    """The stored Merkle tree differs from its chain; it is rebuilt before the next signature."""
 
 
 class StoredTreeBehindError(StoredTreeError):
@@ -325,14 +325,14 @@ class StoredTreeBehindError(StoredTreeError):
 
 
 class StoredTreeLockedError(SigningUnavailableError):
-    """Another session keeps the row of the stored Merkle tree locked; it grows on once that lets it go."""
+    """Another session has locked the row of the stored Merkle tree; the tree grows again after the lock is released."""
 
 
 class ChainDamagedError(LedgerError, problem=problems.CHAIN_DAMAGED):
-    """Stored rows of one tenant are not what they must be: what hangs on them is neither extended nor shown.
+    """Stored rows of one tenant are damaged: nothing that depends on them is extended or shown.
 
-    Every other tenant goes on. ``found`` is the break where its place is known; the node reports it, whatever it was
-    doing (``app.runtime.state.found_breaks``). A restart of the node is needed only where the tenant is quarantined.
+    Every other tenant is unaffected. ``found`` is the break if its place is known; the node reports it in any case
+    (``app.runtime.state.found_breaks``). The node must be restarted only if the tenant is quarantined.
     """
 
     damaged = "the chain"
@@ -350,8 +350,8 @@ class ChainDamagedError(LedgerError, problem=problems.CHAIN_DAMAGED):
 
 
 class KeyRowError(ChainDamagedError):
-    """As its base, of a row of the table of keys, which is no part of the chain: a verification compares none but those
-    that were met."""
+    """As its base, for a row of the table of keys, which is not part of the chain: a verification compares only key
+    rows that were found broken before."""
 
     damaged = "the table scheduler.idempotency"
     what_to_do = (
@@ -361,7 +361,7 @@ class KeyRowError(ChainDamagedError):
 
 
 class KnownDamageError(ChainDamagedError):
-    """As its base, because of a break that was reported before: the tenant is quarantined, or a break is open."""
+    """As its base, for a break reported before: the tenant is quarantined, or a break is open."""
 
 
 class QuarantinedError(KnownDamageError):
@@ -373,9 +373,9 @@ class QuarantinedError(KnownDamageError):
 
 
 class HeldBackError(QuarantinedError):
-    """The event is durable in this node's WAL, but the chain of its tenant is damaged and cannot take it.
+    """The event is durable in this node's WAL, but its tenant's chain is damaged and cannot be extended.
 
-    It stays in the WAL whatever its age, and is chained once the rows are restored and the node is restarted.
+    It stays in the WAL regardless of its age, and is chained once the rows are restored and the node is restarted.
     """
 
     def __init__(self, tenant_id: str, reason: str, *, job_id: str, hlc: str, epoch: int, lsn: int) -> None:
@@ -387,23 +387,23 @@ class HeldBackError(QuarantinedError):
 
 
 class BundleInvalidError(LedgerError, problem=problems.BUNDLE_INVALID):
-    """A file is not a bundle as docs/formats/bundle.md has it, or its parts are not those its manifest names."""
+    """A file is not a bundle by docs/formats/bundle.md, or its parts are not those that its manifest names."""
 
 
 class NotABundleError(BundleInvalidError):
-    """A file is no bundle, whole or damaged: it is something else, which the text names."""
+    """A file is neither a bundle nor a damaged one; the text names its kind."""
 
 
 class BundleSignatureError(BundleInvalidError):
-    """The signature of a bundle's manifest does not hold, although it names a key that is held."""
+    """The signature of a bundle's manifest is invalid, although the verifier has the key that it names."""
 
 
 class ReceiptInvalidError(LedgerError):
-    """A file is not a receipt as docs/formats/receipt.md has it, or not the one that was signed."""
+    """A file is not a receipt by docs/formats/receipt.md, or not the one that was signed."""
 
 
 class ReceiptTooLargeError(LedgerError, problem=problems.RECEIPT_TOO_LARGE):
-    """A job is more than one receipt holds; the text says what to do."""
+    """A job is too large for one receipt; the text says what to do."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -412,13 +412,13 @@ class ReceiptTooLargeError(LedgerError, problem=problems.RECEIPT_TOO_LARGE):
 
 
 class ReceiptSignatureError(ReceiptInvalidError):
-    """The signature of a receipt's statement does not hold, although it names a key that is held."""
+    """The signature of a receipt's statement is invalid, although the verifier has the key that it names."""
 
 
 class ArchiveInvalidError(LedgerError):
-    """An archive is not as docs/formats/archive.md has it, or its files are not those its manifests name.
+    """An archive violates docs/formats/archive.md, or its files are not those that its manifests name.
 
-    ``seq`` is that of the first entry concerned, 0 where that cannot be said.
+    ``seq`` is that of the first entry concerned, 0 if unknown.
     """
 
     def __init__(self, message: str, seq: int = 0) -> None:
@@ -427,11 +427,11 @@ class ArchiveInvalidError(LedgerError):
 
 
 class ArchiveSignatureError(ArchiveInvalidError):
-    """The signature of an archive's manifest does not hold, although it names a key that is held."""
+    """The signature of an archive's manifest is invalid, although the verifier has the key that it names."""
 
 
 class BrokenRangeError(LedgerError):
-    """Rows of a range do not hold, so it is not archived; ``found`` says which."""
+    """Rows of a range are broken, so it is not archived; ``found`` is the break."""
 
     def __init__(self, found: Break) -> None:
         super().__init__(f"{found.kind} at seq {found.seq}: {found.detail}")
@@ -439,7 +439,7 @@ class BrokenRangeError(LedgerError):
 
 
 class MergeRefusedError(LedgerError):
-    """Some of the bundles may not be merged, so none was; ``bundles`` is the verdict object of each of these, with its
+    """Some bundles may not be merged, so none was. ``bundles`` is the verdict object of each refused bundle, with its
     ``file``, ``exit_code`` and ``error``."""
 
     def __init__(self, bundles: Sequence[Mapping[str, Any]]) -> None:
@@ -448,15 +448,15 @@ class MergeRefusedError(LedgerError):
 
 
 class ArchiveConflictError(LedgerError):
-    """Something else stands where an archive must be written; nothing was overwritten."""
+    """Another file exists where an archive must be written; nothing was overwritten."""
 
 
 class ArchiveUnavailableError(LedgerError):
-    """The place of an archive cannot be reached, or does not do what is asked of it."""
+    """The place of an archive cannot be reached, or fails a request."""
 
 
 class NotImportedError(LedgerError):
-    """A bundle is not imported; ``verdict`` is what verifying it came to, ``file`` what its sender called it."""
+    """A bundle is not imported; ``verdict`` is its verification's result, ``file`` the sender's name for it."""
 
     def __init__(self, message: str, verdict: dict[str, Any] | None = None, file: str | None = None) -> None:
         super().__init__(message)
@@ -465,24 +465,24 @@ class NotImportedError(LedgerError):
 
 
 class BundleRefusedError(NotImportedError, BundleInvalidError):
-    """What a bundle holds may not be imported."""
+    """The content of a bundle may not be imported."""
 
 
 class UntrustedKeyError(NotImportedError, UnknownKeyError, problem=problems.UNTRUSTED_KEY):
-    """A bundle is not signed by a key that this ledger trusts to import from, or it trusts none."""
+    """A bundle is not signed by a key that this ledger trusts for imports, or it trusts none."""
 
 
 class UploadTooLargeError(InvalidInputError, problem=problems.PAYLOAD_TOO_LARGE):
-    """Files sent together are over their bound; nothing of them was kept."""
+    """Files sent together exceed their bound; none was kept."""
 
 
 class PrivacyUnavailableError(LedgerError, problem=problems.PRIVACY_UNAVAILABLE):
-    """The keys of private fields cannot be used on this node now; nothing was stored, least of all in clear."""
+    """The keys of private fields cannot be used on this node now; nothing was stored, encrypted or in clear."""
 
 
 class PrivacyDamagedError(PrivacyUnavailableError):
-    """Rows that private fields hang on are not as they were written: nothing private is taken on their word."""
+    """Rows on which private fields depend differ from what was written; this node does not use them."""
 
 
 class PrivateValueError(LedgerError):
-    """A private value or a wrapped key does not open with the key it names: it was changed, or moved here."""
+    """A private value or a wrapped key does not open with the key that it names: it was changed, or moved here."""

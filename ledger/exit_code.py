@@ -1,4 +1,4 @@
-"""The exit codes of every command, and which of several holds.
+"""The exit codes of every command, and the order of precedence among them.
 
 0 fine | 1 could not run | 2 tampered or corrupt | 3 incomplete | 4 unknown, expired or revoked key
 """
@@ -24,7 +24,7 @@ from ledger.errors import (
 
 
 class ExitCode(IntEnum):
-    """What the caller of ``tally`` learns from ``$?``."""
+    """The exit status of ``tally``."""
 
     FINE = 0
     COULD_NOT_RUN = 1
@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     INCOMPLETE = 3
     UNKNOWN_KEY = 4
     JOB_REFUSED = 125
-    """``tally run`` only: the ledger did not take the job, so the command was not started."""
+    """``tally run`` only: the ledger did not accept the job, so the command was not started."""
     CANNOT_EXECUTE = 126
     NOT_FOUND = 127
 
@@ -56,26 +56,26 @@ _TAMPERED = (
     SignatureError,
     WalCorruptError,
 )
-"""Errors that say so."""
+"""Errors that mean TAMPERED."""
 
 
 def gravest(codes: Iterable[ExitCode]) -> ExitCode:
-    """The one code to exit with when several hold; FINE when there is none."""
+    """The code to exit with if several apply; FINE if there is none."""
     return min(codes, key=_GRAVEST_FIRST.index, default=ExitCode.FINE)
 
 
 OWN_SOURCES: Final = ("archive", "bundle")
-"""What ``compared_with`` calls checkpoints that came with the entries; each also names the aspect of such a place."""
+"""Names in ``compared_with`` of checkpoints that came with the entries; each also names the aspect of its place."""
 
 
 _NO_TABLES: Final = ("projection", "not_checked")
 
 
 class Unchecked(NamedTuple):
-    """What a verification left unchecked; nothing where all of it is empty."""
+    """The parts that a verification left unchecked; all empty if it checked everything."""
 
     aspects: tuple[str, ...]
-    """Those of which the verdict is ``not_checked``."""
+    """Aspects with the verdict ``not_checked``."""
     unsigned_entries: int
     """Entries at the end that no snapshot signs yet."""
     entries_before: int
@@ -83,10 +83,10 @@ class Unchecked(NamedTuple):
 
 
 def unchecked(verdict: Mapping[str, Any]) -> Unchecked:
-    """What a verdict object of ``/v1/chain/verify`` leaves unchecked, for which it means INCOMPLETE.
+    """The unchecked parts in a verdict object of ``/v1/chain/verify``, which make it INCOMPLETE.
 
-    That there was no checkpoint from outside to compare with is said by ``compared_with`` and is not incomplete; that
-    one was given and could not be compared is, and ``not_compared`` names it.
+    A lack of outside checkpoints shows in ``compared_with`` and is not incomplete. A checkpoint that was given and
+    could not be compared is incomplete, and ``not_compared`` names it.
     """
     return Unchecked(_unchecked_aspects(verdict), verdict["unsigned_entries"], max(0, verdict["from_seq"] - 1))
 
@@ -100,14 +100,14 @@ def _unchecked_aspects(verdict: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
-    """What a verdict object of ``/v1/chain/verify`` means for the exit code; see ``unchecked`` for INCOMPLETE. Breaks
-    beside the chain that are not mended count as those in it."""
+    """The exit code for a verdict object of ``/v1/chain/verify``; see ``unchecked`` for INCOMPLETE. Unrepaired breaks
+    beside the chain have the same effect as breaks in it."""
     found = _exit_code(verdict, is_incomplete=any(unchecked(verdict)))
     return gravest([ExitCode.TAMPERED, found]) if verdict.get("not_mended") else found
 
 
 def exit_code_of_receipt(verdict: Mapping[str, Any]) -> ExitCode:
-    """What a receipt's verdict object means: it is of single entries, so none before them nor an end can be missing."""
+    """The exit code for a receipt's verdict object: it is about single entries, so no others can be missing."""
     return _exit_code(verdict, is_incomplete=bool(_unchecked_aspects(verdict)))
 
 
@@ -117,12 +117,12 @@ def _exit_code(verdict: Mapping[str, Any], *, is_incomplete: bool) -> ExitCode:
 
 
 def exit_code_of_bundle(verdict: Mapping[str, Any]) -> ExitCode:
-    """What a bundle's verdict object means: as a chain's, but that no bundle holds tables to be checked."""
+    """The exit code for a bundle's verdict object: as for a chain, except that a bundle has no tables to check."""
     return exit_code_of_verdict(without_jobs(verdict))
 
 
 def without_jobs(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """The verdict object as of a place that holds no job states, so that it leaves none unchecked."""
+    """The verdict object as for a place without job states, so that none are unchecked."""
     verdicts = {name: said for name, said in verdict["verdicts"].items() if (name, said) != _NO_TABLES}
     return {**verdict, "verdicts": verdicts}
 

@@ -58,7 +58,7 @@ class Hlc(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Hlc:
-        """The HLC that ``text`` spells; it has one spelling only, no signs, zeros or spaces in front.
+        """Parse the text form; it has one spelling, without leading signs, zeros or spaces.
 
         Raises:
             InvalidInputError: ``text`` is not an HLC, or a part is out of its range.
@@ -77,12 +77,12 @@ class Hlc(NamedTuple):
 
 
 _hlc_of = partial(tuple.__new__, Hlc)
-"""Makes one of its three parts, as a tuple: a third less than calling ``Hlc`` for each of many."""
+"""Makes an ``Hlc`` of a tuple of its three parts: a third cheaper than calling ``Hlc``."""
 
 
 @lru_cache(maxsize=1024)
 def node_hash(node_id: str) -> bytes:
-    """First 4 bytes of SHA-256(node_id), which stand for the node in the 16-byte form."""
+    """First 4 bytes of SHA-256(node_id), which identify the node in the 16-byte form."""
     return hashlib.sha256(node_id.encode()).digest()[:NODE_HASH_BYTES]
 
 
@@ -138,7 +138,7 @@ class Clock:
         return Hlc(self._physical_ms, self._logical, self.node_id)
 
     def draw(self, wall_ms: int, count: int) -> list[Hlc]:
-        """So many timestamps, as ``tick`` gives them one after the other."""
+        """``count`` timestamps, as successive calls of ``tick`` give them."""
         if count < 1 or self._logical + count > LOGICAL_MAX:
             return [self.tick(wall_ms) for _ in range(count)]
         physical_ms, logical, node_id = self.tick(wall_ms)
@@ -147,10 +147,10 @@ class Clock:
         return list(map(_hlc_of, zip(repeat(physical_ms), range(logical, logical + count), repeat(node_id))))
 
     def receive(self, remote: Hlc, wall_ms: int) -> None:
-        """Learn of a timestamp of another node: later ticks are greater than it.
+        """Advance past a timestamp of another node: later ticks are greater than it.
 
-        Receiving is not recorded, so it takes no timestamp of its own. A remote that is not ahead of
-        this clock teaches nothing and is never refused, even while the wall clock stands too low.
+        Receiving is not recorded, so it issues no timestamp. A remote that is not ahead of this clock
+        changes nothing and is never refused, even while the wall clock is too low.
 
         Raises:
             ClockSkewError: ``remote`` is more than ``max_clock_skew_ms`` ahead of the wall clock; the
@@ -168,7 +168,7 @@ class Clock:
         self.observe(remote)
 
     def observe(self, hlc: Hlc) -> None:
-        """Raise the floor to ``hlc`` without a skew check: for what this node itself issued, at start."""
+        """Raise the floor to ``hlc`` without a skew check: at start, for timestamps that this node issued."""
         if (hlc.physical_ms, hlc.logical) > (self._physical_ms, self._logical):
             self._physical_ms = hlc.physical_ms
             self._logical = hlc.logical

@@ -1,12 +1,12 @@
-"""What binds an event to the Idempotency-Key that it came with, wherever the event is.
+"""The digest that binds an event to its Idempotency-Key.
 
-The table of keys can be edited, so its rows prove nothing by themselves. The payload of a keyed event therefore has one
-more member, which the link and every signature cover::
+The table of keys can be edited, so its rows alone prove nothing. The payload of a keyed event therefore has one more
+member, which the link and every signature cover::
 
     "idempotency": lowercase hex SHA-256 of the canonical JSON of [tenant_id, route, key, line, body digest as hex]
 
-A row of the table says the truth exactly when the entry at its seq has the digest that the row gives. A REFUSED or a
-CONFLICT entry has that of the event which it keeps.
+A row of the table is right if and only if the entry at its seq has the row's digest. A REFUSED or a CONFLICT entry has
+the digest of the event that it keeps.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class KeptEvent(NamedTuple):
 
 
 def key_digest(tenant_id: str, key: IdempotencyKey) -> str:
-    """What the payload of an event of this key has as ``MEMBER``."""
+    """The value of ``MEMBER`` in the payload of an event of this key."""
     return sha256(canonical.encode([tenant_id, key.route, key.key, key.line, key.body_digest.hex()])).hexdigest()
 
 
 def kept_event(job_id: str, action: str, payload: str) -> KeptEvent | None:
-    """The event of an entry: itself, what was judged, or the one that a REFUSED or CONFLICT entry keeps; None when none
-    can be made out.
+    """The event of an entry: the entry itself, the proposal that was judged, or the event that a REFUSED or CONFLICT
+    entry keeps; None if there is none.
 
     Raises:
-        ValueError, TypeError, KeyError: the payload of a REFUSED or judged entry is none.
+        ValueError, TypeError, KeyError: the payload of a REFUSED or judged entry is malformed.
     """
     if action == SystemAction.REFUSED:
         kept = orjson.loads(payload)
@@ -63,7 +63,6 @@ def kept_event(job_id: str, action: str, payload: str) -> KeptEvent | None:
 
 
 def digest_in(payload: Mapping[str, Any]) -> str | None:
-    """The key digest that a payload has, None where it has none: its event came without a key, or before there was
-    one."""
+    """The key digest in a payload, None if it has none: the event had no key, or is older than this member."""
     digest = payload.get(MEMBER)
     return digest if isinstance(digest, str) else None

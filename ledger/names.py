@@ -1,4 +1,4 @@
-"""The grammar of names: the one place that says what a tenant, a node, a caller, a gate and a job may be called.
+"""The grammar of the names of tenants, nodes, callers, gates and jobs; declared only here.
 
 Each is a regular expression for the whole name, without anchors, in the syntax that Python, Rust and JSON Schema share.
 """
@@ -6,7 +6,7 @@ Each is a regular expression for the whole name, without anchors, in the syntax 
 import re
 
 NODE_ID = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-"""A node; it stands last in an HLC, so it holds no colon."""
+"""A node; it is the last part of an HLC, so it has no colon."""
 
 TENANT_ID = "[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?"
 """A tenant that may be written to."""
@@ -15,10 +15,10 @@ READABLE_TENANT_ID = f"_system|{TENANT_ID}"
 """A tenant, or the one whose chain records what happens to the ledger itself."""
 
 TENANTS = rf"{READABLE_TENANT_ID}|\*|[a-z0-9][a-z0-9_-]{{0,61}}\*"
-"""A pattern of tenants: one, the beginning of some and ``*``, or ``*`` for all."""
+"""A pattern of tenants: a name, a prefix and ``*``, or ``*`` for all."""
 
 PRINCIPAL = "[A-Za-z0-9][A-Za-z0-9._@-]{0,127}"
-"""A caller that the ledger itself names; the id of one that others name has a colon."""
+"""A caller that the ledger itself names; an id from an external issuer has a colon."""
 
 GATE = "[a-z0-9]{1,32}"
 """Region and gate of a job id that a node makes."""
@@ -38,10 +38,10 @@ _is_readable_tenant = re.compile(READABLE_TENANT_ID).fullmatch
 
 
 def is_readable_tenant(name: str) -> bool:
-    """Whether a tenant can have this name; one that cannot stands in Postgres only by somebody's hand."""
+    """Whether a tenant can have this name; another name is in Postgres only if someone edited it."""
     return _is_readable_tenant(name) is not None
 
 
 def anchored(grammar: str) -> str:
-    """``grammar`` for readers that look for a match anywhere, such as JSON Schema."""
+    """``grammar`` for matchers that search anywhere in a text, such as JSON Schema."""
     return f"^({grammar})$"

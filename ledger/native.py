@@ -1,12 +1,12 @@
-"""The batch functions in C where they are built, and what stands in for them where they are not.
+"""The batch functions in C if they are built, else stubs.
 
-Each answers None where it leaves the work to its twin in Python, which is the specification; without a C compiler at
-the time of the installation all do, always. Which it is says ``NAME``.
+A function returns None if it leaves the work to its Python twin, which is the specification. The stubs, for an
+installation without a C compiler, always do. ``NAME`` tells which are in use.
 """
 
 from __future__ import annotations
 
-import hashlib  # noqa: F401 - it loads the library that the functions in C hash with
+import hashlib  # noqa: F401 - loads the hash library of the C functions
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -19,7 +19,7 @@ except ImportError:
     _module = None
 
 NAME: Final = "python" if _module is None else "c"
-"""What batches are checked, linked and encoded by."""
+"""The implementation that checks, links and encodes batches."""
 
 
 def _function(name: str) -> Callable[..., Any]:

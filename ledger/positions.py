@@ -18,9 +18,9 @@ Seq = NewType("Seq", int)
 LeafIndex = NewType("LeafIndex", int)
 
 BEFORE_FIRST = Lsn(0)
-"""Below the first LSN: nothing was written, synced, chained."""
+"""Below the first LSN: no record was written, synced or chained."""
 NO_EPOCH = Epoch(0)
-"""Below the first epoch: nobody has written yet."""
+"""Below the first epoch: no node has written yet."""
 
 
 def before(lsn: Lsn) -> Lsn:
@@ -34,7 +34,7 @@ def after(lsn: Lsn) -> Lsn:
 
 
 def lsns_from(first: Lsn) -> Iterator[Lsn]:
-    """``first`` and all that come after it."""
+    """``first`` and all later LSNs, without end."""
     return cast("Iterator[Lsn]", count(first))
 
 

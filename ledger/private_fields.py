@@ -1,12 +1,12 @@
-"""Private fields of a payload: which may be declared, and the form that takes the place of a private value.
+"""Private fields of a payload: which may be declared, and the form that replaces a private value.
 
 A private value is replaced before the payload becomes canonical bytes, so what is hashed, stored and exported is::
 
     {"$private": {"alg": "A256GCM", "ciphertext": "<base64url>", "key": "<32 hex>", "nonce": "<16 base64url>"}}
 
-The ciphertext (AES-256-GCM, tag of 16 bytes at its end) is that of the value's canonical JSON. Its associated data is
-the canonical JSON of ``["tallystick.private.v1", tenant_id, hlc, key, path]``, so it opens nowhere but in this field of
-this event. Base64url is without padding. Once the key is gone, readers show ``{"$erased": true}``.
+The plaintext is the value's canonical JSON, encrypted by AES-256-GCM with a tag of 16 bytes at the end. Its associated
+data is the canonical JSON of ``["tallystick.private.v1", tenant_id, hlc, key, path]``, so it opens only in this field
+of this event. Base64url is without padding. Once the key is destroyed, readers show ``{"$erased": true}``.
 
     1 <= len(path) <= PATH_PARTS_MAX        no declared path lies inside another
 
@@ -31,14 +31,14 @@ PRIVATE_MARK: Final = "$private"
 ERASED_MARK: Final = "$erased"
 ALGORITHM: Final = "A256GCM"
 FIELDS_MAX: Final = 64
-"""Most fields that one tenant declares."""
+"""Most private fields of one tenant."""
 PATH_PARTS_MAX: Final = 16
 PATH_CHARACTERS_MAX: Final = 512
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
 
 Path = tuple[str, ...]
-"""Where a value stands in a payload: names of members, from the outermost in."""
+"""Place of a value in a payload: names of members, outermost first."""
 
 _WITH_PARTS: Final = ("spec", "aggregate_metrics")
 _WHOLE: Final = ("reason", "requestor", "error", "actor")
@@ -51,14 +51,14 @@ _ABSENT: Final = object()
 
 
 class Declaration(NamedTuple):
-    """The private fields of one tenant; ``subject`` is the one whose value names the person, if any does."""
+    """The private fields of one tenant; ``subject`` is the field whose value names the person, if there is one."""
 
     fields: tuple[Path, ...]
     subject: Path | None
 
 
 class SealedValue(NamedTuple):
-    """What stands in the log for one private value."""
+    """The form in the log of one private value."""
 
     key_id: str
     nonce: bytes
@@ -69,8 +69,8 @@ def declaration_of(fields: Sequence[str], subject: str | None) -> Declaration:
     """The declaration that dotted names, such as ``spec.user``, make.
 
     Raises:
-        InvalidInputError: a name is malformed, names what cannot be private, or lies inside another; or the subject
-            lies in none of them, so that it would be stored in clear.
+        InvalidInputError: a name is malformed, cannot be private, or lies inside another; or the subject lies in none
+            of the fields, so that it would be stored in clear.
     """
     if len(fields) > FIELDS_MAX:
         raise InvalidInputError(f"fields: at most {FIELDS_MAX} may be private", ("fields",))
@@ -108,7 +108,7 @@ def _path_of(field: str, place: tuple[str | int, ...]) -> Path:
 
 
 def private_in_either(one: Declaration, other: Declaration) -> Declaration:
-    """The declaration with which all is private that is by ``one`` or by ``other``; ``one`` says whose it is."""
+    """The union of two declarations' private fields, with the subject of ``one``, else of ``other``."""
     paths = {*one.fields, *other.fields}
     outer = [path for path in paths if not any(path[:length] in paths for length in range(1, len(path)))]
     return Declaration(tuple(sorted(outer)), one.subject or other.subject)
@@ -120,7 +120,7 @@ def may_hold_private(fields: Mapping[str, Any]) -> bool:
 
 
 def value_at(fields: Mapping[str, Any], path: Path) -> tuple[bool, Any]:
-    """Whether there is a value at ``path``, and which."""
+    """Whether there is a value at ``path``, and the value."""
     value: Any = fields
     for name in path:
         value = value.get(name, _ABSENT) if isinstance(value, dict) else _ABSENT
@@ -130,10 +130,10 @@ def value_at(fields: Mapping[str, Any], path: Path) -> tuple[bool, Any]:
 
 
 def refuse_hidden(fields: Mapping[str, Any], path: Path) -> None:
-    """Return if a value at ``path`` could be told from others: whatever it should lie in is an object, or not there.
+    """Return if every member on the way to ``path`` is an object or missing.
 
     Raises:
-        InvalidInputError: something else stands in its way, and may hold what ``path`` was to keep private.
+        InvalidInputError: a member is no object, and may contain in clear what ``path`` keeps private.
     """
     value: Any = fields
     for depth, name in enumerate(path[:-1], start=1):
@@ -147,14 +147,14 @@ def refuse_hidden(fields: Mapping[str, Any], path: Path) -> None:
 
 
 def with_value(fields: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    """``fields`` with another value at ``path``, where there is one; what was given stays as it is."""
+    """A copy of ``fields`` with the value at ``path``, which exists, replaced."""
     changed = dict(fields)
     changed[path[0]] = value if len(path) == 1 else with_value(changed[path[0]], path[1:], value)
     return changed
 
 
 def refuse_marks(value: Any, path: tuple[str | int, ...] = ()) -> None:
-    """Return if ``value`` holds nothing that reads like a private or an erased value.
+    """Return if ``value`` contains nothing that looks like a private or an erased value.
 
     Raises:
         InvalidInputError: an object has a member of such a name; ``path`` is the member's.
@@ -172,12 +172,12 @@ def refuse_marks(value: Any, path: tuple[str | int, ...] = ()) -> None:
 
 
 def associated_data(tenant_id: str, hlc: str, key_id: str, path: Sequence[str]) -> bytes:
-    """What a private value is bound to."""
+    """The associated data that binds a private value to its field."""
     return canonical.encode([_CONTEXT, tenant_id, hlc, key_id, list(path)])
 
 
 def to_json(sealed: SealedValue) -> dict[str, Any]:
-    """The object that takes the place of the value."""
+    """The object that replaces the value."""
     return {
         PRIVATE_MARK: {
             "alg": ALGORITHM,
@@ -189,7 +189,7 @@ def to_json(sealed: SealedValue) -> dict[str, Any]:
 
 
 def from_json(value: Any) -> SealedValue | None:
-    """The private value that ``value`` stands for; None when it is anything else."""
+    """The private value in ``value``, None if it is anything else."""
     if not isinstance(value, dict) or len(value) != 1:
         return None
     parts = value.get(PRIVATE_MARK)
@@ -204,7 +204,7 @@ def from_json(value: Any) -> SealedValue | None:
 
 
 def sealed_values(value: Any) -> Iterator[SealedValue]:
-    """Every private value in ``value``; none stands inside an array, as no declared path leads through one."""
+    """Every private value in ``value``; arrays contain none, since no declared path leads through one."""
     sealed = from_json(value)
     if sealed is not None:
         yield sealed
@@ -214,7 +214,7 @@ def sealed_values(value: Any) -> Iterator[SealedValue]:
 
 
 def shown(value: Any, path: Path, show: Callable[[SealedValue, Path], Any]) -> Any:
-    """``value``, which stands at ``path``, with ``show`` of each private value in its place."""
+    """``value``, which is at ``path``, with each private value replaced by the result of ``show``."""
     sealed = from_json(value)
     if sealed is not None:
         return show(sealed, path)
@@ -224,7 +224,7 @@ def shown(value: Any, path: Path, show: Callable[[SealedValue, Path], Any]) -> A
 
 
 def erased() -> dict[str, Any]:
-    """What is shown where the key of a private value was destroyed."""
+    """The object shown for a private value whose key was destroyed."""
     return {ERASED_MARK: True}
 
 
@@ -257,15 +257,15 @@ _MEMBERS: Final[Mapping[str, Mapping[str, tuple[Any, bool]]]] = {
 
 
 def name_of(action: SystemAction, facts_id: str) -> str:
-    """What stands in the entry where others have their job."""
+    """The value of ``job_id`` in the entry."""
     return f"{_NAMED[action]}:{facts_id}"
 
 
 def facts_of(action: str, value: Any) -> dict[str, Any]:
-    """Those members of ``value`` that entries of this action have.
+    """The members of ``value`` that entries of this action have.
 
     Raises:
-        InvalidInputError: it is not what such an entry says.
+        InvalidInputError: ``value`` is not the payload of such an entry.
     """
     members = _MEMBERS.get(action)
     if members is None or not isinstance(value, dict):

@@ -1,5 +1,6 @@
-"""Times of RFC 3339 and HLCs: each HLC as the time that its physical part says, each time as the HLCs of its
-millisecond.
+"""Times of RFC 3339 and HLCs.
+
+An HLC is converted to the time of its physical part, a time to the HLCs of its millisecond.
 
     1704931200000:1:node-7f3a    ->  2024-01-11T00:00:00.000Z
     2024-01-11T01:00:00+01:00    ->  from 1704931200000:0: up to the last HLC of that millisecond
@@ -17,7 +18,7 @@ from ledger.hlc import LOGICAL_MAX, Hlc
 from ledger.hlc import TEXT as HLC_TEXT
 
 TEXT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})"
-"""A time as a regular expression; that it is one of the calendar is checked when it is read."""
+"""A time as a regular expression; the parser checks that the calendar has it."""
 MOMENT_PATTERN = names.anchored(f"({HLC_TEXT}|{TEXT})")
 """A time or an HLC."""
 
@@ -46,7 +47,7 @@ def text_of(physical_ms: int) -> str | None:
 
 
 def time_of(hlc: str | None) -> str | None:
-    """The time that an HLC says; None for none, and for a text that is no HLC: somebody has edited it."""
+    """The time of an HLC; None for None, and for an edited text that is no HLC."""
     try:
         return None if hlc is None else text_of(Hlc.parse(hlc).physical_ms)
     except InvalidInputError:
@@ -71,7 +72,7 @@ def milliseconds_of(text: str) -> tuple[int, bool]:
 
 
 def up_to(moment: str) -> Hlc:
-    """The last HLC that ``moment``, an HLC or a time, includes: of a time all of its millisecond.
+    """The last HLC in ``moment``, an HLC or a time; a time includes its whole millisecond.
 
     Raises:
         InvalidInputError: ``moment`` is neither.

@@ -1,11 +1,9 @@
-"""Text of people and for people: secrets as they are handed over, long lists cut short, and text that a terminal shows
-and does not obey.
+"""Text from people and for people: secrets as given, shortened lists, and text that is safe for a terminal.
 
-Secrets come in variables, files and options, often with the end of a line behind them.
-
-``tally token new > file`` and Kubernetes' ``--from-file`` leave that end. Any other control character is a mistake,
-which a header, a URL or a login would turn into an error that quotes the secret. So it is refused here, by the name of
-the character and of the place; no message has the secret.
+Secrets come in variables, files and options, often with a line end after them: ``tally token new > file`` and
+Kubernetes' ``--from-file`` leave one. Any other control character is a mistake; in a header, a URL or a login it would
+cause an error that quotes the secret. So it is refused here. The message names the character and the place, never the
+secret.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _TOKEN: Final = re.compile(r"[!-~]{1,16384}")
 
 
 def secret_text(value: str, place: str) -> str:
-    """``value`` without line ends behind it; ``place`` says where it was found.
+    """``value`` without trailing line ends; ``place`` is its source, for the error text.
 
     Raises:
         ConfigurationError: it has a control character.
@@ -57,7 +55,7 @@ def without_login(url: str) -> str:
 
 
 def token_text(value: str, place: str) -> str:
-    """The bearer token that ``value`` is, without what surrounds it; an empty one is returned as it is.
+    """The bearer token in ``value``, without surrounding space; an empty one is returned as it is.
 
     Raises:
         ConfigurationError: it is no token.
@@ -71,7 +69,7 @@ def token_text(value: str, place: str) -> str:
 
 
 def token_in(content: bytes, place: str) -> str:
-    """The same of the content of a file."""
+    """As ``token_text``, for the content of a file."""
     try:
         return token_text(content.decode("ascii"), place)
     except UnicodeDecodeError:
@@ -81,11 +79,11 @@ def token_in(content: bytes, place: str) -> str:
 # --- text for people ------------------------------------------------------------------------------
 
 _UNSHOWN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for tab and newline, what turns the direction of text, and halves of surrogate pairs."""
+"""Control characters except tab and newline, characters that change text direction, and lone surrogates."""
 
 
 def printable(text: str) -> str:
-    """``text`` with characters that move, colour or reorder what is shown written as ``\\x1b`` or ``\\u202e``."""
+    """``text`` with characters that move, colour or reorder output escaped as ``\\x1b`` or ``\\u202e``."""
     return _UNSHOWN.sub(_escape, text)
 
 
@@ -95,7 +93,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def first_of(texts: Sequence[str], count_max: int, separator: str = ", ") -> str:
-    """The first ``count_max`` of ``texts``, joined; of more, how many they are. Empty where there are none."""
+    """The first ``count_max`` of ``texts``, joined; if there are more, with their number. Empty if there are none."""
     named = separator.join(texts[:count_max])
     if len(texts) <= count_max:
         return named

@@ -1,7 +1,7 @@
-"""Verifying a long chain in processes beside the service: its event loop keeps its turns, and two cores share the work.
+"""Verifies a long chain in worker processes: the service's event loop stays free, and two cores share the work.
 
-Each process has a connection of its own, in the state of the database that the verification sees. A process is asked
-one thing at a time. Where whoever verifies keeps them, those that have answered all are there for the next one.
+Each process has its own connection, in the database snapshot that the verification reads. A process handles one
+request at a time. Idle processes are kept for the next verification if the caller passes ``KeptProcesses``.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from ledger.verification.verdict import Break, Verdict
 
 PROCESSES_MAX: Final = 2
 REQUESTS_AHEAD: Final = 2
-"""Ranges for each process that are made ready at a time, so that none waits for the next."""
+"""Ranges prepared for each process at a time, so that no process waits for its next one."""
 JOBS_A_REQUEST: Final = 1000
-"""Few enough that PostgreSQL sorts their entries in memory, and that no process has much to do when others are done."""
+"""Few enough that PostgreSQL sorts their entries in memory, and that the processes finish at about the same time."""
 COMPARISONS_AT_ONCE: Final = 64
-"""Requests whose answers are held at a time."""
+"""Most requests whose answers are held at a time."""
 KEPT_S: Final = 60.0
-"""How long processes wait for the next verification: to load one takes as long as it has for 20,000 entries."""
+"""How long processes wait for the next verification. Starting one takes as long as verifying 20,000 entries."""
 LONG_ENTRIES: Final = 50_000
-"""Entries of a chain for which it is worth starting processes."""
+"""Length of a chain from which starting processes pays."""
 
 COMMAND: Final = (sys.executable, "-m", "app.read.checking_process")
 
@@ -56,18 +56,18 @@ _Answer = TypeVar("_Answer")
 
 
 class CheckingFailedError(LedgerError):
-    """A process ended before it had answered; what it said is on standard error."""
+    """A process ended before it answered; its messages are on standard error."""
 
 
 class KeptProcesses:
-    """Processes that have nothing to do, at most ``PROCESSES_MAX``, each for ``KEPT_S``."""
+    """Idle processes, at most ``PROCESSES_MAX``, each kept for ``KEPT_S``."""
 
     def __init__(self) -> None:
         self._ending: dict[Process, asyncio.TimerHandle] = {}
         self._is_closed = False
 
     def taken(self, count: int) -> list[Process]:
-        """Up to so many of them, no longer kept."""
+        """Remove and return up to ``count`` processes."""
         taken: list[Process] = []
         while self._ending and len(taken) < count:
             process, timer = self._ending.popitem()
@@ -77,7 +77,7 @@ class KeptProcesses:
         return taken
 
     def keep(self, process: Process) -> bool:
-        """Keep a process to which ``End`` was said; False where there is no room."""
+        """Keep a process that was sent ``End``; False if there is no room."""
         if self._is_closed or len(self._ending) >= PROCESSES_MAX:
             return False
         self._ending[process] = asyncio.get_running_loop().call_later(KEPT_S, self._end, process)
@@ -89,7 +89,7 @@ class KeptProcesses:
             process.kill()
 
     async def close(self) -> None:
-        """End those that are kept, and keep no others."""
+        """End the kept processes and accept no more."""
         self._is_closed = True
         for process in self.taken(PROCESSES_MAX):
             process.kill()
@@ -107,7 +107,7 @@ class CheckingProcesses:
             self._free.put_nowait(each)
         self.ranges_at_once = len(processes) * REQUESTS_AHEAD
         self.begun = asyncio.gather(*(self._ask(begin, bool) for _ in processes), return_exceptions=True)
-        """Done once all of them are at work, or failed; nobody needs to wait for that."""
+        """Done once every process has started work or failed; no caller needs to wait for it."""
 
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
         """Check one range by itself."""
@@ -126,15 +126,15 @@ class CheckingProcesses:
         return compared
 
     async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
-        """Judge all verdicts, in one process: each hangs on those before it."""
+        """Judge all verdicts, in one process: each verdict depends on the earlier ones."""
         judged = await self._ask(JudgeCommitments(), ComparedJobs)
         _tell(on_candidate, judged.candidates)
         return judged.jobs
 
     def rested(self) -> list[Process]:
-        """Those that have answered all they were asked; they see this ledger no longer."""
+        """The processes that have answered every request; they are sent ``End`` and leave this ledger."""
         rested: list[Process] = []
-        # After a failure some may still be told so, one behind the other, each by the process that it is given.
+        # After a failure callers may still wait: each takes the failed process from the queue and fails in turn.
         while not (self._has_failed or self._free.empty()):
             process = self._free.get_nowait()
             assert process.stdin is not None
@@ -144,7 +144,7 @@ class CheckingProcesses:
         return rested
 
     async def _ask(self, request: Begin | Request, answer: type[_Answer]) -> _Answer:
-        """The answer of a process that has nothing else to do.
+        """Send ``request`` to an idle process and return its answer.
 
         Raises:
             CheckingFailedError: the process ended.
@@ -160,9 +160,9 @@ class CheckingProcesses:
             data = await process.stdout.readexactly(int.from_bytes(length, "big"))
         except (asyncio.IncompleteReadError, OSError) as error:
             self._has_failed = True
-            self._free.put_nowait(process)  # Who else waits for one is not to wait for ever.
+            self._free.put_nowait(process)  # Other callers must not wait for ever.
             raise CheckingFailedError("a process that checks parts of a ledger ended too early") from error
-        # One whose answer nobody waited for is not asked again: that answer would be read as the next.
+        # A process whose caller was cancelled is not used again: its late answer would be taken for the next one.
         self._free.put_nowait(process)
         return msgspec.msgpack.decode(data, type=answer)
 
@@ -177,7 +177,7 @@ def _tell(on_break: OnBreak | None, breaks: Sequence[Break]) -> None:
 async def checking(
     database_url: str, reader: PostgresChainReader, kept: KeptProcesses | None = None
 ) -> AsyncIterator[CheckingProcesses]:
-    """Processes that see the state which ``reader`` shows; on leaving ``kept`` has them, or they are ended.
+    """Processes that read the same database snapshot as ``reader``; on exit they are moved to ``kept`` or ended.
 
     Raises:
         OSError: they cannot be started.
@@ -188,7 +188,7 @@ async def checking(
     elsewhere = None
     try:
         while len(processes) < count:
-            # A session of its own: who interrupts the service by the keyboard ends this process through it.
+            # In a session of its own: Ctrl-C reaches the service alone, which then ends this process.
             process = await asyncio.create_subprocess_exec(*COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True)
             processes.append(process)
         elsewhere = CheckingProcesses(reader, processes, begin)
@@ -211,9 +211,9 @@ async def verified(
     verify_rows: Callable[..., Awaitable[Verdict]],
     kept: KeptProcesses | None = None,
 ) -> Verdict:
-    """The verdict of ``verify_rows`` on a whole chain, given ``elsewhere`` where it is a long one.
+    """The verdict of ``verify_rows`` on a whole chain; a long chain is verified with ``elsewhere``.
 
-    Where the processes fail, the chain is verified without them, and ``on_break`` is called again for what they found.
+    If the processes fail, the chain is verified without them, and ``on_break`` is called again for the same breaks.
     """
     last = await reader.last_entry()
     if last is None or last.seq < LONG_ENTRIES:

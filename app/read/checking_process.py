@@ -1,9 +1,9 @@
 """A process that checks parts of one tenant's ledger for a verification that runs in another.
 
 ``python -m app.read.checking_process`` reads requests from its standard input, one after the other, answers each on its
-standard output, and ends with its input. Both ways go frames: length (u32 big-endian), then MessagePack. The first
-request is ``Begin``; from there to ``End`` the database is seen in the state that it names, over a connection of this
-process.
+standard output, and exits at the end of its input. Requests and answers are frames: length (u32 big-endian), then
+MessagePack. The first request is ``Begin``. Until ``End`` the process reads the database snapshot that ``Begin`` names,
+over its own connection.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ledger.verification.verdict import Break, Findings
 
 LENGTH_BYTES: Final = 4
 NICENESS: Final = 10
-"""What serves requests goes first."""
+"""The processes that serve requests have priority."""
 CONNECT_TIMEOUT_S: Final = 10.0
 GC_ALLOCATIONS: Final = 100_000
 """Allocations between collections of the young generation."""
 STORED_AT_ONCE: Final = 4096
-"""Jobs that are held while their entries come; no request is for as many, unless ids were made equal or none."""
+"""Most job rows held while their entries are copied. No request has as many, unless ids were made equal or NULL."""
 STORED_CHARACTERS_MAX: Final = 16 << 20
-"""Of what they say, which is some hundred of each, unless somebody put much into them."""
+"""Most characters in those rows. A row has a few hundred, unless someone edited it."""
 BREAKS_TOLD_MAX: Final = 1000
-"""Breaks of one request that are reported, the first by seq; all are counted. Every job may have one."""
+"""Most breaks reported for one request, lowest seq first; all are counted. Every job may have one."""
 
 
 class Begin(msgspec.Struct, tag=True):
-    """Whose ledger, and which state of it; the answer is true."""
+    """Names the tenant and the database snapshot; the answer is true."""
 
     database_url: str
     exported: str
@@ -58,13 +58,13 @@ class CheckRange(msgspec.Struct, tag=True):
 
 
 class CompareJobs(msgspec.Struct, tag=True):
-    """Compare the jobs of these ids; the answer is what was found, and its breaks."""
+    """Compare the jobs of these ids; the answer is a ``ComparedJobs``."""
 
     part: JobRange
 
 
 class ComparedJobs(NamedTuple):
-    """What comparing some of the jobs came to; ``candidates`` are breaks that count if the chain is whole."""
+    """The result of comparing some jobs; ``candidates`` are breaks only if the chain is whole."""
 
     jobs: JobsFound
     breaks: list[Break]
@@ -72,11 +72,11 @@ class ComparedJobs(NamedTuple):
 
 
 class JudgeCommitments(msgspec.Struct, tag=True):
-    """Judge all verdicts on proposals, and the table of commitments; the answer is as of ``CompareJobs``."""
+    """Judge all verdicts on proposals, and the table of commitments; the answer is a ``ComparedJobs``."""
 
 
 class End(msgspec.Struct, tag=True):
-    """There is nothing more to ask of this ledger; not answered. Another ``Begin`` may follow."""
+    """No more requests about this ledger; has no answer. Another ``Begin`` may follow."""
 
 
 Request = CheckRange | CompareJobs | JudgeCommitments
@@ -91,7 +91,7 @@ def framed(value: object) -> bytes:
 
 
 async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more requests. Reading blocks: there is nothing else to do meanwhile."""
+    """Answer until there are no more requests. Reading may block: the process has no other work."""
     while data := _read(requests):
         begin = msgspec.msgpack.decode(data, type=Begin)
         connection = await sessions.connect(begin.database_url, AT_A_NODE, timeout_s=CONNECT_TIMEOUT_S)
@@ -123,7 +123,7 @@ async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedR
         is_in_order = is_in_order and checker.check_packed(entries) is not None
 
     if not (await reader.copied(task.from_seq, task.to_seq, take) and is_in_order):
-        # Something is wrong with the entries, or unusual: each is checked by itself.
+        # The entries are broken or unusual: check them one by one.
         checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
         async for rows in reader.entries(task.from_seq, task.to_seq):
             checker.check(rows)
@@ -159,8 +159,8 @@ async def _compared(reader: PostgresChainReader, request: CompareJobs) -> Compar
 
 
 async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs | None:
-    """What comparing them comes to where the entries can be copied; None where not, or where more jobs are stored than
-    are to be held, as nothing else can be read beside the entries."""
+    """Compare the jobs while their entries are copied. None if the entries cannot be copied, or if there are more job
+    rows than may be held: no rows can be read during the copy."""
     stored: list[Sequence[Any]] = []
     characters = 0
     async with aclosing(reader.jobs(request.part)) as batches:
@@ -196,13 +196,13 @@ def _write(answers: BinaryIO, answer: object) -> None:
 
 
 def _read(requests: BinaryIO) -> bytes:
-    """The next frame, nothing at the end."""
+    """The next frame, empty at the end of the input."""
     return requests.read(int.from_bytes(requests.read(LENGTH_BYTES), "big"))
 
 
 if __name__ == "__main__":
     os.nice(NICENESS)
-    # Rows and states of jobs are many, and none is a cycle.
+    # There are many rows and job states, and none is in a reference cycle.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS)
     asyncio.run(_work(sys.stdin.buffer, sys.stdout.buffer))

@@ -1,4 +1,4 @@
-"""What is promised, and what nodes have: as of the end of the chain, or of an earlier seq."""
+"""Active commitments and the capacities of nodes, as of the end of the chain or of an earlier seq."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STRONG = Promise(ReadLevel.STRONG, (), 0)
 
 
 class PromisedPage(NamedTuple):
-    """A page of what held at ``as_of_seq``; ``last`` is where the next page goes on, None behind the last."""
+    """A page of what was valid at ``as_of_seq``; ``last`` is where the next page starts, None after the last page."""
 
     as_of_seq: int
     items: Sequence[dict[str, Any]]
@@ -30,7 +30,7 @@ class PromisedPage(NamedTuple):
 
 
 class CommitmentReader:
-    """Reads the primary, where this node proves that it is not fenced and all its own entries are chained."""
+    """Reads the primary, after this node has proved that it is not fenced and that all its own entries are chained."""
 
     def __init__(self, copies: Copies, check: EntryCheck, promise_check: PromiseCheck) -> None:
         self._copies = copies
@@ -40,13 +40,13 @@ class CommitmentReader:
     async def page(
         self, tenant_id: str, as_of_seq: int | None, after_seq: int, limit: int, *, capacities: bool
     ) -> PromisedPage:
-        """Active commitments in order of their index, or capacities of nodes, from above index ``after_seq``; as of
-        the end of the chain where no seq is given.
+        """Active commitments, or capacities of nodes, by ascending index above ``after_seq``. If ``as_of_seq`` is None,
+        as of the end of the chain.
 
         Raises:
             TenantNotFoundError: there is no such tenant.
             SeqOutOfRangeError: the chain has no entry ``as_of_seq``.
-            ChainDamagedError: an entry is not what was chained, or the table of commitments is false.
+            ChainDamagedError: an entry differs from what was chained, or the table of commitments is wrong.
             FencedError, TooStaleError: as STRONG reads.
         """
 

@@ -1,19 +1,19 @@
-"""What a read may promise, and how it keeps the promise.
+"""The consistency levels of reads, and how a read keeps its promise.
 
-A token names a write: (node, epoch, lsn). Judged by what Postgres says of that node in the very snapshot that
-is read from::
+A token names a write: (node, epoch, lsn). It is judged by that node's row in the same Postgres snapshot that the read
+uses::
 
     epoch == present epoch                 seen when chained_lsn >= lsn
     epoch <  present epoch, lsn <= end     seen when chained_lsn >= lsn       (end: last LSN of that epoch)
     epoch <  present epoch, lsn >  end     lost: never seen, and never taken for seen
     anything else                          not yet known here: wait
 
-Where an epoch ended is a row that can be edited: a write that it says is lost is looked for in the chains first.
+The end of an epoch is a row that can be edited. So a write that the row calls lost is first looked up in the chains.
 
-``chained_lsn`` only rises, so what was seen once stays seen in every later snapshot of the same copy. A copy that
-lags says the same of an earlier time: it may not know a write yet, but what it calls seen or lost is so.
-One exception: ``chained_lsn`` passes over what a node holds back of a quarantined or locked tenant (decision 0008), so
-other nodes take that for seen; the node itself refuses the read.
+``chained_lsn`` only rises, so a write seen once stays seen in every later snapshot of the same copy. A copy that lags
+shows an earlier state: it may not know a write yet, but its answers "seen" and "lost" are final.
+One exception: ``chained_lsn`` skips writes that a node holds back for a quarantined or locked tenant (decision 0008).
+Other nodes take these writes for seen; the node itself refuses the read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 POLL_FIRST_S = 0.005
 POLL_LONGEST_S = 0.1
-"""Waits between two looks at Postgres for other nodes' writes: doubling, from the first to the longest."""
+"""Pauses between reads of Postgres while waiting for other nodes' writes: they double from the first to the longest."""
 
 
 class ReadLevel(StrEnum):
@@ -56,23 +56,23 @@ class ReadLevel(StrEnum):
 
 
 class UnfitError(Exception):
-    """This snapshot cannot keep the promise; a later one, or that of another copy, may."""
+    """This snapshot cannot keep the promise; a later one, or one of another copy, may."""
 
 
 class Promise(NamedTuple):
-    """What one read promises; ``max_staleness_ms`` counts with BOUNDED_STALENESS."""
+    """The promise of one read; ``max_staleness_ms`` applies to BOUNDED_STALENESS only."""
 
     level: ReadLevel
     tokens: Sequence[Token]
     max_staleness_ms: int
 
     def check(self, seen: reads.Seen, staleness_ms: int, chained: Collection[Token] = ()) -> None:
-        """Return if a snapshot that shows ``seen`` and is at most ``staleness_ms`` old keeps the promise; of tokens, it
-        has the writes of ``chained``.
+        """Return if a snapshot that shows ``seen`` and is at most ``staleness_ms`` old keeps the promise. The writes of
+        the tokens in ``chained`` are known to be in it.
 
         Raises:
             UnfitError: it does not.
-            WriteLostError: none ever will.
+            WriteLostError: no snapshot ever will.
         """
         if self.level is ReadLevel.BOUNDED_STALENESS and staleness_ms > self.max_staleness_ms:
             raise UnfitError
@@ -83,8 +83,8 @@ class Promise(NamedTuple):
 def all_seen(
     tokens: Sequence[Token], positions: Sequence[reads.TokenPosition], chained: Collection[Token] = ()
 ) -> bool:
-    """Whether a snapshot in which the tokens' nodes stand at ``positions`` has every write of ``tokens``; those of
-    ``chained`` it has.
+    """Whether a snapshot in which the tokens' nodes are at ``positions`` has every write of ``tokens``. The writes of
+    ``chained`` are known to be in it.
 
     Raises:
         WriteLostError: a token names a write beyond the end of its epoch.
@@ -110,8 +110,8 @@ def _is_seen(token: Token, position: reads.TokenPosition) -> bool:
 
 
 async def turns(wait_s: float) -> AsyncIterator[None]:
-    """Turns to read something again, with growing pauses between them, as long as the next is not later than
-    ``wait_s`` seconds from now."""
+    """Yield once for each attempt, with growing pauses. Stop if the next attempt would start later than ``wait_s``
+    seconds from now."""
     deadline_s, pause_s = time.monotonic() + wait_s, POLL_FIRST_S
     while True:
         yield
@@ -130,10 +130,10 @@ class Consistency:
         self.wait_s = wait_s
 
     def receive(self, tokens: Sequence[Token]) -> None:
-        """Let the clock learn of the tokens' times, so that what is written next comes after them.
+        """Advance the clock past the tokens' times, so that later writes come after them.
 
         Raises:
-            ClockSkewError: a time lies too far ahead; the clock is as it was.
+            ClockSkewError: a time is too far ahead; the clock is unchanged.
             InvalidInputError: a time is out of range.
         """
         for token in tokens:
@@ -163,20 +163,20 @@ class Consistency:
                 return
 
     async def chained(self, tokens: Sequence[Token]) -> set[Token]:
-        """Those of the tokens whose writes a chain has: an end of an epoch that calls one of them lost is false."""
+        """The tokens whose writes are in a chain. If an epoch's end calls one of these lost, that row is wrong."""
         hlcs = {token: Hlc.parse(token.hlc) for token in tokens}
         async with reading(self._pool) as connection:
             found = await reads.chained(connection, [*hlcs.values()])
         return {token for token, hlc in hlcs.items() if hlc in found}
 
     async def wait_here(self, tokens: Sequence[Token]) -> list[Token]:
-        """Wait for the writes of this node's present epoch; returns the tokens Postgres must judge."""
+        """Wait for the writes of this node's present epoch; returns the tokens that Postgres must judge."""
         node = self._node
         mine = [token.lsn for token in tokens if token.node_id == node.node_id and token.epoch == node.epoch]
         if mine:
             lsn = max(mine)
             try:
-                # A token may be of what is not committed yet: it must not hurry those who chain.
+                # The token's write may not be committed yet, and must not hurry the appender before it is.
                 await node.committed.reached(lsn, self.wait_s)
                 await node.chained.reached(lsn, self.wait_s)
             except DurabilityTimeoutError as error:
@@ -184,17 +184,17 @@ class Consistency:
         return [token for token in tokens if token.node_id != node.node_id or token.epoch != node.epoch]
 
     async def attempts(self) -> AsyncIterator[None]:
-        """Turns to look at Postgres, with growing waits between them.
+        """Yield once for each attempt to read Postgres, with growing pauses.
 
         Raises:
-            SessionNotCaughtUpError: when another turn would come too late.
+            SessionNotCaughtUpError: another attempt would be too late.
         """
         async for _ in turns(self.wait_s):
             yield
         raise SessionNotCaughtUpError(f"the session's writes did not become visible in {self.wait_s:g} s; try again")
 
     async def chain_own_writes(self) -> None:
-        """Return once everything durable on this node now is chained.
+        """Return once every write that is durable on this node now is chained.
 
         Raises:
             TooStaleError: not in time.
@@ -205,7 +205,7 @@ class Consistency:
             raise TooStaleError(f"this node's own writes are not all chained yet: {error}") from None
 
     def check_not_fenced(self, epoch: Epoch | None) -> None:
-        """Refuse unless ``epoch``, which Postgres has for this node, is its own.
+        """Return if ``epoch``, which Postgres has for this node, is the node's own.
 
         Raises:
             FencedError: another process writes this WAL now.

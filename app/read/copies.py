@@ -1,26 +1,26 @@
-"""The copies of the database that reads come from: the primary, and its hot standbys where there are some.
+"""The copies of the database that reads use: the primary, and its hot standbys if there are any.
 
-A replica is asked only while it is fit: it answered the last time it was checked, and holds this very ledger. The
-snapshot that it reads from must then prove, by itself, that it keeps the promise of the read. In every other case the
-primary answers, so a replica can only ever spare work, never cost an answer::
+A replica is asked only while it is fit: it answered the last check, and holds this ledger. The snapshot that it reads
+must then prove that it keeps the promise of the read. In every other case the primary answers. So a replica can save
+the primary work but never cost an answer::
 
-    replica answers, snapshot keeps the promise    its answer, and how old the snapshot is at most
+    replica answers, snapshot keeps the promise    its answer, and the snapshot's greatest possible age
     snapshot too old, or writes missing            the next replica, then the primary
     error, or silence of ANSWER_TIMEOUT_S          the same, and unfit until it answers again
 
-A replica that is unfit is in the log, at once and when the reason changes, in ``/metrics``, and once it has been so
-for ``REPORTED_AFTER_S``, or from the first check on, in ``/readyz``.
+An unfit replica is reported in the log, at once and when the reason changes, and in ``/metrics``. ``/readyz`` reports
+it after ``REPORTED_AFTER_S``, or at once if it has never been fit.
 
-*How old a snapshot is* follows from the primary's clock alone. Every node that has replicas writes the primary's time
-into one row again and again. A snapshot, of whichever copy, that shows the beat of time b holds all that was committed
-before b. This node knows when it sent its own newest beat, and what time the primary put on it, so it knows the
-primary's time at most::
+*The age of a snapshot* follows from the primary's clock alone. Every node that has replicas repeatedly writes the
+primary's time into one row, the heartbeat. A snapshot of any copy that shows the beat of time b holds every commit
+before b. This node knows when it sent its own newest beat and which time the primary gave it. That bounds the
+primary's present time::
 
-    sent <= put on it           primary's time now <= own beat + (now - sent)
+    sent <= own beat            primary's time now <= own beat + (now - sent)
     age of a snapshot <= own beat + (now - sent) - b
 
-Both beats are times of the primary and the rest is this node's monotonic clock, so no two clocks are compared. The
-bound holds while the primary is away, and while other nodes write the newer beats.
+Both beats are times of the primary, and the rest is this node's monotonic clock, so no two clocks are compared. The
+bound also holds while the primary is unreachable, and while other nodes write newer beats.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from app.store.reads import Seen
 
 BEAT_INTERVAL_S = 0.25
-"""Pause between two beats: an age is never known finer than this."""
+"""Pause between two beats, and the resolution of every age."""
 BEAT_TIMEOUT_S = 2.0
 
 
@@ -75,7 +75,7 @@ class Heartbeat:
         self._sent_s = 0.0
 
     async def run(self) -> None:
-        """Beat until cancelled, whatever becomes of the primary."""
+        """Beat until cancelled, also while the primary is unreachable."""
         missed = False
         while True:
             try:
@@ -91,7 +91,7 @@ class Heartbeat:
         """Write one beat.
 
         Raises:
-            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: the primary does not take it.
+            DatabaseUnavailableError, or one of ``DATABASE_FAULTS``: the primary does not accept it.
         """
         sent_s = time.monotonic()
         async with reading(self._primary, timeout_s=BEAT_TIMEOUT_S) as connection:
@@ -99,9 +99,9 @@ class Heartbeat:
         self._own_beat_at, self._sent_s = beat_at, sent_s
 
     def age_ms(self, beat_at: datetime | None) -> int | None:
-        """How old a snapshot that shows ``beat_at`` is at most; None when that cannot be told.
+        """The greatest possible age of a snapshot that shows ``beat_at``; None if it is unknown.
 
-        That is so before this node's first beat, and for a beat of the future: the primary's clock was set back.
+        It is unknown before this node's first beat, and for a beat in the future: the primary's clock was set back.
         """
         if beat_at is None or self._own_beat_at is None:
             return None
@@ -113,22 +113,22 @@ class Heartbeat:
 CONNECTIONS_MAX = 16
 """Connections to each replica."""
 ANSWER_TIMEOUT_S = 0.3
-"""How long a replica may be silent before a read goes elsewhere; an answer that has begun may take longer."""
+"""How long a replica may be silent before a read goes elsewhere; an answer that has started may take longer."""
 REPORTED_AFTER_S = 10.0
-"""A replica that answers again sooner, as after a restart, is no fault of the node."""
+"""A replica that is unfit for less time, as during a restart, does not make the node report a fault."""
 UNSEEN = "it was not asked yet"
 
 Value = TypeVar("Value")
 Judge = Callable[["Seen"], None]
-"""Raises ``UnfitError`` when a snapshot does not do."""
+"""Raises ``UnfitError`` if a snapshot cannot keep the promise."""
 Look = Callable[["Pool", Judge], Awaitable[Value]]
-"""Takes a snapshot of the copy behind a pool, shows the judge what it sees in it, and reads from that snapshot."""
+"""Takes a snapshot of the pool's copy, shows it to the judge, and reads from it."""
 
 log = structlog.get_logger()
 
 
 class Source(NamedTuple):
-    """Where an answer comes from, and how far behind the primary that is at most."""
+    """The copy that answered, and its greatest possible lag behind the primary."""
 
     name: str
     staleness_ms: int
@@ -141,16 +141,16 @@ class _Replica:
     """Its host, port and database, without the login."""
     pool: Pool
     fault: str | None = UNSEEN
-    """Why it is not asked now."""
+    """Why it is unfit now; None while it is fit."""
     fit_s: float = -math.inf
-    """When it was fit last, by the monotonic clock."""
+    """When it was last fit, by the monotonic clock."""
     staleness_ms: int = 0
-    """Of the last snapshot it was judged by."""
+    """Age of its last judged snapshot."""
 
 
 @asynccontextmanager
 async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) -> AsyncIterator[Replicas | None]:
-    """The replicas at ``urls``, numbered from 1; none of them needs to answer. None when there is no URL."""
+    """The replicas at ``urls``, numbered from 1, whether they answer or not. None if there is no URL."""
     if not urls:
         yield None
         return
@@ -168,23 +168,23 @@ async def replicas_at(urls: Sequence[str], primary_url: str, log_origin: str) ->
 
 
 class Replicas:
-    """The hot standbys of one ledger, in turn."""
+    """The hot standbys of one ledger, asked in rotation."""
 
     def __init__(self, copies: Sequence[tuple[str, Pool]], heartbeat: Heartbeat, log_origin: str) -> None:
-        """``copies`` are each a place, as people are to read it, and the pool of connections to it."""
+        """``copies`` are pairs: the address to show to people, and the connection pool."""
         self._replicas = [_Replica(f"replica-{number}", at, pool) for number, (at, pool) in enumerate(copies, 1)]
         self._heartbeat = heartbeat
         self._log_origin = log_origin
         self._turn = 0
 
     async def run(self) -> None:
-        """Beat, and look after the replicas, until cancelled."""
+        """Beat and check the replicas, until cancelled."""
         await asyncio.gather(self._heartbeat.run(), *map(self._watch, self._replicas))
 
     async def read(self, look: Look[Value], promise: Promise, wait_s: float) -> tuple[Value, Source] | None:
-        """What ``look`` reads at a replica whose snapshot keeps ``promise``; None when the primary has to answer.
+        """The result of ``look`` at a replica whose snapshot keeps ``promise``; None if the primary must answer.
 
-        Waits up to ``wait_s`` seconds for a replica that is nearly there.
+        Waits up to ``wait_s`` seconds for a replica that has nearly caught up.
 
         Raises:
             WriteLostError: a replica saw that a write of the session was lost.
@@ -201,7 +201,7 @@ class Replicas:
         return None
 
     def fault(self) -> str | None:
-        """Which replicas have answered no read for ``REPORTED_AFTER_S``, and why; None when all do."""
+        """The replicas that have been unfit for ``REPORTED_AFTER_S``, and why; None if there are none."""
         since_s = time.monotonic() - REPORTED_AFTER_S
         faults = [
             f"{replica.name} at {replica.at} answers no reads: {replica.fault}"
@@ -211,16 +211,16 @@ class Replicas:
         return "; ".join(faults) or None
 
     def fitness(self) -> dict[str, bool]:
-        """By the name of each replica, whether it answers reads now."""
+        """By replica name, whether it answers reads now."""
         return {replica.name: replica.fault is None for replica in self._replicas}
 
     def _one_is_near(self, wait_s: float) -> bool:
-        """Whether a replica may catch up in ``wait_s`` seconds; ages are known no finer than a beat."""
+        """Whether a replica may catch up within ``wait_s`` seconds. The resolution of ages is one beat."""
         near_ms = (wait_s + BEAT_INTERVAL_S) * 1000
         return any(replica.fault is None and replica.staleness_ms < near_ms for replica in self._replicas)
 
     async def _ask(self, replica: _Replica, look: Look[Value], promise: Promise) -> tuple[Value, Source] | None:
-        """The answer of ``replica``, or None when it has none that keeps the promise."""
+        """The answer of ``replica``, None if it has none that keeps the promise."""
         staleness_ms: int | None = None
 
         def judge(seen: Seen) -> None:
@@ -244,7 +244,7 @@ class Replicas:
         return value, Source(replica.name, staleness_ms)
 
     async def _watch(self, replica: _Replica) -> None:
-        """Say again and again whether ``replica`` is fit."""
+        """Check repeatedly whether ``replica`` is fit."""
         while True:
             try:
                 async with reading(replica.pool, timeout_s=ANSWER_TIMEOUT_S) as connection:
@@ -265,13 +265,13 @@ class Replicas:
 
 
 def _said(error: Exception) -> str:
-    """What the replica, or the driver, said."""
+    """The error text of the replica or the driver."""
     cause = error.__cause__ if isinstance(error, DatabaseUnavailableError) else None
     return text_of(cause or error)
 
 
 def _place_of(url: str) -> str:
-    """Host, port and database of an address, as people are to read it: without login and parameters."""
+    """Host, port and database of an address, without login and parameters."""
     parts = urlsplit(url)
     return parts.netloc.rpartition("@")[2] + parts.path
 
@@ -282,7 +282,7 @@ REPLICA_WAIT_PART = 0.1
 
 
 class Copies:
-    """Reads from the copy that keeps a promise; nothing else decides where from."""
+    """Reads from a copy that keeps the promise; the only place that chooses the copy."""
 
     def __init__(self, node: Node, primary: Pool, consistency: Consistency, replicas: Replicas | None = None) -> None:
         self._node = node
@@ -291,8 +291,8 @@ class Copies:
         self._replicas = replicas
 
     def _check_whole(self, tenant_id: str | None, promise: Promise) -> None:
-        """Refuse a read of a tenant whose promise covers writes that were passed over when others were chained: it is
-        damaged, or its rows are locked. What the chain shows need not have them."""
+        """Refuse a read if its promise covers writes that the appender may have skipped, because the tenant is damaged
+        or its rows are locked. The chain may lack these writes."""
         level = promise.level
         if tenant_id is None or not (level is ReadLevel.STRONG or (promise.tokens and level is ReadLevel.SESSION)):
             return
@@ -304,18 +304,18 @@ class Copies:
             )
 
     def asked_of(self, promise: Promise) -> tuple[Sequence[tuple[str, Epoch]], str]:
-        """What a look has to ask its snapshot for, so that a judge can judge it: arguments of ``reads.seen``."""
+        """Arguments of ``reads.seen``, with which a look queries its snapshot for the judge."""
         return [(token.node_id, token.epoch) for token in promise.tokens], self._node.node_id
 
     async def judged(self, connection: Connection, promise: Promise, judge: Judge) -> None:
-        """Show ``judge`` the snapshot of ``connection``, whatever it raises."""
+        """Show ``judge`` the snapshot of ``connection``; raises what ``judge`` raises."""
         judge(await reads.seen(connection, *self.asked_of(promise)))
 
     async def read(self, tenant_id: str | None, look: Look[Value], promise: Promise) -> tuple[Value, Source]:
-        """What ``look`` reads, of one tenant or of all, in a snapshot that keeps ``promise``: a replica's, else the
+        """The result of ``look``, for one tenant or all, in a snapshot that keeps ``promise``: a replica's, else the
         primary's.
 
-        A session first waits for this node's own writes: before they are chained no copy has them.
+        A session first waits for this node's own writes: no copy has them before they are chained.
 
         Raises:
             SessionNotCaughtUpError, WriteLostError, TooStaleError, FencedError: the promise cannot be kept.
@@ -325,13 +325,13 @@ class Copies:
         try:
             found = await self._read(look, promise)
         except WriteLostError as lost:
-            # What says so is a row that can be edited.
+            # The row that calls the write lost can be edited, so look the write up in the chains.
             try:
                 chained = await self._consistency.chained(promise.tokens)
             except DatabaseUnavailableError:
                 raise lost from None
             found = await self._read_primary(look, promise, chained), PRIMARY
-        self._check_whole(tenant_id, promise)  # Again: it waited for what is promised.
+        self._check_whole(tenant_id, promise)  # Again: the tenant may have been damaged during the wait.
         return found
 
     async def _read(self, look: Look[Value], promise: Promise) -> tuple[Value, Source]:

@@ -1,18 +1,17 @@
-"""What jobs are, of all entries that the log has of them, for answers that show one job or a page of them.
+"""Job states folded from all entries that the log has of a job, for answers that show one job or a page of them.
 
 Most jobs have few entries, which are read, recomputed and folded each time. A job of many entries is folded once, in
-parts, and remembered: after that only what was chained since is read. Its row in the job table is compared with the
-fold: a row that leaves an entry out, or names one that is not there, answers for nothing.
+parts, and cached: later reads fold only newer entries onto it. The job's row in the job table is compared with the
+fold: a row that omits an entry, or names one that does not exist, is damage.
 
-A list of one status does not show the rows that claim another one, so a false status hides a job from it. A walk
-compares every row, at a bounded share of the time::
+A list by status does not show rows of another status, so a wrong status hides a job from it. A walk therefore compares
+every row, at a bounded share of the time::
 
     every WALK_INTERVAL_S, for each tenant, as far as the table has followed
       WALK_RANGE_ENTRIES of the log at a time: the jobs whose last entry is among them
         all entries of each are folded, and its row MUST be what they fold to
 
-A row that is not is reported, and written again from the entries. Rows of jobs that have no entry are found by
-verification.
+A row that differs is reported, and rebuilt from the entries. Verification finds rows of jobs that have no entry.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ if TYPE_CHECKING:
     from app.store.reads import JobRows
 
 LARGE_JOBS_A_PAGE_MAX: Final = 5
-"""Most jobs of a page that are folded in parts: behind them the page ends, and another follows."""
+"""Most jobs of a page that are folded in parts: after these the page ends, and another follows."""
 
 
 class DamagedJob(NamedTuple):
-    """A job of a list of which something stored is not what was chained."""
+    """A job of a list whose stored rows differ from what was chained."""
 
     job_id: str
     error: ChainDamagedError
 
     def shown(self) -> dict[str, str]:
-        """As the list names it."""
+        """The job as a list names it."""
         return {"job_id": self.job_id, "detail": str(self.error)}
 
 
 class FoldedJobs:
-    """Folds the entries of jobs, and compares what they give with the job table. ``doubt`` takes jobs whose rows there
-    are false, ``report`` the damage that the answer does not name."""
+    """Folds the entries of jobs, and compares the folds with the job table. ``doubt`` receives jobs whose table rows
+    are wrong, ``report`` receives damage that the answer does not name."""
 
     def __init__(
         self, folds: JobFolds, doubt: Callable[[str, str], None], report: Callable[[ChainDamagedError, str], object]
@@ -70,10 +69,10 @@ class FoldedJobs:
     async def state_of(
         self, connection: Connection, tenant_id: str, job_id: str, known: Folded, rows: JobRows
     ) -> JobState | None:
-        """What the job is; None where there is none. ``rows`` begin behind ``known``.
+        """The state of the job, None if there is no such job. ``rows`` begin after ``known``.
 
         Raises:
-            ChainDamagedError: an entry is not what was chained, or the row in the job table is false.
+            ChainDamagedError: an entry differs from what was chained, or the row in the job table is wrong.
         """
         state, last_seq = await self.folds.fold(connection, ReadJob(JobSpan(tenant_id, job_id), known, rows.entries))
         if rows.followed_seq is None or last_seq > rows.followed_seq:
@@ -83,7 +82,7 @@ class FoldedJobs:
         except ChainDamagedError as error:
             if rows.claim is not None:
                 raise
-            # Only lists lack the job. What is shown here is what its entries say.
+            # The job has no row, so only lists lack it. This answer comes from its entries.
             self._report(error, "job_read")
         return state
 
@@ -95,11 +94,11 @@ class FoldedJobs:
         to_seq: int,
         large_max: float = LARGE_JOBS_A_PAGE_MAX,
     ) -> tuple[list[JobState], list[DamagedJob], int]:
-        """What the jobs of these rows of the job table were once it had followed to ``to_seq``, those that are damaged,
-        and how many of the rows that is: at least one, all of them where no more than ``large_max`` jobs are large."""
+        """The states at ``to_seq`` of the jobs of these table rows, the damaged jobs, and how many rows these cover.
+        That is at least one row, and every row if at most ``large_max`` jobs are large."""
         read = await self.folds.read(connection, [(tenant_id, row.job_id) for row in rows], to_seq)
         try:
-            # All entries are nearly always what was chained, and then no job is checked by itself.
+            # Nearly always all entries are as chained; then no job needs a check of its own.
             await self.folds.check.require(connection, tenant_id, [entry for job in read for entry in job.entries])
             are_checked = True
         except ChainDamagedError:
@@ -123,7 +122,7 @@ class FoldedJobs:
     async def compare(
         self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], to_seq: int
     ) -> list[ChainDamagedError]:
-        """What is wrong with these jobs or their rows in the job table, once that has followed to ``to_seq``."""
+        """The damage of these jobs or of their rows in the job table, which has followed the chain to ``to_seq``."""
         _, damaged, _ = await self.states_of(connection, tenant_id, rows, to_seq, math.inf)
         return [each.error for each in damaged]
 
@@ -140,9 +139,9 @@ class FoldedJobs:
 
 
 WALK_SHARE: Final = 0.02
-"""Most of the time that the walk takes, waiting for the database included."""
+"""Largest share of time that the walk takes, waits for the database included."""
 WALK_INTERVAL_S: Final = 3600.0
-"""Rest between two walks over all tenants, and before one goes on that the database interrupted."""
+"""Pause between two walks over all tenants, and after the database interrupted one."""
 WALK_RANGE_ENTRIES: Final = 500
 """Entries of the log whose jobs are compared at a time."""
 
@@ -159,7 +158,7 @@ class JobTableWalk:
         self.walks_done = 0
 
     async def run(self) -> None:
-        """Walk again and again; ends by cancellation."""
+        """Walk repeatedly until cancelled."""
         while True:
             try:
                 async with reading(self._pool) as connection:

@@ -1,19 +1,19 @@
-"""Reads verified history again: every chain from its first entry on, one tenant after the other, at a bounded share.
+"""Verifies history again: every chain from its first entry, one tenant after the other, at a bounded share of time.
 
-A short chain is verified whole, job states and verdicts on proposals included. A longer one is verified in ranges,
-without job states, which the log says for each such tenant (``job_states_not_compared``); its verdicts, each of which
-hangs on all entries before it, are judged at its end. The tree over the entries before a range is handed on to the
-verification of the range, which compares it with the checkpoints beside the WAL; behind a gap there is no tree any
-more, and the walk goes on without. The walk's position is stored beside the WAL, in
-``<wal folder>/walk.json``, so that a node that is restarted every day comes to an end all the same::
+A short chain is verified whole, job states and verdicts on proposals included. A longer chain is verified in ranges,
+without job states; the log reports each such tenant (``job_states_not_compared``). Its verdicts, each of which depends
+on all earlier entries, are judged at its end. Each range receives the tree over the entries before it and compares the
+tree with the checkpoints beside the WAL. After a gap there is no tree, and the walk continues without one. The walk's
+position is stored beside the WAL, in ``<wal folder>/walk.json``, so that a node that is restarted every day still
+completes its walk::
 
     {"version": 2, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
      "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits", "frontier": ["64 hex digits"],
      "is_valid": true}
 
-The next range begins behind ``from_seq``, the end of a snapshot, whose link is ``link`` and whose payload digest
-``snapshot``; ``frontier`` is the right edge of the tree over the entries up to there, null without a tree. With a file
-that cannot be read the walk begins again.
+The next range begins after ``from_seq``, the end of a snapshot. ``link`` is the link of that entry, ``snapshot`` the
+snapshot's payload digest, and ``frontier`` the right edge of the tree over the entries up to there, null without a
+tree. If the file cannot be read, the walk starts from the beginning.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
 
 NAME: Final = "walk.json"
 SHARE: Final = 0.1
-"""Most of the time that the walk takes, waiting for the database included: a tenth of a core at the most."""
+"""Largest share of time that the walk takes, waits for the database included: at most a tenth of a core."""
 RANGE_ENTRIES: Final = 20_000
-"""Entries of one range, and of a chain that is verified whole."""
+"""Most entries of one range, and of a chain that is verified whole."""
 STORE_INTERVAL_S: Final = 5.0
-"""How often the position is stored: what a restart reads again."""
+"""How often the position is stored; a restart repeats at most this much of the walk."""
 PAUSE_S: Final = 60.0
-"""Wait before a walk goes on that Postgres interrupted, and the longest between two looks whether one is due."""
+"""Pause after Postgres interrupted a walk, and the longest between two checks whether a walk is due."""
 
 UNSIGNED_ENTRIES_MAX: Final = 100_000
-"""Entries without a snapshot that are read twice at the most; behind more, the walk goes on without one."""
+"""Most entries without a snapshot that are read again; after more, the next range does not start at a snapshot."""
 
 _COMPARED_IN_RANGES: Final = {*KINDS, DAMAGED} - {"projection"}
-"""Kinds of break that a chain verified in ranges does not have: job states are not compared."""
+"""Kinds of break that a valid verdict in ranges rules out: all but job states, which are not compared."""
 
 log = structlog.get_logger()
 
 
 class _Position(msgspec.Struct):
-    """How far the walk is: ``tenant_id`` up to ``seq``; all tenants before it are done."""
+    """The walk's progress: ``tenant_id`` up to ``seq``; all tenants before it are done."""
 
     version: Literal[2] = 2
     began_at: float = 0.0
@@ -72,15 +72,15 @@ class _Position(msgspec.Struct):
     snapshot: str | None = None
     frontier: list[str] | None = None
     is_valid: bool = True
-    """Whether nothing was found wrong with this tenant so far."""
+    """Whether this tenant has had no break so far."""
 
     def begin(self, tenant_id: str) -> None:
-        """Go on with the chain of this tenant."""
+        """Start with the chain of this tenant."""
         self.tenant_id, self.seq, self.is_valid = tenant_id, 0, True
         self.go_behind(0, None, None, [])
 
     def go_behind(self, seq: int, link: str | None, snapshot: str | None, frontier: Sequence[bytes] | None) -> None:
-        """Let the next range begin behind entry ``seq``."""
+        """Let the next range begin after entry ``seq``."""
         self.from_seq, self.link, self.snapshot = seq, link, snapshot
         self.frontier = None if frontier is None else [each.hex() for each in frontier]
 
@@ -108,7 +108,7 @@ class FullWalk:
         self.walks_done = 0
 
     async def run(self) -> None:
-        """Walk every ``interval_s`` seconds, for ever; ends by cancellation."""
+        """Walk every ``interval_s`` seconds until cancelled."""
         while True:
             due_in_s = self._at.began_at + self._interval_s - time.time() if self._at.is_done else 0.0
             if due_in_s > 0:
@@ -121,7 +121,7 @@ class FullWalk:
                 await asyncio.sleep(PAUSE_S)
 
     async def _walk(self) -> None:
-        """Walk on to the end of the last chain."""
+        """Continue the walk to the end of the last chain."""
         if self._at.is_done:
             self._at = _Position(began_at=time.time(), is_done=False)
         async with reading(self._pool) as connection:
@@ -131,7 +131,7 @@ class FullWalk:
                 self._at.begin(tenant_id)
             while not await self._next_range(tenant_id):
                 await self._store()
-            # The next name there can be: this one is done.
+            # This tenant is done: continue at the next possible name.
             self._at.begin(tenant_id + "\0")
             await self._store()
         self._at.is_done = True
@@ -140,7 +140,7 @@ class FullWalk:
         log.info("full_verification_done", tenants=len(tenants), took_s=round(time.time() - self._at.began_at, 1))
 
     async def _next_range(self, tenant_id: str) -> bool:
-        """Verify the next part of the chain; whether that was the last."""
+        """Verify the next range of the chain; True if it was the last."""
         async with paced(SHARE):
             try:
                 return await self._verify(tenant_id)
@@ -149,7 +149,7 @@ class FullWalk:
             except TenantNotFoundError:
                 return True
             except Exception as error:
-                # Rows that someone edited may hold anything; what they break must not be the walk.
+                # Edited rows may hold anything and raise any error; the walk must go on.
                 self._verifier.failed(tenant_id, error)
                 return True
 
@@ -174,13 +174,13 @@ class FullWalk:
             )
             return True
         if verdict.to_seq <= at.seq:
-            # Nothing is there. The next range holds what comes before and behind, so that the gap is seen.
+            # The range is empty. The next one spans the gap, with entries on both sides, so that it is reported.
             async with reading(self._pool) as connection:
                 at.seq = await next_seq(connection, tenant_id, to_seq) - 1
             return False
         at.seq, signed_to = to_seq, verdict.signed_to
         if signed_to.seq > at.from_seq:
-            # From the end of a snapshot on, so that the next range meets whole ones.
+            # Start the next range at the end of a snapshot, so that it has whole snapshots.
             at.go_behind(
                 signed_to.seq, signed_to.chain_link, verdict.signed_digest, verdict.frontiers.get(signed_to.seq)
             )

@@ -1,4 +1,4 @@
-"""Reading jobs at the level of consistency asked for: one, a list of them, the events of one."""
+"""Reads one job, a list of jobs, or the events of a job, at the requested consistency level."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ State = jobs.JobState | None
 
 CANCELLATIONS_A_PAGE: Final = 200
 CANCELLATION_PAGES_MAX: Final = 5
-"""Pages of jobs that are to be cancelled which are looked through for one answer."""
+"""Most pages of jobs under cancellation that are searched for one answer."""
 LOOKED_AT_ONCE: Final = 2000
-"""Jobs whose entries one statement of a search looks at."""
+"""Most jobs whose entries one statement of a search reads."""
 LOOKED_AT_MAX: Final = 20_000
-"""Jobs whose entries are read for one answer."""
+"""Most jobs whose entries are read for one answer."""
 LOOKING_S: Final = 2.0
-"""How long is looked for one answer before it ends with the statement that is under way."""
+"""Time after which a search starts no further statement for one answer."""
 
 
 class _Found(NamedTuple):
-    """Jobs of a list, those that are left out because they are damaged, and after which creation the next part begins;
-    None when there is none."""
+    """Jobs of a list, jobs left out because they are damaged, and the creation after which the next part begins, None
+    if there is no next part."""
 
     states: Sequence[jobs.JobState]
     damaged: Sequence[DamagedJob]
@@ -57,8 +57,8 @@ class _Found(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Part of a list; ``last`` is where the next part begins, None when there is none. ``damaged`` names the jobs that
-    belong here and are not among the items, because what is stored of them is not what was chained."""
+    """Part of a list; ``last`` is where the next part begins, None if there is none. ``damaged`` names jobs that belong
+    here but are not among the items, because their stored rows differ from what was chained."""
 
     items: list[dict[str, Any]]
     last: CreatedHlc | None
@@ -77,8 +77,8 @@ class JobReader:
         hurry: Callable[[str], None],
         report: Callable[[ChainDamagedError, str], object],
     ) -> None:
-        """``hurry`` asks for a tenant's chain to be followed now: somebody waits for a list of its jobs. ``report`` is
-        given damaged jobs that a list leaves out."""
+        """``hurry`` asks the job table to follow a tenant's chain now, since a caller waits for a list of its jobs.
+        ``report`` receives damaged jobs that a list leaves out."""
         self._copies = copies
         self._revealing = revealing
         self._folded = folded
@@ -97,13 +97,12 @@ class JobReader:
     ) -> dict[str, Any]:
         """The job as ``GET /v1/jobs/{job_id}`` shows it, or as it was at ``as_of``.
 
-        Without ``tenant_id`` it is that of the only tenant, of those of the patterns ``tenants``, that has a job of
-        this id.
+        Without ``tenant_id``, exactly one tenant that matches the patterns ``tenants`` must have a job of this id.
 
         Raises:
             JobNotFoundError: no such job, or not yet at ``as_of``.
             InvalidInputError: no tenant was named, and several have a job of this id.
-            ChainDamagedError: what is stored of the job is damaged, or the tenant is quarantined and the level promises
+            ChainDamagedError: the job's stored rows are damaged, or the tenant is quarantined and the level promises
                 writes that may be held back.
             SessionNotCaughtUpError, WriteLostError, TooStaleError, FencedError: the level cannot be kept.
         """
@@ -156,14 +155,14 @@ class JobReader:
         below: CreatedHlc | None,
         limit: int,
     ) -> Page:
-        """Jobs of the tenant that ``wanted`` finds, newest first, created at ``since`` or later and before ``below``.
+        """Jobs of the tenant that match ``wanted``, newest first, created at ``since`` or later and before ``below``.
 
-        A list is of the job table. All levels but EVENTUAL wait until that has followed the chain as far as it was when
-        they first looked; how far it has, the answer says. A page for which entries of many jobs were read may
-        have fewer than ``limit`` and be followed by another.
+        Lists come from the job table. All levels but EVENTUAL wait until the table has followed the chain to its end
+        as of the first read; the answer reports the table's position. A page for which entries of many jobs were read
+        may have fewer than ``limit`` and be followed by another.
 
         Raises:
-            TenantNotFoundError: there is no such tenant; errors else as ``read``.
+            TenantNotFoundError: there is no such tenant; other errors as ``read``.
         """
 
         async def find(connection: Connection, place: Place) -> _Found:
@@ -179,8 +178,8 @@ class JobReader:
     async def list_cancellations(
         self, tenant_id: str, dc: str, promise: Promise, below: CreatedHlc | None, limit: int
     ) -> Page:
-        """Jobs of the tenant that are to be cancelled and whose data centre ``dc`` has not acknowledged that, newest
-        first, created before ``below``. A page may have fewer than ``limit`` and be followed by another.
+        """Jobs of the tenant under cancellation that data centre ``dc`` has not acknowledged, newest first, created
+        before ``below``. A page may have fewer than ``limit`` and be followed by another.
 
         Raises:
             as ``list``.
@@ -211,18 +210,18 @@ class JobReader:
     async def _states(
         self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], place: Place
     ) -> tuple[Sequence[jobs.JobState], Sequence[DamagedJob], CreatedHlc | None]:
-        """The jobs of these rows as of where the table is, those of them that are damaged, and the row after which the
-        next part begins, None where all were read."""
+        """The jobs of these rows as of the table's position, the damaged ones, and the row after which the next part
+        begins, None if all were read."""
         states, damaged, read = await self._folded.states_of(connection, tenant_id, rows, place.seq)
         return states, damaged, None if read == len(rows) else reads.created_of(rows[read - 1])
 
     async def _listed(
         self, tenant_id: str, promise: Promise, find: Callable[[Connection, Place], Awaitable[_Found]]
     ) -> Page:
-        """What ``find`` finds in the job table, once that is as far as ``promise`` has it."""
+        """The result of ``find`` on the job table, once the table is as far as ``promise`` demands."""
         awaited: tuple[int, float] | None = None
-        """The end of the chain that the table must reach, and when it was read: the first that was. Where the promise
-        bounds how old it may be, one that was read longer ago is replaced."""
+        """The end of the chain that the table must reach, from the first read, and the time of that read. If the
+        promise bounds staleness, an older end is replaced."""
         is_bounded = promise.level is ReadLevel.BOUNDED_STALENESS
 
         async def look(pool: Pool, judge: Judge) -> tuple[_Found, Place, int] | None:
@@ -239,7 +238,7 @@ class JobReader:
                     self._hurry(tenant_id)
                     raise UnfitError
                 found = _Found([], [], None) if place.is_begun else await find(connection, place)
-                # The list lacks what comes behind the position of the table, the oldest of it the longest.
+                # The list lacks the entries after the table's position; the oldest of them sets the staleness.
                 is_behind = place.seq < place.head_seq
                 behind_ms = await reads.age_ms(connection, tenant_id, place.seq + 1) if is_behind else 0
                 return found, place, behind_ms
@@ -295,7 +294,7 @@ class JobReader:
         below: CreatedHlc | None,
         limit: int,
     ) -> _Found:
-        """Jobs whose entries say what is wanted; as far as was looked in the time that there is for it."""
+        """Jobs whose entries match, as far as the search came within its time and bounds."""
         found: list[jobs.JobState] = []
         damaged: list[DamagedJob] = []
         fragments, give_up_s, left = wanted.fragments(), time.monotonic() + LOOKING_S, LOOKED_AT_MAX
@@ -325,7 +324,7 @@ class JobReader:
     async def _other_creations(
         self, tenant_id: str, view: dict[str, Any], events: Sequence[ListedEntry]
     ) -> Sequence[dict[str, Any]]:
-        """Those of ``events``, creations of one job, that say something else of it than ``view`` shows."""
+        """The ``events``, creations of one job, that differ from what ``view`` shows."""
         items = []
         for event, shown in zip(events, await self._revealing.payloads(tenant_id, events), strict=True):
             payload = orjson.loads(orjson.dumps(shown))
@@ -335,7 +334,7 @@ class JobReader:
         return items
 
     async def _tenant_of(self, job_id: str, among: Sequence[str], promise: Promise) -> str:
-        """The only tenant, of those of the patterns ``among``, that has a job of this id.
+        """The only tenant that matches the patterns ``among`` and has a job of this id.
 
         Raises:
             JobNotFoundError: none has.
@@ -358,7 +357,7 @@ class JobReader:
 
 
 def _behind(source: Source) -> str:
-    """What a copy that is not the primary adds to saying that something is not there."""
+    """The addition to a "not found" text if the copy was not the primary."""
     return "" if source is PRIMARY else f" (says {source.name}, {source.staleness_ms} ms behind)"
 
 
@@ -384,6 +383,6 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
 
 
 def _created(state: jobs.JobState) -> CreatedHlc:
-    """Where the job stands in the order of lists: all that are listed have a creation."""
+    """The job's sort key in lists; every listed job has a creation."""
     assert state.created is not None
     return state.created.order[:3]

@@ -1,4 +1,4 @@
-"""Merkle proofs and tiles out of the stored tree.
+"""Merkle proofs and tiles from the stored tree.
 
 A proof reads O(log size) tiles in one snapshot. Tiles are those of a tiled transparency log (C2SP tlog-tiles), cut at
 the newest checkpoint. In a log whose newest checkpoint covers ``size`` leaves::
@@ -9,9 +9,9 @@ the newest checkpoint. In a log whose newest checkpoint covers ``size`` leaves::
 A client that holds the checkpoint gets every tile it needs, and no client sees what no checkpoint covers. An entry is
 the raw 32-byte chain link; a bundle is the links that hash to the level 0 tile of the same index.
 
-What external witnesses and time-stamping authorities stated about checkpoints is judged for verification, and served
-with the log's own note. The database is not trusted with it: a cosignature that does not hold, or whose witness is not
-registered (any more), is not served, since one bad line of a known key spoils the whole note for its reader.
+Statements of external witnesses and time-stamping authorities about checkpoints are judged for verification, and served
+with the log's own note. The database is not trusted: a cosignature that is invalid, or whose witness is not (or no
+longer) registered, is not served, since one bad line of a known key makes its reader reject the whole note.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ async def consistency(
 
 
 def newest_checkpoint(tenant_id: str, note_text: str | None) -> checkpoints.Checkpoint | None:
-    """What the stored note says, None when there is no note; no signature is checked.
+    """The checkpoint in the stored note, None if there is no note; no signature is checked.
 
     Raises:
-        ChainDamagedError: it is no checkpoint.
+        ChainDamagedError: the note is no checkpoint.
     """
     if note_text is None:
         return None
@@ -135,7 +135,7 @@ def checkpoint_size(tenant_id: str, note_text: str | None) -> int | None:
 async def _size(
     connection: Connection, tenant_id: str, asked: int | None, name: str
 ) -> tuple[int, checkpoints.Checkpoint]:
-    """The tree size asked for, else the newest checkpoint's, once it is known to be there, and that checkpoint."""
+    """The requested tree size, else the newest checkpoint's, after checking that it exists; and that checkpoint."""
     head = await chain_reads.head(connection, tenant_id)
     signed = newest_checkpoint(tenant_id, head.checkpoint)
     if signed is None:
@@ -153,7 +153,7 @@ def _anchoring_tiles(size: int, signed: checkpoints.Checkpoint) -> set[tuple[int
 
 
 def _anchored_root(size: int, signed: checkpoints.Checkpoint, get_tile: tiles.GetTile) -> bytes:
-    """Root of the first ``size`` leaves as stored, once it is proved to be that of a beginning of what was signed.
+    """Root of the first ``size`` stored leaves, after proving that they are a prefix of the signed tree.
 
     Raises:
         ProofError: it is not.
@@ -166,7 +166,7 @@ def _anchored_root(size: int, signed: checkpoints.Checkpoint, get_tile: tiles.Ge
 
 @contextmanager
 def _damage_named(tenant_id: str) -> Iterator[None]:
-    """Stored tiles that do not make the tree that was signed are damage, not an answer."""
+    """Report stored tiles that do not form the signed tree as damage."""
     try:
         yield
     except (ProofError, TypeError, ValueError) as error:
@@ -174,16 +174,16 @@ def _damage_named(tenant_id: str) -> Iterator[None]:
 
 
 _ENTRY_LENGTH = HASH_BYTES.to_bytes(2, "big")
-"""Stands before every entry of a bundle."""
+"""Prefix of every entry of a bundle."""
 
 
 async def hash_tile(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, level: int, index: int, width: int) -> bytes:
-    """``width`` hashes of 32 bytes, from the beginning of tile ``index`` of ``level`` on.
+    """The first ``width`` hashes, of 32 bytes each, of tile ``index`` of ``level``.
 
     Raises:
         TenantNotFoundError: no such tenant.
         NotFoundError: the newest checkpoint's tree does not have that many.
-        ChainDamagedError: it has, and they are not stored.
+        ChainDamagedError: the tree has that many, but they are not stored.
     """
     async with reading(pool, snapshot=True) as connection:
         await _require_covered(connection, tenant_id, level, index, width)
@@ -191,12 +191,12 @@ async def hash_tile(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, level: i
 
 
 async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index: int, width: int) -> bytes:
-    """``width`` entries from leaf ``256 * index`` on, each behind its length as u16 big-endian.
+    """``width`` entries from leaf ``256 * index`` on, each after its length as u16 big-endian.
 
     Raises:
         TenantNotFoundError: no such tenant.
         NotFoundError: the newest checkpoint does not cover that many.
-        ChainDamagedError: rows are missing, or do not hash to the tile that was signed.
+        ChainDamagedError: rows are missing, or do not hash to the signed tile.
     """
     async with reading(pool, snapshot=True) as connection:
         await _require_covered(connection, tenant_id, 0, index, width)
@@ -230,7 +230,7 @@ async def _stored(connection: Connection, tenant_id: str, level: int, index: int
 
 
 def _raw(chain_link: str | None) -> bytes:
-    """The bytes of a stored link; of text that somebody put in its place nothing, which hashes to no signed leaf."""
+    """The bytes of a stored link; empty for an edited text that is no link, which hashes to no signed leaf."""
     try:
         return bytes.fromhex(chain_link or "")
     except ValueError:
@@ -240,11 +240,11 @@ def _raw(chain_link: str | None) -> bytes:
 # --- statements of witnesses ----------------------------------------------------------------------
 
 AUTHORITIES_MAX = 64
-"""Authorities whose newest stamp is judged, those of former times among them."""
+"""Most authorities whose newest stamp is judged, former ones included."""
 
 
 RootsOf: TypeAlias = Callable[[str], "Sequence[x509.Certificate]"]
-"""Gives the certificates that an authority's stamps may be traced to, none when nobody said."""
+"""Gives the root certificates for an authority's stamps, none if none are configured."""
 
 
 async def judged_anchors(
@@ -273,7 +273,7 @@ async def newest_anchors(
     witnesses: Sequence[WitnessKey],
     roots: RootsOf,
 ) -> Callable[[], list[Anchor]]:
-    """What judges the newest statements, which have been read; it computes and reads nothing more."""
+    """Read the newest statements; returns a function that judges them and does no I/O."""
     cosigned = await store.newest_cosignatures(connection, tenant_id, _names(witnesses))
     stamped = await store.newest_timestamps(connection, tenant_id, AUTHORITIES_MAX)
 
@@ -294,18 +294,18 @@ async def newest_anchors(
 
 
 ROWS_A_SIZE_MAX = SIGNATURES_MAX - 10
-"""Cosignatures of one checkpoint that are checked, the newest; with the log's own they fit into one note."""
+"""Most cosignatures of one checkpoint that are checked, newest first; with the log's own they fit into one note."""
 SIZES_MAX = 16
-"""Cosigned sizes that are checked for the newest of which a cosignature holds."""
+"""Most cosigned sizes that are searched, newest first, for one with a valid cosignature."""
 
 
 async def served_checkpoint(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, witnesses: Sequence[WitnessKey]) -> str:
-    """The newest checkpoint, with the cosignatures there are on it.
+    """The newest checkpoint, with its cosignatures.
 
     Raises:
         TenantNotFoundError: no such tenant.
-        NotFoundError: nothing was signed yet.
-        ChainDamagedError: what is stored is no checkpoint, or not that of the stored tree.
+        NotFoundError: there is no signed checkpoint yet.
+        ChainDamagedError: the stored note is no checkpoint, or not one of the stored tree.
     """
     async with reading(pool) as connection:
         head = await chain_reads.head(connection, tenant_id)
@@ -327,7 +327,7 @@ async def cosigned_checkpoint(
 
     Raises:
         TenantNotFoundError: no such tenant.
-        NotFoundError: none has been cosigned.
+        NotFoundError: no checkpoint has been cosigned.
     """
     async with reading(pool) as connection:
         await chain_reads.require_tenant(connection, tenant_id)
@@ -341,7 +341,7 @@ async def cosigned_checkpoint(
 
 
 def held(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> Cosignature | None:
-    """The cosignature in ``row``, if it is of the witness, the size and the time that the row says, and holds."""
+    """The cosignature in ``row`` if it is valid and matches the row's witness, size and time; else None."""
     try:
         note = notes.parse(row.note)
         (found,) = cosignatures_of(note, [each for each in witnesses if each.text() == row.witness])
@@ -352,7 +352,7 @@ def held(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> Cosignature | 
 
 
 def status_of(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> str:
-    """Whether the cosignature holds: ``ok``, ``broken``, or ``unknown_key`` when nobody registered its witness."""
+    """``ok``, ``broken`` if the cosignature is invalid, or ``unknown_key`` if its witness is not registered."""
     if row.witness not in _names(witnesses):
         return "unknown_key"
     return "broken" if held(row, witnesses) is None else "ok"
@@ -369,7 +369,7 @@ def _by_log_alone(row: CosignatureRow) -> Note:
 
 
 def _cosigned(note: Note, rows: Iterable[CosignatureRow], witnesses: Sequence[WitnessKey]) -> Note:
-    """``note`` with the cosignatures in ``rows`` that hold on its text, the newest of each witness."""
+    """``note`` with the newest cosignature of each witness in ``rows`` that is valid for its text."""
     lines: dict[str, NoteSignature] = {}
     for row in rows:
         found = held(row, witnesses)

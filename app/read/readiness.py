@@ -1,4 +1,4 @@
-"""Whether this node takes requests: the checks of ``/readyz``, each None while nothing is wrong, else what is."""
+"""Whether this node accepts requests: the checks of ``/readyz``. Each returns None, or the fault as text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Readiness:
     node: Node
     pool: Pool
     needed: Mapping[str, Check]
-    """Without these the node is not ready."""
+    """The node is unready if one of these fails."""
     reported: Mapping[str, Check]
-    """These are reported, and make the node unready in no case: writes go on without them."""
+    """These are reported but never make the node unready: writes do not need them."""
     database_fault: str | None = None
-    """What was wrong with the database when it was asked last, for ``/readyz`` or ``/metrics``."""
+    """The database's fault at the last check, by ``/readyz`` or ``/metrics``."""
 
     async def ask_database(self) -> None:
-        """Find out whether the database answers: ``database_fault``, which the metrics report as well."""
+        """Check whether the database answers, and set ``database_fault``, which the metrics report as well."""
         self.database_fault = None
         try:
             async with reading(self.pool, timeout_s=DATABASE_CHECK_TIMEOUT_S) as connection:
@@ -38,7 +38,7 @@ class Readiness:
             self.database_fault = str(error)
 
     async def faults(self) -> dict[str, str | None]:
-        """What is wrong now, by check, of all without which the node is not ready."""
+        """The present faults by check, for the checks that the node needs to be ready."""
         await self.ask_database()
         return {
             "accepting": None if self.node.accepting else "stopping",

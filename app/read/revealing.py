@@ -1,7 +1,7 @@
-"""Private fields on their way out: shown as they were submitted while their key lives, as erased once it is gone.
+"""Private fields in answers: shown as submitted while their key exists, as erased once it is destroyed.
 
-What was sealed elsewhere (an imported bundle), or cannot be opened here and now, is shown as it is stored; so is all of
-a tenant whose entries about erasures are damaged.
+A value that was sealed elsewhere (an imported bundle), or that this node cannot open now, is shown as it is stored. So
+are all values of a tenant whose entries about erasures are damaged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Keys = Mapping[str, DataKey | None]
 
 
 class Revealing:
-    """Opens what this node may open."""
+    """Opens the private values that this node may open."""
 
     def __init__(self, knowledge: PrivacyKnowledge) -> None:
         self._knowledge = knowledge
@@ -62,7 +62,7 @@ class Revealing:
 
 
 def _free_parts(state: JobState) -> list[Any]:
-    """What callers gave freely."""
+    """The parts of a state whose content callers choose freely."""
     created = [] if state.created is None else [state.created.spec, state.created.actor]
     return created if state.end is None else [*created, *state.end.outcome.values()]
 

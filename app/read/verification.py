@@ -1,17 +1,17 @@
-"""Verification as the service runs it: on request, at start, and again and again.
+"""Verification in the service: on request, at start, and periodically.
 
-Whole chains on request. At start and at every interval only what came after the last verified snapshot, and that the
-entry there is still the one that was verified. What this node keeps beside its WAL is read before the database, so
-that it is never newer than what it is compared with.
+On request the service verifies a whole chain. At start and at every interval it verifies only the entries after the
+last verified snapshot, and that the entry there is unchanged. The files that this node keeps beside its WAL are read
+before the database, so that they are never newer than the rows they are compared with.
 
 How far each chain was verified is kept beside the WAL, where a database administrator cannot reach it, in ``<wal
 folder>/verified.json``, replaced by temp file, fsync, rename and directory fsync::
 
     {"version": 1, "tenants": {"acme": {"seq": 23000, "chain_link": "64 hex digits"}}}
 
-A position is the end of a snapshot, or seq 0, so that verifying from there on meets whole snapshots. The entry at a
-position must still have that link the next time. A file that is missing or damaged means that verification begins at
-seq 1 again, which is safe.
+A position is the end of a snapshot, or seq 0, so that verification from there covers whole snapshots. The entry at a
+position must still have that link the next time. If the file is missing or damaged, verification starts at seq 1 again,
+which is safe.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class VerifiedPositions(KeptByTenant[Position]):
         super().__init__(wal_folder, _POSITIONS_FILE, "verified_positions_unreadable")
 
     def get(self, tenant_id: str) -> Position | None:
-        """Where the tenant was last verified, None before the first time."""
+        """The tenant's last verified position, None before the first verification."""
         return self._by_tenant.get(tenant_id)
 
     def tenants(self) -> list[str]:
@@ -92,10 +92,10 @@ class VerifiedPositions(KeptByTenant[Position]):
         return sorted(self._by_tenant)
 
     def advance(self, tenant_id: str, position: Position) -> bool:
-        """Note that the tenant is verified up to ``position``; a lower one changes nothing.
+        """Record that the tenant is verified up to ``position``; a lower position changes nothing.
 
         Returns:
-            Whether it changed, so that ``store`` has something to do.
+            Whether the position changed, so that the caller must call ``store``.
         """
         held = self._by_tenant.get(tenant_id)
         if held is not None and held.seq >= position.seq:
@@ -105,16 +105,16 @@ class VerifiedPositions(KeptByTenant[Position]):
 
 
 VERIFICATIONS_AT_ONCE_MAX = 2
-"""Those that were asked for; each holds a connection and a snapshot of the database for as long as it runs."""
+"""Most requested verifications at a time; each holds a connection and a database snapshot while it runs."""
 READ_WHOLE: Final = frozenset({*KINDS, DAMAGED})
-"""Kinds of break that a chain which a whole verification finds valid does not have."""
+"""Kinds of break that a whole verification with a valid verdict rules out."""
 VERIFICATION_TIMEOUT_S = 6 * 3600.0
 """Longest that one verification may take."""
 
 KeyringProvider = Callable[[], Awaitable["Keyring"]]
-"""Gives the keys that signatures are judged with; afterwards it can be asked what is wrong with them."""
+"""Gives the keys for judging signatures; the provider knows afterwards whether they are faulty."""
 AnchorProvider = Callable[[str, "Keyring"], Awaitable[Sequence[Anchor]]]
-"""Gives the statements of external witnesses about a tenant's tree, judged."""
+"""Gives the judged statements of external witnesses about a tenant's tree."""
 CheckpointProvider = Callable[[str, "Keyring"], Sequence[TreeHead]]
 """Gives the tree heads of a tenant that are kept outside the database, each with its source."""
 
@@ -133,7 +133,7 @@ class Verification(NamedTuple):
 
 
 KeyRowsCheck = Callable[[str, Sequence[NamedEntry], int], bool]
-"""Whether the rows of keys of a tenant prove themselves by the entries that they name, at a time in ms."""
+"""Whether a tenant's key rows are proved by the entries that they name, at a time in ms."""
 
 
 class ChainVerifier:
@@ -169,24 +169,24 @@ class ChainVerifier:
         self._kept = KeptProcesses()
 
     async def close(self) -> None:
-        """End the processes that long chains were checked in."""
+        """End the worker processes that check long chains."""
         await self._kept.close()
 
     async def full(
         self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None, *, by: str = NODE
     ) -> Verification:
-        """Verify a tenant's chain, or a range of it; ``by`` is who asked.
+        """Verify a tenant's chain, or a range of it; ``by`` is the principal that requested it.
 
         Raises:
             TenantNotFoundError: there is no such tenant.
             DatabaseUnavailableError: Postgres cannot be reached.
-            NotReadyError: too many verifications that were asked for are under way.
+            NotReadyError: too many requested verifications are running.
         """
         async with self._slots.taken():
             return await self.again(tenant_id, from_seq, to_seq, by=by)
 
     async def incremental(self, tenant_id: str) -> Verification:
-        """Verify what came after the last verified snapshot, and that the entry there is unchanged.
+        """Verify the entries after the last verified snapshot, and that the entry at its end is unchanged.
 
         Raises: as ``full``.
         """
@@ -196,7 +196,7 @@ class ChainVerifier:
         return await self.again(tenant_id, position.seq + 1, expected_prev=position.chain_link)
 
     async def incremental_all(self) -> list[Verification]:
-        """Verify every tenant incrementally; one that cannot be verified does not keep the others from it.
+        """Verify every tenant incrementally; a failure for one tenant does not stop the others.
 
         Raises:
             DatabaseUnavailableError: the tenants cannot be listed.
@@ -208,13 +208,13 @@ class ChainVerifier:
             try:
                 done.append(await self.incremental(tenant_id))
             except Exception as error:
-                # Rows that someone edited may hold anything; what they break must not be the node.
+                # Edited rows may hold anything and raise any error; the node must go on.
                 self.failed(tenant_id, error)
         return done
 
     def failed(self, tenant_id: str, error: Exception) -> None:
-        """A verification of its own that the node goes on without. Where no outage explains it, stored rows are such
-        as no check foresaw: that is a break like others."""
+        """Record that one of the node's own verifications failed. If no outage explains the error, the stored rows are
+        damaged in an unforeseen way, which is reported as a break."""
         log.error("chain_verification_failed", tenant_id=tenant_id, error=repr(error))
         if isinstance(error, (LedgerError, OSError, MemoryError, *DATABASE_FAULTS)):
             self._breaks.report_error(error, VERIFICATION)
@@ -223,7 +223,7 @@ class ChainVerifier:
         self._breaks.report(tenant_id, Break(0, DAMAGED, detail, None, detail), VERIFICATION)
 
     async def run(self, interval_s: float, *, on_start: bool) -> None:
-        """Verify all tenants incrementally every ``interval_s`` seconds, for ever; ends by cancellation."""
+        """Verify all tenants incrementally every ``interval_s`` seconds until cancelled."""
         if not on_start:
             await asyncio.sleep(interval_s)
         while True:
@@ -243,10 +243,10 @@ class ChainVerifier:
         expected_frontier: Sequence[bytes] = (),
         by: str = NODE,
     ) -> Verification:
-        """Verify a chain or a range of it that may have been verified before; what is expected before the range is as
-        ``ledger.verification.verify`` has it, ``by`` is the principal that asked for it.
+        """Verify a chain or a range of it, without the bound on concurrent verifications. The ``expected`` arguments
+        are those of ``ledger.verification.verify``; ``by`` is the principal that requested it.
 
-        Raises: as ``full``, but never because others verify as well.
+        Raises: as ``full``, except for too many verifications.
         """
         began_s, began_at_s = time.perf_counter(), time.time()
         is_whole = from_seq is None and to_seq is None
@@ -262,7 +262,7 @@ class ChainVerifier:
         keyring = await self._keyring()
         verdict, found = await self._judged(keyring, tenant_id, verify_rows)
         if not verdict.is_valid and _has_more(newer := await self._keyring(), keyring):
-            # A key was admitted, and signed, before the chain was read.
+            # A key may have been admitted and used between reading the keys and reading the chain.
             verdict, found = await self._judged(newer, tenant_id, verify_rows)
         verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
         self._count(verdict)
@@ -277,14 +277,14 @@ class ChainVerifier:
     async def _judged(
         self, keyring: Keyring, tenant_id: str, verify_rows: partial[Coroutine[Any, Any, Verdict]]
     ) -> tuple[Verdict, Sequence[Break]]:
-        """The verdict by the keys of ``keyring``, and the first break of each kind that nobody has acknowledged.
+        """The verdict by the keys of ``keyring``, and the first unacknowledged break of each kind.
 
         Raises: as ``again``.
         """
         found: dict[str, Break] = {}
 
         def note(each: Break) -> None:
-            # One that somebody has seen and that still stands there must not hide those behind it.
+            # An acknowledged break that is not repaired must not hide later ones.
             if self._breaks.is_acknowledged(tenant_id, each):
                 return
             if each.kind not in found or each.seq < found[each.kind].seq:
@@ -292,11 +292,11 @@ class ChainVerifier:
 
         wanted = verify_rows.keywords
         is_whole = wanted["from_seq"] is None and wanted["to_seq"] is None
-        # 1. What is kept outside the database, before the database is read.
+        # 1. Read checkpoints and anchors before the ledger.
         checkpoints = self._checkpoints(tenant_id, keyring)
         opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
         anchors = await self._anchors(tenant_id, keyring) if wanted["from_seq"] in (None, 1) else ()
-        # 2. The ledger, in one state.
+        # 2. Read the ledger in one consistent state.
         async with (
             reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
             consistent_reader(connection, tenant_id) as reader,
@@ -304,7 +304,7 @@ class ChainVerifier:
             is_known = await reader.head() is not None or await reader.last_entry() is not None
             if not is_known and wanted["expected_prev"] is None and not checkpoints:
                 if is_whole:
-                    # Rows that somebody added under a name that is no tenant are gone, and nothing was there before.
+                    # Forged rows under a name that is no tenant were removed, so their breaks are repaired.
                     self._breaks.mended(tenant_id)
                 raise TenantNotFoundError(f"there is no tenant {tenant_id}")
             verify_rows = partial(
@@ -320,8 +320,8 @@ class ChainVerifier:
     async def verified_whole(
         self, tenant_id: str, verified: Verified, *, is_valid: bool, kinds: Collection[str] = READ_WHOLE
     ) -> None:
-        """A chain was verified from its first entry to its end, in one go or in ranges: keep when and by whom. One that
-        is valid has no break of ``kinds``. Rows of the table of keys that were found broken are checked again."""
+        """Record when and by whom a chain was verified from first entry to end, whole or in ranges. A valid chain has
+        no break of ``kinds``, so known ones are cleared. Key rows that were found broken are checked again."""
         self._last_verified.note(tenant_id, verified)
         if is_valid:
             self._breaks.mended(tenant_id, kinds=kinds)
@@ -341,8 +341,8 @@ class ChainVerifier:
             self._breaks.mended(tenant_id, kinds=(KEY_ROW,))
 
     async def judge_commitments(self, tenant_id: str) -> None:
-        """Judge the verdicts of a chain that was verified in ranges, and the table of what is promised. Where a break
-        of it is known, on which they may hang, nothing is judged.
+        """Judge the verdicts of a chain that was verified in ranges, and the table of commitments. If the tenant has
+        an unacknowledged break, nothing is judged, since verdicts may depend on it.
 
         Raises: as ``again``.
         """
@@ -365,7 +365,7 @@ class ChainVerifier:
             await self.report(tenant_id, [first])
 
     async def report(self, tenant_id: str, found: Sequence[Break]) -> None:
-        """Keep what was found broken until it is repaired and acknowledged."""
+        """Keep the breaks ``found`` until they are repaired and acknowledged."""
         try:
             await asyncio.to_thread(self._breaks.found, tenant_id, found)
         except OSError as error:
@@ -396,12 +396,12 @@ class ChainVerifier:
 
 
 def _has_more(newer: Keyring, older: Keyring) -> bool:
-    """Whether there are keys in ``newer`` that ``older`` did not have."""
+    """Whether ``newer`` has keys that ``older`` does not have."""
     return not {key.key_id for key in newer} <= {key.key_id for key in older}
 
 
 def _open_snapshot(text: str, keyring: Keyring, keyring_fault: str | None) -> OpenedSnapshot:
-    """As ``open_snapshot``; while it is not known of all keys how long they count, none makes a signature good."""
+    """As ``open_snapshot``, but while the keyring has a fault, every valid signature is ``unknown_key``."""
     opened = open_snapshot(text, keyring)
     if keyring_fault is None or opened.verdict != "ok":
         return opened

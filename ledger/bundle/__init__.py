@@ -1,5 +1,5 @@
-"""The bundle format as far as it is a matter of values: container, rows, and the rules by which bundles are merged.
+"""The pure part of the bundle format: container, rows, and the rules for merging bundles.
 
-Whoever merges bundles, the service into its chains or the pipeline into one more bundle, asks the same functions what
-becomes of each entry. What is signed, and files, are in ``signing.bundle``.
+The service merges bundles into its chains and the pipeline merges them into another bundle; both decide about each
+entry with the same functions. Signatures and files are in ``signing.bundle``.
 """

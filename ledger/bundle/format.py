@@ -1,18 +1,18 @@
-"""What a bundle is made of: its members, their order and bounds, and the tar container around them.
+"""The members of a bundle, their order and bounds, and the tar container around them.
 
 The format is described in docs/formats/bundle.md. In short, an uncompressed tar of::
 
     entries/000001.ndjson.gz ... | snapshots.ndjson | checkpoint | anchors.json, if any | keys.json | manifest.dsse.json
 
 A member is a ustar header that follows from its name and size alone, its bytes, and zeros up to a multiple of
-``BLOCK_BYTES``; two blocks of zeros end the file. So nothing in the container is left to choose, and a reader
-holds every byte outside the members to what it must be.
+``BLOCK_BYTES``; two blocks of zeros end the file. So the members determine the container, and a reader checks every
+byte outside them.
 
 Invariants::
 
     1 <= entry parts <= ENTRY_PARTS_MAX                 numbered from 1 without gap
     raw bytes of an entry part <= PART_BYTES_MAX, or it is one row <= ROW_BYTES_MAX
-    an imported payload <= PAYLOAD_BYTES_MAX, in a CONFLICT entry <= CONFLICT_BYTES_MAX: what is taken can be given
+    an imported payload <= PAYLOAD_BYTES_MAX, in a CONFLICT entry <= CONFLICT_BYTES_MAX: so it can be exported again
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ledger.errors import BundleInvalidError
 
 FORMAT_VERSION: Final = 1
 FORMAT_VERSION_ANCHORED: Final = 2
-"""Of bundles with ``ANCHORS``, and of no others."""
+"""Version of bundles with ``ANCHORS`` only."""
 
 SNAPSHOTS: Final = "snapshots.ndjson"
 CHECKPOINT: Final = "checkpoint"
@@ -37,25 +37,25 @@ ANCHORS: Final = "anchors.json"
 KEYS: Final = "keys.json"
 MANIFEST: Final = "manifest.dsse.json"
 EVIDENCE: Final = "evidence.dsse.json"
-"""Stands where the manifest must in a file that is evidence of a broken chain, and no bundle."""
+"""Replaces the manifest in a file that is evidence of a broken chain, and no bundle."""
 TAIL: Final = (SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST)
-"""Members behind the entries, in this order; each exactly once."""
+"""Members after the entries, in this order; each exactly once."""
 TAIL_ANCHORED: Final = (SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST)
-"""The same, where there are anchors."""
+"""The same for a bundle with anchors."""
 
 BLOCK_BYTES: Final = 512
 END: Final = bytes(2 * BLOCK_BYTES)
-"""What ends the container; nothing follows."""
+"""The end of the container; no byte follows."""
 
 ROWS_A_PART_MAX: Final = 10_000
 PART_BYTES_MAX: Final = 8 << 20
 """Most raw bytes of several rows in one part."""
 ROW_BYTES_MAX: Final = 136 << 20
-"""Most raw bytes of one row: twice the longest payload, since that is escaped once more, and its columns."""
+"""Most raw bytes of one row: twice the longest payload, since the payload is escaped, plus the other columns."""
 PAYLOAD_BYTES_MAX: Final = 32 << 20
 """Longest payload that is imported: twice the longest record of a WAL, since a REFUSED entry holds one in base64."""
 CONFLICT_BYTES_MAX: Final = 2 * PAYLOAD_BYTES_MAX + (4 << 10)
-"""The same, of a CONFLICT entry: it holds a payload, escaped, and a few names."""
+"""The same for a CONFLICT entry, which holds an escaped payload and a few names."""
 ENTRY_PARTS_MAX: Final = 100_000
 SNAPSHOT_ROW_BYTES_MAX: Final = 1 << 20
 SNAPSHOTS_BYTES_MAX: Final = (1 << 33) - BLOCK_BYTES
@@ -75,7 +75,7 @@ _SIZE = slice(124, 135)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One member as the manifest lists it. ``bytes`` is its size in the file, ``raw_bytes`` uncompressed.
+    """One member in the manifest's list. ``bytes`` is its size in the file, ``raw_bytes`` its size uncompressed.
 
     ``rows`` is 0 for members that have none; ``sha256`` is hex, over the bytes in the file.
     """
@@ -93,27 +93,27 @@ def entries_name(number: int) -> str:
 
 
 def tail_of(names: Sequence[str]) -> tuple[str, ...]:
-    """The members behind the entries of a bundle whose members, its manifest left out, have these names."""
+    """The members after the entries of a bundle whose members, except its manifest, have these names."""
     return TAIL_ANCHORED if ANCHORS in names[-2:] else TAIL
 
 
 def member_names(entry_parts: int, tail: Sequence[str] = TAIL) -> tuple[str, ...]:
-    """Names of all members of a bundle with so many entry parts, in their order."""
+    """Names of all members of a bundle with ``entry_parts`` entry parts, in order."""
     return (*map(entries_name, range(1, entry_parts + 1)), *tail)
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """The one header of a member: a plain file, mode 0644, of nobody, from the beginning of time."""
+    """The only valid header of a member: a plain file, mode 0644, without owner, with time 0."""
     header = tarfile.TarInfo(name)
     header.size = size
     return header.tobuf(tarfile.USTAR_FORMAT, encoding="ascii", errors="strict")
 
 
 def parse_tar_header(block: bytes) -> tuple[str, int]:
-    """Name and size that a header says.
+    """Name and size in a header.
 
     Raises:
-        BundleInvalidError: it is not the header of a plain file as ``tar_header`` makes it.
+        BundleInvalidError: it is not a header that ``tar_header`` makes.
     """
     try:
         name, size = block[_NAME].rstrip(b"\0").decode("ascii"), int(block[_SIZE], 8)
@@ -126,7 +126,7 @@ def parse_tar_header(block: bytes) -> tuple[str, int]:
 
 
 def padding_of(size: int) -> int:
-    """Zeros behind a member of so many bytes."""
+    """Number of zeros after a member of ``size`` bytes."""
     return -size % BLOCK_BYTES
 
 
@@ -144,12 +144,12 @@ def size_max(name: str, entry_parts: int) -> int:
 
 
 def compressed_bytes_max(raw_bytes: int) -> int:
-    """More than gzip ever makes of so many bytes."""
+    """An upper bound of the gzip output for ``raw_bytes`` bytes."""
     return raw_bytes + raw_bytes // 1000 + 1024
 
 
 def check_parts(parts: Sequence[Part]) -> int:
-    """Refuse parts that are not those of a bundle, its manifest left out; returns the number of entry parts.
+    """Check the parts of a bundle, without its manifest; returns the number of entry parts.
 
     Raises:
         BundleInvalidError: names, order, number or a size is wrong.

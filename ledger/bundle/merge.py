@@ -1,17 +1,17 @@
-"""The rules of a merge: what an incoming entry must be, its place in the order, and what becomes of it.
+"""The rules of a merge: which incoming entries are valid, their order, and the decision about each.
 
-Verification says that a bundle is what its signer made; here it is checked whether each row can stand in a ledger,
-before anything is stored. An entry keeps its first origin, canonical JSON of where it was chained first::
+Verification proves that a bundle is as its signer made it. This module checks whether a ledger can hold each row,
+before any row is stored. An entry keeps its first origin, canonical JSON of the place where it was first chained::
 
     {"bundle_digest", "chain_link", "log", "node_id", "seq"}
 
-``log`` is the origin of that tenant's log, as in its checkpoints; ``node_id`` the node that exported it and
-``bundle_digest`` the SHA-256 of the bundle in which it first left.
+``log`` is the origin of that tenant's log, as in its checkpoints; ``node_id`` the node that exported it, and
+``bundle_digest`` the SHA-256 of the bundle that first contained it.
 
-An entry is chained, or is a duplicate, or is kept in a CONFLICT entry beside one that has its HLC. That is a function
-of the entries, in the order of the merge, and of what the chains hold at their HLCs. It depends on nothing but entries
-of the same physical and logical time: a CONFLICT entry has those of the event that it holds. So a merge may be cut
-between any two of them and each piece decided by itself.
+An entry is chained, or is a duplicate, or is kept in a CONFLICT entry because another event has its HLC. The decision
+is a function of the entries, in merge order, and of the chains' events at their HLCs. It depends only on entries of the
+same physical and logical time; a CONFLICT entry has the time of the event that it holds. So a merge may be cut between
+any two such times, and each piece decided by itself.
 
 A proposal and its verdict have one HLC and are no conflict. A proposal that arrives after its verdict is a duplicate. A
 verdict that arrives after its proposal is kept in a CONFLICT entry, so that it is not lost.
@@ -44,21 +44,21 @@ _CHARACTER_BYTES_MAX: Final = 4
 
 
 class MergeKey(NamedTuple):
-    """Where an entry stands in a merge. ``rank`` is 0 for the beginning of a chain that is kept as it is, in seq order
-    whatever its HLCs are, and 1 for all others."""
+    """The sort key of an entry in a merge. ``rank`` is 0 for the start of a chain that is kept as it is, in seq order
+    regardless of its HLCs, and 1 for all other entries."""
 
     rank: int
     physical_ms: int
     logical: int
     hlc_node: str
     log: str
-    """The log that the entry was born in, and its seq there."""
+    """The log that first chained the entry, and its seq there."""
     seq: int
     bundle_digest: str
 
 
 class Incoming(NamedTuple):
-    """One entry of a bundle on its way into a chain; ``origin`` is what its row will have."""
+    """One entry of a bundle to be chained; ``origin`` is the value for its row."""
 
     key: MergeKey
     tenant_id: str
@@ -70,18 +70,18 @@ class Incoming(NamedTuple):
     origin: str | None
     link_version: int
     seq: int
-    """``seq`` and links in the bundle, for an entry that is kept as it is; 0, empty and None for others."""
+    """``seq`` and links in the bundle if the entry is kept as it is; else 0, empty and None."""
     chain_link: str
     prev_chain_link: str | None
 
 
 encode_incoming: Final = msgspec.msgpack.Encoder().encode
-"""An entry as bytes, for sorting where memory does not hold them all. Of equal keys the lower bytes come first."""
+"""An entry as bytes, for external sorting. Of equal keys the lower bytes come first."""
 decode_incoming: Final = msgspec.msgpack.Decoder(Incoming).decode
 
 
 def set_digest(digests: Iterable[str]) -> str:
-    """What a set of bundles is named by, in whatever order they come: SHA-256 over their digests, sorted."""
+    """The name of a set of bundles, independent of their order: SHA-256 over their sorted digests."""
     return sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
@@ -97,7 +97,7 @@ class BundleSource(NamedTuple):
 
 
 class ClockBounds(NamedTuple):
-    """What the clock of an importing node allows."""
+    """Bounds from the clock of an importing node."""
 
     latest_ms: int
     """Latest physical time of an entry."""
@@ -108,17 +108,17 @@ class ClockBounds(NamedTuple):
 def incoming_entries(
     source: BundleSource, batches: Iterable[Sequence[Row]], bounds: ClockBounds | None = None
 ) -> Iterator[Incoming]:
-    """The entries of a verified bundle, as ``EntryTaker`` takes them."""
+    """The entries of a verified bundle, made by ``EntryTaker``."""
     taker = EntryTaker(source, bounds)
     for batch in batches:
         yield from taker.take(batch)
 
 
 class EntryTaker:
-    """Takes the rows of one verified bundle, whose HLC columns are those of their ``t_hlc``.
+    """Takes the rows of one verified bundle, whose HLC columns match ``t_hlc``.
 
-    A batch that is in order throughout is looked at column by column, which is fast; any other row by row, which names
-    what is wrong. Both take alike, which a property test says.
+    A batch without any fault is checked column by column, which is fast; any other row by row, which names the fault.
+    A property test ties the two.
     """
 
     def __init__(self, source: BundleSource, bounds: ClockBounds | None) -> None:
@@ -134,14 +134,13 @@ class EntryTaker:
         """The entries in these rows of ``ENTRY_COLUMNS``, at least one.
 
         Raises:
-            BundleInvalidError: a row cannot stand in a ledger, or has an HLC of the importing node that it never
-                issued.
-            ClockSkewError: an entry lies later than ``bounds`` allow.
+            BundleInvalidError: no ledger can hold a row, or its HLC names the importing node, which never issued it.
+            ClockSkewError: an entry is later than ``bounds`` allow.
         """
         return self._take_in_order(rows) or [self._take_one(row) for row in rows]
 
     def _take_in_order(self, rows: Sequence[Row]) -> list[Incoming] | None:
-        """The entries of rows that were all born in the log of this bundle and are as nearly all are."""
+        """The entries of rows that the bundle's own log chained and that are of the usual form; else None."""
         source, bounds = self._source, self._bounds
         seqs, t_hlcs, physical_ms, logical, nodes, jobs, actions, versions, _, links, digests, payloads, origins = zip(
             *rows, strict=True
@@ -211,7 +210,7 @@ class EntryTaker:
 
 
 def _check_length(action: str, payload: str) -> None:
-    """Refuse what might not fit into a row of a bundle again: where another event has its HLC, it is escaped twice."""
+    """Refuse a payload that might not fit into a row of a bundle again: inside a CONFLICT entry it is escaped twice."""
     size = len(payload.encode())
     size_max = CONFLICT_BYTES_MAX if action == SystemAction.CONFLICT else PAYLOAD_BYTES_MAX
     if size > size_max:
@@ -237,18 +236,17 @@ _CONFLICT: Final = SystemAction.CONFLICT.value
 
 @dataclass(slots=True)
 class Decided:
-    """What becomes of one batch of entries."""
+    """The decisions about one batch of entries."""
 
     placed: list[tuple[Incoming, str | None]] = field(default_factory=list)
-    """Entries to be chained, in order; with the payload digest of the one beside which it is kept when that has its
-    HLC already."""
+    """Entries to chain, in order; if another event has the entry's HLC already, with that event's payload digest."""
     duplicates: int = 0
     conflicts: list[dict[str, Any]] = field(default_factory=list)
-    """Every event whose HLC another one has, whether it was in the chain already or is placed now; no verdicts on
-    proposals that stand there."""
+    """Every event whose HLC another event has, already chained or placed now; without verdicts on proposals that are
+    chained there."""
 
     def jobs(self) -> set[tuple[str, str]]:
-        """(tenant, job id) of each job that something is said of by what is placed."""
+        """(tenant, job id) of each job that a placed entry is about."""
         return {(entry.tenant_id, entry.job_id) for entry, _ in self.placed if _is_about_its_job(entry)}
 
 
@@ -260,12 +258,12 @@ def _is_about_its_job(entry: Incoming) -> bool:
 
 
 def event_of(entry: Incoming) -> Event:
-    """The event of an entry as the chain knows it."""
+    """The event that the chain has for an entry."""
     return Event(entry.t_hlc, entry.job_id, entry.action, entry.payload_digest)
 
 
 def events_to_find(entries: Iterable[Incoming]) -> dict[str, list[Event]]:
-    """By tenant, the events that decide about ``entries``: themselves, and those that CONFLICT entries hold."""
+    """By tenant, the events that decide about ``entries``: the entries themselves, and events in CONFLICT entries."""
     wanted: dict[str, list[Event]] = {}
     for entry in entries:
         events = wanted.setdefault(entry.tenant_id, [])
@@ -277,9 +275,9 @@ def events_to_find(entries: Iterable[Incoming]) -> dict[str, list[Event]]:
 
 
 def decide(entries: Sequence[Incoming], existing: Mapping[str, dict[str, Event]]) -> Decided:
-    """What becomes of ``entries``, in the order of the merge; what is placed is added to ``existing``.
+    """Decide about ``entries``, in merge order; placed events are added to ``existing``.
 
-    ``existing`` is what stands in each tenant's chain at the HLCs of ``events_to_find``.
+    ``existing`` has, by tenant, the chained events at the HLCs of ``events_to_find``.
     """
     decided = Decided()
     for entry in entries:
@@ -302,10 +300,10 @@ def decide(entries: Sequence[Incoming], existing: Mapping[str, dict[str, Event]]
 
 
 def note_beginning(beginnings: dict[str, str], entry: Incoming) -> None:
-    """Note the first link of the chain of an older link version that a bundle begins with ``entry``, by tenant.
+    """Record by tenant the first link of a chain of an older link version, which starts a bundle with ``entry``.
 
     Raises:
-        InvalidInputError: it is not the first of its chain, or another such chain of the tenant was noted.
+        InvalidInputError: ``entry`` is not the first of its chain, or the tenant has another such chain.
     """
     if entry.seq != 1 or beginnings.setdefault(entry.tenant_id, entry.chain_link) != entry.chain_link:
         raise InvalidInputError(
@@ -314,12 +312,11 @@ def note_beginning(beginnings: dict[str, str], entry: Incoming) -> None:
 
 
 def check_beginnings(placed: Iterable[tuple[Incoming, str | None]], ends: dict[str, tuple[int, str | None]]) -> None:
-    """Refuse the beginning of a chain that cannot be kept as it is, where a chain is already or with two events of one
-    HLC. ``ends`` are seq and link of the
-    last entry of each tenant's chain, and are moved behind what is placed.
+    """Refuse a start of a chain that cannot be kept as it is: a chain exists already, or two events have one HLC.
+    ``ends`` has seq and link of the last entry of each tenant's chain, and is advanced past the placed entries.
 
     Raises:
-        InvalidInputError: names what prevents it.
+        InvalidInputError: names the obstacle.
     """
     for entry, kept_digest in placed:
         seq, link = ends[entry.tenant_id]
@@ -337,8 +334,8 @@ def check_beginnings(placed: Iterable[tuple[Incoming, str | None]], ends: dict[s
 
 
 def chained_as(entry: Incoming, kept_digest: str | None) -> tuple[Hlc, str, bytes]:
-    """HLC, action and payload that ``entry`` is chained with: its own, or those of the CONFLICT entry that holds it
-    beside the one of ``kept_digest``."""
+    """HLC, action and payload with which ``entry`` is chained: its own, or, if another event of ``kept_digest`` has its
+    HLC, those of the CONFLICT entry that holds it."""
     if kept_digest is None:
         hlc = Hlc.parse(entry.t_hlc) if entry.key.rank == 0 else Hlc(*entry.key[1:4])
         return hlc, entry.action, entry.payload.encode()
@@ -347,7 +344,7 @@ def chained_as(entry: Incoming, kept_digest: str | None) -> tuple[Hlc, str, byte
 
 
 def _place(entry: Incoming, event: Event, here: ExistingEvents) -> tuple[str | None, str | None]:
-    """As ``find_event``; a CONFLICT entry is where the event is that it holds, whatever else it says."""
+    """As ``find_event``; a CONFLICT entry is found by the event that it holds."""
     held = held_by(entry)
     if held is None:
         return find_event(event, here)
@@ -357,14 +354,14 @@ def _place(entry: Incoming, event: Event, here: ExistingEvents) -> tuple[str | N
 
 
 def _judges(entry: Incoming, first: Event) -> bool:
-    """Whether ``entry`` is the verdict on ``first``, a proposal as a WAL has it."""
+    """Whether ``entry`` is the verdict on ``first``, a proposal in its WAL form."""
     if entry.action not in VERDICTS or (first.job_id, first.action) != (entry.job_id, CommitmentAction.PROPOSED):
         return False
     return entry.key.rank == 1 and sha256(proposed_payload(entry.payload)).hexdigest() == first.payload_digest
 
 
 def held_by(entry: Incoming) -> Event | None:
-    """The event that a CONFLICT entry holds, None for another entry."""
+    """The event that a CONFLICT entry holds, None for any other entry."""
     if entry.action != _CONFLICT:
         return None
     held = held_event(orjson.loads(entry.payload), entry.job_id)

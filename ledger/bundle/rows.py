@@ -1,8 +1,8 @@
 """Entries of a bundle as lines: one object of canonical JSON (RFC 8785) and a newline each.
 
-A line has one spelling. What is read is written again and compared, so doubled names, other names, spaces and
-numbers in another form are refused along with whatever else two readers could read in two ways. The rows'
-integers lie in 0 to 2^53 - 1, so msgspec prints them, and all strings, as RFC 8785 wants.
+A line has one spelling. The reader encodes each line again and compares, so it rejects duplicate or unknown names,
+spaces, other forms of numbers, and anything else that two readers could read differently. The rows' integers are in
+0 to 2^53 - 1, so msgspec prints them, and all strings, as RFC 8785 requires.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ BATCH_BYTES: Final = 256 << 10
 """Least raw bytes decoded at once: a few hundred rows, a millisecond or two."""
 
 Row = tuple[Any, ...]
-"""A row as it stands in a bundle, by ``ENTRY_COLUMNS`` or ``SNAPSHOT_COLUMNS``."""
+"""A row of a bundle, by ``ENTRY_COLUMNS`` or ``SNAPSHOT_COLUMNS``."""
 
 _Integer = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 
 
 class EntryObject(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One entry as bundles and receipts have it; the fields stand in the order in which canonical JSON has them."""
+    """One entry of a bundle or receipt; the fields are in the order of canonical JSON."""
 
     action: str
     chain_link: str
@@ -48,7 +48,7 @@ class EntryObject(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     @classmethod
     def of(cls, tenant_id: str, row: Sequence[Any]) -> Self:
-        """That of a row in the order of ``ENTRY_COLUMNS``.
+        """The object of a row in the order of ``ENTRY_COLUMNS``.
 
         Raises:
             InvalidInputError: a number is beyond what JSON holds exactly.
@@ -75,7 +75,7 @@ _in_column_order = attrgetter(*ENTRY_COLUMNS)
 SEQ, T_HLC, JOB_ID, PREV_CHAIN_LINK, CHAIN_LINK = map(
     ENTRY_COLUMNS.index, ("seq", "t_hlc", "job_id", "prev_chain_link", "chain_link")
 )
-"""Where these columns stand in a row of ``ENTRY_COLUMNS``."""
+"""Indexes of these columns in ``ENTRY_COLUMNS``."""
 
 
 def encode_entry(tenant_id: str, row: Sequence[Any]) -> bytes:
@@ -88,7 +88,7 @@ def encode_entry(tenant_id: str, row: Sequence[Any]) -> bytes:
 
 
 def encode_as_stored(tenant_id: str, row: Sequence[Any]) -> bytes:
-    """The line of one row of a broken chain, whatever its columns have become: what JSON does not hold is text."""
+    """The line of one row of a broken chain, whatever its columns hold; a value that JSON cannot hold becomes text."""
     try:
         return encode_entry(tenant_id, row)
     except (InvalidInputError, TypeError, ValueError, OverflowError):
@@ -98,16 +98,16 @@ def encode_as_stored(tenant_id: str, row: Sequence[Any]) -> bytes:
 
 
 class EntryLines(PackedEntries):
-    """Some of the lines of one part, which may be anything; rows are made in the order of ``ENTRY_COLUMNS``."""
+    """Some unchecked lines of one part; rows are made in the order of ``ENTRY_COLUMNS``."""
 
     def __init__(self, lines: bytes, tenant: bytes, at: int = 0) -> None:
-        """``tenant`` is that of each as JSON, ``at`` the byte that the first line begins at."""
+        """``tenant`` is the tenant of every line, as JSON; ``at`` is the offset of the first line."""
         self._lines = lines
         self._tenant = tenant
         self._at = at
 
     def passed(self, known: Known) -> Passed | None:
-        """What those asked for come to, as far as they are in order and canonical."""
+        """The result for the requested entries if they are in order and canonical, else None."""
         if not self._lines.isascii():
             try:
                 self._lines.decode()
@@ -133,17 +133,17 @@ class EntryLines(PackedEntries):
             raise BundleInvalidError(f"a row is not one of an entry: {error}") from error
         if _encoder.encode_lines(entries) != lines:
             raise BundleInvalidError("the rows are not canonical JSON, one a line")
-        # The tenant stands last in a canonical line, and no text in it holds a newline: so many ends, so many rows.
+        # The tenant is last in a canonical line, and no text in it has a newline: this counts the rows.
         if lines.count(b'"tenant_id":%b}\n' % self._tenant) != len(entries):
             raise BundleInvalidError("a row belongs to another tenant")
         return list(map(_in_column_order, entries))
 
 
 def entry_lines(raw: bytes, tenant_id: str, count: int) -> Iterator[EntryLines]:
-    """The lines of one part, some at a time; each that is looked at must be a row of the tenant.
+    """The lines of one part, in batches; each line that is read must be a row of the tenant.
 
     Raises:
-        BundleInvalidError: there are not ``count`` lines; maybe after some were given.
+        BundleInvalidError: there are not ``count`` lines; possibly raised after some batches.
     """
     tenant = _encoder.encode(tenant_id)
     at = found = 0

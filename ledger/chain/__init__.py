@@ -6,13 +6,13 @@ big-endian) and its bytes::
     tenant_id | seq, u64 big-endian | t_hlc | job_id | action
     prev_chain_link, 32 raw bytes, empty for the first entry
     payload_digest, 32 raw bytes
-    origin, canonical JSON, empty for an entry born in this log
+    origin, canonical JSON, empty for an entry first chained in this log
 
-Every length stands before its field, so no two entries hash the same bytes; the fields are all columns of the
-log but ``id`` and ``created_at``. Text is UTF-8. A worked example is in docs/formats/chain-link.md.
+Every field follows its length, so no two entries hash the same bytes. The fields are all columns of the log but
+``id`` and ``created_at``. Text is UTF-8. A worked example is in docs/formats/chain-link.md.
 
 Version 1 joins the texts without lengths, so one hash fits several entries, and binds neither tenant nor seq.
-It is verified where an imported chain begins with it; it is never written.
+It is verified if an imported chain begins with it; it is never written.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def link(
 ) -> bytes:
     """The 32 raw bytes of the version 2 link of one entry.
 
-    ``prev_chain_link`` is empty for the first entry of a chain. Lengths of links and digests are not judged:
-    one that is wrong gives another link, which is what a verifier wants.
+    ``prev_chain_link`` is empty for the first entry of a chain. Lengths of links and digests are not checked:
+    a wrong length gives another link, which a verifier then reports.
 
     Raises:
         InvalidInputError: ``seq`` is not in 0..2^64 - 1.
@@ -61,11 +61,11 @@ def link(
 
 
 Unlinked = tuple[Hlc, str, str, bytes, str | None]
-"""An entry that has its place and no link yet: HLC, job id, action, payload, origin."""
+"""An entry whose position is fixed and which has no link yet: HLC, job id, action, payload, origin."""
 
 
 class Linker:
-    """Links entries of one tenant; what all of them share is laid out once."""
+    """Links entries of one tenant; the bytes that all links share are built once."""
 
     __slots__ = ("prefix", "tenant_id")
 
@@ -164,9 +164,9 @@ class Linker:
 
 
 def link_v1(t_hlc: str, job_id: str, action: str, prev_chain_link_hex: str | None, payload_digest_hex: str) -> bytes:
-    """The 32 raw bytes of a version 1 link: SHA-256 over the texts, joined.
+    """The 32 raw bytes of a version 1 link: SHA-256 over the joined texts.
 
-    Link and digest go in as lowercase hex text; the first entry has ``None``, hashed as ``genesis``.
+    Link and digest are hashed as lowercase hex text; the first entry has ``None``, hashed as ``genesis``.
     """
     prev = _FIRST_PREV_V1 if prev_chain_link_hex is None else prev_chain_link_hex
     return sha256(f"{t_hlc}{job_id}{action}{prev}{payload_digest_hex}".encode()).digest()

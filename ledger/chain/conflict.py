@@ -1,18 +1,18 @@
-"""Two events that claim one HLC: both are kept, the one that was chained first as it is, the other in a CONFLICT entry.
+"""Two events with one HLC: both are kept, the first chained one as it is, the other in a CONFLICT entry.
 
-An honest node never issues an HLC twice; a copied disk, a restored clock or a forger may. The CONFLICT entry stands in
-the other's place and has an HLC of its own, which follows from the event that it holds and from nothing else::
+An honest node never issues an HLC twice; a copied disk, a restored clock or a forger may. The CONFLICT entry replaces
+the other event and has its own HLC, which follows from the held event alone::
 
     physical and logical of the event's HLC, node "conflict-" + first 40 hex of SHA-256(event)
     event = canonical JSON of [t_hlc, job_id, action, payload_digest]
 
-So the same event conflicts under the same HLC wherever and whenever it is imported: a second import finds it there.
-Its payload is canonical JSON::
+So the same event gets the same CONFLICT HLC in every import: a second import finds it there. The payload is canonical
+JSON::
 
     {"action", "digest", "hlc", "kept_digest", "payload", "type": "Conflict"}
 
-``payload`` is the other's payload as a string of the stored bytes, ``digest`` its SHA-256, ``kept_digest`` that of the
-payload that was chained first.
+``payload`` is the held event's payload as a string of the stored bytes, ``digest`` its SHA-256, ``kept_digest`` the
+SHA-256 of the payload that was chained first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS: Final = frozenset(("action", "digest", "hlc", "kept_digest", "payload",
 
 
 class Event(NamedTuple):
-    """What makes an event this one and no other, in its tenant; the digest is lowercase hex."""
+    """The identity of an event within its tenant; the digest is lowercase hex."""
 
     t_hlc: str
     job_id: str
@@ -62,7 +62,7 @@ def conflict_hlc(event: Event) -> Hlc:
 
 
 def conflict_payload(event: Event, payload: str, kept_digest: str) -> bytes:
-    """The payload of the CONFLICT entry that holds ``event`` beside the one of ``kept_digest``."""
+    """The payload of the CONFLICT entry that holds ``event``; the first chained event has ``kept_digest``."""
     return canonical.encode(
         {
             "type": CONFLICT_TYPE,
@@ -76,7 +76,7 @@ def conflict_payload(event: Event, payload: str, kept_digest: str) -> bytes:
 
 
 def held_event(payload: Mapping[str, Any], job_id: str) -> HeldEvent | None:
-    """The event in the payload of a CONFLICT entry of ``job_id``, None when there is none to be made out."""
+    """The event in the payload of a CONFLICT entry of ``job_id``, None if the payload holds none."""
     if payload.keys() != _FIELDS or not all(isinstance(value, str) for value in payload.values()):
         return None
     try:
@@ -92,12 +92,12 @@ def held_event(payload: Mapping[str, Any], job_id: str) -> HeldEvent | None:
 
 
 ExistingEvents = Mapping[str, Event]
-"""The events of one chain by HLC, those that matter; a CONFLICT entry is an event like any other."""
+"""The relevant events of one chain by HLC; a CONFLICT entry is an event like any other."""
 
 
 def find_event(event: Event, existing: ExistingEvents) -> tuple[str | None, str | None]:
-    """The HLC that ``event`` stands at, as itself or in a CONFLICT entry; when it does not, but another event has its
-    HLC, the payload digest of that one, beside which it is to be kept."""
+    """The HLC at which ``event`` is chained, as itself or in a CONFLICT entry. If it is not chained, but another event
+    has its HLC, the payload digest of that event."""
     first = existing.get(event.t_hlc)
     if first is None:
         return None, None
@@ -108,7 +108,7 @@ def find_event(event: Event, existing: ExistingEvents) -> tuple[str | None, str 
 
 
 def _is_verdict_on(event: Event, first: Event) -> bool:
-    """Whether ``event`` is a proposal, as a WAL has it, that is judged in ``first``, which says all of it."""
+    """Whether ``event`` is a proposal in its WAL form, and ``first`` is the verdict that contains it."""
     if event.action != CommitmentAction.PROPOSED or first.action not in VERDICTS or first.job_id != event.job_id:
         return False
     return first.action == CommitmentAction.PROPOSE_REJECTED or first.payload_digest == event.payload_digest

@@ -1,7 +1,7 @@
-"""The form of an entry: what holds of every entry that this ledger writes or imports.
+"""The form of an entry: the rules that every entry meets that this ledger writes or imports.
 
-A chain can be linked and signed over an entry that no ledger can write, and two readers may then read it in two ways.
-So every verifier judges the form as well; a break of it has the kind ``malformed``. The rules are those of
+A chain can be linked and signed over an entry that no ledger can write, and two readers may read it differently. So
+every verifier checks the form as well; a break of it has the kind ``malformed``. The rules are those of
 docs/formats/chain-link.md, "The form of an entry"::
 
     t_hlc       an HLC
@@ -10,11 +10,11 @@ docs/formats/chain-link.md, "The form of an entry"::
                 of any other action: 1 to 255 bytes of UTF-8, none of them below U+0020
     origin      None, or canonical JSON of bundle_digest, chain_link, log, node_id and seq; None in version 1
     payload     an object in canonical JSON, at most 64 levels deep
-                its type is the one of the action; fence_token of a job event is an integer from 0 to 2^53 - 1
-                a CONFLICT entry holds the event that its HLC is named for, and that event has this form too
+                its type is that of the action; fence_token of a job event is an integer from 0 to 2^53 - 1
+                a CONFLICT entry holds the event from which its HLC follows, and that event has this form too
                 in version 1: any JSON that has a canonical form, without a name twice in one object
 
-An action that this version does not know has no ``type`` to agree with: a later version may write it.
+The ``type`` of an unknown action is not checked: a later version may write it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NodeId = Annotated[str, Meta(pattern=rf"^(?:{NODE_ID})\Z")]
 ORIGIN_BYTES_MAX: Final = 4 << 10
 """Longest origin."""
 SUBJECT_BYTES_MAX: Final = 255
-"""Longest job id of an entry that is of no job: a WAL record has one byte for its length."""
+"""Longest job id of an entry that is not about a job: a WAL record has one byte for its length."""
 
 _ACTION = re.compile("[A-Z_]{1,64}")
 _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -56,7 +56,7 @@ _ORIGIN_MEMBERS: Final = frozenset(("bundle_digest", "chain_link", "log", "node_
 
 
 class Origin(NamedTuple):
-    """The log that an imported entry was first chained in, its seq there, and the bundle in which it first left."""
+    """The log that first chained an imported entry, its seq there, and the bundle that first contained it."""
 
     log: str
     seq: int
@@ -64,9 +64,9 @@ class Origin(NamedTuple):
 
 
 def fault_of(version: int, t_hlc: str, job_id: str, action: str, payload: str, origin: str | None) -> str | None:
-    """What no ledger writes about an entry of these columns; None where it has the form of an entry.
+    """The first violation of the form by an entry of these columns; None if it has the form.
 
-    The columns hold together: the HLC's parts are those of ``t_hlc``, digest and link are right.
+    The caller has checked that the columns agree: the HLC's parts are those of ``t_hlc``, digest and link are right.
     """
     try:
         hlc = Hlc.parse(t_hlc)
@@ -99,10 +99,10 @@ def are_well_formed(
 
 
 def check_names(action: str, job_id: str) -> None:
-    """Refuse an action or a job id that no entry has.
+    """Refuse an action or a job id that no entry can have.
 
     Raises:
-        InvalidInputError: says which.
+        InvalidInputError: names it.
     """
     if not _ACTION.fullmatch(action):
         raise InvalidInputError(f"{action[:100]!r} is not an action")
@@ -115,10 +115,10 @@ def check_names(action: str, job_id: str) -> None:
 
 
 def read_payload(payload: str) -> dict[str, Any]:
-    """The object that the payload of a version 2 entry is.
+    """The payload of a version 2 entry as an object.
 
     Raises:
-        InvalidInputError: it is no object in canonical JSON.
+        InvalidInputError: the payload is no object in canonical JSON.
     """
     try:
         value = canonical.read_exact(payload)
@@ -130,10 +130,10 @@ def read_payload(payload: str) -> dict[str, Any]:
 
 
 def read_origin(origin: str) -> Origin:
-    """What the origin of an imported entry says.
+    """The origin of an imported entry, parsed.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: the text is no origin.
     """
     try:
         value = canonical.read_exact(origin)
@@ -145,10 +145,10 @@ def read_origin(origin: str) -> Origin:
 
 
 def check_conflict(payload: Mapping[str, Any], job_id: str, hlc: Hlc) -> None:
-    """Refuse the payload of a CONFLICT entry that does not hold the event which its HLC is named for.
+    """Refuse the payload of a CONFLICT entry that does not hold the event from which its HLC follows.
 
     Raises:
-        InvalidInputError: it does not, or that event has not the form of an entry.
+        InvalidInputError: it does not, or that event lacks the form of an entry.
     """
     held = held_event(payload, job_id)
     if held is None or conflict_hlc(held.event) != hlc:

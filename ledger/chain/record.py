@@ -6,14 +6,14 @@ Format, all integers big-endian::
     when keyed: route u8 | key u16 length, bytes | line u32 | body_digest 32 bytes
     payload: the rest, RFC 8785 canonical JSON
 
-``keyed`` is 0 without an Idempotency-Key, 1 when the event may be acknowledged once it is durable, 2 when it is only
-once it is chained: what loses against another of its key must stay in the chain in the first case alone.
+``keyed`` is 0 without an Idempotency-Key, 1 if the event may be acknowledged once it is durable, 2 if only once it is
+chained. An event that loses against another of its key must stay in the chain in case 1 only.
 
 Worked example, tenant ``a``, job ``j``, no key, payload ``{}``::
 
     01 | 01 61 | 01 6a | 00 | 7b 7d
 
-The type of the record and its HLC stand in the WAL header, so they are not repeated here.
+The type of the record and its HLC are in the WAL header, so they are not repeated here.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class IdempotencyKey(NamedTuple):
 
 
 class EventRecord(NamedTuple):
-    """What one WAL record says, its header aside. ``payload`` is canonical JSON bytes."""
+    """The content of one WAL record, without its header. ``payload`` is canonical JSON bytes."""
 
     tenant_id: str
     job_id: str
     payload: bytes
     idempotency: IdempotencyKey | None = None
     answered_early: bool = True
-    """Whether it may be acknowledged before it is chained; always so without a key."""
+    """Whether it may be acknowledged before it is chained; always true without a key."""
 
 
 def encode(
@@ -56,7 +56,7 @@ def encode(
     idempotency: IdempotencyKey | None = None,
     answered_early: bool = True,
 ) -> bytes:
-    """The bytes of a record with the parts of ``EventRecord``, as the WAL has them."""
+    """The WAL bytes of a record with the parts of ``EventRecord``."""
     tenant, job = tenant_id.encode(), job_id.encode()
     head = b"%c%c%b%c%b" % (RECORD_VERSION, len(tenant), tenant, len(job), job)
     if idempotency is None:
@@ -69,7 +69,7 @@ def encode(
 
 
 def encode_plain(tenant_ids: Sequence[str], job_ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:
-    """``encode`` of events that came without a key."""
+    """``encode`` for events without a key."""
     return [
         b"%c%c%b%c%b\x00%b" % (RECORD_VERSION, len(tenant), tenant, len(job), job, payload)
         for tenant, job, payload in zip(map(str.encode, tenant_ids), map(str.encode, job_ids), payloads, strict=True)

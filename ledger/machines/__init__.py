@@ -1,1 +1,1 @@
-"""What entries decide and what they add up to."""
+"""State machines over entries: commitments and their verdicts, and the states of jobs."""

@@ -1,25 +1,27 @@
-"""The commitment machine: which proposals are accepted, and what is promised now (DESIGN section 9, seed ``002``).
+"""The commitment machine: it accepts or rejects proposals, and holds the active commitments (DESIGN section 9, seed
+``002``).
 
-The one copy of the rules. The appender judges with it in chain order, verification judges again, and reads as of some
-seq, Spark and the simulator run entries through it. It asks no clock: a verdict follows from the entries before it::
+This is the only copy of the rules. The appender judges with it in chain order, verification judges again, and reads as
+of a seq, Spark and the simulator run entries through it. It reads no clock: a verdict follows from the entries before
+it::
 
-    judge(proposal)                   why it is to be rejected, None when it is accepted
-    apply(index, commitment)          it was accepted at this seq
-    set_capacity(node, capacity)      what a node has
+    judge(proposal)                   the reason to reject it, None if it is accepted
+    apply(index, commitment)          the commitment was accepted at this seq
+    set_capacity(node, capacity)      the node has this capacity
 
-Invariants, whatever a caller asks for::
+Invariants, for any proposals::
 
     a capsule has at most one active placement, by itself or in a gang, and at most one active identity
     a gang is active as a whole or not at all, and once
     only an active commitment can be revoked, which ends it
     reserved[node][dimension] == sum of the active reservations there
 
-Where the capacity of a node is known, free is capacity less what is reserved, in each dimension by itself; where it is
-not, a dimension is free if no active commitment claims it, and all accelerators are one dimension. Preconditions are
-the caller's choice: a placement without one may claim more than a node has.
+If the capacity of a node is known, free is capacity less reservations, per dimension. If it is unknown, a dimension is
+free if no active commitment claims it, and all accelerators are one dimension. Preconditions are the caller's choice: a
+placement without one may claim more than a node has.
 
-Judging and applying cost the same however much is active, beside a gang's members: everything is looked up by name in
-``LiveState``, whose tables are passed in.
+The cost of judging and applying depends on the number of gang members, not on the number of active commitments: every
+lookup in ``LiveState`` is by name. The caller passes in its tables.
 """
 
 from __future__ import annotations
@@ -53,19 +55,19 @@ from ledger.machines.promises import (
 )
 
 CLAIMS_LOOKED_AT_MAX: Final = 64
-"""How many of a node's newest claims are looked at for one that stands in the way."""
+"""Most of a node's newest claims that are searched for a blocking one."""
 
 
 class NodeState(NamedTuple):
-    """What is known of one node."""
+    """The known state of one node."""
 
     capacity: Resources | None
     reserved: dict[str, int]
-    """By dimension, what active commitments claim; those that claim nothing left out. Never changed in place."""
+    """Claims of active commitments by dimension, without zeros. Never changed in place."""
 
 
 class Neighbours(NamedTuple):
-    """The active commitments before and behind one, among those of one subject; 0 where there is none."""
+    """The indexes of the previous and next active commitment of one subject; 0 if there is none."""
 
     older: int
     newer: int
@@ -77,12 +79,12 @@ def _table() -> MutableMapping[Any, Any]:
 
 @dataclass(slots=True)
 class LiveState:
-    """All that judging needs: grows with what is promised, not with history. Any mappings will do."""
+    """All state that judging needs: it grows with active commitments, not with history. Any mappings may be used."""
 
     active: MutableMapping[int, Commitment] = field(default_factory=_table)
     """By index."""
     holders: MutableMapping[str, int] = field(default_factory=_table)
-    """Index of what holds a name: ``capsule:NAME`` the placement, ``gang:NAME``, ``identity:CAPSULE`` the bind."""
+    """Index of the holder of a name: ``capsule:NAME`` the placement, ``gang:NAME``, ``identity:CAPSULE`` the bind."""
     nodes: MutableMapping[str, NodeState] = field(default_factory=_table)
     newest: MutableMapping[str, int] = field(default_factory=_table)
     """Index of the newest claim of ``node:NAME``, of the newest adjustment of ``module:MISSION/NAME``."""
@@ -95,7 +97,7 @@ class LiveState:
 
 
 class Overlay(MutableMapping[Any, Any]):
-    """Changes to a table that are kept apart until ``commit``."""
+    """Changes to a table, held separately until ``commit``."""
 
     __slots__ = ("_base", "_changed")
 
@@ -141,12 +143,12 @@ _UNCHANGED: Final = object()
 
 
 def overlaid(state: LiveState) -> LiveState:
-    """The same state, whose changes ``commit`` makes in ``state``, and which are forgotten without it."""
+    """An overlay of ``state``: ``commit`` makes its changes in ``state``; without it they are dropped."""
     return LiveState(*map(Overlay, state.tables()))
 
 
 def commit(state: LiveState) -> None:
-    """Make the changes of one that ``overlaid`` made where it lies on."""
+    """Make the changes of an overlay from ``overlaid`` in the state below."""
     for table in state.tables():
         assert isinstance(table, Overlay)
         table.commit()
@@ -159,22 +161,22 @@ class Commitments:
         self.state = state if state is not None else LiveState()
 
     def decide(self, index: int, proposal: Proposal) -> Rejection | None:
-        """Judge what is proposed at seq ``index`` and, where it is accepted, apply it."""
+        """Judge the proposal at seq ``index`` and apply it if it is accepted."""
         rejection = self.judge(proposal)
         if rejection is None:
             self.apply(index, proposal.commitment)
         return rejection
 
     def judge(self, proposal: Proposal) -> Rejection | None:
-        """Why the proposal is to be rejected: its precondition first, then what always holds; None when it is not."""
+        """Check the precondition, then the invariants; returns the rejection, None if the proposal is accepted."""
         return self._judge_precondition(proposal.precondition) or self._judge_commitment(proposal.commitment)
 
     def fold(self, index: int, action: str, payload: bytes | str) -> None:
-        """Take one entry of the chain at its word: what was accepted holds. Others than those of commitments, and
-        imported ones, MUST be left out.
+        """Apply one entry of the chain without judging it: a recorded acceptance is trusted. Imported entries, and
+        entries that are not about commitments, MUST be left out.
 
         Raises:
-            InvalidInputError: it is no such entry, or was not to be accepted.
+            InvalidInputError: it is no such entry, or could not be accepted.
         """
         if action == CommitmentAction.PROPOSE_ACCEPTED:
             commitment = read_proposal(payload).commitment
@@ -263,7 +265,7 @@ class Commitments:
         return None
 
     def _claim_of(self, node: str, dimension: str) -> int | None:
-        """The newest active commitment that claims the dimension there, None where that is too far back."""
+        """Index of the newest active commitment that claims the dimension there, None if it is too far back."""
         subject = node_subject(node)
         index = self.state.newest.get(subject, 0)
         for _ in range(CLAIMS_LOOKED_AT_MAX):
@@ -277,8 +279,8 @@ class Commitments:
     # --- applying ---------------------------------------------------------------------------------
 
     def apply(self, index: int, commitment: Commitment) -> None:
-        """What holds from the entry at seq ``index`` on, which was accepted; MUST be so, or be said so by a chain that
-        revokes what is active. Of two that hold one name the newer counts."""
+        """Apply a commitment that the entry at seq ``index`` accepts. It MUST have been accepted, or be recorded as
+        accepted in a chain that only revokes active commitments. Of two holders of one name the newer is valid."""
         if type(commitment) is Revocation:
             self._end(commitment.index)
             return
@@ -304,7 +306,7 @@ class Commitments:
             self._unlink(subject, index)
 
     def set_capacity(self, node: str, capacity: Resources) -> None:
-        """What the node has from now on."""
+        """Set the node's capacity from now on."""
         known = self.state.nodes.get(node)
         self.state.nodes[node] = NodeState(capacity, {} if known is None else known.reserved)
 
@@ -318,7 +320,7 @@ class Commitments:
             self.state.nodes.pop(node, None)
 
     def _link(self, subject: str, index: int) -> None:
-        """``index`` is the newest of its subject."""
+        """Add ``index`` as the newest of its subject."""
         neighbours, older = self.state.neighbours, self.state.newest.get(subject, 0)
         if older:
             neighbours[subject, older] = neighbours[subject, older]._replace(newer=index)
@@ -348,12 +350,12 @@ def _names_of(commitment: Commitment) -> list[str]:
 
 
 def _ordered_subjects(commitment: Commitment, claims: Iterable[str]) -> Iterable[str]:
-    """The subjects of which it is known which commitment is the newest: modules, and the nodes of ``claims``."""
+    """The subjects whose newest commitment is tracked: modules, and the nodes of ``claims``."""
     return (commitment.subject,) if type(commitment) is ModuleAdjustment else map(node_subject, claims)
 
 
 def claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
-    """By node and dimension, what the commitment claims; accelerators by name and all together."""
+    """The commitment's claims by node and dimension; accelerators by name and in total."""
     claims: dict[str, dict[str, int]] = {}
     for member in members_of(commitment):
         claimed = claims.setdefault(member.node, {})
@@ -364,7 +366,7 @@ def claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
 
 
 def _free(known: NodeState, asked: Resources) -> Resources:
-    """What a node of known capacity has free, in the dimensions that are asked for."""
+    """The free amounts of a node of known capacity, in the requested dimensions."""
     assert known.capacity is not None
     free: dict[str, Any] = {}
     for name, _ in asked.amounts():

@@ -1,19 +1,19 @@
-"""The merged state of one job, and the fold that merges events, or other states of it, into it in place.
+"""The merged state of one job, and the fold that merges events, or other states of the job, into it in place.
 
 Every part of a state has the seq of its entry as the last element of its order, so of two equal facts one wins.
-Folding the entries of ``seqs_of(state)`` alone gives all that is shown of a job: a table of jobs need keep no more.
+Folding only the entries of ``seqs_of(state)`` gives all that is shown of a job: a table of jobs need keep no more.
 
-States are a semilattice, so order and repetition do not matter. With ``a | b`` for the state that joining a with b
-gives, where an event counts as the state that it is by itself::
+States are a semilattice, so order and repetition do not matter. ``a | b`` is the join of states a and b; an event is
+the state of its fold alone::
 
     a | b == b | a      a | (b | c) == (a | b) | c      a | a == a
 
 Of two facts that compete for one field the one of higher rank stays; ``rank = (fence, HLC, digest, seq)``. Only
-``created`` goes the other way: the JobCreated of lowest HLC stays, then of lowest digest; of the others, those that
-differ from it are kept.
+``created`` is the reverse: the JobCreated of lowest HLC stays, then of lowest digest; other creations that differ from
+it are kept too.
 
-A fact is recorded whatever it says; a field of the wrong type counts as not given. So the fold is total over payloads,
-also over those of a chain that someone has edited.
+Every fact is recorded; a field of the wrong type is treated as missing. So the fold is total over payloads, edited ones
+included.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HlcParts = tuple[int, int, str]
 """``(physical_ms, logical, node_id)``; a ``ledger.hlc.Hlc`` is one."""
 
 Rank = tuple[int, int, int, str, str, int]
-"""``(fence, physical_ms, logical, node_id, payload digest as hex, seq)``; seq is 0 of what is not chained yet."""
+"""``(fence, physical_ms, logical, node_id, payload digest as hex, seq)``; seq is 0 for an unchained event."""
 
 Order = tuple[int, int, str, str, int]
 """``(*HLC, payload digest, seq)``; among creations of a job the lowest wins."""
@@ -42,7 +42,7 @@ Order = tuple[int, int, str, str, int]
 CREATOR_CHARACTERS_MAX: Final = 256
 """Longest name by which jobs are listed; no principal has a longer one."""
 OTHERS_MAX: Final = 16
-"""Most creations that differ from the first one which a state remembers: those of lowest order."""
+"""Most creations that a state keeps besides the first, if they differ from it: those of lowest order."""
 
 
 class Created(NamedTuple):
@@ -52,11 +52,11 @@ class Created(NamedTuple):
     spec: Any
     assigned_dcs: list[str]
     actor: Any = None
-    """Who created the job, None where that is not known; sealed where it is private."""
+    """The job's creator, None if unknown; sealed if it is private."""
 
 
 class End(NamedTuple):
-    """The winning end; ``outcome`` holds what it gave of final_status, aggregate_metrics and error."""
+    """The winning end; ``outcome`` holds its final_status, aggregate_metrics and error, as far as given."""
 
     rank: Rank
     action: str
@@ -79,8 +79,8 @@ class Workflow(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An event of the job that was acknowledged and lost against another of its Idempotency-Key, as its REFUSED entry
-    has it: a creation before any other, then the newest."""
+    """An acknowledged event of the job that lost against another of its Idempotency-Key, from its REFUSED entry. A
+    creation takes precedence, then the newest."""
 
     rank: Rank
     """``(1 for a creation else 0, *HLC, digest, seq)`` of the entry."""
@@ -91,7 +91,7 @@ class Refused(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """All that is known of one job. Never change one in place: states share their parts."""
+    """All that is known of one job. Never change a state in place: states share their parts."""
 
     job_id: str
     last_hlc: HlcParts
@@ -101,24 +101,24 @@ class JobState(NamedTuple):
     created: Created | None = None
     cancel: Rank | None = None
     reached: Mapping[Part, Rank] = {}
-    """Of each part of ``ledger.facts.statuses.REACHED`` the highest rank."""
+    """The highest rank of each part of ``ledger.facts.statuses.REACHED``."""
     end: End | None = None
     accepted: Mapping[str, Rank] = {}
     ack: Mapping[str, Rank] = {}
     progress: Mapping[str, Progress] = {}
     workflow: Mapping[str, Mapping[str, Workflow]] = {}
     others: Mapping[str, Order] = {}
-    """The first of every other creation that says something else than ``created``, by its ``creation_digest``."""
+    """By ``creation_digest``, the first of each group of creations that differ from ``created``."""
     refused: Refused | None = None
     last_hlc_seq: int = 0
-    """Of the entry of ``last_hlc``."""
+    """Seq of the entry of ``last_hlc``."""
     fence_seq: int = 0
-    """Of the newest entry of that fence."""
+    """Seq of the newest entry of that fence."""
 
 
 def seqs_of(state: JobState) -> list[int]:
-    """Seqs of the entries that ``state`` comes from, ascending: folding these alone gives it again, but for its
-    workflows. Those may be thousands, nothing that is shown of a job follows from one, and the log has them."""
+    """Ascending seqs of the entries that determine ``state``: folding only these gives it again, except for its
+    workflows. A job may have thousands of these; no shown field depends on them, and the log has them."""
     seqs = {state.last_seq, state.last_hlc_seq, state.fence_seq}
     ranks: Mapping[str, Rank] | Mapping[Part, Rank] | Mapping[str, Order]
     for ranks in (state.accepted, state.ack, state.reached, state.others):
@@ -135,15 +135,15 @@ def seqs_of(state: JobState) -> list[int]:
 
 
 def creator_of(state: JobState) -> str | None:
-    """The principal that created the job, by which it is listed; None where that is not known or private, or where what
-    an edited payload says is no name."""
+    """The principal that created the job, by which it is listed; None if it is unknown or private, or if an edited
+    payload holds no name."""
     actor = state.created.actor if state.created is not None else None
     is_name = actor.__class__ is str and 0 < len(actor) <= CREATOR_CHARACTERS_MAX and actor.isprintable()
     return actor if is_name else None
 
 
 def creation_digest(spec: Any, assigned_dcs: list[str]) -> str:
-    """SHA-256, in hex, of the canonical JSON of what a creation says of its job.
+    """SHA-256, in hex, of the canonical JSON of a creation's content.
 
     Raises:
         CanonicalError: there is no canonical form.
@@ -152,8 +152,8 @@ def creation_digest(spec: Any, assigned_dcs: list[str]) -> str:
 
 
 def creation_of(spec: Any, assigned_dcs: list[str]) -> str | None:
-    """The ``creation_digest``; None where sealed values are part of it, which can be compared with nothing, and of what
-    an edited payload said that has no canonical form."""
+    """The ``creation_digest``; None if it would cover sealed values, which cannot be compared, or edited values without
+    a canonical form."""
     try:
         encoded = _encoded({"assigned_dcs": assigned_dcs, "spec": spec})
     except CanonicalError:
@@ -178,7 +178,7 @@ def merge_creations(
 
 
 def _digest_of(created: Created) -> str:
-    """Which creation this is; that of a payload which somebody edited beyond canonical form is its own."""
+    """The identity of a creation; an edited payload without canonical form is unique."""
     try:
         return creation_digest(created.spec, created.assigned_dcs)
     except CanonicalError:
@@ -221,11 +221,11 @@ CREATION: Final = JOB_EVENTS["JobCreated"].action
 
 _PARTS: Final = attrgetter(*JobState._fields)
 _NOTHING: Final = JobState("", (0, 0, ""), 0, 0)
-"""What is known of a job before its first event."""
+"""The state of a job before its first event."""
 
 
 class JobFold:
-    """What is known of one job so far; empty, or what ``state`` says. ``state`` itself is never changed."""
+    """Folds events of one job, starting empty or from ``state``. ``state`` itself is never changed."""
 
     __slots__ = ("is_empty", *JobState._fields)
 
@@ -296,12 +296,12 @@ class JobFold:
             _raise_facts(self.workflow.setdefault(dc, {}), facts)
 
     def state(self) -> JobState:
-        """What was folded so far; to be asked once nothing more is added."""
+        """The folded state; call it after the last event is added."""
         return JobState._make(_PARTS(self))
 
 
 Take = Callable[[JobFold, Rank, str, Mapping[str, Any]], None]
-"""Takes what one kind of event says beside fence and position."""
+"""Merges the content of one kind of event, apart from fence and position."""
 
 
 def _take_created(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
@@ -386,8 +386,8 @@ def _take_refused(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, 
 
 
 def refused_of(payload: Mapping[str, Any], job_id: str) -> tuple[str, str, Mapping[str, str]] | None:
-    """Action, reason and winner of the event of ``job_id`` that a REFUSED entry keeps because it lost against another
-    of its key; None of any other REFUSED entry."""
+    """Action, reason and winner of the event of ``job_id`` that a REFUSED entry keeps because the event lost against
+    another of its key; None for any other REFUSED entry."""
     reason, lost_to, kind, kept = (payload.get(name) for name in ("reason", "lost_to", "record_type", "job_id"))
     if not isinstance(reason, str) or not isinstance(lost_to, dict) or kind.__class__ is not int:
         return None
@@ -411,7 +411,7 @@ _RULES: Final[Mapping[Part, Take]] = {
     Part.ACKNOWLEDGEMENT: _take_of_dc,
     Part.END: _take_ended,
 }
-"""The parts of a state that are more than the newest event that raised them."""
+"""The parts of a state that hold more than the rank of their newest event."""
 _TAKE: Final[Mapping[str, Take]] = {
     SystemAction.REFUSED.value: _take_refused,
     **{action: _RULES.get(event.part, _take_reached) for action, event in EVENTS_BY_ACTION.items()},

@@ -1,11 +1,12 @@
-"""Which jobs a search finds, of what entries say as they are stored: sealed values are found by nothing.
+"""Search for jobs by the stored content of their entries; no search finds sealed values.
 
-A field is named by a path, ``spec.labels.team``, and has texts: a string itself; a number, a boolean or null as its
-canonical JSON; of an array those of its elements. Objects have none. ``spec.image:a/b:1`` asks for one text.
+A field is named by a path, ``spec.labels.team``, and has texts. The text of a string is itself, that of a number, a
+boolean or null its canonical JSON; an array has the texts of its elements. Objects have none. ``spec.image:a/b:1``
+searches for one text.
 
-    ELEMENTS_MAX elements of an array count        1 <= len(path) <= PATH_PARTS_MAX
+    ELEMENTS_MAX elements of an array are read        1 <= len(path) <= PATH_PARTS_MAX
 
-Names of members may have dots in them: of ``spec.labels.app.kubernetes.io/name`` any of the dots may part names.
+Names of members may contain dots: in ``spec.labels.app.kubernetes.io/name`` any of the dots may separate names.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from ledger.machines.jobs import JobState, dcs_of, outcome
 from ledger.private_fields import PATH_CHARACTERS_MAX, PATH_PARTS_MAX, PRIVATE_MARK, Path
 
 ELEMENTS_MAX: Final = 64
-"""Elements of an array that are looked at."""
+"""Most elements of an array that are read."""
 VALUE_CHARACTERS_MAX: Final = 1024
-"""Longest text that a field is searched for."""
+"""Longest text that can be searched for."""
 CONDITIONS_MAX: Final = 8
 """Most conditions on fields in one search."""
 SEARCHED: Final = "spec."
-"""What every field that jobs are searched by begins with."""
+"""Prefix of every searchable field."""
 
 DC: Final = "dc"
-"""The field that stands for the data centres of a job in an index."""
+"""The field for the data centres of a job in an index."""
 FIELDS_MAX: Final = 16
 """Most fields by which the jobs of one tenant are indexed."""
 
@@ -50,36 +51,36 @@ class FieldIs(NamedTuple):
 
 
 class JobFilter(NamedTuple):
-    """What a job must be to be found: all of it. Empty, it finds every job."""
+    """The conditions of a search; a job must meet all of them. Without conditions every job is found."""
 
     statuses: tuple[str, ...] = ()
     actor: str | None = None
-    """Who created it, the whole name."""
+    """The creator's full name."""
     dc: str | None = None
-    """A data centre that it is assigned to, or that has accepted it."""
+    """A data centre that the job is assigned to, or that has accepted it."""
     fields: tuple[FieldIs, ...] = ()
     error: str | None = None
-    """Part of its error; letters of ASCII in either case."""
+    """Part of the job's error; ASCII letters match in either case."""
 
     @property
     def looks_inside(self) -> bool:
-        """Whether what the job's entries say must be looked at."""
+        """Whether the job's entries must be read."""
         return self.dc is not None or self.error is not None or bool(self.fields)
 
     def fragments(self) -> list[str]:
-        """Texts in small letters (of ASCII), each part of what some entry of every job that is found says, whatever the
-        job's entries are escaped like: jobs without them need not be folded."""
+        """Texts in lower case (ASCII). Every job that is found has each of them in some entry, in any JSON escaping:
+        jobs without them need not be folded."""
         wanted = [each.text for each in self.fields]
         wanted += [text for text in (self.dc, self.error) if text is not None]
         return [_lower(max(_ESCAPED.split(text), key=len)) for text in wanted]
 
     def terms(self, fields: Collection[str]) -> list[int]:
-        """The terms, of these fields, that every job has that is found."""
+        """The terms of these fields that every job has that is found."""
         wanted = [*self.fields, *([] if self.dc is None else [FieldIs(DC, self.dc)])]
         return [term_of(*each) for each in wanted if each.field in fields]
 
     def finds(self, state: JobState) -> bool:
-        """Whether a job of a right status and creator is found."""
+        """Whether a job of matching status and creator is found."""
         if self.dc is not None and self.dc not in dcs_of(state):
             return False
         if self.error is not None:
@@ -90,10 +91,10 @@ class JobFilter(NamedTuple):
 
 
 def field_is(text: str) -> FieldIs:
-    """The condition that ``spec.image:a/b:1`` says: a field, and what stands behind the first colon.
+    """The condition in a text such as ``spec.image:a/b:1``: a field, and the text after the first colon.
 
     Raises:
-        InvalidInputError: it says none.
+        InvalidInputError: the text is no condition.
     """
     field, colon, value = text.partition(":")
     if not colon:
@@ -120,7 +121,7 @@ def check_field(field: str) -> None:
 
 
 def check_indexed(field: str) -> None:
-    """Return if jobs can be indexed by ``field``: one that they are searched by, or ``dc``.
+    """Return if jobs can be indexed by ``field``: a searchable field, or ``dc``.
 
     Raises:
         InvalidInputError: they cannot.
@@ -130,12 +131,12 @@ def check_indexed(field: str) -> None:
 
 
 def term_of(field: str, text: str) -> int:
-    """What stands for one text of a field in an index: 64 bits of a hash, as a signed integer."""
+    """The index term for one text of a field: 64 bits of a hash, as a signed integer."""
     return int.from_bytes(hashlib.sha256(f"{field}\0{text}".encode()).digest()[:8], "big", signed=True)
 
 
 def terms_of(state: JobState, fields: Iterable[str]) -> frozenset[int]:
-    """The terms of these fields that the job is found by; none of a job that nobody created, which no list has."""
+    """The job's index terms for these fields; none for a job without a creation, which no list has."""
     if state.created is None:
         return frozenset()
     found: set[int] = set()
@@ -146,7 +147,7 @@ def terms_of(state: JobState, fields: Iterable[str]) -> frozenset[int]:
 
 
 def texts_of(state: JobState, path: Path) -> frozenset[str]:
-    """The texts that a job's field has; none of a job that nobody created."""
+    """The texts of a job's field; none for a job without a creation."""
     if state.created is None:
         return frozenset()
     found = (_text_of(value) for value in _values_at({"spec": state.created.spec}, path))
@@ -164,7 +165,7 @@ def _values_at(value: Any, path: Path) -> Iterator[Any]:
 
 
 def _text_of(value: Any) -> str | None:
-    """The text of one value, None of one that has none or is longer than any that is searched for."""
+    """The text of one value, None if it has none or is too long to be searched for."""
     if isinstance(value, str):
         return value if len(value) <= VALUE_CHARACTERS_MAX else None
     if isinstance(value, dict | list):
@@ -178,5 +179,5 @@ def _text_of(value: Any) -> str | None:
 
 
 def _lower(text: str) -> str:
-    """``text`` with the letters of ASCII small, and no others: what PostgreSQL makes of it in collation C."""
+    """``text`` with only ASCII letters in lower case, as PostgreSQL does in collation C."""
     return text.encode().lower().decode()

@@ -1,15 +1,15 @@
-"""What entries say of their job, and what its state means.
+"""The facts that entries give about their job, and the meaning of its state.
 
-The state of a job, and how events and states are merged, is in :mod:`ledger.machines.job_fold`. States folded from
-parts of a chain in different places are merged in the order of the parts (``merge_states``): the outcome is the fold of
-all entries in chain order.
+The state of a job, and the merging of events and states, is in :mod:`ledger.machines.job_fold`. States folded
+separately from parts of a chain are merged in the order of the parts (``merge_states``): the result is the fold of all
+entries in chain order.
 
-An event that PostgreSQL refused is kept by a REFUSED entry. The job id may be what was refused, so the entry has
-another one that follows from it::
+An event that PostgreSQL refused is kept by a REFUSED entry. The reason may be its job id, so the entry has another job
+id that follows from it::
 
     "refused:" + lowercase hex SHA-256 of the job id
 
-Its payload has the event's record type, job id and bytes (base64) and the SQLSTATE. It is no part of the job's state.
+Its payload has the event's record type, job id, bytes (base64) and the SQLSTATE. It is not part of the job's state.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ __all__ = [
 ]
 
 KEY_REUSED: Final = "idempotency-key-reused"
-"""Reason of a refusal: the key of an event that was acknowledged turned out to be taken by another body."""
+"""Reason of a refusal: the key of an acknowledged event was already taken by another body."""
 KEY_REPLAYED: Final = "idempotent-replay"
-"""Reason of a refusal: the same request as that of an acknowledged event had been chained as another event."""
+"""Reason of a refusal: the request of an acknowledged event was already chained as another event."""
 
 ABOUT_JOBS: Final = frozenset((*EVENTS_BY_ACTION, SystemAction.REFUSED.value, SystemAction.CONFLICT.value))
-"""Actions of the entries that may say something of their job."""
+"""Actions of the entries that may be about a job."""
 
 _MAY_END: Final = frozenset((Part.END, Part.CANCELLATION, Part.ACKNOWLEDGEMENT))
 ENDING: Final = frozenset(
@@ -74,17 +74,17 @@ ENDING: Final = frozenset(
 _STATE_DECODER: Final = msgspec.msgpack.Decoder(JobState)
 
 Said = tuple[str, Mapping[str, Any], HlcParts, str]
-"""What an entry says of its job: action, payload, HLC and digest, the first four arguments of ``JobFold.add``."""
+"""An entry's fact about its job: action, payload, HLC and digest, the first four arguments of ``JobFold.add``."""
 
 
 # --- what an entry says ---------------------------------------------------------------------------
 
 
 def said_of_job(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, job_id: str) -> Said | None:
-    """What an entry says of its job, None when it says nothing.
+    """An entry's fact about its job, None if it has none.
 
-    A CONFLICT entry counts as the event that it holds: which of two that claim one HLC was chained first then makes
-    no difference. A REFUSED entry says that its event lost, where it names the winner.
+    A CONFLICT entry is treated as the event that it holds, so the order in which two events of one HLC were chained
+    makes no difference. A REFUSED entry that names a winner gives the fact that its event lost.
     """
     if action in EVENTS_BY_ACTION:
         return action, payload, hlc, digest
@@ -99,7 +99,7 @@ def said_of_job(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: 
 def said_of_row(
     job_id: Any, seq: Any, physical: Any, logical: Any, node: Any, action: Any, digest: Any, text: Any
 ) -> Said | None:
-    """What a stored row says of its job, None of nothing; so also one that somebody edited beyond its types."""
+    """A stored row's fact about its job, None if it has none or was edited into other types."""
     if (
         job_id.__class__ is node.__class__ is digest.__class__ is str
         and seq.__class__ is physical.__class__ is logical.__class__ is int
@@ -112,7 +112,7 @@ def said_of_row(
 
 
 def payload_of(text: Any) -> dict[str, Any]:
-    """The payload, empty when an edit made it something else than an object."""
+    """The payload, empty if an edit made it no object."""
     try:
         payload = orjson.loads(text)
     except (ValueError, TypeError):
@@ -121,10 +121,10 @@ def payload_of(text: Any) -> dict[str, Any]:
 
 
 def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]) -> JobState | None:
-    """``state`` merged with what entries say of the job: (seq, *HLC, action, digest, payload) each; None of nothing.
+    """``state`` merged with the facts of entries, each (seq, *HLC, action, digest, payload); None if there is no fact.
 
     Raises:
-        InvalidInputError: one of them was edited into something that is no entry.
+        InvalidInputError: an entry was edited so that it is none.
     """
     fold = JobFold(job_id, state)
     for seq, physical, logical, node, action, digest, payload in entries:
@@ -145,7 +145,7 @@ def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]
 
 
 class JobParts:
-    """Folds entries as they come, those up to ``upto_seq``, into the states of their jobs; all of them are held."""
+    """Folds entries up to ``upto_seq`` into the states of their jobs, which are all held in memory."""
 
     def __init__(self, upto_seq: int = 2**63 - 1) -> None:
         self._upto_seq = upto_seq
@@ -155,7 +155,7 @@ class JobParts:
         return len(self._folds)
 
     def add(self, columns: Sequence[Sequence[Any]]) -> None:
-        """The next entries, by ``ENTRY_COLUMNS``; those that say nothing of a job are passed over."""
+        """Add the next entries, by ``ENTRY_COLUMNS``; entries without a fact about a job are skipped."""
         seqs, _, physical, logical, nodes, job_ids, actions, _, _, _, digests, texts, _ = columns
         folds = self._folds
         for job_id, seq, ms, count, node, action, digest, text in zip(
@@ -168,14 +168,14 @@ class JobParts:
                 folds[job_id].add(*said, seq)
 
     def take(self) -> list[JobState]:
-        """The states so far, which are held no more."""
+        """Remove and return the states so far."""
         states = [fold.state() for fold in self._folds.values()]
         self._folds.clear()
         return states
 
 
 def merge_states(parts: Sequence[JobState]) -> JobState | None:
-    """The state of one job, from its parts in chain order; None of none."""
+    """The state of one job, from its parts in chain order; None if there are no parts."""
     if not parts:
         return None
     fold = JobFold(parts[0].job_id, parts[0])
@@ -185,7 +185,7 @@ def merge_states(parts: Sequence[JobState]) -> JobState | None:
 
 
 def encode_state(state: JobState) -> bytes:
-    """As MessagePack, whatever edited payloads left in it."""
+    """``state`` as MessagePack; also encodes what edited payloads left in it."""
     try:
         return msgspec.msgpack.encode(state)
     except (RecursionError, OverflowError):
@@ -193,12 +193,12 @@ def encode_state(state: JobState) -> bytes:
 
 
 def decode_state(data: bytes) -> JobState:
-    """What ``encode_state`` gave: a state that has the same encoded form, or like the original none."""
+    """Decode the bytes of ``encode_state``; the result has the original's canonical form, or like the original none."""
     return _STATE_DECODER.decode(data)
 
 
 def _shallow(value: Any, room: int) -> Any:
-    """``value`` without what lies so deep that it has no canonical form anyway."""
+    """``value`` without parts that are nested too deep for a canonical form."""
     if isinstance(value, dict):
         return {name: _shallow(part, room - 1) for name, part in value.items()} if room else {}
     if isinstance(value, list | tuple):
@@ -210,21 +210,21 @@ def _shallow(value: Any, room: int) -> Any:
 
 
 class Refusal(NamedTuple):
-    """One such entry."""
+    """A REFUSED entry for an event that PostgreSQL refused."""
 
     seq: int
     hlc: Hlc
     action: str
-    """Of the event that it keeps."""
+    """Action of the event that it keeps."""
     sqlstate: str
 
     @property
     def is_creation(self) -> bool:
-        """Whether the event was to create the job."""
+        """Whether the event was a creation of the job."""
         return self.action == CREATION
 
     def text(self) -> str:
-        """Why the job that it was to create takes no events, to be said behind its name."""
+        """The reason why the job accepts no events, as text to follow the job's name."""
         return (
             f"was never made: PostgreSQL refused its creation with SQLSTATE {self.sqlstate}, and the REFUSED entry at "
             f"seq {self.seq} keeps its bytes; mend what refuses it and create the job again"
@@ -232,13 +232,13 @@ class Refusal(NamedTuple):
 
 
 def refused_job_id(job_id: str) -> str:
-    """Job id of the entries that stand in for events of ``job_id``."""
+    """Job id of the entries that replace refused events of ``job_id``."""
     return f"refused:{sha256(job_id.encode()).hexdigest()}"
 
 
 def refusal_of(job_id: str, entries: Iterable[tuple[int, str, str]]) -> Refusal | None:
-    """What the (seq, HLC, payload) of REFUSED entries say of the job: of its first creation, else of its newest event;
-    None when none of them is of this job."""
+    """The refusal of the job's first creation, else of its newest event, from REFUSED entries as (seq, HLC, payload);
+    None if none is about this job."""
     found = [each for entry in entries if (each := _refusal(job_id, *entry)) is not None]
     return next((each for each in found if each.is_creation), found[-1] if found else None)
 
@@ -259,8 +259,8 @@ def _refusal(job_id: str, seq: int, t_hlc: str, payload: str) -> Refusal | None:
 
 
 def status(state: JobState) -> str:
-    """The status: REFUSED for a job that never was, then cancellation, then that of the highest fence, within it of the
-    highest precedence."""
+    """The status: REFUSED if the job was never created, then cancellation, then the status of the highest fence, and
+    within a fence the one of highest precedence."""
     if state.refused is not None and state.created is None and state.refused.action == CREATION:
         return REFUSED
     if state.cancel is not None:
@@ -287,13 +287,13 @@ def _all_acknowledged(state: JobState) -> bool:
 
 
 def outcome(state: JobState) -> Mapping[str, Any]:
-    """What its end gave of final_status, aggregate_metrics and error, as far as that counts."""
+    """The end's final_status, aggregate_metrics and error, as far as they apply."""
     return state.end.outcome if state.end is not None and status(state) in ENDED else {}
 
 
 def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
-    """What ``GET /v1/jobs/{job_id}`` says of the job itself; tenant and consistency are the caller's. ``refusal`` is of
-    an event of the job that PostgreSQL would not hold."""
+    """The job's own fields of ``GET /v1/jobs/{job_id}``; the caller adds tenant and consistency. ``refusal`` is about
+    an event of the job that PostgreSQL refused."""
     created, now = state.created, status(state)
     if created is None and refusal is not None and refusal.is_creation:
         now = REFUSED
@@ -320,8 +320,7 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
 
 
 def _refused(refused: Refused | None, refusal: Refusal | None) -> dict[str, Any] | None:
-    """Which event of the job was refused though it was acknowledged, why, and against which it lost or where its bytes
-    are kept."""
+    """The acknowledged event of the job that was refused, the reason, and its winner or the place of its bytes."""
     if refused is None:
         return (
             None
@@ -344,7 +343,7 @@ def _refused(refused: Refused | None, refusal: Refusal | None) -> dict[str, Any]
 
 
 def ended_text(status: str, refused: Refused | None) -> str | None:
-    """Why a job takes no more events, to be said behind its name; None while it does."""
+    """The reason why a job accepts no more events, as text to follow its name; None while it does."""
     if status == REFUSED and refused is not None:
         how = "the same request" if refused.reason == KEY_REPLAYED else "another request"
         return (
@@ -356,19 +355,19 @@ def ended_text(status: str, refused: Refused | None) -> str | None:
 
 # --- data centres ---------------------------------------------------------------------------------
 #
-# A job has the data centres that it is assigned to, and those that have accepted it. An entry that a data centre
-# reported of itself (``dc_id``) concerns that one; any other entry of a job concerns all data centres of the job, and
-# those that it names.
+# The data centres of a job are the assigned ones and the ones that accepted it. An entry that a data centre reported
+# about itself (``dc_id``) concerns that data centre; any other entry concerns all data centres of the job, and the ones
+# that it names.
 
 
 def reporting_dc(payload: Mapping[str, Any]) -> str | None:
-    """The data centre that reported the event of itself; None when none did."""
+    """The data centre that reported the event about itself; None if none did."""
     dc = payload.get("dc_id")
     return dc if isinstance(dc, str) else None
 
 
 def named_dcs(payload: Mapping[str, Any]) -> frozenset[str]:
-    """The data centres that the payload of an entry names, beside the one that reports it."""
+    """The data centres that the payload of an entry names, besides the reporting one."""
     assigned = payload.get("assigned_dcs")
     named = [payload.get("failed_dc"), *(assigned if isinstance(assigned, list) else ())]
     return frozenset(dc for dc in named if isinstance(dc, str))
@@ -380,5 +379,5 @@ def dcs_of(state: JobState) -> frozenset[str]:
 
 
 def awaits_ack(state: JobState, dc: str) -> bool:
-    """Whether the job is to be cancelled, and ``dc``, one of its data centres, has not acknowledged that."""
+    """Whether the job is under cancellation that ``dc``, one of its data centres, has not acknowledged."""
     return state.cancel is not None and dc not in state.ack and dc in dcs_of(state)

@@ -1,7 +1,7 @@
-"""What can be promised, and bet on: commitments and preconditions, as payloads of entries have them (seed ``002``).
+"""Commitments and preconditions in the form of payloads of entries (seed ``002``).
 
-A proposal is one entry: the commitment, the precondition it hangs on, and, where it was rejected, why. Resources are
-whole numbers, dimension by dimension; what is left out is 0.
+A proposal is one entry: the commitment, its precondition, and, if it was rejected, the reason. Resources are whole
+numbers by dimension; a missing dimension is 0.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ INDEX_PREFIX: Final = "index:"
 NODE_PREFIX: Final = "node:"
 
 ANY_ACCELERATOR: Final = "accelerators"
-"""The dimension that all accelerators of a node are where its capacity is not known."""
+"""The one dimension of all accelerators of a node whose capacity is unknown."""
 
 Amount = Annotated[int, msgspec.Meta(ge=0, le=canonical.INTEGER_MAX)]
-"""What a rejection can tell, too: more is in no entry that a ledger made."""
+"""An amount, also in a rejection; no ledger writes a larger one."""
 
 
 class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -61,18 +61,18 @@ class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
 
 
 class _Kind(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_unknown_fields=True):
-    """Something that can be promised, or bet on."""
+    """Base of commitments and preconditions."""
 
     subject_form: ClassVar[str] = ""
 
     @property
     def subject(self) -> str:
-        """What entries about a commitment are known by."""
+        """The name in the job id of entries about this commitment."""
         return self.subject_form.format(self)
 
 
 class Placement(_Kind, frozen=True):
-    """A capsule runs on a node, which keeps ``reservation`` for it; it may use up to ``limit``, else just that."""
+    """A capsule runs on a node, which reserves ``reservation`` for it; it may use up to ``limit``, if given."""
 
     subject_form = "capsule:{0.capsule}"
     capsule: str
@@ -99,7 +99,7 @@ class GangPlacement(_Kind, frozen=True):
 
 
 class IdentityBind(_Kind, frozen=True):
-    """A capsule is somebody."""
+    """A capsule has an identity."""
 
     subject_form = "capsule:{0.capsule}"
     capsule: str
@@ -107,7 +107,7 @@ class IdentityBind(_Kind, frozen=True):
 
 
 class ModuleAdjustment(_Kind, frozen=True):
-    """A module of a mission has so many replicas, as decided in ``epoch`` of whoever decides it."""
+    """A module of a mission has ``replicas`` replicas, as decided in ``epoch`` of the deciding service."""
 
     subject_form = "module:{0.mission}/{0.module}"
     mission: str
@@ -133,7 +133,7 @@ class Lease(_Kind, frozen=True):
 
 
 class Revocation(_Kind, frozen=True):
-    """The commitment at ``index`` holds no longer."""
+    """The commitment at ``index`` ends."""
 
     subject_form = f"{INDEX_PREFIX}{{0.index}}"
     index: Amount
@@ -150,7 +150,7 @@ Commitment = Placement | GangPlacement | IdentityBind | ModuleAdjustment | Quota
 
 
 class Unconditional(_Kind, frozen=True, tag="None"):
-    """No bet."""
+    """No precondition."""
 
 
 NO_BET: Final[Mapping[str, str]] = {"kind": "None"}
@@ -158,7 +158,7 @@ NO_BET: Final[Mapping[str, str]] = {"kind": "None"}
 
 
 class NodeFreeOf(_Kind, frozen=True):
-    """The node has at least this much that nobody claimed."""
+    """The node has at least this much unclaimed."""
 
     node: str
     at_least: Resources
@@ -171,7 +171,7 @@ class GangUnplaced(_Kind, frozen=True):
 
 
 class ModuleAdjustmentVersion(_Kind, frozen=True):
-    """The newest adjustment of the module is of this epoch; 0 where there is none."""
+    """The newest adjustment of the module has this epoch; 0 if there is none."""
 
     subject_form = ModuleAdjustment.subject_form
     mission: str
@@ -183,17 +183,17 @@ Precondition = Unconditional | NodeFreeOf | GangUnplaced | ModuleAdjustmentVersi
 
 
 class Rejection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a proposal was rejected, and what the proposer needs to know for a better one."""
+    """The reason for a rejected proposal, and facts for a better one."""
 
     reason: str
     """One of ``REASONS``."""
     detail: str
     free: Resources | None = None
-    """What the node had free, in the dimensions that were asked for; None where its capacity is not known."""
+    """The node's free amounts, in the requested dimensions; None if its capacity is unknown."""
     blocking_index: int | None = None
-    """Index of a commitment that stands in the way."""
+    """Index of a blocking commitment."""
     epoch: int | None = None
-    """Of the newest adjustment."""
+    """Epoch of the newest adjustment."""
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -223,21 +223,21 @@ REASONS: Final = frozenset(
         "scale-to-zero",
     }
 )
-"""What can stand in ``Rejection.reason``; docs/commitments.md says what it means."""
+"""Values of ``Rejection.reason``; docs/commitments.md explains them."""
 
 _PROPOSALS: Final = msgspec.json.Decoder(Proposal)
 
 
 def node_subject(node: str) -> str:
-    """What entries about a node are known by."""
+    """The name in the job id of entries about a node."""
     return f"{NODE_PREFIX}{node}"
 
 
 def read_proposal(payload: bytes | str) -> Proposal:
-    """The proposal that an entry is.
+    """The proposal in the payload of an entry.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: the payload is no proposal.
     """
     try:
         return _PROPOSALS.decode(payload)
@@ -259,12 +259,12 @@ def read_capacity(payload: bytes | str) -> tuple[str, Resources]:
 
 
 def rejected_payload(payload: bytes, rejection: Rejection) -> bytes:
-    """The payload of an entry that says why what ``payload`` proposes was rejected."""
+    """The payload of the entry that rejects the proposal ``payload``, with the reason."""
     return canonical.encode({**orjson.loads(payload), REJECTION: msgspec.to_builtins(rejection)})
 
 
 def proposed_payload(payload: bytes | str) -> bytes:
-    """What was proposed, of an entry that was judged: its payload without the reason.
+    """The proposal's payload, from a judged entry: its payload without the reason.
 
     Raises:
         ValueError, TypeError: the payload is none of a proposal.

@@ -50,7 +50,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def paired(nodes: Sequence[bytes]) -> list[bytes]:
-    """Hashes of the nodes above the first two, the next two and so on; a last one without a right is left out."""
+    """Hashes of the nodes above each pair; a last node without a right sibling is left out."""
     hashes = native.paired(nodes)
     if hashes is not None:
         return hashes
@@ -66,7 +66,7 @@ def root(leaves: Iterable[bytes]) -> bytes:
 
 
 class Frontier:
-    """The right edge of a growing tree: all that is needed to append and to know the root.
+    """The right edge of a growing tree: enough state to append and to compute the root.
 
     It keeps the roots of the perfect subtrees that the leaves fall into, one for each bit set in ``size``.
     """
@@ -99,7 +99,7 @@ class Frontier:
 
     @property
     def hashes(self) -> list[bytes]:
-        """Roots of the perfect subtrees from left to right, the largest first; with ``size`` all there is."""
+        """Roots of the perfect subtrees from left to right, largest first; with ``size`` the whole state."""
         return [each for each in reversed(self._by_level) if each]
 
     def extend(self, leaf_hashes: Iterable[bytes]) -> None:
@@ -109,7 +109,7 @@ class Frontier:
     def grow(self, leaf_hashes: list[bytes]) -> list[list[bytes]]:
         """Append leaves; returns, from the leaves up, the hashes of the subtrees that they made perfect.
 
-        The first one given for level ``n`` stands at index ``size before >> n`` of that level.
+        The first hash of level ``n`` has index ``size before >> n`` in that level.
         """
         self._size += len(leaf_hashes)
         grown: list[list[bytes]] = []
@@ -130,7 +130,7 @@ class Frontier:
         """Append the ``2^level`` leaves of a perfect subtree, given its root.
 
         Raises:
-            InvalidInputError: the size is not a multiple of ``2^level``, so that the subtree is none of this tree.
+            InvalidInputError: the size is not a multiple of ``2^level``, so the subtree does not belong to this tree.
         """
         if self._size & ((1 << level) - 1):
             raise InvalidInputError(f"a subtree of {1 << level} leaves does not begin at leaf {self._size}")
@@ -221,7 +221,7 @@ def _proof_lengths(index: int, size: int) -> tuple[int, int]:
 
 
 def _climb(seed: bytes, hashes: Sequence[bytes], index: int) -> bytes:
-    """Root above ``seed``, which stands at ``index`` of its level, with siblings on either side."""
+    """Root above ``seed``, which has ``index`` in its level, with siblings on either side."""
     for level, sibling in enumerate(hashes):
         seed = node_hash(sibling, seed) if index >> level & 1 else node_hash(seed, sibling)
     return seed
@@ -252,7 +252,7 @@ def append_part(frontier: Frontier, end: int, hashes: Sequence[bytes]) -> None:
     """Append leaves up to ``end - 1``, given the roots of the subtrees that they fall into.
 
     Raises:
-        ValueError: these are more or fewer roots than that part has.
+        ValueError: the number of roots is not that of the part.
     """
     for (level, _), each in zip(subtrees(frontier.size, end), hashes, strict=True):
         frontier.append_subtree(level, each)
@@ -269,11 +269,11 @@ class PartOfTree:
 
     @property
     def end(self) -> int:
-        """Index behind the last leaf."""
+        """Index after the last leaf."""
         return self.begin + len(self._levels[0][1])
 
     def append(self, leaf_hashes: Sequence[bytes]) -> None:
-        """The next leaves."""
+        """Append leaves in order."""
         self._levels[0][1].extend(leaf_hashes)
         for level, (first, nodes) in enumerate(self._levels):
             if level + 1 == len(self._levels):
@@ -284,7 +284,7 @@ class PartOfTree:
             above += paired(nodes[(first & 1) + 2 * len(above) :])
 
     def nodes(self, level: int) -> tuple[int, list[bytes]]:
-        """Index of the first perfect subtree of ``2^level`` leaves that lies in the run, and the roots of all."""
+        """Index of the first perfect subtree of ``2^level`` leaves in the run, and the roots of all such subtrees."""
         if level < len(self._levels):
             return self._levels[level]
         return -(-self.begin >> level), []

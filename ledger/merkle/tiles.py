@@ -10,8 +10,8 @@ level 1 the roots of full tiles of level 0, and so on. In a tree of ``size`` lea
     example: size 70_000    level 0: 273 full tiles, (0, 273) of width 112
                             level 1: one full tile, (1, 1) of width 17;   level 2: (2, 0) of width 1
 
-A tile only ever grows at its end, so a wider one serves wherever a narrower one is asked for. Appending and
-every proof touch O(log size) tiles.
+A tile only grows at its end, so a wider tile can replace a narrower one. Appending and every proof touch
+O(log size) tiles.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TileTree:
         return tiles
 
     def forget_changed(self) -> None:
-        """Take all that ``changed`` gave as stored."""
+        """Treat all tiles of ``changed`` as stored."""
         self._filled.clear()
         self._touched.clear()
 
@@ -145,8 +145,8 @@ def inclusion_proof(index: int, size: int, get_tile: GetTile) -> list[bytes]:
 
 
 def has_leaf(index: int, size: int, root: bytes, link: str | None, tiles: Mapping[TileCoordinates, bytes]) -> bool:
-    """Whether ``tiles``, what is stored as ``inclusion_tiles``, prove that leaf ``index`` of the tree of this size and
-    root is this chain link, in hex; whatever else stands in the place of any of them proves nothing."""
+    """Whether ``tiles``, the stored ``inclusion_tiles``, prove that leaf ``index`` of the tree of this size and root is
+    this chain link, in hex. Damaged tiles of any form prove nothing."""
     try:
         proof = inclusion_proof(index, size, lambda level, at: tiles[level, at])
         merkle.verify_inclusion(index, size, merkle.leaf_hash(bytes.fromhex(link or "")), proof, root)
@@ -176,13 +176,13 @@ def _levels(size: int) -> int:
 
 
 def _split(begin: int, end: int) -> int:
-    """Where RFC 9162 parts the leaves begin..end - 1, of which there are at least two."""
+    """Where RFC 9162 splits the leaves begin..end - 1, at least two."""
     return begin + (1 << ((end - begin - 1).bit_length() - 1))
 
 
 def _descend(leaves: int, size: int, *, to_subtree: bool = False) -> tuple[list[_Range], int]:
-    """What lies beside the path from the root down to leaf ``leaves - 1``, and the first leaf where the path ends: at
-    that leaf, or, with ``to_subtree``, at the first subtree whose last one it is."""
+    """The ranges beside the path from the root down to leaf ``leaves - 1``, and the first leaf of the node where the
+    path ends: that leaf, or, with ``to_subtree``, the first node on the path whose last leaf it is."""
     begin, end = 0, size
     ranges = []
     while end - begin > 1 and not (to_subtree and leaves == end):
@@ -197,14 +197,14 @@ def _descend(leaves: int, size: int, *, to_subtree: bool = False) -> tuple[list[
 
 
 def _inclusion_ranges(index: int, size: int) -> list[_Range]:
-    """What the hashes of an inclusion proof stand for, in its order."""
+    """The leaf ranges of the hashes of an inclusion proof, in its order."""
     if not 0 <= index < size:
         raise InvalidInputError(f"leaf index {index} is not in a tree of size {size}")
     return _descend(index + 1, size)[0][::-1]
 
 
 def _consistency_ranges(first: int, second: int) -> list[_Range]:
-    """What the hashes of a consistency proof stand for, in its order."""
+    """The leaf ranges of the hashes of a consistency proof, in its order."""
     if not 1 <= first <= second:
         raise InvalidInputError(f"sizes {first} and {second} are not 1 <= first <= second")
     ranges, begin = _descend(first, second, to_subtree=True)
@@ -242,5 +242,5 @@ def _range_hash(leaves: _Range, get_tile: GetTile) -> bytes:
 
 
 def getter(tiles: Mapping[TileCoordinates, bytes]) -> GetTile:
-    """Gives the tiles of a mapping, nothing for others."""
+    """A ``GetTile`` for a mapping; it gives an empty tile for missing ones."""
     return lambda level, index: tiles.get((level, index), b"")

@@ -1,16 +1,16 @@
 """Verification of one tenant's ledger: one pure algorithm over a reader, wherever the rows come from.
 
 A chain is checked in ranges (:mod:`ledger.verification.range_check`), whose summaries are folded into the verdict
-(:mod:`ledger.verification.range_fold`). One driver has them checked (``driver``), in this process one behind the other
-or elsewhere several at once (``checks``); on Spark each is a task.
+(:mod:`ledger.verification.range_fold`). One driver (``driver``) runs the checks, in this process one after the other,
+or several at once in other processes (``Checks``); on Spark each range is a task.
 
-The reader MUST show one consistent state of the ledger throughout. Rows stream by in batches; what is kept
-does not grow with their number. Between batches the event loop gets its turn.
+The reader MUST show one consistent state of the ledger throughout. Rows are streamed in batches, and memory does not
+grow with their number. Between batches the event loop runs.
 
-What is checked depends on the range that is asked for. Entries, and the snapshots that lie wholly inside it, always;
-the head when the range reaches the end; the stored tree, roots of the whole tree and checkpoints when it begins at
-seq 1; the projection when it is the whole chain: verdicts on proposals, and the tables that follow from entries. The
-rest is ``not_checked``.
+The requested range determines the checks. Entries, and snapshots wholly inside the range, are always checked; the head
+if the range reaches the end; the stored tree, roots of the whole tree and checkpoints if it begins at seq 1; the
+projection (verdicts on proposals, and the tables that follow from entries) if it is the whole chain. The rest is
+``not_checked``.
 """
 
 from __future__ import annotations

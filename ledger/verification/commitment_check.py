@@ -1,20 +1,18 @@
-"""Judging every proposal of a chain once more, and checking the table that names what is promised.
+"""Judges every proposal of a chain again, and checks the table of commitments.
 
-Entries of commitments go through ``ledger.machines.commitments`` in the order of the chain, as the appender put them
-through; what they say must be what judging gives, to the byte. Imported ones are history and MUST be left out. The rows
-of the table come in order of seq as well and are joined as both stream by, so what is held grows with what is promised,
-not with history::
+Entries of commitments go through ``ledger.machines.commitments`` in chain order, as in the appender; the recorded
+verdicts must equal the new ones, to the byte. Imported entries are history and MUST be left out. The rows of the table
+are also ordered by seq, and the two streams are joined, so memory grows with active commitments, not with history::
 
     action, rejection == what judging the proposal gives           job_id == what the payload is about
     rows == accepted proposals other than revocations, and capacities, up to the seq that the table has followed
     ended_seq == the revocation of the row's entry, or the node's next capacity, up to that seq
 
-A verdict that is wrong is named once. Those behind it may have been given by somebody who took it at its word, or
-before somebody changed it. So from then on two machines go on, one as it should be and one as it is recorded: a later
-verdict holds where it is that of either. What the table says of a commitment that a wrong verdict touches is not
-judged.
+A wrong verdict is reported once. Later verdicts may have been given by a node that trusted it, or before someone
+changed it. So from there on two machines run, one with the right verdicts and one with the recorded ones: a later
+verdict is right if either machine gives it. Table rows of commitments that a wrong verdict affects are not judged.
 
-Entries that are missing or edited give other verdicts, so once the chain itself is broken all this is left undecided.
+Missing or edited entries give other verdicts, so if the chain itself is broken, the result is left undecided.
 """
 
 from __future__ import annotations
@@ -46,17 +44,17 @@ from ledger.verification.verdict import Findings, is_number
 async def judge_commitments(
     entries: Rows, promised: Rows, followed_seq: int, on_candidate: OnBreak | None = None
 ) -> JobsFound:
-    """Judge all entries of commitments of a chain, and the table's rows, of which it has followed so many entries.
+    """Judge all entries of commitments of a chain, and the table's rows, which have followed it to ``followed_seq``.
 
-    ``on_candidate`` is told each break; they count only if the chain itself is whole.
+    ``on_candidate`` is called with each break; these are breaks only if the chain itself is whole.
     """
     judge = CommitmentJudge(followed_seq, on_candidate)
     ahead: list[PromisedRow] = []
-    """Rows of the table that were read and come behind the entry, in descending order."""
+    """Table rows that were read and come after the entry, in descending order."""
     is_any_left = True
 
     async def give_up_to(seq: int | None) -> None:
-        """The table's rows up to that of ``seq``, all where it is None."""
+        """Pass on the table's rows up to ``seq``, all if it is None."""
         nonlocal is_any_left
         while ahead or is_any_left:
             if not ahead:
@@ -79,12 +77,12 @@ async def judge_commitments(
 
 
 class _Effect(NamedTuple):
-    """What an entry changes of what is promised."""
+    """The change that an entry makes to the active commitments."""
 
     subject: str | None = None
-    """Of the row that names it, None where none does."""
+    """Subject of the table row for the entry, None if there must be none."""
     ended: int | None = None
-    """The index of what holds no longer."""
+    """The index of the commitment that the entry ends."""
     is_sure: bool = True
     """Whether the entry itself is right, so that the table must say the same."""
 
@@ -94,26 +92,26 @@ _UNSURE: Final = _Effect(is_sure=False)
 
 
 class CommitmentJudge:
-    """Takes entries and rows of the table, each by seq, whichever comes first of one seq."""
+    """Takes entries and table rows, both by seq; of one seq, in either order."""
 
     def __init__(self, followed_seq: int, on_candidate: OnBreak | None = None) -> None:
-        """``followed_seq`` is up to which seq the table has followed the chain, 0 where there is none."""
+        """``followed_seq`` is the seq up to which the table has followed the chain, 0 if there is no table."""
         self._followed_seq = followed_seq
         self._findings = Findings(on_candidate)
         self._right = Commitments()
         self._told: Commitments | None = None
-        """As recorded, from the first wrong verdict on."""
+        """The machine with the recorded verdicts, from the first wrong one on."""
         self._at = 0
         self._entry: CommitmentRow | None = None
-        """Of seq ``_at``, and the rows of the table that name it."""
+        """The entry of seq ``_at``, and the table rows of that seq."""
         self._rows: list[PromisedRow] = []
         self._ends: dict[int, Any] = {}
-        """By index of what is promised, where the table says that it ended."""
+        """By index of a commitment or capacity, the end that the table has for it."""
         self._capacities: dict[str, int] = {}
         """By subject, the index of the node's capacity."""
 
     def add_entry(self, entry: CommitmentRow) -> None:
-        """The next entry; its seq is a number. Of several of one seq the first counts."""
+        """The next entry; its seq is a number. Of several entries of one seq the first is used."""
         self._reach(entry.seq)
         if self._entry is None:
             self._entry = entry
@@ -127,7 +125,7 @@ class CommitmentJudge:
         self._rows.append(row)
 
     def finish(self) -> JobsFound:
-        """Nothing follows: what was found."""
+        """No entry or row follows; returns the result."""
         self._settle()
         for index, ended_seq in self._ends.items():
             if ended_seq is not None:
@@ -141,7 +139,7 @@ class CommitmentJudge:
             self._at = seq
 
     def _settle(self) -> None:
-        """All there is of seq ``_at`` has come."""
+        """The entry and rows of seq ``_at`` are complete: judge them."""
         seq, entry, rows = self._at, self._entry, self._rows
         self._entry, self._rows = None, []
         effect = _NOTHING if entry is None else self._judge(entry)
@@ -209,7 +207,7 @@ class CommitmentJudge:
         return bool(job_id == subject)
 
     def _take_verdict(self, entry: CommitmentRow, proposal: Proposal) -> bool:
-        """Judge the proposal and go on from it; whether its verdict is as it should be."""
+        """Judge the proposal and apply the result; returns whether its recorded verdict is right."""
         seq, commitment = entry.seq, proposal.commitment
         due = self._right.judge(proposal)
         is_right = _is_verdict(entry, proposal, due)
@@ -237,7 +235,7 @@ class CommitmentJudge:
 
 
 def _is_verdict(entry: CommitmentRow, proposal: Proposal, due: Rejection | None) -> bool:
-    """Whether the entry is the one that the appender makes of the proposal where that is the verdict."""
+    """Whether the entry is the one that the appender makes of the proposal with the verdict ``due``."""
     if due is None or proposal.rejection != due:
         return due is None and proposal.rejection is None and entry.action == CommitmentAction.PROPOSE_ACCEPTED
     try:
@@ -248,7 +246,7 @@ def _is_verdict(entry: CommitmentRow, proposal: Proposal, due: Rejection | None)
 
 
 def _believe(machine: Commitments, seq: int, commitment: Commitment) -> None:
-    """Apply what was accepted, as far as it can be."""
+    """Apply a recorded acceptance, as far as possible."""
     if not isinstance(commitment, Revocation) or commitment.index in machine.state.active:
         machine.apply(seq, commitment)
 

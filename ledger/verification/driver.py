@@ -1,7 +1,7 @@
-"""The one driver of a verification: it plans ranges, has them checked, and folds the results in their order.
+"""The driver of a verification: it plans ranges, runs their checks, and folds the results in order.
 
-Ranges are planned by seq. If one is empty, the next ends at the next entry, so one forged huge seq costs a single
-query. ``Checks`` checks ranges one after another in this process, or in others beside it.
+Ranges are planned by seq. If a range is empty, the next one ends at the next entry, so a forged huge seq costs a single
+query. ``Checks`` checks ranges one after another in this process, or in other processes.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from ledger.verification.verdict import Anchor, Break, Findings, Head, Verdict
 
 
 class CheckedRange(NamedTuple):
-    """What checking a range by itself came to; ``summary`` counts the breaks as well."""
+    """The result of checking a range by itself; ``summary`` counts the breaks as well."""
 
     summary: RangeSummary
     breaks: Sequence[Break]
 
 
 class Checks(Protocol):
-    """Checks parts of a tenant's ledger, in the state that the reader of the verification shows."""
+    """Checks parts of a tenant's ledger, in the same state that the verification's reader shows."""
 
     ranges_at_once: int
 
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
-        """Check one range by itself; the snapshots are those that its checker takes."""
+        """Check one range by itself; ``snapshots`` as for ``RangeChecker``."""
 
     async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
-        """Compare all jobs; the calls are told what is found."""
+        """Compare all jobs; the callbacks are called with each break."""
 
     async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
-        """Judge all verdicts on proposals once more, and the table of commitments."""
+        """Judge all verdicts on proposals again, and the table of commitments."""
 
 
 class InOrder:
-    """Checks the ranges one behind the other, while their entries stream by from one reader."""
+    """Checks the ranges one after the other, as their entries stream from one reader."""
 
     ranges_at_once = 1
 
@@ -53,11 +53,11 @@ class InOrder:
         self._reader = reader
         self._batches = reader.entries(from_seq, to_seq)
         self._ahead: Sequence[EntryRow] | None = None
-        """Entries that were read and belong to a range to come."""
+        """Entries that were read and belong to a later range."""
         self._number = 0
 
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
-        """Check the range that comes next."""
+        """Check the next range."""
         assert task.number == self._number, "entries that have streamed by are not read again"
         assert task.to_seq is not None
         self._number += 1
@@ -82,7 +82,7 @@ class InOrder:
         )
 
     def _check(self, checker: RangeChecker, ahead: Sequence[EntryRow], to_seq: int) -> Sequence[EntryRow] | None:
-        """Check those entries that are not above ``to_seq``; the others, None where there are none."""
+        """Check the entries up to ``to_seq``; returns the others, None if there are none."""
         if isinstance(ahead, PackedEntries):
             passed = checker.check_packed(ahead, to_seq)
             if passed is not None:
@@ -94,7 +94,7 @@ class InOrder:
 
 
 async def finished(checker: RangeChecker, reader: ChainReader) -> RangeSummary:
-    """What the whole needs of a range whose entries were all checked; its stored tiles are compared."""
+    """Compare the stored tiles of a range whose entries were all checked; returns the range's summary."""
     for tiles in checker.tiles():
         stored = await reader.tiles(*tiles)
         if stored is None:
@@ -123,26 +123,26 @@ async def verify(
     on_break: Callable[[Break], object] | None = None,
     elsewhere: Checks | None = None,
 ) -> Verdict:
-    """Verify entries ``from_seq..to_seq`` of a tenant and all that hangs on them.
+    """Verify entries ``from_seq..to_seq`` of a tenant and all that depends on them.
 
     Args:
         reader: the ledger, in one consistent state.
-        tenant_id: whose; it is bound by every link.
-        from_seq: first entry, from 1, by default the first there is.
-        to_seq: last entry, by default the last there is; a higher one is taken for that.
-        expected_prev: chain link that entry ``from_seq - 1`` had when it was last verified.
-        expected_snapshot: payload digest that the snapshot which ends there had then.
-        expected_frontier: right edge of the tree over the entries before ``from_seq``, empty where it is not known.
-        open_snapshot: opens envelopes and judges signatures; without it neither is looked at.
+        tenant_id: the tenant, which every link covers.
+        from_seq: first entry, from 1, by default the first of the chain.
+        to_seq: last entry, by default the last of the chain; a higher seq means the last.
+        expected_prev: chain link of entry ``from_seq - 1`` at its last verification.
+        expected_snapshot: payload digest, at that time, of the snapshot that ends there.
+        expected_frontier: right edge of the tree over the entries before ``from_seq``, empty if unknown.
+        open_snapshot: opens envelopes and judges signatures; without it both are skipped.
         checkpoints: tree heads kept outside this ledger, which its chain must extend.
-        anchors: what outsiders said of tree heads, kept inside; the chain must extend those too.
-        projection: whether to fold all entries once more and compare job states, where they are stored. Verdicts on
-            proposals are judged once more all the same.
+        anchors: tree heads from external witnesses, kept in the ledger; the chain must extend these too.
+        projection: whether to fold all entries again and compare stored job states. Verdicts on proposals are judged
+            again in any case.
         on_break: is called with every break as it is found.
-        elsewhere: checks ranges and jobs of a whole chain, where there is anything that can beside this process.
+        elsewhere: checks ranges and jobs of a whole chain in other processes, if given.
     """
     findings = Findings(on_break)
-    # 1. What there is.
+    # 1. The ends of the chain.
     last = await reader.last_entry() or Head(0, None, None)
     first = max(from_seq or 1, 1)
     is_to_end = to_seq is None or to_seq >= last.seq
@@ -180,7 +180,7 @@ async def _fold_chain(
     open_snapshot: OpenSnapshot | None,
     findings: Findings,
 ) -> Fold:
-    """The entries up to ``to_seq``, by default all, checked and folded, with their snapshots."""
+    """Check and fold the entries up to ``to_seq``, by default all, with their snapshots."""
     chain, first, last = Fold(ends, findings), ends.first_seq, ends.last
     assert last is not None
     if first > 1:
@@ -194,8 +194,8 @@ async def _fold_chain(
 
 
 async def _judge_projection(chain: Fold, checks: Checks, on_break: OnBreak | None, *, with_jobs: bool) -> None:
-    """Judge verdicts on proposals and compare the job table; the chain is judged already, so it is known whether what
-    differs from it counts."""
+    """Judge verdicts on proposals and compare the job table. The chain is judged first, since differences are breaks
+    only if it is whole."""
     on_candidate = None if chain.findings.has(*CHAIN_ASPECTS) else on_break
     judged = await checks.judge_commitments(on_candidate)
     compared = await checks.compare_jobs(on_break, on_candidate) if with_jobs else merged(())
@@ -213,29 +213,29 @@ class _Planned(NamedTuple):
     task: RangeTask
     snapshots: Sequence[OpenedRow]
     new_snapshots: Sequence[OpenedRow]
-    """Those that no range before was planned with."""
+    """Snapshots that no earlier range was planned with."""
     checked: asyncio.Future[CheckedRange]
 
 
 async def _fold_ranges(
     chain: Fold, reader: ChainReader, snapshots: Snapshots, checks: Checks, first_seq: int, last_seq: int
 ) -> None:
-    """Have all entries from ``first_seq`` to ``last_seq`` checked, in one range at least, and fold them."""
+    """Check all entries from ``first_seq`` to ``last_seq``, in at least one range, and fold the results."""
     under_way: deque[_Planned] = deque()
     number, begin, next_seq, is_next_near = 0, None, first_seq, True
     try:
         while under_way or number == 0 or next_seq <= last_seq:
-            # 1. Have as many under way as are of use.
+            # 1. Start as many ranges as are useful.
             while len(under_way) < checks.ranges_at_once and is_next_near and (number == 0 or next_seq <= last_seq):
                 to_seq = min(-(-next_seq // RANGE_ENTRIES) * RANGE_ENTRIES, SEQ_MAX)
                 under_way.append(await _plan(chain.task(number, begin, to_seq), snapshots, checks))
                 number, begin, next_seq = number + 1, to_seq + 1, to_seq + 1
-            # 2. Fold the first of them.
+            # 2. Fold the first one.
             planned = under_way.popleft()
             summary = await _checked(planned, chain, checks)
             chain.add(summary, planned.new_snapshots)
             await asyncio.sleep(0)
-            # 3. Pass over what is empty, once nothing else is under way.
+            # 3. Skip a gap, once no other range is running.
             is_next_near = is_next_near and summary.last_row is not None
             if not is_next_near and not under_way and next_seq <= last_seq:
                 next_seq, is_next_near = await _next_seq(reader, next_seq, last_seq), True
@@ -252,7 +252,7 @@ async def _plan(task: RangeTask, snapshots: Snapshots, checks: Checks) -> _Plann
 
 
 async def _checked(planned: _Planned, chain: Fold, checks: Checks) -> RangeSummary:
-    """What checking a range gave, once all that it assumed is so; its breaks are told."""
+    """The summary of a range, checked again if an assumption was wrong; its breaks are reported."""
     checked = await planned.checked
     changed = chain.wrongly_assumed(planned.task, checked.summary)
     if changed is not None:
@@ -272,7 +272,7 @@ async def _next_seq(reader: ChainReader, from_seq: int, last_seq: int) -> int:
 
 
 class Snapshots:
-    """Opens the snapshots of a chain as its ranges come to need them."""
+    """Opens the snapshots of a chain as its ranges need them."""
 
     def __init__(
         self, rows: AsyncIterator[Sequence[SnapshotRow]], open_snapshot: OpenSnapshot | None, findings: Findings
@@ -281,11 +281,11 @@ class Snapshots:
         self._open_snapshot = open_snapshot
         self._findings = findings
         self._opened: list[OpenedRow] = []
-        """Those that a range to come may need."""
+        """Snapshots that a later range may need."""
         self._untaken: list[OpenedRow] = []
 
     async def up_to(self, to_seq: int) -> list[OpenedRow]:
-        """Those that the next range, which ends at ``to_seq``, overlaps or may overlap."""
+        """The snapshots that the next range, which ends at ``to_seq``, overlaps or may overlap."""
         while not self._opened or self._opened[-1].stored_from <= to_seq:
             if not await self._read():
                 break
@@ -294,13 +294,13 @@ class Snapshots:
         return needed
 
     async def rest(self) -> AsyncIterator[list[OpenedRow]]:
-        """Those that no range has read, once there is none to come."""
+        """The snapshots that no range has read, after the last range."""
         while await self._read():
             self._opened.clear()
             yield self.take()
 
     async def _read(self) -> bool:
-        """Open the next of them; False when there are no more."""
+        """Open the next batch; False if there are no more."""
         rows = await anext(self._rows, None)
         for row in rows or ():
             if has_place(row, self._findings):
@@ -310,6 +310,6 @@ class Snapshots:
         return rows is not None
 
     def take(self) -> list[OpenedRow]:
-        """Those opened since the last call, in the order they are stored in."""
+        """The snapshots opened since the last call, in stored order."""
         taken, self._untaken = self._untaken, []
         return taken

@@ -1,17 +1,17 @@
 """Checking the entries of one chain: each row by itself, and each against the row before it.
 
-A row is compared with what its own columns say, so that one edit shows as one kind of break::
+Each column of a row is compared with the row's other columns, so that one edit shows as one kind of break::
 
     payload_digest == SHA-256(payload)                                   else payload-digest
     t_hlc == hlc_physical:hlc_logical:hlc_node                           else hlc-columns
     prev_chain_link == chain_link of the row before, as stored           else prev-link
     chain_link == link over the row's stored columns                     else link
-    the row, where these hold, is one that a ledger writes or imports    else malformed
+    the row, if these hold, is one that a ledger writes or imports       else malformed
 
-What a ledger writes or imports is said by :mod:`ledger.chain.form`.
-A batch that is in order throughout is judged in C, which is fast; any other row by row, which names what is wrong.
-Both judge alike, which a property test says. Entries that come over a wire or from a file are judged as they came, so
-that no values are made of them unless something is wrong (``PackedEntries``).
+:mod:`ledger.chain.form` has the rules for rows that a ledger writes or imports.
+A batch without any fault is checked in C, which is fast; any other row by row, which names the fault. A property test
+ties the two. Entries from a connection or a file are checked in packed form, and decoded into rows only if there is a
+fault (``PackedEntries``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _TYPES: Final = {
     **dict.fromkeys(("t_hlc", "hlc_node", "job_id", "action", "chain_link", "payload_digest", "payload"), (str,)),
     **dict.fromkeys(("prev_chain_link", "origin"), (str, type(None))),
 }
-"""What each column may hold. Constraints that somebody dropped do not see to it any more."""
+"""Types that each column may hold; checked here because someone may have dropped the constraints."""
 _KIND_OF_COLUMN: Final = {
     **dict.fromkeys(("t_hlc", "hlc_physical", "hlc_logical", "hlc_node"), "hlc-columns"),
     **dict.fromkeys(("payload", "payload_digest"), "payload-digest"),
@@ -71,52 +71,52 @@ _LINK = re.compile(r"[0-9a-f]{64}")
 
 
 class Passed(NamedTuple):
-    """Packed entries that are all in order and of version 2, as the functions in C answer it."""
+    """The result of the C functions for packed entries that are all in order and of version 2."""
 
     leaves: list[bytes]
     """Hashes of the leaves that hold their links."""
     marks: list[tuple[int, bytes, str]]
-    """Seq, link and ``t_hlc`` of those that were to be marked."""
+    """Seq, link and ``t_hlc`` of the entries in ``Known.to_mark``."""
     first_prev: str | None
-    """What the first names as the link before it."""
+    """The first entry's ``prev_chain_link``."""
     last_raw: bytes
     last_link: str
     last_hlc: str
     commitments: int
-    """How many are proposals or capacities, and not imported."""
+    """Number of proposals and capacities that are not imported."""
     at: int
-    """Where the entries begin that were not asked for."""
+    """Offset of the first entry after ``Known.stop_seq``."""
 
 
 class Known(NamedTuple):
-    """What is known before packed entries are judged."""
+    """Input for checking packed entries."""
 
     prefix: bytes
-    """Of their links."""
+    """The bytes that all their links hash first."""
     first_seq: int
     prev_raw: bytes | None
-    """Link of the entry before; None where the first is believed what it says of it."""
+    """Link of the entry before; None if the first entry's own ``prev_chain_link`` is trusted."""
     prev_link: str | None
-    """The same as it is stored."""
+    """The same as stored."""
     stop_seq: int
-    """The last that is asked for."""
+    """The last requested seq."""
     to_mark: Sequence[int]
     """Seqs, ascending."""
 
 
 class Packed(Protocol):
-    """Entries as they came."""
+    """Entries in the form in which they were received."""
 
     def passed(self, known: Known) -> Passed | None:
-        """What those asked for come to, if all of them are in order and none has version 1; else None."""
+        """The result for the requested entries if all are in order and none has version 1; else None."""
 
 
 class PackedEntries(ABC, Packed, Sequence[tuple[Any, ...]]):
-    """Entries as they came, of which rows are made only where somebody looks at one."""
+    """Packed entries that are decoded into rows only when a row is accessed."""
 
     @abstractmethod
     def behind(self, at: int) -> PackedEntries | None:
-        """The entries from ``Passed.at`` on, None where there is none."""
+        """The entries from ``Passed.at`` on, None if there are none."""
 
     @abstractmethod
     def unpacked(self) -> Sequence[tuple[Any, ...]]:
@@ -134,7 +134,7 @@ class PackedEntries(ABC, Packed, Sequence[tuple[Any, ...]]):
 
 
 class EntryRun(NamedTuple):
-    """Entries that follow one another without gap: their raw links, and ``t_hlc`` of each as it is stored."""
+    """Consecutive entries: their raw links, and the stored ``t_hlc`` of each."""
 
     first_seq: int
     links: list[bytes]
@@ -142,7 +142,7 @@ class EntryRun(NamedTuple):
 
 
 class EntryChecker:
-    """Walks one chain in seq order, batch by batch; keeps nothing of the rows it has passed."""
+    """Walks one chain in seq order, batch by batch; keeps none of the checked rows."""
 
     def __init__(
         self,
@@ -164,27 +164,27 @@ class EntryChecker:
         self.next_seq = first_seq
         """Seq that must come next."""
         self.last_link = prev_link
-        """Link of the last entry passed as it is stored; what was given when there is none."""
+        """Stored link of the last checked entry; before the first one, ``prev_link``."""
         self._prev_raw = _raw(prev_link) or b""
         self._is_prev_known = is_prev_known
         self.may_be_v1 = may_be_v1
         """Whether all rows so far have version 1."""
         self.relied_on_v1 = False
-        """Whether any row has version 1 and was taken for one of such a beginning."""
+        """Whether any row has version 1 and was accepted because all rows before may have it."""
 
     @property
     def last_seq(self) -> int:
-        """Seq of the last entry passed."""
+        """Seq of the last checked entry."""
         return self.next_seq - 1
 
     def check(self, rows: Sequence[EntryRow]) -> list[EntryRun]:
-        """Judge the next rows, at least one; returns them without duplicates, parted where entries are missing."""
+        """Check the next rows, at least one; returns them without duplicates, split at gaps."""
         return self._run_when_in_order(rows) or self.check_one_by_one(rows)
 
     def check_packed(self, packed: Packed, stop_seq: int, to_mark: Sequence[int]) -> Passed | None:
-        """As ``check``, of packed entries up to ``stop_seq``; None, with nothing changed, where that must be asked."""
+        """As ``check``, for packed entries up to ``stop_seq``. None, without a change, if ``check`` must be called."""
         if self.last_link is not None and not self._prev_raw:
-            return None  # The entry before has a link that is none, so that nothing can follow it in order.
+            return None  # The entry before has a malformed link, so no entry can follow it in order.
         raw, link = (self._prev_raw, self.last_link) if self._is_prev_known else (None, None)
         passed = packed.passed(Known(self._linker.prefix, self.next_seq, raw, link, stop_seq, to_mark))
         if passed is not None and passed.leaves:
@@ -195,7 +195,7 @@ class EntryChecker:
         return passed
 
     def _run_when_in_order(self, given: Sequence[EntryRow]) -> list[EntryRun] | None:
-        """These rows, where C finds that all of them are in order and of version 2."""
+        """The rows, if C finds that all are in order and of version 2; else None."""
         rows, count = [*map(tuple, given)], len(given)
         links = [row[_CHAIN_LINK] for row in rows]
         if (
@@ -229,7 +229,7 @@ class EntryChecker:
         return runs
 
     def _examine(self, row: EntryRow) -> bytes | None:
-        """Report all that is wrong with ``row``; its link as raw bytes, None when it has no place here.
+        """Report every fault of ``row``; returns its raw link, None if the row has no place in the chain.
 
         Leaves ``next_seq`` at the seq of the row.
         """
@@ -248,7 +248,7 @@ class EntryChecker:
         return leaf or computed
 
     def _report_wrong_types(self, row: EntryRow) -> bool:
-        """Report the columns of ``row`` that hold what no column of theirs may, such as NULL; whether there are any."""
+        """Report the columns of ``row`` with values of a wrong type, such as NULL; returns whether there are any."""
         seq, found = row[0], _columns_of_wrong_type(row)
         for name in found:
             kind = _KIND_OF_COLUMN.get(name, "link")
@@ -283,7 +283,7 @@ class EntryChecker:
         return computed
 
     def _link_of(self, row: EntryRow) -> tuple[bytes, str | None]:
-        """The link over the stored columns, and why there can be none."""
+        """The link over the stored columns, and the reason if there can be none."""
         seq, hlc, _, _, _, job, action, version, prev, _, digest, _, origin = row
         if version == 1:
             if not self.may_be_v1:
@@ -304,7 +304,7 @@ class EntryChecker:
 
 
 def has_wrong_type(row: EntryRow) -> bool:
-    """Whether a column holds what it never may, so that nothing is compared with it."""
+    """Whether a column has a value of a wrong type, so that the row is not compared further."""
     return bool(_columns_of_wrong_type(row))
 
 
@@ -313,7 +313,7 @@ def _columns_of_wrong_type(row: EntryRow) -> list[str]:
 
 
 def report_gap(findings: Findings, expected_seq: int, seq: int) -> None:
-    """Entries are missing: ``seq`` comes where ``expected_seq`` must."""
+    """Report missing entries: ``seq`` comes in place of ``expected_seq``."""
     findings.add(
         "gap",
         expected_seq,
@@ -324,12 +324,12 @@ def report_gap(findings: Findings, expected_seq: int, seq: int) -> None:
 
 
 def report_duplicate(findings: Findings, expected_seq: int, seq: int) -> None:
-    """``seq``, or one above it, has come before ``seq`` comes where ``expected_seq`` must."""
+    """Report that ``seq`` comes in place of ``expected_seq``, after the same or a higher seq."""
     findings.add("duplicate-seq", seq, f"another entry stands at seq {seq}", expected=expected_seq, actual=seq)
 
 
 def report_prev_link(findings: Findings, seq: int, expected: str | None, actual: str | None) -> None:
-    """Entry ``seq`` names ``actual`` as the link before it, and that is ``expected``."""
+    """Report that entry ``seq`` has the previous link ``actual`` instead of ``expected``."""
     findings.add(
         "prev-link",
         seq,
@@ -340,27 +340,27 @@ def report_prev_link(findings: Findings, seq: int, expected: str | None, actual:
 
 
 def is_link(text: object) -> bool:
-    """Whether it is 64 lowercase hex digits."""
+    """Whether ``text`` is 64 lowercase hex digits."""
     return isinstance(text, str) and _LINK.fullmatch(text) is not None
 
 
 def _raw(link: str | None) -> bytes | None:
-    """The bytes that ``link`` spells, None when it is not 64 lowercase hex digits."""
+    """The bytes of ``link``, None if it is not 64 lowercase hex digits."""
     return bytes.fromhex(link) if link is not None and is_link(link) else None
 
 
 def first_break_in(
     tenant_id: str, rows: Sequence[EntryRow], *, first_seq: int, prev_link: str | None, may_be_v1: bool = True
 ) -> Break | None:
-    """The first thing wrong with rows, at least one, that must follow ``prev_link`` from ``first_seq`` on."""
+    """The first break in rows, at least one, that must follow ``prev_link`` from ``first_seq`` on."""
     findings = Findings()
     EntryChecker(tenant_id, findings, first_seq=first_seq, prev_link=prev_link, may_be_v1=may_be_v1).check(rows)
     return findings.first_break()
 
 
 def leaves_of(tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> list[bytes] | Break:
-    """Leaf hashes of rows of ``ENTRY_COLUMNS``, in any order, each recomputed from the columns of its row; or what is
-    wrong with the first row whose payload digest, HLC or link is not that of its columns, or that no ledger writes."""
+    """Leaf hashes of rows of ``ENTRY_COLUMNS``, in any order, each recomputed from its row's columns; or the break of
+    the first row whose payload digest, HLC or link does not match its columns, or that no ledger writes."""
     leaves = native.leaves_of_entries(Linker(tenant_id).prefix, rows)
     return _leaves_one_by_one(tenant_id, rows) if leaves is None else leaves
 
@@ -377,15 +377,15 @@ def _leaves_one_by_one(tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> list[
 
 
 def holds_together(tenant_id: str, row: EntryRow) -> bool:
-    """Whether the link of a row, and its digest and HLC, are those of its columns."""
+    """Whether the link, digest and HLC of a row match its columns."""
     return first_break_in(tenant_id, [row], first_seq=row[0], prev_link=row[8]) is None
 
 
 def check_apart(tenant_id: str, rows: Sequence[EntryRow], findings: Findings) -> bool:
-    """Judge rows by seq, each there once, that need not follow one another, such as those of one job: each by itself,
-    neighbours together. Returns whether any has a link of version 1.
+    """Check rows in seq order, without duplicates, that need not be consecutive, such as the entries of one job: each
+    by itself, and neighbours against each other. Returns whether any has a link of version 1.
 
-    What an entry names as the link before it is checked only where the entry before it is there as well, and at seq 1.
+    The previous link of an entry is checked only if the entry before it is given as well, and at seq 1.
     """
     relied_on_v1, may_be_v1 = False, True
     for _, neighbours in groupby(enumerate(rows), key=lambda each: each[1][_SEQ] - each[0]):

@@ -1,11 +1,10 @@
-"""Checking the job table against the fold of the chain, job by job.
+"""Checks the job table against the fold of the chain, job by job.
 
-Both sides come ordered by job id and are joined as they stream by, so only one job is held at a time. A stored
-job is right when ``seqs`` names the entries that the fold of all its entries comes from, and its other columns follow
-from that fold. A break is reported at the last seq of the job.
+Both sides are streams ordered by job id and are joined, so only one job is held at a time. A stored job is right if
+``seqs`` names the entries that determine the fold of all its entries, and its other columns follow from that fold. A
+break is reported at the last seq of the job.
 
-Entries that are missing or edited give another fold, so once the chain itself is broken a job that does not fit
-is left undecided.
+Missing or edited entries give another fold, so if the chain itself is broken, a job that differs is left undecided.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ JOB_COLUMNS: Final = (
 """Columns of one stored job as readers give it, ordered by job id; ``seqs`` is what PostgreSQL prints, ``{1,2,5}``."""
 
 CHAIN_ASPECTS: Final = ("links", "payloads", "head")
-"""Where one of these is broken, it explains jobs that do not fit."""
+"""A break in one of these aspects explains jobs that differ."""
 
 OnBreak = Callable[[Break], object]
 """Takes a break as it is found."""
@@ -65,13 +64,13 @@ class StoredJob(NamedTuple):
     last_seq: int
     seqs: str
     search_fields: Sequence[str] | None = None
-    """What the jobs of the tenant are indexed by; None where they are not, or where readers do not tell."""
+    """The fields by which the tenant's jobs are indexed; None if there is no index, or if the reader has none."""
     terms: str | None = None
-    """As ``terms_text``, of what the index has of the job."""
+    """The job's terms in the index, in the form of ``terms_text``."""
 
 
 def terms_text(state: JobState, fields: Sequence[str]) -> str:
-    """What the index of these fields has of a job: ``term:physical:logical:node`` of each, by term."""
+    """The index entries of a job for these fields: ``term:physical:logical:node`` each, by term."""
     if state.created is None:
         return ""
     place = "{}:{}:{}".format(*state.created.order[:3])
@@ -79,7 +78,7 @@ def terms_text(state: JobState, fields: Sequence[str]) -> str:
 
 
 def stored_form(state: JobState) -> StoredJob:
-    """The row of the job that is ``state``."""
+    """The row for a job of this state."""
     physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
     seqs = f"{{{','.join(map(str, jobs.seqs_of(state)))}}}"
     creator = jobs.creator_of(state)
@@ -87,14 +86,14 @@ def stored_form(state: JobState) -> StoredJob:
 
 
 class JobsFound(NamedTuple):
-    """What comparing jobs came to: breaks, and breaks if the chain itself is whole."""
+    """The result of comparing jobs: breaks, and candidates, which are breaks only if the chain itself is whole."""
 
     found: Found
     candidates: Found
 
 
 def merged(parts: Iterable[JobsFound]) -> JobsFound:
-    """What comparing some of the jobs each came to, together."""
+    """The sum of the results for some of the jobs each."""
     found, candidates = Findings(), Findings()
     for each in parts:
         found.merge(each.found)
@@ -107,7 +106,7 @@ async def compare_jobs(
 ) -> JobsFound:
     """Compare every stored job with the fold of its entries, and find jobs that only one side has.
 
-    The calls are told each break, ``on_candidate`` what counts only if the chain itself is whole.
+    The callbacks are called with each break, ``on_candidate`` with breaks that apply only if the chain itself is whole.
     """
     comparison = JobComparison(stored_jobs, on_break, on_candidate)
     async for rows in entries:
@@ -116,7 +115,7 @@ async def compare_jobs(
 
 
 def conclude(jobs: JobsFound, findings: Findings) -> None:
-    """What comparing all jobs came to, once everything else was found; candidates count in a whole chain."""
+    """Add the result for all jobs, after all other findings; candidates are breaks if the chain is whole."""
     findings.begin("projection")
     findings.merge(jobs.found)
     if not findings.has(*CHAIN_ASPECTS):
@@ -126,14 +125,14 @@ def conclude(jobs: JobsFound, findings: Findings) -> None:
 
 
 class JobJudge:
-    """Compares one job after the other, in any order."""
+    """Compares single jobs, in any order."""
 
     def __init__(self, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None) -> None:
         """``on_break`` and ``on_candidate`` are called for each break as it is found."""
         self.found = Findings(on_break)
-        """Breaks whatever the chain is."""
+        """Breaks regardless of the state of the chain."""
         self.candidates = Findings(on_candidate)
-        """Breaks if the chain itself is whole, since entries that are missing or edited give another fold."""
+        """Breaks if the chain itself is whole, since missing or edited entries give another fold."""
 
     def outcome(self) -> JobsFound:
         """What was found so far."""
@@ -148,7 +147,7 @@ class JobJudge:
         return False
 
     def compare(self, state: JobState | None, stored: StoredJob | None) -> None:
-        """Judge the fold of a job's entries, None when it has none, against its row, None when it has none."""
+        """Judge the fold of a job's entries, None if it has none, against its row, None if it has none."""
         if state is not None and stored is not None:
             self._compare_both(state, stored)
         elif state is not None:
@@ -157,7 +156,7 @@ class JobJudge:
             self._report(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
 
     def compare_all(self, state: JobState | None, stored: Sequence[StoredJob]) -> None:
-        """Judge a job against all rows that have its id, of which the first counts."""
+        """Judge a job against all rows of its id, of which the first is its row."""
         self.compare(state, stored[0] if stored else None)
         for job in stored[1:]:
             self.compare(None, job)
@@ -182,7 +181,7 @@ class JobComparison:
     """Compares stored jobs with the fold of entries that come by job id and seq, some at a time."""
 
     def __init__(self, stored_jobs: Rows, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None) -> None:
-        """Of the calls ``JobJudge`` says when."""
+        """The callbacks are those of ``JobJudge``."""
         self._judge = JobJudge(on_break, on_candidate)
         self._batches = stored_jobs
         self._stored: deque[StoredJob] = deque()
@@ -197,7 +196,7 @@ class JobComparison:
         await asyncio.sleep(0)
 
     async def outcome(self) -> JobsFound:
-        """What was found; there are no more entries."""
+        """The result; call it after the last entry."""
         if self._fold is not None:
             await self._compare([self._fold.state()])
         while await self._next() is not None:
@@ -222,7 +221,7 @@ class JobComparison:
 
 
 def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[JobState], JobFold | None]:
-    """Fold ``rows`` onto ``fold``; the jobs that ended before the last row, and the one of the last."""
+    """Fold ``rows`` onto ``fold``; returns the states of completed jobs, and the fold of the last row's job."""
     folded: list[JobState] = []
     for row in rows:
         said = jobs.said_of_row(*row)

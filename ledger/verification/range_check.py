@@ -1,11 +1,11 @@
-"""Checking one range of a chain by itself, in one pass; :mod:`ledger.verification.range_fold` makes the whole of them.
+"""Checks one range of a chain by itself, in one pass; :mod:`ledger.verification.range_fold` folds the results.
 
-What needs the ranges before or behind is left open: whether the first entry follows the last of the range before, what
-a snapshot covers beyond the border, the tree's own root. Memory grows with the rows of the range, about 200 bytes each.
-Calls in order: ``check`` or its likes, ``tiles`` with ``compare_tiles``, ``finish``.
+Checks that need other ranges are left to the fold: whether the first entry follows the last of the range before,
+entries of a snapshot beyond the border, the root of the tree. Memory grows with the rows of the range, about 200 bytes
+each. Order of calls: ``check`` or ``check_packed``, ``tiles`` with ``compare_tiles``, ``finish``.
 
-A range is all entries with ``from_seq <= seq <= to_seq``; the ranges of a chain follow one another without gap, the
-first takes all that is lower and the last all that is higher::
+A range is all entries with ``from_seq <= seq <= to_seq``. The ranges of a chain are adjacent; the first takes all lower
+seqs and the last all higher ones::
 
     ranges[0].from_seq is None        ranges[n].from_seq == ranges[n - 1].to_seq + 1        ranges[-1].to_seq is None
 
@@ -36,53 +36,53 @@ from ledger.verification.tree_check import TILES_AT_ONCE, tile_break
 from ledger.verification.verdict import Break, Findings, Found, Head
 
 Interval = tuple[int, int]
-"""First and last seq of entries that something covers."""
+"""First and last seq of a covered run of entries."""
 
 
 class RangeTask(NamedTuple):
-    """One range to be checked, and what is known before any of its rows is read."""
+    """One range to check, and the facts known before any of its rows is read."""
 
     tenant_id: str
     number: int
-    """Of the range, from 0."""
+    """Number of the range, from 0."""
     from_seq: int | None
     to_seq: int | None
     first_seq: int = 1
-    """The first entry of the chain that is verified."""
+    """The first verified entry of the chain."""
     tree_size: int = 0
     """Size of the stored tree, 0 when there is none."""
     sizes: tuple[int, ...] = ()
     """Sizes at which a root of the tree must be known: of the stored tree, of checkpoints and of anchors."""
     intervals: tuple[Interval, ...] = ()
-    """What signed claims cover besides the snapshot rows that overlap the range."""
+    """Entries that signed claims cover, besides the snapshot rows that overlap the range."""
     may_be_v1: bool = True
     """Whether all entries before may have version 1."""
 
     @property
     def begin(self) -> int:
-        """The first seq that an entry in its place can have here."""
+        """The lowest valid seq of an entry in this range."""
         return self.first_seq if self.from_seq is None else self.from_seq
 
     def overlaps(self, from_seq: int, to_seq: int) -> bool:
-        """Whether entries ``from_seq..to_seq`` are partly here."""
+        """Whether entries ``from_seq..to_seq`` overlap this range."""
         return (self.from_seq is None or to_seq >= self.from_seq) and (self.to_seq is None or from_seq <= self.to_seq)
 
     def holds(self, seq: int) -> bool:
-        """Whether entry ``seq`` is here."""
+        """Whether entry ``seq`` is in this range."""
         return self.overlaps(seq, seq)
 
 
 class Border(NamedTuple):
-    """The first entry of a range, as it is to be compared with the one before."""
+    """The first entry of a range, for the comparison with the last one before it."""
 
     seq: int
     prev_link: Any
     has_wrong_type: bool
-    """Then nothing is compared with it."""
+    """If true, the entry is not compared."""
 
 
 Mark = tuple[bytes, Any]
-"""Raw link, and ``t_hlc`` as stored, of an entry that something begins or ends with."""
+"""Raw link and stored ``t_hlc`` of an entry at the start or end of an interval."""
 
 
 class IntervalPart(NamedTuple):
@@ -99,7 +99,7 @@ Tile = tuple[int, int, Any]
 
 
 class TileNodes(NamedTuple):
-    """Roots of adjacent perfect subtrees of ``256 ** level`` leaves, which belong to tiles that are not all here."""
+    """Roots of adjacent perfect subtrees of ``256 ** level`` leaves, of tiles that are not wholly in the range."""
 
     level: int
     first: int
@@ -107,23 +107,23 @@ class TileNodes(NamedTuple):
 
 
 class RangeSummary(msgspec.Struct, array_like=True):
-    """Beside the breaks that were listed, all that the whole needs of one range."""
+    """All that the fold needs of one range, besides the listed breaks."""
 
     snapshots: list[OpenedRow]
-    """Those stored to begin here."""
+    """Snapshots whose stored rows begin in the range."""
     next_seq: int
     may_be_v1: bool
     """Whether all entries so far may still have version 1."""
     relied_on_v1: bool = False
     rows: int = 0
     border: Border | None = None
-    """None in the first range of a chain, which has nothing before it, and where there are no entries."""
+    """None in the first range of a chain, and if there are no entries."""
     last_link: Any = None
-    """Link of the last entry that has its place, as stored."""
+    """Stored link of the last entry that is in its place."""
     last_row: Head | None = None
-    """The last row there is."""
+    """The last row of the range."""
     runs: list[Interval] = []
-    """Entries that have their places and follow one another without gap."""
+    """Runs of consecutive entries that are in their places."""
     marks: dict[int, Mark] = {}
     parts: list[IntervalPart] = []
     """Of each interval, what is here of it."""
@@ -146,14 +146,14 @@ TileRange = tuple[int, int, int]
 
 
 class RangeChecker:
-    """Takes the rows of one range in order; ``finish`` gives what the whole needs of it."""
+    """Takes the rows of one range in order; ``finish`` returns the summary for the fold."""
 
     def __init__(self, task: RangeTask, snapshots: Sequence[OpenedRow], findings: Findings) -> None:
         """
         Args:
             task: the range.
             snapshots: all snapshots that overlap it or begin in it, ordered as they are stored, perhaps more.
-            findings: takes what is wrong with the range.
+            findings: receives the breaks of the range.
         """
         self.task = task
         self._findings = findings
@@ -188,7 +188,7 @@ class RangeChecker:
         """The next rows, at least one."""
         found = self._found
         if not self._is_first and not self._entries.entries_checked:
-            # What the first row names as the one before it is believed here and compared by the fold.
+            # The first row's previous link is trusted here, and compared by the fold.
             found.border = Border(rows[0][0], rows[0][8], has_wrong_type(rows[0]))
             self._entries = self._begin(rows[0][0], rows[0][8])
         found.commitments += len(of_commitments(rows))
@@ -200,7 +200,7 @@ class RangeChecker:
         found.last_row = Head(rows[-1][0], rows[-1][9], rows[-1][1])
 
     def check_packed(self, packed: Packed, stop_seq: int = SEQ_MAX) -> Passed | None:
-        """As ``check``, of those entries up to ``stop_seq``; None, and none was taken, where that must be asked."""
+        """As ``check``, for entries up to ``stop_seq``. None, with no entry taken, if ``check`` must be called."""
         found, entries = self._found, self._entries
         first_seq, is_begun = entries.next_seq, self._is_first or entries.entries_checked
         passed = entries.check_packed(packed, stop_seq, self._to_mark)
@@ -221,16 +221,16 @@ class RangeChecker:
 
     @property
     def _part(self) -> PartOfTree | None:
-        """The entries as part of the tree: only what follows the range before without gap can be."""
+        """The entries as part of the tree, if they follow the range before without gap."""
         return self._runs[0] if self._runs and self._runs[0].begin == self.task.begin - 1 else None
 
     @property
     def _tree(self) -> PartOfTree | None:
-        """That part where tiles can be compared: these are of the tree from the first entry on."""
+        """The same part if tiles can be compared: these belong to the tree from the first entry on."""
         return self._part if self.task.first_seq == 1 else None
 
     def tiles(self) -> Iterator[TileRange]:
-        """No row follows: the tiles to be read and given to ``compare_tiles``, as far as any are stored."""
+        """After the last row: the tiles to read and pass to ``compare_tiles``, as far as they are stored."""
         if self._tree is None:
             return
         for level in range(-(-self.task.tree_size.bit_length() // TILE_HEIGHT)):
@@ -242,7 +242,7 @@ class RangeChecker:
                 yield level, index, index
 
     def compare_tiles(self, tiles: TileRange, stored: Mapping[int, Any]) -> None:
-        """Compare the stored tiles of one of ``tiles()``, by index, with the entries; the fold does those shared."""
+        """Compare stored tiles, by index, of one of ``tiles()`` with the entries; the fold compares shared ones."""
         level, begin, last = tiles
         assert self._tree is not None
         first, nodes = _nodes(self._tree, self.task.tree_size, level)
@@ -254,7 +254,7 @@ class RangeChecker:
                 self._found.tile_breaks.append(((index + 1) << ((level + 1) * TILE_HEIGHT), differs))
 
     def finish(self) -> RangeSummary:
-        """What the whole needs of this range."""
+        """The summary of this range for the fold."""
         entries = self._entries
         return msgspec.structs.replace(
             self._found,
@@ -271,7 +271,7 @@ class RangeChecker:
         )
 
     def _parts(self) -> Iterator[IntervalPart]:
-        """For each interval its part in this range, where no entry of that is missing."""
+        """The part of each interval in this range, if no entry of the part is missing."""
         task = self.task
         for from_seq, to_seq in self._intervals:
             begin = from_seq if task.from_seq is None else max(from_seq, task.from_seq)

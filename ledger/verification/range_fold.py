@@ -1,15 +1,14 @@
-"""What the ranges of a chain gave, folded in their order into the verdict; memory does not grow with their number.
+"""Folds the results of a chain's ranges, in order, into the verdict; memory does not grow with their number.
 
-Steps, range by range, and at the end::
+Steps 1 to 3 for each range, step 4 at the end::
 
     1. the entries' breaks, and the border with the range before
     2. snapshots, roots of the tree and checkpoints, as the entries pass them
     3. stored tiles
-    4. what is left of these, and the head
+    4. the rest of these, and the head
 
-A range that was checked on an assumption which turns out wrong, or that did not know what a signed claim covers, must
-be checked again. That happens only to ledgers which were tampered with, and to chains whose version 1 beginning goes on
-behind a later version.
+A range must be checked again if it was checked on a wrong assumption, or without knowing the entries that a signed
+claim covers. That happens only in tampered ledgers, and in chains with version 1 entries after a later version.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ledger.verification.verdict import Anchor, Break, Findings, Head, Verdict, 
 
 
 class ChainBounds(NamedTuple):
-    """What is known of one tenant's ledger beside its entries and snapshots, and what of it is verified."""
+    """The known facts of one tenant's ledger besides its entries and snapshots, and the part that is verified."""
 
     tenant_id: str
     head: Head | None
@@ -50,15 +49,15 @@ class ChainBounds(NamedTuple):
     """The first entry that is verified."""
     are_signatures_judged: bool = True
     is_left_over: bool = False
-    """Whether the ledger names the tenant, and has neither a head nor an entry of it."""
+    """Whether the ledger names the tenant, but has neither a head nor an entry of it."""
     last: Head | None = None
-    """The last entry there is, None where that is the last of the ranges."""
+    """The last entry of the chain, None if that is the last entry of the ranges."""
     is_to_end: bool = True
-    """Whether the ranges reach to it."""
+    """Whether the ranges reach the last entry."""
     expected_prev: str | None = None
-    """Link that the entry before ``first_seq`` had when it was last verified."""
+    """Link of the entry before ``first_seq`` at its last verification."""
     expected_snapshot: str | None = None
-    """Payload digest that the snapshot which ends there had then."""
+    """Payload digest, at that time, of the snapshot that ends there."""
     expected_frontier: Sequence[bytes] = ()
     """Right edge of the tree over the entries before ``first_seq``, empty when it is not known."""
 
@@ -93,10 +92,10 @@ def fold(
     jobs: JobsFound | None = None,
     on_break: Callable[[Break], object] | None = None,
 ) -> Verdict | list[RangeTask]:
-    """The verdict on a chain, from all its ranges in order; or how some of them must be checked again, and the fold be
-    repeated then.
+    """The verdict on a chain, from all its ranges in order; or the ranges that must be checked again, after which the
+    fold is repeated.
 
-    ``jobs`` is what comparing the jobs gave, None when they were not compared; ``on_break`` as for :class:`Fold`.
+    ``jobs`` is the result of comparing the jobs, None if they were not compared; ``on_break`` as for :class:`Fold`.
     """
     chain = Fold(ends, Findings(on_break))
     again: list[RangeTask] = []
@@ -118,20 +117,20 @@ class Fold:
 
     def __init__(self, ends: ChainBounds, findings: Findings) -> None:
         self.findings = findings
-        """Breaks that show only across ranges are added here, those of a range by the caller."""
+        """The fold adds breaks across ranges; the caller adds those of each range."""
         self._ends = ends
         is_from_start = ends.first_seq == 1
         begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
-        # How head and tree cannot be read is told by ``close``, which knows the last entry.
+        # ``close`` reports an unreadable head or tree, since it knows the last entry.
         self._stored_tree = readable_ends(None, ends.tree, Head(0, None, None), Findings())[1]
         self._compared = Compared([], ())
         self._snapshots = SnapshotJudge(
             ends.tenant_id, findings, first_seq=ends.first_seq, expected_snapshot=ends.expected_snapshot
         )
         self._waiting: deque[OpenedRow] = deque()
-        """Snapshots whose entries have not all passed."""
+        """Snapshots whose entries were not all added yet."""
         self._highest_seq = 0
-        """Highest seq that any snapshot so far is said to reach."""
+        """Highest stored ``to_seq`` of any snapshot so far."""
         self._next_seq = ends.first_seq
         self._last_link: Any = ends.expected_prev
         self._is_link_known = is_from_start or ends.expected_prev is not None
@@ -145,15 +144,15 @@ class Fold:
         self._parts: dict[Interval, list[IntervalPart]] = {}
         before = ends.first_seq - 1 if ends.expected_frontier else 0
         self._tree = Frontier.restore(before, ends.expected_frontier)
-        """Over the entries from seq 1 on, up to the first that is missing."""
+        """Tree over the entries from seq 1 on, up to the first missing one."""
         self._trees: dict[int, Frontier] = {}
-        """The tree by size: at sizes that others speak of, and in the range that was added last."""
+        """The tree by size: at the sizes of other tree heads, and within the last added range."""
         self._tiles = _SharedTiles()
         self._claims: list[Interval] = []
-        """What signed claims cover that are not as stored, as far as ranges that follow are concerned."""
+        """Entries in later ranges that are covered by signed claims which differ from their rows."""
 
     def begin_behind(self, before: EntryRow | None) -> None:
-        """The first range begins behind this entry, None when it is gone; it must still be the one verified before."""
+        """The first range begins after this entry, None if it is missing; it must be as it was last verified."""
         seq, expected = self._ends.first_seq - 1, self._ends.expected_prev
         if before is not None:
             version, link = before[7], before[9]
@@ -166,13 +165,13 @@ class Fold:
             self.findings.add("gap", seq, f"seq {seq}, verified before, is missing", expected=seq)
 
     def task(self, number: int, from_seq: int | None, to_seq: int | None) -> RangeTask:
-        """A range to come, with what is known of those that were added."""
+        """The task for a later range, with the facts from the added ones."""
         task = self._ends.task(number, from_seq, to_seq)
         claims = tuple(each for each in self._claims if task.overlaps(*each))
         return task._replace(intervals=claims, may_be_v1=self._may_be_v1)
 
     def wrongly_assumed(self, task: RangeTask, summary: RangeSummary) -> RangeTask | None:
-        """How the range that comes next must be checked again before it can be added; None when it need not."""
+        """The task for checking the next range again before it can be added; None if that is not needed."""
         unknown = tuple(each for each in self._claims if task.overlaps(*each) and each not in task.intervals)
         if summary.relied_on_v1 and not self._may_be_v1:
             task = task._replace(may_be_v1=False)
@@ -181,14 +180,14 @@ class Fold:
         return task._replace(intervals=(*task.intervals, *unknown))
 
     def add(self, summary: RangeSummary, snapshots: Sequence[OpenedRow]) -> None:
-        """The range that comes next, and the snapshots that no range before was added with; what was found wrong in the
-        range MUST be among the findings."""
+        """Add the next range, and the snapshots that were not added with an earlier one. The findings MUST include the
+        breaks of the range."""
         # 1. The entries.
         self._check_border(summary)
         self._entries_checked += summary.rows
         self.commitments += summary.commitments
         self._last_row = summary.last_row or self._last_row
-        # 2. What hangs on them: the tree as far as none is missing, and snapshots.
+        # 2. Facts that depend on entries: the tree up to the first missing entry, and snapshots.
         self._take(snapshots)
         self._marks.update(summary.marks)
         for part in summary.parts:
@@ -206,7 +205,7 @@ class Fold:
         self._forget()
 
     def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
-        """Snapshots that begin behind the last range."""
+        """Add snapshots that begin after the last range."""
         self._take(snapshots)
         self._judge_snapshots()
 
@@ -228,7 +227,7 @@ class Fold:
 
     @property
     def frontier(self) -> Frontier | None:
-        """Right edge of the tree over all entries so far, None where one is missing."""
+        """Right edge of the tree over all entries so far, None if one is missing."""
         return self._tree if self._tree.size == self._passed_seq else None
 
     def verdict(self) -> Verdict:
@@ -263,7 +262,7 @@ class Fold:
         """Compare the first entry of a range with the last one before it."""
         border, next_seq = summary.border, self._next_seq
         if border is None:
-            pass  # There are no entries, or they were compared as they were checked.
+            pass  # There are no entries, or the range check compared them.
         elif border.seq > next_seq:
             report_gap(self.findings, next_seq, border.seq)
         elif border.seq < next_seq:
@@ -282,7 +281,7 @@ class Fold:
         self._claims += ((each.from_seq, each.to_seq) for each in snapshots if not each.is_stored_as_signed)
 
     def _judge_snapshots(self, passed_seq: int | None = None) -> None:
-        """Judge those whose entries have passed, all of them where none follows."""
+        """Judge the snapshots up to ``passed_seq``, or all after the last range."""
         while self._waiting:
             snapshot = self._waiting[0]
             if passed_seq is not None and snapshot.to_seq > passed_seq and self._snapshots.is_next(snapshot):
@@ -290,7 +289,7 @@ class Fold:
             self._snapshots.judge(self._waiting.popleft(), self._recomputed)
 
     def _recomputed(self, from_seq: int, to_seq: int) -> Recomputed | None:
-        """What these entries say themselves, None where they are not all there."""
+        """The values recomputed from these entries, None if one is missing."""
         tree = Frontier()
         for part in self._parts.get((from_seq, to_seq), ()):
             if part.begin == from_seq + tree.size:
@@ -309,7 +308,7 @@ class Fold:
         )
 
     def _forget(self) -> None:
-        """Keep nothing of what the entries have passed."""
+        """Drop state about entries that later ranges do not need."""
         passed = self._passed_seq
         sizes = {*self._ends.sizes, passed, self._signed_to.seq}
         self._trees = {size: tree for size, tree in self._trees.items() if size in sizes}
@@ -320,14 +319,14 @@ class Fold:
 
 
 class _SharedTiles:
-    """Puts the tiles together that lie across borders, and compares them with the stored ones."""
+    """Assembles tiles that cross borders of ranges, and compares them with the stored ones."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], dict[int, bytes]] = {}
-        """By level and index of each tile that is not whole yet: its nodes, by their places in it."""
+        """By level and index of each incomplete tile: its nodes, by their places in it."""
 
     def compare(self, summary: RangeSummary, size: int, last_seq: int, findings: Findings) -> None:
-        """The range that comes next, in a stored tree of ``size`` leaves, of which ``last_seq`` are there so far."""
+        """Add the next range, in a stored tree of ``size`` leaves, of which ``last_seq`` were read so far."""
         reach = min(size, last_seq)
         for end, found in summary.tile_breaks:
             if end <= reach:
@@ -348,7 +347,7 @@ class _SharedTiles:
         self._nodes = {place: nodes for place, nodes in self._nodes.items() if len(nodes) < TILE_WIDTH}
 
     def _put(self, level: int, index: int, node: bytes) -> None:
-        """Take a node, and the one above the tile that it makes whole."""
+        """Add a node and, if it completes the tile, the tile's parent node."""
         tile, at = divmod(index, TILE_WIDTH)
         nodes = self._nodes.setdefault((level, tile), {})
         nodes[at] = node

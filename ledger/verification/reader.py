@@ -1,4 +1,4 @@
-"""What verification reads a tenant's ledger through, wherever its rows are."""
+"""The interface through which verification reads a tenant's ledger, for every place of its rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PromisedRow(NamedTuple):
 
 
 def of_commitments(rows: Sequence[EntryRow]) -> list[CommitmentRow]:
-    """Those of these entries that are to be judged."""
+    """The entries that must be judged."""
     return [
         CommitmentRow(row[0], row[5], row[6], row[11])
         for row in rows
@@ -70,7 +70,7 @@ class ChainReader(Protocol):
         """The stored tree's size and root, None when there is none."""
 
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
-        """Stored tiles ``first..last`` of a level, those there are; None when this form of a ledger stores none."""
+        """The existing tiles among ``first..last`` of a level; None if this form of a ledger stores none."""
 
     def jobs(self) -> Rows:
         """Batches of ``JOB_COLUMNS`` by job id, of a table that follows the chain."""
@@ -82,10 +82,10 @@ class ChainReader(Protocol):
         """Batches of ``COMMITMENT_COLUMNS`` by seq, of the entries whose verdicts are judged."""
 
     def promised(self) -> Rows:
-        """Batches of ``PROMISED_COLUMNS`` by seq, of the table of commitments, which follows as that of jobs."""
+        """Batches of ``PROMISED_COLUMNS`` by seq, of the table of commitments, which follows the chain as well."""
 
     async def followed_seq(self) -> int:
-        """How far these tables have followed the chain, 0 where there are none."""
+        """The seq up to which these tables have followed the chain, 0 if there are none."""
 
 
 _NO_BATCHES: Final[Sequence[Sequence[Any]]] = ()
@@ -99,7 +99,7 @@ class RowsAlone(ABC):
         return None
 
     async def jobs(self) -> AsyncIterator[Sequence[Any]]:
-        """Nothing: there are no job states, which follow from the entries, so nothing is compared with them."""
+        """Nothing: there are no job states to compare with the entries."""
         for batch in _NO_BATCHES:
             yield batch
 
@@ -114,7 +114,7 @@ class RowsAlone(ABC):
         """Batches of entries, as readers give them."""
 
     async def commitments(self) -> AsyncIterator[Sequence[Any]]:
-        """Those entries whose verdicts are judged, by reading all entries once more."""
+        """The entries whose verdicts are judged, found by reading all entries again."""
         async for rows in self.entries(None, None):
             if found := of_commitments(rows):
                 yield found

@@ -2,12 +2,12 @@
 
 For each snapshot, with ``seq`` where a break is reported::
 
-    snapshot-root        its row, its signed claim and the entries say the same            at to_seq
-    snapshot-signature   a key that is held signed it, within the key's time               at to_seq
+    snapshot-root        its row, its signed claim and the entries agree                   at to_seq
+    snapshot-signature   a known key signed it, within the key's validity                  at to_seq
     snapshot-chain       it follows the one before it: range and digest                    at from_seq
 
-The first begins at seq 1. A claim whose signature does not hold says nothing: its row is compared instead.
-What does not fit because the chain below already breaks, or entries are missing, is left undecided.
+The first begins at seq 1. A claim with an invalid signature is ignored: its row is compared instead. A difference is
+left undecided if the chain breaks at a lower seq or entries are missing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _CLAIMED_IN_ROW: Final = SNAPSHOT_COLUMNS[:-1]
 
 
 class OpenedSnapshot(NamedTuple):
-    """What a stored snapshot says and whether it was said by a key that is held.
+    """The content of a stored snapshot, and whether a known key signed it.
 
     ``verdict``: ``ok``; ``broken``, a held key's signature does not hold; ``unknown_key``, no held key
     signed, or one revoked or outside its window; ``not_checked``, no ring was given. ``detail`` says why
@@ -89,7 +89,7 @@ OpenSnapshot = Callable[[str], OpenedSnapshot]
 
 
 class Recomputed(NamedTuple):
-    """What the entries of a range say themselves."""
+    """Values recomputed from the entries of a range."""
 
     from_chain_link: str
     to_chain_link: str
@@ -97,7 +97,7 @@ class Recomputed(NamedTuple):
     entry_count: int
     merkle_root: str
     tree_root: str | None
-    """None when the tree's beginning was not read."""
+    """None if the start of the tree was not read."""
 
 
 class OpenedRow(NamedTuple):
@@ -108,13 +108,13 @@ class OpenedRow(NamedTuple):
     row: list[Any]
     """All of ``SNAPSHOT_COLUMNS`` but the envelope, as stored."""
     claim: SnapshotClaim | None
-    """None when there is none to go by: not opened, malformed, or the signature does not hold."""
+    """None if it is unusable: not opened, malformed, or with an invalid signature."""
     digest: str | None
     may_count_as_signed: bool
 
     @property
     def from_seq(self) -> int:
-        """First entry it covers: what is signed, else what is stored."""
+        """First covered entry: the signed value, else the stored one."""
         return self.stored_from if self.claim is None else self.claim.from_seq
 
     @property
@@ -124,7 +124,7 @@ class OpenedRow(NamedTuple):
 
     @property
     def is_stored_as_signed(self) -> bool:
-        """Whether the row says the range that was signed."""
+        """Whether the row has the signed range."""
         return (self.from_seq, self.to_seq) == (self.stored_from, self.stored_to)
 
     @property
@@ -133,7 +133,7 @@ class OpenedRow(NamedTuple):
 
 
 def has_place(row: SnapshotRow, findings: Findings) -> bool:
-    """Whether a row says from where to where it goes; reports one that does not."""
+    """Whether a row has a valid range; reports one that does not."""
     from_seq, to_seq = row[:2]
     if is_number(from_seq) and is_number(to_seq):
         return True
@@ -143,7 +143,7 @@ def has_place(row: SnapshotRow, findings: Findings) -> bool:
 
 
 def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Findings) -> OpenedRow:
-    """Open a row that has its place; reports a signature that does not hold or cannot be judged."""
+    """Open a row with a valid range; reports a signature that is invalid or cannot be judged."""
     from_seq, to_seq, envelope = int(row[0]), int(row[1]), row[-1]
     stored = [*row[:-1]]
     if open_snapshot is None:
@@ -170,7 +170,7 @@ def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Fin
 
 
 Recompute = Callable[[int, int], Recomputed | None]
-"""What entries ``from_seq..to_seq`` say themselves, None where they are not all there."""
+"""Recomputes values from entries ``from_seq..to_seq``, None if one is missing."""
 
 
 class SnapshotJudge:
@@ -191,12 +191,12 @@ class SnapshotJudge:
         """Digest of the snapshot that ends there."""
 
     def is_next(self, snapshot: OpenedRow) -> bool:
-        """Whether it covers entries from where the one before it ends, or is stored to begin behind that; only such a
+        """Whether it covers entries from the end of the one before it, or its row begins after that end; only such a
         snapshot is compared with its entries."""
         return max(snapshot.stored_from, self._covered_to + 1) == snapshot.from_seq <= snapshot.to_seq
 
     def judge(self, snapshot: OpenedRow, recompute: Recompute) -> None:
-        """Report what does not fit."""
+        """Report the breaks of the next snapshot."""
         fits, recomputed = self._follows(snapshot), None
         if self.is_next(snapshot):
             self._covered_to = snapshot.to_seq
@@ -242,7 +242,7 @@ _Problem = tuple[str, str | int | None, str | int | None]
 
 
 def _disagreements(snapshot: OpenedRow, tenant_id: str) -> Iterator[_Problem]:
-    """Where the stored row and the signed claim, or parts of the claim, say different things."""
+    """Differences between the stored row and the signed claim, or within the claim."""
     claim = snapshot.claim
     if claim is None:
         return
@@ -254,7 +254,7 @@ def _disagreements(snapshot: OpenedRow, tenant_id: str) -> Iterator[_Problem]:
 
 
 def _differences(snapshot: OpenedRow, recomputed: Recomputed) -> Iterator[_Problem]:
-    """Where the claim, or without one the row, does not say what the entries say."""
+    """Differences between the claim, or without one the row, and the entries."""
     stored = dict(zip(_CLAIMED_IN_ROW, snapshot.row, strict=True))
     for column, found in recomputed._asdict().items():
         if column == "tree_root" and None in (found, snapshot.claim):

@@ -1,10 +1,9 @@
-"""Checking the stored Merkle tree, given checkpoints and the head against the entries.
+"""Checks the stored Merkle tree, given checkpoints and the head against the entries.
 
-The tree is computed from the chain links. Every stored tile of the stored tree is compared with it, where tiles
-are stored, and its root. The stored tree may be behind the chain, even empty,
-which leaves it not checked; it is never ahead, and its size is never below 0. A break
-is reported at the first seq under the first hash that differs (``tree``), and a checkpoint at its size (``rollback``).
-What does not fit because the chain below already breaks is left undecided.
+The tree is computed from the chain links, and compared with the stored root and, if tiles are stored, with every tile.
+The stored tree may lag behind the chain; an empty one is not checked. It is never ahead, and its size is never below 0.
+A break is reported at the first seq under the first hash that differs (``tree``), for a checkpoint at its size
+(``rollback``). A difference is left undecided if the chain breaks at a lower seq.
 
 A tree of ``size`` leaves has the full tiles that fit into it and one partial tile a level, none where the width is 0::
 
@@ -22,12 +21,11 @@ from ledger.merkle.tiles import TILE_BYTES, TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.verdict import ASPECT_OF_KIND, Anchor, Break, Findings, Head, is_number
 
 TILES_AT_ONCE = 32
-"""Tiles worth one look at what is stored: a quarter of a megabyte."""
+"""Tiles read at a time: a quarter of a megabyte."""
 
 
 def tile_break(level: int, index: int, computed: bytes, stored: Any) -> Break | None:
-    """What is wrong with a stored tile, given as it is stored, None for nothing; at the first seq under the first hash
-    that differs."""
+    """The break of a stored tile, at the first seq under the first hash that differs; None if the tile is right."""
     stored = stored if isinstance(stored, bytes) else b""
     if stored == computed:
         return None
@@ -46,7 +44,7 @@ _EMPTY: Final = EMPTY_ROOT.hex()
 
 
 class TreeHead(NamedTuple):
-    """A tree head that someone kept: ``root`` is 32 raw bytes, ``source`` says who, such as ``node``.
+    """A kept tree head: ``root`` is 32 raw bytes, ``source`` names the keeper, such as ``node``.
 
     Only one from outside makes the verdict on checkpoints ``ok``. One that ``is_own``, kept with the entries, counts
     against them when they differ, and says nothing for them: whoever changed those could change it as well.
@@ -56,12 +54,12 @@ class TreeHead(NamedTuple):
     root: bytes
     source: str
     fault: str | None = None
-    """Why it does not open, when it does not: then size and root say nothing."""
+    """The reason if it cannot be opened; size and root are then meaningless."""
     is_own: bool = False
 
     @property
     def holder(self) -> str:
-        """Who keeps it, in words."""
+        """The keeper, in words."""
         return self.source or "the ledger itself"
 
 
@@ -73,12 +71,12 @@ class StoredTree(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What comparing tree heads came to, beside findings."""
+    """The result of comparing tree heads, besides findings."""
 
     sources: list[str]
     """Named sources of the checkpoints that the chain was compared with, in the order they were given."""
     anchored: tuple[Anchor, ...]
-    """What came of every anchor."""
+    """Every anchor with its outcome."""
 
 
 def compare_heads(
@@ -89,9 +87,9 @@ def compare_heads(
     roots: Mapping[int, bytes],
     last_seq: int,
 ) -> Compared:
-    """Compare what others say of the tree with ``roots``, by size, which the entries have as far as none is missing.
+    """Compare the given tree heads with ``roots``: by size, the roots of the entries up to the first missing one.
 
-    ``last_seq`` is that of the last entry there is.
+    ``last_seq`` is the seq of the last entry.
     """
     _compare_stored(findings, stored, roots, last_seq)
     compared = {head.source for head in checkpoints if _is_compared(findings, head, roots, last_seq)}
@@ -114,7 +112,7 @@ def _compare_stored(findings: Findings, stored: StoredTree | None, roots: Mappin
 
 
 def _is_compared(findings: Findings, head: TreeHead, roots: Mapping[int, bytes], last_seq: int) -> bool:
-    """Compare a checkpoint; whether anything could be said of it."""
+    """Compare a checkpoint; returns whether it could be compared."""
     root = roots.get(head.size)
     is_compared = head.fault is not None or root is not None or head.size > last_seq
     if is_compared and not head.is_own:
@@ -135,7 +133,7 @@ def _is_compared(findings: Findings, head: TreeHead, roots: Mapping[int, bytes],
 
 
 def _compared(findings: Findings, anchor: Anchor, roots: Mapping[int, bytes], last_seq: int) -> Anchor:
-    """``anchor`` with what comparing it with the entries came to."""
+    """``anchor`` with the outcome of its comparison with the entries."""
     root, name = roots.get(anchor.size), f"the {anchor.kind} anchor by {anchor.by}"
     if anchor.status != "ok" or root == anchor.root:
         return anchor
@@ -153,7 +151,7 @@ def _compared(findings: Findings, anchor: Anchor, roots: Mapping[int, bytes], la
 
 
 def report(findings: Findings, found: Break) -> None:
-    """Report what does not fit the entries, or, where the chain breaks below, leave it undecided."""
+    """Report a break, or leave it undecided if the chain breaks at a lower seq."""
     if findings.chain_broken_by(found.seq):
         findings.leave_undecided(ASPECT_OF_KIND[found.kind])
     else:
@@ -163,7 +161,7 @@ def report(findings: Findings, found: Break) -> None:
 def readable_ends(
     head: Head | None, tree: StoredTree | None, last: Head, findings: Findings
 ) -> tuple[Head | None, StoredTree | None]:
-    """Head and stored tree, None for one whose seq or size is none; that is a break."""
+    """Head and stored tree; None, and a break, for one whose seq or size is invalid."""
     if head is not None and not is_number(head.seq):
         findings.add("head", last.seq, f"the head stands at seq {head.seq!r}", expected=last.seq, actual=head.seq)
         head = None
@@ -174,7 +172,7 @@ def readable_ends(
 
 
 def check_head(findings: Findings, head: Head | None, last: Head, reach: int) -> None:
-    """Compare the head with the last entry; ``reach`` is the highest seq that anything but the head says there is."""
+    """Compare the head with the last entry; ``reach`` is the highest seq by any evidence other than the head."""
     if head is not None:
         reach = max(reach, head.seq)
     if reach > last.seq:

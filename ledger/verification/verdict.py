@@ -1,15 +1,15 @@
-"""What a verification found: eight verdicts, the first break, and how many breaks of each kind.
+"""The findings of a verification: eight verdicts, the first break, and the number of breaks of each kind.
 
 Each kind of break belongs to one aspect of the ledger, and each aspect has one verdict::
 
-    ok           all of it that there is was checked and holds
+    ok           every existing part was checked and is right
     broken       at least one break
-    unknown_key  signatures only: made by a key that is not held, had expired or was revoked
-    not_checked  at least part of it could not be checked, and nothing wrong was found in the rest
+    unknown_key  signatures only: made by a key that is not known, had expired or was revoked
+    not_checked  at least one part could not be checked, and the rest has no break
 
 The first break is the one of lowest seq, then of the first kind in the order of ``KINDS``. Whatever the length
-of the chain, one break of each kind is kept, and a count. Findings do not depend on the order in which they are made,
-nor on how they are shared out::
+of the chain, one break of each kind is kept, and a count. Findings do not depend on the order of the checks, nor on
+their distribution::
 
     merge(a, b) == merge(b, a)      merge(a, merge(b, c)) == merge(merge(a, b), c)
 """
@@ -45,7 +45,7 @@ KINDS: Final = tuple(ASPECT_OF_KIND)
 ASPECTS: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree", "projection", "checkpoint")
 
 _CHAIN_KINDS: Final = ("gap", "prev-link", "link")
-"""What breaks the chain at its seq; of a duplicated seq the first row counts, so the chain is broken only after it."""
+"""Kinds that break the chain at their seq. Of a duplicated seq the first row is used, so the chain breaks after it."""
 _TEXT_MAX: Final = 400
 """Characters kept of an expected or actual value: an edited row can hold a megabyte."""
 
@@ -67,7 +67,7 @@ def damaged(tenant_id: str, kind: str, seq: int, detail: str) -> ChainDamagedErr
 
 @dataclass(slots=True)
 class Found:
-    """What findings hold, as plain values."""
+    """The content of findings, as plain values."""
 
     first: dict[str, Break] = field(default_factory=dict)
     """By kind."""
@@ -83,15 +83,15 @@ class Findings:
     def __init__(self, on_break: Callable[[Break], object] | None = None) -> None:
         """``on_break`` is called with each break as it is added."""
         self.found = Found()
-        """All of it; it goes on to grow with these findings."""
+        """The content so far; it grows with these findings."""
         self.on_break = on_break
 
     def begin(self, aspect: str) -> None:
-        """This aspect is being checked."""
+        """Mark this aspect as checked."""
         self.found.begun.add(aspect)
 
     def leave_undecided(self, aspect: str) -> None:
-        """Part of this aspect cannot be checked, so it is not ``ok``."""
+        """Record that part of this aspect cannot be checked, so that it is not ``ok``."""
         self.found.undecided.add(aspect)
 
     def add(
@@ -104,7 +104,7 @@ class Findings:
         *,
         is_key_unknown: bool = False,
     ) -> None:
-        """A break; ``is_key_unknown`` marks a signature that nobody here can judge."""
+        """Add a break; ``is_key_unknown`` marks a signature that cannot be judged without its key."""
         self.found.counts[kind] = self.found.counts.get(kind, 0) + 1
         if kind == "snapshot-signature" and not is_key_unknown:
             self.found.has_broken_signature = True
@@ -122,7 +122,7 @@ class Findings:
             self.found.first[found.kind] = found
 
     def merge(self, found: Found) -> None:
-        """Take what was found elsewhere; ``on_break`` is not called for it again."""
+        """Add findings from elsewhere; ``on_break`` is not called for these."""
         mine = self.found
         for each in found.first.values():
             self._keep(each)
@@ -137,7 +137,7 @@ class Findings:
         return any(ASPECT_OF_KIND[kind] in aspects for kind in self.found.first)
 
     def chain_broken_by(self, seq: int) -> bool:
-        """Whether the chain itself breaks at or below ``seq``, which explains what does not fit there."""
+        """Whether the chain itself breaks at or below ``seq``, which explains other differences there."""
         first, twice = self.found.first, self.found.first.get("duplicate-seq")
         if twice is not None and twice.seq < seq:
             return True
@@ -163,7 +163,7 @@ class Findings:
 
 
 def begin_aspects(findings: Findings, *, are_signatures_judged: bool, is_from_start: bool) -> None:
-    """Entries and snapshots are being checked, from the first entry on or from a later one."""
+    """Mark the aspects of entries and snapshots as checked, from the first entry on or from a later one."""
     for aspect in ("links", "payloads", "snapshots"):
         findings.begin(aspect)
     if are_signatures_judged:
@@ -173,12 +173,12 @@ def begin_aspects(findings: Findings, *, are_signatures_judged: bool, is_from_st
 
 
 def is_number(value: object) -> bool:
-    """Whether a stored value is the integer that it must be, whatever its column may have become."""
+    """Whether a stored value is an integer; an edited column may hold another type."""
     return isinstance(value, int)
 
 
 def _order(found: Break) -> tuple[int, str, str, str]:
-    """Lowest seq first; breaks of one kind and seq by what they say, so that it never matters which was found first."""
+    """Lowest seq first; breaks of one kind and seq by their texts, so that the order of discovery does not matter."""
     return found.seq, found.detail, repr(found.expected), repr(found.actual)
 
 
@@ -191,10 +191,10 @@ def _shortened(value: object) -> str | int | None:
 
 
 class Anchor(NamedTuple):
-    """What an external witness said of the first ``size`` entries, in a statement that is kept with the ledger.
+    """An external witness's statement about the first ``size`` entries, kept with the ledger.
 
-    Whoever could cut the chain could remove the statement too; so it counts against the chain, and ``compared_with``
-    does not name it. The caller has judged the statement: only one of status ``ok`` is compared.
+    An attacker who can cut the chain can remove the statement too. So it can prove the chain broken but not complete,
+    and ``compared_with`` does not name it. The caller has judged the statement: only status ``ok`` is compared.
 
     ``status`` is ``ok``; ``broken``: it holds and the entries are others; ``invalid``: it does not hold itself, so it
     says nothing; ``not_checked``: one of both could not be checked. ``detail`` says why it is not ``ok``.
@@ -233,36 +233,36 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one verification. ``from_seq..to_seq`` is what was read, ``to_seq`` below it when empty."""
+    """The outcome of one verification. Entries ``from_seq..to_seq`` were read; none if ``to_seq < from_seq``."""
 
     tenant_id: str
     entries_checked: int
     from_seq: int
     to_seq: int
     head: Head
-    """The last entry there is, also when ``to_seq`` stopped earlier."""
+    """The last entry of the chain, even if ``to_seq`` is lower."""
     verdicts: Mapping[str, str]
     first_break: Break | None
     breaks: Mapping[str, int]
     compared_with: str | None
-    """Where the checkpoints came from that the chain was compared with, None when with none."""
+    """Sources of the checkpoints that the chain was compared with, None if there were none."""
     signed_to: Head
-    """The last entry that an unbroken snapshot covers; seq ``from_seq - 1`` when none was seen."""
+    """The last entry that an unbroken snapshot covers; seq ``from_seq - 1`` if there was none."""
     anchors: tuple[Anchor, ...] = ()
-    """What external witnesses said of the first entries of the chain."""
+    """Statements of external witnesses about the first entries of the chain."""
     signed_digest: str | None = None
     """Payload digest of the snapshot that ends at ``signed_to``, which the next one names."""
     commitments: int = 0
     """Entries read that are proposals or capacities, and not imported."""
     to_link: Any = field(default=None, compare=False)
-    """Chain link of entry ``to_seq`` as stored; what was expected there when no entry was read."""
+    """Stored chain link of entry ``to_seq``; the expected link if no entry was read."""
     frontiers: Mapping[int, Sequence[bytes]] = field(default_factory=dict, compare=False)
     """By size, right edges of the tree over the first entries: at ``signed_to`` and ``to_seq``, as far as no entry is
     missing and the tree before the first was given."""
 
     @property
     def is_valid(self) -> bool:
-        """Nothing is broken and no key is unknown; what was not checked does not count."""
+        """Whether nothing is broken and no key is unknown; unchecked aspects are ignored."""
         return not {"broken", "unknown_key"} & set(self.verdicts.values())
 
     def to_json(self, duration_ms: float) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class Verdict:
 
 
 _GRAVER_LAST: Final = ("not_checked", "ok", "unknown_key", "broken")
-"""Verdicts on checkpoints by what remains when several were compared."""
+"""Verdicts on checkpoints in ascending precedence, for several comparisons."""
 
 
 def rollback(size: int, detail: str, expected: str, actual: str | None) -> dict[str, Any]:
@@ -297,8 +297,8 @@ def rollback(size: int, detail: str, expected: str, actual: str | None) -> dict[
 def with_checkpoint(
     verdict: Mapping[str, Any], outcome: str, source: str, found_break: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """``verdict`` with what the comparison with a checkpoint that ``source`` holds came to; ``found_break`` is the one
-    it found. What was broken before stays broken.
+    """``verdict`` with the outcome of comparing a checkpoint that ``source`` holds, and its break ``found_break``. An
+    aspect that was broken before stays broken.
     """
     found = dict(verdict)
     verdicts = found["verdicts"] = dict(verdict["verdicts"])
