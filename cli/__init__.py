@@ -1,7 +1,7 @@
-"""The ``tally`` command: one module a group of commands, this one puts them together.
+"""The ``tally`` command: each module is a group of commands, and this one combines them.
 
-A module is imported when one of its commands is asked for, and what needs a database driver or the whole service by
-the command that needs it, so that commands start fast, and those which work offline load neither.
+A module is imported when one of its commands runs. The command itself imports the database driver or the service if it
+needs them. So commands start fast, and offline commands load neither.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from typer.core import TyperGroup
 from terminal import program
 
 GC_ALLOCATIONS = 20_000
-"""Allocations between collections of the young generation. Imports make up to 200,000 objects, which all stay."""
+"""Allocations between collections of the young generation. Imports make up to 200,000 objects, which are never
+freed."""
 
 
 class EntryPoint(NamedTuple):
-    """Where a command is: a function of a module, or a ``typer.Typer`` with commands of its own."""
+    """The place of a command: a function of a module, or a ``typer.Typer`` with its own commands."""
 
     module: str
     attribute: str
     context_settings: dict[str, Any] | None = None
     command_class: str | None = None
-    """A class of the same module that parses the arguments, where typer's own does not."""
+    """A class of the same module that parses the arguments in place of typer's own."""
 
 
 class Commands(TyperGroup):
-    """All commands, in the order in which they are listed; those of the laboratory come last."""
+    """All commands in listed order; those of the laboratory come last."""
 
     ENTRY_POINTS: Mapping[str, EntryPoint] = {
         "dev": EntryPoint("cli.serve", "dev"),
@@ -72,10 +73,10 @@ class Commands(TyperGroup):
         return [*self.ENTRY_POINTS, *_lab_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, None when there is none. One that asks the service has an option for the token."""
+        """The command of that name, None without one. A command that calls the service has an option for the token."""
         entry = self.ENTRY_POINTS.get(cmd_name) or _lab_commands().get(cmd_name)
         if entry is None:
-            # A misspelt name is answered with those it is near to.
+            # A misspelt name is answered with similar names.
             self.commands.update(dict.fromkeys(self.list_commands(ctx), self))
             return None
         module = import_module(entry.module)
@@ -97,7 +98,7 @@ class Commands(TyperGroup):
 
 
 def _lab_commands() -> Mapping[str, EntryPoint]:
-    """The commands of the package ``lab``, which a checkout has and a wheel has not."""
+    """The commands of the package ``lab``, which exists in a checkout but not in a wheel."""
     try:
         found: Mapping[str, EntryPoint] = getattr(import_module("lab"), "COMMANDS", {})
     except ModuleNotFoundError:
@@ -143,6 +144,6 @@ def main() -> NoReturn:
 
 
 def _said(error: Exception) -> str | None:
-    """What an error of a call to the service says. A command that called has loaded the client."""
+    """The message of an error of a call to the service. A command that called it has loaded the client."""
     client = sys.modules.get("cli.client")
     return None if client is None else client.said(error)

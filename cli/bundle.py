@@ -27,7 +27,7 @@ from terminal.program import Json
 bundle = typer.Typer(no_args_is_help=True, help="Ledgers as files: carried elsewhere, verified offline.")
 
 _KEY_BESIDE_WAL = Path("keys") / "signing.pem"
-"""Where the signing key is when nothing was set, seen from the data folder."""
+"""Default path of the signing key, relative to the data folder."""
 
 
 @bundle.command("export")
@@ -181,7 +181,7 @@ def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO)
         err.print(f"the last batch is torn and was never acknowledged; it is left out: {report.reason}", markup=False)
     wal_folder, settings = Path(report.folder), load_settings()
     if key is None and (wal_folder / node_keys.NAME).exists():
-        # What the node itself would sign with, after rotations too.
+        # The keys that the node itself would sign with, after rotations too.
         signer, log_signer = node_keys.key_files(
             wal_folder, settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=False))
         )
@@ -192,7 +192,7 @@ def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO)
 
 
 def _key_beside(folder: Path, *, must_exist: bool) -> Path:
-    """The key file that a node makes beside its WAL when it is told nothing else."""
+    """The key file that a node makes beside its WAL by default."""
     path = folder.absolute().parent.parent / _KEY_BESIDE_WAL
     if must_exist and not path.exists():
         raise ConfigurationError(f"the node's signing key is not at {path}; name it with --key")
@@ -200,7 +200,7 @@ def _key_beside(folder: Path, *, must_exist: bool) -> Path:
 
 
 def _export_evidence(url: str, tenant: str, wanted: tuple[int | None, int | None], output: Path, as_json: bool) -> None:
-    """Save what is stored of a broken chain."""
+    """Save the stored rows of a broken chain."""
     with whole_file(output) as file, LedgerClient(url) as client:
         client.export_bundle(tenant, file.write, from_seq=wanted[0], to_seq=wanted[1], evidence=True)
     with output.open("rb") as written:
@@ -214,7 +214,7 @@ def _export_evidence(url: str, tenant: str, wanted: tuple[int | None, int | None
 
 
 def _told(path: Path) -> dict[str, Any]:
-    """What arrived, once it is found to be a whole bundle."""
+    """The summary of a received file that is a complete bundle."""
     with BundleReader.open(path) as reader:
         manifest = reader.manifest
         return {

@@ -1,10 +1,10 @@
-"""The service as commands call it: the Python client, with the token that ``tally`` shows and a check of each answer.
+"""The service for commands: the Python client, with the token of ``tally`` and a check of each answer.
 
-An answer is JSON of the shape that the command reads, a TypedDict; members beyond that are kept. Anything else, from
-whatever answers at the address, is a ``NotTheLedgerError``.
+An answer is JSON of the shape that the command reads, a TypedDict; further members are kept. Any other answer is a
+``NotTheLedgerError``.
 
-The token is what ``TALLY_TOKEN`` holds, or the file that ``--token-file`` names. It is never an argument: others on the
-machine can read those.
+The token is what ``TALLY_TOKEN`` holds, or the file that ``--token-file`` names. It is never an argument, because other
+users of the machine can read arguments.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ TIMEOUT_S = 60.0
 """Longest time for one request and its whole answer; above ``write.timeout``, so that the service's own answer comes
 first."""
 PATIENCE_S = 5.0
-"""How long a request is repeated by default before the command gives up: somebody looks at the screen."""
+"""How long a request is retried by default before the command fails, as a user waits at the screen."""
 TOKEN_VARIABLE = "TALLY_TOKEN"  # noqa: S105 (its name)
 _TEXT = "text/plain"
 _token_of_file: str | None = None
 
 CALL_ERRORS = (LedgerError, TallystickError)
-"""What a call can end with."""
+"""Errors of a call."""
 
 
 class LedgerClient(Client):
@@ -98,8 +98,8 @@ class LedgerClient(Client):
         key: str | None = None,
         repeatable: bool | None = None,
     ) -> Any:
-        """The JSON that a request with this body is answered with; errors as ``get``. A POST is repeated on failure
-        with an Idempotency-Key ``key``, or if it is ``repeatable``: twice is once."""
+        """The JSON answer to a request with this body; errors as ``get``. A POST is retried with an Idempotency-Key
+        ``key``, or if it is ``repeatable``, so that a repetition has no effect."""
         content = None if body is None else orjson.dumps(body)
         return self.json(self.ask(method, path, content=content, key=key, repeatable=repeatable), shape)
 
@@ -149,7 +149,7 @@ Service = Annotated[
 
 
 def said(error: Exception) -> str | None:
-    """What an error of a call says, in one line; None of any other error."""
+    """The message of an error of a call, in one line; None for any other error."""
     if isinstance(error, LedgerError):
         return str(error)
     if not isinstance(error, TallystickError):
@@ -161,12 +161,12 @@ def said(error: Exception) -> str | None:
 
 
 def print_wait(error: Exception, delay_s: float) -> None:
-    """For ``on_wait``: say so on the screen."""
+    """For ``on_wait``: print it on the screen."""
     err.print(f"trying again in {delay_s:.1f} s: {error}", markup=False)
 
 
 def given(values: Mapping[str, Value | None]) -> dict[str, Value]:
-    """Those of ``values`` that are not None."""
+    """``values`` without those that are None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -182,10 +182,10 @@ def token_option() -> Any:
 
 
 def _token() -> str:
-    """The token that says who calls; empty without one.
+    """The caller's token; empty without one.
 
     Raises:
-        ConfigurationError: what should be a token cannot be one.
+        ConfigurationError: the text cannot be a token.
     """
     if _token_of_file is not None:
         return _token_of_file

@@ -25,13 +25,13 @@ from terminal.outcome import CommandExit, err, out, tell
 from terminal.program import Json
 
 SHOWN = 50
-"""Jobs that people are shown if they do not say how many."""
+"""Default number of jobs shown."""
 PAGE = 500
 LIMIT_MAX = 1_000_000_000
 TEXT_CHARACTERS = 60
 """How much of an error or a payload a line shows."""
 _SAID_ELSEWHERE: Final = frozenset({"type", "actor", "fence_token", "idempotency"})
-"""Members of a payload that a line of a timeline has elsewhere, or not at all."""
+"""Members of a payload that a timeline shows elsewhere, or not at all."""
 
 Where = Annotated[
     list[str] | None,
@@ -110,14 +110,14 @@ def _condition(text: str) -> str:
 def _found(
     client: LedgerClient, asked: Mapping[str, Any], limit: int | None, damaged: list[dict[str, str]]
 ) -> Iterator[dict[str, Any]]:
-    """The jobs of all pages; those that are damaged are added to ``damaged``."""
+    """The jobs of all pages; damaged jobs are added to ``damaged``."""
     for page in client.pages("/v1/jobs", JobList, **asked, limit=min(limit or PAGE, PAGE)):
         damaged += page["damaged"]
         yield from page["items"]
 
 
 def _print_csv(found: Iterator[dict[str, Any]]) -> None:
-    # First what may be refused.
+    # First the request that may be rejected.
     first = next(found, None)
     sys.stdout.write(lists.csv_head(lists.CSV_JOB_COLUMNS).decode())
     for item in chain(() if first is None else (first,), found):
@@ -125,7 +125,7 @@ def _print_csv(found: Iterator[dict[str, Any]]) -> None:
 
 
 def _print_items(found: Iterator[dict[str, Any]], damaged: Sequence[dict[str, str]]) -> None:
-    """One JSON document, written as it comes."""
+    """Print one JSON document, item by item."""
     first = next(found, None)
     sys.stdout.write('{"items": [')
     for number, item in enumerate(chain(() if first is None else (first,), found)):
@@ -135,7 +135,7 @@ def _print_items(found: Iterator[dict[str, Any]], damaged: Sequence[dict[str, st
 
 
 def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
-    """A line a job, its name whole: it is what one asks for next."""
+    """Print a line for each job, with its full name, which the user needs for the next command."""
     if not found:
         err.print("no such job", markup=False)
         return
@@ -195,7 +195,7 @@ def _short(value: object) -> str:
 
 
 def _local(at: str | None) -> str:
-    """A time of RFC 3339 in the zone of this machine."""
+    """An RFC 3339 time in the zone of this machine."""
     return "-" if at is None else datetime.fromisoformat(at).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 

@@ -176,12 +176,12 @@ def revoke(
 def _revocation(
     client: LedgerClient, key_id: str, from_hlc: str | None, reason: str | None, root_key: Path
 ) -> dict[str, object]:
-    """What to send so that the key in the file ``root_key`` vouches for the revocation."""
+    """The request with a statement about the revocation by the key in the file ``root_key``."""
     listed, node_id = client.get("/v1/keys", KeyList), client.get("/v1/node", NodeAnswer)["node_id"]
     introduced_by = _listed(listed, key_id).get("introduced_by")
     if introduced_by is None:
         return {}
-    # Now is what this machine's clock says: a service could name a time that takes all back which the key ever signed.
+    # By this machine's clock: a service could name a time that revokes every signature of the key.
     start = Hlc.parse(from_hlc) if from_hlc else Hlc(time.time_ns() // 1_000_000, 0, node_id)
     facts = revoked_facts(key_id, node_id, start, reason)
     return {
@@ -240,7 +240,7 @@ def admit(
 
 
 def _listed(listed: Mapping[str, Any], key_id: str) -> dict[str, Any]:
-    """What is listed of the key, or that it has this id alone: the service then says what is wrong."""
+    """The listed key, else one with only this id, for which the service then reports the error."""
     return next(
         (key for key in (*listed["not_admitted"], *listed["keys"]) if key["key_id"] == key_id), {"key_id": key_id}
     )
@@ -258,10 +258,10 @@ def _admitted(
 
 
 def _check_is_said_of(facts: Mapping[str, Any], key_id: str) -> None:
-    """Whoever answers may not be who he says: what is signed here must be about the key that was compared, alone.
+    """Check that facts to be signed are about the compared key alone, as the service may be an impostor.
 
     Raises:
-        SignatureError: it is not.
+        SignatureError: they are not.
     """
     named = PublicKey.from_json({name: facts.get(name) for name in ("key_id", "algorithm", "public_key_pem")})
     if named.key_id != key_id or facts.keys() - {"key_id", "algorithm", "public_key_pem", "node_id"}:
@@ -278,7 +278,7 @@ def _statement(
     introduced_by: Mapping[str, Any],
     root_key: Path,
 ) -> object:
-    """The envelope by which the key in the file ``root_key`` vouches for a change."""
+    """The envelope of a statement about a change by the key in the file ``root_key``."""
     return key_statement.sign(
         action,
         facts,
@@ -289,7 +289,7 @@ def _statement(
 
 
 def _told(key: Mapping[str, Any], root_key_id: str | None) -> str:
-    """One key in two lines: who signs what with it, who admitted it, and when it counts."""
+    """One key in two lines: its node and use, the key that admitted it, and its validity."""
     signs = " and ".join(name for name in ("snapshots", "checkpoints") if key[f"signs_{name}"])
     admitted = f", admitted by {key['admitted_by']}" if key["admitted_by"] else ""
     role = ", root of the ledger" if key["key_id"] == root_key_id else admitted

@@ -1,8 +1,8 @@
 """``tally serve --nodes N``: nodes of one ledger on one machine, each a process of its own, behind one port.
 
-A child has its own data folder and, on loopback, an address of its own. Between it and its parent is a pair of sockets:
-there it says that it is ready, and sees that the parent is gone. One that was ready and ended is started again; one
-whose first start is refused ends all.
+A child has its own data folder and its own address on loopback. It shares a pair of sockets with its parent, to report
+that it is ready, and to notice that the parent is gone. A child that ends after it was ready is restarted. If the first
+start of a child is refused, all end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ledger.exit_code import ExitCode
 from terminal import stop_signals
 
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 30.0
-"""Before a node that ended is started again; twice as long each time it was not ready."""
+"""Pause before a restart of a node; doubled each time that the node was not ready."""
 STOP_MARGIN_S = 10.0
 """How much longer than ``shutdown_grace`` a node may take to end before it is killed."""
 
@@ -34,7 +34,7 @@ async def run(settings: Settings, count: int) -> int:
     """Keep ``count`` nodes running until a signal that stops a process (docs/runbook.md, Stopping), or until the first
     start of one is refused; the exit code.
 
-    The first begins alone, so that it is its key with which a new ledger begins.
+    The first starts alone, so that its key becomes the root of a new ledger.
 
     Raises:
         ConfigurationError: a setting is that of one node.
@@ -57,7 +57,7 @@ async def run(settings: Settings, count: int) -> int:
 
 
 class _Node:
-    """One node, and the process that it is at present. ``ready`` is set once a first one was."""
+    """One node and its present process. ``ready`` is set once its first process was ready."""
 
     def __init__(self, settings: Settings, number: int, port: int, stop: asyncio.Event) -> None:
         self.ready = asyncio.Event()
@@ -68,7 +68,7 @@ class _Node:
         self._end_s = settings.shutdown_grace.total_seconds() + STOP_MARGIN_S
 
     async def keep_running(self) -> int:
-        """Run it until all are to stop; how its last process ended, as an exit code."""
+        """Run it until all are to stop; returns the exit code of its last process."""
         pause_s = PAUSE_MIN_S
         while True:
             code, was_ready = await self._run()
@@ -85,7 +85,7 @@ class _Node:
                 return ExitCode.FINE
 
     async def _run(self) -> tuple[int, bool]:
-        """One process, to its end: its exit code, 1 when a signal killed it, and whether it had been ready."""
+        """Run one process to its end; returns its exit code, 1 if a signal killed it, and whether it had been ready."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with ours, theirs:
@@ -108,7 +108,7 @@ class _Node:
         return code if code >= 0 else ExitCode.COULD_NOT_RUN, was_ready
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """End it once all are to stop."""
+        """End the process once all are to stop."""
         await self._stop.wait()
         process.terminate()
         await asyncio.sleep(self._end_s)
@@ -117,7 +117,7 @@ class _Node:
 
 
 def environment_of(settings: Settings, number: int, port: int) -> dict[str, str]:
-    """What the settings of one of several nodes differ in, as environment.
+    """The settings of one of several nodes that differ, as environment variables.
 
     Folders are ``nodes/1`` and so on below those of the settings, a node id that was given gets ``-1``. All nodes share
     one master key of private fields.
@@ -136,7 +136,8 @@ def environment_of(settings: Settings, number: int, port: int) -> dict[str, str]
 
 @contextmanager
 def _reserved(settings: Settings) -> Iterator[int]:
-    """The port that the nodes share, bound here too, where nobody listens: it is ours while none of them runs."""
+    """The port that the nodes share. It is bound here too, without a listener, so that it stays ours while no node
+    runs."""
     family = socket.AF_INET6 if ":" in settings.http.host else socket.AF_INET
     try:
         with socket.create_server((settings.http.host, settings.listen_port), family=family) as free:

@@ -12,7 +12,7 @@ from terminal.program import KEYS_HELP
 
 
 def local_url() -> str:
-    """Address of the service on this machine, on the port that ``TALLY_PORT`` says, else 8080."""
+    """Address of the service on this machine, at port ``TALLY_PORT``, else 8080."""
     return f"http://127.0.0.1:{os.environ.get('TALLY_PORT') or '8080'}"
 
 

@@ -1,7 +1,7 @@
-"""``tally pipeline``: executes the data pipeline, a program of its own, with what it can know of the local service.
+"""``tally pipeline``: executes the data pipeline, a separate program, with settings of the local service.
 
-The pipeline runs where there is no service too, so it never reads the service's settings: they are put into its
-environment here. Its packages are large and few need them; in a checkout they are installed when it is first used.
+The pipeline also runs without a service, so it never reads the service's settings: this module puts them into its
+environment. Its packages are large and rarely needed; in a checkout they are installed at first use.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def pipeline(context: typer.Context) -> None:
 
 
 def prepared(settings: Settings) -> dict[str, str]:
-    """The environment that the pipeline is to be executed in, once its packages are there."""
+    """Install the pipeline's packages if needed; returns the environment to execute it in."""
     if any(importlib.util.find_spec(package) is None for package in PACKAGES):
         _install()
     return {**_known_of(settings), **os.environ}
 
 
 def _install() -> None:
-    """Install what the pipeline needs, from the lock file of the checkout that this command belongs to."""
+    """Install the pipeline's packages from the lock file of this command's checkout."""
     makefile = _CHECKOUT / "Makefile"
     if not makefile.exists() or Path(sys.prefix) != _CHECKOUT / ".venv":
         raise fail("the packages of the pipeline are not installed: pip install 'tallystick[pipeline]'")
@@ -56,7 +56,7 @@ def _install() -> None:
 
 
 def _known_of(settings: Settings) -> dict[str, str]:
-    """The environment variables of the pipeline that the settings, or the embedded PostgreSQL, give."""
+    """The environment variables of the pipeline from the settings, or from the embedded PostgreSQL."""
     known = {
         "TALLY_PIPELINE_SIGNING_KEY": uri_in_use(settings),
         "TALLY_PIPELINE_LOGS": str(settings.data_dir / "logs"),

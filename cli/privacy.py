@@ -21,7 +21,7 @@ from terminal.program import Json
 CONNECT_TIMEOUT_S = 10.0
 FROM_STANDARD_INPUT = "-"
 SUBJECT_CHARACTERS_MAX = 4096
-"""How much of standard input is read; the service takes less."""
+"""How much of standard input is read; the service accepts less."""
 
 privacy = typer.Typer(no_args_is_help=True, help="Private fields: encrypted in the log, under a key for each person.")
 

@@ -25,7 +25,7 @@ from terminal.outcome import fail, tell
 from terminal.program import Json, NoState, State
 
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
-"""What a receipt may come to that is kept."""
+"""Verdicts on a receipt with which it is written."""
 
 
 def prove(

@@ -35,7 +35,7 @@ AcceptLostWal = Annotated[
 
 
 class RestoreSource(StrEnum):
-    """What rows are brought back from."""
+    """The source of restored rows."""
 
     WAL = "wal"
     BUNDLE = "bundle"
@@ -103,8 +103,8 @@ def restore(
 
 @contextmanager
 def _database(settings: Settings, *, may_be_new: bool) -> Iterator[str]:
-    """URL of the database that the settings name, else of the embedded PostgreSQL, running meanwhile; with
-    ``may_be_new`` that one gets its schema if it has none."""
+    """URL of the database in the settings, else of the embedded PostgreSQL, which runs meanwhile; with ``may_be_new``
+    that one gets its schema if it has none."""
     if settings.database_url is not None:
         yield settings.database_url
         return
@@ -154,7 +154,8 @@ def _from_wal(settings: Settings, url: str, as_json: bool, *, accept_lost_wal: b
 
 
 def _from_archive(settings: Settings, url: str, places: list[str], keys: Path | None, as_json: bool) -> None:
-    """The archive is verified and unpacked into bundles by the pipeline, a program of its own, and these come back."""
+    """Restore an archive: the pipeline, a separate program, verifies it and unpacks it into bundles, which are
+    restored."""
     if len(places) > 1 or not (places or settings.archive.url):
         raise InvalidInputError("--from archive takes the one URL of the archive, by default the setting archive.url")
     from app.node.start.restore import own_keys
@@ -183,7 +184,7 @@ def _from_bundles(
     *,
     is_archive: bool = False,
 ) -> None:
-    """``is_archive``: the files are what was unpacked of an archive, and are gone once this command ends."""
+    """``is_archive``: the files were unpacked from an archive, and are deleted when this command ends."""
     from app.node.start.restore import restore_from_bundles
 
     restored = asyncio.run(restore_from_bundles(settings, url, files, keys, may_begin_log=is_archive))

@@ -33,21 +33,22 @@ from terminal.outcome import CommandExit, counted, err, fail, lose, out, readabl
 from terminal.program import Json
 
 START_PATIENCE_S = 15.0
-"""How long the ledger may take to accept the job before the command is given up."""
+"""How long the ledger may take to accept the job before the command is cancelled."""
 END_PATIENCE_S = 120.0
-"""How long the end is tried to be recorded, as the command cannot be run again for it."""
+"""How long recording the end is retried, as the command cannot be run again."""
 SPOOLED_WAIT_S = 2.0
 """The longest wait for one answer before and after the command when there is a spool."""
 FLUSH_PATIENCE_S = 60.0
-"""How long a flush waits for a ledger that is away, or for another flush."""
+"""Longest that a flush waits for a ledger that is away, or for another flush."""
 FLUSH = "--flush"
 
 
 class JobCommand(TyperCommand):
-    """``tally run``: a wrong command line is 125 too, for other codes may be those of the command that it runs."""
+    """``tally run``: a wrong command line also exits with 125, as other codes may be those of the command that it
+    runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer has it."""
+        """As typer's."""
         is_flush = FLUSH in (args[: args.index("--")] if "--" in args else args)
         try:
             return super().parse_args(ctx, args)
@@ -133,7 +134,7 @@ def run(
 
 
 class _Warnings(logging.Handler):
-    """Prints what the client warns of, such as a spool that is full."""
+    """Prints warnings of the client, such as a full spool."""
 
     def emit(self, record: logging.LogRecord) -> None:
         err.print(f"warning: {record.getMessage()}", style="yellow", markup=False)
@@ -142,7 +143,8 @@ class _Warnings(logging.Handler):
 class RecordedJob:
     """A command that is a job of the ledger at ``url``.
 
-    With a spool, whatever keeps the ledger and the spool from taking the job is its ``problem`` and stops nothing.
+    With a spool, a failure of both the ledger and the spool to record the job is its ``problem``, and the command still
+    runs.
     """
 
     def __init__(
@@ -173,17 +175,17 @@ class RecordedJob:
         )
         self.job_id = self._job.job_id
         self.problem: str | None = None
-        """Why neither the ledger nor the spool has the beginning."""
+        """Why neither the ledger nor the spool has the start of the job."""
 
     @property
     def how_begun(self) -> str:
-        """What became of the beginning, in words."""
+        """The outcome of recording the start, in words."""
         if self.problem is not None:
             return "is not on record yet"
         return "spooled: the ledger is away" if self._job.is_spooled else "accepted"
 
     def begin(self) -> None:
-        """JobCreated and JobAccepted; recorded, or in the spool, when this returns and there is no ``problem``.
+        """Record JobCreated and JobAccepted. On return without a ``problem`` they are in the ledger or in the spool.
 
         Raises:
             TallystickError: the ledger refuses the job, or is away and there is no spool.
@@ -196,10 +198,10 @@ class RecordedJob:
             self.problem = said(error)
 
     def end(self, ended: Ended) -> Recorded | None:
-        """JobCompleted or JobFailed: what the ledger answered, None when the spool keeps it.
+        """Record JobCompleted or JobFailed; returns the ledger's answer, None when the spool keeps the event.
 
         Raises:
-            TallystickError: neither the ledger nor a spool took it.
+            TallystickError: neither the ledger nor a spool recorded it.
         """
         if not self._has_spool:
             self._client.patience_s = END_PATIENCE_S
@@ -213,7 +215,7 @@ class RecordedJob:
 
 
 def _directory() -> str:
-    """Where the command runs; what the shell calls it where it is there no more."""
+    """The working directory of the command; the shell's name of it if it no longer exists."""
     try:
         return os.getcwd()
     except OSError:
@@ -230,7 +232,7 @@ def _not_run(error: Exception) -> CommandExit:
 
 
 def _report(job: RecordedJob, ended: Ended, spool: Path | None, as_json: bool) -> None:
-    """Record the end and say so; what the ledger refuses now is said too, and changes no exit code."""
+    """Record the end and report it. A refusal of the ledger is reported too, and does not change the exit code."""
     report: dict[str, Any] = {
         "job_id": job.job_id,
         "exit_code": ended.exit_code,
@@ -259,7 +261,7 @@ def _report(job: RecordedJob, ended: Ended, spool: Path | None, as_json: bool) -
         try:
             print(orjson.dumps(report).decode(), file=out.file, flush=True)
         except OSError as error:
-            # The exit code is the command's own, whoever reads the report.
+            # The exit code stays the command's own, even if the report has no reader.
             lose("stdout")
             err.print(f"the report of job {job.job_id} was not printed: {error.strerror}", markup=False)
 
@@ -268,7 +270,7 @@ def _report(job: RecordedJob, ended: Ended, spool: Path | None, as_json: bool) -
 
 
 def flush_spool(url: str, folder: Path, *, as_json: bool, patience_s: float = FLUSH_PATIENCE_S) -> bool:
-    """Send what waits in ``folder``; returns whether nothing is left and nothing was refused.
+    """Send the waiting files in ``folder``; returns whether none is left and none was refused.
 
     Raises:
         SpoolError: the folder cannot be read.
@@ -303,7 +305,7 @@ PASSED_ON = frozenset(
 )
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _SENT_BY_KERNEL = 0x80
-"""``si_code`` SI_KERNEL: the terminal sent it, and to the whole foreground process group."""
+"""``si_code`` SI_KERNEL: the terminal sent the signal, to the whole foreground process group."""
 
 
 class Ended(NamedTuple):
@@ -317,8 +319,8 @@ class Ended(NamedTuple):
 def run_command(command: Sequence[str]) -> Ended:
     """Run ``command`` to its end.
 
-    Afterwards the signals in ``PASSED_ON`` stay blocked in this process, so that one that comes too late for
-    the command does not interrupt what is still to be recorded.
+    Afterwards the signals in ``PASSED_ON`` stay blocked in this process, so that a late signal does not interrupt the
+    recording of the end.
 
     Raises:
         OSError: it cannot be started.

@@ -1,4 +1,4 @@
-"""``tally safekeeper``: keep copies of the WALs of nodes, and show how they stand."""
+"""``tally safekeeper``: keep copies of the WALs of nodes, and show their state."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def serve(
         stop_signals.take(lambda *_: served.stop())
         metrics.watch(keeper, served, scrub_interval_s)
         host, port, *_ = listener.getsockname()
-        # What is loaded stays: a collection need not walk over it while a log waits.
+        # Loaded modules are never freed: a collection need not walk over them while a log waits.
         gc.collect()
         gc.freeze()
         ready = {"address": f"{host}:{port}", "region": region, "dir": str(folder)}
@@ -207,7 +207,7 @@ def show_status(
 
 
 def _positions(dsn: str) -> tuple[dict[str, WalPosition], str | None]:
-    """By node, what PostgreSQL has chained of its log; or why it does not say so."""
+    """By node, the chained position of its log in PostgreSQL; or the error of reading it."""
     from app.runtime.postgres import DATABASE_FAULTS, text_of
     from app.store import node as node_store
     from app.store import sessions
@@ -229,7 +229,7 @@ def _positions(dsn: str) -> tuple[dict[str, WalPosition], str | None]:
 
 
 def _unchained(wal: WalStatus, positions: Mapping[str, WalPosition]) -> int | None:
-    """How many of its records are not chained, None where nobody says or the log cannot be read."""
+    """How many of its records are not chained, None if unknown or the log cannot be read."""
     position = positions.get(wal.node_id)
     return (
         None if position is None or wal.state == "failed" else unchained_in(wal, position.wal_id, position.chained_lsn)
@@ -289,10 +289,10 @@ def _line_of(wal: WalStatus, unchained: int | None) -> str:
 
 
 def _duration_s(option: str, text: str, bounds: Bounds) -> float:
-    """Seconds of a duration as a person writes it.
+    """Seconds of a duration such as ``7d``.
 
     Raises:
-        ConfigurationError: it is none, or out of bounds.
+        ConfigurationError: it is no duration, or out of bounds.
     """
     try:
         duration: timedelta = bounds(parse_duration(text))
@@ -305,14 +305,14 @@ def _store(url: str | None) -> ArchiveStore | None:
     """The archive at ``url``, which may be away.
 
     Raises:
-        ConfigurationError: there can be no archive at this URL.
+        ConfigurationError: no archive is possible at this URL.
     """
     if url is None:
         return None
     from objects.store import ArchiveStore
 
     store = ArchiveStore(url)
-    # A member without its archive still votes: the archiver reports the fault, and tries again.
+    # A member without its archive still votes: the archiver reports the fault, and retries.
     with contextlib.suppress(ArchiveUnavailableError):
         store.prepare()
     return store
@@ -331,7 +331,7 @@ def _tls(cert: Path | None, key: Path | None, ca: Path | None, *, server_side: b
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REQUEST_TIMEOUT_S = 2.0
-"""A scraper that takes longer is disconnected: others wait for it meanwhile."""
+"""A scraper that takes longer is disconnected, because other scrapers wait for it."""
 
 
 COUNTED_FROM_0 = (
@@ -346,7 +346,7 @@ COUNTED_FROM_0 = (
     "wal_scrub_damage",
     "wal_sync_failure",
 )
-"""Events that alerts may ask for: an increase is seen only of a counter that was there before."""
+"""Events used by alerts: an increase is visible only for a counter that existed before."""
 
 
 class KeeperMetrics:
@@ -360,7 +360,7 @@ class KeeperMetrics:
             self._events.labels(event)
 
     def count(self, event: str) -> None:
-        """Count an event that was logged; there are as many names as the code has."""
+        """Count a logged event; the set of names is fixed by the code."""
         self._events.labels(event).inc()
 
     def tell(self, event: str, facts: Mapping[str, object]) -> None:
@@ -369,7 +369,7 @@ class KeeperMetrics:
         (log.warning if _IS_ALARMING(event) else log.info)(event, **facts)
 
     def watch(self, keeper: Safekeeper, server: Server, scrub_interval_s: float) -> None:
-        """Report how its logs stand from now on."""
+        """Report the state of its logs from now on."""
         self._registry.register(_KeeperCollector(keeper, server, scrub_interval_s))
 
     def render(self) -> bytes:
@@ -377,10 +377,10 @@ class KeeperMetrics:
         return generate_latest(self._registry)
 
     def listen(self, host: str, port: int) -> _ScrapeServer:
-        """A server of scrapes that listens there, and answers none before it begins.
+        """A server of scrapes that listens at the address, and answers after ``begin``.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address is not available.
         """
         handler = type("Scrape", (_Scrape,), {"registry": self._registry, "timeout": REQUEST_TIMEOUT_S})
         server = _ScrapeServer((host, port), handler, bind_and_activate=False)
@@ -445,10 +445,10 @@ class _Scrape(MetricsHandler):
 
 class _ScrapeServer(HTTPServer):
     def begin(self) -> str:
-        """Answer scrapes on a thread that ends with the process; the address."""
+        """Answer scrapes on a thread that ends with the process; returns the address."""
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
         host, port, *_ = self.socket.getsockname()
         return f"{host}:{port}"
 
     def handle_error(self, *_: object) -> None:
-        """A client that hung up, or took too long, is no event."""
+        """Ignore a client that hung up, or took too long."""

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from app.dev.embedded import EmbeddedPostgres
 
 WATCH_INTERVAL_S = 0.5
-"""How often ``tally dev`` looks whether its PostgreSQL is alive."""
+"""How often ``tally dev`` checks that its PostgreSQL is alive."""
 STOP_MARGIN_S = 5.0
-"""How much longer than ``shutdown_grace`` a stop may take before the process ends whatever is under way."""
+"""How much longer than ``shutdown_grace`` a stop may take before the process exits."""
 NODES_MAX = 64
-"""Of one ``tally serve``."""
+"""Most nodes of one ``tally serve``."""
 
 _log = structlog.get_logger(__name__)
 
@@ -155,22 +155,22 @@ def embedded_postgres(data_dir: Path) -> EmbeddedPostgres:
 
 @contextmanager
 def running_postgres(data_dir: Path) -> Iterator[EmbeddedPostgres]:
-    """The embedded PostgreSQL, started, and stopped again however the service ends."""
+    """The embedded PostgreSQL, started, and stopped however the service ends."""
     postgres = embedded_postgres(data_dir)
     try:
         _say("embedded_postgres_starting", f"starting PostgreSQL in {postgres.data_dir}")
         postgres.start()
         yield postgres
     finally:
-        # make passes SIGTERM on to a child that already had it.
+        # make passes SIGTERM on to a child that already got it.
         stop_signals.ignore()
         postgres.stop()
 
 
 @contextmanager
 def _child_of(descriptor: int) -> Iterator[Callable[[], None]]:
-    """The side of a node that ``nodes.run`` started, while its loop runs: what it calls once it is ready. It stops when
-    the parent is gone."""
+    """The child's side of a node that ``nodes.run`` started, while its loop runs: yields the function to call once it
+    is ready. The node stops when the parent is gone."""
     loop = asyncio.get_running_loop()
     with socket.socket(fileno=descriptor) as parent:
         parent.set_inheritable(False)
@@ -191,7 +191,7 @@ def _child_of(descriptor: int) -> Iterator[Callable[[], None]]:
 
 
 def _run(settings: Settings, serving: Callable[[StopDeadline], Coroutine[Any, Any, int]]) -> NoReturn:
-    """Serve to the end, which comes within the time for a stop; exits with the code that ``serving`` returns."""
+    """Serve until the stop, which is bounded in time; exits with the code that ``serving`` returns."""
     with StopDeadline(settings.shutdown_grace.total_seconds() + STOP_MARGIN_S, drain_logs) as deadline:
         raise CommandExit(uvloop.run(serving(deadline)))
 
@@ -223,7 +223,7 @@ async def _serve(
 async def _serve_and_watch(
     settings: Settings, postgres: EmbeddedPostgres, accept_lost_wal: bool, deadline: StopDeadline
 ) -> int:
-    """Serve, and start PostgreSQL again whenever it dies; what came in meanwhile waits in the WAL."""
+    """Serve, and restart PostgreSQL whenever it dies; writes received meanwhile wait in the WAL."""
     from app.node import serving
 
     watching = asyncio.create_task(_keep_alive(postgres))
@@ -259,7 +259,7 @@ def _say_ready(url: str) -> None:
 
 
 def _say(event: str, detail: str, **facts: str) -> None:
-    """For people at a terminal; elsewhere stderr is the log, in which every line is JSON."""
+    """Print for a user at a terminal; elsewhere stderr is the log, in which every line is JSON."""
     if err.is_terminal:
         write_line(detail)
     else:
@@ -269,8 +269,8 @@ def _say(event: str, detail: str, **facts: str) -> None:
 class StopWhileStarting:
     """``stop_signals`` before the loop of the service runs: unwind, so that PostgreSQL is stopped too.
 
-    A signal is remembered as well: what it raises may land in a destructor or a callback, which drops it. What a
-    destructor drops Python would write to stderr, with a traceback.
+    A signal is also remembered, as its exception may be raised in a destructor or a callback, which drops it. Python
+    would write an exception dropped by a destructor to stderr, with a traceback.
     """
 
     def __init__(self) -> None:
@@ -284,9 +284,9 @@ class StopWhileStarting:
 
     @contextmanager
     def unwinding(self) -> Iterator[None]:
-        """Unwind at the end if a signal came meanwhile, whatever became of what it raised.
+        """Unwind at the end if a signal came meanwhile, even if its exception was dropped.
 
-        What it raises in the middle of asyncio's or a driver's code may come out as another error.
+        An exception raised in the middle of asyncio's or a driver's code may come out as another error.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""``tally snapshot``: sign what is chained now."""
+"""``tally snapshot``: sign the entries chained so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from terminal.outcome import CommandExit, counted, err, print_json, tell
 from terminal.program import Json
 
 PAGE_TENANTS = 1000
-"""Tenants asked for at once."""
+"""Tenants in one page."""
 TENANTS_NAMED = 10
 """Most tenants that one line names."""
 
@@ -57,14 +57,14 @@ def _sign_all(client: LedgerClient, as_json: bool) -> tuple[list[dict[str, Any]]
     made: list[dict[str, Any]] = []
     refused: dict[str, list[str]] = {}
     is_patient = True
-    # The ledger's own chain last: what the others cause in it is signed too.
+    # The ledger's own chain last, to include the entries that the others cause in it.
     pages = client.pages("/v1/tenants", TenantList, limit=PAGE_TENANTS)
     tenants = [item["tenant_id"] for page in pages for item in page["items"]]
     for tenant in sorted(tenants, key=lambda name: (name == SYSTEM_TENANT, name)):
         try:
             made.append(_sign(client, tenant, is_patient=is_patient))
         except ProblemError as error:
-            # The node that did not sign in all that time is asked for each of the others, and no longer waited for.
+            # A node that did not sign within the patience is tried once for each other tenant, without waiting.
             is_patient = is_patient and error.kind != "signing-unavailable"
             refused.setdefault(str(error), []).append(tenant)
         else:

@@ -1,4 +1,4 @@
-"""``tally token``: who may call, and what he may do for which tenants."""
+"""``tally token``: tokens of callers, with their rights and tenants."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def new(
 
 
 def _first(name: str) -> str:
-    """The text of the first token, which is now kept beside the data as its digest."""
+    """Make the first token and store its digest beside the data; returns its text."""
     folder: Path = load_settings().data_dir
     if FIRST_TOKEN.load(folder) is not None or KEPT_TOKENS.load(folder).counting:
         raise fail(f"there is a token already (beside {folder}): whoever holds it runs tally token new without --first")

@@ -1,4 +1,4 @@
-"""``tally verify``: ask the service to verify a chain, or do it here with rows straight from PostgreSQL."""
+"""``tally verify``: verify a chain by the service, or here with rows read from PostgreSQL."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from terminal.outcome import CommandExit, counted, err, findings, marked, print_
 from terminal.program import Json, NoState, State
 
 FILE = "file"
-"""What ``compared_with`` calls a checkpoint given with ``--checkpoint``."""
+"""Name of a checkpoint given with ``--checkpoint`` in ``compared_with``."""
 
 
 def verify(
@@ -122,7 +122,7 @@ def verify(
 
 
 def _acknowledge(url: str, tenant: str, reason: str) -> None:
-    """Have the node record that somebody has seen what it found."""
+    """Have the node record that its findings were acknowledged."""
     with LedgerClient(url) as client:
         body = {"tenant_id": tenant, "reason": reason}
         try:
@@ -140,11 +140,11 @@ def _acknowledge(url: str, tenant: str, reason: str) -> None:
 
 
 def verify_by_service(url: str, request: Request) -> dict[str, Any]:
-    """The verdict object of the service on what ``request`` names, and what was compared with it here."""
+    """The verdict object of the service on ``request``, with the comparisons made here."""
     tenant, memory = request.tenant, request.memory
     with LedgerClient(url) as client:
         log = _Log(client, tenant)
-        # 1. The log's checkpoint as it is now: before the verdict, which so covers all of it.
+        # 1. The log's present checkpoint, read before the verdict, which then covers all of it.
         present, is_any = log.checkpoint()
         # 2. The verdict of the service.
         verdict: dict[str, Any] = client.get(
@@ -156,21 +156,21 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         if not is_compared and memory is None:
             return verdict
         ring = request.keyring if request.keyring is not None else Keyring.from_json(client.get("/v1/keys"))
-        # 3. What the caller brought.
+        # 3. The caller's checkpoint and witnesses.
         if is_compared and present is None and is_any:
             verdict = with_checkpoint(verdict, "unknown_key", FILE)
         elif is_compared:
             if present is None:
                 raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
             verdict = _compared(log, request, verdict, present, ring)
-        # 4. What was verified before.
+        # 4. The remembered checkpoint.
         if memory is None:
             return verdict
         return _looked(log, Observation.at(memory, tenant, present, ring, datetime.now(UTC)), verdict, is_any=is_any)
 
 
 def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring) -> dict[str, Any]:
-    """``verdict`` with what the caller brought compared with the log, whose checkpoint is ``present``."""
+    """``verdict`` with the caller's checkpoint and witnesses compared with the log, whose checkpoint is ``present``."""
     kept, outsiders = request.kept, request.outsiders
     try:
         now = open_checkpoint(present, ring)
@@ -178,7 +178,7 @@ def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str
     except UnknownKeyError as error:
         err.print(f"the checkpoint proves nothing: {error}", markup=False)
         return with_checkpoint(verdict, "unknown_key", FILE)
-    # What outsiders said: of this log, and under the kept checkpoint.
+    # Statements of external witnesses: about this log, and under the kept checkpoint.
     anchors = served_anchors(
         log.client,
         log.tenant,
@@ -192,9 +192,10 @@ def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str
 
 
 def _looked(log: _Log, look: Observation, verdict: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
-    """``verdict`` with what was verified before compared with the log as it is now, and told if it is to be remembered.
+    """``verdict`` with the remembered checkpoint compared with the present log, and a note whether this one is to be
+    remembered.
 
-    ``is_any`` says whether the log has a checkpoint, whoever signed it.
+    ``is_any`` is whether the log has a checkpoint, by any signer.
     """
     if look.before and look.now is None and is_any:
         return look.with_verdict(with_checkpoint(verdict, "unknown_key", MEMORY))
@@ -207,7 +208,7 @@ def _looked(log: _Log, look: Observation, verdict: dict[str, Any], *, is_any: bo
 def _with_anchors(
     log: _Log, verdict: dict[str, Any], anchors: list[Anchor], now: Checkpoint, outsiders: ExternalWitnesses
 ) -> dict[str, Any]:
-    """``verdict`` with the outsiders judged here in place of what the service says of such."""
+    """``verdict`` with external witnesses verified here in place of the service's result."""
     judged_here = {kind for kind, given in ((WITNESS, outsiders.witnesses), (RFC_3161, outsiders.roots)) if given}
     found = [each for each in verdict["anchors"] if each["kind"] not in judged_here]
     for anchor in anchors:
@@ -220,13 +221,13 @@ def _with_anchors(
 
 
 class _Log(NamedTuple):
-    """A tenant's log, as a service has it."""
+    """A tenant's log at a service."""
 
     client: LedgerClient
     tenant: str
 
     def checkpoint(self) -> tuple[str | None, bool]:
-        """Its checkpoint as it is now, None when no key that counts signed one; and whether there is any."""
+        """Its present checkpoint, None if no trusted key signed one; and whether there is any."""
         try:
             return self.client.get_text(f"/v1/log/{self.tenant}/checkpoint"), True
         except ProblemError as error:
@@ -272,7 +273,7 @@ class _Log(NamedTuple):
 
 
 def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
-    # Imported here: it loads the database driver, which the other way of verifying does without.
+    # Imported here, because it loads the database driver, which verifying by the service does not need.
     from cli.verify_database import kept_head, verify_database
 
     heads: list[TreeHead] = []
@@ -320,29 +321,29 @@ def _lines(verdict: dict[str, Any]) -> list[RenderableType]:
 # --- what outsiders said ----------------------------------------------------------------------------
 
 LISTED_MAX = 1000
-"""Newest statements of each kind that are looked at."""
+"""Newest statements of each kind that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A tenant's chain, all of it or a range, and what the caller trusts."""
+    """A tenant's chain, whole or a range, and the caller's trusted keys and witnesses."""
 
     tenant: str
     from_seq: int | None
     to_seq: int | None
     keyring: Keyring | None
-    """None when no keys were given: then nobody vouches for what is found."""
+    """None when no keys were given: then no signature is trusted."""
     kept: str | None
     """Text of a checkpoint kept elsewhere."""
     outsiders: ExternalWitnesses
     memory: Memory | None = None
-    """What was verified before, None when nothing is to be remembered."""
+    """Checkpoints verified before, None when nothing is to be remembered."""
 
 
 def served_anchors(
     client: LedgerClient, tenant: str, outsiders: ExternalWitnesses, open_note: OpenNote
 ) -> list[Anchor]:
-    """The newest statement of each outsider that the service has."""
+    """The service's newest statement of each external witness."""
     said = []
     if outsiders.witnesses:
         known = {witness.text() for witness in outsiders.witnesses}
@@ -361,10 +362,10 @@ def served_anchors(
 
 
 def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
-    """The cosignatures under a kept checkpoint, whose log's signature the caller checks.
+    """The cosignatures under a kept checkpoint; the caller checks the log's signature.
 
     Raises:
-        SignatureError: one of a known witness does not hold.
+        SignatureError: one of a known witness is invalid.
     """
     note = notes.parse(kept)
     found = cosignatures_of(note, witnesses)

@@ -36,7 +36,7 @@ _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow"
 
 
 REPORT_SUFFIXES = (".html", ".md", ".json")
-"""Names of reports; what they end in says what is written."""
+"""Suffixes of reports, which decide the format."""
 
 
 def verify_bundle(
@@ -119,7 +119,7 @@ def _verify(path: Path, trusted: Trusted) -> VerifiedFile:
 
 
 def _with_counts(path: Path, file: VerifiedFile) -> VerifiedFile:
-    """``file`` with what its entries add up to, if they hold."""
+    """``file`` with the counts of its entries, if they are valid."""
     if file.outcome is None or "broken" in file.outcome.verdict["verdicts"].values():
         return file
     with BundleReader.open(path) as reader:
@@ -127,7 +127,7 @@ def _with_counts(path: Path, file: VerifiedFile) -> VerifiedFile:
 
 
 def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:
-    """The memory that the next file is compared with: what was verified of this one is in it."""
+    """The memory for the next file, with the verified checkpoint of this one."""
     if memory is None or file.outcome is None:
         return memory
     remember_observed(memory, [file.outcome.memory])
@@ -141,7 +141,7 @@ def _name(path: Path | None) -> str | None:
 def _written(
     path: Path, files: list[VerifiedFile], against: Against, now: datetime, tool: str, signer: FileSigner | None
 ) -> bytes:
-    """The report of the kind that its name asks for."""
+    """The report in the format of its suffix."""
     if path.suffix == ".json":
         return orjson.dumps(
             report.to_json(files, against, now, tool), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE

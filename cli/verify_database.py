@@ -1,6 +1,6 @@
-"""Verification of a chain straight from PostgreSQL, in this process: no service is asked or trusted.
+"""Verification of a chain read from PostgreSQL, in this process: no service is called or trusted.
 
-Signatures count only when made by keys that the caller gives. Without keys, those in the chain of ``_system`` serve
+Only signatures by keys that the caller gives are valid. Without keys, the keys in the chain of ``_system`` are used
 only to find signatures by unadmitted keys; no signature is reported as ok.
 """
 
@@ -31,11 +31,11 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]) -> dict[str, Any]:
-    """The verdict object on what ``request`` names, in the database that ``dsn`` names.
+    """The verdict object on ``request``, in the database at ``dsn``.
 
-    ``heads`` are kept tree heads to compare with. Without a keyring nobody vouches for them, so a comparison
-    that finds nothing wrong counts as ``not_checked``. ``anchors`` are judged already; what the outsiders said and the
-    database holds is added to them, if the keyring vouches for the checkpoints.
+    ``heads`` are kept tree heads to compare with. Without a keyring they are unverified, so a comparison without a
+    fault is reported as ``not_checked``. ``anchors`` are verified already; statements of external witnesses in the
+    database are added to them, if a key of the keyring signed the checkpoints.
 
     Raises:
         TenantNotFoundError: there is no such tenant.
@@ -56,7 +56,7 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
 
 
 def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> TreeHead:
-    """The tree head in a kept checkpoint; without keys what it says, which nobody vouches for.
+    """The tree head in a kept checkpoint; without keys it is unverified.
 
     Raises:
         UnknownKeyError: none of the keys signed it.
@@ -74,7 +74,7 @@ def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoi
 
 
 async def _look(reader: PostgresChainReader, request: Request) -> Observation | None:
-    """What was verified of this ledger before. A range is no look at it, and without keys nobody vouches for one."""
+    """The observation of this ledger to compare and remember; None for a range, or without keys."""
     if request.memory is None or request.keyring is None or (request.from_seq, request.to_seq) != (None, None):
         return None
     return Observation.at(request.memory, request.tenant, await reader.checkpoint(), request.keyring, datetime.now(UTC))

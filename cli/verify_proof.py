@@ -1,4 +1,4 @@
-"""``tally verify-proof``: verify receipts offline, by files and keys alone. ``tally verify-page``: a page for that.
+"""``tally verify-proof``: verify receipts offline, from files and keys alone. ``tally verify-page``: a page for that.
 
 Loads no database package.
 """
@@ -35,13 +35,13 @@ OUTCOMES = {
     3: "[bold yellow]INCOMPLETE[/]: nothing wrong was found, not everything could be checked",
     4: "[bold magenta]KEY UNKNOWN[/]: a key that signed is not held, or was revoked",
 }
-"""What an exit code means, for the first line about a file."""
+"""Meaning of an exit code, in the first line about a file."""
 ENTRIES_SHOWN_MAX = 50
-"""Entries that are listed; of more it says how many there are."""
+"""Most entries listed; further ones are counted."""
 
 
 class Trusted(NamedTuple):
-    """Keys, a checkpoint that was kept, what is remembered of logs, and outsiders; None is what was not given."""
+    """Keys, a kept checkpoint, remembered checkpoints of logs, and external witnesses; None if not given."""
 
     keyring: Keyring | None
     kept: JudgedCheckpoint | None
@@ -59,10 +59,10 @@ class Trusted(NamedTuple):
         state: Path | None,
         no_state: bool,
     ) -> Trusted:
-        """Read what the options name; without keys nothing is remembered.
+        """Read the files that the options name; without keys nothing is remembered.
 
         Raises:
-            InvalidInputError: a file is none of its kind.
+            InvalidInputError: a file has the wrong format.
             OSError: a file cannot be read.
         """
         keyring = Keyring.load(keys) if keys is not None else None
@@ -75,7 +75,7 @@ class Trusted(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """One file and what came of it; ``error`` instead of ``outcome`` when it could not be read."""
+    """One file and its result; ``error`` instead of ``outcome`` when it could not be read."""
 
     name: str
     exit_code: ExitCode
@@ -161,7 +161,7 @@ def _lines(verified: Verified) -> list[RenderableType]:
 
 
 def subject_of(receipt: Receipt, size: int) -> list[str]:
-    """What the receipt is about, in two lines."""
+    """The subject of the receipt, in two lines."""
     count = counted(len(receipt.entries), "entry", "entries")
     what = f"all {count} of job" if receipt.covers == JOB else "one entry of job"
     return [

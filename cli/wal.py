@@ -1,4 +1,4 @@
-"""``tally wal``: look into a write-ahead log without a service. Reads only; the log may be in use."""
+"""``tally wal``: inspect a write-ahead log without a service. Read only; the log may be in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tally witness``: hand in what a witness cosigned, list what was handed in."""
+"""``tally witness``: submit a cosigned checkpoint, list the cosignatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How text and JSON get out of a command, and how it ends.
+"""Output of a command, as text or JSON, and its exit.
 
 Results go to standard output, everything else (progress, warnings, errors) to standard error, so that
 ``--json`` output can be piped.
@@ -29,28 +29,28 @@ class CommandExit(SystemExit):
 
 
 class PlainConsole(Console):
-    """A console on which every text, in tables too, is shown as it is: no emoji, nothing that a terminal obeys."""
+    """A console that shows every text unchanged, in tables too: no emoji, no control sequences."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
 
     def render_str(self, text: str, **more: Any) -> Text:
-        """As rich has it, of what is left when control characters are written out."""
+        """As in rich, with control characters escaped."""
         return super().render_str(printable(text), **more)
 
 
 class ErrorConsole(PlainConsole):
-    """Standard error. What cannot be written there is lost, and the command goes on: a full disk below its log is no
-    reason not to do what it was called for."""
+    """Standard error. Text that cannot be written there is lost, and the command continues: a full disk under its log
+    must not stop it."""
 
     wait_max_s: float | None = None
-    """How long a reader that does not read is waited for; for ever when None, as with a pager."""
+    """Longest wait for a blocked reader; None is for ever, as with a pager."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True)
 
     def print(self, *said: Any, **how: Any) -> None:
-        """As rich has it, while somebody takes it."""
+        """As in rich, unless the reader is blocked."""
         if self.wait_max_s is not None and not _is_taken_within(self.wait_max_s):
             lose("stderr")
         try:
@@ -59,12 +59,12 @@ class ErrorConsole(PlainConsole):
             lose("stderr")
 
     def on_broken_pipe(self) -> None:
-        """As any other error of writing; rich would end the command."""
+        """Treat it as any other write error; rich would end the command."""
         lose("stderr")
 
 
 def _is_taken_within(seconds: float) -> bool:
-    """Whether standard error takes something before so many seconds are over."""
+    """Whether standard error becomes writable within ``seconds``."""
     waiting = select.poll()
     waiting.register(2, select.POLLOUT)
     return bool(waiting.poll(seconds * 1000))
@@ -75,15 +75,15 @@ err = ErrorConsole()
 
 
 def lose(stream: Literal["stdout", "stderr"]) -> None:
-    """Drop what waits for this stream of ours, and what is written to it from now on; nobody takes it.
+    """Drop buffered and later output of this stream, which has no reader.
 
-    Python would try again at its end, and end with a code of its own. Commands that we run keep the stream as it is.
+    Python would retry at exit, and exit with its own code. Commands that we run keep the stream unchanged.
     """
     setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (for as long as we run)
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output, names of files in it as ``readable`` has them."""
+    """Print one JSON document on standard output; file names in it go through ``readable``."""
     try:
         document = orjson.dumps(value, option=orjson.OPT_INDENT_2)
     except orjson.JSONEncodeError:
@@ -105,7 +105,7 @@ def _readable_within(value: Any) -> Any:
 
 
 def tell(value: object, *lines: RenderableType, as_json: bool) -> None:
-    """Print what a command came to: ``value`` as one JSON document, else ``lines`` for people; texts as they are."""
+    """Print the result of a command: ``value`` as one JSON document, else ``lines`` for people, unchanged."""
     if as_json:
         print_json(value)
         return
@@ -114,7 +114,7 @@ def tell(value: object, *lines: RenderableType, as_json: bool) -> None:
 
 
 def fail(message: str, code: ExitCode = ExitCode.COULD_NOT_RUN) -> CommandExit:
-    """Say on standard error why the command ends, and give the exit to raise."""
+    """Print on standard error why the command ends; returns the exit to raise."""
     err.print("[bold red]error:[/] ", end="")
     err.print(message, markup=False)
     return CommandExit(code)
@@ -124,7 +124,7 @@ def fail(message: str, code: ExitCode = ExitCode.COULD_NOT_RUN) -> CommandExit:
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """``1 line``, ``1,200 lines``; ``many`` is the plural where it is not ``one`` and an s."""
+    """``1 line``, ``1,200 lines``; ``many`` is the plural if it is not ``one`` and an s."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
@@ -137,7 +137,7 @@ def coloured(verdict: str) -> str:
 
 
 def marked(text: str) -> RenderableType:
-    """A line whose markup is obeyed."""
+    """A line whose markup is rendered."""
     return out.render_str(text, markup=True)
 
 
@@ -154,7 +154,7 @@ def verdict_table(verdicts: Mapping[str, str]) -> RenderableType:
 def findings(
     verdict: Mapping[str, Any], memory: Mapping[str, Any] | None, not_checked: Sequence[str] = ()
 ) -> list[RenderableType]:
-    """What was compared and said from outside, what was left out, and where the first break is."""
+    """The comparisons, the statements of external witnesses, the omitted checks, and the first break."""
     lines: list[RenderableType] = [] if memory is None else [f"memory: {memory['says']}"]
     for anchor in verdict["anchors"]:
         said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
@@ -169,7 +169,7 @@ def findings(
 
 
 def print_why_incomplete(verdicts: Sequence[Mapping[str, Any]], *, is_any_key: bool) -> None:
-    """Say on standard error what ``verdicts`` leave unchecked; ``is_any_key`` says whether keys were named."""
+    """Print on standard error what ``verdicts`` leave unchecked; ``is_any_key`` is whether keys were given."""
     err.print(f"exit code 3, not everything is checked: {'; '.join(_reasons(verdicts, is_any_key))}", markup=False)
 
 
@@ -189,5 +189,5 @@ def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[st
 
 
 def _as_judged(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The verdict object as its exit code was found: archives and bundles hold no job states."""
+    """The verdict object that decided the exit code: archives and bundles hold no job states."""
     return without_jobs(verdict) if {*OWN_SOURCES} & {*verdict["verdicts"]} else verdict

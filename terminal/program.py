@@ -1,4 +1,4 @@
-"""A program of typer commands: how it ends, and what its exit codes mean."""
+"""A program of typer commands: its exit, and the meaning of its exit codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from terminal.outcome import CommandExit, fail
 EXIT_CODES: Final = (
     "Exit codes: 0 fine, 1 could not run, 2 tampered or corrupt, 3 incomplete, 4 unknown, expired or revoked key."
 )
-"""To be shown under the list of commands."""
+"""Shown under the list of commands."""
 
 _USAGE_ERROR: Final = 2
 """Typer's code for a wrong command line; 2 says tampered here, so it becomes 1."""
@@ -28,7 +28,7 @@ _USAGE_ERROR: Final = 2
 def run(commands: Callable[[], object], said: Callable[[Exception], str | None] = lambda error: None) -> NoReturn:
     """Run a command with the arguments of this process; every error becomes one line and an exit code.
 
-    ``said`` returns the line for an error that is of the program alone.
+    ``said`` returns the line for an error that only the program knows.
     """
     try:
         commands()
@@ -45,14 +45,14 @@ def run(commands: Callable[[], object], said: Callable[[Exception], str | None] 
             raise fail(fault) from None
         if isinstance(error, UnicodeDecodeError):
             raise
-        # Python takes bytes of arguments that are no text for halves of characters, which nothing can be told in.
+        # Python decodes argument bytes that are not UTF-8 to lone surrogates, which cannot be printed.
         raise fail("an argument, or the name of a file, is not valid UTF-8") from None
     except Exception as error:
         if (line := said(error)) is None:
             raise
         raise fail(line) from None
     finally:
-        # The collector would go through all that was loaded before the process ends, 0.2 s of a pipeline's.
+        # At exit the collector would walk over all loaded objects, 0.2 s in a pipeline.
         gc.freeze()
     raise CommandExit(ExitCode.FINE)
 
@@ -60,16 +60,17 @@ def run(commands: Callable[[], object], said: Callable[[Exception], str | None] 
 # --- how a program starts ---------------------------------------------------------------------------
 
 OTHERS_WRITE: Final = 0o022
-"""Rights that group and others never get of what a program of ours makes: who can write beside a key can swap it."""
+"""Permissions that group and others never get on files of our programs: a user who can write beside a key can replace
+it."""
 
 _given_umask: list[int] = []
 
 
 def settle() -> None:
-    """Open what is closed of the descriptors 0, 1 and 2, and let nobody else write to what is made from now on.
+    """Open those of the descriptors 0, 1 and 2 that are closed, and make new files writable only by this user.
 
-    A daemon is at times started without the three. The next file or socket would take the number, and be written to as
-    the log, or end the process when it is closed as libuv has it. Python's own streams stay None where they were.
+    Some daemons are started without the three. The next file or socket would get the number and receive the log, or
+    libuv would end the process when it is closed. Python's own streams stay None if they were.
     """
     for number in range(3):
         try:
@@ -83,13 +84,13 @@ def settle() -> None:
 
 
 def restore_umask() -> None:
-    """The umask that this process was started with, for a command that runs in its place."""
+    """Restore the umask that this process was started with, for a command that replaces it."""
     if _given_umask:
         os.umask(_given_umask[0])
 
 
 def locale_fault() -> str | None:
-    """What keeps this process from names that are not ASCII; None where it takes them for UTF-8."""
+    """Why this process cannot use names that are not ASCII; None if it uses UTF-8."""
     encoding = sys.getfilesystemencoding()
     if encoding == "utf-8":
         return None

@@ -23,7 +23,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def _known(*names: str) -> tuple[signal.Signals, ...]:
-    """Those of the signals that this system has."""
+    """The signals among these that this system has."""
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
@@ -34,12 +34,13 @@ _REAL_TIME: Final = range(getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRT
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
-    """Those of ``STOP_SIGNALS`` that this process was not started to ignore."""
+    """``STOP_SIGNALS`` without those that this process was started to ignore."""
     return tuple(each for each in STOP_SIGNALS if each in _ALWAYS or signal.getsignal(each) is not signal.SIG_IGN)
 
 
 def take(handler: Handler) -> None:
-    """Have ``handler`` called at each of those from now on, and ignore what is not meant to end a process."""
+    """Call ``handler`` at each of the handled signals from now on, and ignore signals that are not meant to end a
+    process."""
     for number in handled_signals():
         signal.signal(number, handler)
     for other in (*_IGNORED, *_REAL_TIME):
@@ -48,7 +49,7 @@ def take(handler: Handler) -> None:
 
 
 def hold() -> None:
-    """Let the signals wait until they are handled: an exception raised by one inside an event loop would break it."""
+    """Block the signals until they are handled: an exception raised by one inside an event loop would break it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
 
 
@@ -62,13 +63,13 @@ def handle(stop: Callable[[], object]) -> None:
 
 
 def ignore() -> None:
-    """Ignore them from now on: the stop is under way, so another one adds nothing."""
+    """Ignore the signals from now on: the stop is under way, so another one has no effect."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 async def unless(signalled: asyncio.Event, work: Coroutine[Any, Any, Value]) -> Value | None:
-    """What ``work`` returns, or None when it was cut short by the signal."""
+    """The result of ``work``, or None if the signal interrupted it."""
     loop = asyncio.get_running_loop()
     working = loop.create_task(work)
     signal_came = loop.create_task(signalled.wait())

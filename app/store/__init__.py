@@ -1,4 +1,4 @@
-"""All SQL of the service. One function a statement or a few that belong together; transactions are the caller's."""
+"""All SQL of the service. Each function is one statement or a few related ones; the caller owns the transaction."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 Connection: TypeAlias = "DedicatedConnection[Record] | PoolConnectionProxy[Record]"
-"""A connection as the functions here take it: dedicated or borrowed from a pool."""
+"""A connection, dedicated or borrowed from a pool."""

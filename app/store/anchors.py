@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class CosignatureRow(NamedTuple):
-    """One cosignature. ``witness`` is a verifier key; ``note`` what the log signed and this one alone cosigned."""
+    """One cosignature. ``witness`` is a verifier key; ``note`` is signed by the log and cosigned by this witness
+    alone."""
 
     id: int
     tenant_id: str
@@ -54,8 +55,8 @@ _TIMESTAMP_COLUMNS = clamped_columns(TimestampRow, ("generated_at", "created_at"
 
 
 def _covering(table: str, who: str, columns: str, time: str) -> str:
-    """The query for one statement of each ``who``: the oldest that covers entry $3, else the newest that covers $2 at
-    least, of trees up to $4. It looks at few rows of the index, however many statements there are."""
+    """The query for one statement of each ``who``: the oldest that covers entry $3, else the newest that covers at
+    least $2, of trees up to $4. It reads few rows of the index, however many statements there are."""
     of_one = f"SELECT {columns} FROM scheduler.{table} AS said WHERE tenant_id = $1 AND said.{who} = by.name"
     return f"""
 WITH RECURSIVE by(name) AS (
@@ -80,7 +81,8 @@ _COVERING_TIMESTAMPS = _covering("checkpoint_timestamp", "authority", _TIMESTAMP
 async def insert_cosignature(
     connection: Connection, tenant_id: str, witness: str, tree_size: int, cosigned_at: datetime, note: str
 ) -> bool:
-    """Add a cosignature; False when this witness has cosigned a larger tree before, or this one then or later."""
+    """Add a cosignature; False if this witness has cosigned a larger tree before, or this tree at this time or
+    later."""
     return bool(
         await connection.fetchval(
             """
@@ -152,7 +154,7 @@ async def newest_cosigned_sizes(
 async def newest_cosignatures(
     connection: Connection, tenant_id: str, witnesses: Sequence[str] | None = None, limit: int | None = None
 ) -> list[CosignatureRow]:
-    """The newest cosignature of each of these witnesses, or of each there is, of up to ``limit``."""
+    """The newest cosignature of each of these witnesses, by default of all, up to ``limit``."""
     return await fetch_as(
         connection,
         CosignatureRow,
@@ -224,7 +226,7 @@ async def newest_timestamps(connection: Connection, tenant_id: str, limit: int) 
 async def covering_cosignatures(
     connection: Connection, tenant_id: str, seqs: tuple[int, int], tree_size: int, limit: int
 ) -> list[CosignatureRow]:
-    """Of each witness, of up to ``limit``, the oldest cosignature that covers the last of ``seqs``, else the newest
+    """For each of up to ``limit`` witnesses, the oldest cosignature that covers the last of ``seqs``, else the newest
     that covers the first; none of a larger tree than ``tree_size``."""
     return await fetch_as(connection, CosignatureRow, _COVERING_COSIGNATURES, tenant_id, *seqs, tree_size, limit)
 
@@ -232,7 +234,7 @@ async def covering_cosignatures(
 async def covering_timestamps(
     connection: Connection, tenant_id: str, seqs: tuple[int, int], tree_size: int, limit: int
 ) -> list[TimestampRow]:
-    """The same of time stamps, and of each authority."""
+    """The same for time stamps and authorities."""
     return await fetch_as(connection, TimestampRow, _COVERING_TIMESTAMPS, tenant_id, *seqs, tree_size, limit)
 
 
@@ -263,8 +265,8 @@ ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
 
 
 def unproven(cosigned: Sequence[CosignatureRow], stamped: Sequence[TimestampRow], size_max: int) -> list[Unproven]:
-    """The statements in these rows. One that is of no checkpoint, or of one larger than ``size_max``, is as if it were
-    not there: an attacker who can write to the table can put it there."""
+    """The statements in these rows. A statement without a checkpoint, or of one larger than ``size_max``, is skipped:
+    an attacker who can write to the table may have put it there."""
     anchors = [
         BundledAnchor(row.witness, row.note, [], WITNESS, "", rfc3339.written(row.cosigned_at)) for row in cosigned
     ]
@@ -276,7 +278,7 @@ def unproven(cosigned: Sequence[CosignatureRow], stamped: Sequence[TimestampRow]
 
 
 def _size_of(text: str) -> int:
-    """Size of the tree in a note; 0 where it is none."""
+    """Size of the tree in a note; 0 if it is no note."""
     try:
         return checkpoints.read(text).size
     except SignatureError:

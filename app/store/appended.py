@@ -1,7 +1,7 @@
 """Entries appended to chains by one transaction, in memory, before Postgres sees any of it.
 
-Assigns ``seq`` and links; for events born here and for entries that are imported alike. A pure function of the locked
-heads and what is appended.
+Assigns ``seq`` and links, to new events and to imported entries alike. A pure function of the locked heads and the
+appended entries.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ledger.hlc import Hlc
 from ledger.machines.jobs import ENDING
 
 ROWS_A_PIECE = 200
-"""Most rows that are kept together: who comes behind reads some of them at a time."""
+"""Most rows in one piece; a follower reads a part of them at a time."""
 
 
 class ChainPosition(NamedTuple):
-    """Where an entry stands in its chain; links are lowercase hex."""
+    """The position of an entry in its chain; links are lowercase hex."""
 
     seq: int
     chain_link: str
@@ -41,12 +41,12 @@ class AppendedEntries:
     """(tenant, job) of each new entry that may end its job."""
 
     def heads(self) -> list[tuple[str, int, str, str]]:
-        """(tenant, seq, link, HLC) of each chain's new end."""
+        """(tenant, seq, link, HLC) of each chain's new head."""
         return [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in self.links.items()]
 
 
 class _End:
-    """The end of one chain while it grows: its head, and what is to be linked onto that."""
+    """The end of one chain while entries are appended: its head, and the entries to link onto it."""
 
     __slots__ = ("entries", "head", "kept", "linker")
 
@@ -55,14 +55,14 @@ class _End:
         self.linker = linker
         self.entries: list[Unlinked] = []
         self.kept: list[Row] = []
-        """Rows that end with the head, and are in no piece yet."""
+        """The last rows up to the head, which are in no piece yet."""
 
 
 class ChainAppender:
-    """Appends entries to ``appended``, onto ``heads``; ``appended`` is whole once ``finish`` was called.
+    """Appends entries to ``appended``, onto ``heads``; ``appended`` is complete after ``finish``.
 
-    ``linkers`` is filled as needed. Entries of one chain are linked together, which costs half of linking each as it
-    comes.
+    ``linkers`` is filled as needed. Entries of one chain are linked together, which costs half of linking them one by
+    one.
     """
 
     def __init__(self, appended: AppendedEntries, heads: Mapping[str, ChainHead], linkers: dict[str, Linker]) -> None:
@@ -89,12 +89,13 @@ class ChainAppender:
         return end.head.seq + len(end.entries)
 
     def next_seq(self, tenant_id: str) -> int:
-        """The seq of what is appended next."""
+        """The seq of the next appended entry."""
         end = self._ends[tenant_id]
         return end.head.seq + len(end.entries) + 1
 
     def extend(self, tenant_id: str, entries: Sequence[Unlinked]) -> None:
-        """Chain several entries of one tenant, as ``append``; the caller notes in ``appended.ended`` what they end."""
+        """Chain several entries of one tenant, as ``append``; the caller adds the jobs that they end to
+        ``appended.ended``."""
         self._ends[tenant_id].entries += entries
 
     def keep(
@@ -108,7 +109,7 @@ class ChainAppender:
         payload: bytes,
         origin: str | None = None,
     ) -> None:
-        """Take over an entry as it is, where it stood; its link MUST have been verified."""
+        """Take over an entry unchanged, at its position; its link MUST have been verified."""
         end = self._ends[tenant_id]
         self._link(tenant_id, end)
         seq, chain_link, prev = place
@@ -137,13 +138,13 @@ class ChainAppender:
             self._put(tenant_id, end)
 
     def finish(self) -> None:
-        """Link what was appended."""
+        """Link the appended entries."""
         for tenant_id, end in self._ends.items():
             self._link(tenant_id, end)
             self._put(tenant_id, end)
 
     def place(self, tenant_id: str, seq: int) -> ChainPosition:
-        """Where the entry stands that ``append`` gave this seq; known once all is finished."""
+        """The position of the entry to which ``append`` gave this seq; known after ``finish``."""
         links = self._appended.links[tenant_id]
         at = seq - links[0].seq
         return ChainPosition(
@@ -155,7 +156,7 @@ class ChainAppender:
             self._appended.ended.append((tenant_id, job_id))
 
     def _put(self, tenant_id: str, end: _End) -> None:
-        """Make a piece of the rows that are kept as they are."""
+        """Make a piece of the rows taken over unchanged."""
         rows, end.kept = end.kept, []
         if rows:
             self._appended.log_rows.pieces.append(Piece(tenant_id, end.head.seq + 1 - len(rows), len(rows), rows))
@@ -172,7 +173,7 @@ class ChainAppender:
 
 
 def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Unlinked]) -> tuple[bytes | list[Row], list[LinkRow]]:
-    """The rows of entries that follow one another on ``head``, linked, as a ``Piece`` keeps them."""
+    """The linked rows of entries that follow on ``head`` in order, in the form of a ``Piece``."""
     rows: tuple[bytes, list[LinkRow]] | None = native.new_rows(
         linker.tenant_id,
         linker.prefix,
@@ -193,5 +194,5 @@ def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Unlinked]) -> t
 
 
 def head_of(links: Sequence[LinkRow]) -> ChainHead:
-    """The head that these entries leave."""
+    """The head after these entries."""
     return ChainHead(links[-1].seq, links[-1].chain_link, links[-1].t_hlc)

@@ -1,10 +1,10 @@
-"""The reader that verification reads a tenant's ledger through, on PostgreSQL.
+"""The PostgreSQL reader of a tenant's ledger for verification.
 
-One REPEATABLE READ transaction shows one state of all tables. Rows come through server-side cursors, a batch at
-a time, fewer where they are long; while one batch is being checked the next is already on its way. A batch of long
-rows is handed on in parts, as the event loop has no turn while a part is checked. Rows whose place is the same, once
-nothing forbids that, come in order of storage, so that all who verify see one order; but for entries by job: two of one
-seq break the chain, and then no job that does not fit counts.
+One REPEATABLE READ transaction shows one state of all tables. Rows come through server-side cursors in batches, smaller
+ones if rows are long. The next batch is fetched while one is checked. A batch of long rows is handed on in parts,
+because the event loop does not run while a part is checked. Rows with the same key, possible once a constraint was
+dropped, come in order of storage, so that every verifier sees one order. Entries by job are an exception: two of one
+seq break the chain, and then no job that does not match is reported.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 ENTRIES_A_BATCH = 250
-"""Most entries read at once: they and the next ones fit into a megabyte, so the processor still has at hand what each
-check looks at again. With 1000 every row takes a quarter longer."""
+"""Most entries read at once. They and the next batch fit into a megabyte, so they stay in the processor's cache for
+each check. With 1000 every row takes a quarter longer."""
 FOLDED_A_BATCH = 250
-"""The same, where each entry is folded into the state of its job."""
+"""The same, if each entry is folded into the state of its job."""
 SNAPSHOTS_A_BATCH = 50
 FIRST_ROWS = 16
-"""Rows of the first fetch, before anything is known of them."""
+"""Rows of the first fetch, before their length is known."""
 FETCH_BYTES = 16 << 20
-"""What the rows of one fetch may take in memory, if they are as long as those before: PostgreSQL counts rows, not
-bytes. Where long rows follow short ones, one fetch is larger."""
+"""Memory for the rows of one fetch, estimated from the rows before, as PostgreSQL limits rows and not bytes. If long
+rows follow short ones, one fetch is larger."""
 FETCH_TIMEOUT_S = 600.0
 """Longest wait for one batch; sorting a long chain by job comes before the first."""
 FOLD_TIMEOUT_S = 6 * 3600.0
-"""Longest that all entries of a range of jobs may take, and what is done with them: nobody knows how many there are."""
+"""Longest that reading and processing all entries of a range of jobs may take; their number is not known."""
 
 _PAYLOAD, _FOLDED_PAYLOAD = ENTRY_COLUMNS.index("payload"), FOLD_COLUMNS.index("payload")
 _COMMITTED_PAYLOAD, _SUBJECT = COMMITMENT_COLUMNS.index("payload"), PROMISED_COLUMNS.index("subject")
@@ -65,7 +65,7 @@ _SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
 _HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid"
 _CHECKPOINT = "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _ENTRIES = f"{ENTRIES} WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq, ctid"
-# Where seqs repeat, the order is not that of storage: a caller that finds so reads again. To sort by it costs a fifth.
+# If seqs repeat, the order is not that of storage: a caller that finds this reads again. Sorting by it costs a fifth.
 _COPIED_ENTRIES = f"{ENTRIES} WHERE tenant_id = {{tenant}} AND seq >= {{first}} AND seq <= {{last}} ORDER BY seq"
 _COPIED_TYPES = ("int8", "text", "int8", "int8", *("text",) * 3, "int2", *("text",) * 3, "json", "json")
 _FOLDED_TYPES = ("text", "int8", "int8", "int8", "text", "text", "text", "json")
@@ -93,7 +93,7 @@ _ACTIONS = ", ".join(f"'{action}'" for action in sorted(COMMITMENT_ACTIONS))
 
 
 class JobRange(NamedTuple):
-    """Job ids from one on and below another; None is no bound. Ids that are NULL come last."""
+    """A half-open range of job ids; None is no bound. NULL ids come last."""
 
     from_id: str | None
     below_id: str | None
@@ -105,25 +105,25 @@ class JobRange(NamedTuple):
 
     @property
     def condition(self) -> str:
-        """What a query asks of ``job_id``."""
+        """The condition on ``job_id`` in a query."""
         if self.from_id is None:
             return "" if self.below_id is None else " AND job_id < $2"
         return " AND job_id >= $2 AND job_id < $3" if self.below_id is not None else _LAST_RANGE
 
 
 Batches = AsyncGenerator[Sequence[Sequence[Any]]]
-"""Rows, some at a time. Until its end its connection is in use: a caller that stops before MUST close it."""
+"""Batches of rows. The connection is in use until the end: a caller that stops earlier MUST close the generator."""
 _LAST_RANGE = " AND (job_id >= $2 OR job_id IS NULL)"
 ALL_JOBS = JobRange(None, None)
 
 
 class CopiedEntries(NamedTuple):
-    """Entries as COPY sends them in its binary form, whole rows, behind its header."""
+    """Whole rows of entries in COPY's binary form, without its header."""
 
     data: bytes
 
     def passed(self, known: Known) -> Passed | None:
-        """What they come to, if all of them are in order."""
+        """The result of these entries if all of them pass, else None."""
         found = native.entries_in_copy(*known, self.data)
         return None if found is None else Passed(*found)
 
@@ -135,7 +135,7 @@ class PostgresChainReader:
         self._connection = connection
         self.tenant_id = tenant_id
         self._lock = asyncio.Lock()
-        """A connection does one thing at a time; batches are fetched ahead beside other reads."""
+        """One operation at a time on the connection, as batches are fetched ahead beside other reads."""
         self._copied: str | None = None
         self._has_folded_types: bool | None = None
 
@@ -183,8 +183,8 @@ class PostgresChainReader:
         return self._in_turns(_PAYLOAD, ENTRIES_A_BATCH, _ENTRIES, *_bounds(from_seq, to_seq))
 
     async def copied(self, from_seq: int | None, to_seq: int | None, take: Callable[[CopiedEntries], None]) -> bool:
-        """Pass the entries of a range to ``take`` by seq, some at a time; False, and none is passed, where
-        somebody altered the type of a column."""
+        """Pass the entries of a range to ``take`` by seq, in batches. Returns False, and passes none, if the type of a
+        column was altered."""
         first, last = _bounds(from_seq, to_seq)
         async with self._lock:
             if self._copied is None:
@@ -201,13 +201,13 @@ class PostgresChainReader:
         return True
 
     async def _statement_of_copies(self) -> str:
-        """The query that is copied but for its bounds, empty where a column has another type: COPY tells none."""
+        """The query to copy, without its bounds; empty if a column has another type, as COPY does not report types."""
         tenant = await self._connection.fetchval("SELECT quote_literal($1)", self.tenant_id)
         query = _COPIED_ENTRIES.replace("{tenant}", tenant.replace("{", "{{").replace("}", "}}"))
         return query if await self._types_of(query.format(first=0, last=0)) == _COPIED_TYPES else ""
 
     async def _types_of(self, query: str) -> tuple[str, ...]:
-        """The names of the types of its columns, which stay until the transaction ends."""
+        """The type names of the query's columns, which cannot change until the transaction ends."""
         statement = await self._connection.prepare(query)
         return tuple(attribute.type.name for attribute in statement.get_attributes())
 
@@ -224,7 +224,7 @@ class PostgresChainReader:
         )
 
     def jobs(self, part: JobRange = ALL_JOBS) -> Batches:
-        """Batches of stored jobs by job id, none where the job table has not followed the chain."""
+        """Batches of stored jobs by job id, none if the job table has not followed the chain."""
         return self._in_turns(_SEQS, FOLDED_A_BATCH, _JOBS.format(part=part.condition), *part.bounds)
 
     def entries_by_job(self, part: JobRange = ALL_JOBS) -> Batches:
@@ -234,8 +234,8 @@ class PostgresChainReader:
         )
 
     async def copied_by_job(self, part: JobRange, take: Callable[[list[tuple[Any, ...]]], Awaitable[None]]) -> bool:
-        """Have ``take`` told what ``entries_by_job`` gives, some rows at a time, for less of the processor; False, and
-        what it was told is to be forgotten, where that cannot be. ``take`` MUST NOT read."""
+        """Pass the rows of ``entries_by_job`` to ``take`` in batches, at a lower CPU cost. Returns False if that is not
+        possible; the caller MUST then discard the rows passed. ``take`` MUST NOT read."""
         query = _ENTRIES_BY_JOB.format(part=part.condition)
         is_whole = native.NAME != "python"
 
@@ -257,7 +257,7 @@ class PostgresChainReader:
         return is_whole
 
     def commitments(self) -> Batches:
-        """Batches of the entries whose verdicts are judged, by seq."""
+        """Batches of the entries whose verdicts are checked, by seq."""
         return self._in_turns(
             _COMMITTED_PAYLOAD,
             FOLDED_A_BATCH,
@@ -266,7 +266,7 @@ class PostgresChainReader:
         )
 
     def promised(self) -> Batches:
-        """Batches of the table of commitments by seq, none where it has not followed the chain."""
+        """Batches of the table of commitments by seq, none if it has not followed the chain."""
         return self._batches(
             _SUBJECT,
             FOLDED_A_BATCH,
@@ -275,12 +275,12 @@ class PostgresChainReader:
         )
 
     async def followed_seq(self) -> int:
-        """How far these tables have followed the chain."""
+        """The seq up to which these tables have followed the chain."""
         row = await self._row(f"SELECT {_FOLLOWED}")
         return row[0] if row is not None and isinstance(row[0], int) else 0
 
     async def job_ranges(self, jobs_a_range: int) -> list[JobRange]:
-        """Ranges of job ids that cover all there can be, each of so many stored jobs."""
+        """Ranges that cover all possible job ids, each with ``jobs_a_range`` stored jobs."""
         async with self._lock:
             rows = await self._connection.fetch(
                 "SELECT job_id FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) AS number FROM scheduler.jobs"
@@ -293,7 +293,7 @@ class PostgresChainReader:
         return [JobRange(*bounds) for bounds in pairwise((None, *borders, None))]
 
     async def exported(self) -> str:
-        """The name under which other connections can see the same state, while this transaction is open."""
+        """The name of the snapshot, which other connections can import while this transaction is open."""
         async with self._lock:
             return str(await self._connection.fetchval("SELECT pg_export_snapshot()"))
 
@@ -303,7 +303,7 @@ class PostgresChainReader:
         return tuple(row) if row is not None else None
 
     async def _in_turns(self, text_column: int, rows_max: int, query: str, *bounds: int | str) -> Batches:
-        """The rows of ``query``, few at a time where what is in ``text_column`` is long."""
+        """The rows of ``query``, in small batches if the text in ``text_column`` is long."""
         async with aclosing(self._batches(text_column, rows_max, query, *bounds)) as batches:
             async for rows in batches:
                 for turn in turns([len(row[text_column] or "") for row in rows]):
@@ -316,7 +316,7 @@ class PostgresChainReader:
         try:
             while rows := await ahead:
                 ahead = asyncio.ensure_future(self._fetch(cursor, _rows_after(rows, text_column, rows_max)))
-                # The request leaves now, so that Postgres works while the caller does.
+                # Sends the request now, so that Postgres works while the caller does.
                 await asyncio.sleep(0)
                 yield rows
         finally:
@@ -345,12 +345,12 @@ async def consistent_reader(
 
 
 def _rows_in(data: bytes) -> bytes:
-    """What COPY gave, without its header, as which no row begins."""
+    """The data of COPY without its header; no row begins like the header."""
     return bytes(data).removeprefix(_COPY_HEADER)
 
 
 def _rows_after(rows: Sequence[Sequence[Any]], text_column: int, rows_max: int) -> int:
-    """How many rows to fetch after ``rows``, the last that came; all columns but ``text_column`` are short."""
+    """How many rows to fetch after ``rows``, the last batch; all columns but ``text_column`` are short."""
     size = sum(getsizeof(row[text_column]) for row in rows)
     return max(1, min(rows_max, FETCH_BYTES * len(rows) // size))
 

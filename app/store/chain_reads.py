@@ -1,9 +1,8 @@
-"""SQL of reads about chains: heads, entries, trees, snapshots, and where each chain and this node's WAL end.
+"""SQL of reads about chains: heads, entries, trees, snapshots, and the ends of chains and of this node's WAL.
 
-*Existing entries.* Events may have come into the chain by another way: imported entries, and records of a node whose
-log was imported before it came back. Before such events are chained, the chain is asked under the head's lock what it
-holds of them: the event itself, or a CONFLICT entry with it because another event has its HLC. A row beyond the head is
-not in the chain.
+*Existing entries.* An event may already be in the chain: as an imported entry, or because a node's log was imported
+before the node came back. Before such events are chained, the chain is searched under the head's lock. It may hold the
+event itself, or a CONFLICT entry with it because another event has its HLC. A row beyond the head is not in the chain.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 JOB_BYTES_MAX = 64 << 20
-"""Payloads of one job that are read at once."""
+"""Most payload bytes of one job that are read at once."""
 
 
 class HeadRow(NamedTuple):
-    """End of a tenant's chain, and its tree: size and root 0 and None before anything was hashed."""
+    """Head of a tenant's chain, and its tree: size 0 and root None before the first hash."""
 
     head_seq: int
     head_chain_link: str | None
     head_hlc: str | None
     updated_at: datetime | None
-    """None where somebody put in a time that cannot be told."""
+    """None if the stored time was edited to one that Python cannot represent."""
     tree_size: int
     root_hash: str | None
     checkpoint: str | None
@@ -80,7 +79,7 @@ class ListedEntry(NamedTuple):
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """``ENTRY_COLUMNS`` of it."""
+        """The values of ``ENTRY_COLUMNS``."""
         return self[2:-1]
 
     def as_listed(self) -> dict[str, Any]:
@@ -134,7 +133,7 @@ _NEWEST_SNAPSHOT = f"{_SNAPSHOT} WHERE tenant_id = $1 ORDER BY from_seq DESC LIM
 
 
 async def head(connection: Connection, tenant_id: str) -> HeadRow:
-    """End of the tenant's chain.
+    """Head of the tenant's chain.
 
     Raises:
         TenantNotFoundError: there is no such tenant.
@@ -146,7 +145,7 @@ async def head(connection: Connection, tenant_id: str) -> HeadRow:
 
 
 async def stored_checkpoint(connection: Connection, tenant_id: str) -> str:
-    """The stored note of the tenant, whatever it is; empty where there is none."""
+    """The stored note of the tenant, unverified; empty if there is none."""
     return (
         await fetch_value(
             connection, str, "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1", tenant_id
@@ -168,7 +167,7 @@ async def require_tenant(connection: Connection, tenant_id: str) -> None:
 async def list_tenants(
     connection: Connection, after: str = "", limit: int | None = None, patterns: Sequence[str] = ("*",)
 ) -> list[str]:
-    """Up to ``limit`` tenants of these patterns in byte order, those behind ``after``, ``_system`` among them."""
+    """Up to ``limit`` tenants of these patterns after ``after``, in byte order, with ``_system``."""
     return await fetch_column(
         connection,
         """
@@ -204,8 +203,8 @@ async def last_seq_of_job(connection: Connection, tenant_id: str, job_id: str) -
 async def job_entries(
     connection: Connection, tenant_id: str, job_id: str, to_seq: int, limit: int
 ) -> list[tuple[Any, ...]] | None:
-    """``ENTRY_COLUMNS`` of the job's entries up to ``to_seq``, by seq, as they stand; None when there are more than
-    ``limit``, or their payloads have more than ``JOB_BYTES_MAX``."""
+    """``ENTRY_COLUMNS`` of the job's entries up to ``to_seq``, by seq, unverified; None if there are more than
+    ``limit``, or their payloads exceed ``JOB_BYTES_MAX``."""
     rows = await fetch_tuples(
         connection,
         f"""
@@ -222,7 +221,7 @@ async def job_entries(
 
 
 async def entries_at(connection: Connection, tenant_id: str, seq: int) -> list[tuple[Any, ...]]:
-    """``ENTRY_COLUMNS`` of what stands at ``seq``: one entry, unless somebody took it away or put another there."""
+    """``ENTRY_COLUMNS`` of the rows at ``seq``: one entry, unless an attacker removed it or added another."""
     return await fetch_tuples(connection, _ENTRY, tenant_id, seq)
 
 
@@ -264,12 +263,12 @@ def _with_envelope(row: Record) -> tuple[SnapshotRow, str]:
 
 
 async def ping(connection: Connection) -> None:
-    """Make sure that Postgres answers, and that no other session keeps a table locked that is asked before a write."""
+    """Check that Postgres answers, and that no other session keeps a table locked that is read before a write."""
     await connection.fetch("SELECT 1 FROM scheduler.scheduler_log, scheduler.jobs, scheduler.idempotency LIMIT 0")
 
 
 class Stamp(NamedTuple):
-    """What PostgreSQL gave one entry."""
+    """The columns of an entry that PostgreSQL assigned."""
 
     seq: int
     id: int
@@ -277,7 +276,7 @@ class Stamp(NamedTuple):
 
 
 async def head_seqs(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, int]:
-    """By tenant, where its chain ends; those that have none are left out."""
+    """Head seq by tenant; tenants without a chain are left out."""
     return {
         tenant_id: seq or 0
         for tenant_id, seq in await connection.fetch(
@@ -287,10 +286,10 @@ async def head_seqs(connection: Connection, tenant_ids: Sequence[str]) -> dict[s
 
 
 async def stamps(connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> list[Stamp]:
-    """What PostgreSQL gave the entries from ``from_seq`` to ``to_seq``, as far as they are there, in seq order.
+    """The columns that PostgreSQL assigned to the existing entries from ``from_seq`` to ``to_seq``, in seq order.
 
     Raises:
-        ChainDamagedError: somebody edited what it gave one of them.
+        ChainDamagedError: such a column of one entry was edited.
     """
     found = await fetch_as(
         connection,
@@ -307,7 +306,7 @@ async def stamps(connection: Connection, tenant_id: str, from_seq: int, to_seq: 
 
 
 class SeenChain(NamedTuple):
-    """The end of one chain as the database has it; anything may stand in its columns once somebody changed them."""
+    """The head of one chain in the database; edited columns may hold any value."""
 
     tenant_id: str
     head_seq: int | None
@@ -321,7 +320,7 @@ class SeenChain(NamedTuple):
 
 
 async def wal_position(connection: Connection, node_id: str) -> WalPosition | None:
-    """What Postgres knows of the node's WAL, without a lock."""
+    """The position of the node's WAL in Postgres, read without a lock."""
     return await fetch_one_as(
         connection,
         WalPosition,
@@ -333,7 +332,7 @@ async def wal_position(connection: Connection, node_id: str) -> WalPosition | No
 
 
 async def seen_chains(connection: Connection, after: str, limit: int) -> list[SeenChain]:
-    """The next chains behind tenant ``after``, in tenant order."""
+    """The next chains after tenant ``after``, in tenant order."""
     return await fetch_as(
         connection,
         SeenChain,
@@ -350,7 +349,7 @@ async def seen_chains(connection: Connection, after: str, limit: int) -> list[Se
 
 
 async def links_at(connection: Connection, seqs: Mapping[str, int]) -> dict[str, str]:
-    """By tenant, the link of its entry at that seq, where there is one."""
+    """By tenant, the link of its entry at that seq, if there is one."""
     return await fetch_dict(
         connection,
         """
@@ -364,7 +363,7 @@ async def links_at(connection: Connection, seqs: Mapping[str, int]) -> dict[str,
 
 
 async def last_seq(connection: Connection, tenant_id: str) -> int:
-    """Seq of the tenant's last entry, whatever its head says; 0 when there is none."""
+    """Seq of the tenant's last entry, regardless of its head; 0 when there is none."""
     return int(
         await connection.fetchval(
             "SELECT coalesce(max(seq), 0) FROM scheduler.scheduler_log WHERE tenant_id = $1", tenant_id
@@ -373,13 +372,13 @@ async def last_seq(connection: Connection, tenant_id: str) -> int:
 
 
 async def next_seq(connection: Connection, tenant_id: str, seq: int) -> int:
-    """Seq of the tenant's first entry behind ``seq``; ``seq + 1`` when there is none."""
+    """Seq of the tenant's first entry after ``seq``; ``seq + 1`` when there is none."""
     query = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2"
     return await fetch_value(connection, int, query, tenant_id, seq) or seq + 1
 
 
 class ChainedEntry(NamedTuple):
-    """Place of one chained row, and what makes it this event and no other."""
+    """Position of one chained row, and the columns that identify its event."""
 
     seq: int
     chain_link: str
@@ -388,11 +387,11 @@ class ChainedEntry(NamedTuple):
 
 
 Chained = Mapping[str, ChainedEntry]
-"""What stands in one chain, by HLC."""
+"""Chained rows of one chain, by HLC."""
 
 
 async def find_existing(connection: Connection, tenant_id: str, events: Sequence[Event]) -> dict[str, ChainedEntry]:
-    """The entries that have the HLC of one of ``events``, and the CONFLICT entries that hold one."""
+    """The entries with the HLC of one of ``events``, and the CONFLICT entries that hold one of them."""
     existing = await _by_hlc(connection, tenant_id, [event.t_hlc for event in events])
     clashing = [event for event in events if event.t_hlc in existing and existing[event.t_hlc].event != event]
     if clashing:
@@ -401,7 +400,7 @@ async def find_existing(connection: Connection, tenant_id: str, events: Sequence
 
 
 async def find_by_seq(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> dict[int, ChainedEntry]:
-    """Entries of the tenant by seq, those of ``seqs`` that its chain has."""
+    """The entries of the tenant's chain at ``seqs``, by seq."""
     found = map(
         _chained,
         await connection.fetch(
@@ -419,7 +418,7 @@ async def find_by_seq(connection: Connection, tenant_id: str, seqs: Sequence[int
 
 
 async def highest_hlc(connection: Connection, tenant_id: str) -> tuple[int, int, str] | None:
-    """The highest HLC that an entry of the chain has, None when it has none."""
+    """The highest HLC in the chain, None if it has no entries."""
     row = await connection.fetchrow(
         """
         SELECT hlc_physical, hlc_logical, hlc_node FROM scheduler.scheduler_log WHERE tenant_id = $1

@@ -1,10 +1,10 @@
-"""SQL of chains: their heads, the positions of nodes, and rows that are copied behind a locked head.
+"""SQL of chains: their heads, the positions of nodes, and rows that are copied after a locked head.
 
 How the appender commits a batch is in ``app.store.commit``; an import locks the heads, copies its rows and moves the
 heads.
 
-*New rows* are in pieces, of one tenant each, as COPY takes them: one object for some dozens of rows, which costs less
-to keep than the values of one row by themselves. Rows that C leaves to Python are tuples, and so is what a reader gets.
+*New rows* are in pieces of one tenant each, in COPY's binary form: one object for dozens of rows, which takes less
+memory than the separate values of one row. Rows that the C code leaves to Python are tuples, and readers get tuples.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCK_TIMEOUT_S = 2.0
 _LINK = re.compile(r"[0-9a-f]{64}")
 
 
-# OFFSET keeps it a look into the index for each head, whatever the planner thinks of how many rows there are.
+# OFFSET keeps one index lookup for each head, whatever number of rows the planner assumes.
 _ENDS = """
 SELECT h.tenant_id, e.chain_link, e.is_by_node
   FROM unnest($1::text[], $2::bigint[]) AS h(tenant_id, seq)
@@ -46,7 +46,7 @@ SELECT h.tenant_id, e.chain_link, e.is_by_node
        OFFSET 0) e
 """
 HEAD_SEQ_MAX: Final = 2**63 - 2**32
-"""No chain comes that far, and seqs of what is chained behind a head have to fit a bigint."""
+"""No chain gets that long, and the seqs of entries after a head have to fit a bigint."""
 
 
 class ChainHead(NamedTuple):
@@ -62,13 +62,13 @@ class ChainEnd(NamedTuple):
 
     chain_link: str
     is_by_node: bool
-    """Whether a node of this ledger chained it. One that was imported has an origin, or a link of version 1, which
-    binds none; whatever node it names, the time in it is that of another ledger."""
+    """Whether a node of this ledger chained it. An imported entry has an origin, or a link of version 1, which binds
+    none; its time is that of another ledger, whatever node it names."""
 
 
 def head_fault(head: ChainHead) -> str | None:
-    """What makes ``head`` no end of any chain, None when it can be one. Columns may hold anything once somebody
-    dropped their constraints."""
+    """Why ``head`` cannot be the head of a chain, None if it can. Columns may hold any value once their constraints
+    were dropped."""
     if type(head.seq) is not int or not 0 <= head.seq <= HEAD_SEQ_MAX:
         return f"its head stands at seq {head.seq!r}"
     if (head.seq == 0) != (head.chain_link is None) or (head.seq == 0) != (head.hlc is None):
@@ -79,7 +79,7 @@ def head_fault(head: ChainHead) -> str | None:
 
 
 def end_fault(head: ChainHead, end: ChainEnd | None) -> str | None:
-    """What makes ``head`` other than ``end``, the entry there; None when it is that."""
+    """How ``head`` differs from ``end``, the entry there; None if it does not."""
     if head.seq == 0 or (end is not None and end.chain_link == head.chain_link):
         return None
     return (
@@ -88,8 +88,8 @@ def end_fault(head: ChainHead, end: ChainEnd | None) -> str | None:
 
 
 class Step(NamedTuple):
-    """What one batch does to the position of its node: the fence is the first three, and it goes to
-    ``new_chained_lsn``."""
+    """The move of a node's position by one batch: the first three fields are the fence, ``new_chained_lsn`` is the new
+    position."""
 
     node_id: str
     epoch: Epoch
@@ -99,7 +99,7 @@ class Step(NamedTuple):
 
 
 class WalPosition(NamedTuple):
-    """What Postgres knows of one node's WAL."""
+    """The position of one node's WAL in Postgres."""
 
     wal_id: str
     epoch: Epoch
@@ -113,14 +113,15 @@ _BY_KEY: Final = {
     "enable_mergejoin": "off",
     "plan_cache_mode": "force_generic_plan",
 }
-"""All that chaining asks it asks by key. A plan that was made while a table was small, and is kept, would read all
-of it for each batch once it is large; and no other plan is better for other values."""
+"""Every query of chaining is by key. A cached plan that was made for a small table would read the whole table for each
+batch once it is large, and no other plan is better for other values."""
 
 
 async def connect(
     url: str, statement_timeout_s: float, idle_in_transaction_max_s: float
 ) -> asyncpg.Connection[asyncpg.Record]:
-    """A connection to chain with; Postgres ends it when it has been idle inside a transaction for so long."""
+    """A connection for chaining; Postgres ends it after it was idle in a transaction for
+    ``idle_in_transaction_max_s``."""
     return await sessions.connect(
         url,
         {
@@ -133,7 +134,7 @@ async def connect(
 
 
 async def read_heads(connection: Connection, tenant_ids: Sequence[str] | None = None) -> dict[str, ChainHead]:
-    """Heads of ``tenant_ids`` that exist; of all tenants without."""
+    """Existing heads of ``tenant_ids``, by default of all tenants."""
     return _by_tenant(
         await connection.fetch(
             """
@@ -146,7 +147,7 @@ async def read_heads(connection: Connection, tenant_ids: Sequence[str] | None = 
 
 
 async def lock_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, ChainHead]:
-    """Heads of ``tenant_ids`` that exist, locked in tenant order."""
+    """Existing heads of ``tenant_ids``, locked in tenant order."""
     return _by_tenant(
         await connection.fetch(
             """
@@ -159,7 +160,7 @@ async def lock_heads(connection: Connection, tenant_ids: Sequence[str]) -> dict[
 
 
 async def create_heads(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
-    """Give each tenant a head at seq 0; returns those that had none before. All are locked afterwards."""
+    """Create a head at seq 0 for each tenant without one; returns these tenants. All heads are locked afterwards."""
     return set(
         await fetch_column(
             connection,
@@ -175,7 +176,7 @@ async def create_heads(connection: Connection, tenant_ids: Sequence[str]) -> set
 
 
 async def locked_tenants(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
-    """Which of these tenants have their head locked by another session now. Nothing stays locked."""
+    """The tenants whose head another session has locked now. Nothing stays locked."""
     return set(
         await fetch_column(
             connection,
@@ -196,7 +197,7 @@ def _by_tenant(rows: Sequence[asyncpg.Record]) -> dict[str, ChainHead]:
 
 
 async def read_position(connection: Connection, node_id: str) -> WalPosition | None:
-    """The node's row, locked until the transaction ends: waits for a commit whose answer was lost."""
+    """The node's row, locked until the transaction ends. Waits for a commit whose answer was lost."""
     return await fetch_one_as(
         connection,
         WalPosition,
@@ -208,12 +209,12 @@ async def read_position(connection: Connection, node_id: str) -> WalPosition | N
 
 
 def copied(status: str) -> int:
-    """Rows that a COPY says it stored; one that a trigger dropped is not among them."""
+    """Rows that COPY reports as stored, without rows that a trigger dropped."""
     return int(status.removeprefix("COPY "))
 
 
 def dropped(tenant_id: str, what: str, sent: int, stored: int) -> ChainDamagedError:
-    """The error when PostgreSQL stored fewer rows of a tenant than it was sent, and said nothing."""
+    """The error when PostgreSQL stored fewer rows of a tenant than it was sent, and reported no error."""
     return ChainDamagedError(
         tenant_id,
         f"PostgreSQL stored {stored} of {sent} {what} without an error: a trigger or a rule drops them. Remove what "
@@ -231,11 +232,10 @@ def unmoved(tenant_id: str, seq: int) -> ChainDamagedError:
 
 
 async def copy_entries(connection: Connection, rows: LogRows, on_sent: Callable[[], object] = lambda: None) -> None:
-    """Add rows to the log. ``on_sent`` is called when the last of them is on its way and PostgreSQL has still to store
-    most.
+    """Add rows to the log. ``on_sent`` is called when the last row is sent, while PostgreSQL has yet to store most.
 
     Raises:
-        ChainDamagedError: not all were stored; names a tenant that lacks some. The transaction MUST be rolled back.
+        ChainDamagedError: not all were stored; names a tenant with missing rows. The transaction MUST be rolled back.
     """
     encoded = rows.for_copy()
     if encoded is None:
@@ -279,7 +279,7 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
     """Move heads: (tenant, seq, link, hlc) each.
 
     Raises:
-        ChainDamagedError: not all stand there now; names a tenant. The transaction MUST be rolled back.
+        ChainDamagedError: not all heads were moved; names a tenant. The transaction MUST be rolled back.
     """
     rows = await connection.fetch(
         """
@@ -299,15 +299,15 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
 
 
 async def read_ends(connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, ChainEnd]:
-    """The entries at ``heads``, by tenant, where there are such."""
+    """The existing entries at ``heads``, by tenant."""
     seqs = [(tenant_id, head.seq) for tenant_id, head in heads.items() if head.seq]
-    # Where there is no chain nothing is read of one: on a new connection that alone costs Postgres some 4 ms.
+    # Without chains there is no query, which on a new connection alone costs Postgres about 4 ms.
     rows = await connection.fetch(_ENDS, *zip(*seqs, strict=True)) if seqs else ()
     return {tenant_id: ChainEnd(*end) for tenant_id, *end in rows}
 
 
 def is_record_fault(error: asyncpg.PostgresError) -> bool:
-    """Whether Postgres refuses the data itself (classes 22, 23, 54), so that trying again cannot help."""
+    """Whether Postgres rejects the data itself (classes 22, 23, 54), so that a retry cannot help."""
     return is_of_a_value(error) or (error.sqlstate or "")[:2] in ("23", "54")
 
 
@@ -322,28 +322,28 @@ _FORMS = "".join("i" if name in _INTEGERS else "t" for name in LOG_COLUMNS).enco
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _ROW_BYTES = 800
-"""What a tuple takes beside its payload, about."""
+"""About the memory of a tuple without its payload."""
 _PIECE_BYTES = 300
-"""What a piece takes beside its rows, about."""
+"""About the memory of a piece without its rows."""
 
 
 class Piece(NamedTuple):
-    """Rows of one tenant that follow one another by seq."""
+    """Rows of one tenant with consecutive seqs."""
 
     tenant_id: str
     first_seq: int
     length: int
     kept: bytes | Sequence[Row]
-    """As COPY takes them, between its header and its trailer; or tuples."""
+    """In COPY's binary form without header and trailer, or as tuples."""
 
     @property
     def last_seq(self) -> int:
-        """Of the last row."""
+        """Seq of the last row."""
         return self.first_seq + self.length - 1
 
     @property
     def size_bytes(self) -> int:
-        """What they take, about."""
+        """About their memory."""
         if isinstance(self.kept, bytes):
             return _PIECE_BYTES + len(self.kept)
         return _PIECE_BYTES + sum(_ROW_BYTES + len(row[-2]) for row in self.kept)
@@ -370,8 +370,8 @@ class LogRows:
         return chain.from_iterable(piece.rows() for piece in self.pieces)
 
     def for_copy(self) -> bytes | None:
-        """All rows in the binary form of COPY, those of a tenant behind each other: they go into one partition. None
-        where that is left to the driver."""
+        """All rows in COPY's binary form, grouped by tenant, as those of a tenant go into one partition. None if the
+        driver has to encode them."""
         of_tenants: dict[str, list[bytes]] = {}
         for piece in self.pieces:
             if not isinstance(piece.kept, bytes):
@@ -389,7 +389,7 @@ class LogRows:
 
 
 class RecentRows:
-    """The newest rows that this node added to one chain, without a gap, as long as somebody has to come behind them."""
+    """The newest rows that this node added to one chain, without a gap, while a follower still has to read them."""
 
     __slots__ = ("_pieces", "size_bytes")
 
@@ -398,7 +398,7 @@ class RecentRows:
         self.size_bytes = 0
 
     def add(self, piece: Piece) -> None:
-        """Keep these too; those before only if these follow on them."""
+        """Add a piece; earlier pieces are kept only if it follows on them."""
         if self._pieces and piece.first_seq != self._pieces[-1].last_seq + 1:
             self._pieces.clear()
             self.size_bytes = 0
@@ -406,7 +406,7 @@ class RecentRows:
         self.size_bytes += piece.size_bytes
 
     def after(self, seq: int, limit: int) -> list[Row]:
-        """Up to ``limit`` rows that come behind ``seq``; none where the first of them is not kept."""
+        """Up to ``limit`` rows after ``seq``; none if the first of them is not kept."""
         found: list[Row] = []
         if not self._pieces or self._pieces[0].first_seq > seq + 1:
             return found
@@ -419,6 +419,6 @@ class RecentRows:
         return found
 
     def forget(self, upto_seq: int) -> None:
-        """Drop the pieces that end there or before; one that goes beyond stays whole."""
+        """Drop the pieces that end at ``upto_seq`` or before; a piece that goes beyond stays whole."""
         while self._pieces and self._pieces[0].last_seq <= upto_seq:
             self.size_bytes -= self._pieces.popleft().size_bytes

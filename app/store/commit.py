@@ -1,6 +1,6 @@
 """SQL that commits a batch: one statement, and COPY for the rows of a large batch.
 
-``commit`` stores a batch in one transaction, all of it or nothing, and answers what happened as a value::
+``commit`` stores a batch in one transaction, all of it or nothing, and returns the outcome as a value::
 
     Committed        all of it is stored
     Fenced           the fence failed: chained_lsn or epoch is not what this node wrote last
@@ -11,8 +11,8 @@
     TenantDamaged    rows of a tenant are not what this node chained, or PostgreSQL dropped some without an error
     InDoubt          no answer, or an error that is not about the data, such as a deadlock: all is stored, or nothing
 
-A small batch is one statement, which is a transaction by itself. A large batch, and one that begins chains, is a
-transaction of the same statement and a COPY: from some 200 rows on, COPY costs PostgreSQL less for each row.
+A small batch is one statement, which is a transaction by itself. A large batch, or one that creates chains, is a
+transaction of the same statement and a COPY: from about 200 rows on, COPY costs PostgreSQL less for each row.
 
 The columns of a statement travel as one text each, one value per line: the driver encodes the values of an
 array one by one, which takes longer than the rest of the way to the server.
@@ -62,7 +62,7 @@ class Batch:
     step: Step
     """How it moves the position of the node, and the fence that it checks."""
     moves: Sequence[tuple[str, ChainHead, ChainHead]]
-    """(tenant, head that its entries are linked onto, head that they leave) of each chain that grows."""
+    """(tenant, head before the batch, head after it) of each chain with new entries."""
     rows: LogRows
     keyed: Sequence[KeyedRow] = ()
     new_chains: Collection[str] = ()
@@ -101,7 +101,7 @@ class RowRefused:
 
     @property
     def is_duplicate(self) -> bool:
-        """Whether another row is in the way."""
+        """Whether a row with the same key exists."""
         return self.sqlstate == asyncpg.UniqueViolationError.sqlstate
 
 
@@ -145,7 +145,7 @@ _BODY_DIGEST = _KEY_TYPES.index("bytea")
 
 
 def _columns(first: int, types: Sequence[str], form: str = "{}") -> str:
-    """Columns of these types, NULL for an empty line or a column that is shorter than the longest. ``unnest`` in the
+    """Columns of these types; NULL for an empty line, or where a column is shorter than the longest. ``unnest`` in the
     SELECT list does not materialize them, as it does in FROM."""
     arrays = (
         f"string_to_array(${number}, E'\\n', ''){'' if kind == 'text' else f'::{kind}[]'}"
@@ -168,8 +168,8 @@ _FAIL_UNLESS_STORED = f"""CASE WHEN all_hold
 def _statement(entries: str, check: str) -> str:
     """The statement that commits, with its part for ``entries`` and its last column.
 
-    A statement that waits for a row sees that row as it is then, and all else as it was when the statement began: FOR
-    UPDATE compares the heads again. Rows of keys that were stored meanwhile have moved a head.
+    A statement that waits for a row sees its new version, and everything else as of the statement's start. So FOR
+    UPDATE compares the heads again. If rows of keys were stored meanwhile, a head has moved.
     """
     return f"""
 WITH fence AS MATERIALIZED (
@@ -223,19 +223,19 @@ SELECT fence_holds, heads_match, all_hold, positions, heads, keyed,
 
 _COMMIT_ROWS = _statement(_STORE_ROWS, _FAIL_UNLESS_STORED)
 _COMMIT_BESIDE_COPY = _statement("SELECT WHERE false", "NULL")
-"""COPY stores the rows, which no rule on the table keeps away."""
+"""COPY stores the rows, and ignores rules on the table."""
 
 
 async def commit(connection: Connection, batch: Batch) -> Answer:
     """Store ``batch`` in one transaction; nothing of it is stored unless the answer is ``Committed`` or ``InDoubt``.
 
-    A statement without an answer may still have to begin on the server, and be carried out later.
+    A statement without an answer may not have started on the server yet, and may run later.
     """
     return await errors_as_values(_commit(connection, batch))
 
 
 async def errors_as_values(work: Awaitable[Answer]) -> Answer:
-    """The answer of ``work``, which asks PostgreSQL; an error becomes a value."""
+    """The answer of ``work``, a request to PostgreSQL; errors become values."""
     try:
         return await work
     except ChainDamagedError as error:
@@ -257,7 +257,7 @@ async def or_in_doubt(work: Awaitable[Value]) -> Value | InDoubt:
 
 
 async def dry_run(connection: Connection, step: Step) -> None:
-    """Move the position of the node alone, as the statement and COMMIT do, and take that back.
+    """Move only the position of the node, as the statement and COMMIT do, and undo that.
 
     Raises:
         DATABASE_FAULTS: why it cannot be moved.
@@ -271,12 +271,12 @@ async def dry_run(connection: Connection, step: Step) -> None:
 
 async def _commit(connection: Connection, batch: Batch) -> Answer:
     is_small = len(batch.rows) <= ROWS_IN_STATEMENT_MAX and not batch.new_chains
-    # In a transaction of the caller an error would end that.
+    # An error would abort a transaction of the caller.
     if is_small and not connection.is_in_transaction() and None not in (rows := _lines(zip(*batch.rows, strict=True))):
         try:
             return _answer(await _run(connection, batch, rows))
         except asyncpg.DivisionByZeroError:
-            pass  # PostgreSQL dropped some of it without an error: the transaction finds out of which tenant.
+            pass  # PostgreSQL dropped some of it without an error: the transaction finds the tenant.
         except asyncpg.FeatureNotSupportedError:
             pass  # A rule on the table, which COPY does not see.
     transaction = connection.transaction()
@@ -323,7 +323,7 @@ async def _store(connection: Connection, batch: Batch) -> Answer:
 
 
 async def _run(connection: Connection, batch: Batch, rows: Sequence[str | None] | None = None) -> asyncpg.Record:
-    """Run the statement; with ``rows``, their columns, it stores them too and fails where not all of it is stored."""
+    """Run the statement. With ``rows``, their columns, it stores them too, and fails if not all is stored."""
     given = [
         *batch.step,
         *turned([(tenant_id, *old, *new) for tenant_id, old, new in batch.moves], 7),
@@ -359,7 +359,7 @@ def _keyed(rows: Sequence[KeyedRow]) -> Iterable[Sequence[Any]]:
 
 
 def _lines(columns: Iterable[Sequence[Any]]) -> list[str | None]:
-    """Each column as one text, a value a line; None where that would be read as other values."""
+    """Each column as one text, a value a line; None if PostgreSQL would read other values from it."""
     return [_joined(column) for column in columns]
 
 

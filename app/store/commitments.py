@@ -1,13 +1,13 @@
-"""SQL of commitments: which entries say what is promised, now and at any earlier seq.
+"""SQL of commitments: the entries that hold the promises in force, now and at any earlier seq.
 
-The appender folds the entries themselves. Lists use the table, an index that a follower keeps: what is promised = what
-its rows name, as far as it has followed, and the entries beyond that. Both are read in one statement, so the answer is
-that of the chain in that snapshot. ``first_false`` compares the table with the entries. Imported entries, those with an
-origin, are history and never count.
+The appender folds the entries themselves. Lists use the table, an index that a follower keeps. The promises are the
+entries that its rows name, up to the position of the follower, and the entries after it. Both are read in one
+statement, so the answer is that of the chain in that snapshot. ``first_false`` compares the table with the entries.
+Imported entries, which have an origin, are history and promise nothing here.
 
 A list is answered only after the table was compared with the log. A comparison costs some microseconds for each entry
-of the tenant's history of commitments, so it counts for ``COST_FACTOR`` times as long as it took: comparing takes a
-fiftieth of the time.
+of the tenant's history of commitments. Its result is used for ``COST_FACTOR`` times as long as it took, so comparing
+takes a fiftieth of the time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OF_REVOCATION = (
 
 
 def _of_a_node(row: str) -> str:
-    """Whether ``row`` is a capacity, as the index of those has it."""
+    """SQL condition that ``row`` is a capacity, as in the index of capacities."""
     return f"{row}.subject >= '{NODE_PREFIX}' AND {row}.subject < '{NODE_PREFIX[:-1]};'"
 
 
@@ -81,7 +81,7 @@ SELECT w.seq, {ENTRY} FROM wanted w
 
 
 class PromiseEntry(NamedTuple):
-    """One entry that says what is promised."""
+    """One entry that holds a promise."""
 
     seq: int
     action: str
@@ -89,7 +89,7 @@ class PromiseEntry(NamedTuple):
 
 
 async def take(connection: Connection, followed: Mapping[str, Sequence[FollowedEntry]]) -> None:
-    """Follow these entries of each tenant, which come next."""
+    """Apply these entries of each tenant, the next ones in its chain."""
     added: dict[tuple[str, int], tuple[int | None, str]] = {}
     newest: dict[tuple[str, str], int] = {}
     revoked: list[tuple[str, int, int]] = []
@@ -159,7 +159,7 @@ async def entries(
     """The entries of a range of seqs that change what is promised, in order, each recomputed. In a transaction.
 
     Raises:
-        ChainDamagedError: one is not what was chained.
+        ChainDamagedError: one is not as it was chained.
     """
     cursor = await connection.cursor(_ENTRIES, tenant_id, after_seq, upto_seq)
     while rows := [tuple(row) for row in await cursor.fetch(ENTRIES_AT_ONCE)]:
@@ -169,7 +169,7 @@ async def entries(
 
 
 async def head_seq(connection: Connection, tenant_id: str) -> int:
-    """Where the chain of the tenant ends, 0 where it has none."""
+    """Head seq of the tenant's chain, 0 if it has none."""
     return await connection.fetchval("SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id) or 0
 
 
@@ -183,10 +183,10 @@ async def page(
     *,
     capacities: bool,
 ) -> list[PromiseEntry]:
-    """What was promised once the entry ``as_of_seq`` was there, or what nodes had, by seq from above ``after_seq``.
+    """The promises, or the capacities of nodes, in force at ``as_of_seq``, by seq after ``after_seq``.
 
     Raises:
-        ChainDamagedError: an entry is not what was chained, or the table names one that promises nothing.
+        ChainDamagedError: an entry is not as it was chained, or the table names one that promises nothing.
     """
     rows = await connection.fetch(_PAGE, tenant_id, as_of_seq, after_seq, capacities, limit)
     for row in rows:
@@ -198,13 +198,13 @@ async def page(
 
 
 async def followed_seq(connection: Connection, tenant_id: str) -> int:
-    """How far the table has followed the chain."""
+    """The seq up to which the table has followed the chain."""
     return await connection.fetchval(_FOLLOWED, tenant_id) or 0
 
 
 async def first_false(connection: Connection, tenant_id: str, to_seq: int) -> Break | None:
-    """The first row of the table that is not what the entries up to ``to_seq`` say, or is missing; the table has
-    followed them. In a transaction that shows one state. Entries are taken as they are stored."""
+    """The first row of the table that is missing, or differs from the entries up to ``to_seq``, which the table has
+    followed. In a transaction that shows one state. Entries are taken as they are stored."""
     after_seq = 0
     while after_seq < to_seq:
         asked = (tenant_id, after_seq, to_seq, COMPARED_AT_ONCE - 1)
@@ -269,17 +269,17 @@ TENANTS_MAX: Final = 10_000
 
 
 class PromiseCheck:
-    """Compares the tables of commitments of tenants. ``begin_again`` has a false one written from the first entry."""
+    """Compares the tables of commitments of tenants. ``begin_again`` rebuilds a false one from the first entry."""
 
     def __init__(self, begin_again: Callable[[str], object]) -> None:
         self._begin_again = begin_again
         self._counts_until_s: OrderedDict[str, float] = OrderedDict()
 
     async def require(self, connection: Connection, tenant_id: str) -> None:
-        """Return when the table says what the entries say that it has followed. In a transaction that shows one state.
+        """Return if the table matches the entries that it has followed. In a transaction that shows one state.
 
         Raises:
-            ChainDamagedError: names the first row that does not.
+            ChainDamagedError: names the first row that does not match.
         """
         began_s = monotonic()
         if began_s < self._counts_until_s.get(tenant_id, 0.0):

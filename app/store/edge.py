@@ -1,4 +1,4 @@
-"""SQL of the edge: what a request must ask before its event may enter the WAL."""
+"""SQL of the edge: the lookups of a request before its event may enter the WAL."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ledger.machines.job_fold import creation_of
 from ledger.machines.jobs import JobState
 
 _ENTRY_COLUMN = ChainedLine._fields.index("t_hlc")
-"""Where the columns of the entry begin in a line."""
+"""Index of the first column of the entry in a line."""
 LOOKUP_TIMEOUT_S = 5.0
 """Longest that one lookup may take, the wait for a connection included."""
 LOOKUPS_AT_ONCE = 2
-"""Lookups of jobs under way together: who comes meanwhile asks with the next one. More would open more connections,
-each of which plans the statements anew; a single one could be kept long by a large request."""
+"""Concurrent lookups of jobs; requests that arrive meanwhile share the next one. More lookups would open more
+connections, each of which plans the statements again. With a single one a large request could block all others."""
 
 
 class ChainedJob(NamedTuple):
-    """What the chain says of one job, with its entries up to ``seq``.
+    """The state of one job by its entries up to ``seq``.
 
-    ``ended`` is why it takes no more events, None while it does; ``creation`` is the ``creation_digest`` of its first
-    creation; None where there is none yet, or it holds sealed values, which can be compared with nothing.
-    ``is_made`` is False of a job whose creation PostgreSQL refused: it may be created still.
+    ``ended`` is why it accepts no more events, None while it does. ``creation`` is the ``creation_digest`` of its first
+    creation, None if there is none yet or it holds sealed values, which cannot be compared. ``is_made`` is False if
+    PostgreSQL rejected the job's creation: it may still be created.
     """
 
     fence_token: int
@@ -47,7 +47,7 @@ class EdgeLookups:
     """Which jobs exist, and which keyed lines are chained. All raise DatabaseUnavailableError."""
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record], folds: JobFolds, report: Report) -> None:
-        """``report`` is given the error about each entry that is not what was chained."""
+        """``report`` is called with the error of each entry that is not as it was chained."""
         self._pool = pool
         self._folds = folds
         self._report = report
@@ -55,9 +55,9 @@ class EdgeLookups:
         self._lookups: set[asyncio.Task[None] | None] = set()
 
     async def find_jobs(self, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
-        """What is chained of each (tenant, job id), by the entries of the job: its row in the job table counts for
-        nothing. Of a job whose entries somebody damaged nothing is known but that it is there: that is reported, and
-        its events are recorded."""
+        """The chained state of each (tenant, job id), by the entries of the job and never by its row in the job table.
+        If a job's entries are damaged, only its existence is known: the damage is reported, and its events are
+        recorded."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[dict[JobKey, ChainedJob]] = loop.create_future()
         self._waiting.append((wanted, found))
@@ -66,11 +66,11 @@ class EdgeLookups:
         return await found
 
     async def _look_up(self) -> None:
-        """Answer all who wait, until nobody does."""
+        """Answer waiting requests until there are none."""
         try:
             await self._answer_all()
         finally:
-            # Now, and not by a callback one turn later: who comes in between would wait for what has ended.
+            # Now, and not by a callback one turn later: a request in between would wait for a lookup that has ended.
             self._lookups.discard(asyncio.current_task())
 
     async def _answer_all(self) -> None:
@@ -81,7 +81,7 @@ class EdgeLookups:
                     known = await self._find_jobs(
                         connection, [*dict.fromkeys(job for jobs, _ in asking for job in jobs)]
                     )
-                    # Before the connection is given back, which takes some passes of the event loop.
+                    # Before the connection is released, which takes some turns of the event loop.
                     for wanted, found in asking:
                         if not found.done():
                             found.set_result({job: known[job] for job in wanted if job in known})
@@ -91,7 +91,7 @@ class EdgeLookups:
                         found.set_exception(error)
 
     async def newest_keyed(self, tenant_id: str) -> list[KeyedEntry]:
-        """The keyed ones among the last entries of the tenant."""
+        """Entries with a key among the last entries of the tenant."""
         async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
             return await idempotency.newest_keyed(connection, tenant_id)
 

@@ -1,14 +1,14 @@
-"""Entries are recomputed when they are read, before anything of them is shown.
+"""Verifies entries when they are read, before anything of them is shown.
 
-Each entry is checked in four ways, none of which rests on a row that can be edited together with it::
+Each entry is checked in four ways, none of which relies on a row that can be edited together with it::
 
     payload_digest == SHA-256(payload)            the row by itself
     chain_link == link over its columns           the row by itself
     its form is that of an entry of a ledger      the row by itself (``ledger.chain.form``)
     leaf hash of the link == that of the tree     where the checkpoint that this node keeps beside its WAL covers it
 
-The fourth needs a tile of the tree. A tile is itself a row, so it counts once the proof that is made of it leads to the
-root of the kept checkpoint. It is remembered then: hashes of leaves that a checkpoint covers never change.
+The fourth check needs a tile of the tree. A tile is itself a row, so it is used only after a proof from it leads to the
+root of the kept checkpoint. Then it is cached: hashes of leaves that a checkpoint covers never change.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from signing.checkpoint import Checkpoint
 
 TILES_MAX: Final = 4096
-"""Tiles that are remembered, of 8 KiB each: those of a million entries. The oldest is evicted first."""
+"""Tiles that are cached, 8 KiB each: those of a million entries. The oldest is evicted first."""
 
 Report = Callable[[BaseException, str], object]
-"""Takes damage that was met, and by which part of the node."""
+"""Called with damage that was found, and the part of the node that found it."""
 _Leaf = tuple[int, bytes]
 """Index and hash of one leaf."""
 
@@ -45,15 +45,15 @@ class EntryCheck:
     def __init__(
         self, kept: Callable[[str], Checkpoint | None], tree_damaged: Callable[[str], object] = lambda tenant_id: None
     ) -> None:
-        """``kept`` gives the newest checkpoint of a tenant that this node keeps beside its WAL; ``tree_damaged`` is
-        called with each tenant whose stored tree is not the one of that checkpoint."""
+        """``kept`` returns the newest checkpoint of a tenant beside this node's WAL; ``tree_damaged`` is called with
+        each tenant whose stored tree does not match that checkpoint."""
         self._kept = kept
         self._tree_damaged = tree_damaged
         self._tiles: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        """By tenant and index, leaf hashes of a tile that lead to the root of a kept checkpoint."""
+        """By tenant and index, leaf hashes of a tile that are proved by a kept checkpoint."""
 
     async def require(self, connection: Connection, tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Return when these rows of ``ENTRY_COLUMNS`` are what was chained, as far as this node can tell.
+        """Return if these rows of ``ENTRY_COLUMNS`` are as they were chained, as far as this node can verify.
 
         Raises:
             ChainDamagedError: names the first that is not.
@@ -106,14 +106,14 @@ class EntryCheck:
             hashes = _proved(number, kept, stored)
             if hashes is None:
                 if await tree_size(connection, tenant_id) < kept.size:
-                    # A replica that is behind what this node keeps.
+                    # A replica that lags behind the kept checkpoint.
                     return None
-                # It may have come that far since its tiles were read.
+                # The tree may have reached that size since its tiles were read.
                 stored |= await read_tiles(connection, tenant_id, _tiles_for(number, kept.size))
                 hashes = _proved(number, kept, stored)
             if hashes is None:
                 self._tree_damaged(tenant_id)
-                # Where the tile was edited and not the log, the links of the log lead to the root.
+                # If the tile was edited and the log was not, the links of the log lead to the root.
                 links = await read_links(connection, tenant_id, number * TILE_WIDTH + 1, TILE_WIDTH)
                 hashes = _proved(number, kept, {**stored, (0, number): _leaves(links)})
             if hashes is None:
@@ -136,7 +136,7 @@ class EntryCheck:
 
 
 def not_as_chained(tenant_id: str, found: Break) -> ChainDamagedError:
-    """The error about an entry that is not what was chained."""
+    """The error about an entry that is not as it was chained."""
     return ChainDamagedError(tenant_id, f"{found.kind} at seq {found.seq}, {found.detail}", found)
 
 
@@ -145,7 +145,7 @@ def _not_signed(index: int, leaf: bytes) -> Break:
 
 
 def _leaves(links: Sequence[LinkRow]) -> bytes:
-    """Leaf hashes of stored links; of text that is none, those of nothing."""
+    """Leaf hashes of stored links; text that is no link gives the hash of nothing."""
     try:
         return b"".join(merkle.leaf_hashes([bytes.fromhex(link.chain_link) for link in links]))
     except (TypeError, ValueError):
@@ -158,7 +158,7 @@ def _tiles_for(number: int, size: int) -> set[TileCoordinates]:
 
 
 def _proved(number: int, kept: Checkpoint, stored: Mapping[TileCoordinates, bytes]) -> bytes | None:
-    """The leaf hashes of tile ``number`` that the checkpoint covers; None where they do not lead to its root.
+    """The leaf hashes of tile ``number`` that the checkpoint covers; None if they do not lead to its root.
 
     The path of the first leaf goes through hashes of all others in the tile: if it holds, all of them are right.
     """

@@ -1,5 +1,5 @@
-"""SQL of what comes from other ledgers: the progress of imports of bundles, how far each chain of a peer was imported,
-and the newest checkpoint seen of it.
+"""SQL of imports from other ledgers: the progress of imports of bundles, and for each chain of a peer the imported seq
+and the newest checkpoint seen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SELECT tenant_id, imported_seq FROM scheduler.exchange_positions
 
 
 class Seen(NamedTuple):
-    """The newest checkpoint seen of a peer's chain, and up to which seq that was imported."""
+    """The newest checkpoint seen of a peer's chain, and the seq up to which the chain was imported."""
 
     note: str
     tree_size: int
@@ -38,12 +38,12 @@ class Seen(NamedTuple):
 
 
 async def positions(connection: Connection, tenant_id: str) -> dict[str, Seen]:
-    """What is known of the tenant's chains in other ledgers, by the origin that their checkpoints bear."""
+    """The tenant's chains in other ledgers, by the origin in their checkpoints."""
     return {origin: Seen(*seen) for origin, *seen in await connection.fetch(_POSITIONS, tenant_id)}
 
 
 async def saw(connection: Connection, tenant_id: str, log_origin: str, note: str, tree_size: int) -> None:
-    """A newer checkpoint was seen, and proved to go on from the one before."""
+    """Record a newer checkpoint, which was proved consistent with the one before."""
     await connection.execute(
         """
         INSERT INTO scheduler.exchange_positions AS p (log_origin, tenant_id, note, tree_size) VALUES ($2, $1, $3, $4)
@@ -59,20 +59,20 @@ async def saw(connection: Connection, tenant_id: str, log_origin: str, note: str
 
 
 async def imported(connection: Connection, tenant_id: str, log_origin: str, seq: int) -> None:
-    """All up to ``seq`` was imported."""
+    """Record that everything up to ``seq`` was imported."""
     await connection.execute(_IMPORTED, tenant_id, log_origin, seq)
 
 
 async def held_of(
     connection: Connection, origin: str, after: str, limit: int, patterns: Sequence[str]
 ) -> list[tuple[str, int]]:
-    """By tenant of these patterns above ``after``, up to which seq the chains of the ledger ``origin`` were imported
-    here. Fewer than ``limit`` are the last."""
+    """(tenant, seq up to which its chain of the ledger ``origin`` was imported), for tenants of these patterns after
+    ``after``. Fewer than ``limit`` are the last page."""
     return [tuple(row) for row in await connection.fetch(_HELD_OF, origin, after, limit, like(patterns))]
 
 
 async def take_turn(connection: Connection, peer: str) -> bool:
-    """Whether this session is the one of the ledger that asks ``peer`` now, until ``end_turn`` or its end."""
+    """Whether this session may now poll ``peer``, alone in the ledger, until ``end_turn`` or the end of the session."""
     return bool(
         await connection.fetchval(
             "SELECT pg_try_advisory_lock(hashtextextended('tallystick.exchange ' || $1, 0))", peer
@@ -102,7 +102,7 @@ class ImportProgress(NamedTuple):
 async def begin_import(
     connection: Connection, set_digest: str, *, bundles: int, entries: int, from_seqs: Mapping[str, int], node_id: str
 ) -> ImportProgress:
-    """The progress of the set, from nothing when it is new."""
+    """The progress of the set, zero if it is new."""
     await connection.execute(
         """
         INSERT INTO scheduler.bundle_import
@@ -120,7 +120,7 @@ async def begin_import(
 
 
 async def lock_import(connection: Connection, set_digest: str) -> ImportProgress:
-    """The progress of a set that was begun, locked until the transaction ends.
+    """The progress of a started set, locked until the transaction ends.
 
     Raises:
         DatabaseUnavailableError: there is none.
@@ -169,7 +169,7 @@ async def advance_import(
 
 
 async def restart_import(connection: Connection, set_digest: str, duplicates: int) -> None:
-    """Begin again behind the first ``duplicates`` entries, which the chains were found to hold."""
+    """Restart after the first ``duplicates`` entries, which the chains already hold."""
     await connection.execute(
         """
         UPDATE scheduler.bundle_import
@@ -182,7 +182,7 @@ async def restart_import(connection: Connection, set_digest: str, duplicates: in
 
 
 async def unfinished_imports(connection: Connection) -> list[tuple[str, int, int]]:
-    """Set digest, position and entries of each import that was cut short."""
+    """Set digest, position and entries of each interrupted import."""
     return await fetch_tuples(
         connection,
         """
@@ -194,7 +194,7 @@ async def unfinished_imports(connection: Connection) -> list[tuple[str, int, int
 async def count_untouched(
     connection: Connection, jobs: Collection[tuple[str, str]], from_seqs: Mapping[str, int]
 ) -> int:
-    """How many of these (tenant, job id) have no entry yet behind ``from_seqs``, by tenant."""
+    """How many of these (tenant, job id) have no entry after their tenant's seq in ``from_seqs``."""
     asked = [(tenant_id, job_id, from_seqs[tenant_id]) for tenant_id, job_id in jobs]
     return int(
         await connection.fetchval(

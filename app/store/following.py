@@ -1,4 +1,4 @@
-"""SQL of followers: how far each has come in the chain of each tenant, and the entries that come next."""
+"""SQL of followers: the position of each in the chain of each tenant, and the next entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCK_TIMEOUT_S = 2.0
 
 
 class FollowedEntry(NamedTuple):
-    """One entry as followers read it. Anything may stand in its columns once somebody edited the row."""
+    """One entry as followers read it. The columns of an edited row may hold any value."""
 
     job_id: str
     seq: int
@@ -58,7 +58,8 @@ SELECT $1, tenant_id, 0 FROM scheduler.chain_heads WHERE tenant_id = ANY($2::tex
 
 
 class Place(NamedTuple):
-    """The position of a follower in one chain, which ends at ``head_seq``. It begins, at 0, with ``is_begun``."""
+    """The position of a follower in one chain, whose head is ``head_seq``. ``is_begun`` marks a position that starts at
+    0."""
 
     seq: int
     head_seq: int
@@ -66,7 +67,7 @@ class Place(NamedTuple):
 
 
 async def connect(url: str, statement_timeout_s: float) -> NodeConnection:
-    """A connection to follow with. Its commits do not wait for the disk: what a crash takes back, position and all, is
+    """A connection for following. Its commits do not wait for the disk: work that a crash undoes, with its position, is
     followed again."""
     return await sessions.connect(
         url,
@@ -82,7 +83,7 @@ async def connect(url: str, statement_timeout_s: float) -> NodeConnection:
 
 
 async def behind(connection: Connection, follower: str) -> dict[str, int | None]:
-    """Tenants whose chain goes beyond where the follower stands, or ends before that, and where that is."""
+    """Tenants whose head is not at the follower's position, with that position."""
     return {row["tenant_id"]: row["seq"] for row in await connection.fetch(_BEHIND, follower)}
 
 
@@ -94,10 +95,10 @@ async def followed(connection: Connection, follower: str) -> list[str]:
 
 
 async def lock_places(connection: Connection, follower: str, tenant_ids: Sequence[str]) -> dict[str, Place]:
-    """Where the follower stands in these chains, locked until the transaction ends.
+    """The follower's positions in these chains, locked until the transaction ends.
 
-    Where it has no position, or one beyond the end of the chain, it begins. A position that another session has locked
-    now is left out: it is being followed there.
+    Without a position, or with one beyond the head, it starts at 0. A position that another session has locked is left
+    out, because that session follows the chain.
     """
     places = {each[0]: Place(*each[1:]) for each in await connection.fetch(_LOCK, follower, tenant_ids)}
     if missing := [tenant_id for tenant_id in tenant_ids if tenant_id not in places]:
@@ -121,5 +122,5 @@ async def move(
 async def entries_behind(
     connection: Connection, tenant_id: str, after_seq: int, upto_seq: int, limit: int
 ) -> list[FollowedEntry]:
-    """Up to ``limit`` entries from behind ``after_seq`` up to ``upto_seq``, in seq order."""
+    """Up to ``limit`` entries after ``after_seq`` up to ``upto_seq``, in seq order."""
     return await fetch_as(connection, FollowedEntry, _ENTRIES, tenant_id, after_seq, upto_seq, limit)

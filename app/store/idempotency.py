@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 KEY_ROW: Final = "idempotency"
-"""Kind of a break of this table, at the seq of an entry: a row that names it falsely, or the one that should and is
-gone. A verification that finds the chain valid says nothing about it."""
+"""Kind of a break of this table, at the seq of an entry: a row names it falsely, or its row is missing. A verification
+of the chain does not check this table."""
 RETENTION_DAYS = 7
 ENTRIES_READ = 20_000
-"""Last entries of a tenant among which keyed ones are read, where their payloads have so few bytes as follows."""
+"""Last entries of a tenant among which keyed ones are read, within the bound on payload bytes below."""
 ENTRIES_READ_BYTES = 16 << 20
-"""Payloads of those entries, together: a tenth of a second of PostgreSQL."""
+"""Payload bytes of those entries together; reading them takes PostgreSQL a tenth of a second."""
 
 
 class KeyedEntry(NamedTuple):
@@ -31,11 +31,11 @@ class KeyedEntry(NamedTuple):
     seq: int
     hlc_physical: int
     digest: str | None
-    """What its payload says of the key (``ledger.keyed``)."""
+    """The digest of the key in its payload (``ledger.keyed``)."""
 
 
 class ChainedLine(NamedTuple):
-    """One chained line of a keyed request, with what its receipt needs."""
+    """One chained line of a keyed request, with the columns for its receipt."""
 
     tenant_id: str
     line: int
@@ -66,20 +66,20 @@ SELECT i.route, i.key, {_LINE}
 
 
 class NamedEntry(NamedTuple):
-    """An entry, where one stands at the seq, and a row that names it, where there is one."""
+    """The entry at a seq, if there is one, and a row that names it, if there is one."""
 
     hlc_physical: int | None
     job_id: str
-    """This, action and payload are None where no entry stands at the seq."""
+    """This, action and payload are None if there is no entry at the seq."""
     action: str
     payload: str
     key: IdempotencyKey | None
-    """What the row says."""
+    """The key in the row."""
 
 
 def key_row_error(tenant_id: str, key: str, seq: int, what: str, meanwhile: str = "") -> KeyRowError:
-    """The error of a row of this key, at the entry ``seq``: ``what`` is the rest of a sentence about the row, and
-    ``meanwhile`` what became of the request that met it."""
+    """The error of a row of this key, at the entry ``seq``: ``what`` completes a sentence about the row, ``meanwhile``
+    reports the outcome of the request that read it."""
     detail = f"the row of Idempotency-Key {key!r} in scheduler.idempotency {what}"
     return KeyRowError(tenant_id, detail + meanwhile, Break(seq, KEY_ROW, detail, None, detail))
 
@@ -101,15 +101,15 @@ async def named_entries(connection: Connection, tenant_id: str, seqs: Sequence[i
 
 
 async def find_lines(connection: Connection, tenant_ids: Sequence[str], route: int, key: str) -> list[ChainedLine]:
-    """Chained lines of the keyed request in line order, of any body digest; where no entry stands at the seq that a
-    row names, what would come from it is None."""
+    """Chained lines of the keyed request in line order, of any body digest. If there is no entry at the seq that a row
+    names, the columns of the entry are None."""
     return await fetch_as(connection, ChainedLine, _LINES, tenant_ids, route, key)
 
 
 async def find_claims(
     connection: Connection, keys: Sequence[tuple[str, int, str]]
 ) -> list[tuple[tuple[str, int, str], ChainedLine]]:
-    """The rows of these (tenant, route, key), with the entries that they name as in ``find_lines``."""
+    """The rows of these (tenant, route, key) with their entries, as in ``find_lines``."""
     return [
         ((line[0], route, key), ChainedLine(*line))
         for route, key, *line in await connection.fetch(_CLAIMS, *zip(*keys, strict=True))
@@ -117,9 +117,9 @@ async def find_claims(
 
 
 async def newest_keyed(connection: Connection, tenant_id: str) -> list[KeyedEntry]:
-    """The keyed ones among the last ``ENTRIES_READ`` entries of the tenant, or ``ENTRIES_READ_BYTES``, in seq order.
-    None was chained more than an hour after it was written, as a restore does."""
-    # The length of a payload is known without reading it, where it is stored apart.
+    """Keyed entries among the last ``ENTRIES_READ`` entries of the tenant, or ``ENTRIES_READ_BYTES``, in seq order,
+    without those chained more than an hour after they were written, as by a restore."""
+    # PostgreSQL knows the length of a payload without reading it, if it is stored out of line.
     return await fetch_as(
         connection,
         KeyedEntry,

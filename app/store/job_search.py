@@ -1,12 +1,12 @@
 """SQL of searches for jobs: candidates for a filter that the job table cannot answer, and the terms of declared
 fields.
 
-*Candidates* come in the order of lists, a bounded number at a time. Those remain whose entries contain what every
-match contains; the fold of the entries decides about them (``ledger.machines.job_search``).
+*Candidates* come in list order, a bounded number at a time. A candidate is a job whose entries contain the text that
+every match contains; the fold of its entries decides whether it matches (``ledger.machines.job_search``).
 
 *A term* is a hash of one field and one value. The follower of the job table keeps the terms of the jobs whose rows it
-writes, in the same transaction. The terms of jobs that existed before their tenant declared fields are added bit by
-bit, in the order of their ids. Until that is done, ``built_to`` says how far it is, and no search uses terms.
+writes, in the same transaction. The terms of jobs that existed before their tenant declared fields are added in steps,
+in the order of their ids. ``built_to`` is the position of that work; no search uses terms before its end.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ _FROM: Final = "(created_physical, created_logical, created_node) >= ($6, $7, $8
 
 
 class Candidates(NamedTuple):
-    """Some of the jobs that were read, and how far that was."""
+    """Some of the jobs that were read, and the position of the read."""
 
     jobs: list[ListedRow]
     looked_at: int
     last: CreatedHlc | None
-    """Creation of the last job that was looked at, or of the last of ``jobs`` where more of them follow; None where no
-    job is left."""
+    """Creation of the last job that was scanned, or of the last of ``jobs`` if more follow; None if no job is left."""
 
 
-# Jobs of each of some statuses, as lists have them: an index has those of one status in order.
+# Jobs of some statuses in list order: an index has the jobs of one status in order.
 _IN_ORDER: Final = f"""
 SELECT newest.*, created_physical AS physical, created_logical AS logical, created_node AS node, true AS is_wanted
   FROM unnest($9::text[]) AS listed(status)
@@ -49,7 +48,7 @@ SELECT newest.*, created_physical AS physical, created_logical AS logical, creat
         ORDER BY {ORDER} LIMIT $11) AS newest
  ORDER BY {ORDER} LIMIT $11
 """
-# Jobs that have one term, of whichever status: those count as looked at that are not wanted.
+# Jobs with one term, of any status: unwanted ones count as scanned.
 _OF_TERM: Final = f"""
 SELECT {claimed("j")}, j.tenant_id, newest.job_id,
        newest.created_physical AS physical, newest.created_logical AS logical, newest.created_node AS node,
@@ -64,8 +63,8 @@ SELECT {claimed("j")}, j.tenant_id, newest.job_id,
 def _query(source: str) -> str:
     """The query for a part of the jobs of ``source``.
 
-    Contained in an entry is what the text of its payload contains, in small letters; one that keeps another's event
-    (CONFLICT) has that in another form, and may contain anything.
+    An entry contains a text if its payload does, in lower case. A CONFLICT entry holds another event in another form,
+    so it may contain any text.
     """
     listed = f"""
 SELECT j.*, size.bytes
@@ -108,8 +107,8 @@ async def candidates(
     limit: int,
     looked_at_max: int,
 ) -> Candidates:
-    """Jobs of a tenant, newest first, as ``reads.list_jobs`` has them, that may be found: of at most ``looked_at_max``
-    jobs the first ``limit``. With a ``term`` these are the jobs that have it."""
+    """Candidates among the jobs of a tenant, newest first as in ``reads.list_jobs``: the first ``limit`` of at most
+    ``looked_at_max`` scanned jobs. With a ``term``, only jobs that have it."""
     bounds = (*(below or EVER), limit, *(since or OLDEST))
     query = (_JOBS, _JOBS_OF_ACTOR) if term is None else (_JOBS_OF_TERM, _JOBS_OF_ACTOR_AND_TERM)
     rows = await connection.fetch(
@@ -131,11 +130,11 @@ async def candidates(
 
 
 NARROW_MAX = 1000
-"""Jobs of one term that are counted to find the term that has the fewest."""
+"""Most jobs of one term that are counted to find the rarest term."""
 
 
 class SearchFields(NamedTuple):
-    """What one tenant declared; ``built_to`` is None once its terms are all there."""
+    """The declaration of one tenant; ``built_to`` is None once its terms are complete."""
 
     tenant_id: str
     fields: list[str]
@@ -144,7 +143,7 @@ class SearchFields(NamedTuple):
 
 
 class JobTerm(NamedTuple):
-    """One term of one job, and where that stands in lists."""
+    """One term of one job, and the job's place in lists."""
 
     tenant_id: str
     job_id: str
@@ -155,10 +154,10 @@ class JobTerm(NamedTuple):
 
 
 async def declared(connection: Connection, tenant_ids: Collection[str]) -> dict[str, SearchFields]:
-    """What these tenants declared, of those that did.
+    """The declarations of these tenants, as far as they made one.
 
     Raises:
-        ChainDamagedError: the row of one is none that declaring makes.
+        ChainDamagedError: a row cannot come from a declaration.
     """
     rows = await fetch_as(
         connection,
@@ -173,12 +172,12 @@ async def declared(connection: Connection, tenant_ids: Collection[str]) -> dict[
 
 
 async def unbuilt(connection: Connection) -> list[str]:
-    """Tenants whose terms are not all there."""
+    """Tenants whose terms are not complete."""
     return await fetch_column(connection, "SELECT tenant_id FROM scheduler.search_fields WHERE built_to IS NOT NULL")
 
 
 async def declare(connection: Connection, tenant_id: str, fields: Sequence[str]) -> SearchFields:
-    """Have the tenant's jobs searched by these fields, instead of those before; the same again changes nothing."""
+    """Replace the tenant's search fields; the same fields again change nothing."""
     await connection.execute(
         """
         INSERT INTO scheduler.search_fields AS f (tenant_id, fields, built_to) VALUES ($1, $2, '')
@@ -192,7 +191,7 @@ async def declare(connection: Connection, tenant_id: str, fields: Sequence[str])
 
 
 async def advance_terms(connection: Connection, of: SearchFields, built_to: str | None) -> None:
-    """The terms of more jobs are there; nothing changes if other fields were declared meanwhile."""
+    """Record that the terms of more jobs are stored; has no effect if other fields were declared meanwhile."""
     await connection.execute(
         """
         UPDATE scheduler.search_fields SET built_to = $4 WHERE tenant_id = $1 AND fields = $2 AND built_to = $3
@@ -205,7 +204,7 @@ async def advance_terms(connection: Connection, of: SearchFields, built_to: str 
 
 
 async def next_jobs(connection: Connection, tenant_id: str, after: str, limit: int) -> list[str]:
-    """Ids of the tenant's jobs behind one, in their order."""
+    """Ids of the tenant's jobs after ``after``, in order."""
     return await fetch_column(
         connection,
         """
@@ -218,7 +217,7 @@ async def next_jobs(connection: Connection, tenant_id: str, after: str, limit: i
 
 
 async def store_terms(connection: Connection, jobs: Sequence[JobKey], terms: Iterable[JobTerm]) -> None:
-    """The terms of these jobs, instead of those before."""
+    """Replace the terms of these jobs."""
     await connection.execute(
         """
         DELETE FROM scheduler.job_terms t USING unnest($1::text[], $2::text[]) AS job(tenant_id, job_id)
@@ -242,7 +241,7 @@ async def empty_terms(connection: Connection, tenant_ids: Sequence[str]) -> None
 
 
 async def narrowest(connection: Connection, tenant_id: str, terms: Sequence[int]) -> int | None:
-    """That of these terms that fewest jobs have, as far as they are counted; None of none."""
+    """The rarest of these terms, as far as their jobs are counted; None without terms."""
     found: int | None = (
         await connection.fetchval(
             """

@@ -1,15 +1,15 @@
 """SQL of the job table, which a follower keeps: its rows, and what a job is.
 
-What a job is = the fold of all entries that the log's index by job (scheduler_log_job) finds, each recomputed
-(``app.store.entry_check``). A row of the table is an index: it names the entries that count
-(``ledger.machines.job_fold.seqs_of``), and what lists go by. Anybody who can write to the database can edit it, so
-nothing is answered on its word: once the table has followed all entries of a job, its row MUST be what they fold to.
+The state of a job is the fold of all entries that the log's index by job (scheduler_log_job) finds, each verified
+(``app.store.entry_check``). A row of the table is an index: it names the entries that make the state
+(``ledger.machines.job_fold.seqs_of``), and the values by which lists are ordered and filtered. An attacker who can
+write to the database can edit it, so no answer relies on it: once the table has followed all entries of a job, its row
+MUST equal their fold. A position of the table beyond the end of the chain is ignored, and without a position all rows
+are ignored.
 
-A position of the table beyond the end of the chain counts as none, and without a position no row counts.
-
-*Folds.* Most jobs have few entries, which are read, recomputed and folded each time. A job of more than ``ENTRIES_MAX``
-entries is folded once, in parts, and remembered, so that only what was chained since is read. Each part is remembered
-once it is folded: a fold that is ended, as by a timeout, goes on there the next time.
+*Folds.* Most jobs have few entries, which are read, verified and folded each time. A job of more than ``ENTRIES_MAX``
+entries is folded once, in parts, and cached, so that only newer entries are read. Each part is cached once it is
+folded: a fold that is interrupted, as by a timeout, resumes there the next time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _CLAIMED = "{row}.status, {row}.created_physical, {row}.created_logical, {row}.c
 
 
 def claimed(row: str) -> str:
-    """SQL that selects what ``row``, one of the job table, claims: the fields of ``JobClaim``."""
+    """SQL that selects the fields of ``JobClaim`` from ``row``, one of the job table."""
     return _CLAIMED.format(row=row)
 
 
@@ -79,8 +79,8 @@ SELECT w.number, {ENTRY}
   JOIN scheduler.chain_heads h USING (tenant_id)
  CROSS JOIN LATERAL ({entries_of_job("w.tenant_id", "w.job_id", "w.after_seq", "least(w.to_seq, h.head_seq)")}) AS l
 """
-# Jobs travel as two texts, a value a line: the driver would look at each by itself. Subqueries of one row: EXISTS may
-# be answered from a hash of a whole table.
+# Jobs are sent as two texts, a value a line, because the driver would encode each value separately. Subqueries of one
+# row, because EXISTS may be answered from a hash of a whole table.
 _WANTED = """
 unnest(string_to_array($1, E'\\n'), string_to_array($2, E'\\n')) WITH ORDINALITY AS w(tenant_id, job_id, n)
 """
@@ -108,13 +108,13 @@ SELECT n,
   FROM {_WANTED}
 """
 BEYOND_ENTRIES = 100
-"""Entries behind the position of the table that are compared with it: where that is too low, rows cover them."""
+"""Entries after the position of the table that are compared with it: if the position is too low, rows cover them."""
 EVER = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
 
 
 class JobSpan(NamedTuple):
-    """Entries of one job: those behind ``after_seq``, up to ``to_seq``."""
+    """Entries of one job after ``after_seq`` up to ``to_seq``."""
 
     tenant_id: str
     job_id: str
@@ -123,7 +123,7 @@ class JobSpan(NamedTuple):
 
 
 class JobClaim(NamedTuple):
-    """What the row of a job says of it. Somebody may have edited it."""
+    """The row of a job, which may have been edited."""
 
     status: str | None
     created_physical: int | None
@@ -134,7 +134,7 @@ class JobClaim(NamedTuple):
     seqs: Sequence[int] | None
 
     def break_in(self, job_id: str, state: JobState | None) -> Break | None:
-        """Where the row is not that of ``state``, to which all entries fold that the table has followed."""
+        """The difference between the row and ``state``, the fold of all entries that the table has followed."""
         if state is None:
             return _not_of_entries(job_id, self.last_seq, None, None)
         physical, logical, node = (None, None, None) if state.created is None else state.created.order[:3]
@@ -147,7 +147,7 @@ class JobClaim(NamedTuple):
 
 
 class ListedRow(NamedTuple):
-    """A job, and its row in the table; None where it has none."""
+    """A job and its row in the table, None if it has none."""
 
     job_id: str
     claim: JobClaim | None
@@ -163,8 +163,8 @@ def _not_of_entries(job_id: str, seq: int | None, column: str | None, values: tu
 
 
 async def mentioned(connection: Connection, wanted: Sequence[JobKey]) -> tuple[list[JobKey], list[JobKey]]:
-    """The jobs of ``wanted`` that have any parts, and those with events that PostgreSQL refused. New jobs almost never
-    have any, and this query costs a tenth of the one that reads parts."""
+    """The jobs of ``wanted`` that have entries, and the jobs with events that PostgreSQL rejected. New jobs rarely have
+    any, and this query costs a tenth of the one that reads entries."""
     there = [wanted[number - 1] for (number,) in await connection.fetch(_ANY_MENTIONED, *_lines(wanted))]
     if not there:
         return [], []
@@ -179,7 +179,7 @@ def _lines(wanted: Sequence[JobKey]) -> tuple[str, str]:
 
 
 async def entries_of(connection: Connection, wanted: Sequence[JobSpan]) -> list[list[EntryRow]]:
-    """The entries of each, in seq order and up to the head of its chain; ``ENTRIES_MAX`` + 1 of each at most."""
+    """The entries of each span in seq order, up to the head of its chain; at most ``ENTRIES_MAX`` + 1 of each."""
     found: list[list[EntryRow]] = [[] for _ in wanted]
     for row in await connection.fetch(_ENTRIES, *turned(wanted, len(JobSpan._fields))):
         found[row[0] - 1].append(row[1:])
@@ -187,13 +187,13 @@ async def entries_of(connection: Connection, wanted: Sequence[JobSpan]) -> list[
 
 
 async def place(connection: Connection, tenant_id: str) -> Place | None:
-    """How far the table is in the tenant's chain; None when there is no such tenant."""
+    """The table's position in the tenant's chain; None when there is no such tenant."""
     row = await connection.fetchrow(f"SELECT seq, head_seq FROM ({PLACES}) AS place WHERE tenant_id = $1", tenant_id)
     return None if row is None else place_of(tenant_id, row["seq"], row["head_seq"])
 
 
 def place_of(tenant_id: str, seq: int | None, head_seq: int | None) -> Place:
-    """The place that a row of ``PLACES`` tells.
+    """The place in a row of ``PLACES``.
 
     Raises:
         ChainDamagedError: the chain has no head.
@@ -206,7 +206,7 @@ def place_of(tenant_id: str, seq: int | None, head_seq: int | None) -> Place:
 async def first_unfollowed(
     connection: Connection, tenant_id: str, after_seq: int, to_seq: int
 ) -> tuple[int, str] | None:
-    """Seq and job of the first entry in this range that says something of a job whose row ends before it."""
+    """Seq and job of the first entry in this range that belongs to a job whose row ends before it."""
     row = await connection.fetchrow(
         """
         SELECT l.seq, l.job_id FROM scheduler.scheduler_log l
@@ -224,7 +224,7 @@ async def first_unfollowed(
 
 
 async def is_beyond(connection: Connection, tenant_id: str, seq: int) -> bool:
-    """Whether rows cover entries that come next behind ``seq``."""
+    """Whether rows cover the next entries after ``seq``."""
     return bool(
         await connection.fetchval(
             """
@@ -241,7 +241,7 @@ async def is_beyond(connection: Connection, tenant_id: str, seq: int) -> bool:
 async def jobs_ending(
     connection: Connection, tenant_id: str, after_seq: int, to_seq: int, followed_seq: int
 ) -> list[str]:
-    """The jobs that have an entry behind ``after_seq``, and none behind ``to_seq`` up to ``followed_seq``."""
+    """The jobs that have an entry after ``after_seq``, and none after ``to_seq`` up to ``followed_seq``."""
     asked = (tenant_id, after_seq, to_seq, followed_seq, list(EVENTS_BY_ACTION))
     return await fetch_column(
         connection,
@@ -257,7 +257,7 @@ async def jobs_ending(
 
 
 async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]) -> list[ListedRow]:
-    """What the table has of each of these jobs."""
+    """The rows of these jobs."""
     rows = await connection.fetch(
         f"""
         SELECT w.job_id, j.job_id IS NOT NULL, {claimed("j")}
@@ -323,15 +323,15 @@ _PAYLOAD: Final = ENTRY_COLUMNS.index("payload")
 class Folded(NamedTuple):
     """The entries of a job up to ``seq``, folded.
 
-    Entries behind it MUST be folded onto the value that was taken before they were read: what is remembered of the job
-    may be evicted or replaced meanwhile.
+    Later entries MUST be folded onto the value that was taken before they were read: the cached fold may be evicted or
+    replaced meanwhile.
     """
 
     state: JobState | None
     seq: int
 
     def onto(self, span: JobSpan, entries: Sequence[EntryRow], as_of: Hlc | None = None) -> Folded:
-        """With ``entries`` of the job, which were checked; with those up to the HLC ``as_of`` if one is given.
+        """This fold with verified ``entries`` of the job added; only those up to the HLC ``as_of`` if given.
 
         Raises:
             ChainDamagedError: one of them cannot be read.
@@ -349,7 +349,7 @@ _NOTHING: Final = Folded(None, 0)
 
 
 class ReadJob(NamedTuple):
-    """The entries of ``span``, of which there may be more where it is a large job, and what they are folded onto."""
+    """Entries of ``span``, not all of them for a large job, and the fold that they are added to."""
 
     span: JobSpan
     known: Folded
@@ -362,18 +362,18 @@ class ReadJob(NamedTuple):
 
 
 class JobFolds:
-    """Folds jobs for one node, and remembers the large ones. Belongs to one event loop."""
+    """Folds jobs for one node, and caches the large ones. Belongs to one event loop."""
 
     def __init__(self, check: EntryCheck) -> None:
         self.check = check
         self._folds: OrderedDict[JobKey, Folded] = OrderedDict()
 
     def remembered(self, tenant_id: str, job_id: str) -> Folded:
-        """What need not be read again of the job: nothing of most."""
+        """The cached fold of the job, empty for most."""
         return self._folds.get((tenant_id, job_id), _NOTHING)
 
     async def read(self, connection: Connection, wanted: Sequence[JobKey], to_seq: int = SEQ_MAX) -> list[ReadJob]:
-        """What is to be folded of these jobs, up to ``to_seq``; ``ENTRIES_MAX`` + 1 entries of each at most."""
+        """Entries of these jobs to fold, up to ``to_seq``; at most ``ENTRIES_MAX`` + 1 of each."""
         known = [self.remembered(*job) for job in wanted]
         spans = [JobSpan(*job, each.seq, to_seq) for job, each in zip(wanted, known, strict=True)]
         return list(map(ReadJob, spans, known, await entries_of(connection, spans) if spans else []))
@@ -381,8 +381,8 @@ class JobFolds:
     async def fold(
         self, connection: Connection, job: ReadJob, *, are_checked: bool = False, as_of: Hlc | None = None
     ) -> Folded:
-        """All entries of the job's span, of which the caller may have checked those that were read; those up to the HLC
-        ``as_of`` if one is given.
+        """Fold all entries of the job's span, or those up to the HLC ``as_of`` if given. With ``are_checked`` the
+        caller has verified the entries that were read.
 
         Raises:
             ChainDamagedError: one of them is not what was chained.
@@ -400,7 +400,7 @@ class JobFolds:
             are_checked = False
 
     async def state_at(self, connection: Connection, tenant_id: str, job_id: str, as_of: Hlc) -> JobState | None:
-        """What the job was at the HLC ``as_of``.
+        """The state of the job at the HLC ``as_of``.
 
         Raises:
             ChainDamagedError: an entry is not what was chained.

@@ -1,6 +1,6 @@
-"""SQL about signing keys: the rows that publish them, and the entries of ``_system`` that say what holds.
+"""SQL of signing keys: the rows that publish them, and the entries of ``_system`` that decide which are trusted.
 
-What counts is the chain; the rows are written from it, again and again, and tell where a key signs now.
+The chain is the authority. The rows are rewritten from it, and also hold the node on which a key signs now.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 STRAYS_MAX = 10
-"""Rows named that stand beyond the head."""
+"""Most rows beyond the head that are named."""
 
 
 class KeyRow(NamedTuple):
-    """Where a published key signs, or signed, for what it does now, and when it began.
+    """The node on which a published key signs or signed, its present use, and its start of validity.
 
-    Somebody may have dropped the constraints: any column may be NULL. A beginning that no key can have is NULL.
+    Any column may be NULL if its constraint was dropped. A start that no key can have is NULL.
     """
 
     key_id: str | None
@@ -37,7 +37,7 @@ class KeyRow(NamedTuple):
 
 
 class SystemHead(NamedTuple):
-    """The end of the chain of ``_system``, and the first seqs of rows about keys that stand beyond it: no entries."""
+    """The head of the chain of ``_system``, and the first seqs of rows about keys beyond it, which are no entries."""
 
     seq: int
     chain_link: str | None
@@ -52,10 +52,10 @@ _ENTRIES = f"""
 
 
 async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_ms: int, *, is_known: bool) -> bool:
-    """Publish a key, or put the key back into its row; returns whether a row of it was there.
+    """Publish a key, or restore its row; returns whether it had a row.
 
-    A key counts from the oldest entry that no snapshot covers yet, as it may have to sign that: ``oldest_ms`` is the
-    earliest HLC time that an entry still to be chained may have. One that the chain knows, and whose row is gone, may
+    A key is valid from the oldest entry that no snapshot covers yet, as it may have to sign that: ``oldest_ms`` is the
+    earliest HLC time that an entry still to be chained may have. A key that is in the chain but has lost its row may
     have signed any entry.
     """
     said = (key.key_id, key.algorithm, key.public_key_pem)
@@ -86,7 +86,7 @@ async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_m
 
 
 async def name_in_use(connection: Connection, node_id: str, snapshots_key: str, checkpoints_key: str) -> None:
-    """Say with which keys the node signs now."""
+    """Record the keys with which the node signs now."""
     await connection.execute(
         """
         UPDATE scheduler.signing_keys
@@ -101,7 +101,7 @@ async def name_in_use(connection: Connection, node_id: str, snapshots_key: str, 
 
 
 async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str | None]]) -> None:
-    """Let the rows of these keys, each with why it was revoked, be those keys and say how long they count."""
+    """Write the rows of these keys, each with its validity and the reason of its revocation."""
     rows = []
     for key, reason in said:
         rows.append(
@@ -127,7 +127,7 @@ async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str
 
 
 async def widen(connection: Connection, key_id: str, not_before: datetime) -> None:
-    """Let the key count from ``not_before`` on, when its window begins later."""
+    """Let the key be valid from ``not_before`` on, if its window begins later."""
     await connection.execute(
         "UPDATE scheduler.signing_keys SET not_before = $2 WHERE key_id = $1 AND not_before > $2", key_id, not_before
     )
@@ -162,7 +162,7 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
 
 
 async def system_head(connection: Connection) -> SystemHead:
-    """Where the chain of ``_system`` ends; seq 0 without a head that can be one."""
+    """The head of the chain of ``_system``; seq 0 without a possible head."""
     asked = (SYSTEM_TENANT, SUBJECT_PREFIX, AFTER_SUBJECTS, STRAYS_MAX)
     head = await fetch_one_as(
         connection,
@@ -182,7 +182,7 @@ async def system_head(connection: Connection) -> SystemHead:
 
 
 async def highest_signed_ms(connection: Connection) -> int:
-    """Highest HLC time that any snapshot says it ends with, in ms; 0 without snapshots."""
+    """Highest HLC time at which a snapshot claims to end, in ms; 0 without snapshots."""
     return int(
         await connection.fetchval("""
             SELECT coalesce(max(CASE WHEN snapshot_hlc ~ '^[0-9]{1,15}:'

@@ -1,8 +1,8 @@
-"""Bring a database to the schema this version knows.
+"""Migrates a database to the schema of this version.
 
-One migration run is one transaction under an advisory lock: two at once do not meet, and a run that fails
-leaves nothing. The SQL of each revision is a file in ``migrations/sql``. Nothing goes back: an older schema has no
-place for what a newer one recorded.
+A run is one transaction under an advisory lock: concurrent runs wait for each other, and a failed run changes nothing.
+The SQL of each revision is a file in ``migrations/sql``. There is no downgrade: an older schema has no place for the
+data of a newer one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOCK_TIMEOUT_S = 60
 
 
 def migrate(url: str) -> None:
-    """Bring the database to the newest schema this version knows. ``url`` is of the login that is to own it.
+    """Migrate the database to the newest schema of this version. ``url`` is of the login that is to own it.
 
     Blocks, in an event loop of its own: from a coroutine call it with ``asyncio.to_thread``.
 
@@ -60,7 +60,7 @@ def migrate(url: str) -> None:
 
 
 def engine(url: str) -> AsyncEngine:
-    """SQLAlchemy's way to the database that ``url`` names in asyncpg's form; keeps no connections."""
+    """A SQLAlchemy engine for ``url``, which is in asyncpg's form; keeps no connections."""
 
     async def connect() -> asyncpg.Connection[asyncpg.Record]:
         return await sessions.connect_alone(url, timeout_s=CONNECT_TIMEOUT_S)
@@ -69,12 +69,12 @@ def engine(url: str) -> AsyncEngine:
 
 
 def run_in_transaction(url: str) -> None:
-    """Run what Alembic was asked for; called by ``migrations/env.py``."""
+    """Run Alembic's requested migrations; called by ``migrations/env.py``."""
     asyncio.run(_run(url))
 
 
 def print_statements() -> None:
-    """Print what Alembic was asked for as SQL for psql; called by ``migrations/env.py``."""
+    """Print Alembic's requested migrations as SQL for psql; called by ``migrations/env.py``."""
     context.configure(dialect_name="postgresql", version_table_schema=SCHEMA)
     with context.begin_transaction():
         script = context.get_context().impl
@@ -85,7 +85,7 @@ def print_statements() -> None:
 
 
 def downgrade() -> None:
-    """What each revision has in place of a way back.
+    """The downgrade of each revision.
 
     Raises:
         CommandError: always.
@@ -122,15 +122,15 @@ async def _run(url: str) -> None:
 
 
 def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:
-    """Run it; the revision before and after, which counts once the transaction is committed."""
-    # 1. The server is fit, and nobody else migrates this database.
+    """Run the migration; returns the revisions before and after, valid once the transaction commits."""
+    # 1. The server is fit, and no other run migrates this database.
     version_num, encoding = connection.execute(
         text("SELECT current_setting('server_version_num')::int, current_setting('server_encoding')")
     ).one()
     check_server(version_num, encoding)
     connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'"))
     _lock(connection)
-    # 2. The schema, where Alembic keeps its version too; not for those who only look.
+    # 2. The schema, in which Alembic also keeps its version; not for read-only commands.
     context.configure(connection=connection, version_table_schema=SCHEMA)
     migration = context.get_context()
     is_missing = connection.execute(text("SELECT to_regnamespace(:name) IS NULL"), {"name": SCHEMA}).scalar()
@@ -144,7 +144,7 @@ def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:
 
 
 def _lock(connection: SyncConnection) -> None:
-    """Take the advisory lock, saying who has it while it is waited for."""
+    """Take the advisory lock; report its holder during the wait."""
     if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": _LOCK}).scalar():
         who = connection.execute(
             text("""

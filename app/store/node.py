@@ -1,5 +1,5 @@
 """SQL about nodes: epochs, leases, job id claims, the identity of the ledger, its session secret, the database's clock
-and the heartbeat, the one row that tells how far behind a copy of the database is, and of whose copy it is.
+and the heartbeat, the one row that shows the lag of a copy of the database, and of which ledger it is a copy.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ async def take_epoch(
     ends: dict[Epoch, Lsn],
     expected: WalPosition | None,
 ) -> bool:
-    """Make ``epoch`` the node's present one and keep where the past ones ended; False, and nothing changed, when
-    the node's row is not ``expected`` any more.
+    """Make ``epoch`` the node's present one and record where past epochs ended. Returns False, and changes nothing, if
+    the node's row is no longer ``expected``.
 
-    ``ends`` gives the last LSN of each past epoch that the WAL still knows.
+    ``ends`` is the last LSN of each past epoch that is still in the WAL.
     """
     if not await connection.fetchval(
         _TAKE_EPOCH,
@@ -99,7 +99,7 @@ async def log_origin(connection: Connection) -> str | None:
 
 
 async def database_ms(connection: Connection) -> int:
-    """What the clock of Postgres says, milliseconds since 1970."""
+    """The clock of Postgres, in milliseconds since 1970."""
     return int(await connection.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"))
 
 
@@ -114,8 +114,8 @@ async def beat(connection: Connection) -> datetime:
 
 
 async def settle_session_secret(connection: Connection, proposed: bytes) -> bytes | None:
-    """The secret of this ledger's session tokens: the one stored first, ``proposed`` if none was. Anything may stand
-    there once somebody dropped the constraints."""
+    """The secret of this ledger's session tokens: the stored one, else ``proposed``, which is then stored. The row may
+    hold any value if its constraints were dropped."""
     await connection.execute(
         "INSERT INTO scheduler.session_secret (secret) VALUES ($1) ON CONFLICT DO NOTHING", proposed
     )
@@ -146,15 +146,16 @@ async def read_log_origin(connection: Connection) -> str:
 
 
 async def fork_log(connection: Connection, from_origin: str, to_origin: str) -> None:
-    """Let the logs go on as ``to_origin``, without checkpoints until they are signed again; done already is fine."""
+    """Continue the logs as ``to_origin``, without checkpoints until they are signed again. A repeated call has no
+    effect."""
     async with connection.transaction():
         if await connection.fetchval(_FORK_LOG, from_origin, to_origin):
             await connection.execute("UPDATE scheduler.merkle_head SET checkpoint = NULL, signed_at = NULL")
 
 
 async def highest_hlc(connection: Connection, node_id: str, above: Hlc) -> Hlc | None:
-    """Highest HLC that this node chained anywhere, if it is above ``above``: only entries from then on are read. What
-    was imported under its name, with an origin or a link of version 1, does not count."""
+    """Highest HLC that this node chained in any tenant, if it is above ``above``: only later entries are read. Entries
+    imported under its name, with an origin or a link of version 1, are ignored."""
     row = await connection.fetchrow(
         """
         SELECT newest.hlc_physical, newest.hlc_logical
@@ -229,8 +230,7 @@ class HeldLease(NamedTuple):
 
 class PostgresLeases:
     """Leases in the ledger at ``url``: a row for each node whose WAL safekeepers keep, by the clock of the database.
-
-    Each question opens a connection, as there is one every few seconds.
+    Each request opens a connection, as there is one every few seconds.
     """
 
     def __init__(self, url: str) -> None:
@@ -288,7 +288,7 @@ class PostgresLeases:
 
     @asynccontextmanager
     async def _connected(self, within_s: float = LEASE_TIMEOUT_S) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """A connection. A renewal takes at most the lease's ttl: the node asks again before it runs out."""
+        """A connection. A renewal takes at most the lease's ttl, because the node renews before it runs out."""
         timeout_s = min(LEASE_TIMEOUT_S, within_s)
         async with asyncio.timeout(timeout_s):
             connection = await sessions.connect(self._url, timeout_s=timeout_s, command_timeout_s=timeout_s)

@@ -29,8 +29,8 @@ TileCoordinates = tuple[int, int]
 
 
 class LockedTree(NamedTuple):
-    """The stored tree of one tenant; ``checkpoint`` is the newest signed note, None before the first. Anything may
-    stand in its columns once somebody changed them."""
+    """The stored tree of one tenant; ``checkpoint`` is the newest signed note, None before the first. Edited columns
+    may hold any value."""
 
     tenant_id: str
     tree_size: int
@@ -39,7 +39,7 @@ class LockedTree(NamedTuple):
 
 
 class GrownTree(NamedTuple):
-    """A tree to be stored with the checkpoint of its new size; None when there is nothing to store."""
+    """A tree to store, with the checkpoint of its new size; None when there is nothing to store."""
 
     tenant_id: str
     tree: TileTree
@@ -47,7 +47,7 @@ class GrownTree(NamedTuple):
 
 
 class LinkRow(NamedTuple):
-    """One entry as the tree and the snapshots need it."""
+    """The columns of an entry for the tree and the snapshots."""
 
     seq: int
     t_hlc: str
@@ -60,7 +60,7 @@ class LastSnapshot(NamedTuple):
     to_seq: int
     dsse_envelope: str
     head_seq: int
-    """Where the chain ends."""
+    """Head seq of the chain."""
 
 
 _LOCK_TREES = """
@@ -93,8 +93,8 @@ CHECKPOINTS_AT_ONCE = 1000
 
 
 async def begin_trees(connection: Connection, tenant_ids: Sequence[str]) -> None:
-    """Give each tenant that has none an empty tree."""
-    # Only where there is none: a conflict with an uncommitted row of another session is waited for.
+    """Create an empty tree for each tenant without one."""
+    # Only for tenants without a tree: an insert waits for an uncommitted row of another session.
     await connection.execute(
         """
         INSERT INTO scheduler.merkle_head (tenant_id, tree_size, root_hash)
@@ -108,13 +108,13 @@ async def begin_trees(connection: Connection, tenant_ids: Sequence[str]) -> None
 
 
 async def lock_trees(connection: Connection, tenant_ids: Sequence[str], *, waits: bool) -> list[LockedTree]:
-    """The trees of these tenants in tenant order, locked until the transaction ends; those that another session keeps
-    locked are waited for, or passed over."""
+    """The trees of these tenants in tenant order, locked until the transaction ends. A tree that another session has
+    locked is waited for if ``waits``, else skipped."""
     return await fetch_as(connection, LockedTree, _LOCK_TREES if waits else _LOCK_FREE_TREES, tenant_ids)
 
 
 async def trees_there(connection: Connection, tenant_ids: Sequence[str]) -> set[str]:
-    """Which of these tenants have a stored tree, locked or not."""
+    """The tenants that have a stored tree, locked or not."""
     return set(
         await fetch_column(
             connection, "SELECT tenant_id FROM scheduler.merkle_head WHERE tenant_id = ANY($1::text[])", tenant_ids
@@ -163,7 +163,7 @@ async def read_entries(connection: Connection, tenant_id: str, from_seq: int, li
 async def read_entries_of(
     connection: Connection, tenant_id: str, node_id: str, from_seq: int, to_seq: int, limit: int
 ) -> Sequence[EntryRow]:
-    """Entries of this range that bear the name of ``node_id`` and were not imported, as ``read_entries`` gives them."""
+    """Entries of this range by ``node_id`` that were not imported, as in ``read_entries``."""
     return await fetch_tuples(connection, _ENTRIES_OF, tenant_id, node_id, from_seq, to_seq, limit)
 
 
@@ -186,16 +186,16 @@ async def read_tiles_of(
 
 
 async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> set[str]:
-    """Write what changed of each tree: tiles, size, root, and its checkpoint.
+    """Write the changes of each tree: tiles, size, root and checkpoint.
 
     Returns:
-        Tenants of which Postgres did not store all that was sent, without an error.
+        Tenants of which Postgres did not store all rows, without an error.
     """
     tiles = [(tree.tenant_id, *at, hashes.hex()) for tree in grown for at, hashes in tree.tree.changed.items()]
     heads = [(tree.tenant_id, tree.tree.size, tree.tree.root().hex(), tree.checkpoint) for tree in grown]
     unstored = Counter(tile[0] for tile in tiles)
     if tiles:
-        # Arrays of texts and bigints alone: of other types the driver asks the server, which takes longer than this.
+        # Only arrays of texts and bigints: for other types the driver queries the server, which takes longer than this.
         unstored -= Counter(
             await fetch_dict(
                 connection,
@@ -250,9 +250,9 @@ async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRo
     """Add a snapshot of each tenant, ``SNAPSHOT_COLUMNS``, under the locks of their heads.
 
     Returns:
-        By tenant the row as it is stored, with its id; none where its beginning is covered already.
+        By tenant the stored row with its id; none if its first entry is already covered.
     """
-    # A session that keeps one head locked must not keep the notary from all others.
+    # A session that holds the lock of one head must not block the notary for all others.
     await connection.execute("SET LOCAL lock_timeout = '1s'")
     columns = zip(*((tenant_id, *row) for tenant_id, row in rows.items()), strict=True)
     inserted = await connection.fetch(
@@ -267,7 +267,7 @@ async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRo
         """,
         *columns,
     )
-    # Last, since the appender waits for it: no longer than for the commit.
+    # Last, because the appender waits for these locks: no longer than for the commit.
     await connection.execute(
         "SELECT 1 FROM scheduler.chain_heads WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE",
         list(rows),
@@ -276,13 +276,13 @@ async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRo
 
 
 async def tree_size(connection: Connection, tenant_id: str) -> int:
-    """Size that the tenant's stored tree says it has, 0 when there is none."""
+    """Size in the tenant's stored tree, 0 when there is none."""
     size = await connection.fetchval("SELECT tree_size FROM scheduler.merkle_head WHERE tenant_id = $1", tenant_id)
     return size if isinstance(size, int) else 0
 
 
 async def tree_sizes(connection: Connection) -> dict[str, int]:
-    """Size of each tenant's tree that has one and a checkpoint."""
+    """Size of the tree of each tenant that has one with a checkpoint."""
     return await fetch_dict(connection, f"SELECT tenant_id, tree_size {_SIGNED_TREES}")
 
 

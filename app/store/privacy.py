@@ -1,14 +1,14 @@
-"""SQL of private fields: what tenants declared, the wrapped keys of subjects, what the chains must say of both, and
-what they say.
+"""SQL of private fields: declarations of tenants, wrapped keys of subjects, the records of both that are to be chained,
+and their chained entries.
 
-A change takes the next revision under the lock of the one row of ``privacy_state`` and commits with it, so ``revision
-> known`` never misses one. Keys are made while that row cannot change, so none is wrapped by a master key that has
+A change takes the next revision under the lock of the one row of ``privacy_state`` and commits with it, so ``revision >
+known`` never misses a change. Keys are made while that row cannot change, so none is wrapped by a master key that has
 been replaced.
 
-An attacker who controls the database can leave anything in these rows. A reader gets what was written, or
-PrivacyDamagedError; lists name their damaged rows separately. The tables follow the chains: entries about declarations
-and erasures are recomputed before a field is declared or a key destroyed because of them. Imported entries count in
-the ledger that made them, and are left out.
+An attacker who controls the database can write anything into these rows. A reader gets the original values, or
+PrivacyDamagedError; lists return their damaged rows separately. The tables follow the chains: entries about
+declarations and erasures are recomputed before a field is declared or a key destroyed because of them. Imported entries
+apply only to the ledger that made them, and are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNKNOWN_TAG = b""
 
 
 class PrivacyEntry(NamedTuple):
-    """An entry, recomputed; ``seq`` is None while only the WAL has it, and ``at_ms`` is its HLC's."""
+    """A verified entry; ``seq`` is None while only the WAL has it, and ``at_ms`` is the time of its HLC."""
 
     tenant_id: str
     seq: int | None
@@ -49,7 +49,7 @@ class PrivacyEntry(NamedTuple):
 
 
 class PrivacyEntries(NamedTuple):
-    """What the chains say, and what was met of entries that are not what was chained, one of each tenant."""
+    """Verified entries, and for each tenant the first entry that is not as it was chained."""
 
     said: list[PrivacyEntry]
     damaged: list[ChainDamagedError]
@@ -66,8 +66,8 @@ _CHAINED = f"""
            OFFSET 0
            ) AS l
 """
-"""One look into the index of job ids a tenant, as what these entries are about begins alike. OFFSET keeps the planner
-from reading the whole log instead."""
+"""One lookup in the index of job ids for each tenant, as the subjects of these entries share a prefix. OFFSET keeps the
+planner from reading the whole log instead."""
 
 _CHAINED_IN_ORDER = f"{_CHAINED} ORDER BY l.tenant_id, l.seq"
 _LAST_OF_TENANT = f"{_CHAINED} WHERE h.tenant_id = $4 ORDER BY l.seq DESC LIMIT 1"
@@ -77,12 +77,12 @@ _ERASURES = (SystemAction.SUBJECT_ERASED, "erasure:", "erasure;")
 
 
 async def declaration_entries(connection: Connection, check: EntryCheck) -> PrivacyEntries:
-    """Every declaration that a chain holds, of all tenants."""
+    """Every declaration in the chains of all tenants."""
     return await _recomputed(connection, check, await fetch_tuples(connection, _CHAINED_IN_ORDER, *_DECLARATIONS))
 
 
 async def last_declaration_entry(connection: Connection, check: EntryCheck, tenant_id: str) -> PrivacyEntry | None:
-    """The last declaration of the tenant's chain; None where that has none.
+    """The last declaration of the tenant's chain, None without one.
 
     Raises:
         ChainDamagedError: it is not what was chained.
@@ -93,7 +93,7 @@ async def last_declaration_entry(connection: Connection, check: EntryCheck, tena
 async def find_entry(
     connection: Connection, check: EntryCheck, tenant_id: str, action: SystemAction, facts_id: str
 ) -> PrivacyEntry | None:
-    """The tenant's entry of this action and id; None where its chain has none.
+    """The tenant's entry of this action and id, None without one.
 
     Raises:
         ChainDamagedError: it is not what was chained.
@@ -113,14 +113,14 @@ async def find_entry(
 
 
 async def erasure_entries(connection: Connection, check: EntryCheck) -> AsyncIterator[PrivacyEntries]:
-    """Every erasure that a chain holds, ``ENTRIES_AT_ONCE`` at a time; within a transaction."""
+    """Every erasure in the chains, ``ENTRIES_AT_ONCE`` at a time; within a transaction."""
     cursor = await connection.cursor(_CHAINED, *_ERASURES)
     while rows := await cursor.fetch(ENTRIES_AT_ONCE):
         yield await _recomputed(connection, check, list(map(tuple, rows)))
 
 
 async def _recomputed(connection: Connection, check: EntryCheck, rows: Sequence[tuple[Any, ...]]) -> PrivacyEntries:
-    """Those of these rows of (tenant, ``*ENTRY_COLUMNS``) that are what was chained, in their order."""
+    """Verify rows of (tenant, ``*ENTRY_COLUMNS``); the valid ones keep their order."""
     found = PrivacyEntries([], [])
     for tenant_id, of_tenant in groupby(rows, itemgetter(0)):
         entries = [row[1:] for row in of_tenant]
@@ -154,7 +154,7 @@ def _entry_of(tenant_id: str, row: Sequence[Any]) -> PrivacyEntry:
 
 
 async def not_destroyed(connection: Connection, keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Those of these keys (tenant, key id) that live, or that the table does not have at all."""
+    """The keys (tenant, key id) among these that are living, or not in the table."""
     if not keys:
         return set()
     return {
@@ -171,7 +171,7 @@ async def not_destroyed(connection: Connection, keys: Sequence[tuple[str, str]])
 
 
 async def destroy_erased(connection: Connection, tenant_id: str, key_ids: Sequence[str], revision: int) -> None:
-    """Have these keys destroyed for good, the unknown ones too, so that nothing brings them back."""
+    """Destroy these keys for good, unknown ones too, so that none can be restored."""
     await connection.execute(
         """
         INSERT INTO scheduler.subject_keys AS k (tenant_id, key_id, subject_tag, erased_at, erased_revision)
@@ -188,7 +188,7 @@ async def destroy_erased(connection: Connection, tenant_id: str, key_ids: Sequen
 
 
 ERASED_FETCHED_MAX = 10_000
-"""Most erased keys told one by one to a node that asks what is new."""
+"""Most erased keys that one query for new erasures returns."""
 REWRAPPED_AT_ONCE = 1000
 
 Value = TypeVar("Value")
@@ -203,7 +203,7 @@ class PrivacyState(NamedTuple):
 
 
 class DeclaredFields(NamedTuple):
-    """What one tenant declared, in dotted names."""
+    """The declaration of one tenant, in dotted names."""
 
     tenant_id: str
     fields: list[str]
@@ -220,7 +220,7 @@ class SubjectKey(NamedTuple):
 
 
 class PrivacyRecord(NamedTuple):
-    """What the tenant's chain must say, and where it does; ``seq`` is None until then."""
+    """A change that the tenant's chain must record, and the seq of its entry, None until it is chained."""
 
     tenant_id: str
     revision: int
@@ -231,7 +231,7 @@ class PrivacyRecord(NamedTuple):
 
 
 class RowFault(NamedTuple):
-    """A row that is not as it was written; ``revision`` is None when it has none."""
+    """A damaged row; ``revision`` is None when it has none."""
 
     tenant_id: str
     revision: int | None
@@ -261,7 +261,7 @@ _RECORDS_OF_ACTION = f"{_RECORDS} WHERE action = $1 ORDER BY revision"
 
 
 async def read_state(connection: Connection) -> PrivacyState | None:
-    """The state of the ledger; None while no tenant has ever declared anything."""
+    """The state of the ledger; None before the first declaration."""
     return _state(await connection.fetchrow(_STATE))
 
 
@@ -277,7 +277,7 @@ def _state(row: asyncpg.Record | None) -> PrivacyState | None:
 
 
 async def begin(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> PrivacyState:
-    """The state of the ledger, which begins with these values if it has none."""
+    """The state of the ledger, created with these values if there is none."""
     await connection.execute(_BEGIN, master_key_id, wrapped_secret)
     state = await read_state(connection)
     assert state is not None
@@ -285,7 +285,7 @@ async def begin(connection: Connection, master_key_id: str, wrapped_secret: byte
 
 
 async def next_revision(connection: Connection) -> int:
-    """Take the next revision; others wait for theirs until this transaction ends."""
+    """Take the next revision; other sessions wait until this transaction ends."""
     try:
         revision: int | None = await connection.fetchval(
             "UPDATE scheduler.privacy_state SET revision = revision + 1, updated_at = now() RETURNING revision"
@@ -298,7 +298,7 @@ async def next_revision(connection: Connection) -> int:
 
 
 async def replace_master(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> None:
-    """From now on this master key wraps everything."""
+    """Store the new master key id and the secret that it wraps."""
     await connection.execute(
         """
         UPDATE scheduler.privacy_state
@@ -313,12 +313,12 @@ async def replace_master(connection: Connection, master_key_id: str, wrapped_sec
 
 
 async def declared_since(connection: Connection, revision: int) -> tuple[list[DeclaredFields], list[RowFault]]:
-    """Declarations above ``revision``, and the damaged ones of them; from 0 on, all."""
+    """Declarations above ``revision``, and the damaged ones among them; 0 gives all."""
     return _told_apart(await connection.fetch(_DECLARED_SINCE, revision), _declared)
 
 
 async def read_declared(connection: Connection, tenant_id: str) -> DeclaredFields | None:
-    """What the tenant declared last."""
+    """The tenant's last declaration."""
     row = await connection.fetchrow(_DECLARED_BY, tenant_id)
     return None if row is None else _declared(row)
 
@@ -336,7 +336,7 @@ def _declared(row: asyncpg.Record) -> DeclaredFields:
 def _told_apart(
     rows: Iterable[asyncpg.Record], parse: Callable[[asyncpg.Record], Value]
 ) -> tuple[list[Value], list[RowFault]]:
-    """What these rows hold, and which of them are damaged."""
+    """The parsed rows, and the damaged ones."""
     sound, faults = [], []
     for row in rows:
         try:
@@ -347,7 +347,7 @@ def _told_apart(
 
 
 async def declare(connection: Connection, declared: DeclaredFields) -> None:
-    """Store what the tenant declares from now on."""
+    """Store the tenant's new declaration."""
     fields = orjson.dumps(declared.fields).decode()
     await connection.execute(
         """
@@ -372,7 +372,7 @@ async def living_keys(connection: Connection, tenant_id: str, tags: Sequence[byt
 
 
 async def find_keys(connection: Connection, tenant_id: str, key_ids: Sequence[str]) -> list[SubjectKey]:
-    """Those of the keys that this ledger made, living or not."""
+    """The keys among these that this ledger made, living or not."""
     return await fetch_as(connection, SubjectKey, _KEYS_OF_ID, tenant_id, key_ids)
 
 
@@ -386,8 +386,8 @@ async def any_living_key(connection: Connection) -> bool:
 async def add_keys(
     connection: Connection, tenant_id: str, keys: Iterable[tuple[str, bytes, bytes]], master_key_id: str
 ) -> None:
-    """Store keys (key id, subject tag, wrapped key) of subjects that have no living one; none when another master key
-    than ``master_key_id`` wraps the keys of the ledger by now."""
+    """Store keys (key id, subject tag, wrapped key) of subjects without a living key; none if ``master_key_id`` is no
+    longer the ledger's master key."""
     await connection.execute(
         """
         WITH state AS MATERIALIZED (
@@ -432,7 +432,8 @@ async def last_erasure(connection: Connection, tenant_id: str, tag: bytes) -> in
 
 
 async def erased_since(connection: Connection, revision: int) -> list[tuple[str, str, bytes]] | None:
-    """(tenant, key id, subject tag) of keys destroyed above ``revision``; None when they are too many to tell."""
+    """(tenant, key id, subject tag) of keys destroyed above ``revision``; None if there are more than
+    ``ERASED_FETCHED_MAX``."""
     rows = await fetch_tuples(
         connection,
         "SELECT tenant_id, key_id, subject_tag FROM scheduler.subject_keys WHERE erased_revision > $1 LIMIT $2",
@@ -472,7 +473,7 @@ async def rewrap(connection: Connection, keys: Sequence[tuple[str, str, bytes]])
 
 
 async def add_record(connection: Connection, record: PrivacyRecord, node_id: str) -> None:
-    """Note what the tenant's chain must say; ``node_id`` sees to it should this process end first."""
+    """Record a change that the tenant's chain must hold; ``node_id`` chains it if this process ends first."""
     said = (record.tenant_id, record.revision, record.action, orjson.dumps(record.facts).decode())
     await connection.execute(
         """
@@ -486,16 +487,16 @@ async def add_record(connection: Connection, record: PrivacyRecord, node_id: str
 
 
 async def read_record(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord | None:
-    """What was noted at ``revision``."""
+    """The record of ``revision``."""
     row = await connection.fetchrow(_RECORD_AT, tenant_id, revision)
     return None if row is None else _record(row)
 
 
 async def check_noted(connection: Connection, declared: DeclaredFields) -> None:
-    """Return if what was noted at the declaration's revision is this declaration.
+    """Return if the record of the declaration's revision matches it.
 
     Raises:
-        PrivacyDamagedError: it is not: somebody changed one of the rows.
+        PrivacyDamagedError: it does not: one of the rows was edited.
     """
     record = await read_record(connection, declared.tenant_id, declared.revision)
     noted = None if record is None else (record.facts.get("fields"), record.facts.get("subject"))
@@ -506,12 +507,12 @@ async def check_noted(connection: Connection, declared: DeclaredFields) -> None:
 
 
 async def open_records(connection: Connection, node_id: str) -> tuple[list[PrivacyRecord], list[RowFault]]:
-    """What this node noted and no chain is known to say yet, oldest first; and the damaged rows of them."""
+    """This node's records that are not known to be chained, oldest first; and the damaged rows among them."""
     return _told_apart(await connection.fetch(_OPEN_RECORDS, node_id), _record)
 
 
 async def declaration_records(connection: Connection) -> tuple[list[PrivacyRecord], list[RowFault]]:
-    """What was noted of declarations, oldest first; and the damaged rows of them."""
+    """The records of declarations, oldest first; and the damaged rows among them."""
     return _told_apart(await connection.fetch(_RECORDS_OF_ACTION, SystemAction.PRIVACY_DECLARED), _record)
 
 
@@ -527,7 +528,7 @@ def _record(row: asyncpg.Record) -> PrivacyRecord:
 
 
 async def close_record(connection: Connection, record: PrivacyRecord, seq: int) -> None:
-    """The chain says it, at ``seq``."""
+    """Note that the record is chained at ``seq``."""
     await connection.execute(
         "UPDATE scheduler.privacy_records SET seq = $3 WHERE tenant_id = $1 AND revision = $2",
         record.tenant_id,

@@ -1,11 +1,11 @@
-"""A connection for reading, bounded in time, with the faults of the database told in one error.
+"""Connections for reads, bounded in time; faults of the database become one error.
 
-What PostgreSQL refuses to all, it tells: a table that is not there, a right that was taken away, a transaction that may
-only read. What it says of a value names the value, which may be anybody's, and is the program's fault or that of a row.
+The error reports what PostgreSQL refuses to every caller: a missing table, a revoked right, a read-only transaction. An
+error about a value is raised unchanged: it names the value, which may be private, and means a bug or a damaged row.
 
-*Rows.* What a statement selects is named by the fields of the named tuple that each row becomes. Somebody may have
-changed the tables by hand, so a reader that shows rows asks that they are whole. PostgreSQL holds years from 4713 BC to
-294276, Python those from 1 to 9999: a time that somebody put in must not fail what is read beside it.
+*Rows.* The fields of a named tuple name the columns that a statement selects. Tables may have been edited by hand, so a
+reader that shows rows checks that they are whole. PostgreSQL has years from 4713 BC to 294276, Python from 1 to 9999:
+an edited time must not fail the read of other columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 READ_TIMEOUT_S = 10.0
 """Longest that one read may take, the wait for a connection included."""
 RELEASE_TIMEOUT_S = 0.5
-"""How long a connection may take to be fit for the next read before it is dropped."""
+"""Longest that a connection may take to be ready for the next read before it is dropped."""
 
 _LOST = (
     asyncpg.PostgresConnectionError,
@@ -42,7 +42,7 @@ _LOST = (
     OSError,
     TimeoutError,
 )
-"""What a statement raises when the fault is not its own."""
+"""Errors that are not the fault of the statement."""
 _LOCKED = "another session keeps locked what is needed (see pg_locks)"
 
 log = structlog.get_logger()
@@ -56,7 +56,7 @@ async def reading(
 
     Raises:
         DatabaseUnavailableError: Postgres cannot be reached, did not answer within ``timeout_s`` seconds, or refuses.
-        asyncpg.DataError: it refuses a value.
+        asyncpg.DataError: Postgres rejects a value.
     """
     try:
         async with asyncio.timeout(timeout_s), _borrowed(pool) as connection:
@@ -76,7 +76,7 @@ async def reading(
 
 @asynccontextmanager
 async def _borrowed(pool: Pool) -> AsyncIterator[Connection]:
-    """A connection of ``pool``; whatever keeps Postgres from giving one makes it unavailable."""
+    """A connection of ``pool``; any failure to get one means that Postgres is unavailable."""
     try:
         connection = await pool.acquire()
     except asyncpg.PostgresError as error:
@@ -84,7 +84,7 @@ async def _borrowed(pool: Pool) -> AsyncIterator[Connection]:
     try:
         yield connection
     finally:
-        # One that fails here is dropped by the pool; what was read is good all the same.
+        # The pool drops a connection that fails here; the rows that were read are valid.
         with suppress(*_LOST):
             await pool.release(connection, timeout=RELEASE_TIMEOUT_S)
 
@@ -99,7 +99,7 @@ def _unavailable(error: BaseException) -> DatabaseUnavailableError:
 
 
 ENTRIES = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
-"""SQL that selects entries as verification takes them."""
+"""SQL that selects entries for verification."""
 
 Row = TypeVar("Row", bound=NamedTuple)
 Value = TypeVar("Value")
@@ -108,35 +108,34 @@ _FIRST, _LAST = "timestamptz '0001-01-02 00:00:00Z'", "timestamptz '9999-12-30 0
 
 
 def columns(row: type[NamedTuple], times: Collection[str] = ()) -> str:
-    """SQL that selects the fields of ``row``, those of them that are ``times`` as ``told`` has it."""
+    """SQL that selects the fields of ``row``; ``times`` go through ``told``."""
     return ", ".join(told(name) if name in times else name for name in row._fields)
 
 
 def clamped_columns(row: type[NamedTuple], times: Collection[str]) -> str:
-    """As ``columns``, but a time that Python cannot tell becomes the first or last one that it can: for rows whose
-    times are proved by signatures, which then do not hold."""
+    """As ``columns``, but a time outside Python's range becomes the first or last in it: for rows whose times are
+    proved by signatures, which then fail."""
     return ", ".join(clamped(name) if name in times else name for name in row._fields)
 
 
 def clamped(column: str) -> str:
-    """SQL of ``column``, which is not NULL, under its own name; the first or last time that Python can tell where it
-    cannot."""
+    """SQL of ``column``, which is not NULL, under its own name, limited to Python's range of times."""
     return f"greatest(least({column}, {_LAST}), {_FIRST}) AS {column.rpartition('.')[2]}"
 
 
 def like(patterns: Sequence[str]) -> list[str]:
-    """Patterns of tenants, which may end in ``*``, as LIKE takes them."""
+    """Patterns of tenants, which may end in ``*``, as LIKE patterns."""
     escaped = (pattern.replace("\\", r"\\").replace("_", r"\_").replace("%", r"\%") for pattern in patterns)
     return [f"{pattern[:-1]}%" if pattern.endswith("*") else pattern for pattern in escaped]
 
 
 def told(column: str) -> str:
-    """SQL of ``column``, under its own name; NULL where Python cannot tell the time."""
+    """SQL of ``column``, under its own name; NULL if the time is outside Python's range."""
     return f"{tellable(column)} AS {column.rpartition('.')[2]}"
 
 
 def tellable(column: str) -> str:
-    """SQL of the time in ``column``; NULL where Python cannot tell it."""
+    """SQL of the time in ``column``; NULL if it is outside Python's range."""
     return f"CASE WHEN {column} BETWEEN {_FIRST} AND {_LAST} THEN {column} END"
 
 
@@ -162,7 +161,7 @@ async def fetch_dict(connection: Connection, query: str, *arguments: object) -> 
 
 
 async def fetch_value(connection: Connection, _kind: type[Value], query: str, *arguments: object) -> Value | None:
-    """The value of ``query``, which selects one column; None where it has no row."""
+    """The value of ``query``, which selects one column; None without a row."""
     found: Value | None = await connection.fetchval(query, *arguments)
     return found
 
@@ -173,12 +172,12 @@ async def fetch_tuples(connection: Connection, query: str, *arguments: object) -
 
 
 def turned(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
-    """The columns of ``rows``, each of ``width`` values: what ``unnest`` takes. So many empty ones of no rows."""
+    """The columns of ``rows``, each of ``width`` values, for ``unnest``; ``width`` empty columns without rows."""
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
 
 
 def json_in(text: str | None) -> Any:
-    """What ``text``, a column of type json, says; None where somebody made it something that cannot be told."""
+    """The value of ``text``, a column of type json; None if it was edited to something that Python cannot parse."""
     try:
         return orjson.loads(text or "null")
     except orjson.JSONDecodeError:
@@ -186,10 +185,10 @@ def json_in(text: str | None) -> Any:
 
 
 def whole(tenant_id: str, row: Row, nullable: Collection[str] = ()) -> Row:
-    """``row``, once no column of it is NULL but those that may be.
+    """``row``, if no column but the ``nullable`` ones is NULL.
 
     Raises:
-        ChainDamagedError: names the column, and the seq where the row has one.
+        ChainDamagedError: names the column, and the seq if the row has one.
     """
     for name, value in row._asdict().items():
         if value is None and name not in nullable:

@@ -1,4 +1,4 @@
-"""SQL of reads about jobs: states, lists, events, and how far the chain has come for a session."""
+"""SQL of reads about jobs: states, lists, events, and the chain's progress for a session."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 _SEQ, _T_HLC, _PAYLOAD = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "payload"))
 
 CreatedHlc = tuple[int, int, str]
-"""HLC parts of a job's creation, its place in the list of jobs."""
+"""HLC parts of a job's creation, which is its place in the list of jobs."""
 
 
 class TokenPosition(NamedTuple):
-    """What Postgres knows of one token's node: None where it knows nothing.
+    """The position of one token's node in Postgres; None if unknown.
 
     ``end_lsn`` is the last LSN of the token's epoch, known once that epoch is over.
     """
@@ -54,7 +54,7 @@ class TokenPosition(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one snapshot says of itself, in whichever copy of the database it was taken.
+    """The state of one snapshot, in any copy of the database.
 
     ``epoch`` is the present one of the node that asks, ``beat_at`` the newest heartbeat; None when there is none.
     """
@@ -65,16 +65,16 @@ class Seen(NamedTuple):
 
 
 class JobRows(NamedTuple):
-    """What one snapshot has of a job."""
+    """A job in one snapshot."""
 
     entries: list[EntryRow]
     """In seq order, ``ENTRIES_MAX`` + 1 at most."""
     claim: JobClaim | None
-    """Its row in the job table, None where there is none that counts."""
+    """Its row in the job table, None without a usable one."""
     followed_seq: int | None
-    """How far the job table has followed the chain; None where it has not begun."""
+    """The seq up to which the job table has followed the chain; None before its start."""
     has_refusals: bool
-    """Whether PostgreSQL refused events of it."""
+    """Whether PostgreSQL rejected events of it."""
 
 
 class JobPage(NamedTuple):
@@ -86,14 +86,14 @@ class JobPage(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """One event of a job, and how far it has come. ``state`` is GLOBAL: chained; APPLIED: the job table has followed
-    the chain that far; COMPACTED: a snapshot covers it."""
+    """One event of a job, and its level. ``state`` is GLOBAL: chained; APPLIED: the job table has followed the chain
+    that far; COMPACTED: a snapshot covers it."""
 
     entry: ListedEntry
     state: str
 
 
-# The arrays stand in subqueries so that no plan depends on them: one is made for all calls, not one for each.
+# The arrays are in subqueries, so that no plan depends on them and one plan serves all calls.
 _POSITIONS = """
 SELECT p.epoch, p.chained_lsn, e.end_lsn
   FROM unnest((SELECT $1::text[]), (SELECT $2::bigint[])) WITH ORDINALITY AS token(node_id, epoch, number)
@@ -123,7 +123,7 @@ SELECT {_SEEN}, place.tenant_id, place.seq, place.head_seq
   FROM (SELECT) AS asked LEFT JOIN ({PLACES}) AS place ON place.tenant_id = $4
 """
 REFUSALS_MAX = 20
-"""Entries that are read of the events of one job that PostgreSQL refused: the first ones."""
+"""Most entries that are read of rejected events of one job, the first ones."""
 _REFUSALS = f"""
 {ENTRIES} WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
 """
@@ -136,7 +136,7 @@ SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4
   LEFT JOIN LATERAL ({entries_of_job("$4", "$5", "$7::bigint", "place.head_seq")}) AS l ON true
 """
 _CLAIM_AT, _ENTRY_AT = 6, 6 + len(JobClaim._fields)
-"""Where the columns of the row of the job table begin, and those of the entry."""
+"""Index of the first column of the job table's row, and of the entry."""
 
 
 OLDEST: CreatedHlc = (-1, -1, "")
@@ -145,7 +145,7 @@ ORDER = "created_physical DESC, created_logical DESC, created_node DESC"
 
 
 def size_of_job(row: str) -> str:
-    """The query for the bytes of the payloads that are read for ``row``, one of the job table."""
+    """The query for the payload bytes of ``row``, one of the job table."""
     return f"""
 SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes
   FROM (SELECT l.payload FROM scheduler.scheduler_log l
@@ -154,10 +154,10 @@ SELECT coalesce(sum(octet_length(payload::text)), 0) AS bytes
 
 
 def _jobs_where(condition: str) -> str:
-    """The query for a page of the jobs of which ``condition`` holds.
+    """The query for a page of the jobs that match ``condition``.
 
-    An index has such jobs of each status in order: a list of several is put together from the newest of each. A page is
-    cut by the bytes of the payloads that make its jobs, before these are read.
+    An index has the jobs of each status in order; a list of several statuses merges the newest of each. The page ends
+    by the payload bytes of its jobs, before these are read.
     """
     listed = f"""
 SELECT j.*, size.bytes
@@ -206,17 +206,17 @@ _REFUSED_EVENTS = _listed_events("AND action = 'REFUSED'")
 
 
 async def positions(connection: Connection, tokens: Sequence[tuple[str, Epoch]]) -> list[TokenPosition]:
-    """How far the chain has come for each (node, epoch), in their order."""
+    """The chained position of each (node, epoch), in order."""
     return await fetch_as(connection, TokenPosition, _POSITIONS, *_columns(tokens))
 
 
 async def chained(connection: Connection, hlcs: Sequence[Hlc]) -> set[Hlc]:
-    """Those of these HLCs at which an entry of any chain stands: a look into the index of each tenant."""
+    """The HLCs among these that an entry of any chain has; one index lookup for each tenant."""
     return {Hlc(*row) for row in await fetch_tuples(connection, _CHAINED, *turned(hlcs, len(Hlc._fields)))}
 
 
 async def seen(connection: Connection, tokens: Sequence[tuple[str, Epoch]], node_id: str) -> Seen:
-    """What the snapshot says of itself: positions for each (node, epoch) of ``tokens``, the epoch of ``node_id``."""
+    """The state of the snapshot: the position of each (node, epoch) of ``tokens``, and the epoch of ``node_id``."""
     row = await connection.fetchrow(_ONLY_SEEN, *_columns(tokens), node_id)
     assert row is not None
     return _seen_in(row)
@@ -244,8 +244,7 @@ async def job_and_seen(
     tokens: Sequence[tuple[str, Epoch]],
     node_id: str,
 ) -> tuple[JobRows, Seen]:
-    """What there is of the job, its entries from behind ``after_seq`` on, and ``seen`` of the same snapshot: one
-    statement."""
+    """The job with its entries after ``after_seq``, and ``seen`` of the same snapshot, in one statement."""
     rows = await connection.fetch(
         _JOB_AND_SEEN, *_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id), after_seq
     )
@@ -256,10 +255,10 @@ async def job_and_seen(
 
 
 async def find_refusal(connection: Connection, check: EntryCheck, tenant_id: str, job_id: str) -> Refusal | None:
-    """What became of events of the job that PostgreSQL refused; None when there are none.
+    """The outcome of the job's events that PostgreSQL rejected; None when there are none.
 
     Raises:
-        ChainDamagedError: an entry that says so is not what was chained.
+        ChainDamagedError: an entry about one is not as it was chained.
     """
     rows = await fetch_tuples(connection, _REFUSALS, tenant_id, refused_job_id(job_id), REFUSALS_MAX)
     await check.require(connection, tenant_id, rows)
@@ -285,8 +284,8 @@ async def list_jobs(
     below: CreatedHlc | None,
     limit: int,
 ) -> JobPage:
-    """Jobs of a tenant, newest first, created at ``since`` or later and before ``below``; all that are of one of these
-    statuses, and that this principal created, where any is named.
+    """Jobs of a tenant with one of these statuses, newest first, created at ``since`` or later and before ``below``;
+    only those created by the principal ``actor``, if given.
 
     A job whose creation is not in the chain has no place in this order and is not listed.
     """
@@ -300,7 +299,7 @@ async def list_jobs(
 
 
 def created_of(row: ListedRow) -> CreatedHlc:
-    """Where the row is in the order of lists: a row without a creation is not listed."""
+    """The row's place in list order; a row without a creation is not listed."""
     claim = row.claim
     assert claim is not None
     assert claim.created_physical is not None
@@ -312,7 +311,7 @@ def created_of(row: ListedRow) -> CreatedHlc:
 async def list_job_events(
     connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
 ) -> tuple[list[EventRow], bool]:
-    """Events of a job in HLC order, from above ``after``, and whether more follow.
+    """Events of a job after ``after``, in HLC order, and whether more follow.
 
     Raises:
         ChainDamagedError: an entry is not what was chained.
@@ -323,7 +322,7 @@ async def list_job_events(
 async def list_refused_events(
     connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
 ) -> tuple[list[EventRow], bool]:
-    """As ``list_job_events``, the entries that stand for events of the job which PostgreSQL refused."""
+    """As ``list_job_events``, for the entries about events of the job that PostgreSQL rejected."""
     return await _page_of_events(connection, check, _REFUSED_EVENTS, tenant_id, refused_job_id(job_id), after, limit)
 
 
@@ -345,7 +344,7 @@ async def _page_of_events(
 async def creations(
     connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, seqs: Sequence[int]
 ) -> list[ListedEntry]:
-    """Creations of a job that have these seqs, ascending.
+    """Creations of a job at these seqs, in order.
 
     Raises:
         ChainDamagedError: one of them is not what was chained.
@@ -366,9 +365,9 @@ async def creations(
 
 
 async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence[str]) -> list[str]:
-    """Tenants of these patterns that have a job of this id; two at most, which is to say several.
+    """Tenants of these patterns that have a job of this id; at most two, which means several.
 
-    The index of the log begins with the tenant: each tenant costs a look into it.
+    The index of the log begins with the tenant, so each tenant costs one lookup.
     """
     rows = await connection.fetch(
         """
@@ -389,7 +388,7 @@ async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence
 
 
 async def age_ms(connection: Connection, tenant_id: str, seq: int) -> int:
-    """How long ago the entry at ``seq`` was chained, by PostgreSQL's clock; 0 where it is not there."""
+    """Time since the entry at ``seq`` was chained, by PostgreSQL's clock; 0 without one."""
     return max(
         0,
         int(

@@ -1,14 +1,14 @@
-"""Which schema this version knows, and whether a database has it.
+"""The schema of this version, and the check that a database has it.
 
-``migrations/sql`` makes the schema and is all that is written by hand. ``migrations/catalog.sql`` asks a database what
-it has; ``migrations/schema.txt`` is what one answers that was just migrated. The revision says which migrations ran,
-the comparison whether somebody with the right to has since changed what they made, or put in its way what changes,
-hides or loses rows. Indexes, columns, constraints and tables beside ours are in nobody's way.
+``migrations/sql`` makes the schema and is the only part written by hand. ``migrations/catalog.sql`` queries the objects
+of a database; ``migrations/schema.txt`` is its result for a database that was just migrated. The revision shows which
+migrations ran. The comparison shows whether an administrator has since changed the objects, or added some that change,
+hide or lose rows. Other indexes, columns, constraints and tables are allowed.
 
-``powers_of_login`` says what else a login may do that could change what the ledger guards.
+``powers_of_login`` lists other powers of a login that could change guarded data.
 
-Asked at every start, so without Alembic, which takes a third of a second to load: revisions are numbered, and their
-files named after them.
+The check runs at every start, so without Alembic, which takes a third of a second to load: revisions are numbered, and
+their files are named after them.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _IN_THE_WAY: Final = {
         "ALTER TABLE scheduler.{relation} SET LOGGED",
     ),
 }
-"""By kind of fact: what nobody may add to a table of ours, and what takes it away."""
+"""By kind of fact: objects that a table of ours must not have, and the statement that removes them."""
 _NAME = r'("(?:[^"]|"")*"|\S+)'
 _FACT: Final = re.compile(rf"{_NAME}\s+(\w+)\s+{_NAME}\s*(.*)", re.DOTALL)
-"""A line that the catalog tells: a name of a relation, a trigger or a rule is quoted where PostgreSQL needs that."""
+"""A line of the catalog: the name of a relation, a trigger or a rule is quoted where PostgreSQL needs that."""
 
 
 def check_server(version_num: int, encoding: str) -> None:
@@ -72,22 +72,22 @@ def check_server(version_num: int, encoding: str) -> None:
 
 
 def newest_revision() -> str:
-    """The revision that ``migrate`` brings a database to."""
+    """The revision after ``migrate``."""
     return max(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
 async def check_schema(connection: Connection) -> None:
-    """Raises StartRefusedError unless the server is fit and the database has exactly the schema this version knows."""
+    """Raises StartRefusedError unless the server is fit and the database has exactly the schema of this version."""
     check_server(int(connection.get_server_version().major) * 10_000, connection.get_settings().server_encoding)
     await _check_revision(connection)
     await _check_guards(connection)
 
 
 async def is_newest(url: str) -> bool:
-    """Whether the database that ``url`` names has the schema this version knows; False when it has none.
+    """Whether the database at ``url`` has the schema of this version; False when it has none.
 
     Raises:
-        StartRefusedError: it cannot be asked.
+        StartRefusedError: the database cannot be reached.
     """
     try:
         connection = await sessions.connect(url)
@@ -100,7 +100,7 @@ async def is_newest(url: str) -> bool:
 
 
 async def catalog(connection: Connection) -> list[str]:
-    """What the database has, in the lines of ``migrations/schema.txt``."""
+    """The objects of the database, in the lines of ``migrations/schema.txt``."""
     return await fetch_column(connection, (MIGRATIONS / "catalog.sql").read_text(encoding="utf-8"))
 
 
@@ -155,8 +155,8 @@ async def _check_guards(connection: Connection) -> None:
 
 
 def _in_the_way(known: Iterable[Fact], found: Iterable[Fact]) -> list[str]:
-    """Each of ``found`` that a table of ``known`` must not have, with what takes it away. Triggers that partitions have
-    from their table go with it."""
+    """The facts of ``found`` that a table of ``known`` must not have, with the statement that removes each. Triggers
+    that partitions inherit from their table are removed with it."""
     tables = {relation for relation, _, _ in known}
     added = {fact for fact in {*found}.difference(known) if fact[1] in _IN_THE_WAY and fact[0] in tables}
     table_of = {name: relation for relation, kind, name in found if kind == "partition"}
@@ -186,8 +186,8 @@ def _facts(lines: Iterable[str]) -> dict[Fact, str]:
 
 EVERYTHING: Final = ("pg_write_all_data", "pg_execute_server_program", "pg_write_server_files")
 """Predefined roles whose members can change any row, or the files below it."""
-# A member of a role can become it (SET ROLE), whether or not it inherits what that may do. A superuser is a member of
-# all, so that of him nothing else is told.
+# A member of a role can become it (SET ROLE), whether or not it inherits its rights. A superuser is a member of all
+# roles, so nothing else is reported of him.
 _POWERS = f"""
 SELECT power FROM (
     SELECT 1 AS position, 'is a superuser' AS power
@@ -219,6 +219,6 @@ ORDER BY position, power"""
 
 
 async def powers_of_login(connection: Connection) -> tuple[str, list[str]]:
-    """The role of a connection, and each way in which it could change what the ledger guards."""
+    """The role of a connection, and each way in which it could change guarded data."""
     role = await connection.fetchval("SELECT current_user::text")
     return str(role), await fetch_column(connection, _POWERS, list(EVERYTHING))

@@ -1,25 +1,25 @@
 """Sessions with PostgreSQL, and the pools that lend them.
 
-*Settings.* A session begins with every setting that the statements of the ledger rely on (decision 0082). A role, a
-database, ``postgresql.conf`` or a pooler may give it other values. So one statement, sent right after the login, sets
-them. A setting that this login may not set ends the session with an error that names it. Settings are not sent with
-the login, because a pooler drops or refuses such parameters.
+*Settings.* A session starts with every setting that the statements of the ledger rely on (decision 0082). A role, a
+database, ``postgresql.conf`` or a pooler may give it other values, so one statement, sent right after the login, sets
+them. A setting that this login may not set ends the session with an error that names it. Settings are not sent with the
+login, because a pooler drops or refuses such parameters.
 
 *Types.* asyncpg asks the server for the arrays of built-in types, three statements for each kind on each connection.
 ``NodeConnection`` asks once a process: the numbers of built-in types are the same in every database of every version
 (``FirstNormalObjectId`` in PostgreSQL's ``access/transam.h``).
 
-*No reset.* A connection that is given back to a pool is not reset, which would take as long as most statements.
-Sessions of a pool keep no state: settings are those of a transaction, cursors end with theirs, and a caller that takes
-a lock of the session gives it back or ends the session.
+*No reset.* A connection that returns to a pool is not reset, which would take as long as most statements. Sessions of a
+pool keep no state: settings and cursors end with their transaction, and a caller that takes a session lock releases it
+or ends the session.
 
-*Spent sessions.* A session that may only read, or whose statements are cancelled, keeps settings that a role or a
-database had when it began. It is ended, and the next caller opens another. So is a session in which a statement was
-abandoned: one that was parsed and had not run yet may have begun a transaction that nobody would end.
+*Spent sessions.* A session that is read-only, or whose statements are cancelled, keeps settings that a role or a
+database had when it started. It is closed, and the next caller opens another. So is a session in which a statement was
+abandoned: a statement that was parsed but had not run may have started a transaction that no caller would end.
 
-*The pool of a node.* A connection that is about to be free is waited for before another is opened. A connection costs
-PostgreSQL a process, some 3 ms, and as much again for each table that it then reads for the first time; most
-statements are over sooner. The first connection is the one that the node was started with, which knows the tables
+*The pool of a node.* A caller waits briefly for a connection to become free before the pool opens another. A new
+connection costs PostgreSQL a process, about 3 ms, and as much again for each table that it reads for the first time;
+most statements take less. The first connection is the one that the node started with, which has read the tables
 already.
 """
 
@@ -47,28 +47,28 @@ else:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 STATEMENT_TIMEOUT_S: Final = 60.0
-"""A statement of a node that takes longer counts as a lost connection, unless it says so itself."""
+"""A statement of a node that takes longer is treated as a lost connection, unless it sets its own timeout."""
 PLANNED_ONCE: Final = {"plan_cache_mode": "force_generic_plan"}
-"""Settings of sessions for reads: PostgreSQL plans a prepared statement once a session. What is read is found by key,
-so values change no plan; to plan a page of jobs for its values took PostgreSQL as long as to read it."""
+"""Settings of sessions for reads: PostgreSQL plans a prepared statement once a session. Reads are by key, so values
+change no plan; planning a page of jobs for its values took PostgreSQL as long as reading it."""
 AT_A_NODE: Final = {"lock_timeout": "10s", **PLANNED_ONCE}
-"""Settings of sessions for what a node asks beside chaining and following: a session that keeps a table locked is
-reported, and not waited for as long as a statement may take."""
+"""Settings of a node's sessions other than chaining and following: a session that keeps a table locked is reported, and
+not waited for until the statement timeout."""
 OF_THE_SESSION: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.QueryCanceledError)
-"""What PostgreSQL says of a statement that another session may be allowed."""
+"""Errors of a statement that may succeed in another session."""
 _SPENDING: Final = (*OF_THE_SESSION, asyncio.CancelledError, TimeoutError)
 OID_OF_A_DATABASE_MIN: Final = 16384
-"""Numbers from here on are given by a database itself, so in each they mean something else."""
+"""OIDs from here on are assigned by each database, so they differ between databases."""
 
 
 class _NothingRan(NamedTuple):
-    """In the place of the statement that asked: with a name, so what was prepared before it still is."""
+    """Replaces the statement of the type query. It has a name, so that the statement prepared before stays prepared."""
 
     name: str = "known"
 
 
 _known: dict[tuple[int, ...], Any] = {}
-"""By numbers of types: the rows that describe them."""
+"""Rows that describe types, by their OIDs."""
 
 
 class NodeConnection(Connection):
@@ -79,23 +79,25 @@ class NodeConnection(Connection):
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self.is_spent = False
-        """Whether the session was told what is ``OF_THE_SESSION``, or left in a statement: whoever has it ends it."""
+        """Whether a statement failed with an error ``OF_THE_SESSION``, or was abandoned: the holder closes the
+        session."""
         self.lock_timeout = "0"
-        """That of the session, as its settings have it."""
+        """The session's ``lock_timeout``, from its settings."""
 
     def limit_statements_to(self, command_timeout_s: float) -> None:
-        """From now on no statement takes longer, unless it says so itself."""
+        """Limit each statement, unless it sets its own timeout."""
         self._config: Any = self._config._replace(command_timeout=command_timeout_s)
 
     @asynccontextmanager
     async def waiting_for_locks(self, at_most_s: float) -> AsyncIterator[None]:
-        """No statement waits longer for a lock meanwhile. Where an error ends it, the connection is to be closed."""
+        """Limit the wait of each statement for a lock. If the context ends with an error, the caller must close the
+        connection."""
         await self.execute(f"SET lock_timeout = '{at_most_s:g}s'")
         yield
         await self.execute(f"SET lock_timeout = '{self.lock_timeout}'")
 
     def get_reset_query(self) -> str:
-        """No statement: there is nothing to forget."""
+        """No statement: there is no state to reset."""
         return ""
 
     async def execute(self, *given: Any, **more: Any) -> str:
@@ -130,7 +132,7 @@ class NodeConnection(Connection):
 _SYNCHRONOUS: Final = "synchronous_commit"
 _PID: Final = "SELECT pg_catalog.pg_backend_pid()"
 PROBES: Final = 3
-"""Connections that are held at once to see whether a pooler keeps sessions apart."""
+"""Connections held at once to check whether a pooler keeps sessions apart."""
 _NOT_KEPT: Final = (
     "the address of PostgreSQL leads to a pooler that gives the transactions of one session to several of "
     "PostgreSQL's: {}. Settings and prepared statements would be lost. Let it lead to PostgreSQL itself, or to "
@@ -145,13 +147,13 @@ async def connect(
     timeout_s: float = CONNECT_TIMEOUT_S,
     command_timeout_s: float | None = None,
 ) -> NodeConnection:
-    """A session at ``url`` with ``RELIED_UPON``, and ``settings`` beside or in the place of those.
+    """A session at ``url`` with ``RELIED_UPON``, extended or overridden by ``settings``.
 
     ``timeout_s`` bounds the wait for the server unless the address has a ``connect_timeout``.
 
     Raises:
         ConfigurationError: the address names what is not supported.
-        DATABASE_FAULTS: there is none now, or this login may not set a setting, which is named.
+        DATABASE_FAULTS: the server is not available, or this login may not set a setting, which is named.
     """
     address = parse_address(url)
     wanted = {_SYNCHRONOUS: "on", **RELIED_UPON, **address.settings, **(settings or {})}
@@ -177,7 +179,8 @@ async def connect(
 
 
 async def connect_alone(url: str, *, timeout_s: float) -> NodeConnection:
-    """As ``connect``, for a command that no start went before: a pooler that does not keep sessions is refused.
+    """As ``connect``, for a command without the checks of a node's start: a pooler that does not keep sessions is
+    rejected.
 
     Raises:
         ConfigurationError, DATABASE_FAULTS: as there.
@@ -193,7 +196,7 @@ async def connect_alone(url: str, *, timeout_s: float) -> NodeConnection:
 
 
 def pool(url: str, settings: Mapping[str, str] | None = None, *, connections_max: int, timeout_s: float) -> Pool:
-    """A pool of such sessions, which opens none before one is asked for. Awaited or entered before it is used."""
+    """A pool of such sessions, which opens the first on demand. The caller awaits or enters it before use."""
 
     async def opened(*_: object, **_of_the_pool: object) -> asyncpg.Connection[asyncpg.Record]:
         return await connect(url, settings, timeout_s=timeout_s)
@@ -202,10 +205,10 @@ def pool(url: str, settings: Mapping[str, str] | None = None, *, connections_max
 
 
 async def check_sessions_are_kept(connection: NodeConnection, url: str) -> None:
-    """See that a pooler in between, if there is one, gives each session one of PostgreSQL's for as long as it lasts.
+    """Check that a pooler, if there is one, gives each session its own PostgreSQL session for its whole life.
 
-    A pooler is known by the process id that it made up. One that lends sessions for a transaction lends that of
-    ``connection``, which is idle, to another session, or gives it another one then.
+    A pooler is recognised by the process id that it invents. A pooler that lends sessions for a transaction lends the
+    one of ``connection``, which is idle, to another session, or then gives it another one.
 
     Raises:
         StartRefusedError: it does not, or it has too few sessions for a node.
@@ -234,12 +237,12 @@ async def check_sessions_are_kept(connection: NodeConnection, url: str) -> None:
 
 
 def _beginning(wanted: Mapping[str, str], exactly: Mapping[str, str]) -> str:
-    """The statement that sets what is not so already. A setting that this PostgreSQL does not know is left out where it
-    is one of ours to set, and ``synchronous_commit`` is only raised, unless it is among ``exactly``."""
+    """The statement that sets the settings that differ. One of our own settings that this PostgreSQL does not know is
+    left out, and ``synchronous_commit`` is only raised, unless it is among ``exactly``."""
     values = ", ".join(f"({_literal(name)}, {_literal(value)})" for name, value in wanted.items())
     keeps = "" if _SYNCHRONOUS in exactly else f" AND (name <> '{_SYNCHRONOUS}' OR current_setting(name) = 'off')"
     return (
-        # By a statement of its own: the next one may take longer than a role allows.
+        # A separate statement, because the next one may take longer than a role allows.
         f"SET statement_timeout = {_literal(wanted['statement_timeout'])};"
         f" SELECT set_config(name, setting, false) FROM (VALUES {values}) AS wanted(name, setting)"
         " WHERE current_setting(name, true) IS DISTINCT FROM setting"
@@ -254,7 +257,7 @@ def _literal(text: str) -> str:
 
 
 def _set_socket_options(connection: NodeConnection, options: Mapping[str, int]) -> None:
-    """Set options by their names in ``socket``, those that this system has; a socket of this machine has none."""
+    """Set the options that this system has, by their names in ``socket``; a Unix socket has none."""
     transport = connection._transport  # type: ignore[attr-defined]
     given = transport.get_extra_info("socket")
     if not options or given is None or given.family not in (socket.AF_INET, socket.AF_INET6):
@@ -269,7 +272,7 @@ def _set_socket_options(connection: NodeConnection, options: Mapping[str, int]) 
 WAIT_S: Final = 0.02
 """How long a connection that is in use is waited for."""
 OPENING_WAIT_S: Final = 0.25
-"""The same while another is being opened: one is, at a time, as long as that goes well."""
+"""The same while another is being opened; they are opened one at a time unless that fails."""
 
 
 class NodePool(Pool):
@@ -317,7 +320,7 @@ class NodePool(Pool):
             self._tell()
 
     async def _wait_for_one(self) -> None:
-        """Until one is free, or the wait for it was long enough."""
+        """Wait until a connection is free, or the wait is over."""
         began_s = asyncio.get_running_loop().time()
         while not self.get_idle_size() and not self._is_full() and (self._is_opening or self.get_size()):
             wait_s = OPENING_WAIT_S if self._is_opening else WAIT_S
@@ -331,7 +334,7 @@ class NodePool(Pool):
         return self.get_size() == self.get_max_size()
 
     def _tell(self) -> None:
-        """Have those that wait look again."""
+        """Wake the waiting callers."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -341,7 +344,7 @@ class NodePool(Pool):
         *,
         timeout: float | None = None,  # noqa: ASYNC109 (asyncpg's own)
     ) -> None:
-        """As asyncpg's, but that a session which is spent is not lent again."""
+        """As asyncpg's, but a spent session is not lent again."""
         lent: NodeConnection | None = connection._con  # type: ignore[attr-defined]
         if lent is not None and lent.is_spent:
             lent.terminate()

@@ -1,7 +1,7 @@
-"""SQL of webhooks: who delivers to each, how far it has confirmed, and what it refused.
+"""SQL of webhooks: the node that delivers to each, the confirmed position, and the refused entries.
 
-Whatever a delivery stores is stored only while the node holds the webhook. Where that says False, the webhook was
-removed or stopped, or another node delivers to it now.
+A delivery stores its progress only while the node holds the webhook. False means that the webhook was removed or
+stopped, or that another node delivers to it now.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 BATCH_BYTES_MAX = 1 << 20
 """A batch ends after the entry that brings its payloads to this many bytes."""
 SCANNED_MAX = 10_000
-"""Entries that one statement reads to find those that a webhook asks for."""
+"""Most entries that one statement reads to find the entries of a webhook."""
 DEAD_LETTERS_LISTED_MAX = 100
 
 
 class Webhook(NamedTuple):
-    """A receiver, and what it asks for; None of ``actions`` or ``job`` is all."""
+    """A receiver and its filter; None in ``actions`` or ``job`` means all."""
 
     webhook_id: str
     tenant_id: str
@@ -67,7 +67,7 @@ class ListedWebhook(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """An entry that the receiver refused; a dead letter unless it is to be sent once more."""
+    """An entry that the receiver refused; a dead letter unless it is to be retried."""
 
     seq: int
     reason: str
@@ -76,7 +76,7 @@ class DeadLetter(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a delivery stands: what is confirmed, where what is being sent ends, the dead letter to send first."""
+    """The position of a delivery: the confirmed seq, the end of the batch being sent, the dead letter to send first."""
 
     delivered_seq: int
     sending_seq: int
@@ -127,8 +127,8 @@ async def add(
     most: int,
     most_of_tenant: int,
 ) -> bool:
-    """Register a receiver of what comes from ``from_seq`` on, behind the end of the chain when that is None; False
-    where there are as many as there may be."""
+    """Register a receiver of entries from ``from_seq`` on, by default after the head; False if the number of webhooks
+    is at its bound."""
     asked = (from_seq, created_by, most, most_of_tenant)
     return bool(
         await connection.fetchval(
@@ -147,7 +147,7 @@ async def add(
 
 
 async def listed(connection: Connection, tenant_id: str) -> list[ListedWebhook]:
-    """The tenant's receivers, the first one first."""
+    """The tenant's receivers, oldest first."""
     return await fetch_as(connection, ListedWebhook, _LIST, tenant_id)
 
 
@@ -157,7 +157,7 @@ async def find(connection: Connection, webhook_id: str) -> ListedWebhook | None:
 
 
 async def dead_letters(connection: Connection, webhook_id: str) -> list[DeadLetter]:
-    """What it refused, in seq order; no more than ``DEAD_LETTERS_LISTED_MAX``."""
+    """The refused entries in seq order, at most ``DEAD_LETTERS_LISTED_MAX``."""
     return await fetch_as(
         connection,
         DeadLetter,
@@ -171,15 +171,15 @@ async def dead_letters(connection: Connection, webhook_id: str) -> list[DeadLett
 
 
 async def remove(connection: Connection, webhook_id: str) -> None:
-    """Let there be no such receiver, nor what it refused."""
+    """Remove the receiver and its refused entries."""
     async with connection.transaction():
-        # The receiver first: a session that stores a refusal has its row locked, and stores none once that is gone.
+        # The receiver first: a session that stores a refusal locks its row, and stores none once the row is gone.
         await connection.execute("DELETE FROM scheduler.webhooks WHERE webhook_id = $1", webhook_id)
         await connection.execute("DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1", webhook_id)
 
 
 async def send_again(connection: Connection, webhook_id: str) -> None:
-    """Let its dead letters be sent again, and go on where it was stopped."""
+    """Retry its dead letters, and resume a stopped delivery."""
     async with connection.transaction():
         await connection.execute(
             """
@@ -194,8 +194,8 @@ async def send_again(connection: Connection, webhook_id: str) -> None:
 
 
 async def hold(connection: Connection, holder: str, held_s: float) -> list[Webhook]:
-    """The receivers that ``holder`` delivers to for the next ``held_s`` seconds: those it had, and those
-    nobody has; but for rows that another session has locked just now, of which an earlier hold goes on."""
+    """The receivers that ``holder`` delivers to for the next ``held_s`` seconds: its own and free ones. Rows that
+    another session has locked are left out; an earlier hold of them stays valid."""
     return await fetch_as(
         connection,
         Webhook,
@@ -215,12 +215,12 @@ async def hold(connection: Connection, holder: str, held_s: float) -> list[Webho
 
 
 async def let_go(connection: Connection, holder: str) -> None:
-    """Let others deliver, at once."""
+    """Release the receivers, so that another node can deliver at once."""
     await connection.execute("UPDATE scheduler.webhooks SET held_until = NULL WHERE holder = $1", holder)
 
 
 async def place(connection: Connection, webhook_id: str, holder: str) -> Place | None:
-    """Where the delivery stands; None where ``holder`` is not to deliver."""
+    """The position of the delivery; None if ``holder`` does not hold the webhook."""
     return await fetch_one_as(
         connection,
         Place,
@@ -238,11 +238,11 @@ async def place(connection: Connection, webhook_id: str, holder: str) -> Place |
 async def entries(
     connection: Connection, check: EntryCheck, webhook: Webhook, after_seq: int, upto_seq: int, limit: int
 ) -> tuple[list[ListedEntry], int]:
-    """Entries that the receiver asks for, behind ``after_seq`` and up to ``upto_seq``, in seq order, each recomputed;
-    and the seq up to which there are no others.
+    """Verified entries that match the receiver, after ``after_seq`` and up to ``upto_seq``, in seq order; and the seq
+    up to which there are no others.
 
     Raises:
-        ChainDamagedError: one is not what was chained, or an entry up to that seq is missing from the log.
+        ChainDamagedError: one is not as it was chained, or an entry up to that seq is missing from the log.
     """
     upto_seq = min(upto_seq, after_seq + SCANNED_MAX)
     page, more = await fetch_page(
@@ -276,7 +276,7 @@ async def entries(
 
 
 async def begin_batch(connection: Connection, webhook_id: str, holder: str, sending_seq: int) -> bool:
-    """What is sent next ends at ``sending_seq``, also when it is sent again."""
+    """Record that the next batch ends at ``sending_seq``, also when it is retried."""
     return bool(
         await connection.fetchval(
             f"UPDATE scheduler.webhooks SET sending_seq = $3 WHERE {_HELD} RETURNING true",
@@ -288,7 +288,7 @@ async def begin_batch(connection: Connection, webhook_id: str, holder: str, send
 
 
 async def pass_over(connection: Connection, webhook_id: str, holder: str, seq: int) -> bool:
-    """Up to ``seq`` the receiver asks for nothing."""
+    """Record that no entry up to ``seq`` matches the receiver."""
     return bool(
         await connection.fetchval(
             f"UPDATE scheduler.webhooks SET delivered_seq = greatest(delivered_seq, $3) WHERE {_HELD} RETURNING true",
@@ -302,7 +302,7 @@ async def pass_over(connection: Connection, webhook_id: str, holder: str, seq: i
 async def confirm(
     connection: Connection, webhook_id: str, holder: str, seq: int, refused: Sequence[int] = (), reason: str = ""
 ) -> bool:
-    """The receiver has taken all up to ``seq`` but the entries ``refused``, which are to be sent once more."""
+    """Record that the receiver accepted all entries up to ``seq`` but ``refused``, which are to be retried."""
     async with connection.transaction():
         is_held = bool(await connection.fetchval(_CONFIRM, webhook_id, holder, seq))
         if is_held and refused:
@@ -311,7 +311,7 @@ async def confirm(
 
 
 async def settle(connection: Connection, webhook_id: str, holder: str, seq: int, refusal: str | None) -> bool:
-    """The entry ``seq``, which was refused before, was taken or refused again: then it is a dead letter."""
+    """Record the retry of a refused entry: accepted, or refused again, which makes it a dead letter."""
     async with connection.transaction():
         is_held = bool(await connection.fetchval(_CONFIRM, webhook_id, holder, 0))
         if is_held and refusal is None:
@@ -324,7 +324,8 @@ async def settle(connection: Connection, webhook_id: str, holder: str, seq: int,
 
 
 async def fail(connection: Connection, webhook_id: str, holder: str, error: str) -> datetime | None:
-    """An attempt failed; since when they all do. None where ``holder`` is not to deliver."""
+    """Record a failed attempt; returns the time of the first failure in a row, None if ``holder`` does not hold the
+    webhook."""
     return await fetch_value(
         connection,
         datetime,
@@ -339,7 +340,7 @@ async def fail(connection: Connection, webhook_id: str, holder: str, error: str)
 
 
 async def stop(connection: Connection, webhook_id: str, holder: str, error: str) -> bool:
-    """Send nothing more before somebody says so."""
+    """Stop the delivery until an administrator resumes it."""
     return bool(
         await connection.fetchval(
             f"UPDATE scheduler.webhooks SET stopped_at = now(), last_error = $3 WHERE {_HELD} RETURNING true",

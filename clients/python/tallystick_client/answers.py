@@ -1,4 +1,4 @@
-"""What the ledger answers, as the JSON it is; newer ledgers may answer with more members."""
+"""The ledger's answers, as JSON; newer ledgers may send more members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Consistency = Literal["eventual", "session", "bounded_staleness", "strong"]
 
 
 class Durability(TypedDict):
-    """What was asked for, what has been reached, and what that outlives."""
+    """The requested level, the reached level, and the failures that it survives."""
 
     requested: Level
     achieved: Level
@@ -18,7 +18,7 @@ class Durability(TypedDict):
 
 
 class ChainPlace(TypedDict):
-    """Where an event stands in its tenant's chain."""
+    """The position of an event in its tenant's chain."""
 
     seq: int
     chain_link: str
@@ -26,7 +26,7 @@ class ChainPlace(TypedDict):
 
 
 class Recorded(TypedDict):
-    """An event that was taken. ``chain`` is None when the answer came before chaining."""
+    """A recorded event. ``chain`` is None when the answer came before chaining."""
 
     job_id: str
     tenant_id: str
@@ -43,14 +43,14 @@ class Recorded(TypedDict):
 
 
 class BatchRecorded(NamedTuple):
-    """Events that were taken together: how many, and the ids of the jobs that were created, in order."""
+    """Events recorded together: their number, and the ids of the created jobs, in order."""
 
     accepted: int
     job_ids: list[str]
 
 
 class ListedJob(TypedDict):
-    """A job: what all events about it say together."""
+    """A job: the fold of all its events."""
 
     tenant_id: str
     job_id: str
@@ -71,7 +71,7 @@ class ListedJob(TypedDict):
 
 
 class JobState(ListedJob):
-    """A job, and how fresh this view of it is: ``level``, ``source``, ``staleness_ms``."""
+    """A job, and the freshness of this view: ``level``, ``source``, ``staleness_ms``."""
 
     consistency: dict[str, Any]
 
@@ -108,7 +108,7 @@ class Entry(TypedDict):
 
 
 class Accepted(TypedDict):
-    """A proposal that holds from entry ``index`` on."""
+    """A proposal that is in force from entry ``index`` on."""
 
     index: int
     hlc: str

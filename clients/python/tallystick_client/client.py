@@ -1,4 +1,4 @@
-"""``Client`` and ``AsyncClient``: a ledger for programs that block, and for those that await."""
+"""``Client`` and ``AsyncClient``: a ledger for blocking and for asynchronous programs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from tallystick_client.transport import (
 )
 
 BATCH_LINES_MAX, BATCH_BYTES_MAX = 1000, 4 << 20
-"""Of one request; longer batches go in several, each of which is taken whole or not at all."""
+"""Bounds of one request; a longer batch is sent in several, each of which is recorded whole or not at all."""
 DOWNLOAD_PAUSE_MAX_S = 600.0
-"""Longest wait for the next piece of a download; before the first, a long chain may have to be signed."""
+"""Longest wait for the next piece of a download; a long chain may have to be signed before the first."""
 TAR = "application/x-tar"
 
 J = TypeVar("J", Job, AsyncJob)
@@ -52,7 +52,7 @@ log = logging.getLogger("tallystick_client")
 
 
 class LedgerMethods(Generic[J]):
-    """What can be asked of a ledger. Writes have an Idempotency-Key, theirs or one that is made, and are repeated."""
+    """The operations of a ledger. Each write has an Idempotency-Key, given or generated, and is retried."""
 
     _job_type: type[J]
     _transport_type: Callable[[ssl.SSLContext], Transport]
@@ -70,10 +70,10 @@ class LedgerMethods(Generic[J]):
     ) -> None:
         """A ledger at ``nodes``, which are followed.
 
-        What is left out is that of ``TALLY_URL`` (several with commas), ``TALLY_TOKEN``, ``TALLY_SPOOL`` and
-        ``TALLY_CA``. ``patience_s`` is how long a request is repeated, ``timeout_s`` how long one answer is waited for;
-        keep it above the service's ``write.timeout``. With ``spool``, a folder, jobs are filed there first. ``on_wait``
-        is called with the reason and the seconds before a request is repeated.
+        Defaults come from ``TALLY_URL`` (several with commas), ``TALLY_TOKEN``, ``TALLY_SPOOL`` and ``TALLY_CA``.
+        ``patience_s`` is how long a request is retried, ``timeout_s`` the longest wait for one answer; keep it above
+        the service's ``write.timeout``. With ``spool``, a folder, jobs are filed there first. ``on_wait`` is called
+        with the reason and the seconds before each retry.
         """
         nodes = nodes or os.environ.get("TALLY_URL") or "http://127.0.0.1:8080"
         spool = spool or os.environ.get("TALLY_SPOOL") or None
@@ -91,7 +91,7 @@ class LedgerMethods(Generic[J]):
 
     @property
     def patience_s(self) -> float:
-        """How long a request is repeated; of each that is begun from now on."""
+        """How long a request is retried; a change applies to new requests."""
         return self._core.patience_s
 
     @patience_s.setter
@@ -100,7 +100,7 @@ class LedgerMethods(Generic[J]):
 
     @operation
     async def close(self) -> None:
-        """Close the connections. What waits in the spool stays there."""
+        """Close the connections. Files in the spool stay there."""
         await self._core.transport.close()
 
     # --- writing ----------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class AsyncClient(LedgerMethods[AsyncJob], Awaiting):
 
 
 class _CountedFile(io.FileIO):
-    """A file that tells how much of it is read."""
+    """A file that reports how much of it is read."""
 
     def __init__(self, path: Path, advance: Callable[[int], object] | None) -> None:
         super().__init__(path, "rb")
@@ -413,14 +413,14 @@ class _CountedFile(io.FileIO):
 
 
 def _trusted(nodes: Iterable[str], ca: str | None) -> ssl.SSLContext:
-    """Whom to take for a node: nobody where none is asked over TLS, for to read whom the machine trusts takes 14 ms."""
+    """The TLS context for nodes. It trusts no CA if no node uses TLS, because loading the system's CAs takes 14 ms."""
     if ca is None and not any(urlsplit(node).scheme == "https" for node in nodes) and not getproxies():
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return ssl.create_default_context(cafile=ca)
 
 
 def _requests(events: Iterable[Mapping[str, Any]]) -> Iterable[bytes]:
-    """The events as NDJSON, in pieces of which each is one request."""
+    """The events as NDJSON, one piece for each request."""
     lines, size = list[bytes](), 0
     for event in events:
         line = json_of(event).encode()

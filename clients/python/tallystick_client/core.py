@@ -1,11 +1,11 @@
-"""How a request becomes an answer: nodes that are followed, retries with backoff, the session, problems as exceptions.
+"""Sends requests: failover between nodes, retries with backoff, the session, problems as exceptions.
 
-A request is repeated only when repeating cannot do harm: reads, and writes with an Idempotency-Key. Each round tries
-every node once, beginning with the one that answered last; between rounds it waits, twice as long each time with
-jitter, or as long as Retry-After asks. A redirect is followed to an address that was given as a node and to no other,
-so that nobody else is shown the token.
+Only requests that are safe to repeat are retried: reads, and writes with an Idempotency-Key. Each round tries every
+node once, beginning with the one that answered last. The pause between rounds doubles each time, with jitter, or
+follows Retry-After. A redirect is followed only to an address that was given as a node, so that the token goes nowhere
+else.
 
-A watch reads server-sent events over as many connections as it takes: each entry once, none left out.
+A watch reads server-sent events and reconnects as needed; it delivers each entry exactly once.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from tallystick_client.transport import Call, Reply, Transport, shown
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
 RETRY_AFTER_MAX_S = 60.0
 SESSION_TOKENS_MAX = 16
-"""Nodes whose writes are remembered; a ledger reads twice as many tokens."""
+"""Nodes whose writes are remembered; a ledger accepts twice as many tokens."""
 SILENCE_MAX_S = 45.0
-"""Longest wait for the next piece of a stream of events: the service gives a sign of life every 15 s."""
+"""Longest wait for the next piece of a stream of events: the service sends a heartbeat every 15 s."""
 UPLOAD_ANSWER_MAX_S = 4 * 3600.0
-"""Longest wait for the answer once files were sent: they are verified and merged first."""
+"""Longest wait for the answer to an upload: the files are verified and merged first."""
 PAGE = 1000
-"""Items of a list that are asked for at once."""
+"""Items of a list in one request."""
 QUOTED_CHARACTERS = 60
-"""How much of a foreign answer is shown."""
+"""How much of an answer that is not a ledger's is shown."""
 JSON, NDJSON = "application/json", "application/x-ndjson"
 
 OnWait = Callable[[Exception, float], object]
-"""Called with why a retry waits, and how many seconds."""
+"""Called with the reason for a retry, and the seconds before it."""
 
 
 class Core:
-    """The nodes of one ledger, and what this client has written there."""
+    """The nodes of one ledger, and this client's last write on each."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class Core:
         if not self._nodes:
             raise ValueError("name at least one node")
         self._at = 0
-        """The node that is asked first."""
+        """Index of the node that is tried first."""
         self._authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.patience_s = patience_s
         self._timeout_s = timeout_s
         self.transport = transport
         self._on_wait = on_wait
         self._sessions: dict[str, tuple[tuple[int, int], str]] = {}
-        """By node: position of its last write that we know, and its token."""
+        """By node, the position of its last known write, and the token of that."""
 
     @property
     def session(self) -> str | None:
-        """What ``Tally-Session`` says: the last write on each node."""
+        """The value of ``Tally-Session``: the last write on each node."""
         return ",".join(token for _, token in tuple(self._sessions.values())) or None
 
     async def ask(
@@ -102,11 +102,12 @@ class Core:
         patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
-        """The answer of success. Parameters that are None are left out; ``files`` are sent in place of ``content``.
+        """Send a request and return its successful answer. Parameters that are None are left out; ``files`` are sent in
+        place of ``content``.
 
         Raises:
-            ProblemError: the ledger said no.
-            UnreachableError, NotTheLedgerError: there was no answer of a ledger.
+            ProblemError: the ledger rejected the request.
+            UnreachableError, NotTheLedgerError: no ledger answered.
         """
         content = content.encode() if isinstance(content, str) else content
         headers = self._headers(None if content is None else content_type, key, session)
@@ -166,8 +167,7 @@ class Core:
         content: bytes | None = None,
         silence_max_s: float = SILENCE_MAX_S,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The pieces of an answer of ``content_type``, from the node whose turn it is; errors as ``ask``. Never
-        repeated."""
+        """The pieces of an answer of ``content_type``, from the current node; errors as ``ask``. Never retried."""
         call = Call(
             method,
             self._url(path, params),
@@ -183,7 +183,8 @@ class Core:
                 yield answer
 
     def turn(self, failures: int, error: Exception) -> float:
-        """Go on to the next node after so many failures; seconds to wait before, 0 while a node was not asked yet."""
+        """Move to the next node after ``failures``; returns the seconds to wait first, 0 while a node was not tried
+        yet."""
         self._at = (self._at + 1) % len(self._nodes)
         rounds, others = divmod(failures, len(self._nodes))
         if others:
@@ -210,11 +211,11 @@ class Core:
         for name, value in headers.items():
             if found := control_character(value):
                 raise ValueError(f"{name} has {found} inside")
-        # What is not compressed cannot be a bomb.
+        # An uncompressed answer cannot be a decompression bomb.
         return {"Accept-Encoding": "identity", **self._authorization, **headers}
 
     def _shown(self, brought: str | None) -> str | None:
-        """Our session, and what a request brings along that we do not know or know only an earlier write of."""
+        """Our session, with the newer or unknown writes in the session of the request."""
         tokens = dict(self._sessions)
         for token in brought.split(",") if brought else ():
             node, position = _place(token)
@@ -223,7 +224,7 @@ class Core:
         return ",".join(token for _, token in [*tokens.values()][-SESSION_TOKENS_MAX:]) or None
 
     def _learn(self, reply: Reply) -> None:
-        """Remember the write that was answered, unless a later one of that node is known."""
+        """Remember the answered write, unless a later one of that node is known."""
         token = reply.headers.get("Tally-Session")
         if token is None:
             return
@@ -234,7 +235,7 @@ class Core:
             self._sessions.pop(next(iter(self._sessions)), None)
 
     def _refuse(self, call: Call, reply: Reply) -> NoReturn:
-        """Raise what ``reply`` says, unless it leads to another of our nodes, which is then asked next."""
+        """Raise the problem in ``reply``, unless it redirects to another of our nodes, which is then tried next."""
         location = reply.headers.get("Location")
         if reply.status in (307, 308, 421) and location is not None:
             led = [at for at, node in enumerate(self._nodes) if location.startswith(node + "/") or location == node]
@@ -259,10 +260,10 @@ class Core:
 
 
 def bearer(token: str | None, place: str) -> str | None:
-    """The token that ``token`` is, without what surrounds it, such as the end of the line in a file; None without one.
+    """``token`` without surrounding white space, such as the end of a line in a file; None without one.
 
     Raises:
-        ValueError: it is none. What it says is not repeated.
+        ValueError: it is no token. The message does not repeat it.
     """
     token = (token or "").strip()
     if token and re.fullmatch(r"[!-~]+", token) is None:
@@ -293,7 +294,7 @@ def value_of(reply: Reply) -> Any:
     """The JSON of an answer of success.
 
     Raises:
-        NotTheLedgerError: it is none.
+        NotTheLedgerError: it is not JSON.
     """
     value = json_in(reply)
     if not isinstance(value, dict):
@@ -302,7 +303,7 @@ def value_of(reply: Reply) -> Any:
 
 
 def no_ledger(reply: Reply) -> NotTheLedgerError:
-    """Something else than a ledger sent ``reply``; the text says how that begins."""
+    """The error that ``reply`` is not from a ledger; its text has the first characters of ``reply``."""
     kind = reply.headers.get("Content-Type", "no content type")[:QUOTED_CHARACTERS]
     start = " ".join(reply.content[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace").split())
     described = f"status {reply.status}, {kind}, {start[:QUOTED_CHARACTERS]!r}"
@@ -313,18 +314,18 @@ def json_of(value: object) -> str:
     """``value`` as JSON.
 
     Raises:
-        TypeError, ValueError: it cannot be that.
+        TypeError, ValueError: it cannot be JSON.
     """
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def new_key() -> str:
-    """An Idempotency-Key that nobody else has."""
+    """A new unique Idempotency-Key."""
     return f"py-{secrets.token_hex(16)}"
 
 
 def json_in(reply: Reply) -> Any:
-    """The JSON value that ``reply`` has, None where it has none."""
+    """The JSON value in ``reply``, None without one."""
     try:
         return json.loads(reply.content)
     except (ValueError, RecursionError):
@@ -332,7 +333,7 @@ def json_in(reply: Reply) -> Any:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """What ``Retry-After`` asks for, a number of seconds or a date (RFC 9110, 10.2.3); 0 where it says neither."""
+    """Seconds to wait by ``Retry-After``, a number or a date (RFC 9110, 10.2.3); 0 if it is neither."""
     text = (retry_after or "").strip(" \t")
     if text.isascii() and text.isdigit():
         return float(text)
@@ -344,7 +345,7 @@ def _seconds(retry_after: str | None) -> float:
 
 
 def _place(token: str) -> tuple[str, tuple[int, int]]:
-    """Node and position that a session token names; of one that we cannot read, the token as a node of its own."""
+    """Node and position in a session token; an unreadable token is treated as a node of its own."""
     try:
         _, node, epoch, lsn, *_ = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))[:-16].decode().split(" ")
         return node, (int(epoch), int(lsn))
@@ -356,11 +357,11 @@ def _place(token: str) -> tuple[str, tuple[int, int]]:
 
 SEQ_DIGITS_MAX = 19
 EVENT_BYTES_MAX = 16 << 20
-"""Longest event that is read; the longest of the service has a fifth of that."""
+"""Longest event that is read; the service's longest is a fifth of that."""
 
 
 class Event(NamedTuple):
-    """A server-sent event; ``data`` is None of one that only says how far the service has come."""
+    """A server-sent event; ``data`` is None if it only reports the service's position."""
 
     id: int | None
     name: str
@@ -382,7 +383,8 @@ class Events:
 
 
 async def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> AsyncGenerator[Entry, None]:
-    """The entries, connection after connection: at first for as long as ``core`` has patience, then for ever."""
+    """The entries, over as many connections as needed. The first connection is retried within ``core``'s patience,
+    later ones for ever."""
     position: int | None = None
     failures, until = 0, time.monotonic() + core.patience_s
     while True:

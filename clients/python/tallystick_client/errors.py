@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions: problems of the ledger by their kind, and what is no answer of a ledger at all."""
+"""Exceptions: the ledger's problems by kind, and failures to get an answer of a ledger."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class TallystickError(Exception):
 
 
 class UnreachableError(TallystickError):
-    """No node answered in time, or only a proxy before it did. The request may have been taken."""
+    """No node answered in time, or only a proxy did. The request may have been recorded."""
 
 
 class NotTheLedgerError(TallystickError):
-    """Something answers at the address, and not as a Tallystick does."""
+    """The server at the address does not answer like Tallystick."""
 
 
 class SpoolError(TallystickError):
-    """The spool cannot take or give a file; the text says why."""
+    """A file of the spool cannot be written or read; the text says why."""
 
 
 class LaggedError(TallystickError):
-    """A watch fell behind. ``from_seq`` is the first entry that it was not told, ``head_seq`` the newest there is."""
+    """A watch fell behind. ``from_seq`` is the first entry that it missed, ``head_seq`` the newest entry."""
 
     def __init__(self, from_seq: int, head_seq: int) -> None:
         super().__init__(f"the watch fell behind: it was told nothing from seq {from_seq} on; the head is {head_seq}")
@@ -36,8 +36,8 @@ class LaggedError(TallystickError):
 class ProblemError(TallystickError):
     """An answer of the ledger other than success (RFC 9457).
 
-    ``kind`` is the end of its ``type`` (docs/problems.md), ``members`` the whole document, ``location`` the address
-    that it names, if any.
+    ``kind`` is the last part of its ``type`` (docs/problems.md), ``members`` the whole document, ``location`` the
+    address in it, if any.
     """
 
     def __init__(self, status: int, kind: str, detail: str, members: Mapping[str, Any], location: str | None = None):
@@ -50,7 +50,7 @@ class ProblemError(TallystickError):
 
 
 class FinalError(ProblemError):
-    """The request itself is at fault: sent again it is refused again."""
+    """The request itself is at fault: a repetition is rejected again."""
 
 
 class JobNotFoundError(FinalError):
@@ -78,7 +78,7 @@ class InvalidError(FinalError):
 
 
 class NotAllowedError(ProblemError):
-    """Nothing says who calls, or the caller may not do this."""
+    """The caller is not authenticated, or may not do this."""
 
 
 class WriteLostError(FinalError):
@@ -90,15 +90,15 @@ class OtherRegionError(FinalError):
 
 
 class CopiesRemovedError(ProblemError):
-    """The event is in the chain, and that it reached the level asked for can never be shown: those that held copies of
-    it have removed them. No repetition is answered otherwise."""
+    """The event is in the chain, but it can never be shown that it reached the requested level: the holders of its
+    copies have removed them. A repetition gets the same answer."""
 
 
 class TransientError(ProblemError):
-    """The same request may succeed later; the client has tried for as long as it has patience."""
+    """The same request may succeed later; the client has retried for its patience."""
 
     retry_after_s = 0.0
-    """What ``Retry-After`` asked for."""
+    """Seconds by ``Retry-After``."""
 
 
 _BY_KIND: Mapping[str, type[ProblemError]] = {
@@ -118,11 +118,11 @@ _BY_KIND: Mapping[str, type[ProblemError]] = {
     "write-lost": WriteLostError,
 }
 TRANSIENT_STATUS = frozenset({408, 429, 502, 503, 504})
-"""Also of proxies, which send no problem document."""
+"""Also sent by proxies, without a problem document."""
 
 
 def problem(status: int, document: Mapping[str, Any], location: str | None) -> ProblemError:
-    """The exception that a problem document stands for."""
+    """The exception for a problem document."""
     kind = str(document["type"]).rsplit("/", 1)[-1]
     detail = str(document.get("detail") or document.get("title") or f"status {status}")
     if "line" in document:

@@ -1,4 +1,4 @@
-"""A job as its scheduler sees it: begun, reported on, and ended with what came of it."""
+"""A job from its scheduler's side: started, reported on, and ended with its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tallystick_client.transport import Awaiting, Blocking, Reply, operation
 P = ParamSpec("P")
 T = TypeVar("T")
 Spec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
-"""What a job is to do, or a function that makes it of the arguments of a decorated function."""
+"""The spec of a job, or a function that makes it from the arguments of a decorated function."""
 JobId = str | Callable[..., str] | None
 
 ERROR_CHARACTERS_MAX = 4000
@@ -45,11 +45,11 @@ def job_path(job_id: str, more: str = "") -> str:
 class JobMethods:
     """One job. ``job_id`` is chosen before anything is sent.
 
-    The Idempotency-Keys of a beginning are made of the job id: whoever begins a job of this id and spec again, such as
-    a scheduler that was killed, adds nothing. An end has a key of its own.
+    The Idempotency-Keys of a start are derived from the job id: a caller that starts a job of this id and spec again,
+    such as a scheduler after a crash, adds nothing. An end has its own key.
 
-    What is recorded returns what the ledger answered to it, None when the spool keeps it (``is_spooled``), or when
-    another sender has sent it from there.
+    A recording method returns the ledger's answer, None if the spool keeps the event (``is_spooled``) or another sender
+    has sent it from there.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class JobMethods:
         job_id: JobId,
         dc_id: str | None,
     ) -> None:
-        """``common`` are the members that all its events have."""
+        """``common`` are the members of all its events."""
         self._ledger = ledger
         self._given = (common, spec, job_id, dc_id)
         made = callable(job_id) or callable(spec)  # by the decorator, for each call
@@ -69,15 +69,15 @@ class JobMethods:
         self._path = job_path(self.job_id)
         self.tenant_id: str = common["tenant_id"]
         self.is_spooled = False
-        """Whether what was recorded last waits in the spool."""
+        """Whether the last event waits in the spool."""
         self.dc_id = dc_id or platform.node() or "localhost"
         self._is_named = job_id is not None
         self._spec = None if made else spec
         self._common = common
         self._began: tuple[datetime, float] | None = None
-        """When, if this object saw it: the wall clock, and seconds of the monotonic one."""
+        """When the job was started, if by this object: wall clock, and monotonic seconds."""
         self._is_over = False
-        """Its end was handed over, by ``complete`` or ``fail``."""
+        """Whether ``complete`` or ``fail`` was called."""
 
     @operation
     async def create(self) -> Recorded | None:
@@ -149,7 +149,7 @@ class JobMethods:
         replies = await self._record("begin", requests)
         is_repeated = replies is not None and (not replies or replies[0].headers.get("Idempotent-Replay") == "true")
         if self._is_named and is_repeated:
-            # It was begun before, by a process that may have ended it too.
+            # It was started before, by a process that may have ended it too.
             status = value_of(await core.ask("GET", self._path, params={"tenant_id": self.tenant_id}))["status"]
             if status in ENDED:
                 raise self._ended(f"it is {status}")
@@ -169,7 +169,7 @@ class JobMethods:
     def _created(self) -> Request:
         body: dict[str, Any] = {**self._common, "job_id": self.job_id, "spec": self._spec or {}}
         if (assigned := self._given[3]) is not None:
-            # Where nobody named a place it is this host's, and a job that is begun again elsewhere is the same one.
+            # The default place is this host, and a job that is started again on another host is the same job.
             body["assigned_dcs"] = [assigned]
         return Request(path="/v1/jobs", key=f"py-{self.job_id}-created", body=json_of(body))
 
@@ -214,7 +214,7 @@ class Job(JobMethods, Blocking):
         """``function``, each call of which is a job.
 
         Raises:
-            TypeError: a call of it ends before its work does. What is only seen in what it returns fails the job.
+            TypeError: a call of it ends before its work does. If only the returned value shows that, the job fails.
         """
         if _is_kind(inspect.iscoroutinefunction, function):
             raise TypeError(f"{_named(function)} is a coroutine function: decorate it by an AsyncClient")
@@ -259,7 +259,7 @@ def _last_of(replies: list[Reply] | None) -> Recorded | None:
 
 
 def unended(value: object) -> str | None:
-    """What kind of work ``value`` is that has not ended, such as a coroutine; None where it is none."""
+    """The kind of unfinished work that ``value`` is, such as a coroutine; None if it is none."""
     if inspect.iscoroutine(value):
         return "a coroutine"
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
@@ -270,7 +270,7 @@ def unended(value: object) -> str | None:
 
 
 def _ended(value: T) -> T:
-    """``value``, unless it is work that has not ended: then its job fails."""
+    """``value``, unless it is unfinished work: then its job fails."""
     kind = unended(value)
     if kind is None:
         return value
@@ -280,7 +280,7 @@ def _ended(value: T) -> T:
 
 
 def _refuse_deferred(function: Callable[..., Any]) -> None:
-    """Refuse what ends a call before its work: it would be on record as completed."""
+    """Reject a function whose call ends before its work, as it would be recorded as completed."""
     if inspect.isclass(function) or isinstance(function, staticmethod | classmethod):
         raise TypeError(f"{_named(function)} is no function: decorate the function itself, below other decorators")
     if _is_kind(inspect.isgeneratorfunction, function) or _is_kind(inspect.isasyncgenfunction, function):
@@ -291,7 +291,7 @@ def _refuse_deferred(function: Callable[..., Any]) -> None:
 
 
 def _is_kind(asked: Callable[[Any], bool], function: Any) -> bool:
-    """Whether a function, or what calls an object, is of a kind."""
+    """Whether a function, or the ``__call__`` of an object, is of a kind."""
     return asked(function) or asked(getattr(function, "__call__", None))  # noqa: B004 (of which kind, not whether)
 
 

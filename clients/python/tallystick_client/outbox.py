@@ -1,13 +1,13 @@
-"""Recording parts of jobs: straight away, or, with a spool, filed first and then sent in order, each once.
+"""Records parts of jobs: directly, or, with a spool, filed first and then sent in order, each once.
 
 1. The part is durable in the spool.
-2. Whoever has the lock sends what waits, oldest first; a request that was sent before the ledger knows by its key. Of a
-   file that is older than the ledger remembers keys, what the job already has is left out.
-3. What was taken is removed. What the ledger refuses for good is quarantined with the reason, and with it what follows
-   of that job. Anything else ends the sending, and all that is left waits.
+2. The holder of the lock sends waiting files, oldest first. The ledger recognises a repeated request by its key. From a
+   file that is older than the ledger's memory of keys, requests that the job already has are left out.
+3. An accepted file is removed. A file that the ledger refuses for good is quarantined with the reason, and so are later
+   files of that job. Any other failure ends the sending, and the remaining files wait.
 
-A ledger that is away holds up nobody for long: one answer is waited for ``SPOOLED_WAIT_S`` at most, and after a failure
-nothing is tried for a while, twice as long each time.
+A ledger that is away does not delay callers for long: the wait for one answer is at most ``SPOOLED_WAIT_S``, and after
+a failure sending pauses, twice as long each time.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from tallystick_client.spool import FORMAT, Kept, Part, Request, Spool, is_in_me
 from tallystick_client.transport import Reply
 
 SPOOLED_WAIT_S = 2.0
-"""Longest wait for one answer, and about the longest that a call sends what waits, when there is a spool."""
+"""With a spool, the longest wait for one answer, and about the longest that a call sends waiting files."""
 LOCK_POLL_S = 0.05
 _IDENTITY = ("dc_id", "workflow_id", "completed", "failed", "workflows_cancelled")
-"""Fields that tell events of one type of a job apart, as far as they have them."""
+"""Fields that distinguish events of one type of a job, if present."""
 
 log = logging.getLogger("tallystick_client")
 
 
 class Refused(TypedDict):
-    """What the ledger refused: of which job, in which file it is now, and why."""
+    """A refused file: its job, where it is now, and the reason."""
 
     job: str
     file: str
@@ -53,19 +53,19 @@ class Refused(TypedDict):
 
 @dataclass
 class SpoolReport:
-    """What sending a spool did, and what is left there."""
+    """The result of sending a spool, and its remaining files."""
 
     jobs: set[str] = field(default_factory=set)
     events: int = 0
     refused: list[Refused] = field(default_factory=list)
     waiting: int = 0
-    """Files that are left."""
+    """Number of remaining files."""
     problem: str | None = None
-    """Why they are."""
+    """Why they remain."""
 
     @property
     def taken(self) -> int:
-        """Grows with each file that leaves."""
+        """Increases with each file that leaves."""
         return self.events + len(self.jobs) + len(self.refused)
 
 
@@ -87,7 +87,7 @@ class _Sending:
 
 
 class Outbox:
-    """Records parts of jobs, by way of the spool where there is one."""
+    """Records parts of jobs, through the spool if there is one."""
 
     def __init__(self, core: Core, spool: Spool | None) -> None:
         self._core = core
@@ -100,7 +100,7 @@ class Outbox:
 
         Raises:
             ProblemError: the ledger refused it.
-            SpoolError: it refused it when another sender sent it.
+            SpoolError: the ledger refused it when another sender sent it.
             UnreachableError, NotTheLedgerError: there is no spool, or none that takes it, and no answer.
         """
         if self._spool is None:
@@ -128,7 +128,7 @@ class Outbox:
         return await self._flush(self._spool, _Sending(SpoolReport(), own, SPOOLED_WAIT_S), SPOOLED_WAIT_S)
 
     async def flush(self) -> SpoolReport:
-        """Send what waits, until nothing was taken for as long as the client has patience, or time cannot help.
+        """Send waiting files, until none was accepted for the client's patience, or waiting cannot help.
 
         Raises:
             SpoolError: the folder cannot be read.
@@ -161,7 +161,7 @@ class Outbox:
         return spool is not None and await self._core.transport.work(spool.has_end_of, tenant_id, job_id)
 
     async def _flush(self, spool: Spool, sending: _Sending, wait_s: float) -> list[Reply] | None:
-        """Send what waits, for about ``wait_s``; of the caller's own file as ``record``."""
+        """Send waiting files for about ``wait_s``; the result for the caller's own file is as in ``record``."""
         transport, until = self._core.transport, time.monotonic() + wait_s
         while (lock := await transport.work(spool.lock)) is None:
             if time.monotonic() > until:
@@ -190,7 +190,7 @@ class Outbox:
             return []
 
     async def _send(self, spool: Spool, path: Path, sending: _Sending) -> list[Reply] | None:
-        """Send one file, and remove it or quarantine it; None where it waits with others of its tenant."""
+        """Send one file, then remove or quarantine it; None if it waits with others of its tenant."""
         work, report, is_own = self._core.transport.work, sending.report, path == sending.own
         kept: Kept | None = None
         try:
@@ -216,7 +216,7 @@ class Outbox:
         return replies
 
     async def _sent(self, kept: Kept, sending: _Sending) -> tuple[list[Reply], int]:
-        """Send what a file holds: the answers, and how many events are recorded now."""
+        """Send the requests of a file; the answers, and the number of recorded events."""
         if (forbidden := sending.forbidden.get(kept["tenant_id"])) is not None:
             raise forbidden
         if (before := sending.refused.get((kept["tenant_id"], kept["job_id"]))) is not None:
@@ -233,7 +233,7 @@ class Outbox:
         return replies, len(replies)
 
     async def _post(self, requests: Sequence[Request], session: str | None, **waits: float | None) -> list[Reply]:
-        """Send requests in order; ``waits`` are those of ``Core.ask``."""
+        """Send requests in order; ``waits`` are passed to ``Core.ask``."""
         replies, unshown = list[Reply](), None
         for each in requests:
             how: dict[str, Any] = {"content": each["body"], "key": each["key"], "session": session, **waits}
@@ -250,7 +250,7 @@ class Outbox:
         return replies
 
     async def _not_there(self, kept: Kept) -> list[Request]:
-        """The requests of a file whose events the job does not have yet."""
+        """The requests of a file whose events are not in the job yet."""
         there: list[dict[str, Any]] = []
         pages = self._core.pages(f"/v1/jobs/{kept['job_id']}/events", {"tenant_id": kept["tenant_id"]}, patience_s=0.0)
         try:
@@ -270,7 +270,7 @@ class Outbox:
 
 
 def _quarantine(spool: Spool, path: Path, kept: Kept | None, error: TallystickError) -> Refused:
-    """Move a file that the ledger refused away from those that wait."""
+    """Move a file that the ledger refused into quarantine."""
     moved = spool.refuse(path, str(error))
     log.error("refused, now in %s: %s", moved, error)
     return {"job": path.name[:-7] if kept is None else kept["job_id"], "file": str(moved), "why": str(error)}

@@ -1,8 +1,8 @@
 """The spool: a folder of requests that are durable before they are sent (docs/formats/spool.md).
 
 A file holds the requests of one part of a job, with their Idempotency-Keys, so that sending them again adds nothing. It
-has its name once it is durable, and is never changed; whoever holds the lock sends files in the order of their names,
-and removes each once it was taken.
+gets its name once it is durable, and never changes. The holder of the lock sends files in the order of their names, and
+removes each once the ledger accepted it.
 
     files of a spool <= FILES_MAX       bytes of a file <= FILE_BYTES_MAX       bytes of a spool <= BYTES_MAX
 
@@ -31,7 +31,7 @@ FILES_MAX = 10_000
 BYTES_MAX = 256 << 20
 FILE_BYTES_MAX = 4 << 20
 KEYS_REMEMBERED_MS = 6 * 24 * 3600 * 1000
-"""The ledger knows a request again for seven days; a day is left for clocks that differ."""
+"""The ledger recognises a repeated request for seven days; one day is left for clock differences."""
 REFUSED: Final = "refused"
 _NAME: Final = re.compile(r"run-([0-9]{13})-[0-9a-f]{16}-[12]\.json")
 KEY: Final = re.compile("[!-~]{1,255}")
@@ -42,7 +42,7 @@ Part = Literal["begin", "event", "end"]
 
 
 class Request(TypedDict):
-    """One POST; ``body`` is the text that is sent: by its bytes the ledger knows it again."""
+    """One POST; ``body`` is the exact text sent, by whose bytes the ledger recognises a repetition."""
 
     path: str
     key: str
@@ -50,7 +50,7 @@ class Request(TypedDict):
 
 
 class Kept(TypedDict):
-    """What a file holds."""
+    """The content of a file."""
 
     format: str
     made_ms: int
@@ -63,18 +63,18 @@ class Kept(TypedDict):
 
 
 class Spool:
-    """The spool in ``folder``, which is made when the first file is kept. All methods raise ``SpoolError``."""
+    """The spool in ``folder``, which is created with the first file. All methods raise ``SpoolError``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def keep(self, kept: Kept) -> Path:
-        """Keep one part of a job; durable when this returns where it is."""
+        """Store one part of a job; it is durable when this returns its path."""
         with self._failures():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check_owner()
             waiting = self.waiting()
-            # Behind all that waits, also where the clock went back.
+            # After all waiting files, even if the clock went back.
             newest_ms = max((int(path.name[4:17]) for path in waiting), default=0)
             name = f"run-{max(time.time_ns() // 1_000_000, newest_ms + 1):013d}-{secrets.token_hex(8)}"
             content = json.dumps({**kept, "name": name}).encode()
@@ -87,16 +87,16 @@ class Spool:
             return path
 
     def waiting(self) -> list[Path]:
-        """The files that wait, in the order in which they are to be sent."""
+        """The waiting files, in the order of sending."""
         with self._failures():
             names = sorted(os.listdir(self.folder)) if self.folder.exists() else []
         return [self.folder / name for name in names if _NAME.fullmatch(name)]
 
     def load(self, path: Path) -> Kept | None:
-        """What a file holds, None when it is gone; of one that is none of a spool a ``SpoolError``.
+        """The content of a file, None when it is gone; a ``SpoolError`` if it is no file of a spool.
 
         Raises:
-            OSError: it cannot be read now: it is another user's, or the process has no descriptor left.
+            OSError: it cannot be read now: another user owns it, or the process has no descriptor left.
         """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -127,7 +127,7 @@ class Spool:
             kept["made_ms"] + 0
             for each in kept["requests"]:
                 if not isinstance(each["body"], str):
-                    # Of a sender that writes objects: it sends them without spaces, in UTF-8.
+                    # From a sender that writes objects, which it sends without spaces, in UTF-8.
                     each["body"] = json.dumps(each["body"], ensure_ascii=False, separators=(",", ":"))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SpoolError(f"not a file of a spool: {error}") from None
@@ -146,12 +146,12 @@ class Spool:
         return False
 
     def remove(self, path: Path) -> None:
-        """Remove a file that was taken."""
+        """Remove a file that the ledger accepted."""
         with self._failures():
             path.unlink(missing_ok=True)
 
     def refuse(self, path: Path, why: str) -> Path:
-        """Set a file aside, with the reason, where nobody tries to send it again; returns where it is."""
+        """Quarantine a file, with the reason, so that it is not sent again; returns its new path."""
         with self._failures():
             refused = self.folder / REFUSED
             refused.mkdir(mode=0o700, exist_ok=True)
@@ -167,7 +167,7 @@ class Spool:
             return target
 
     def why_refused(self, path: Path) -> str | None:
-        """Why a file that waited as ``path`` was set aside, None where it was not."""
+        """Why the file that waited as ``path`` was quarantined, None if it was not."""
         with self._failures():
             try:
                 aside = json.loads((self.folder / REFUSED / path.name).read_bytes())
@@ -176,9 +176,9 @@ class Spool:
         return str(aside["refused"]) if isinstance(aside, dict) and "refused" in aside else None
 
     def lock(self) -> BinaryIO | None:
-        """Take the lock of those who send: a file to close, None while another one has it.
+        """Take the senders' lock: a file to close, None while another sender has it.
 
-        It is a file, not a descriptor, so that the lock of a caller that was cancelled meanwhile goes with it.
+        It is a file, not a descriptor, so that the lock of a cancelled caller is released with it.
         """
         with self._failures():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ class Spool:
         return lock
 
     def _check_owner(self) -> None:
-        """Refuse a folder into which others could put files: they would be sent with the caller's token."""
+        """Reject a folder that other users can write to: their files would be sent with the caller's token."""
         found = self.folder.stat()
         if found.st_uid != os.geteuid():
             raise SpoolError(f"spool {self.folder}: it belongs to another user, {found.st_uid}")
@@ -209,7 +209,7 @@ class Spool:
             raise SpoolError(f"spool {self.folder} is full: {len(waiting):,} files, {size_bytes:,} bytes; send them")
 
     def _store(self, path: Path, content: bytes) -> None:
-        """A file that has its name once it is durable, and is readable by its owner alone."""
+        """Write a file that gets its name once it is durable, readable only by its owner."""
         unnamed = path.with_name(f".{path.name}.new")
         descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
@@ -219,7 +219,7 @@ class Spool:
                 os.fsync(descriptor)
             unnamed.rename(path)
         except OSError:
-            # A part of a file would take the last room of a full disk from what is still to come.
+            # A partial file would take the last space of a full disk from later files.
             with suppress(OSError):
                 unnamed.unlink()
             raise
@@ -231,7 +231,7 @@ class Spool:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """What the file system refuses, in our words."""
+        """Turn errors of the file system into ``SpoolError``."""
         try:
             yield
         except OSError as error:
@@ -239,5 +239,5 @@ class Spool:
 
 
 def is_in_memory_of_keys(kept: Kept) -> bool:
-    """Whether the ledger still knows its requests again by their keys."""
+    """Whether the ledger still recognises its requests by their keys."""
     return 0 <= time.time_ns() // 1_000_000 - kept["made_ms"] < KEYS_REMEMBERED_MS

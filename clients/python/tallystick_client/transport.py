@@ -26,12 +26,12 @@ from tallystick_client.errors import NotTheLedgerError, UnreachableError
 P = ParamSpec("P")
 T = TypeVar("T")
 Answer: TypeAlias = Coroutine[Any, Any, T]
-"""What an operation comes to."""
+"""The coroutine of an operation."""
 
 ANSWER_BYTES_MAX = 64 << 20
-"""Largest answer that is read whole; the longest list of the service has a quarter of that."""
+"""Largest answer that is read whole; the service's longest list is a quarter of that."""
 _DIRECT = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
-"""Addresses for which no proxy of the environment is used: none is shown the token for this machine."""
+"""Addresses that bypass a proxy of the environment, so that no proxy sees the token for this machine."""
 
 
 class Call(NamedTuple):
@@ -42,15 +42,15 @@ class Call(NamedTuple):
     headers: Mapping[str, str]
     content: bytes | None
     timeout: httpx.Timeout
-    """Of each step of it."""
+    """Timeout of each step."""
     within_s: float | None = None
-    """Longest time until the whole answer is there, however slowly it drips; None: as long as the steps take."""
+    """Longest time for the whole answer, however slowly it arrives; None: as long as the steps take."""
     files: Any = None
-    """In place of ``content``: files to be sent as multipart/form-data, as httpx takes them."""
+    """Files to send as multipart/form-data in place of ``content``, in httpx's form."""
 
     @property
     def node(self) -> str:
-        """The address that it goes to, without user and password."""
+        """Its address, without user and password."""
         return re.sub(r"(//[^/?#]*).*", r"\1", shown(self.url), flags=re.DOTALL)
 
 
@@ -65,7 +65,7 @@ class Reply(NamedTuple):
 
 
 class Transport(ABC):
-    """Sends requests and waits. What goes wrong on the way is an ``UnreachableError``."""
+    """Sends requests and waits. Failures on the way are an ``UnreachableError``."""
 
     _http: httpx.Client | httpx.AsyncClient
 
@@ -76,8 +76,8 @@ class Transport(ABC):
 
     @asynccontextmanager
     async def open(self, call: Call, content_type: str) -> AsyncIterator[Reply | AsyncIterator[bytes]]:
-        """Send a request whose answer comes in pieces: its bytes, or the whole ``Reply`` where it has another status
-        than 200 or is of another kind."""
+        """Send a request whose answer comes in pieces: its bytes, or the whole ``Reply`` if its status is not 200 or
+        its content type differs."""
         with _failures(call):
             response = await self._send(call)
         try:
@@ -136,7 +136,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def work(self, do: Callable[..., T], *given: Any) -> T:
-        """What ``do`` returns, which may block for a moment, as for an fsync."""
+        """The result of ``do``, which may block briefly, as for an fsync."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -184,8 +184,8 @@ class BlockingTransport(Transport):
         response.close()
 
     async def _within(self, within_s: float | None, answer: Answer[Reply]) -> Reply:
-        """The answer, read in a thread of its own, which is left behind when the time is over: a name that is looked
-        up, or a head that drips, is waited for in no other way that ends."""
+        """The answer, read in a separate thread, which is abandoned at the timeout. Nothing else bounds a name lookup,
+        or headers that arrive slowly."""
         if within_s is None:
             return await answer
         done: Future[Reply] = Future()
@@ -243,7 +243,7 @@ class Awaiting:
 
 
 class operation(Generic[P, T]):  # noqa: N801 (a decorator)
-    """A coroutine function as a method: it blocks, or is awaited, as the object does that has it."""
+    """A coroutine function as a method: it blocks on a ``Blocking`` object and is awaited on an ``Awaiting`` one."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Answer[T]]) -> None:
         self.method = method
@@ -287,7 +287,7 @@ def _bound(method: Callable[..., Any], at: Any, block: Callable[[Any], Any]) -> 
 
 
 def _at_its_end(coroutine: Answer[T]) -> T:
-    """What ``coroutine`` returns, which never suspends."""
+    """The result of ``coroutine``, which never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -314,13 +314,13 @@ def shown(url: str) -> str:
 
 @contextmanager
 def _failures(call: Call) -> Iterator[None]:
-    """Name what goes wrong on the way in words of this package."""
+    """Turn failures on the way into errors of this package."""
     try:
         yield
     except UnicodeEncodeError:
         raise  # what is asked for cannot be sent
     except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, UnicodeError) as error:
-        # Where an answer leads to is read though nobody goes there, and may be no address.
+        # httpx parses the target of a redirect although it is not followed, and it may be no address.
         raise UnreachableError(f"no answer from {call.node}: {str(error) or type(error).__name__}") from error
     except TimeoutError as error:
         raise UnreachableError(f"no whole answer from {call.node} in {call.within_s or 0.0:g} s") from error
