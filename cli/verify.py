@@ -107,7 +107,7 @@ def verify(
         to_seq,
         keyring=keyring,
         kept=read_kept(checkpoint) if checkpoint is not None else None,
-        outsiders=ExternalWitnesses.load(witness_key or [], tsa_ca),
+        external=ExternalWitnesses.load(witness_key or [], tsa_ca),
         memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )
     verdict = _verify_by_rows(dsn, request) if dsn is not None else verify_by_service(url, request)
@@ -152,7 +152,7 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         )
         if missing := [aspect for aspect in ASPECTS if aspect not in verdict["verdicts"]]:
             raise NotTheLedgerError(f"the verdict of {url} says nothing of {', '.join(missing)}")
-        is_compared = request.kept is not None or request.outsiders.are_any
+        is_compared = request.kept is not None or request.external.are_any
         if not is_compared and memory is None:
             return verdict
         ring = request.keyring if request.keyring is not None else Keyring.from_json(client.get("/v1/keys"))
@@ -171,7 +171,7 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
 
 def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring) -> dict[str, Any]:
     """``verdict`` with the caller's checkpoint and witnesses compared with the log, whose checkpoint is ``present``."""
-    kept, outsiders = request.kept, request.outsiders
+    kept, external = request.kept, request.external
     try:
         now = open_checkpoint(present, ring)
         then = open_checkpoint(kept, ring, origin=now.origin) if kept is not None else None
@@ -182,11 +182,11 @@ def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str
     anchors = served_anchors(
         log.client,
         log.tenant,
-        outsiders,
+        external,
         lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin),
     )
-    anchors += kept_anchors(kept, outsiders.witnesses) if kept is not None else []
-    verdict = _with_anchors(log, verdict, anchors, now, outsiders)
+    anchors += kept_anchors(kept, external.witnesses) if kept is not None else []
+    verdict = _with_anchors(log, verdict, anchors, now, external)
     # The kept checkpoint itself.
     return verdict if then is None else log.compared(verdict, then, now, FILE)
 
@@ -206,10 +206,10 @@ def _looked(log: _Log, look: Observation, verdict: dict[str, Any], *, is_any: bo
 
 
 def _with_anchors(
-    log: _Log, verdict: dict[str, Any], anchors: list[Anchor], now: Checkpoint, outsiders: ExternalWitnesses
+    log: _Log, verdict: dict[str, Any], anchors: list[Anchor], now: Checkpoint, external: ExternalWitnesses
 ) -> dict[str, Any]:
     """``verdict`` with external witnesses verified here in place of the service's result."""
-    judged_here = {kind for kind, given in ((WITNESS, outsiders.witnesses), (RFC_3161, outsiders.roots)) if given}
+    judged_here = {kind for kind, given in ((WITNESS, external.witnesses), (RFC_3161, external.roots)) if given}
     found = [each for each in verdict["anchors"] if each["kind"] not in judged_here]
     for anchor in anchors:
         status, detail = anchor.status, anchor.detail
@@ -282,7 +282,7 @@ def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
     if request.kept is not None:
         try:
             heads.append(kept_head(request.kept, request.tenant, request.keyring, FILE))
-            anchors = kept_anchors(request.kept, request.outsiders.witnesses)
+            anchors = kept_anchors(request.kept, request.external.witnesses)
         except UnknownKeyError as error:
             err.print(f"the checkpoint proves nothing: {error}", markup=False)
             is_key_unknown = True
@@ -318,7 +318,7 @@ def _lines(verdict: dict[str, Any]) -> list[RenderableType]:
     ]
 
 
-# --- what outsiders said ----------------------------------------------------------------------------
+# --- what external witnesses said ----------------------------------------------------------------------------
 
 LISTED_MAX = 1000
 """Newest statements of each kind that are read."""
@@ -335,30 +335,28 @@ class Request:
     """None when no keys were given: then no signature is trusted."""
     kept: str | None
     """Text of a checkpoint kept elsewhere."""
-    outsiders: ExternalWitnesses
+    external: ExternalWitnesses
     memory: Memory | None = None
     """Checkpoints verified before, None when nothing is to be remembered."""
 
 
-def served_anchors(
-    client: LedgerClient, tenant: str, outsiders: ExternalWitnesses, open_note: OpenNote
-) -> list[Anchor]:
+def served_anchors(client: LedgerClient, tenant: str, external: ExternalWitnesses, open_note: OpenNote) -> list[Anchor]:
     """The service's newest statement of each external witness."""
     said = []
-    if outsiders.witnesses:
-        known = {witness.text() for witness in outsiders.witnesses}
+    if external.witnesses:
+        known = {witness.text() for witness in external.witnesses}
         items = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList, limit=LISTED_MAX)["items"]
         for item in _newest([item for item in items if item["witness"] in known], "witness"):
             time = datetime.fromisoformat(item["time"])
             said.append(StoredAnchor(WITNESS, item["witness"], item["note"], item["tree_size"], time))
-    if outsiders.roots:
+    if external.roots:
         items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
         for item in _newest(items, "authority"):
             time, response = datetime.fromisoformat(item["time"]), base64.b64decode(item["response"])
             said.append(
                 StoredAnchor(RFC_3161, item["authority"], item["checkpoint"], item["tree_size"], time, response)
             )
-    return [judge(each, outsiders.witnesses, outsiders.roots, open_note) for each in said]
+    return [judge(each, external.witnesses, external.roots, open_note) for each in said]
 
 
 def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:

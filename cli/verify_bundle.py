@@ -97,9 +97,9 @@ def verify_bundle(
         if report_to is not None:
             verified[-1] = _with_counts(path, verified[-1])
         trusted = trusted._replace(memory=_remembered(trusted.memory, verified[-1]))
-    outsiders_from = [text for each in witness_key or () for text in ("--witness-key", each)]
-    outsiders_from += [] if tsa_ca is None else ["--tsa-ca", readable(tsa_ca)]
-    against = Against(_name(keys), trusted.keyring, _name(checkpoint), trusted.kept, outsiders_from)
+    external_from = [text for each in witness_key or () for text in ("--witness-key", each)]
+    external_from += [] if tsa_ca is None else ["--tsa-ca", readable(tsa_ca)]
+    against = Against(_name(keys), trusted.keyring, _name(checkpoint), trusted.kept, external_from)
     now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
     document = report.to_json(verified, against, now, tool)
     if report_to is not None:

@@ -83,7 +83,7 @@ async def _look(reader: PostgresChainReader, request: Request) -> Observation | 
 async def _verify(
     dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]
 ) -> tuple[Verdict, Observation | None]:
-    tenant, keyring, outsiders = request.tenant, request.keyring, request.outsiders
+    tenant, keyring, external = request.tenant, request.keyring, request.external
     connection = await sessions.connect_alone(dsn, timeout_s=CONNECT_TIMEOUT_S)
     try:
         async with consistent_reader(connection, tenant) as reader:
@@ -91,14 +91,14 @@ async def _verify(
             is_seen = look is not None and bool(look.before)
             if not is_seen and await reader.head() is None and await reader.last_entry() is None:
                 raise TenantNotFoundError(f"there is no tenant {tenant}")
-            if keyring is not None and outsiders.are_any:
+            if keyring is not None and external.are_any:
                 trusted = keyring
                 judge = await newest_anchors(
                     connection,
                     tenant,
                     lambda text, time: _open_note(tenant, as_of(trusted, time), text),
-                    outsiders.witnesses,
-                    lambda _authority: outsiders.roots,
+                    external.witnesses,
+                    lambda _authority: external.roots,
                 )
                 anchors = anchors + judge()
             if look is not None:

@@ -46,7 +46,7 @@ class Trusted(NamedTuple):
     keyring: Keyring | None
     kept: JudgedCheckpoint | None
     memory: Memory | None
-    outsiders: ExternalWitnesses
+    external: ExternalWitnesses
 
     @classmethod
     def load(

@@ -196,7 +196,7 @@ async def _cut(client: LedgerClient, connection: Connection, superuser_url: str)
     kept = kept_head(note, TENANT, keyring, AUDITOR)
     await tampering.cut_tail(connection, TENANT, kept.size - ENTRIES_CUT)
     edit = f"the last {ENTRIES_CUT} entries removed, head, snapshots, tree and jobs made to fit"
-    request = Request(TENANT, None, None, keyring=keyring, kept=None, outsiders=NOBODY)
+    request = Request(TENANT, None, None, keyring=keyring, kept=None, external=NOBODY)
     return EditFound(edit, "rollback", None, await verify_database(superuser_url, request, [kept], []))
 
 

@@ -222,13 +222,13 @@ def with_anchors(
     anchors: Sequence[BundledAnchor],
     own: Checkpoint,
     keyring: Keyring | None,
-    outsiders: ExternalWitnesses,
+    external: ExternalWitnesses,
 ) -> dict[str, Any]:
     """``verdict`` on a file, with the statements of external witnesses about its log. ``own`` is the file's checkpoint;
     the keys of ``keyring`` verify the log's signatures. A valid statement that disagrees is a break."""
     results = []
     for each in anchors:
-        anchor = _judged(each, own, keyring, outsiders)
+        anchor = _judged(each, own, keyring, external)
         try:
             if anchor.status == "ok":
                 hashes = [bytes.fromhex(text) for text in each.consistency]
@@ -242,7 +242,7 @@ def with_anchors(
     return {**verdict, "anchors": results}
 
 
-def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, outsiders: ExternalWitnesses) -> Anchor:
+def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, external: ExternalWitnesses) -> Anchor:
     """The statement, verified; not yet compared with the log."""
     try:
         size = read_checkpoint(bundled.checkpoint).size
@@ -256,9 +256,9 @@ def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ou
         return said.unjudged(f"it covers {size} entries, the checkpoint here {own.size}")
     if keyring is None:
         return said.unjudged("no key was given, so nobody vouches for its checkpoint")
-    if said.kind == WITNESS and said.by not in {witness.text() for witness in outsiders.witnesses}:
+    if said.kind == WITNESS and said.by not in {witness.text() for witness in external.witnesses}:
         return said.unjudged("its key is not among those given with --witness-key")
-    return judge(said, outsiders.witnesses, outsiders.roots, partial(_open_as_of, keyring, own.origin))
+    return judge(said, external.witnesses, external.roots, partial(_open_as_of, keyring, own.origin))
 
 
 def _open_as_of(keyring: Keyring, origin: str, note: str, time: datetime) -> Checkpoint:

@@ -158,7 +158,7 @@ async def verify_file(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
-    outsiders: ExternalWitnesses = NOBODY,
+    external: ExternalWitnesses = NOBODY,
 ) -> BundleVerdict:
     """The verdict on a bundle, whole or damaged.
 
@@ -169,7 +169,7 @@ async def verify_file(
     began_s = time.perf_counter()
     try:
         with BundleReader.open(path, keyring) as reader:
-            return await judge_bundle(BundleChainReader(reader), keyring, kept, memory, outsiders)
+            return await judge_bundle(BundleChainReader(reader), keyring, kept, memory, external)
     except NotABundleError:
         raise
     except BundleInvalidError as error:
@@ -181,11 +181,11 @@ async def judge_bundle(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
-    outsiders: ExternalWitnesses = NOBODY,
+    external: ExternalWitnesses = NOBODY,
     on_break: Callable[[Break], object] | None = None,
 ) -> BundleVerdict:
     """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere, the verifier's
-    memory and statements of ``outsiders``. ``on_break`` is called with each break of the rows.
+    memory and statements of ``external`` witnesses. ``on_break`` is called with each break of the rows.
 
     Without ``keyring`` no signature is verified, and no key vouches for the rest of the verdict.
     """
@@ -227,7 +227,7 @@ async def judge_bundle(
     if kept is not None and kept.unknown is None and kept.checkpoint[:2] == own.checkpoint[:2]:
         verdict = compared(verdict, kept.checkpoint, own.checkpoint, KEPT)
     verdict = verdict if observation is None else observation.compared_with_own(verdict)
-    verdict = with_anchors(verdict, anchors, own.checkpoint, keyring, outsiders)
+    verdict = with_anchors(verdict, anchors, own.checkpoint, keyring, external)
     result.verdict = _with_signatures(verdict, signed, own, kept, keyring, undecided)
     if observation is not None:
         result.memory = observation.report(result.verdict)

@@ -87,7 +87,7 @@ def judged(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
-    outsiders: ExternalWitnesses = NOBODY,
+    external: ExternalWitnesses = NOBODY,
 ) -> ReceiptVerdict:
     """The verdict on a file. Its content never makes this raise.
 
@@ -103,7 +103,7 @@ def judged(
         # 2. The signature of the statement.
         signed = manifests.judge(opened.envelope, keyring, "the receipt", ReceiptSignatureError)
         result.signed_by = signed.key_ids
-        _judge_content(result, receipt, signed, keyring, kept, memory, outsiders)
+        _judge_content(result, receipt, signed, keyring, kept, memory, external)
     except ReceiptInvalidError as error:
         kind = RECEIPT_SIGNATURE if isinstance(error, ReceiptSignatureError) else RECEIPT
         tenant_id = None if result.receipt is None else result.receipt.tenant_id
@@ -120,7 +120,7 @@ def _judge_content(
     keyring: Keyring | None,
     kept: JudgedCheckpoint | None,
     memory: Memory | None,
-    outsiders: ExternalWitnesses,
+    external: ExternalWitnesses,
 ) -> None:
     """Put into ``result`` the verdict on a receipt whose form and statement are valid."""
     own, findings = receipt.tree_head, Findings()
@@ -134,7 +134,7 @@ def _judge_content(
     _check_inclusion(receipt, own, findings)
     verdict = _verdict(receipt, findings, signed, log_signed)
     # 6. The statements of external witnesses.
-    verdict = with_anchors(verdict, receipt.anchors, own, keyring, outsiders)
+    verdict = with_anchors(verdict, receipt.anchors, own, keyring, external)
     # 7. The checkpoint kept elsewhere, and the memory.
     observation = observed(memory, keyring, receipt.tenant_id, receipt.checkpoint, receipt.seqs[-1])
     for seen in () if observation is None else observation.before:

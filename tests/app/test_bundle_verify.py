@@ -234,12 +234,12 @@ def test_the_example_of_the_document_is_whole(twin: Twin) -> None:
 
 
 def test_a_statement_of_an_outsider_that_holds_and_is_not_so_is_a_rollback(tmp_path: Path) -> None:
-    outsiders = ExternalWitnesses.load([Witness().verifier_key], None)
+    external = ExternalWitnesses.load([Witness().verifier_key], None)
 
     def found(
-        bundle: bytes, keyring: Keyring | None = RING, who: ExternalWitnesses = outsiders
+        bundle: bytes, keyring: Keyring | None = RING, who: ExternalWitnesses = external
     ) -> tuple[str, list[str]]:
-        verdict = asyncio.run(verify_file(store(tmp_path, bundle), keyring, outsiders=who)).verdict
+        verdict = asyncio.run(verify_file(store(tmp_path, bundle), keyring, external=who)).verdict
         kind = verdict["first_break"]["kind"] if verdict["first_break"] is not None else ""
         return kind, [each["status"] for each in verdict["anchors"]]
 

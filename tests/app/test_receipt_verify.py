@@ -201,29 +201,29 @@ def test_where_the_receipt_itself_is_broken_nothing_else_is_claimed() -> None:
     assert (set(found["verdicts"].values()), found["anchors"]) == ({"not_checked"}, [])
 
 
-# --- outsiders ----------------------------------------------------------------------------------------
+# --- external witnesses ----------------------------------------------------------------------------------------
 
 
-def anchors_of(receipt: bytes, keyring: Keyring | None = RING, outsiders: ExternalWitnesses = WITNESSED) -> list[str]:
-    return [each["status"] for each in verdict_of(receipt, keyring, outsiders=outsiders)["anchors"]]
+def anchors_of(receipt: bytes, keyring: Keyring | None = RING, external: ExternalWitnesses = WITNESSED) -> list[str]:
+    return [each["status"] for each in verdict_of(receipt, keyring, external=external)["anchors"]]
 
 
 def test_a_cosignature_counts_by_the_key_that_the_verifier_brings() -> None:
     assert anchors_of(GOOD) == ["ok"]
-    assert anchors_of(GOOD, outsiders=NOBODY) == ["not_checked"]
-    assert anchors_of(GOOD, outsiders=ExternalWitnesses.load([Witness(seed=3).verifier_key], None)) == ["not_checked"]
+    assert anchors_of(GOOD, external=NOBODY) == ["not_checked"]
+    assert anchors_of(GOOD, external=ExternalWitnesses.load([Witness(seed=3).verifier_key], None)) == ["not_checked"]
     assert anchors_of(GOOD, None) == ["not_checked"]
 
 
 def test_a_cosignature_says_its_own_time_whatever_stands_beside_it() -> None:
     receipt = changed(lambda said: said["anchors"][0].update(time="2020-01-01T00:00:00Z"))
-    (found,) = verdict_of(receipt, outsiders=WITNESSED)["anchors"]
+    (found,) = verdict_of(receipt, external=WITNESSED)["anchors"]
     assert (found["status"], found["time"]) == ("ok", "2024-01-11T00:00:10Z")
 
 
 def test_a_cosigned_checkpoint_that_the_log_does_not_extend_is_a_rollback() -> None:
     receipt = changed(lambda said: said["anchors"][0].update(consistency=["ab" * 32]))
-    found = verdict_of(receipt, outsiders=WITNESSED)
+    found = verdict_of(receipt, external=WITNESSED)
     assert ([each["status"] for each in found["anchors"]], found["first_break"]["kind"]) == (["broken"], "rollback")
 
 

@@ -266,7 +266,7 @@ async def test_a_job_that_is_more_than_a_receipt_holds_is_told_what_to_do(
     assert "--seq" in answer.json()["detail"]
 
 
-# --- outsiders ----------------------------------------------------------------------------------------
+# --- external witnesses ----------------------------------------------------------------------------------------
 
 
 async def cosign(client: Client, at_s: int) -> int:
@@ -289,16 +289,16 @@ async def test_a_receipt_carries_the_oldest_word_of_a_witness_that_covers_it(cli
         await receipt_of(client, f"job-{number}", session)
         sizes.append(await cosign(client, now_s - 100 + number))
     await receipt_of(client, "job-3", await write(client, "job-3", "JobAccepted"))
-    outsiders = ExternalWitnesses.load([WITNESS.verifier_key], None)
+    external = ExternalWitnesses.load([WITNESS.verifier_key], None)
     found = {}
     for number in range(4):
-        outcome = judged(await receipt_of(client, f"job-{number}"), await keys_of(client), outsiders=outsiders)
+        outcome = judged(await receipt_of(client, f"job-{number}"), await keys_of(client), external=external)
         found[number] = [(each["to_seq"], each["status"]) for each in outcome.verdict["anchors"]]
     assert found == {0: [(sizes[0], "ok")], 1: [(sizes[1], "ok")], 2: [(sizes[2], "ok")], 3: []}
     # A job that goes on after it was cosigned: the newest word covers its beginning.
     body = {"tenant_id": client.tenant, "type": "JobProgressReported", "dc_id": "use1", "completed": 1, "failed": 0}
     session = (await client.post("/v1/jobs/job-0/events", json=body)).headers["Tally-Session"]
-    outcome = judged(await receipt_of(client, "job-0", session), await keys_of(client), outsiders=outsiders)
+    outcome = judged(await receipt_of(client, "job-0", session), await keys_of(client), external=external)
     assert [(each["to_seq"], each["status"]) for each in outcome.verdict["anchors"]] == [(sizes[2], "ok")]
 
 
@@ -319,7 +319,7 @@ async def test_a_receipt_carries_the_time_stamp_that_openssl_vouches_for(
 
         file = await until(stamped, "the checkpoint is stamped")
         (anchor,) = form.read(file).receipt.anchors
-        outcome = judged(file, await keys_of(client), outsiders=ExternalWitnesses.load([], authority.ca_file))
+        outcome = judged(file, await keys_of(client), external=ExternalWitnesses.load([], authority.ca_file))
         (found,) = outcome.verdict["anchors"]
         assert (found["kind"], found["to_seq"], found["status"]) == ("rfc3161", 2, "ok")
         assert authority.vouches_for(anchor.checkpoint.encode(), base64.b64decode(anchor.response))

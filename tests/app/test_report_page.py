@@ -47,8 +47,8 @@ HOSTILE = '<script src="https://evil.example/x.js">|`&\u202e\x1b[2J'
 def verified(folder: Path, bundle: bytes, keyring: Keyring | None = RING, name: str = "acme.tar") -> VerifiedFile:
     """A file as ``tally verify-bundle --report`` has it."""
     path = store(folder, bundle, name)
-    outsiders = ExternalWitnesses.load([Witness().verifier_key], None)
-    outcome = asyncio.run(verify_file(path, keyring, outsiders=outsiders))
+    external = ExternalWitnesses.load([Witness().verifier_key], None)
+    outcome = asyncio.run(verify_file(path, keyring, external=external))
     file = VerifiedFile(name, exit_code_of_bundle(outcome.verdict), outcome)
     if "broken" in outcome.verdict["verdicts"].values():
         return file

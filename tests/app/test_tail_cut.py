@@ -80,7 +80,7 @@ def forget_checkpoints(settings: Settings) -> None:
 
 
 async def by_rows(database: Database, heads: list[TreeHead], keyring: Keyring | None) -> dict[str, Any]:
-    request = Request("acme", None, None, keyring=keyring, kept=None, outsiders=NOBODY)
+    request = Request("acme", None, None, keyring=keyring, kept=None, external=NOBODY)
     return await verify_database(database.service_url, request, heads, [])
 
 
@@ -153,7 +153,7 @@ async def test_on_the_command_line_it_is_a_rollback_to_whoever_looked_before(
 
 
 async def by_service(client: httpx.AsyncClient, state: Path) -> dict[str, Any]:
-    request = Request("acme", None, None, keyring=None, kept=None, outsiders=NOBODY, memory=Memory.open(state))
+    request = Request("acme", None, None, keyring=None, kept=None, external=NOBODY, memory=Memory.open(state))
     found = await asyncio.to_thread(verify_by_service, str(client.base_url), request)
     remember_observed(Memory.open(state), [found["memory"]])
     return found

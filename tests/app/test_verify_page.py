@@ -169,15 +169,15 @@ def in_page(page: Page) -> InPage:
 
 def of_product(asked: Asked, folder: Path) -> Said:
     """What the product says; an empty verdict where the checkpoint given is none."""
-    outsiders = ExternalWitnesses.load(asked.witnesses, None)
+    external = ExternalWitnesses.load(asked.witnesses, None)
     try:
         kept = judge_checkpoint(asked.kept, asked.keyring) if asked.kept is not None else None
     except SignatureError:
         return 2, {}
     if asked.file.startswith(b"{"):
-        verdict = judged(asked.file, asked.keyring, kept, None, outsiders).to_json()
+        verdict = judged(asked.file, asked.keyring, kept, None, external).to_json()
         return int(exit_code_of_receipt(verdict)), verdict
-    verifying = verify_file(store(folder, asked.file), asked.keyring, kept, None, outsiders)
+    verifying = verify_file(store(folder, asked.file), asked.keyring, kept, None, external)
     with ThreadPoolExecutor(1) as thread:
         try:
             found = thread.submit(asyncio.run, verifying).result()

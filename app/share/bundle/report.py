@@ -209,7 +209,7 @@ class Against:
     keyring: Keyring | None
     checkpoint_from: str | None
     kept: JudgedCheckpoint | None
-    outsiders_from: Sequence[str] = ()
+    external_from: Sequence[str] = ()
     """The options that named witnesses and authorities, as given."""
 
     def to_json(self) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def _commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
     options = [text for option, name in brought.items() if name is not None for text in (option, name)]
     names = [file.name for file in files]
     yield shlex.join(["sha256sum", *names])
-    yield shlex.join(["tally", "verify-bundle", *names, *options, *against.outsiders_from])
+    yield shlex.join(["tally", "verify-bundle", *names, *options, *against.external_from])
     for name in names:
         command = shlex.join(["python3", "verify.py", name, *options])
         yield f"{command}  # docs/formats/verify.py, a second implementation"
