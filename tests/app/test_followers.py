@@ -397,8 +397,7 @@ async def test_a_stop_right_behind_a_wake_ends_the_follower(passes: int, monkeyp
     monkeypatch.setattr(TableFollower, "_find_behind", find_nobody)
     follower = TableFollower(JobTable(lambda *_: None), never, lambda _: BEFORE_FIRST)
     running = asyncio.create_task(follower.run())
-    await asyncio.wait_for(follower._idle.wait(), 5)
-    await asyncio.sleep(0.01)
+    await until(lambda: follower._wake._waiters, "it waits for a wake")
     follower._wake.set()
     for _ in range(passes):
         await asyncio.sleep(0)
