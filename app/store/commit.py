@@ -21,11 +21,12 @@ array one by one, which takes longer than the rest of the way to the server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import asyncpg
+from asyncpg.transaction import Transaction
 
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store.chaining import (
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 ROWS_IN_STATEMENT_MAX: Final = 200
 """A larger batch uses COPY."""
+COPIED_LOCK_TIMEOUT_MS: Final = 50
+"""Longest wait of a transaction whose rows were copied before it has the locks of their heads."""
 
 Value = TypeVar("Value")
 
@@ -226,12 +229,37 @@ _COMMIT_BESIDE_COPY = _statement("SELECT WHERE false", "NULL")
 """COPY stores the rows, and ignores rules on the table."""
 
 
-async def commit(connection: Connection, batch: Batch) -> Answer:
+async def commit(
+    connection: Connection,
+    batch: Batch,
+    *,
+    copied: Transaction | None = None,
+    on_sent: Callable[[], object] = lambda: None,
+) -> Answer:
     """Store ``batch`` in one transaction; nothing of it is stored unless the answer is ``Committed`` or ``InDoubt``.
+
+    ``copied`` is the transaction of ``copy_ahead`` on this connection, if the rows are copied already. Else ``on_sent``
+    is called if they are copied, once the last row is sent: the locks of the heads are held then.
 
     A statement without an answer may not have started on the server yet, and may run later.
     """
-    return await errors_as_values(_commit(connection, batch))
+    return await errors_as_values(_commit(connection, batch, copied, on_sent))
+
+
+async def copy_ahead(connection: Connection, rows: LogRows) -> Transaction:
+    """Copy the rows of a batch in a transaction that has not passed the fence and holds no lock of a head; returns it.
+
+    Others who have those locks may wait for it. So no wait of the transaction lasts longer than
+    ``COPIED_LOCK_TIMEOUT_MS``.
+
+    Raises:
+        ChainDamagedError, DATABASE_FAULTS: as ``commit`` would find. The connection MUST be closed.
+    """
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute(f"SET LOCAL lock_timeout = '{COPIED_LOCK_TIMEOUT_MS}ms'")
+    await copy_entries(connection, rows)
+    return transaction
 
 
 async def errors_as_values(work: Awaitable[Answer]) -> Answer:
@@ -269,7 +297,9 @@ async def dry_run(connection: Connection, step: Step) -> None:
     await transaction.rollback()
 
 
-async def _commit(connection: Connection, batch: Batch) -> Answer:
+async def _commit(
+    connection: Connection, batch: Batch, copied: Transaction | None, on_sent: Callable[[], object]
+) -> Answer:
     is_small = len(batch.rows) <= ROWS_IN_STATEMENT_MAX and not batch.new_chains
     # An error would abort a transaction of the caller.
     if is_small and not connection.is_in_transaction() and None not in (rows := _lines(zip(*batch.rows, strict=True))):
@@ -279,10 +309,13 @@ async def _commit(connection: Connection, batch: Batch) -> Answer:
             pass  # PostgreSQL dropped some of it without an error: the transaction finds the tenant.
         except asyncpg.FeatureNotSupportedError:
             pass  # A rule on the table, which COPY does not see.
-    transaction = connection.transaction()
-    await transaction.start()
+    transaction = copied or connection.transaction()
+    if copied is None:
+        await transaction.start()
     try:
         answer = await _store(connection, batch)
+        if answer == Committed() and batch.rows and copied is None:
+            await copy_entries(connection, batch.rows, on_sent)
     except (asyncpg.PostgresError, ChainDamagedError):
         await transaction.rollback()
         raise
@@ -294,7 +327,7 @@ async def _commit(connection: Connection, batch: Batch) -> Answer:
 
 
 async def _store(connection: Connection, batch: Batch) -> Answer:
-    """Do all of it in the transaction that is open.
+    """Do all of it but COPY in the transaction that is open.
 
     Raises:
         ChainDamagedError: PostgreSQL dropped rows without an error; names their tenant.
@@ -317,8 +350,6 @@ async def _store(connection: Connection, batch: Batch) -> Answer:
     for tenant_id, sent in Counter(row[0] for row in batch.keyed).items():
         if stored[tenant_id] != sent:
             raise dropped(tenant_id, "idempotency rows", sent, stored[tenant_id])
-    if batch.rows:
-        await copy_entries(connection, batch.rows)
     return answer
 
 

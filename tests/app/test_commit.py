@@ -1,18 +1,21 @@
-"""A batch is committed whole where the chains are as they were read, or not at all: in one statement, or with COPY."""
+"""A batch is committed whole where the chains are as they were read, or not at all: in one statement, with COPY, or of
+rows that were copied ahead."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import asyncpg
 import httpx
 import pytest
+from asyncpg.transaction import Transaction
 
 from app.node.service import Service
 from app.store import chaining, commit
 from app.store.appended import head_of
-from app.store.chaining import ChainHead, Step
+from app.store.chaining import ChainHead, LogRows, Step
 from app.store.commit import (
     Answer,
     Batch,
@@ -25,8 +28,10 @@ from app.store.commit import (
     TenantDamaged,
 )
 from app.store.sessions import Connection
+from app.write.chain.ahead import Ahead, Following
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import ChainView, LinkedBatch, link
+from app.write.pending.quarantine import Quarantine
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import IdempotencyReusedError
 from ledger.facts.events import JOB_EVENTS
@@ -44,7 +49,7 @@ KEY = IdempotencyKey(1, "k", 0, b"a" * 32)
 STEP = Step("node-1", Epoch(3), Lsn(10), Lsn(20), Lsn(25))
 NOTHING = {"rows": 0, "keys": 0, "heads": {"acme": 0, "beta": 0}, "position": (10, 10)}
 ALL = {"rows": 3, "keys": 1, "heads": {"acme": 2, "beta": 1}, "position": (20, 25)}
-SMALL, LARGE = 200, 0
+SMALL, LARGE, AHEAD = 200, 0, -1
 BATCH_ENTRIES = 7
 """Records in a batch of the tests with a node."""
 
@@ -83,7 +88,20 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", request.param)
 
 
-@pytest.mark.usefixtures("both")
+@pytest.fixture(params=[SMALL, LARGE, AHEAD], ids=["in one statement", "copied", "copied ahead"])
+def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``both``, and with rows that are copied before the fence is passed."""
+    monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", request.param)
+    committing = commit.commit
+
+    async def copied_ahead(connection: Connection, batch: Batch) -> Answer:
+        return await committing(connection, batch, copied=await commit.copy_ahead(connection, batch.rows))
+
+    if request.param == AHEAD:
+        monkeypatch.setattr(commit, "commit", copied_ahead)
+
+
+@pytest.mark.usefixtures("each_way")
 async def test_rows_keys_heads_and_position_are_committed_together(
     connection: Connection, superuser: asyncpg.Connection
 ) -> None:
@@ -118,7 +136,7 @@ async def test_a_batch_of_one_has_no_values_but_its_own(connection: Connection, 
     assert list(map(tuple, rows)) == [*batch.log_rows]
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("is_empty", [False, True])
 @pytest.mark.parametrize(
     "step",
@@ -133,7 +151,7 @@ async def test_nothing_passes_the_fence_of_another(
     assert await committed(superuser) == NOTHING
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(
     "change",
     [
@@ -167,7 +185,7 @@ async def test_a_chain_that_another_node_began_is_not_begun_again(
     assert (await committed(superuser))["heads"] == {"acme": 0, "beta": 0, "gamma": 1}
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(
     ("line", "digest"), [(0, b"a" * 32), (0, b"b" * 32), (7, b"b" * 32)], ids=["same", "other body", "other line"]
 )
@@ -179,7 +197,7 @@ async def test_nothing_is_chained_of_a_batch_with_a_key_that_the_chain_has(
     assert await committed(superuser) == {**NOTHING, "keys": 1}
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("each_way")
 async def test_lines_are_added_to_a_key_of_which_it_is_known_what_the_chain_has(
     connection: Connection, superuser: asyncpg.Connection
 ) -> None:
@@ -211,7 +229,7 @@ async def test_all_is_stored_or_nothing(
     assert await committed(superuser) == NOTHING
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("each_way")
 async def test_a_position_that_a_trigger_keeps_is_not_passed(
     connection: Connection, superuser: asyncpg.Connection
 ) -> None:
@@ -285,6 +303,23 @@ async def test_a_head_that_stays_locked_is_not_waited_for(
     assert await committed(superuser) == NOTHING
 
 
+async def test_who_holds_a_head_and_stores_in_the_same_place_goes_before_what_was_copied_ahead(
+    connection: Connection, database: Database, superuser: asyncpg.Connection
+) -> None:
+    # Nobody waits for a deadlock to be found.
+    await superuser.execute(f"ALTER DATABASE {database.name} SET deadlock_timeout = '1h'")
+    batch = to_commit()
+    async with connected_to(database.service_url) as other, other.transaction():
+        copied = await commit.copy_ahead(connection, batch.rows)
+        await chaining.lock_heads(other, ["acme", "beta"])
+        copying = asyncio.create_task(chaining.copy_entries(other, batch.rows))
+        # Each waits for the other, and only the one that copied ahead gives way.
+        assert isinstance(await commit.commit(connection, batch, copied=copied), RowsLocked)
+        await copying
+        await chaining.move_heads(other, linked().heads())
+    assert await committed(superuser) == {**ALL, "keys": 0, "position": (10, 10)}
+
+
 # --- a node -------------------------------------------------------------------------------------------
 
 
@@ -294,8 +329,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
     given: list[Answer] = []
     committing = commit.commit
 
-    async def noted(connection: Connection, batch: Batch) -> Answer:
-        answer = await committing(connection, batch)
+    async def noted(connection: Connection, batch: Batch, **how: Any) -> Answer:
+        answer = await committing(connection, batch, **how)
         if {tenant_id for tenant_id, *_ in batch.moves} - {"_system"}:
             given.append(answer)
         return answer
@@ -304,9 +339,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
     return given
 
 
-@pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[SMALL, LARGE, AHEAD], ids=["in one statement", "copied", "copied ahead"])
+def small_batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a node are small, and go each way."""
     monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", BATCH_ENTRIES)
+    monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", request.param)
+    monkeypatch.setattr("app.write.chain.appender.AHEAD_ENTRIES_MIN", 1 if request.param == AHEAD else 10_000)
+    monkeypatch.setattr("app.write.chain.ahead.PAUSE_S", 0)
 
 
 async def submitted(service: Service, tenant_ids: tuple[str, ...], ns: range, keyed: bool = False) -> None:
@@ -320,7 +359,7 @@ async def all_of(chains: Chains, tenant_ids: tuple[str, ...]) -> list[Entry]:
     return [entry for tenant_id in tenant_ids for entry in await chains.sound(tenant_id)]
 
 
-@pytest.mark.usefixtures("both", "small_batches")
+@pytest.mark.usefixtures("small_batches")
 async def test_batches_that_follow_one_another_are_chained_in_order(
     run_node: RunNode, chains: Chains, answers: list[Answer]
 ) -> None:
@@ -338,7 +377,7 @@ async def test_batches_that_follow_one_another_are_chained_in_order(
             assert hlcs == sorted(hlcs)
 
 
-@pytest.mark.usefixtures("both", "small_batches")
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("trap", [Trap.BEFORE_COMMIT, Trap.AFTER_COMMIT, Trap.AT_COMMIT])
 async def test_a_connection_lost_around_commit_of_a_batch_among_many(
     run_node: RunNode, proxy: PostgresProxy, chains: Chains, trap: Trap, answers: list[Answer]
@@ -357,7 +396,7 @@ async def test_a_connection_lost_around_commit_of_a_batch_among_many(
         assert service.node.failure is None
 
 
-@pytest.mark.usefixtures("both", "small_batches")
+@pytest.mark.usefixtures("small_batches")
 async def test_two_nodes_that_write_to_the_same_tenants_make_one_chain_of_each(
     run_node: RunNode, make_settings: MakeSettings, chains: Chains, answers: list[Answer]
 ) -> None:
@@ -370,6 +409,91 @@ async def test_two_nodes_that_write_to_the_same_tenants_make_one_chain_of_each(
         assert sorted(numbers(await all_of(chains, tenants))) == list(range(126))
         assert {one.appender.database_error, two.appender.database_error} == {None}
         assert HeadsMoved() in answers
+
+
+async def test_what_was_copied_ahead_is_good_only_for_its_batch_and_the_heads_it_was_linked_onto(
+    connection: Connection, database: Database, superuser: asyncpg.Connection
+) -> None:
+    ahead = Ahead(lambda: chaining.connect(database.service_url, 10, 10))
+    heads = {"acme": EMPTY, "beta": EMPTY}
+    moved = {**heads, "beta": ChainHead(1, "ab" * 32, "1:0:m")}
+    following = Following(EVENTS, heads, linked())
+    ahead.start(following)
+    assert ahead.linked(EVENTS, heads) is following.linked
+    taken = await ahead.take(connection)
+    assert taken is not None
+    taken.connection.terminate()
+    assert not ahead.is_paused
+    for batch, onto in ((EVENTS, moved), (EVENTS[:2], heads)):
+        ahead.start(following)
+        assert ahead.linked(batch, onto) is None
+        assert not ahead.batch
+        assert ahead.is_paused
+    idle = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = $1 AND state LIKE 'idle in transaction%')"
+    await until(lambda: superuser.fetchval(idle, database.name), "the transactions are rolled back")
+    assert await committed(superuser) == NOTHING
+
+
+async def test_a_node_waits_for_a_head_that_another_has_locked_when_it_copied_ahead(
+    run_node: RunNode,
+    chains: Chains,
+    database: Database,
+    answers: list[Answer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", BATCH_ENTRIES)
+    passed_over: list[str] = []
+    copy_ahead, begin_wait = commit.copy_ahead, Quarantine.begin_wait
+
+    def noted(quarantine: Quarantine, tenant_id: str, *given: Any) -> None:
+        passed_over.append(tenant_id)
+        begin_wait(quarantine, tenant_id, *given)
+
+    async with connected_to(database.service_url) as other, run_node() as service:
+        transaction, locking = other.transaction(), list[asyncio.Task[object]]()
+
+        async def then_lock(connection: Connection, rows: LogRows) -> Transaction:
+            copied = await copy_ahead(connection, rows)
+            if not locking:  # It has the lock as soon as the batch before is committed.
+                locking.append(asyncio.create_task(chaining.lock_heads(other, ["acme"])))
+            return copied
+
+        await submitted(service, ("acme",), range(1))
+        monkeypatch.setattr(Quarantine, "begin_wait", noted)
+        monkeypatch.setattr("app.write.chain.ahead.copy_ahead", then_lock)
+        monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", 0)
+        monkeypatch.setattr("app.write.chain.appender.AHEAD_ENTRIES_MIN", 1)
+        await transaction.start()
+        writing = asyncio.create_task(submitted(service, ("acme",), range(1, 60)))
+        await until(lambda: any(isinstance(each, RowsLocked) for each in answers), "a commit met the lock")
+        await transaction.commit()
+        await writing
+        assert numbers(await chains.sound("acme")) == list(range(60))
+    assert passed_over == []
+
+
+@pytest.mark.parametrize("way", ["copied", "copied ahead"])
+async def test_full_batches_behind_one_another_are_copied_ahead(
+    run_node: RunNode, chains: Chains, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    entries_min = 5 if way == "copied ahead" else BATCH_ENTRIES + 1
+    monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", 0)
+    monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", BATCH_ENTRIES)
+    monkeypatch.setattr("app.write.chain.appender.AHEAD_ENTRIES_MIN", entries_min)
+    copied: list[int] = []
+    copy_ahead = commit.copy_ahead
+
+    async def counted(connection: Connection, rows: LogRows) -> Transaction:
+        copied.append(len(rows))
+        return await copy_ahead(connection, rows)
+
+    monkeypatch.setattr("app.write.chain.ahead.copy_ahead", counted)
+    async with run_node() as service:
+        await submitted(service, ("acme", "beta"), range(2))
+        await submitted(service, ("acme", "beta"), range(2, 300))
+        assert sorted(numbers(await all_of(chains, ("acme", "beta")))) == list(range(300))
+    assert (sum(copied) > 100) is (way == "copied ahead")
+    assert max(copied, default=0) <= BATCH_ENTRIES
 
 
 async def test_a_key_that_another_node_chained_is_found(
@@ -419,7 +543,7 @@ async def test_two_nodes_that_judge_for_one_tenant_make_one_chain_and_book_nothi
     assert {Committed(), HeadsMoved()} == set(answers)
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("small_batches")
 async def test_a_record_that_postgres_refuses_is_found_in_its_batch(
     run_node: RunNode, chains: Chains, superuser: asyncpg.Connection, answers: list[Answer]
 ) -> None:

@@ -11,6 +11,8 @@ For each batch::
        moves heads and position                                                           (store.commit)
     5. only then resolve the outcomes and raise the chained watermark
 
+While PostgreSQL commits a large batch, the rows of the next one are linked and copied            (write.chain.ahead)
+
 Invariants::
 
     chained_lsn in PostgreSQL == LSN of the last event of the last committed batch
@@ -41,6 +43,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import asyncpg
 import structlog
@@ -66,6 +69,7 @@ from app.store.commit import (
 )
 from app.store.entry_check import EntryCheck
 from app.write.chain import view as views
+from app.write.chain.ahead import Ahead, Following
 from app.write.chain.commitments import CommitmentMemory
 from app.write.chain.view import EMPTY_HEAD, Heads, is_moved
 from app.write.chain.waiting import WaitingTenants
@@ -80,6 +84,8 @@ BATCH_ENTRIES_MAX = 4000
 """Most events in one transaction: enough to amortise the commit, few enough to keep the latency low."""
 BATCH_BYTES_MAX = 1 << 20
 """Most payload bytes in one transaction: they are linked in one turn of the event loop."""
+AHEAD_ENTRIES_MIN = 1000
+"""Fewer are left to be chained with what comes meanwhile: a transaction costs as much as a hundred of them."""
 COLLECT_S = 0.1
 """How long records that no caller waits for are collected before they are chained: a transaction costs as much as
 linking and storing a hundred records."""
@@ -143,6 +149,9 @@ class Appender:
         self._on_chained = on_chained
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
+        self._ahead = Ahead(connect)
+        self._sent: tuple[Sequence[Pending], LinkedBatch] | None = None
+        """The batch that PostgreSQL commits, once all of its rows were sent."""
         self.commitments = CommitmentMemory(
             entry_check, pool, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER)
         )
@@ -185,8 +194,11 @@ class Appender:
     def wake(self) -> None:
         """Records may have been committed, or a request waits for one. If a request waits, a batch is full or the
         backlog half full, chaining starts immediately, else within ``COLLECT_S``."""
-        if self.is_chaining or not self._has_committed():
-            return  # ``run`` checks again after the transaction, and the WAL calls once a record is committed
+        if self.is_chaining:
+            self._copy_ahead()
+            return  # ``run`` checks again after the transaction
+        if not self._has_committed():
+            return  # the WAL calls once a record is committed
         chained = self._node.chained
         if self._backlog.is_due(BATCH_ENTRIES_MAX, BATCH_BYTES_MAX) or chained.wanted_lsn > chained.lsn:
             self._work.set()
@@ -214,6 +226,7 @@ class Appender:
             self._on_failure(error)
         finally:
             self._drained.set()
+            self._ahead.close()
             self.commitments.cancel()
             if self._connection is not None:
                 self._connection.terminate()
@@ -244,7 +257,9 @@ class Appender:
     def _has_committed(self) -> bool:
         return self._backlog.has_committed(self._node.committed.lsn)
 
-    def _next(self) -> list[Pending]:
+    def _next(self) -> Sequence[Pending]:
+        if self._backlog.begins_with(self._ahead.batch):
+            return self._ahead.batch
         return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
 
     def _next_of(self, tenant_id: str) -> Sequence[Pending]:
@@ -270,7 +285,11 @@ class Appender:
         is_below = batch[0].lsn <= self._node.chained.lsn
         attempt = _BatchAttempt(batch, checks_entries=self._expects_existing or is_below)
         while True:
-            match await commit.errors_as_values(self._attempt(attempt)):
+            answer = await commit.errors_as_values(self._attempt(attempt))
+            self._sent = None
+            if answer != Committed():
+                self._ahead.drop()
+            match answer:
                 case Committed():
                     assert attempt.linked is not None
                     return await self._publish(batch, attempt.linked)
@@ -296,11 +315,17 @@ class Appender:
         attempt.linked = None
         connection = await self._connected()
         view = await self._view(connection, attempt)
-        linked = link(batch, view, self._linkers)
+        ahead = self._ahead.linked(batch, view.heads)
+        linked = ahead or link(batch, view, self._linkers)
         # A tenant may be found damaged at any time; then it is passed over.
         await self._quarantine.hold(batch)
         attempt.linked = linked
-        return await commit.commit(
+        following, copied = None if ahead is None else self._following(batch, linked), None
+        if ahead is not None and (taken := await self._ahead.take(connection)) is not None:
+            self._connection, copied = connection, _ = taken
+            self._sent = batch, linked
+            self._copy_ahead(following)
+        answer = await commit.commit(
             connection,
             Batch(
                 self._step_to(self._lsn_after(batch)),
@@ -310,7 +335,44 @@ class Appender:
                 view.heads.keys() - self.heads.seen.keys(),
                 are_keys_checked=attempt.checks_keys,
             ),
+            copied=copied,
+            on_sent=partial(self._on_sent, batch, linked),
         )
+        # Another node has the lock of a head, and is about to move it.
+        return HeadsMoved() if copied is not None and isinstance(answer, RowsLocked) else answer
+
+    # --- the batch after it -----------------------------------------------------------------------
+
+    def _on_sent(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
+        self._sent = batch, linked
+        self._copy_ahead()
+
+    def _copy_ahead(self, following: Following | None = None) -> None:
+        """Copy the batch after the one that PostgreSQL commits, if enough of it is committed in the WAL."""
+        if self._sent is None or self._ahead.batch:
+            return
+        following = following or self._following(*self._sent)
+        if following is not None:
+            self._ahead.start(following)
+
+    def _following(self, batch: Sequence[Pending], linked: LinkedBatch) -> Following | None:
+        """The batch after ``batch``, linked onto what that leaves; None if it is small, or PostgreSQL has to be asked
+        something first."""
+        waiting = len(self._backlog) - len(batch)
+        if not self.is_chaining or waiting < AHEAD_ENTRIES_MIN or self._quarantine or self._ahead.is_paused:
+            return None
+        following = self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX, behind=len(batch))
+        if len(following) < AHEAD_ENTRIES_MIN or linked.has_existing:
+            return None
+        if tenants_begun_by(following) or tenants_decided_by(following):
+            return None
+        heads = {
+            name: head_of(linked.links[name]) if name in linked.links else self.heads.seen.get(name, EMPTY_HEAD)
+            for name in sorted(self._tenants_of(following))
+        }
+        if EMPTY_HEAD in heads.values():
+            return None
+        return Following(following, heads, link(following, ChainView(heads=heads), self._linkers))
 
     async def _view(self, connection: asyncpg.Connection[asyncpg.Record], attempt: _BatchAttempt) -> ChainView:
         """What the chains hold of the batch.

@@ -189,9 +189,14 @@ class Backlog:
             self._of_tenants[tenant_id] = held[0] + entries, held[1] + size
             self._bytes += size
 
-    def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int) -> list[Pending]:
-        """The first committed events, in LSN order, within both bounds; at least one if there is any."""
-        return _within(self._queue, entries_max, bytes_max, committed_lsn)
+    def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int, *, behind: int = 0) -> list[Pending]:
+        """The first committed events behind the first ``behind``, in LSN order, within both bounds; at least one if
+        there is any."""
+        return _within(islice(self._queue, behind, None), entries_max, bytes_max, committed_lsn)
+
+    def begins_with(self, batch: Sequence[Pending]) -> bool:
+        """Whether ``batch``, which was in the queue, is its beginning; not an empty one."""
+        return bool(batch and self._queue) and self._queue[0] is batch[0]
 
     def has_committed(self, committed_lsn: Lsn) -> bool:
         """Whether ``peek`` finds any."""
