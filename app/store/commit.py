@@ -238,7 +238,7 @@ async def commit(
 ) -> Answer:
     """Store ``batch`` in one transaction; nothing of it is stored unless the answer is ``Committed`` or ``InDoubt``.
 
-    ``copied`` is the transaction of ``copy_ahead`` on this connection, if the rows are copied already. Else ``on_sent``
+    ``copied`` is the transaction of ``copy_first`` on this connection, if the rows are copied already. Else ``on_sent``
     is called if they are copied, once the last row is sent: the locks of the heads are held then.
 
     A statement without an answer may not have started on the server yet, and may run later.
@@ -246,7 +246,7 @@ async def commit(
     return await errors_as_values(_commit(connection, batch, copied, on_sent))
 
 
-async def copy_ahead(connection: Connection, rows: LogRows) -> Transaction:
+async def copy_first(connection: Connection, rows: LogRows) -> Transaction:
     """Copy the rows of a batch in a transaction that has not passed the fence and holds no lock of a head; returns it.
 
     Others who have those locks may wait for it. So no wait of the transaction lasts longer than

@@ -1,5 +1,5 @@
 """A batch is committed whole where the chains are as they were read, or not at all: in one statement, with COPY, or of
-rows that were copied ahead."""
+rows that were copied first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from app.store.commit import (
     TenantDamaged,
 )
 from app.store.sessions import Connection
-from app.write.chain.ahead import Ahead, Following
+from app.write.chain.pipeline import NextBatch, Pipeline
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import ChainView, LinkedBatch, link
 from app.write.pending.quarantine import Quarantine
@@ -49,7 +49,7 @@ KEY = IdempotencyKey(1, "k", 0, b"a" * 32)
 STEP = Step("node-1", Epoch(3), Lsn(10), Lsn(20), Lsn(25))
 NOTHING = {"rows": 0, "keys": 0, "heads": {"acme": 0, "beta": 0}, "position": (10, 10)}
 ALL = {"rows": 3, "keys": 1, "heads": {"acme": 2, "beta": 1}, "position": (20, 25)}
-SMALL, LARGE, AHEAD = 200, 0, -1
+SMALL, LARGE, PIPELINED = 200, 0, -1
 BATCH_ENTRIES = 7
 """Records in a batch of the tests with a node."""
 
@@ -88,17 +88,17 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", request.param)
 
 
-@pytest.fixture(params=[SMALL, LARGE, AHEAD], ids=["in one statement", "copied", "copied ahead"])
+@pytest.fixture(params=[SMALL, LARGE, PIPELINED], ids=["in one statement", "copied", "pipelined"])
 def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``both``, and with rows that are copied before the fence is passed."""
     monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", request.param)
     committing = commit.commit
 
-    async def copied_ahead(connection: Connection, batch: Batch) -> Answer:
-        return await committing(connection, batch, copied=await commit.copy_ahead(connection, batch.rows))
+    async def copied_first(connection: Connection, batch: Batch) -> Answer:
+        return await committing(connection, batch, copied=await commit.copy_first(connection, batch.rows))
 
-    if request.param == AHEAD:
-        monkeypatch.setattr(commit, "commit", copied_ahead)
+    if request.param == PIPELINED:
+        monkeypatch.setattr(commit, "commit", copied_first)
 
 
 @pytest.mark.usefixtures("each_way")
@@ -303,17 +303,17 @@ async def test_a_head_that_stays_locked_is_not_waited_for(
     assert await committed(superuser) == NOTHING
 
 
-async def test_who_holds_a_head_and_stores_in_the_same_place_goes_before_what_was_copied_ahead(
+async def test_who_holds_a_head_and_stores_in_the_same_place_goes_first(
     connection: Connection, database: Database, superuser: asyncpg.Connection
 ) -> None:
     # Nobody waits for a deadlock to be found.
     await superuser.execute(f"ALTER DATABASE {database.name} SET deadlock_timeout = '1h'")
     batch = to_commit()
     async with connected_to(database.service_url) as other, other.transaction():
-        copied = await commit.copy_ahead(connection, batch.rows)
+        copied = await commit.copy_first(connection, batch.rows)
         await chaining.lock_heads(other, ["acme", "beta"])
         copying = asyncio.create_task(chaining.copy_entries(other, batch.rows))
-        # Each waits for the other, and only the one that copied ahead gives way.
+        # Each waits for the other, and only the one that copied first gives way.
         assert isinstance(await commit.commit(connection, batch, copied=copied), RowsLocked)
         await copying
         await chaining.move_heads(other, linked().heads())
@@ -339,13 +339,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
     return given
 
 
-@pytest.fixture(params=[SMALL, LARGE, AHEAD], ids=["in one statement", "copied", "copied ahead"])
+@pytest.fixture(params=[SMALL, LARGE, PIPELINED], ids=["in one statement", "copied", "pipelined"])
 def small_batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a node are small, and go each way."""
     monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", BATCH_ENTRIES)
     monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", request.param)
-    monkeypatch.setattr("app.write.chain.appender.AHEAD_ENTRIES_MIN", 1 if request.param == AHEAD else 10_000)
-    monkeypatch.setattr("app.write.chain.ahead.PAUSE_S", 0)
+    monkeypatch.setattr("app.write.chain.appender.PIPELINED_ENTRIES_MIN", 1 if request.param == PIPELINED else 10_000)
+    monkeypatch.setattr("app.write.chain.pipeline.PAUSE_S", 0)
 
 
 async def submitted(service: Service, tenant_ids: tuple[str, ...], ns: range, keyed: bool = False) -> None:
@@ -411,30 +411,30 @@ async def test_two_nodes_that_write_to_the_same_tenants_make_one_chain_of_each(
         assert HeadsMoved() in answers
 
 
-async def test_what_was_copied_ahead_is_good_only_for_its_batch_and_the_heads_it_was_linked_onto(
+async def test_a_pipelined_batch_is_good_only_for_its_batch_and_the_heads_it_was_linked_onto(
     connection: Connection, database: Database, superuser: asyncpg.Connection
 ) -> None:
-    ahead = Ahead(lambda: chaining.connect(database.service_url, 10, 10))
+    pipeline = Pipeline(lambda: chaining.connect(database.service_url, 10, 10))
     heads = {"acme": EMPTY, "beta": EMPTY}
     moved = {**heads, "beta": ChainHead(1, "ab" * 32, "1:0:m")}
-    following = Following(EVENTS, heads, linked())
-    ahead.start(following)
-    assert ahead.linked(EVENTS, heads) is following.linked
-    taken = await ahead.take(connection)
+    following = NextBatch(EVENTS, heads, linked())
+    pipeline.start(following)
+    assert pipeline.linked(EVENTS, heads) is following.linked
+    taken = await pipeline.take(connection)
     assert taken is not None
     taken.connection.terminate()
-    assert not ahead.is_paused
+    assert not pipeline.is_paused
     for batch, onto in ((EVENTS, moved), (EVENTS[:2], heads)):
-        ahead.start(following)
-        assert ahead.linked(batch, onto) is None
-        assert not ahead.batch
-        assert ahead.is_paused
+        pipeline.start(following)
+        assert pipeline.linked(batch, onto) is None
+        assert not pipeline.batch
+        assert pipeline.is_paused
     idle = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = $1 AND state LIKE 'idle in transaction%')"
     await until(lambda: superuser.fetchval(idle, database.name), "the transactions are rolled back")
     assert await committed(superuser) == NOTHING
 
 
-async def test_a_node_waits_for_a_head_that_another_has_locked_when_it_copied_ahead(
+async def test_a_node_waits_for_a_locked_head_with_a_pipelined_batch_too(
     run_node: RunNode,
     chains: Chains,
     database: Database,
@@ -443,7 +443,7 @@ async def test_a_node_waits_for_a_head_that_another_has_locked_when_it_copied_ah
 ) -> None:
     monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", BATCH_ENTRIES)
     passed_over: list[str] = []
-    copy_ahead, begin_wait = commit.copy_ahead, Quarantine.begin_wait
+    copy_first, begin_wait = commit.copy_first, Quarantine.begin_wait
 
     def noted(quarantine: Quarantine, tenant_id: str, *given: Any) -> None:
         passed_over.append(tenant_id)
@@ -453,16 +453,16 @@ async def test_a_node_waits_for_a_head_that_another_has_locked_when_it_copied_ah
         transaction, locking = other.transaction(), list[asyncio.Task[object]]()
 
         async def then_lock(connection: Connection, rows: LogRows) -> Transaction:
-            copied = await copy_ahead(connection, rows)
+            copied = await copy_first(connection, rows)
             if not locking:  # It has the lock as soon as the batch before is committed.
                 locking.append(asyncio.create_task(chaining.lock_heads(other, ["acme"])))
             return copied
 
         await submitted(service, ("acme",), range(1))
         monkeypatch.setattr(Quarantine, "begin_wait", noted)
-        monkeypatch.setattr("app.write.chain.ahead.copy_ahead", then_lock)
+        monkeypatch.setattr("app.write.chain.pipeline.copy_first", then_lock)
         monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", 0)
-        monkeypatch.setattr("app.write.chain.appender.AHEAD_ENTRIES_MIN", 1)
+        monkeypatch.setattr("app.write.chain.appender.PIPELINED_ENTRIES_MIN", 1)
         await transaction.start()
         writing = asyncio.create_task(submitted(service, ("acme",), range(1, 60)))
         await until(lambda: any(isinstance(each, RowsLocked) for each in answers), "a commit met the lock")
@@ -472,27 +472,27 @@ async def test_a_node_waits_for_a_head_that_another_has_locked_when_it_copied_ah
     assert passed_over == []
 
 
-@pytest.mark.parametrize("way", ["copied", "copied ahead"])
-async def test_full_batches_behind_one_another_are_copied_ahead(
+@pytest.mark.parametrize("way", ["copied", "pipelined"])
+async def test_full_batches_behind_one_another_are_pipelined(
     run_node: RunNode, chains: Chains, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    entries_min = 5 if way == "copied ahead" else BATCH_ENTRIES + 1
+    entries_min = 5 if way == "pipelined" else BATCH_ENTRIES + 1
     monkeypatch.setattr(commit, "ROWS_IN_STATEMENT_MAX", 0)
     monkeypatch.setattr("app.write.chain.appender.BATCH_ENTRIES_MAX", BATCH_ENTRIES)
-    monkeypatch.setattr("app.write.chain.appender.AHEAD_ENTRIES_MIN", entries_min)
+    monkeypatch.setattr("app.write.chain.appender.PIPELINED_ENTRIES_MIN", entries_min)
     copied: list[int] = []
-    copy_ahead = commit.copy_ahead
+    copy_first = commit.copy_first
 
     async def counted(connection: Connection, rows: LogRows) -> Transaction:
         copied.append(len(rows))
-        return await copy_ahead(connection, rows)
+        return await copy_first(connection, rows)
 
-    monkeypatch.setattr("app.write.chain.ahead.copy_ahead", counted)
+    monkeypatch.setattr("app.write.chain.pipeline.copy_first", counted)
     async with run_node() as service:
         await submitted(service, ("acme", "beta"), range(2))
         await submitted(service, ("acme", "beta"), range(2, 300))
         assert sorted(numbers(await all_of(chains, ("acme", "beta")))) == list(range(300))
-    assert (sum(copied) > 100) is (way == "copied ahead")
+    assert (sum(copied) > 100) is (way == "pipelined")
     assert max(copied, default=0) <= BATCH_ENTRIES
 
 

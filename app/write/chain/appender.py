@@ -11,7 +11,7 @@ For each batch::
        moves heads and position                                                           (store.commit)
     5. only then resolve the outcomes and raise the chained watermark
 
-While PostgreSQL commits a large batch, the rows of the next one are linked and copied            (write.chain.ahead)
+While PostgreSQL commits a large batch, the rows of the next one are linked and copied            (write.chain.pipeline)
 
 Invariants::
 
@@ -69,8 +69,8 @@ from app.store.commit import (
 )
 from app.store.entry_check import EntryCheck
 from app.write.chain import view as views
-from app.write.chain.ahead import Ahead, Following
 from app.write.chain.commitments import CommitmentMemory
+from app.write.chain.pipeline import NextBatch, Pipeline
 from app.write.chain.view import EMPTY_HEAD, Heads, is_moved
 from app.write.chain.waiting import WaitingTenants
 from app.write.pending.backlog import Backlog, Pending
@@ -84,7 +84,7 @@ BATCH_ENTRIES_MAX = 4000
 """Most events in one transaction: enough to amortise the commit, few enough to keep the latency low."""
 BATCH_BYTES_MAX = 1 << 20
 """Most payload bytes in one transaction: they are linked in one turn of the event loop."""
-AHEAD_ENTRIES_MIN = 1000
+PIPELINED_ENTRIES_MIN = 1000
 """Fewer are left to be chained with what comes meanwhile: a transaction costs as much as a hundred of them."""
 COLLECT_S = 0.1
 """How long records that no caller waits for are collected before they are chained: a transaction costs as much as
@@ -149,7 +149,7 @@ class Appender:
         self._on_chained = on_chained
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
-        self._ahead = Ahead(connect)
+        self._pipeline = Pipeline(connect)
         self._sent: tuple[Sequence[Pending], LinkedBatch] | None = None
         """The batch that PostgreSQL commits, once all of its rows were sent."""
         self.commitments = CommitmentMemory(
@@ -195,7 +195,7 @@ class Appender:
         """Records may have been committed, or a request waits for one. If a request waits, a batch is full or the
         backlog half full, chaining starts immediately, else within ``COLLECT_S``."""
         if self.is_chaining:
-            self._copy_ahead()
+            self._copy_next()
             return  # ``run`` checks again after the transaction
         if not self._has_committed():
             return  # the WAL calls once a record is committed
@@ -226,7 +226,7 @@ class Appender:
             self._on_failure(error)
         finally:
             self._drained.set()
-            self._ahead.close()
+            self._pipeline.close()
             self.commitments.cancel()
             if self._connection is not None:
                 self._connection.terminate()
@@ -258,8 +258,8 @@ class Appender:
         return self._backlog.has_committed(self._node.committed.lsn)
 
     def _next(self) -> Sequence[Pending]:
-        if self._backlog.begins_with(self._ahead.batch):
-            return self._ahead.batch
+        if self._backlog.begins_with(self._pipeline.batch):
+            return self._pipeline.batch
         return self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX)
 
     def _next_of(self, tenant_id: str) -> Sequence[Pending]:
@@ -288,7 +288,7 @@ class Appender:
             answer = await commit.errors_as_values(self._attempt(attempt))
             self._sent = None
             if answer != Committed():
-                self._ahead.drop()
+                self._pipeline.drop()
             match answer:
                 case Committed():
                     assert attempt.linked is not None
@@ -315,16 +315,16 @@ class Appender:
         attempt.linked = None
         connection = await self._connected()
         view = await self._view(connection, attempt)
-        ahead = self._ahead.linked(batch, view.heads)
-        linked = ahead or link(batch, view, self._linkers)
+        pipelined = self._pipeline.linked(batch, view.heads)
+        linked = pipelined or link(batch, view, self._linkers)
         # A tenant may be found damaged at any time; then it is passed over.
         await self._quarantine.hold(batch)
         attempt.linked = linked
-        following, copied = None if ahead is None else self._following(batch, linked), None
-        if ahead is not None and (taken := await self._ahead.take(connection)) is not None:
+        following, copied = None if pipelined is None else self._next_batch(batch, linked), None
+        if pipelined is not None and (taken := await self._pipeline.take(connection)) is not None:
             self._connection, copied = connection, _ = taken
             self._sent = batch, linked
-            self._copy_ahead(following)
+            self._copy_next(following)
         answer = await commit.commit(
             connection,
             Batch(
@@ -345,24 +345,24 @@ class Appender:
 
     def _on_sent(self, batch: Sequence[Pending], linked: LinkedBatch) -> None:
         self._sent = batch, linked
-        self._copy_ahead()
+        self._copy_next()
 
-    def _copy_ahead(self, following: Following | None = None) -> None:
+    def _copy_next(self, following: NextBatch | None = None) -> None:
         """Copy the batch after the one that PostgreSQL commits, if enough of it is committed in the WAL."""
-        if self._sent is None or self._ahead.batch:
+        if self._sent is None or self._pipeline.batch:
             return
-        following = following or self._following(*self._sent)
+        following = following or self._next_batch(*self._sent)
         if following is not None:
-            self._ahead.start(following)
+            self._pipeline.start(following)
 
-    def _following(self, batch: Sequence[Pending], linked: LinkedBatch) -> Following | None:
+    def _next_batch(self, batch: Sequence[Pending], linked: LinkedBatch) -> NextBatch | None:
         """The batch after ``batch``, linked onto what that leaves; None if it is small, or PostgreSQL has to be asked
         something first."""
         waiting = len(self._backlog) - len(batch)
-        if not self.is_chaining or waiting < AHEAD_ENTRIES_MIN or self._quarantine or self._ahead.is_paused:
+        if not self.is_chaining or waiting < PIPELINED_ENTRIES_MIN or self._quarantine or self._pipeline.is_paused:
             return None
         following = self._backlog.peek(self._node.committed.lsn, BATCH_ENTRIES_MAX, BATCH_BYTES_MAX, behind=len(batch))
-        if len(following) < AHEAD_ENTRIES_MIN or linked.has_existing:
+        if len(following) < PIPELINED_ENTRIES_MIN or linked.has_existing:
             return None
         if tenants_begun_by(following) or tenants_decided_by(following):
             return None
@@ -372,7 +372,7 @@ class Appender:
         }
         if EMPTY_HEAD in heads.values():
             return None
-        return Following(following, heads, link(following, ChainView(heads=heads), self._linkers))
+        return NextBatch(following, heads, link(following, ChainView(heads=heads), self._linkers))
 
     async def _view(self, connection: asyncpg.Connection[asyncpg.Record], attempt: _BatchAttempt) -> ChainView:
         """What the chains hold of the batch.

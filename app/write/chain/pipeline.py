@@ -24,13 +24,13 @@ from asyncpg.transaction import Transaction
 
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store.chaining import ChainHead
-from app.store.commit import copy_ahead
+from app.store.commit import copy_first
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import LinkedBatch
 from ledger.errors import ChainDamagedError
 
 PAUSE_S = 5.0
-"""How long no batch is copied ahead after one was copied in vain: while another node writes to the same tenants, most
+"""How long no batch is pipelined after one was copied in vain: while another node writes to the same tenants, most
 would be."""
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 
 
-class Following(NamedTuple):
+class NextBatch(NamedTuple):
     """A batch linked onto ``heads``, which the batch before it leaves."""
 
     batch: Sequence[Pending]
@@ -53,13 +53,13 @@ class CopiedBatch(NamedTuple):
     transaction: Transaction
 
 
-class Ahead:
+class Pipeline:
     """Copies one batch at a time. Belongs to one event loop."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
-        self._following: Following | None = None
+        self._next_batch: NextBatch | None = None
         self._copying: asyncio.Task[CopiedBatch] | None = None
         self._paused_until_s = 0.0
 
@@ -71,19 +71,19 @@ class Ahead:
     @property
     def batch(self) -> Sequence[Pending]:
         """The batch that is copied, or being copied; empty if there is none."""
-        return () if self._following is None else self._following.batch
+        return () if self._next_batch is None else self._next_batch.batch
 
-    def start(self, following: Following) -> None:
-        """Begin to copy its rows."""
-        self._following = following
-        self._copying = asyncio.get_running_loop().create_task(self._copy(following.linked))
+    def start(self, batch: NextBatch) -> None:
+        """Begin to copy the rows of ``batch``."""
+        self._next_batch = batch
+        self._copying = asyncio.get_running_loop().create_task(self._copy(batch.linked))
         self._copying.add_done_callback(lambda copying: copying.cancelled() or copying.exception())
 
     def linked(self, batch: Sequence[Pending], heads: Mapping[str, ChainHead]) -> LinkedBatch | None:
         """``batch`` linked onto ``heads``, if that is what is being copied; if not, the copied rows are dropped."""
-        following = self._following
-        if following is not None and following.heads == heads and following.batch == batch:
-            return following.linked
+        copied = self._next_batch
+        if copied is not None and copied.heads == heads and copied.batch == batch:
+            return copied.linked
         self.drop()
         return None
 
@@ -94,15 +94,15 @@ class Ahead:
         try:
             copied = await self._copying
         except (ChainDamagedError, *DATABASE_FAULTS) as error:
-            log.debug("not_copied_ahead", error=str(error))
+            log.debug("next_batch_not_copied", error=str(error))
             self.drop()
             return None
-        self._connection, self._following, self._copying = instead, None, None
+        self._connection, self._next_batch, self._copying = instead, None, None
         return copied
 
     def drop(self) -> None:
         """Leave nothing of the copied rows. The server rolls back once it finds the connection closed."""
-        if self._following is not None:
+        if self._next_batch is not None:
             self._paused_until_s = time.monotonic() + PAUSE_S
             self.close()
 
@@ -112,9 +112,9 @@ class Ahead:
             self._copying.cancel()
         if self._connection is not None:
             self._connection.terminate()
-        self._connection = self._following = self._copying = None
+        self._connection = self._next_batch = self._copying = None
 
     async def _copy(self, linked: LinkedBatch) -> CopiedBatch:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connect()
-        return CopiedBatch(self._connection, await copy_ahead(self._connection, linked.log_rows))
+        return CopiedBatch(self._connection, await copy_first(self._connection, linked.log_rows))
