@@ -285,11 +285,7 @@ class Appender:
         is_below = batch[0].lsn <= self._node.chained.lsn
         attempt = _BatchAttempt(batch, checks_entries=self._expects_existing or is_below)
         while True:
-            answer = await commit.errors_as_values(self._attempt(attempt))
-            self._sent = None
-            if answer != Committed():
-                self._pipeline.drop()
-            match answer:
+            match await self._attempt(attempt):
                 case Committed():
                     assert attempt.linked is not None
                     return await self._publish(batch, attempt.linked)
@@ -310,6 +306,14 @@ class Appender:
                         return None
 
     async def _attempt(self, attempt: _BatchAttempt) -> Answer:
+        """The answer to one attempt. Unless it was committed, the next batch is not what was copied."""
+        answer = await commit.errors_as_values(self._link_and_commit(attempt))
+        self._sent = None
+        if answer != Committed():
+            self._pipeline.drop()
+        return answer
+
+    async def _link_and_commit(self, attempt: _BatchAttempt) -> Answer:
         """Link the batch onto the chains as they are, and commit it."""
         batch = attempt.batch
         attempt.linked = None
