@@ -173,7 +173,8 @@ def test_what_is_recorded_and_never_shown_to_be_safe_leaves_the_spool(way: Way, 
     ran(AWAY, folder, "unshown")
     way.instead = [problem(503, "durability-timeout", "copies-removed")] * 10
     with Client(way.url, spool=folder) as client:
-        assert client.flush() == 0
+        report = client.flush_spool()
+        assert (report.jobs, report.events, report.waiting) == (set(), len(WHOLE), 0)
         assert len(way.seen) == len(WHOLE)
         client.job("unshown").begin()
     assert not waiting(folder)

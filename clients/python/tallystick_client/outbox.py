@@ -199,7 +199,7 @@ class Outbox:
                 return []
             if kept["tenant_id"] in sending.forbidden and not is_own:
                 return None
-            replies, events = await self._sent(kept, sending)
+            replies = await self._sent(kept, sending)
         except (FinalError, NotAllowedError, SpoolError) as error:
             if is_own and kept is not None and kept["part"] == "begin":
                 await work(spool.remove, path)  # nothing was begun, so there is nothing to record
@@ -211,12 +211,10 @@ class Outbox:
                 raise
             return []
         await work(spool.remove, path)
-        report.jobs.add(kept["job_id"])
-        report.events += events
         return replies
 
-    async def _sent(self, kept: Kept, sending: _Sending) -> tuple[list[Reply], int]:
-        """Send the requests of a file; the answers, and the number of recorded events."""
+    async def _sent(self, kept: Kept, sending: _Sending) -> list[Reply]:
+        """Send the requests of a file, and count what is recorded; the answers."""
         if (forbidden := sending.forbidden.get(kept["tenant_id"])) is not None:
             raise forbidden
         if (before := sending.refused.get((kept["tenant_id"], kept["job_id"]))) is not None:
@@ -224,13 +222,15 @@ class Outbox:
         try:
             requests = kept["requests"] if is_in_memory_of_keys(kept) else await self._not_there(kept)
             replies = await self._post(requests, kept["session"], patience_s=0.0, timeout_s=sending.answer_s)
+            sending.report.jobs.add(kept["job_id"])
         except NotAllowedError as error:
             sending.forbidden[kept["tenant_id"]] = error
             raise
         except CopiesRemovedError as error:
             log.warning("recorded, and how safely cannot be shown: %s", error)
-            return [], len(requests)
-        return replies, len(replies)
+            replies = []
+        sending.report.events += len(requests)
+        return replies
 
     async def _post(self, requests: Sequence[Request], session: str | None, **waits: float | None) -> list[Reply]:
         """Send requests in order; ``waits`` are passed to ``Core.ask``."""
