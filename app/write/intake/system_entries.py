@@ -45,13 +45,16 @@ class SystemEntries:
     """How many tenants each principal may create."""
 
     async def record(self, action: SystemAction, subject: str, facts: dict[str, object]) -> ChainPosition:
-        """Write an entry of ``_system`` about ``subject`` and wait until it is chained.
+        """Write an entry of ``_system`` about ``subject`` and wait until it is chained. A failed node takes it too, as
+        long as its WAL does: the next process chains it.
 
         Raises:
             ChainDamagedError: the chain of ``_system`` takes no entry.
-            WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
+            WalFullError, WalPoisonedError: as ``Submitter.submit``.
         """
-        pending = self._enter_checked(action, subject, facts)
+        self.quarantine.check(SYSTEM_TENANT)
+        self.backlog.check(1, record_bytes_of(1, 0), (SYSTEM_TENANT,))
+        pending = self._enter(action, subject, facts)
         pending.outcome = asyncio.get_running_loop().create_future()
         return await pending.outcome
 
