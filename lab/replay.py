@@ -191,7 +191,7 @@ def _feed(
                 "did not keep with each event what it came with. Nothing of this request was added; replay the file "
                 "into another tenant."
             ) from error
-        answer = client.checked(json_in(reply), BatchAnswer)
+        answer = client.checked(json_in(reply.content), BatchAnswer)
         summary.count(chunk, answer, replayed=reply.headers.get("Idempotent-Replay") == "true")
         advance(len(chunk.types))
     took_s = time.monotonic() - started

@@ -158,10 +158,8 @@ class LedgerMethods(Generic[J]):
         key = key or new_key()
         accepted, job_ids = 0, list[str]()
         for number, lines in enumerate(_requests(events)):
-            params = {"durability": durability}
             sent: dict[str, Any] = {"content": lines, "content_type": NDJSON, "key": f"{key}-{number}"}
-            reply = await self._core.ask("POST", "/v1/events", params=params, **sent)
-            answer = value_of(reply)
+            answer = value_of(await self._core.ask("POST", "/v1/events", params={"durability": durability}, **sent))
             accepted += answer["accepted"]
             job_ids += answer["job_ids"]
         return BatchRecorded(accepted, job_ids)
@@ -331,8 +329,9 @@ class LedgerMethods(Generic[J]):
         returns. With ``evidence`` a chain that is broken is handed over as it is stored."""
         asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "evidence": evidence or None}
         sent = json_of({name: value for name, value in asked.items() if value is not None}).encode()
-        path, silence_max_s = "/v1/bundles/export", DOWNLOAD_PAUSE_MAX_S
-        async with self._core.open("POST", path, TAR, content=sent, silence_max_s=silence_max_s) as pieces:
+        async with self._core.open(
+            "POST", "/v1/bundles/export", TAR, content=sent, silence_max_s=DOWNLOAD_PAUSE_MAX_S
+        ) as pieces:
             async for piece in pieces:
                 await self._core.transport.work(write, piece)
 

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import asynccontextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx
@@ -82,11 +82,6 @@ class Core:
         self._sessions: dict[str, tuple[tuple[int, int], str]] = {}
         """By node, the position of its last known write, and the token of that."""
 
-    @property
-    def session(self) -> str | None:
-        """The value of ``Tally-Session``: the last write on each node."""
-        return ",".join(token for _, token in tuple(self._sessions.values())) or None
-
     async def ask(
         self,
         method: str,
@@ -129,11 +124,7 @@ class Core:
                 self._refuse(call, reply)
             except (UnreachableError, TransientError) as error:
                 failures, failed = failures + 1, error
-                delay_s = self.turn(failures, error)
-                if not repeatable or (delay_s and time.monotonic() + delay_s > until):
-                    raise
-            if delay_s:
-                await self.wait(delay_s, failed)
+            await self.retry(failures, failed, until if repeatable else None)
 
     async def wait(self, delay_s: float, why: Exception) -> None:
         """Wait for a retry."""
@@ -182,6 +173,18 @@ class Core:
             else:
                 yield answer
 
+    async def retry(self, failures: int, error: Exception, until: float | None) -> None:
+        """Move to the next node after ``failures``, the last of which is ``error``; wait first if every node was tried.
+
+        Raises:
+            Exception: ``error``, if the wait would end after ``until``, or ``until`` is None.
+        """
+        delay_s = self.turn(failures, error)
+        if until is None or (delay_s and time.monotonic() + delay_s > until):
+            raise error
+        if delay_s:
+            await self.wait(delay_s, error)
+
     def turn(self, failures: int, error: Exception) -> float:
         """Move to the next node after ``failures``; returns the seconds to wait first, 0 while a node was not tried
         yet."""
@@ -205,7 +208,7 @@ class Core:
         given = {
             "Content-Type": content_type,
             "Idempotency-Key": key,
-            "Tally-Session": self._shown(session),
+            "Tally-Session": self.session_with(session),
         }
         headers = {name: value for name, value in given.items() if value is not None}
         for name, value in headers.items():
@@ -214,8 +217,8 @@ class Core:
         # An uncompressed answer cannot be a decompression bomb.
         return {"Accept-Encoding": "identity", **self._authorization, **headers}
 
-    def _shown(self, brought: str | None) -> str | None:
-        """Our session, with the newer or unknown writes in the session of the request."""
+    def session_with(self, brought: str | None) -> str | None:
+        """The value of ``Tally-Session``: the last write on each node, with newer and unknown writes of ``brought``."""
         tokens = dict(self._sessions)
         for token in brought.split(",") if brought else ():
             node, position = _place(token)
@@ -242,7 +245,7 @@ class Core:
             if led and led[0] != self._at:
                 self._at = led[0] - 1  # where the next turn goes from
                 raise UnreachableError(f"{call.node} leads to {location}")
-        document = json_in(reply)
+        document = json_in(reply.content)
         if isinstance(document, dict) and isinstance(document.get("type"), str):
             found: ProblemError = problem(reply.status, document, location)
             if isinstance(found, TransientError):
@@ -267,8 +270,7 @@ def bearer(token: str | None, place: str) -> str | None:
     """
     token = (token or "").strip()
     if token and re.fullmatch(r"[!-~]+", token) is None:
-        found = control_character(token)
-        reason = f": it has {found} inside" if found else ""
+        reason = f": it has {found} inside" if (found := control_character(token)) else ""
         raise ValueError(f"{place} is no token{reason}; a token is one word of ASCII")
     return token or None
 
@@ -296,7 +298,7 @@ def value_of(reply: Reply) -> Any:
     Raises:
         NotTheLedgerError: it is not JSON.
     """
-    value = json_in(reply)
+    value = json_in(reply.content)
     if not isinstance(value, dict):
         raise no_ledger(reply)
     return value
@@ -324,10 +326,10 @@ def new_key() -> str:
     return f"py-{secrets.token_hex(16)}"
 
 
-def json_in(reply: Reply) -> Any:
-    """The JSON value in ``reply``, None without one."""
+def json_in(content: bytes) -> Any:
+    """The JSON value in an answer, or a part of one; None without one."""
     try:
-        return json.loads(reply.content)
+        return json.loads(content)
     except (ValueError, RecursionError):
         return None
 
@@ -360,12 +362,8 @@ EVENT_BYTES_MAX = 16 << 20
 """Longest event that is read; the service's longest is a fifth of that."""
 
 
-class Event(NamedTuple):
-    """A server-sent event; ``data`` is None if it only reports the service's position."""
-
-    id: int | None
-    name: str
-    data: bytes | None
+Event: TypeAlias = tuple[int | None, str, bytes | None]
+"""Id, name and data of a server-sent event; the data are None if it only reports the service's position."""
 
 
 class Events:
@@ -395,12 +393,12 @@ async def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> 
             async with core.open("GET", "/v1/watch", "text/event-stream", params=params, headers=resumed) as pieces:
                 until = float("inf")
                 async for piece in pieces:
-                    for event in events.feed(piece):
-                        if event.data is None:
-                            position = event.id if event.id is not None else position
+                    for reported, name, data in events.feed(piece):
+                        if data is None:
+                            position = position if reported is None else reported
                             continue
-                        told = _json(event.data, ("from_seq", "head_seq") if event.name == "lagged" else ("seq",))
-                        if event.name == "lagged":
+                        told = _json(data, ("from_seq", "head_seq") if name == "lagged" else ("seq",))
+                        if name == "lagged":
                             position = told["from_seq"] - 1
                             if raise_lagged:
                                 raise LaggedError(told["from_seq"], told["head_seq"])
@@ -410,11 +408,7 @@ async def watched(core: Core, params: Mapping[str, Any], raise_lagged: bool) -> 
         except (UnreachableError, TransientError) as error:
             failed = error
         failures += 1
-        delay_s = core.turn(failures, failed)
-        if time.monotonic() + delay_s > until:
-            raise failed
-        if delay_s:
-            await core.wait(delay_s, failed)
+        await core.retry(failures, failed, until)
 
 
 def _event(text: bytes) -> Event:
@@ -429,14 +423,11 @@ def _event(text: bytes) -> Event:
             name = value.decode("utf-8", "replace")
         elif field == b"data":
             data.append(value)
-    return Event(told, name, b"\n".join(data) if data else None)
+    return told, name, b"\n".join(data) if data else None
 
 
 def _json(data: bytes, whole_numbers: Sequence[str]) -> Any:
-    try:
-        told = json.loads(data)
-    except (ValueError, RecursionError):
-        told = None
+    told = json_in(data)
     if not isinstance(told, dict) or not all(isinstance(told.get(name), int) for name in whole_numbers):
         raise NotTheLedgerError(f"a watched service does not answer as a Tallystick does: {data[:60]!r}")
     return told

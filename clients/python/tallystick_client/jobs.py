@@ -63,7 +63,6 @@ class JobMethods:
         """``common`` are the members of all its events."""
         self._ledger = ledger
         self._given = (common, spec, job_id, dc_id)
-        made = callable(job_id) or callable(spec)  # by the decorator, for each call
         made_id = f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
         self.job_id = job_id if isinstance(job_id, str) else made_id
         self._path = job_path(self.job_id)
@@ -72,7 +71,7 @@ class JobMethods:
         """Whether the last event waits in the spool."""
         self.dc_id = dc_id or platform.node() or "localhost"
         self._is_named = job_id is not None
-        self._spec = None if made else spec
+        self._spec = {} if spec is None or callable(spec) or callable(job_id) else spec
         self._common = common
         self._began: tuple[datetime, float] | None = None
         """When the job was started, if by this object: wall clock, and monotonic seconds."""
@@ -167,7 +166,7 @@ class JobMethods:
     # --- events -----------------------------------------------------------------------------------
 
     def _created(self) -> Request:
-        body: dict[str, Any] = {**self._common, "job_id": self.job_id, "spec": self._spec or {}}
+        body: dict[str, Any] = {**self._common, "job_id": self.job_id, "spec": self._spec}
         if (assigned := self._given[3]) is not None:
             # The default place is this host, and a job that is started again on another host is the same job.
             body["assigned_dcs"] = [assigned]

@@ -111,7 +111,7 @@ class Outbox:
             "tenant_id": tenant_id,
             "job_id": job_id,
             "part": part,
-            "session": self._core.session,
+            "session": self._core.session_with(None),
             "requests": list(requests),
         }
         try:

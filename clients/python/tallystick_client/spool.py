@@ -71,8 +71,7 @@ class Spool:
     def keep(self, kept: Kept) -> Path:
         """Store one part of a job; it is durable when this returns its path."""
         with self._failures():
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_owner()
+            self._make_own()
             waiting = self.waiting()
             # After all waiting files, even if the clock went back.
             newest_ms = max((int(path.name[4:17]) for path in waiting), default=0)
@@ -181,8 +180,7 @@ class Spool:
         It is a file, not a descriptor, so that the lock of a cancelled caller is released with it.
         """
         with self._failures():
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_owner()
+            self._make_own()
             descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         lock = os.fdopen(descriptor, "r+b", buffering=0)
         try:
@@ -192,8 +190,10 @@ class Spool:
             return None
         return lock
 
-    def _check_owner(self) -> None:
-        """Reject a folder that other users can write to: their files would be sent with the caller's token."""
+    def _make_own(self) -> None:
+        """Make the folder if there is none. Reject one that other users can write to: their files would be sent with
+        the caller's token."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.folder.stat()
         if found.st_uid != os.geteuid():
             raise SpoolError(f"spool {self.folder}: it belongs to another user, {found.st_uid}")
