@@ -9,6 +9,7 @@ import asyncio
 import dis
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -93,13 +94,14 @@ def check_libraries() -> None:
             )
 
 
-def _names_of(kind: type) -> set[str]:
+@cache
+def _names_of(kind: type) -> frozenset[str]:
     """The attributes of an object of this class: of its class, its fields, and those set by its methods."""
     if kind is APIRoute:
-        return set(dir(APIRoute("/", _names_of)))  # functions outside of the class set its attributes
+        return frozenset(dir(APIRoute("/", check_libraries)))  # functions outside of the class set its attributes
     methods = [each for base in kind.__mro__ for each in vars(base).values() if inspect.isfunction(each)]
     set_by_them = {each.argval for method in methods for each in dis.get_instructions(method) if each.opname == SET}
-    return {*dir(kind), *getattr(kind, "__dataclass_fields__", ()), *set_by_them}
+    return frozenset((*dir(kind), *getattr(kind, "__dataclass_fields__", ()), *set_by_them))
 
 
 class Writer(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,19 @@ def test_each_library_whose_inside_is_used_has_an_upper_bound() -> None:
     assert {library for library, _ in USED.values()} <= bounded
 
 
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Changes classes before they are read, which a process does once."""
+    library_internals._names_of.cache_clear()
+    yield monkeypatch
+    library_internals._names_of.cache_clear()
+
+
 async def test_a_start_is_refused_by_the_name_of_what_a_library_has_no_more(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    make_settings: MakeSettings, changed: pytest.MonkeyPatch
 ) -> None:
     """The node starts with no database: it is refused before it asks for one."""
-    monkeypatch.delattr(HttpToolsProtocol, "on_response_complete")
+    changed.delattr(HttpToolsProtocol, "on_response_complete")
     with pytest.raises(StartRefusedError) as refused:
         async with running(make_settings(), "postgresql://localhost:1/none"):
             pass
@@ -38,10 +47,10 @@ async def test_a_start_is_refused_by_the_name_of_what_a_library_has_no_more(
     assert "HttpToolsProtocol has no on_response_complete; install uvicorn" in str(refused.value)
 
 
-def test_what_a_constructor_no_longer_sets_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_constructor_no_longer_sets_is_named_too(changed: pytest.MonkeyPatch) -> None:
     def made_otherwise(self: object) -> None:
         return
 
-    monkeypatch.setattr(RequestResponseCycle, "__init__", made_otherwise)
+    changed.setattr(RequestResponseCycle, "__init__", made_otherwise)
     with pytest.raises(StartRefusedError, match="RequestResponseCycle has no default_headers; install"):
         library_internals.check_libraries()
