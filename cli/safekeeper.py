@@ -399,7 +399,7 @@ class _KeeperCollector(Collector):
         keeper = self.keeper
         wals = list(keeper.statuses([kept for kept in keeper.logs.all() if kept.folder.is_dir()]))
         yield GaugeMetricFamily("safekeeper_logs", "Logs that are kept", len(wals))
-        yield GaugeMetricFamily("safekeeper_connections", "Connections now", self.server.connections())
+        yield GaugeMetricFamily("safekeeper_connections", "Connections now", len(self.server.connections))
         failed = "Whether a log cannot be opened, or is damaged"
         yield _by_node("safekeeper_log_failed", failed, wals, lambda wal: wal.state == "failed")
         opened = [wal for wal in wals if wal.state == "open"]

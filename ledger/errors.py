@@ -6,6 +6,7 @@ layer maps the error to a problem, to a client.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ledger.facts import problems
 from ledger.facts.problems import ProblemType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ledger.facts.events import Durability
     from ledger.verification.verdict import Break
@@ -28,6 +29,23 @@ class LedgerError(Exception):
     def __init_subclass__(cls, problem: ProblemType | None = None) -> None:
         if problem is not None:
             cls.problem = problem
+
+
+@contextmanager
+def reported_as(kind: Callable[[str], Exception], what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raises ``kind`` in place of ``errors``, with ``what`` and the reason. Of an OSError the reason has no path."""
+    try:
+        yield
+    except errors as error:
+        reason = getattr(error, "strerror", None) or error
+        raise kind(f"{what}: {reason}") from error
+
+
+def refuse(kind: Callable[[str], Exception], *reasons: tuple[bool, str]) -> None:
+    """Raise ``kind`` with the first reason that applies; return if none does."""
+    for applies, reason in reasons:
+        if applies:
+            raise kind(reason)
 
 
 class ProblemError(LedgerError):

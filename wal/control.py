@@ -32,14 +32,13 @@ histories diverge.
 
 from __future__ import annotations
 
-import secrets
 import struct
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.errors import WalCorruptError, WalError
+from ledger.errors import WalCorruptError, WalError, refuse
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, before
 from wal.format import NODE_ID_BYTES_MAX, WAL_ID_BYTES
@@ -90,11 +89,6 @@ class Control(NamedTuple):
     member_id: str = NOBODY
     generation: int = 0
     history: History = ()
-
-
-def new_wal_id() -> str:
-    """A random identity for a new WAL, 32 hex digits."""
-    return secrets.token_hex(WAL_ID_BYTES)
 
 
 def store(folder: Path, control: Control) -> None:
@@ -153,17 +147,18 @@ def load(folder: Path) -> Control | None:
     magic, version, node_bytes, node, wal_id, epoch, physical_ms, logical, durable, chained, signed = (
         _FIELDS.unpack_from(data)
     )
-    if magic != CONTROL_MAGIC or version not in (1, CONTROL_VERSION):
-        raise _corrupt(f"it is not a control file of version 1 or {CONTROL_VERSION}")
+    is_control = magic == CONTROL_MAGIC and version in (1, CONTROL_VERSION)
     member = (chained, NO_EPOCH, bytes(WAL_ID_BYTES), bytes(WAL_ID_BYTES), 0, 0)
     if version == CONTROL_VERSION and len(data) >= _HISTORY_AT + _CRC_BYTES:
         member = _MEMBER.unpack_from(data, _FIELDS.size)
     committed, promised_epoch, promised_run, member_id, generation, epochs = member
     end = _FIELDS.size if version == 1 else _HISTORY_AT + epochs * _EPOCH_START.size
-    if len(data) != end + _CRC_BYTES:
-        raise _corrupt(f"it is {len(data)} bytes long, not {end + _CRC_BYTES}")
-    if data[end:] != crc32(data[:end]).to_bytes(_CRC_BYTES, "big"):
-        raise _corrupt("its CRC does not match")
+    refuse(
+        _corrupt,
+        (not is_control, f"it is not a control file of version 1 or {CONTROL_VERSION}"),
+        (len(data) != end + _CRC_BYTES, f"it is {len(data)} bytes long, not {end + _CRC_BYTES}"),
+        (data[end:] != crc32(data[:end]).to_bytes(_CRC_BYTES, "big"), "its CRC does not match"),
+    )
     node_id = node[:node_bytes].decode()
     return Control(
         wal_id=wal_id.hex(),
@@ -222,8 +217,7 @@ def last_common(history: History, last_lsn: Lsn, other: History) -> Lsn:
 
     A history may begin late: the oldest records of its first epoch may be gone.
     """
-    theirs = dict(other)
-    common = [start for start in history if theirs.get(start.epoch) == start.first_lsn]
+    common = sorted({*history} & {*other})
     if not common:
         return BEFORE_FIRST
     following = [start.first_lsn for start in (*history, *other) if start.epoch > common[-1].epoch]

@@ -47,9 +47,9 @@ import struct
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.errors import WalError
+from ledger.errors import WalError, refuse
 from ledger.facts.events import BATCH_RECORD_TYPE
-from ledger.hlc import Hlc, node_hash
+from ledger.hlc import Hlc, node_hash, unpack16
 from ledger.positions import Epoch, Lsn
 
 SEGMENT_MAGIC = b"TALLYWAL"
@@ -80,6 +80,8 @@ BATCH_RECORD_BYTES = BATCH.size
 CRC_BYTES = CRC.size
 HLC_AT = slice(16, 32)
 """Where the packed HLC is in a record."""
+NODE_HASH_AT = slice(12, 16)
+"""Where the hash of the node's name is in a packed HLC."""
 
 assert SEGMENT_HEADER_BYTES == 120
 assert RECORD_HEADER_BYTES == 34
@@ -150,14 +152,15 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
     if len(data) < SEGMENT_HEADER_BYTES:
         raise FormatError(f"the segment header is cut short at {len(data)} of {SEGMENT_HEADER_BYTES} bytes")
     magic, version, node_bytes, node, wal_id, epoch, base_lsn, previous_lsn = _SEGMENT.unpack_from(data)
-    if magic != SEGMENT_MAGIC:
-        raise FormatError(f"the segment header does not begin with {SEGMENT_MAGIC.decode()}")
-    if CRC.unpack_from(data, _SEGMENT.size)[0] != crc32(data[: _SEGMENT.size]):
-        raise FormatError("the CRC of the segment header does not match")
-    if version != SEGMENT_VERSION:
-        raise FormatError(f"segment version {version} is not known, only {SEGMENT_VERSION}")
-    if not 1 <= node_bytes <= NODE_ID_BYTES_MAX or not previous_lsn < base_lsn <= LSN_LIMIT:
-        raise FormatError("the segment header contradicts itself")
+    is_damaged = CRC.unpack_from(data, _SEGMENT.size)[0] != crc32(data[: _SEGMENT.size])
+    is_consistent = 1 <= node_bytes <= NODE_ID_BYTES_MAX and previous_lsn < base_lsn <= LSN_LIMIT
+    refuse(
+        FormatError,
+        (magic != SEGMENT_MAGIC, f"the segment header does not begin with {SEGMENT_MAGIC.decode()}"),
+        (is_damaged, "the CRC of the segment header does not match"),
+        (version != SEGMENT_VERSION, f"segment version {version} is not known, only {SEGMENT_VERSION}"),
+        (not is_consistent, "the segment header contradicts itself"),
+    )
     return SegmentHeader(node[:node_bytes].decode(), wal_id.hex(), Epoch(epoch), Lsn(base_lsn), Lsn(previous_lsn))
 
 
@@ -204,22 +207,24 @@ def decode_batch(data: bytes | bytearray, at: int, end: int) -> BatchRecord:
     if end - at < BATCH_RECORD_BYTES:
         raise FormatError("the BATCH record is cut short")
     crc, length, lsn, hlc, state, kind, first, last, body_bytes, body_crc32 = BATCH.unpack_from(data, at)
-    if length != BATCH_RECORD_BYTES or kind != BATCH_RECORD_TYPE or state != PENDING:
-        raise FormatError("a BATCH record should stand here")
-    if crc != crc32(memoryview(data)[at + CRC_BYTES : at + BATCH_RECORD_BYTES]):
-        raise FormatError("the CRC of the BATCH record does not match")
-    if (
-        lsn != first
-        or not 1 <= first <= last <= LSN_LIMIT
-        or not (last - first + 1) * RECORD_HEADER_BYTES <= body_bytes <= BATCH_BODY_BYTES_LIMIT
-    ):
-        raise FormatError("the BATCH record contradicts itself")
+    is_batch = (length, kind, state) == (BATCH_RECORD_BYTES, BATCH_RECORD_TYPE, PENDING)
+    is_damaged = crc != crc32(memoryview(data)[at + CRC_BYTES : at + BATCH_RECORD_BYTES])
+    is_consistent = (
+        1 <= lsn == first <= last <= LSN_LIMIT
+        and (last - first + 1) * RECORD_HEADER_BYTES <= body_bytes <= BATCH_BODY_BYTES_LIMIT
+    )
+    refuse(
+        FormatError,
+        (not is_batch, "a BATCH record should stand here"),
+        (is_damaged, "the CRC of the BATCH record does not match"),
+        (not is_consistent, "the BATCH record contradicts itself"),
+    )
     return BatchRecord(first, last, hlc, body_bytes, body_crc32)
 
 
-def node_of(hlc: bytes) -> bytes:
-    """The node's hash in a packed HLC."""
-    return hlc[12:]
+def hlc_of(packed: bytes, node_id: str) -> Hlc:
+    """The HLC of this node in its packed form."""
+    return Hlc(*unpack16(packed)[:2], node_id)
 
 
 def check_record(data: bytes, at: int, *, lsn: Lsn, node_id: str, available: int) -> int:
@@ -233,16 +238,16 @@ def check_record(data: bytes, at: int, *, lsn: Lsn, node_id: str, available: int
     if available < RECORD_HEADER_BYTES:
         raise FormatError("the record is cut short")
     crc, length, found_lsn, _, _, hashed, state, kind = RECORD.unpack_from(data, at)
-    if not RECORD_HEADER_BYTES <= length <= RECORD_BYTES_LIMIT:
-        raise FormatError(f"a record of {length} bytes is out of bounds")
-    if length > available:
-        raise FormatError(f"the record is cut short: {length} bytes long, {available} there")
-    if crc != crc32(memoryview(data)[at + CRC_BYTES : at + length]):
-        raise FormatError("the CRC of the record does not match")
-    if found_lsn != lsn:
-        raise FormatError(f"the record has LSN {found_lsn} where {lsn} should stand")
-    if kind == BATCH_RECORD_TYPE or state != PENDING:
-        raise FormatError(f"a record of type {kind}, state {state} does not belong inside a batch")
-    if hashed != node_hash(node_id):
-        raise FormatError(f"the HLC of the record is not of node {node_id}")
+    is_bounded = RECORD_HEADER_BYTES <= length <= RECORD_BYTES_LIMIT
+    is_damaged = crc != crc32(memoryview(data)[at + CRC_BYTES : at + length])
+    is_strange = kind == BATCH_RECORD_TYPE or state != PENDING
+    refuse(
+        FormatError,
+        (not is_bounded, f"a record of {length} bytes is out of bounds"),
+        (length > available, f"the record is cut short: {length} bytes long, {available} there"),
+        (is_damaged, "the CRC of the record does not match"),
+        (found_lsn != lsn, f"the record has LSN {found_lsn} where {lsn} should stand"),
+        (is_strange, f"a record of type {kind}, state {state} does not belong inside a batch"),
+        (hashed != node_hash(node_id), f"the HLC of the record is not of node {node_id}"),
+    )
     return int(length)

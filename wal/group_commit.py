@@ -27,11 +27,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ledger.errors import WalError, WalPoisonedError
+from ledger.errors import WalError, WalPoisonedError, refuse
 from ledger.hlc import Hlc
 from ledger.positions import Lsn
 from wal import native
-from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT, RECORD_HEADER_BYTES, QueuedRecord
+from wal.format import RECORD_HEADER_BYTES, QueuedRecord
 from wal.log import CHECK_INTERVAL_S, Log
 from wal.native import Ship
 from wal.queue import NO_FD, Bounds, DurableBatch, fault_of
@@ -66,10 +66,6 @@ class GroupCommit:
         queue_max_bytes: int = QUEUE_BYTES_MAX,
         shipper_fd: int = NO_FD,
     ) -> None:
-        assert RECORD_HEADER_BYTES < record_bytes_max <= RECORD_BYTES_LIMIT
-        assert 0 < batch_max_bytes <= BATCH_BODY_BYTES_LIMIT
-        assert batch_max_entries > 0
-        assert record_bytes_max <= queue_max_bytes
         self._log = log
         self._on_failure = on_failure
         self._bounds = Bounds(
@@ -130,10 +126,8 @@ class GroupCommit:
             InvalidInputError: an HLC is of another node or does not rise, or a type is not a record type.
         """
         while (lsn := self._queue.append_all(records)) is None:
-            if self._poison is not None:
-                raise WalPoisonedError(str(self._poison))
-            if self._closing:
-                raise WalPoisonedError("the WAL writer is closed")
+            is_poisoned, closed = self._poison is not None, "the WAL writer is closed"
+            refuse(WalPoisonedError, (is_poisoned, str(self._poison)), (self._closing, closed))
             fault = fault_of(records, self._bounds, self._queue.state())
             if fault is not None:
                 raise fault

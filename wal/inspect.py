@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 from ledger.chain.record import decode as decode_event
 from ledger.errors import InvalidInputError, NotFoundError, WalCorruptError
 from ledger.facts.events import ACTIONS, BATCH_RECORD_TYPE
-from ledger.hlc import Hlc, unpack16
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control
-from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError
+from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, hlc_of
 from wal.reader import Batch, Damage, Record, batch_at, find_batch, records_of
 from wal.recovery import survey
 from wal.segment import LOCK_NAME, Segment, list_segments, opened, read_header
@@ -68,8 +67,7 @@ def wal_folders(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         raise NotFoundError(f"{path} is not a folder")
-    inside = (sub for sub in path.iterdir() if sub.is_dir() and _is_wal(sub))
-    folders = [path] if _is_wal(path) else sorted(inside)
+    folders = [path] if _is_wal(path) else sorted(each for each in path.iterdir() if each.is_dir() and _is_wal(each))
     if not folders:
         raise NotFoundError(f"{path} holds no write-ahead log: give wal.dir, or the folder of one node in it")
     return folders
@@ -105,12 +103,9 @@ def dump(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _state(control: Control | None, lsn: int) -> str:
-    """The lowest state that the record at ``lsn`` can be in."""
-    if control is None or lsn > control.committed_lsn:
-        return "PENDING"
-    if lsn > control.chained_lsn:
-        return "REGIONAL"
-    return "GLOBAL" if lsn > control.signed_lsn else "COMPACTED"
+    """The lowest state that the record at ``lsn`` can be in: the last whose position it does not exceed."""
+    positions = (control.committed_lsn, control.chained_lsn, control.signed_lsn) if control is not None else ()
+    return ("PENDING", "REGIONAL", "GLOBAL", "COMPACTED")[sum(lsn <= position for position in positions)]
 
 
 def _is_wal(folder: Path) -> bool:
@@ -224,17 +219,9 @@ def _sound_part(descriptor: int, damage: Damage) -> Batch | None:
 def _items(segment: Segment, node_id: str, batch: Batch) -> Iterator[dict[str, Any]]:
     """The BATCH record of a batch and its records, as far as they are sound."""
     offset, announced, body = batch
-    physical_ms, logical, _ = unpack16(announced.hlc)
-    opening = Record(
-        announced.first_lsn,
-        segment.epoch,
-        Hlc(physical_ms, logical, node_id),
-        BATCH_RECORD_TYPE,
-        b"",
-        BATCH_RECORD_BYTES,
-    )
-    range_ = {"first_lsn": announced.first_lsn, "last_lsn": announced.last_lsn}
-    yield _item(segment, offset, opening) | range_
+    first_lsn, last_lsn, hlc, *_ = announced
+    opening = Record(first_lsn, segment.epoch, hlc_of(hlc, node_id), BATCH_RECORD_TYPE, b"", BATCH_RECORD_BYTES)
+    yield _item(segment, offset, opening) | {"first_lsn": first_lsn, "last_lsn": last_lsn}
     offset += BATCH_RECORD_BYTES
     for record in records_of(body, segment.epoch, node_id):
         yield _item(segment, offset, record) | _payload_item(record.payload)

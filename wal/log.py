@@ -25,7 +25,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ledger.errors import WalError, WalFilesError
+from ledger.errors import WalError, WalFilesError, reported_as
 from ledger.positions import Epoch, Lsn
 from wal.control import CONTROL_NAME
 from wal.format import (
@@ -111,7 +111,6 @@ class Log:
         """
         assert self.written_lsn == self.durable_lsn
         assert batch.first_lsn == self.next_lsn
-        assert batch.body_bytes == len(body)
         opening = encode_batch(batch)
         self._make_space(len(opening) + len(body))
         write_fully(self._descriptor, (opening, body), self._offset)
@@ -135,7 +134,6 @@ class Log:
         Raises:
             WalError, OSError: the space cannot be made.
         """
-        assert self.written_lsn == self.durable_lsn
         if size > 0:
             self._make_space(size)
         path, end = os.fsencode(self._path), max(self._segment_bytes, self._offset + size)
@@ -156,7 +154,6 @@ class Log:
         Raises:
             OSError: the log cannot continue; everything synced is durable.
         """
-        assert self.written_lsn == self.durable_lsn
         is_busy = self._offset >= AHEAD_FROM_BYTES and size <= AHEAD_BATCH_BYTES_MAX
         if is_busy and self._offset + AHEAD_BATCHES * size > self._ahead_at:
             self._write_ahead(self._offset)
@@ -254,11 +251,9 @@ class FolderGuard:
         Raises:
             WalError: names the first that is not.
         """
-        try:
+        with reported_as(WalError, f"the WAL folder {self._folder} cannot be read any more", OSError):
             is_same = os.path.samestat(os.stat(self._folder), self._made_as)
             found = _inodes(self._folder) if is_same else {}
-        except OSError as error:
-            raise WalError(f"the WAL folder {self._folder} cannot be read any more: {error}") from error
         if not is_same:
             raise WalError(f"another folder stands in the place of the WAL folder {self._folder}")
         for name, inode in list(self.watched.items()):

@@ -99,8 +99,10 @@ def fault_of(records: Sequence[QueuedRecord], bounds: Bounds, state: QueueState)
     for hlc, record_type, payload in records:
         length = RECORD_HEADER_BYTES + len(payload)
         if len(payload) > bounds.payload_bytes_max:
-            most = bounds.payload_bytes_max + RECORD_HEADER_BYTES
-            return RecordTooLargeError(f"a record of {length} bytes is over wal.record_bytes_max = {most}")
+            return RecordTooLargeError(
+                f"a record of {length} bytes is over wal.record_bytes_max = "
+                f"{bounds.payload_bytes_max + RECORD_HEADER_BYTES}"
+            )
         if hlc[2] != bounds.node_id or hlc[:2] <= last:
             return InvalidInputError(f"HLC {hlc} is not of node {bounds.node_id}, or not above the one before it")
         if not (0 <= hlc[0] < 2**63 and 0 <= hlc[1] < 2**32):
@@ -267,8 +269,10 @@ class Queue:
         """Encode, write and sync one batch, wake the threads that wait for it, and write zeros ahead for the next."""
         entries = len(records)
         last_lsn = Lsn(log.next_lsn + entries - 1)
-        numbered = enumerate(records, log.next_lsn)
-        body = b"".join(encode_record(Lsn(lsn), hlc.pack(), kind, payload) for lsn, (hlc, kind, payload) in numbered)
+        body = b"".join(
+            encode_record(Lsn(lsn), hlc.pack(), kind, payload)
+            for lsn, (hlc, kind, payload) in enumerate(records, log.next_lsn)
+        )
         log.append(batch_of(log.next_lsn, last_lsn, records[-1][0].pack(), body), body)
         wake(self._shipper_fd)
         began_s = time.perf_counter()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.errors import InvalidInputError, WalCorruptError, WalError
+from ledger.errors import InvalidInputError, WalCorruptError, WalError, reported_as
 from ledger.facts.events import BATCH_RECORD_TYPE, RETURNED_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
@@ -26,6 +26,7 @@ from wal.format import (
     CRC_BYTES,
     HLC_AT,
     LSN_LIMIT,
+    NODE_HASH_AT,
     PENDING,
     RECORD,
     RECORD_HEADER_BYTES,
@@ -38,7 +39,6 @@ from wal.format import (
     decode_batch,
     decode_returned,
     encode_batch,
-    node_of,
 )
 from wal.segment import Segment, list_segments, misplaced, opened, read_header
 
@@ -154,15 +154,12 @@ def check_each(data: bytes | memoryview, first_lsn: Lsn, node_id: str) -> Lsn:
     at, next_lsn = 0, first_lsn
     while at < len(whole):
         body_at = at + BATCH_RECORD_BYTES
-        try:
+        with reported_as(InvalidInputError, f"byte {at}", FormatError):
             record = _batch_record(whole[at:body_at], next_lsn)
             batch = Batch(at, record, whole[body_at : body_at + record.body_bytes])
             if len(batch.body) == record.body_bytes and crc32(batch.body) != record.body_crc32:
                 raise FormatError("the CRC of the batch does not match")
-        except FormatError as error:
-            raise InvalidInputError(f"byte {at}: {error}") from error
-        damage = _bad_record(batch, node_id)
-        if damage is not None:
+        if (damage := _bad_record(batch, node_id)) is not None:
             raise InvalidInputError(f"byte {damage.offset}: {damage.reason}")
         at, next_lsn = batch.end, after(record.last_lsn)
     return before(next_lsn)
@@ -275,7 +272,7 @@ def find_batch(descriptor: int, offset: int, above_lsn: Lsn, node_id: str) -> in
                 batch = decode_batch(data, found - _LENGTH_AT, len(data))
             except FormatError:
                 batch = None
-            if batch is not None and batch.first_lsn > above_lsn and node_of(batch.hlc) == hashed:
+            if batch is not None and batch.first_lsn > above_lsn and batch.hlc[NODE_HASH_AT] == hashed:
                 return start + found - _LENGTH_AT
             found = data.find(_BATCH_LENGTH, found + 1)
     return None

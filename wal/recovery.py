@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ledger.errors import WalCorruptError
-from ledger.hlc import Hlc, unpack16
+from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal import control as control_file
 from wal.control import Control, History, begin_epoch, epoch_of
-from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, batch_of, encode_batch
+from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, batch_of, encode_batch, hlc_of
 from wal.reader import WINDOW_BYTES, Damage, end_of_data, find_batch, scan_segment
 from wal.segment import Segment, list_segments, misplaced, opened, read_header, remove_unnamed, sync_folder, write_fully
 from wal.truncation import CUT_PREFIX, keep_segment, keep_tail
@@ -96,8 +96,8 @@ class Survey:
     def saw_hlc(self, packed: bytes | None) -> None:
         """Raise ``highest_hlc`` to a packed one of this node."""
         if packed is not None:
-            physical_ms, logical, _ = unpack16(packed)
-            self.highest_hlc = max(self.highest_hlc or Hlc(0, 0, self.node_id), Hlc(physical_ms, logical, self.node_id))
+            hlc = hlc_of(packed, self.node_id)
+            self.highest_hlc = max(self.highest_hlc or hlc, hlc)
 
 
 def survey(folder: Path, node_id: str, control: Control | None, known_durable_lsn: Lsn) -> Survey:
@@ -130,6 +130,10 @@ def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Dam
     except FormatError as error:
         result.last_epoch = max(result.last_epoch, segment.epoch)
         return Damage(0, next_lsn, str(error), 0), None
+    with opened(segment.path) as descriptor:
+        scan = scan_segment(descriptor, header.base_lsn, result.node_id)
+    has_records = scan.last_lsn >= header.base_lsn
+    written_by = epoch_of(known, header.base_lsn) if has_records else None
     reason = misplaced(
         header,
         node_id=result.node_id,
@@ -137,13 +141,9 @@ def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Dam
         epoch=result.last_epoch,
         last_lsn=None if first else result.last_lsn,
     )
-    if reason is not None:
-        return Damage(0, next_lsn, reason, 0), "no crash does that"
-    with opened(segment.path) as descriptor:
-        scan = scan_segment(descriptor, header.base_lsn, result.node_id)
-    written_by = epoch_of(known, header.base_lsn) if scan.last_lsn >= header.base_lsn else None
-    if written_by not in (None, header.epoch):
+    if reason is None and written_by not in (None, header.epoch):
         reason = f"the segment is of epoch {header.epoch}, but by the control file epoch {written_by} wrote its records"
+    if reason is not None:
         return Damage(0, next_lsn, reason, 0), "no crash does that"
     result.wal_id = header.wal_id
     result.segments += 1
@@ -153,7 +153,7 @@ def _read_segment(result: Survey, segment: Segment, known: History) -> tuple[Dam
     result.last_segment = segment
     result.end = scan.end
     result.last_batch_offset = scan.last_batch_offset
-    if scan.last_lsn >= header.base_lsn:
+    if has_records:
         result.saw_records(segment)
     result.saw_hlc(scan.highest_hlc)
     if scan.damage is not None and scan.damage.batch is not None:
@@ -171,9 +171,7 @@ def _proof_of_sync(
         return f"LSN {known_durable_lsn} is known to be durable"
     with opened(segment.path) as descriptor:
         behind = find_batch(descriptor, damage.offset + 1, result.last_lsn, result.node_id)
-    if behind is not None:
-        return f"the batch at byte {behind} was written later, so this had been synced"
-    return None
+    return None if behind is None else f"the batch at byte {behind} was written later, so this had been synced"
 
 
 TORN_PREFIX = "torn-"
@@ -256,9 +254,7 @@ def _announce_sound_part(segment: Segment, damage: Damage) -> int:
     """Write a BATCH record that announces the records before the damage; returns how many bytes are to be cut."""
     cut_at = damage.offset if damage.survivors else damage.batch_offset
     with opened(segment.path, os.O_RDWR) as descriptor:
-        if damage.survivors:
-            assert damage.batch is not None
-            assert damage.sound_hlc is not None
+        if damage.batch is not None and damage.sound_hlc is not None:
             body_at = damage.batch_offset + BATCH_RECORD_BYTES
             body = os.pread(descriptor, cut_at - body_at, body_at)
             batch = batch_of(damage.batch.first_lsn, Lsn(damage.lsn - 1), damage.sound_hlc, body)
@@ -271,6 +267,5 @@ def _cut_and_sync(segment: Segment, end: int, last_batch_offset: int | None) -> 
     with opened(segment.path, os.O_RDWR) as descriptor:
         os.ftruncate(descriptor, end)
         for start in range(last_batch_offset or SEGMENT_HEADER_BYTES, end, WINDOW_BYTES):
-            data = os.pread(descriptor, min(WINDOW_BYTES, end - start), start)
-            write_fully(descriptor, (data,), start)
+            write_fully(descriptor, (os.pread(descriptor, min(WINDOW_BYTES, end - start), start),), start)
         os.fsync(descriptor)

@@ -150,8 +150,11 @@ def _due(segments: Sequence[Segment], checked: Lsn, part: float) -> list[Segment
         with suppress(FileNotFoundError):
             sizes[at] = segment.path.stat().st_size
     total = sum(sizes) or 1
-    ends = zip(segments, accumulate(sizes), strict=True)
-    return [segment for segment, end in ends if segment.base_lsn > checked and end / total <= part]
+    return [
+        segment
+        for segment, end in zip(segments, accumulate(sizes), strict=True)
+        if segment.base_lsn > checked and end / total <= part
+    ]
 
 
 def check_segment(

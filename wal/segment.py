@@ -117,17 +117,19 @@ def misplaced(
     """Why a segment with this sound header does not belong to this log, or cannot follow a segment of ``epoch`` that
     ends with ``last_lsn``; None if it can. An argument that is None, or no epoch, is not compared.
     """
-    if header.node_id != node_id:
-        return f"the segment belongs to node {header.node_id}, not to {node_id}"
-    if wal_id not in (None, header.wal_id):
-        return f"the segment belongs to WAL {header.wal_id}, not to {wal_id}"
-    if header.epoch < epoch:
-        return f"the epoch goes down from {epoch} to {header.epoch}"
-    if last_lsn not in (None, header.previous_lsn):
-        return f"the segment follows LSN {header.previous_lsn}, but {last_lsn} is the one before it"
-    if header.epoch == epoch and header.base_lsn != header.previous_lsn + 1:
-        return f"the segment begins with LSN {header.base_lsn} where {header.previous_lsn + 1} should stand"
-    return None
+    follows_lsn, is_new_epoch = header.previous_lsn, header.epoch != epoch
+    has_gap = not is_new_epoch and header.base_lsn != follows_lsn + 1
+    reasons = (
+        (header.node_id != node_id, f"the segment belongs to node {header.node_id}, not to {node_id}"),
+        (wal_id not in (None, header.wal_id), f"the segment belongs to WAL {header.wal_id}, not to {wal_id}"),
+        (header.epoch < epoch, f"the epoch goes down from {epoch} to {header.epoch}"),
+        (
+            last_lsn not in (None, follows_lsn),
+            f"the segment follows LSN {follows_lsn}, but {last_lsn} is the one before it",
+        ),
+        (has_gap, f"the segment begins with LSN {header.base_lsn} where {follows_lsn + 1} should stand"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
 
 
 def create_segment(folder: Path, header: SegmentHeader) -> int:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from ledger.errors import WalError
+from ledger.errors import WalError, refuse
 from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
@@ -86,10 +86,10 @@ def truncate(folder: Path, node_id: str, last_lsn: Lsn) -> tuple[str, ...]:
     segments = list_segments(folder)
     if control is None:
         raise WalError(f"{folder} has no control file: nothing says what of its log is committed")
-    if last_lsn < control.committed_lsn:
-        raise WalError(f"the log in {folder} is committed up to LSN {control.committed_lsn}, above {last_lsn}")
-    if segments and last_lsn + 1 < segments[0].base_lsn:
-        raise WalError(f"the log in {folder} begins with LSN {segments[0].base_lsn}; it cannot end with {last_lsn}")
+    committed_lsn, oldest_lsn = control.committed_lsn, segments[0].base_lsn if segments else Lsn(1)
+    committed = f"the log in {folder} is committed up to LSN {committed_lsn}, above {last_lsn}"
+    removed = f"the log in {folder} begins with LSN {oldest_lsn}; it cannot end with {last_lsn}"
+    refuse(WalError, (last_lsn < committed_lsn, committed), (after(last_lsn) < oldest_lsn, removed))
 
     # 1. no LSN above is recorded as durable
     if control.durable_lsn > last_lsn:
@@ -140,8 +140,7 @@ def copy_range(source: int, target: Path, start: int, end: int, rest: bytes = b"
     """Write the bytes from ``start`` to ``end`` of an open file to ``target``, then ``rest``, and sync it."""
     with opened(target, NEW_FILE) as descriptor:
         for at in range(start, end, WINDOW_BYTES):
-            data = os.pread(source, min(WINDOW_BYTES, end - at), at)
-            write_fully(descriptor, (data,), at - start)
+            write_fully(descriptor, (os.pread(source, min(WINDOW_BYTES, end - at), at),), at - start)
         if rest:
             write_fully(descriptor, (rest,), end - start)
         os.fsync(descriptor)

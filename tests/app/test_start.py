@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 import shutil
 import time
 from zlib import crc32
@@ -288,7 +289,7 @@ async def test_a_crash_before_the_very_first_epoch_reached_postgres_costs_one_ep
     settings = make_settings(node_id="node-a")
     folder = settings.wal_dir / "node-a"
     folder.mkdir(parents=True)
-    wal_control.store(folder, wal_control.Control(wal_control.new_wal_id(), "node-a", 1, Hlc(5, 0, "node-a")))
+    wal_control.store(folder, wal_control.Control(secrets.token_hex(16), "node-a", 1, Hlc(5, 0, "node-a")))
     async with run_node(settings) as service:
         assert service.node.epoch == 2
         await write(service, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,7 @@ async def test_another_wal_or_a_damaged_control_file_is_refused_and_set_aside_wh
     async with run_node(settings) as service:
         await write(service, 1)
         wal_id = service.node.wal_id
-    foreign_wal_id = wal_control.new_wal_id()
+    foreign_wal_id = secrets.token_hex(16)
     changed_control(settings, wal_id=foreign_wal_id)
     await assert_refused(run_node, settings, StartRefusedError, "the disk was lost or swapped")
     folder = wal_folder(settings)

@@ -12,7 +12,7 @@ from ledger.errors import WalCorruptError
 from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn
 from tests.wal.logs import NODE, WAL_ID
-from wal.control import Control, EpochStart, load, new_wal_id, store
+from wal.control import Control, EpochStart, load, store
 
 CONTROL = Control(
     WAL_ID,
@@ -107,8 +107,3 @@ def test_one_of_a_version_to_come_is_refused(tmp_path: Path) -> None:
 def test_what_contradicts_itself_is_not_stored(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(AssertionError):
         store(tmp_path, CONTROL._replace(**changes))
-
-
-def test_wal_ids_are_random() -> None:
-    assert len({new_wal_id() for _ in range(100)}) == 100
-    assert all(len(bytes.fromhex(new_wal_id())) == 16 for _ in range(3))

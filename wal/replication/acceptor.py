@@ -17,6 +17,7 @@ from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal.control import History, epoch_of, history_rises, history_up_to, last_common
 from wal.format import LSN_LIMIT
 from wal.reader import check_batches
+from wal.replication.configuration import Configuration
 from wal.replication.file_log import FileLog
 from wal.replication.messages import (
     Ack,
@@ -39,6 +40,10 @@ from wal.replication.messages import (
 
 FETCH_BYTES_MAX = 4 << 20
 """The answer to a Fetch has at most about so many bytes, whatever the request."""
+
+
+Check = tuple[bool, Reason, str]
+"""Whether a message is refused, why, and the detail."""
 
 
 class Acceptor:
@@ -77,8 +82,7 @@ class Acceptor:
                 return Frame(self._apply(run, message))
             case Configure() as message:
                 return Frame(self._configure(run, message))
-        name = type(frame.message).__name__
-        return Frame(self._refuse("unreadable", f"a safekeeper is not told {name}"))
+        return Frame(self._refuse("unreadable", f"a safekeeper is not told {type(frame.message).__name__}"))
 
     def streams(self, run: str) -> Epoch | None:
         """The epoch whose Appends a stream may take: until the log gets another request, each sound batch of this run
@@ -122,15 +126,14 @@ class Acceptor:
 
     def _prepare(self, run: str, message: Prepare) -> Message:
         control = self.log.control
-        if message.wal_id != control.wal_id:
-            return self._refuse("other-wal", f"WAL {control.wal_id} of {control.node_id} is kept here")
-        if not message.configuration.is_sound:
-            return self._refuse("unreadable", "the list of members is not one")
-        if message.configuration.order < self.log.configuration.order:
-            return self._refuse("other-members", "a newer list of members is known here")
         is_of_other = message.epoch == control.promised_epoch and run != control.promised_run
-        if message.epoch < control.promised_epoch or is_of_other:
-            return self._fenced()
+        refusal = self._first_of(
+            (message.wal_id != control.wal_id, "other-wal", f"WAL {control.wal_id} of {control.node_id} is kept here"),
+            *self._checks_of(message.configuration),
+            (message.epoch < control.promised_epoch or is_of_other, *self._fence),
+        )
+        if refusal is not None:
+            return refusal
         self._sync()
         if message.configuration.order > self.log.configuration.order:
             self.log.configure(message.configuration)
@@ -210,14 +213,14 @@ class Acceptor:
         return Frame(Batches(chunk.previous, chunk.written_in), chunk.batches)
 
     def _configure(self, run: str, message: Configure) -> Message:
-        if not self._is_promised_to(run, message.epoch):
-            return self._fenced()
-        if self._elected != message.epoch:
-            return self._refuse("not-elected", f"the history of epoch {message.epoch} was not applied here")
-        if not message.configuration.is_sound:
-            return self._refuse("unreadable", "the list of members is not one")
-        if message.configuration.order < self.log.configuration.order:
-            return self._refuse("other-members", "a newer list of members is known here")
+        not_applied = f"the history of epoch {message.epoch} was not applied here"
+        refusal = self._first_of(
+            (not self._is_promised_to(run, message.epoch), *self._fence),
+            (self._elected != message.epoch, "not-elected", not_applied),
+            *self._checks_of(message.configuration),
+        )
+        if refusal is not None:
+            return refusal
         if message.configuration.order > self.log.configuration.order:
             self._sync()
             self.log.configure(message.configuration)
@@ -235,8 +238,22 @@ class Acceptor:
         control = self.log.control
         return control.promised_epoch == epoch and control.promised_run == run
 
+    @property
+    def _fence(self) -> tuple[Reason, str]:
+        return "fenced", f"epoch {self.log.control.promised_epoch} is followed here"
+
+    def _checks_of(self, received: Configuration) -> tuple[Check, ...]:
+        return (
+            (not received.is_sound, "unreadable", "the list of members is not one"),
+            (received.order < self.log.configuration.order, "other-members", "a newer list of members is known here"),
+        )
+
     def _fenced(self) -> Refusal:
-        return self._refuse("fenced", f"epoch {self.log.control.promised_epoch} is followed here")
+        return self._refuse(*self._fence)
+
+    def _first_of(self, *checks: Check) -> Refusal | None:
+        """The refusal for the first check that applies; None if none does."""
+        return next((self._refuse(reason, detail) for applies, reason, detail in checks if applies), None)
 
     def _refuse(self, reason: Reason, detail: str) -> Refusal:
         return Refusal(reason, detail, self.log.control.promised_epoch)

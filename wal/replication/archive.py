@@ -16,11 +16,12 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ledger.errors import ArchiveConflictError, LedgerError, WalCorruptError, WalError
 from ledger.hlc import Hlc
@@ -35,26 +36,10 @@ from wal.replication.messages import Position
 from wal.scrub import Report
 from wal.segment import Segment, list_segments, open_regular, opened, segment_name, sync_folder, write_fully
 
+if TYPE_CHECKING:
+    from objects.store import ArchiveStore
+
 ARCHIVE_INTERVAL_S = 5.0
-
-
-class Archive(Protocol):
-    """A store of objects that are written once; errors are LedgerErrors."""
-
-    def prepare(self) -> None:
-        """Make the archive ready for writes."""
-
-    def create(self, name: str, source: IO[bytes]) -> bool:
-        """Write all of ``source`` under ``name``, durably; False, and nothing is written, if that name is taken."""
-
-    def read(self, name: str, bytes_max: int) -> bytes | None:
-        """The object of this name; None if it does not exist."""
-
-    def objects(self, name: str) -> list[str]:
-        """The names of all objects below ``name``."""
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """The object, in pieces."""
 
 
 class Archiver:
@@ -64,7 +49,7 @@ class Archiver:
     the reason.
     """
 
-    def __init__(self, logs: KeptLogs, store: Archive, report: Report) -> None:
+    def __init__(self, logs: KeptLogs, store: ArchiveStore, report: Report) -> None:
         self._logs = logs
         self._store = store
         self._report = report
@@ -79,36 +64,28 @@ class Archiver:
             self.archive_all(closing)
 
     def archive_all(self, closing: threading.Event) -> None:
-        """Archive due segments. A failure is reported once, and retried by the next call."""
-        if not self._prepare():
-            return
-        for kept in self._logs.all():
-            fault = ""
-            try:
-                self._archive(kept, closing)
-            except (LedgerError, OSError) as error:
-                fault, self._is_prepared = str(error), False
-            self._report_change({"node_id": kept.node_id}, kept.archive_fault, fault)
-            kept.archive_fault = fault
-
-    def _prepare(self) -> bool:
-        """Prepare the archive unless that is done; whether it can be written to, as far as is known."""
+        """Archive due segments. A failure is reported once, and retried by the next call, which prepares the archive
+        again."""
         if not self._is_prepared:
-            fault = ""
-            try:
-                self._store.prepare()
-            except (LedgerError, OSError) as error:
-                fault = str(error)
-            self._report_change({}, self.fault, fault)
-            self._is_prepared, self.fault = not fault, fault
-        return self._is_prepared
+            self.fault = self._fault_of(self._store.prepare, {}, self.fault)
+            self._is_prepared = not self.fault
+        for kept in self._logs.all() if self._is_prepared else ():
+            facts: dict[str, object] = {"node_id": kept.node_id}
+            kept.archive_fault = self._fault_of(partial(self._archive, kept, closing), facts, kept.archive_fault)
+            self._is_prepared = self._is_prepared and not kept.archive_fault
 
-    def _report_change(self, facts: dict[str, object], known_fault: str, fault: str) -> None:
-        """Report a new fault, or the end of a fault."""
+    def _fault_of(self, act: Callable[[], None], facts: dict[str, object], known_fault: str) -> str:
+        """Call ``act``; returns its fault, empty for none. Reports a new fault, or the end of the known one."""
+        fault = ""
+        try:
+            act()
+        except (LedgerError, OSError) as error:
+            fault = str(error)
         if fault and fault != known_fault:
             self._report("wal_archive_failed", facts | {"error": fault})
         elif known_fault and not fault:
             self._report("wal_archive_resumed", facts)
+        return fault
 
     def _archive(self, kept: KeptLog, closing: threading.Event) -> None:
         with kept.locked():
@@ -139,8 +116,7 @@ class Archiver:
         with os.fdopen(open_regular(segment.path), "rb") as file:
             scan = scan_segment(file.fileno(), segment.base_lsn, kept.node_id)
             if scan.damage is not None:
-                remedy = kept.remedy()
-                error = WalCorruptError(segment.name, scan.damage.offset, scan.damage.reason, remedy)
+                error = WalCorruptError(segment.name, scan.damage.offset, scan.damage.reason, kept.remedy())
                 with kept.locked():
                     kept.fail(error)
                 raise error
@@ -167,7 +143,7 @@ class _Archived(NamedTuple):
     name: str
 
 
-def restore_log(source: Archive, node_id: str, wal_id: str | None, folder: Path) -> tuple[str, Lsn, Position]:
+def restore_log(source: ArchiveStore, node_id: str, wal_id: str | None, folder: Path) -> tuple[str, Lsn, Position]:
     """Restore the log ``wal_id`` of ``node_id`` from the archive into ``folder``; all archived records were committed.
     If ``wal_id`` is None, the archive must hold only one log of the node. Returns the id of the log, its first LSN, and
     its end.
@@ -211,8 +187,7 @@ def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
         reach = max(each.last_lsn, best[after(each.last_lsn)][0] if after(each.last_lsn) in best else each.last_lsn)
         if each.first_lsn not in best or reach > best[each.first_lsn][0]:
             best[each.first_lsn] = reach, each
-    furthest = max(reach for reach, _ in best.values())
-    at = min(first_lsn for first_lsn, (reach, _) in best.items() if reach == furthest)
+    at = max(best, key=lambda first_lsn: (best[first_lsn][0], -first_lsn))
     chain: list[_Archived] = []
     while at in best:
         chain.append(best[at][1])
@@ -220,7 +195,7 @@ def _longest(archived: Sequence[_Archived]) -> list[_Archived]:
     return chain
 
 
-def _fetch(source: Archive, archived: _Archived, node_id: str, folder: Path) -> None:
+def _fetch(source: ArchiveStore, archived: _Archived, node_id: str, folder: Path) -> None:
     """Write one segment, synced, and check that it matches its name."""
     path = folder / segment_name(archived.first_lsn, archived.epoch)
     with opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
@@ -231,11 +206,10 @@ def _fetch(source: Archive, archived: _Archived, node_id: str, folder: Path) -> 
         os.fsync(descriptor)
         scan = scan_segment(descriptor, archived.first_lsn, node_id)
     if scan.damage is not None or scan.last_lsn != archived.last_lsn:
-        reason = scan.damage.reason if scan.damage else f"it ends with LSN {scan.last_lsn}"
         raise WalCorruptError(
             archived.name,
             scan.damage.offset if scan.damage else 0,
-            reason,
+            scan.damage.reason if scan.damage else f"it ends with LSN {scan.last_lsn}",
             f"The object in the archive is damaged. Remove {folder}, and bring the log back from another archive, "
             "or from a copy of this object",
         )

@@ -53,8 +53,7 @@ class Configuration(NamedTuple):
     @property
     def is_sound(self) -> bool:
         """Whether a received list is valid: its numbers can be stored, and it has not too many members."""
-        numbers = (self.generation, self.epoch)
-        return len(self.members) <= MEMBERS_MAX and all(0 <= number <= LSN_LIMIT for number in numbers)
+        return len(self.members) <= MEMBERS_MAX and all(0 <= number <= LSN_LIMIT for number in self.order)
 
     @property
     def voters(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ from collections.abc import Generator, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
-from ledger.errors import InvalidInputError, WalError
+from ledger.errors import InvalidInputError, WalError, reported_as
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
 from wal.control import History, begin_epoch, epoch_of, history_up_to, last_common
 from wal.reader import check_batches
@@ -55,8 +55,9 @@ NOTHING_HELD = Promise(NO_EPOCH, Lsn(1), EMPTY, BEFORE_FIRST, (), NO_MEMBERS)
 
 def held_in(log: FileLog) -> Promise:
     """The content of the proposer's own copy, in the form in which members report theirs."""
-    committed_lsn = log.control.committed_lsn
-    return Promise(log.control.epoch, log.first_lsn, log.tail, committed_lsn, log.history, log.configuration)
+    return Promise(
+        log.control.epoch, log.first_lsn, log.tail, log.control.committed_lsn, log.history, log.configuration
+    )
 
 
 class Plan(NamedTuple):
@@ -164,9 +165,8 @@ class Election:
         if greeting.member_id:
             self._greetings[address] = greeting
             self._learn(greeting.configuration)
-        if self._epoch and greeting.member_id:
-            return [(address, self._prepare_message())]
-        return self._advance()
+        is_late = self._epoch and greeting.member_id
+        return [(address, self._prepare_message())] if is_late else self._advance()
 
     def _learn(self, configuration: Configuration) -> None:
         self._newest = max(self._newest, configuration, key=attrgetter("order"))
@@ -314,10 +314,8 @@ def _take(answer: Frame, plan: Plan, log: FileLog) -> None:
         raise WalError(f"the member that holds the log refuses to give it: {message.reason}: {message.detail}")
     if not isinstance(message, Batches) or not answer.body:
         raise WalError(f"the member that holds the log gave nothing behind LSN {log.tail.lsn}")
-    try:
+    with reported_as(WalError, "the member that holds the log gave what is damaged", InvalidInputError):
         last_lsn = check_batches(answer.body, first_lsn, log.control.node_id)
-    except InvalidInputError as error:
-        raise WalError(f"the member that holds the log gave what is damaged: {error}") from error
     epochs = {epoch_of(plan.history, lsn) for lsn in (first_lsn, last_lsn)}
     if epochs != {message.written_in} or last_lsn > plan.tail.lsn:
         raise WalError(f"LSN {first_lsn} to {last_lsn} of epoch {message.written_in} are not what was promised")

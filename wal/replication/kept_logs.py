@@ -150,9 +150,16 @@ class KeptLog:
             if began_s < next_s and self.folder.is_dir() and _files_in(self.folder) == files:
                 raise error
         try:
-            log = FileLog(self.folder, self.node_id, "" if has_control else wal_id)
-            note = _note_of(log, self.folder)
-            self.opened = opened = OpenLog(log, Acceptor(log, self._region), note)
+            with ExitStack() as undo:
+                log = FileLog(self.folder, self.node_id, "" if has_control else wal_id)
+                undo.callback(log.abandon)
+                note = CommitNote(self.folder, log.control.wal_id)
+                undo.callback(note.close)
+                if note.lsn > log.control.committed_lsn:
+                    # A killed process noted it as committed.
+                    log.store(log.control._replace(committed_lsn=note.lsn))
+                self.opened = opened = OpenLog(log, Acceptor(log, self._region), note)
+                undo.pop_all()
         except (OSError, WalError) as error:
             self._note_failure("wal_recovery_failed", error)
             if isinstance(error, WalCorruptError):
@@ -302,7 +309,6 @@ class KeptLog:
         state = "failed" if failure else "closed"
         if control is None:
             return WalStatus(self.node_id, state, failure)
-        epoch = epoch_of(control.history, control.durable_lsn)
         return WalStatus(
             node_id=self.node_id,
             state=state,
@@ -310,7 +316,7 @@ class KeptLog:
             wal_id=control.wal_id,
             member_id=control.member_id,
             promised_epoch=control.promised_epoch,
-            tail=Position(epoch or NO_EPOCH, control.durable_lsn),
+            tail=Position(epoch_of(control.history, control.durable_lsn) or NO_EPOCH, control.durable_lsn),
             durable_lsn=control.durable_lsn,
             committed_lsn=control.committed_lsn,
             disk_bytes=_bytes_in(self.folder),
@@ -344,22 +350,6 @@ class KeptLog:
 
     def _report_event(self, event: str, facts: Mapping[str, object]) -> None:
         self._report(event, {"node_id": self.node_id, **facts})
-
-
-def _note_of(log: FileLog, folder: Path) -> CommitNote:
-    """The note beside an open log; a position that a killed process noted as committed goes into the control file.
-
-    Raises:
-        OSError: the note cannot be read, or the control file cannot be written; the log is closed then.
-    """
-    with ExitStack() as opened:
-        opened.callback(log.abandon)
-        note = CommitNote(folder, log.control.wal_id)
-        opened.callback(note.close)
-        if note.lsn > log.control.committed_lsn:
-            log.store(log.control._replace(committed_lsn=note.lsn))
-        opened.pop_all()
-    return note
 
 
 def _store_progress(opened: OpenLog) -> None:

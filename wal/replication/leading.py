@@ -170,7 +170,8 @@ class Shipper:
         """LSN that enough members and the own log held after the last shipping in C."""
         self._wires = Wires(members.addresses, members.tls, members.timeout_s)
         self.wake_fd = self._wires.wake_fd
-        self._writer: GroupCommit | None = None
+        self.send = self._wires.send
+        self._writer: GroupCommit
         self._on_reached = on_reached
         self._on_acknowledged = on_acknowledged
         self._on_over = on_over
@@ -185,9 +186,6 @@ class Shipper:
         self._writer = writer
         self._thread.start()
 
-    def send(self, address: str, frame: Frame) -> None:
-        self._wires.send(address, frame)
-
     def drop(self, address: str, reason: str, dropped: Dropped) -> None:
         """Close the connection and connect again after a pause; never again if the batches that the member lacks are
         damaged in the own log, unless ``keeps_damaged``."""
@@ -196,8 +194,7 @@ class Shipper:
             self._report("wal_replication_append_reject", {"member": address, "error": reason})
         if dropped == "damaged-on-the-way":
             self._count_damaged(link)
-        is_last = dropped == "damaged-at-rest" and not self._keeps_damaged
-        self._wires.close_one(address, reason, is_last=is_last)
+        self._wires.close_one(address, reason, is_last=dropped == "damaged-at-rest" and not self._keeps_damaged)
 
     def reports(self) -> list[Link]:
         """The current state of each member; thread-safe."""
@@ -211,9 +208,10 @@ class Shipper:
         write to it."""
         self._is_closing = True
         self._wires.wake()
-        if self._thread.ident is not None:
+        is_started = self._thread.ident is not None
+        if is_started:
             self._thread.join(timeout_s)
-        if not self._thread.is_alive() and (self._writer is None or self._writer.has_ended):
+        if not is_started or (self._writer.has_ended and not self._thread.is_alive()):
             self._wires.close()
 
     # Everything below runs on the thread of the shipper.
@@ -229,8 +227,7 @@ class Shipper:
                 self._wires.open_due()
                 wait_s = 0.0 if is_last else min(beat_s, CHECK_INTERVAL_S)
                 needs_python = self._ship(wait_s)
-                events_s = wait_s if needs_python is None else 0.0
-                events = [] if needs_python is False else self._wires.wait(events_s)
+                events = [] if needs_python is False else self._wires.wait(0.0 if needs_python else wait_s)
                 for event in events:
                     self._handle(event)
                 if events:
@@ -241,9 +238,8 @@ class Shipper:
                     next_beat_s = time.monotonic() + beat_s
                     self.proposer.tell_committed()
                     self._check_lag()
-            if self.proposer.fenced_by:
-                detail = self.proposer.fenced_by
-                raise FencedError(f"another writer has taken over this log: {detail}; this process stops")
+            if fenced_by := self.proposer.fenced_by:
+                raise FencedError(f"another writer has taken over this log: {fenced_by}; this process stops")
         except Exception as error:
             self._on_over(error if isinstance(error, LedgerError) else WalError(f"shipping failed: {error!r}"))
         finally:
@@ -253,7 +249,6 @@ class Shipper:
     def _ship(self, wait_s: float) -> bool | None:
         """Ship batches and receive Acks in C for up to ``wait_s``, and handle the Acks; returns whether Python is
         needed then. None, and nothing was done, if Python must ship."""
-        assert self._writer is not None
         ship, proposer = self._writer.ship, self.proposer
         in_step = proposer.in_step() if ship is not None else None
         if ship is None or in_step is None or not 0 < len(in_step[0]) <= SHIPPED_MEMBERS_MAX:
@@ -354,14 +349,13 @@ class Shipper:
         about to append again."""
         reached = self.proposer.committed_lsn, self.proposer.region_lsns()
         if reached != before:
-            if self._writer is not None and self.proposer.configuration.is_quorum:
+            if self.proposer.configuration.is_quorum:
                 self._writer.expect(reached[0] - before[0])
             self._on_reached(*reached)
         return reached
 
     def _take_written(self) -> bool:
         """Ship the batches written since the last call; returns whether more is durable."""
-        assert self._writer is not None
         durable_lsn, written_lsn = self._writer.durable_lsn, self._writer.written_lsn  # in this order: it is not less
         if written_lsn > self.proposer.written_lsn:
             self.proposer.written(written_lsn)
@@ -385,6 +379,5 @@ class Shipper:
         for link in self.proposer.links.values():
             lag_lsn = self.proposer.durable_lsn - link.replicated_lsn
             if lag_lsn > self._lag_threshold and not link.is_lagging:
-                facts = {"member": link.address, "lag_lsn": lag_lsn}
-                self._report("wal_replication_lag_threshold_exceeded", facts)
+                self._report("wal_replication_lag_threshold_exceeded", {"member": link.address, "lag_lsn": lag_lsn})
             link.is_lagging = lag_lsn > self._lag_threshold

@@ -19,7 +19,7 @@ from zlib import crc32
 
 import msgspec
 
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, refuse, reported_as
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
 from wal.control import EpochStart
 from wal.format import LSN_LIMIT
@@ -152,10 +152,8 @@ class Configure(OfEpoch, frozen=True, array_like=True):
     configuration: Configuration
 
 
-class Configured(OfEpoch, frozen=True, array_like=True):
+class Configured(Configure, frozen=True, array_like=True):
     """The list is stored, durably."""
-
-    configuration: Configuration
 
 
 class Refusal(Message, frozen=True, array_like=True):
@@ -271,8 +269,7 @@ def encode(frame: Frame) -> tuple[bytes, bytes | memoryview]:
     """Prefix and head of the frame, and its body, which is not copied."""
     head = _encode(frame.message)
     inner = _HEAD.pack(_KIND_OF[type(frame.message)], len(head)) + head
-    crc = crc32(frame.body, crc32(inner))
-    return _PREFIX.pack(4 + len(inner) + len(frame.body), crc) + inner, frame.body
+    return _PREFIX.pack(4 + len(inner) + len(frame.body), crc32(frame.body, crc32(inner))) + inner, frame.body
 
 
 def length_of(prefix: bytes | memoryview) -> int:
@@ -295,14 +292,13 @@ def decode(data: bytes | memoryview) -> Frame:
     """
     view = memoryview(data)
     _, crc = _PREFIX.unpack_from(view)
-    if crc32(view[PREFIX_BYTES:]) != crc:
-        raise InvalidInputError("the CRC of the frame does not match")
     kind, head_bytes = _HEAD.unpack_from(view, PREFIX_BYTES)
     at = PREFIX_BYTES + _HEAD.size
-    if kind not in _DECODERS or head_bytes > min(HEAD_BYTES_MAX, len(view) - at):
-        raise InvalidInputError(f"a frame of kind {kind} is not known, or its head is not within it")
-    try:
-        message = _DECODERS[kind].decode(view[at : at + head_bytes])
-    except msgspec.MsgspecError as error:
-        raise InvalidInputError(f"a {_KINDS[kind - 1].__name__} cannot be read: {error}") from error
-    return Frame(message, view[at + head_bytes :])
+    is_known = kind in _DECODERS and head_bytes <= min(HEAD_BYTES_MAX, len(view) - at)
+    refuse(
+        InvalidInputError,
+        (crc32(view[PREFIX_BYTES:]) != crc, "the CRC of the frame does not match"),
+        (not is_known, f"a frame of kind {kind} is not known, or its head is not within it"),
+    )
+    with reported_as(InvalidInputError, f"a {_KINDS[kind - 1].__name__} cannot be read", msgspec.MsgspecError):
+        return Frame(_DECODERS[kind].decode(view[at : at + head_bytes]), view[at + head_bytes :])

@@ -261,16 +261,14 @@ class Proposer:
                 dropped: Dropped = "damaged-on-the-way" if message.reason == "damaged" else "refused"
                 self._drop(address, f"{message.reason}: {message.detail}", dropped)
             case _:
-                detail = f"an answer that was not asked for: {type(message).__name__}"
-                self._drop(address, detail, "refused")
+                self._drop(address, f"an answer that was not asked for: {type(message).__name__}", "refused")
 
     def _greeted(self, link: Link, greeting: Greeting) -> None:
         theirs, newest = greeting.configuration, self._pending or self.configuration
         if greeting.promised_epoch > self.epoch or theirs.epoch > self.epoch:
             self.fenced_by = f"{greeting.member_id} follows epoch {max(greeting.promised_epoch, theirs.epoch)}"
         elif theirs.order > newest.order:
-            detail = "it holds a list of members that never counted, and waits for the next"
-            self._drop(link.address, detail, "refused")
+            self._drop(link.address, "it holds a list of members that never counted, and waits for the next", "refused")
         elif any(other.member_id == greeting.member_id for other in self.links.values() if other is not link):
             self._drop(link.address, f"member {greeting.member_id} answers at another address, too", "refused")
         else:
@@ -296,14 +294,14 @@ class Proposer:
             try:
                 chunk = self._read(after(link.sent.lsn), self.written_lsn, CHUNK_BYTES)
             except WalCorruptError as error:
-                place = f"segment {error.segment} at byte {error.offset}: {error.reason}"
-                detail = f"what it lacks is damaged in this node's own log, {place}; {WHEN_DAMAGED_AT_REST}"
+                detail = (
+                    f"what it lacks is damaged in this node's own log, segment {error.segment} at byte {error.offset}: "
+                    f"{error.reason}; {WHEN_DAMAGED_AT_REST}"
+                )
                 self._drop(link.address, detail, "damaged-at-rest")
                 return
             except WalError as error:
                 self._drop(link.address, str(error), "refused")
-                return
-            if not chunk.batches:
                 return
             append = Append(self.epoch, link.sent, chunk.written_in, self.committed_lsn, self.settled_lsn)
             self._count_sent(link, Position(chunk.written_in, chunk.last_lsn), len(chunk.batches))

@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -19,7 +20,7 @@ from ledger.errors import InvalidInputError, WalCorruptError, WalError
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, after
 from wal import native
 from wal.native import Stream
-from wal.replication.archive import Archive, Archiver
+from wal.replication.archive import Archiver
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.kept_logs import LOGS_OPEN_MAX, KeptLog, KeptLogs, OpenLog
 from wal.replication.messages import (
@@ -41,6 +42,9 @@ from wal.replication.messages import (
 )
 from wal.scrub import INTERVAL_DEFAULT_S, LogCopy, Report, Scrubber
 from wal.segment import FolderLock, Segment
+
+if TYPE_CHECKING:
+    from objects.store import ArchiveStore
 
 TEND_INTERVAL_S = 5.0
 HELD_UP_S = 30.0
@@ -64,7 +68,7 @@ class Safekeeper:
         folder: Path,
         region: str,
         report: Report,
-        archive: Archive | None = None,
+        archive: ArchiveStore | None = None,
         scrub_interval_s: float = INTERVAL_DEFAULT_S,
     ) -> None:
         self.region = region

@@ -73,7 +73,7 @@ class Server:
         self._is_stopping = False
         self._changed = threading.Condition()
         """Guards the attributes below."""
-        self._connections: list[_Connection] = []
+        self.connections: list[_Connection] = []
         """The oldest first."""
 
     def stop(self) -> None:
@@ -90,17 +90,12 @@ class Server:
             self._accept()
         self._listener.close()
         with self._changed:
-            connections = list(self._connections)
+            connections = list(self.connections)
             for each in connections:
                 each.end(socket.SHUT_RD)
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         for thread in (each.thread for each in connections if each.thread is not None):
             thread.join(max(0.0, deadline_s - time.monotonic()))
-
-    def connections(self) -> int:
-        """Number of connections."""
-        with self._changed:
-            return len(self._connections)
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -127,29 +122,29 @@ class Server:
     def _admit(self, accepted: socket.socket, peer: str) -> _Connection | None:
         """Admit a new connection; None if there are too many."""
         with self._changed:
-            if any(each.is_ended for each in self._connections):
-                self._changed.wait_for(lambda: len(self._connections) < CONNECTIONS_MAX, ENDING_TIMEOUT_S)
-            if len(self._connections) >= CONNECTIONS_MAX:
+            if any(each.is_ended for each in self.connections):
+                self._changed.wait_for(lambda: len(self.connections) < CONNECTIONS_MAX, ENDING_TIMEOUT_S)
+            if len(self.connections) >= CONNECTIONS_MAX:
                 self._safekeeper.report("safekeeper_connection_refused", {"error": f"{CONNECTIONS_MAX} are open"})
                 return None
-            nameless = [each for each in self._connections if each.node_id is None and not each.is_ended]
+            nameless = [each for each in self.connections if each.node_id is None and not each.is_ended]
             if len(nameless) >= NAMELESS_MAX:
                 nameless[0].end()
             connection = _Connection(accepted.dup(), peer)
-            self._connections.append(connection)
+            self.connections.append(connection)
             return connection
 
     def _named(self, connection: _Connection, node_id: str) -> None:
         """Record that the connection is about the log of this node."""
         with self._changed:
             connection.node_id = node_id
-            of_node = [each for each in self._connections if each.node_id == node_id and not each.is_ended]
+            of_node = [each for each in self.connections if each.node_id == node_id and not each.is_ended]
             if len(of_node) > CONNECTIONS_OF_NODE_MAX:
                 of_node[0].end()
 
     def _forget(self, connection: _Connection) -> None:
         with self._changed:
-            self._connections.remove(connection)
+            self.connections.remove(connection)
             connection.handle.close()
             self._changed.notify()
 
@@ -228,5 +223,6 @@ def listen(host: str, port: int, *, is_secured: bool) -> socket.socket:
             f"{host} is not loopback: without certificates anybody could write the logs of all nodes. "
             "Give --tls-cert, --tls-key and --tls-ca, or listen on 127.0.0.1"
         )
-    is_v6 = family == socket.AF_INET6
-    return socket.create_server(address, family=family, backlog=CONNECTIONS_MAX, dualstack_ipv6=is_v6)
+    return socket.create_server(
+        address, family=family, backlog=CONNECTIONS_MAX, dualstack_ipv6=family == socket.AF_INET6
+    )

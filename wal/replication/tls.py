@@ -6,6 +6,7 @@ certificate of a safekeeper names the host to which nodes connect. Changed files
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 import threading
@@ -83,13 +84,10 @@ class PeerTls:
         return context
 
     def _stamps_now(self) -> list[tuple[int, int]]:
-        """Inode and modification time of each file, to detect a change."""
-        stamps = []
-        for path in self._files.paths:
-            with suppress(OSError):
-                found = path.stat()
-                stamps.append((found.st_ino, found.st_mtime_ns))
-        return stamps
+        """Inode and modification time of each file, to detect a change; nothing while a file is missing."""
+        with suppress(OSError):
+            return [(found.st_ino, found.st_mtime_ns) for found in map(os.stat, self._files.paths)]
+        return []
 
 
 def names_of(connected: ssl.SSLSocket) -> frozenset[str]:

@@ -74,6 +74,7 @@ from ledger.hlc import Clock, Hlc
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
 from wal import control as wal_control
 from wal.control import Control, begin_epoch
+from wal.format import WAL_ID_BYTES
 from wal.replication.leading import Members
 from wal.segment import FolderLock, sync_folder
 
@@ -443,7 +444,7 @@ async def take_epoch(
     file as stored."""
     known = wal.known
     wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
-    wal_id = wal_id or (lead.wal_id if lead else None) or wal_control.new_wal_id()
+    wal_id = wal_id or (lead.wal_id if lead else None) or secrets.token_hex(WAL_ID_BYTES)
     epochs = (known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
     epoch = Epoch(1 + max(epochs)) if lead is None else lead.epoch
     LOST.store(wal.folder, wal.lost)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ledger.positions import Epoch, Lsn, after
+from objects.store import ArchiveStore
 from tests.tally import Tally, bare_environment
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.quorums import batch
 from wal.control import History, begin_epoch, history_up_to
 from wal.replication import server
-from wal.replication.archive import Archive
 from wal.replication.configuration import NO_MEMBERS
 from wal.replication.frames import FrameSocket, connect
 from wal.replication.messages import (
@@ -62,7 +62,7 @@ class Keeper:
         tls: PeerTls | None = None,
         region: str = "use1",
         port: int = 0,
-        archive: Archive | None = None,
+        archive: ArchiveStore | None = None,
         **more: Any,
     ) -> None:
         self.folder = folder
