@@ -82,8 +82,8 @@ def verify(
     rewritten since you looked is a rollback. The first look says that it is
     the first. With --dsn that takes --keys.
 
-    With --witness-key and --tsa-ca, what those outsiders said of the log is
-    judged here, and what holds is held against the log.
+    With --witness-key and --tsa-ca, statements of external witnesses are
+    judged here, and the log is compared with those that hold.
 
     With --acknowledge the breaks of this tenant that the node has found, now
     or earlier, are recorded in _system with your reason. /readyz and the

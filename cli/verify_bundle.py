@@ -69,8 +69,8 @@ def verify_bundle(
     was verified of each log is remembered in your state folder, and every
     later bundle of that log must agree with it; an older one is no rollback.
 
-    With --witness-key and --tsa-ca, what those outsiders said of the log, and
-    the bundle carries, is judged, and what holds is held against the log.
+    With --witness-key and --tsa-ca, the statements of external witnesses that
+    the bundle carries are judged, and the log is compared with those that hold.
 
     Exit codes: 0 whole and signed; 2 tampered or corrupt; 3 nothing wrong
     found but not everything checked, such as a range that begins later, an

@@ -105,8 +105,8 @@ def verify_proof(
     log was at that size; tally prove --checkpoint makes one that does. What is
     remembered of a log is compared in the same way, and nothing is added.
 
-    With --witness-key and --tsa-ca, what those outsiders said of the log, and
-    the receipt carries, is judged: it says by when the entries were there.
+    With --witness-key and --tsa-ca, the statements of external witnesses that
+    the receipt carries are judged: they say by when the entries were there.
 
     Exit codes: 0 proved; 2 tampered or corrupt; 3 nothing wrong found but not
     everything checked, such as without keys; 4 a key is unknown or revoked;

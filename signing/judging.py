@@ -57,7 +57,7 @@ BUNDLE_SIGNATURE: Final = "bundle-signature"
 OWN, KEPT = "bundle", "file"
 """Names in ``compared_with`` of the bundle's own checkpoint and of one kept elsewhere."""
 
-NO_KEY: Final = "no key was given, so no signature was checked: whoever made the file may have made it all up"
+NO_KEY: Final = "no key was given, so no signature was checked: the author of the file may have invented all of it"
 NONE_KEPT: Final = "no checkpoint kept elsewhere was given: that the log was longer once would not be seen"
 _UNTOLD: Final = ("to_chain_link", "consistency", "format_version", "parts")
 """Fields of a manifest that only its reader needs."""

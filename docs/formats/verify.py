@@ -920,7 +920,7 @@ def check_anchors(data: bytes) -> None:
 
 
 def check_statements(anchors: Any) -> None:
-    """The form of what outsiders said."""
+    """The form of statements of external witnesses."""
     need(type(anchors) is list and len(anchors) <= 128, "the number of anchors")
     for anchor in anchors:
         need(anchor.keys() == {*ANCHOR_TEXT_LENGTHS_MAX, "consistency"}, "the members of an anchor")

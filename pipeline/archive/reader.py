@@ -313,7 +313,7 @@ class ArchiveJudge:
             self._unknown_checkpoint = f"{at}: {unknown}"
 
     def _not_checked(self) -> list[str]:
-        no_key = "no key was given, so no signature was checked: whoever made the files may have made it all up"
+        no_key = "no key was given, so no signature was checked: the author of the files may have invented all of it"
         left = (
             no_key if self._keyring is None else None,
             self._unknown_checkpoint,

@@ -125,7 +125,7 @@ def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_
         "Times of entries are those of the clocks of the nodes that wrote them",
         "No bundle carries a word of a witness",
         "Compared with: bundle, file.",
-        "Remembered by whoever verified: this is the first look at this log",
+        "Remembered by the verifier: this is the first look at this log",
     ):
         assert wanted in text, wanted
     assert [word.rstrip(":") for word in text.split("## Signed off")[1].split()[::2]] == ["Name", "Date", "Signature"]

@@ -78,7 +78,7 @@ def test_the_conclusion_stands_first_then_what_it_does_not_show_then_the_rest(tm
         "What this does not show",
         "Whether what the entries say is true",
         "What the entries add up to",
-        "Anchors: what outsiders said",
+        "Anchors: statements of external witnesses",
         "Who did it",
         "What was verified",
         "What was checked",
@@ -143,7 +143,7 @@ def test_of_several_files_the_gravest_is_said_first_and_each_has_its_part(tmp_pa
 def test_without_keys_it_says_that_nothing_vouches(tmp_path: Path) -> None:
     text = words(page_of(verified(tmp_path, GOOD, None), keyring=None))
     assert "No key was given. Signatures were not checked." in text
-    assert "No key was given, so no signature was checked: whoever made the file may have made it all up." in text
+    assert "No key was given, so no signature was checked: the author of the file may have invented all of it." in text
 
 
 # --- what it is ---------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// What outsiders said of the log of a bundle (docs/formats/bundle.md, "Anchors"): its form, and what a browser can
-// judge of it. Cosignatures are, by the witness keys that the reader brings; time stamps of RFC 3161 are not.
+// Statements of external witnesses about the log of a bundle (docs/formats/bundle.md, "Anchors"): their form, and what
+// a browser can judge of them: cosignatures, by the witness keys that the reader brings, but no time stamps (RFC 3161).
 
 import { BundleInvalid } from "./container.js";
 import { HASH, Malformed, fromBase64, fromHex, fromUtf8, toHex } from "./encoding.js";
@@ -33,7 +33,7 @@ export function parseAnchors(bytes) {
   }
 }
 
-/** Whether a value is a statement of an outsider, of its form; nothing of it is judged. */
+/** Whether a value is a statement of an external witness, of its form; nothing of it is judged. */
 export function isAnchor(value) {
   return (
     hasMembers(value, ["by", "checkpoint", "consistency", "kind", "response", "time"]) &&

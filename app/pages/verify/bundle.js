@@ -52,7 +52,7 @@ export class Bundle {
     }
   }
 
-  /** The bytes of what outsiders said of the log, null where the bundle has no such member. */
+  /** The bytes of statements of external witnesses about the log, null where the bundle has no such member. */
   async anchors() {
     return this.manifest.hasAnchors ? this.small(ANCHORS) : null;
   }

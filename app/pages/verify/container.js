@@ -13,7 +13,7 @@ export const KEYS = "keys.json";
 export const MANIFEST = "manifest.dsse.json";
 /** Stands where the manifest must in a file that is evidence of a broken chain, and no bundle. */
 export const EVIDENCE = "evidence.dsse.json";
-/** Members behind the entries, in this order; the second where outsiders said something. */
+/** Members behind the entries, in this order; the second if external witnesses stated something. */
 export const TAIL = [SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST];
 export const TAIL_ANCHORED = [SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST];
 

@@ -4,7 +4,7 @@
 //     1. container, digests and the manifest's signature
 //     2. the checkpoints: the bundle's own, and the one that the reader kept
 //     3. entries, snapshots and tree, in one pass
-//     4. what outsiders said of the log
+//     4. statements of external witnesses about the log
 //
 // Where 1 or 2 is broken nothing else is looked at.
 
@@ -179,7 +179,7 @@ class Judging {
     const { from_seq: fromSeq, unsigned_entries: unsigned, commitments } = verdict;
     const left = [];
     if (this.keyring === null) {
-      left.push("no key was given, so no signature was checked: whoever made the file may have made it all up");
+      left.push("no key was given, so no signature was checked: the author of the file may have invented all of it");
     }
     if (fromSeq > 1) {
       left.push(`the range begins at seq ${fromSeq}: what came before, and the tree over all of it, is not here`);

@@ -180,7 +180,7 @@ export class Keyring {
     return this.byId.get(id) ?? null;
   }
 
-  /** The ring as it was at a time: what an outsider saw before a key was revoked still counts. */
+  /** The ring as it was at a time: what an external witness saw before a key was revoked still counts. */
   asOf(timeMs) {
     const keys = this.keys.map((key) =>
       key.revokedFrom && BigInt(timeMs) < key.revokedFrom.physicalMs

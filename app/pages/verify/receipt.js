@@ -6,7 +6,7 @@
 //     3. each entry
 //     4. the checkpoint
 //     5. the proof that it covers each entry
-//     6. what outsiders said of the log
+//     6. Statements of external witnesses about the log
 //     7. the checkpoint that the reader kept
 //
 // Where 1 or 2 is broken nothing else is looked at. Keys inside the file are never used.
@@ -242,7 +242,7 @@ export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses })
   const logSigned = await judgeOwn(receipt, keyring);
   checkInclusion(receipt, own, findings);
   let verdict = verdictOf(receipt, findings, reliedOnV1, signed, logSigned);
-  // 6. What outsiders said, 7. what was kept.
+  // 6. Statements of external witnesses, 7. what was kept.
   const anchors = await judgeAnchors(receipt.anchors, own, keyring, witnesses);
   for (const { status, detail, said } of anchors) {
     if (status === "broken") {
@@ -401,7 +401,7 @@ function brokenVerdict(aspect, kind, detail, receipt, about) {
 function leftOut(verdict, own, keyring, kept) {
   const left = [];
   if (keyring === null) {
-    left.push("no key was given, so no signature was checked: whoever made the file may have made it all up");
+    left.push("no key was given, so no signature was checked: the author of the file may have invented all of it");
   }
   if (verdict.verdicts.links === "not_checked") {
     left.push(

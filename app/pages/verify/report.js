@@ -151,7 +151,7 @@ function provedCard(exitCode, verdict) {
       : element(
           "p",
           {},
-          "The file agrees with itself. Nobody whom you trust vouches for it: whoever made it may have made it all up.",
+          "The file agrees with itself. No key that you trust signed it: its author may have invented all of it.",
         ),
   );
 }
@@ -327,10 +327,10 @@ function anchorCard(verdict) {
   const columns = ["who", "what", "time said", "entries", "verdict"];
   return card(
     "anchors-title",
-    "What outsiders said",
+    "Statements of external witnesses",
     element(
       "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Statements of outsiders" },
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Statements of external witnesses" },
       element(
         "table",
         {},

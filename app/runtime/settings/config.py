@@ -191,7 +191,7 @@ def _authority(value: object) -> object:
 
 
 class LogSettings(_Section):
-    """``log.*``: the tenants' logs, for outsiders.
+    """``log.*``: the tenants' logs, for external readers.
 
     ``origin`` is the first part of every checkpoint's origin; made once and kept in the database when not said.
     ``witnesses`` are verifier keys of those whose cosignatures are taken; in the environment separated by commas.
