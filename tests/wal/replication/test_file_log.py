@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,7 +13,8 @@ import pytest
 from ledger.errors import WalError
 from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.positions import Epoch, Lsn
-from tests.wal.logs import NODE, WAL_ID
+from tests.forked import run_forked
+from tests.wal.logs import NODE, WAL_ID, traced
 from tests.wal.replication.quorums import batch, lsns_of
 from wal import native
 from wal.control import EpochStart, epoch_of
@@ -26,8 +25,8 @@ from wal.replication.configuration import Configuration, Member
 from wal.replication.file_log import FileLog, oldest_whole_lsn
 from wal.segment import Segment, list_segments, read_header
 
-ROOT = Path(__file__).parents[3]
 WRITTEN = [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (3, 6), (3, 7)]
+IMPORTED = "import tests.wal.logs, wal.replication.file_log"
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -70,12 +69,8 @@ def test_a_cut_that_is_killed_leaves_a_log_that_opens_and_is_cut_again(
     for number in range(1, 30):
         folder = tmp_path / str(number)
         of_three_epochs(folder)
-        done = subprocess.run(
-            [strace, "-f", "-qq", "-o", os.devnull, "-e", "trace=rename",
-             "-e", f"inject=rename:signal=KILL:when={number}", sys.executable,
-             "-c", PROGRAM, str(folder), str(keep_lsn)],
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL, timeout=100,
-        )  # fmt: skip
+        tracer = traced(strace, os.devnull, "trace=rename", f"inject=rename:signal=KILL:when={number}")
+        done = run_forked(IMPORTED, "-c", PROGRAM, folder, str(keep_lsn), tracer=tracer)
         with opened(folder) as log:
             assert log.tail.lsn >= keep_lsn
             check(log, WRITTEN[: log.tail.lsn])

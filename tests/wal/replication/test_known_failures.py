@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import pairwise
@@ -13,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ledger.positions import NO_EPOCH, Epoch, Lsn
-from tests.wal.logs import NODE, WAL_ID
+from tests.forked import run_forked
+from tests.wal.logs import NODE, WAL_ID, traced
 from tests.wal.replication.quorums import HOME, Quorum, Writer, batch, lsns_of
 from wal.control import EpochStart
 from wal.replication.configuration import NO_MEMBERS, AckMode, Configuration, Member
@@ -36,7 +35,7 @@ from wal.replication.messages import (
 )
 from wal.replication.proposer import Proposer
 
-ROOT = Path(__file__).parents[3]
+IMPORTED = "import tests.wal.replication.test_known_failures"
 ONE, OTHER = "1" * 32, "2" * 32
 """Runs of proposers."""
 
@@ -140,12 +139,8 @@ def test_a_cut_that_was_killed_is_done_again(tmp_path: Path, strace: str) -> Non
             append(quorum, "a", epoch, (epoch - 1, first_lsn - 1), first_lsn, first_lsn + 2 - (epoch > 1))
         assert isinstance(ask(quorum, "a", Prepare(Epoch(4), WAL_ID, NO_MEMBERS)), Promise)
         quorum.close()
-        done = subprocess.run(
-            [strace, "-f", "-qq", "-o", os.devnull, "-e", "trace=rename",
-             "-e", f"inject=rename:signal=KILL:when={number}", sys.executable,
-             "-c", program, str(tmp_path / str(number) / "a")],
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL, timeout=100,
-        )  # fmt: skip
+        tracer = traced(strace, os.devnull, "trace=rename", f"inject=rename:signal=KILL:when={number}")
+        done = run_forked(IMPORTED, "-c", program, tmp_path / str(number) / "a", tracer=tracer)
         with closing(Quorum(tmp_path / str(number), 1)) as again:
             assert isinstance(ask(again, "a", Elected(Epoch(4), Lsn(1), history((1, 1), (4, 3)))), Ready)
             assert lsns_of(again.log_of("a")) == [(1, 1), (1, 2)]
