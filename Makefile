@@ -77,11 +77,11 @@ bench: $(DEV) $(CLASSES)
 	  { echo "The benchmarks need etcd; on Debian: sudo apt-get install etcd-server" >&2; exit 1; }
 	$(BIN)/python -m benchmarks $(ROWS)
 
-# The tests marked torture, with many rounds instead of a few, and every property with many examples; SEED= replays one
-# round.
+# The tests marked torture, with many rounds instead of a few, every property with many examples, and exhaustive tests
+# with all of their cases; SEED= replays one round.
 torture: debian-tools $(NATIVE) $(DEV) $(CLASSES)
 	TORTURE_ROUNDS=$(or $(ROUNDS),200) SEED=$(SEED) $(BIN)/python -m pytest -m torture --timeout=0
-	$(if $(SEED),,TEST_EXAMPLES=2000 $(BIN)/python -m pytest -m hypothesis --timeout=0)
+	$(if $(SEED),,TEST_EXAMPLES=2000 $(BIN)/python -m pytest -m "hypothesis or exhaustive" --timeout=0)
 	$(if $(SEED),,$(BIN)/python -m tests.fuzz.sanitize --seconds $(or $(SECONDS),300) --examples 2000)
 
 # Each parser is fed damaged input for SECONDS; SEED= draws other inputs.

@@ -11,10 +11,11 @@ import os
 import shutil
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -49,7 +50,8 @@ SETTINGS = {
 nobody comes to a table whom a test did not send. Buffers are few as all are looked through when a database is made or
 dropped."""
 
-EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or 25)
+EXAMPLES_USUAL = 25
+EXAMPLES = int(os.environ.get("TEST_EXAMPLES") or EXAMPLES_USUAL)
 """Examples of each property that names no number of its own; `make torture` draws many."""
 settings.register_profile("tests", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -72,6 +74,8 @@ ONE_JAVA = (
 )
 """Names of files of ``tests/pipeline`` that have a Spark session: they go to one worker, for a Java takes seconds to
 start, and some twenty more of the processor until it is fast."""
+
+Case = TypeVar("Case")
 
 _numbers = itertools.count(1)
 
@@ -266,6 +270,14 @@ async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
         database.service_url, min_size=1, max_size=10, connection_class=NodeConnection
     ) as pool:
         yield pool
+
+
+def spread(cases: Iterable[Case], at_most: int) -> list[Case]:
+    """In `make test` so many of the cases of an exhaustive test, from the first to the last; in `make torture` all."""
+    every = [*cases]
+    if EXAMPLES > EXAMPLES_USUAL or len(every) <= at_most:
+        return every
+    return [every[at * (len(every) - 1) // (at_most - 1)] for at in range(at_most)]
 
 
 def copy_of(template: str, name: str) -> str:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ledger.canonical import INTEGER_MAX, NESTING_MAX, encode
 from ledger.errors import CanonicalError
+from tests.conftest import EXAMPLES
 
 # --- public vectors -------------------------------------------------------------------------------
 
@@ -181,19 +182,19 @@ def ours(value: object) -> bytes | None:
         return None
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(max_examples=8 * EXAMPLES)
 @given(VALUES)
 def test_bytes_and_refusals_are_those_of_the_library(value: object) -> None:
     assert ours(value) == library(value)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=2 * EXAMPLES)
 @given(VALUES_WITH_STRANGERS)
 def test_types_that_json_does_not_know_are_refused_as_the_library_does(value: object) -> None:
     assert ours(value) == library(value)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(max_examples=8 * EXAMPLES)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_float_inside_an_object_is_printed_as_the_library_does(number: float) -> None:
     assert encode({"a": 1, "n": number}) == library({"a": 1, "n": number})

@@ -14,6 +14,7 @@ from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.machines.commitments import Commitments, LiveState, commit, overlaid
 from ledger.machines.promises import REASONS, Resources, proposed_payload, read_proposal, rejected_payload
+from tests.conftest import EXAMPLES
 from tests.ledger import naive_commitments as naive
 
 NODES, CAPSULES = st.sampled_from(["n1", "n2"]), st.sampled_from(["a", "b", "c", "d"])
@@ -109,7 +110,7 @@ class Judged(RuleBasedStateMachine):
 
 
 TestJudged = Judged.TestCase
-TestJudged.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestJudged.settings = hypothesis_settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
 
 
 def placed(capsule: str, node: str = "n1", **amounts: Any) -> dict[str, Any]:

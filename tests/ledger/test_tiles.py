@@ -20,6 +20,7 @@ from ledger.merkle.tiles import (
     root_at,
     root_tiles,
 )
+from tests.conftest import EXAMPLES
 from tests.ledger import naive_merkle as naive
 
 LEAVES = [leaf_hash(index.to_bytes(4, "big")) for index in range(65_540)]
@@ -91,7 +92,6 @@ def naive_full_tile(index: int) -> bytes:
     return FULL_TILE_ROOTS[index]
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=6))
 def test_portions_and_restarts_from_the_right_edge_change_nothing(portions: list[int]) -> None:
     shelf = Shelf()
@@ -210,7 +210,7 @@ def test_proofs_hold_around_the_border_of_the_second_level(large: Shelf, size: i
         verify_consistency(first, size, root(LEAVES[:first]), whole, hashes)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=2 * EXAMPLES)
 @given(st.data())
 def test_proofs_ask_for_exactly_the_tiles_they_name_and_for_few(large: Shelf, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, len(LEAVES)))

@@ -19,6 +19,7 @@ from ledger.hlc import Hlc
 from signing import envelope
 from signing.keys import Keyring, PublicKey
 from signing.private_keys import FileSigner
+from tests.conftest import EXAMPLES
 
 PAYLOAD = b'{"what": "\xc3\xa9\xf0\x9f\x94\x91"}'
 
@@ -249,7 +250,7 @@ def test_no_value_at_all_raises_anything_but_a_signature_error(ed25519_signer: F
         envelope.verify(value, [ed25519_signer.public_key])
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * EXAMPLES)
 @given(data=st.data())
 def test_replacing_or_dropping_any_field_is_refused_or_changes_nothing(
     ed25519_signer: FileSigner, other_signer: FileSigner, data: st.DataObject

@@ -12,6 +12,7 @@ import pytest
 from ledger.errors import WalCorruptError
 from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn
+from tests.conftest import spread
 from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_batch, naive_segment, payload_of, snapshot
 from wal import control
 from wal.control import EpochStart
@@ -92,8 +93,9 @@ def test_each_epoch_ends_where_its_last_record_is(tmp_path: Path) -> None:
 SECOND_BYTES = batch_boundaries(SECOND)[-1]
 
 
+@pytest.mark.exhaustive
 def test_a_log_cut_at_any_byte_of_its_last_segment_is_repaired(tmp_path: Path) -> None:
-    for size in range(SECOND_BYTES + 1):
+    for size in {*spread(range(SECOND_BYTES + 1), 200), *batch_boundaries(SECOND)}:
         check_repair(tmp_path / str(size), size)
 
 
@@ -152,6 +154,7 @@ def test_a_cut_before_the_last_segment_is_refused(tmp_path: Path) -> None:
         assert snapshot(tmp_path) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bit", [0x01, 0x80])
 def test_any_flipped_byte_of_a_synced_region_is_refused_with_place_and_reason(tmp_path: Path, bit: int) -> None:
     # Synced for certain: all but the last batch, which no later BATCH record covers.
@@ -161,7 +164,7 @@ def test_any_flipped_byte_of_a_synced_region_is_refused_with_place_and_reason(tm
     regions = [(segments[0], range(segments[0].stat().st_size)), (segments[1], range(last_batch))]
     for segment, region in regions:
         whole = segment.read_bytes()
-        for at in region:
+        for at in spread(region, 300):
             segment.write_bytes(whole[:at] + bytes((whole[at] ^ bit,)) + whole[at + 1 :])
             with pytest.raises(WalCorruptError) as caught:
                 recover(source, NODE)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ledger.errors import InvalidInputError
 from ledger.hlc import node_hash
+from tests.conftest import EXAMPLES
 from tests.wal.logs import NODE
 from tests.wal.replication.quorums import batch
 from tests.wal.test_native import IS_BUILT
@@ -86,7 +87,7 @@ def wire(draw: st.DrawFn) -> tuple[bytes, int]:
     return data[: len(data) - drawn("cut", 0, 1, 30)], drawn("begin", first_lsn, first_lsn + 1)
 
 
-@settings(max_examples=600)
+@settings(max_examples=4 * EXAMPLES)
 @given(wire())
 def test_c_takes_what_python_takes_and_nothing_else(drawn: tuple[bytes, int]) -> None:
     data, first_lsn = drawn

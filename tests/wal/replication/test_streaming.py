@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.positions import Epoch, Lsn
@@ -343,7 +343,6 @@ class Side:
         return [(path.name, path.read_bytes() if path.exists() else b"") for path in kept]
 
 
-@settings(deadline=None, max_examples=40)
 @given(steps(30))
 def test_both_answer_and_keep_the_same(drawn: list[tuple[Any, ...]]) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
