@@ -54,13 +54,10 @@ class InOrder:
         self._batches = reader.entries(from_seq, to_seq)
         self._ahead: Sequence[EntryRow] | None = None
         """Entries that were read and belong to a later range."""
-        self._number = 0
 
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
         """Check the next range."""
-        assert task.number == self._number, "entries that have streamed by are not read again"
         assert task.to_seq is not None
-        self._number += 1
         breaks: list[Break] = []
         checker = RangeChecker(task, snapshots, Findings(breaks.append))
         while (ahead := await anext(self._batches, None) if self._ahead is None else self._ahead) is not None:
@@ -209,59 +206,39 @@ async def _entry_at(reader: ChainReader, seq: int) -> EntryRow | None:
     return found
 
 
-class _Planned(NamedTuple):
-    task: RangeTask
-    snapshots: Sequence[OpenedRow]
-    new_snapshots: Sequence[OpenedRow]
-    """Snapshots that no earlier range was planned with."""
-    checked: asyncio.Future[CheckedRange]
-
-
 async def _fold_ranges(
     chain: Fold, reader: ChainReader, snapshots: Snapshots, checks: Checks, first_seq: int, last_seq: int
 ) -> None:
     """Check all entries from ``first_seq`` to ``last_seq``, in at least one range, and fold the results."""
-    under_way: deque[_Planned] = deque()
+    under_way: deque[tuple[Sequence[OpenedRow], asyncio.Future[CheckedRange]]] = deque()
+    """The ranges that are checked now, each with the snapshots that no earlier one was planned with."""
     number, begin, next_seq, is_next_near = 0, None, first_seq, True
     try:
         while under_way or number == 0 or next_seq <= last_seq:
             # 1. Start as many ranges as are useful.
             while len(under_way) < checks.ranges_at_once and is_next_near and (number == 0 or next_seq <= last_seq):
                 to_seq = min(-(-next_seq // RANGE_ENTRIES) * RANGE_ENTRIES, SEQ_MAX)
-                under_way.append(await _plan(chain.task(number, begin, to_seq), snapshots, checks))
+                needed = await snapshots.up_to(to_seq)
+                checked = asyncio.ensure_future(checks.check(chain.ends.task(number, begin, to_seq), needed))
+                under_way.append((snapshots.take(), checked))
                 number, begin, next_seq = number + 1, to_seq + 1, to_seq + 1
             # 2. Fold the first one.
-            planned = under_way.popleft()
-            summary = await _checked(planned, chain, checks)
-            chain.add(summary, planned.new_snapshots)
+            new_snapshots, checked = under_way.popleft()
+            summary, breaks = await checked
+            if chain.findings.on_break is not None:
+                for each in breaks:
+                    chain.findings.on_break(each)
+            chain.findings.merge(summary.found)
+            chain.add(summary, new_snapshots)
             await asyncio.sleep(0)
             # 3. Skip a gap, once no other range is running.
             is_next_near = is_next_near and summary.last_row is not None
             if not is_next_near and not under_way and next_seq <= last_seq:
                 next_seq, is_next_near = await _next_seq(reader, next_seq, last_seq), True
     finally:
-        for planned in under_way:
-            planned.checked.cancel()
-        await asyncio.gather(*(planned.checked for planned in under_way), return_exceptions=True)
-
-
-async def _plan(task: RangeTask, snapshots: Snapshots, checks: Checks) -> _Planned:
-    assert task.to_seq is not None
-    needed = await snapshots.up_to(task.to_seq)
-    return _Planned(task, needed, snapshots.take(), asyncio.ensure_future(checks.check(task, needed)))
-
-
-async def _checked(planned: _Planned, chain: Fold, checks: Checks) -> RangeSummary:
-    """The summary of a range, checked again if an assumption was wrong; its breaks are reported."""
-    checked = await planned.checked
-    changed = chain.wrongly_assumed(planned.task, checked.summary)
-    if changed is not None:
-        checked = await checks.check(changed, planned.snapshots)
-    if chain.findings.on_break is not None:
-        for each in checked.breaks:
-            chain.findings.on_break(each)
-    chain.findings.merge(checked.summary.found)
-    return checked.summary
+        for _, checked in under_way:
+            checked.cancel()
+        await asyncio.gather(*(checked for _, checked in under_way), return_exceptions=True)
 
 
 async def _next_seq(reader: ChainReader, from_seq: int, last_seq: int) -> int:

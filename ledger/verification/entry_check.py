@@ -60,8 +60,8 @@ _KIND_OF_COLUMN: Final = {
 }
 """By column, the kind of break reported for a value of the wrong type; ``link`` for all others."""
 
-_SEQ, _T_HLC, _PREV_CHAIN_LINK, _CHAIN_LINK = map(
-    ENTRY_COLUMNS.index, ("seq", "t_hlc", "prev_chain_link", "chain_link")
+_SEQ, _T_HLC, _LINK_VERSION, _PREV_CHAIN_LINK, _CHAIN_LINK = map(
+    ENTRY_COLUMNS.index, ("seq", "t_hlc", "link_version", "prev_chain_link", "chain_link")
 )
 
 EntryRow = Sequence[Any]
@@ -141,6 +141,15 @@ class EntryRun(NamedTuple):
     hlcs: list[Any]
 
 
+class DeferredRow(NamedTuple):
+    """A row of version 1 with a right link, which is valid only if all rows before it have version 1."""
+
+    seq: int
+    chain_link: str
+    fault: str | None
+    """How it violates the form of an entry."""
+
+
 class EntryChecker:
     """Walks one chain in seq order, batch by batch; keeps none of the checked rows."""
 
@@ -153,10 +162,12 @@ class EntryChecker:
         prev_link: str | None,
         is_prev_known: bool = True,
         may_be_v1: bool = True,
+        deferred: list[DeferredRow] | None = None,
     ) -> None:
         """``prev_link`` is the link of the row before ``first_seq``, None at the start of a chain.
 
-        ``may_be_v1`` is whether all rows before ``first_seq`` have version 1: only then may more follow.
+        ``may_be_v1`` is whether all rows before ``first_seq`` have version 1: only then may more follow. If that is not
+        known, ``deferred`` takes the rows that depend on it, for ``report_form``.
         """
         self.entries_checked = 0
         self._linker = Linker(tenant_id)
@@ -169,8 +180,7 @@ class EntryChecker:
         self._is_prev_known = is_prev_known
         self.may_be_v1 = may_be_v1
         """Whether all rows so far have version 1."""
-        self.relied_on_v1 = False
-        """Whether any row has version 1 and was accepted because all rows before may have it."""
+        self._deferred = deferred
 
     @property
     def last_seq(self) -> int:
@@ -275,10 +285,14 @@ class EntryChecker:
             problem = f"the link of seq {seq} is not that of its columns"
         if problem is not None:
             add("link", seq, problem, expected=computed.hex() or None, actual=stored)
-        elif digest == payload_digest and hlc == parts:
-            fault = form.fault_of(version, hlc, job, action, text, origin)
-            if fault is not None:
-                add("malformed", seq, f"seq {seq} is an entry that no ledger writes: {fault}")
+        else:
+            is_payload_right = digest == payload_digest and hlc == parts
+            fault = form.fault_of(version, hlc, job, action, text, origin) if is_payload_right else None
+            deferred = DeferredRow(seq, stored, fault)
+            if version == 1 and self.may_be_v1 and self._deferred is not None:
+                self._deferred.append(deferred)
+            else:
+                report_form(self._findings, deferred, is_version_right=version != 1 or self.may_be_v1)
         self.may_be_v1 = self.may_be_v1 and version == 1
         return computed
 
@@ -286,9 +300,6 @@ class EntryChecker:
         """The link over the stored columns, and the reason if there can be none."""
         seq, hlc, _, _, _, job, action, version, prev, _, digest, _, origin = row
         if version == 1:
-            if not self.may_be_v1:
-                return b"", f"seq {seq} has a version 1 link after a later version began"
-            self.relied_on_v1 = True
             return link_v1(hlc, job, action, prev, digest), None
         if version != 2:
             return b"", f"link version {version} of seq {seq} is not known"
@@ -326,6 +337,15 @@ def report_gap(findings: Findings, expected_seq: int, seq: int) -> None:
 def report_duplicate(findings: Findings, expected_seq: int, seq: int) -> None:
     """Report that ``seq`` comes in place of ``expected_seq``, after the same or a higher seq."""
     findings.add("duplicate-seq", seq, f"another entry stands at seq {seq}", expected=expected_seq, actual=seq)
+
+
+def report_form(findings: Findings, row: DeferredRow, *, is_version_right: bool) -> None:
+    """Report a row with a right link that has version 1 after a later version, or violates the form of an entry."""
+    if not is_version_right:
+        detail = f"seq {row.seq} has a version 1 link after a later version began"
+        findings.add("link", row.seq, detail, actual=row.chain_link)
+    elif row.fault is not None:
+        findings.add("malformed", row.seq, f"seq {row.seq} is an entry that no ledger writes: {row.fault}")
 
 
 def report_prev_link(findings: Findings, seq: int, expected: str | None, actual: str | None) -> None:
@@ -387,7 +407,7 @@ def check_apart(tenant_id: str, rows: Sequence[EntryRow], findings: Findings) ->
 
     The previous link of an entry is checked only if the entry before it is given as well, and at seq 1.
     """
-    relied_on_v1, may_be_v1 = False, True
+    may_be_v1 = True
     for _, neighbours in groupby(enumerate(rows), key=lambda each: each[1][_SEQ] - each[0]):
         run = [row for _, row in neighbours]
         seq, prev_link = run[0][_SEQ], run[0][_PREV_CHAIN_LINK]
@@ -396,5 +416,5 @@ def check_apart(tenant_id: str, rows: Sequence[EntryRow], findings: Findings) ->
         known = None if seq == 1 else prev_link
         checker = EntryChecker(tenant_id, findings, first_seq=seq, prev_link=known, may_be_v1=may_be_v1)
         checker.check(run)
-        may_be_v1, relied_on_v1 = checker.may_be_v1, relied_on_v1 or checker.relied_on_v1
-    return relied_on_v1
+        may_be_v1 = checker.may_be_v1
+    return any(row[_LINK_VERSION] == 1 for row in rows)

@@ -24,6 +24,7 @@ import msgspec
 from ledger.merkle import PartOfTree, leaf_hashes
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import (
+    DeferredRow,
     EntryChecker,
     EntryRow,
     Packed,
@@ -54,7 +55,7 @@ class RangeTask(NamedTuple):
     sizes: tuple[int, ...] = ()
     """Sizes at which a root of the tree must be known: of the stored tree, of checkpoints and of anchors."""
     intervals: tuple[Interval, ...] = ()
-    """Entries that signed claims cover, besides the snapshot rows that overlap the range."""
+    """Entries that snapshots cover, besides the snapshot rows that are given with the range."""
     may_be_v1: bool = True
     """Whether all entries before may have version 1."""
 
@@ -114,7 +115,8 @@ class RangeSummary(msgspec.Struct, array_like=True):
     next_seq: int
     may_be_v1: bool
     """Whether all entries so far may still have version 1."""
-    relied_on_v1: bool = False
+    deferred: list[DeferredRow] = []
+    """Rows of version 1 with which the range begins."""
     rows: int = 0
     border: Border | None = None
     """None in the first range of a chain, and if there are no entries."""
@@ -159,15 +161,14 @@ class RangeChecker:
         self._findings = findings
         # The first range of a chain begins with the first entry.
         self._is_first = task.from_seq is None and task.first_seq == 1
-        self._entries = self._begin(task.begin, None, is_prev_known=self._is_first)
-        self._runs: list[PartOfTree] = []
         verified = [each for each in snapshots if each.stored_from >= task.first_seq]
-        covered = {(each.stored_from, each.stored_to) for each in verified}
-        covered |= {(each.from_seq, each.to_seq) for each in verified} | {*task.intervals}
-        self._intervals = sorted(each for each in covered if each[0] <= each[1] and task.overlaps(*each))
-        self._to_mark = sorted({seq for each in self._intervals for seq in each})
         begun = [each for each in verified if task.holds(each.stored_from)]
         self._found = RangeSummary(begun, task.begin, task.may_be_v1)
+        self._entries = self._begin(task.begin, None, is_prev_known=self._is_first)
+        self._runs: list[PartOfTree] = []
+        covered = {(each.stored_from, each.stored_to) for each in verified} | {*task.intervals}
+        self._intervals = sorted(each for each in covered if each[0] <= each[1] and task.overlaps(*each))
+        self._to_mark = sorted({seq for each in self._intervals for seq in each})
 
     @property
     def commitments(self) -> int:
@@ -182,6 +183,7 @@ class RangeChecker:
             prev_link=prev_link,
             is_prev_known=is_prev_known,
             may_be_v1=self.task.may_be_v1,
+            deferred=self._found.deferred,
         )
 
     def check(self, rows: Sequence[EntryRow]) -> None:
@@ -261,7 +263,6 @@ class RangeChecker:
             rows=entries.entries_checked,
             next_seq=entries.next_seq,
             last_link=entries.last_link,
-            relied_on_v1=entries.relied_on_v1,
             may_be_v1=entries.may_be_v1,
             runs=[(run.begin + 1, run.end) for run in self._runs],
             parts=[*self._parts()],

@@ -7,8 +7,7 @@ Steps 1 to 3 for each range, step 4 at the end::
     3. stored tiles
     4. the rest of these, and the head
 
-A range must be checked again if it was checked on a wrong assumption, or without knowing the entries that a signed
-claim covers. That happens only in tampered ledgers, and in chains with version 1 entries after a later version.
+Whether the entries of version 1 at the start of a range are valid depends on the ranges before it, so it is judged here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 from ledger import merkle
 from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
-from ledger.verification.entry_check import EntryRow, report_duplicate, report_gap, report_prev_link
+from ledger.verification.entry_check import EntryRow, report_duplicate, report_form, report_gap, report_prev_link
 from ledger.verification.projection_check import JobsFound, conclude
 from ledger.verification.range_check import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
@@ -88,24 +87,18 @@ def tasks(ends: ChainBounds, borders: Sequence[int]) -> list[RangeTask]:
 
 def fold(
     ends: ChainBounds,
-    ranges: Iterable[tuple[RangeTask, RangeSummary]],
+    ranges: Iterable[RangeSummary],
     jobs: JobsFound | None = None,
     on_break: Callable[[Break], object] | None = None,
-) -> Verdict | list[RangeTask]:
-    """The verdict on a chain, from all its ranges in order; or the ranges that must be checked again, after which the
-    fold is repeated.
+) -> Verdict:
+    """The verdict on a chain, from all its ranges in order.
 
     ``jobs`` is the result of comparing the jobs, None if they were not compared; ``on_break`` as for :class:`Fold`.
     """
     chain = Fold(ends, Findings(on_break))
-    again: list[RangeTask] = []
-    for task, summary in ranges:
-        changed = chain.wrongly_assumed(task, summary)
-        again += [] if changed is None else [changed]
+    for summary in ranges:
         chain.findings.merge(summary.found)
         chain.add(summary, summary.snapshots)
-    if again:
-        return again
     chain.close()
     if jobs is not None:
         conclude(jobs, chain.findings)
@@ -118,7 +111,7 @@ class Fold:
     def __init__(self, ends: ChainBounds, findings: Findings) -> None:
         self.findings = findings
         """The fold adds breaks across ranges; the caller adds those of each range."""
-        self._ends = ends
+        self.ends = ends
         is_from_start = ends.first_seq == 1
         begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
         # ``close`` reports an unreadable head or tree, since it knows the last entry.
@@ -148,12 +141,10 @@ class Fold:
         self._trees: dict[int, Frontier] = {}
         """The tree by size: at the sizes of other tree heads, and within the last added range."""
         self._tiles = _SharedTiles()
-        self._claims: list[Interval] = []
-        """Entries in later ranges that are covered by signed claims which differ from their rows."""
 
     def begin_behind(self, before: EntryRow | None) -> None:
         """The first range begins after this entry, None if it is missing; it must be as it was last verified."""
-        seq, expected = self._ends.first_seq - 1, self._ends.expected_prev
+        seq, expected = self.ends.first_seq - 1, self.ends.expected_prev
         if before is not None:
             version, link = before[7], before[9]
             if expected not in (None, link):
@@ -163,21 +154,6 @@ class Fold:
             self._last_link, self._is_link_known, self._may_be_v1 = link, True, version == 1
         elif expected is not None and self._last().seq > seq:
             self.findings.add("gap", seq, f"seq {seq}, verified before, is missing", expected=seq)
-
-    def task(self, number: int, from_seq: int | None, to_seq: int | None) -> RangeTask:
-        """The task for a later range, with the facts from the added ones."""
-        task = self._ends.task(number, from_seq, to_seq)
-        claims = tuple(each for each in self._claims if task.overlaps(*each))
-        return task._replace(intervals=claims, may_be_v1=self._may_be_v1)
-
-    def wrongly_assumed(self, task: RangeTask, summary: RangeSummary) -> RangeTask | None:
-        """The task for checking the next range again before it can be added; None if that is not needed."""
-        unknown = tuple(each for each in self._claims if task.overlaps(*each) and each not in task.intervals)
-        if summary.relied_on_v1 and not self._may_be_v1:
-            task = task._replace(may_be_v1=False)
-        elif not unknown:
-            return None
-        return task._replace(intervals=(*task.intervals, *unknown))
 
     def add(self, summary: RangeSummary, snapshots: Sequence[OpenedRow]) -> None:
         """Add the next range, and the snapshots that were not added with an earlier one. The findings MUST include the
@@ -211,7 +187,7 @@ class Fold:
 
     def close(self) -> None:
         """No range follows."""
-        ends, findings = self._ends, self.findings
+        ends, findings = self.ends, self.findings
         last = self._last()
         head, tree = readable_ends(ends.head, ends.tree, last, findings)
         self._judge_snapshots()
@@ -232,7 +208,7 @@ class Fold:
 
     def verdict(self) -> Verdict:
         """The verdict, once closed and once the jobs were compared."""
-        ends, findings = self._ends, self.findings
+        ends, findings = self.ends, self.findings
         return Verdict(
             tenant_id=ends.tenant_id,
             entries_checked=self._entries_checked,
@@ -253,10 +229,10 @@ class Fold:
 
     @property
     def _signed_to(self) -> Head:
-        return self._snapshots.signed_to or Head(self._ends.first_seq - 1, self._ends.expected_prev, None)
+        return self._snapshots.signed_to or Head(self.ends.first_seq - 1, self.ends.expected_prev, None)
 
     def _last(self) -> Head:
-        return self._ends.last or self._last_row or Head(0, None, None)
+        return self.ends.last or self._last_row or Head(0, None, None)
 
     def _check_border(self, summary: RangeSummary) -> None:
         """Compare the first entry of a range with the last one before it."""
@@ -271,6 +247,8 @@ class Fold:
             report_prev_link(self.findings, border.seq, self._last_link, border.prev_link)
         if summary.runs:
             self._next_seq, self._last_link, self._is_link_known = summary.next_seq, summary.last_link, True
+        for row in summary.deferred:
+            report_form(self.findings, row, is_version_right=self._may_be_v1)
         self._may_be_v1 = self._may_be_v1 and summary.may_be_v1
 
     # --- what hangs on the entries ----------------------------------------------------------------
@@ -278,7 +256,6 @@ class Fold:
     def _take(self, snapshots: Sequence[OpenedRow]) -> None:
         self._waiting.extend(snapshots)
         self._highest_seq = max([self._highest_seq, *(each.stored_to for each in snapshots)])
-        self._claims += ((each.from_seq, each.to_seq) for each in snapshots if not each.is_stored_as_signed)
 
     def _judge_snapshots(self, passed_seq: int | None = None) -> None:
         """Judge the snapshots up to ``passed_seq``, or all after the last range."""
@@ -310,12 +287,11 @@ class Fold:
     def _forget(self) -> None:
         """Drop state about entries that later ranges do not need."""
         passed = self._passed_seq
-        sizes = {*self._ends.sizes, passed, self._signed_to.seq}
+        sizes = {*self.ends.sizes, passed, self._signed_to.seq}
         self._trees = {size: tree for size, tree in self._trees.items() if size in sizes}
         self._parts = {interval: parts for interval, parts in self._parts.items() if interval[1] > passed}
         begins = {from_seq for from_seq, _ in self._parts}
         self._marks = {seq: mark for seq, mark in self._marks.items() if seq in begins}
-        self._claims = [each for each in self._claims if each[1] > passed]
 
 
 class _SharedTiles:

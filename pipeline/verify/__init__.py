@@ -7,7 +7,6 @@ and breaks as DataFrames. Rows of a ledger never leave the task that reads them:
     2. a task a piece: checks its rows in one pass; returns a summary, breaks, and partially folded jobs
     3. by job: states merged and compared with the stored ones
     4. by tenant: summaries folded into the verdict
-    5. ranges checked on a wrong assumption are checked again, which only tampering causes
 
 The verdict is the service's own, since both feed the same checks in ``ledger``.
 """
@@ -42,7 +41,6 @@ from pipeline.places.protocol import ROWS_A_PIECE
 from pipeline.source import over_numbers, over_pieces, rows_a_task
 from pipeline.spark import SHUFFLE_PARTITIONS_A_CORE
 from pipeline.verify.tasks import (
-    AGAIN,
     BREAK,
     CANDIDATE,
     CHAINS_SORTED_BY,
@@ -76,9 +74,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BREAKS_DDL", "VERDICTS_DDL", "Verified", "verify", "verify_bundles"]
 
-
-ROUNDS_MAX: Final = 5
-"""Most rounds of repeated checks; each round has the facts that the previous one lacked."""
 
 _BREAKS_SCHEMA: Final = pa.schema(
     [("tenant_id", pa.string()), ("seq", pa.int64())]
@@ -222,17 +217,7 @@ def check_chains(
         found = by_job.sortWithinPartitions(*JOBS_SORTED_BY).mapInArrow(compare_jobs, DDL)
     found = found.persist()
     # 3. The verdicts.
-    folded, verdicts, refused, changed = _fold(found, chains)
-    # 4. The ranges to check again.
-    rounds = 1
-    while changed:
-        if rounds == ROUNDS_MAX:
-            raise AssertionError(f"ranges are to be checked again without end: {sorted(changed)[:3]}")
-        for (tenant, number), task in changed.items():
-            chains[tenant].tasks[number] = task
-        found = _without(spark, found, changed).union(_again(spark, pieces, chains, changed, keyring)).persist()
-        folded, verdicts, refused, changed = _fold(found, chains)
-        rounds += 1
+    folded, verdicts, refused = _fold(found, chains)
     return verdicts, refused, (found, folded)
 
 
@@ -251,28 +236,21 @@ def _by_piece(pieces: Sequence[Piece], chains: Mapping[str, PlannedChain]) -> di
     return {(piece.tenant_id, piece.from_seq): next(left[piece.tenant_id]) for piece in pieces}
 
 
-_Changed = dict[tuple[str, int], RangeTask]
-"""By tenant and number."""
-
-
 def _fold(
     found: DataFrame, chains: Mapping[str, PlannedChain]
-) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal], _Changed]:
-    """The folded rows, and their verdicts, refusals and tasks to repeat."""
+) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal]]:
+    """The folded rows, and their verdicts and refusals."""
     of_chains = found.filter(found.kind.isin(*ROWS_FOLDED)).repartition(_partitions(found, len(chains)), "tenant_id")
     folded = of_chains.sortWithinPartitions(*CHAINS_SORTED_BY).mapInArrow(partial(fold_chains, chains), DDL).persist()
     verdicts: dict[str, Verdict] = {}
     refused: dict[str, Refusal] = {}
-    changed: _Changed = {}
-    for row in folded.filter(folded.kind.isin(VERDICT, REFUSED, AGAIN)).collect():
+    for row in folded.filter(folded.kind.isin(VERDICT, REFUSED)).collect():
         data = bytes(row.data)
         if row.kind == VERDICT:
             verdicts[row.tenant_id] = msgspec.msgpack.decode(data, type=Verdict)
-        elif row.kind == REFUSED:
-            refused[row.tenant_id] = msgspec.msgpack.decode(data, type=Refusal)
         else:
-            changed[row.tenant_id, row.number] = msgspec.msgpack.decode(data, type=RangeTask)
-    return folded, verdicts, refused, changed
+            refused[row.tenant_id] = msgspec.msgpack.decode(data, type=Refusal)
+    return folded, verdicts, refused
 
 
 def _partitions(found: DataFrame, useful: int) -> int:
@@ -280,26 +258,6 @@ def _partitions(found: DataFrame, useful: int) -> int:
     configured = found.sparkSession.conf.get("spark.sql.shuffle.partitions")
     assert configured is not None, "Spark has a default"
     return max(1, min(int(configured), useful))
-
-
-def _without(spark: SparkSession, found: DataFrame, changed: _Changed) -> DataFrame:
-    """The rows found, without those of ranges that are checked again."""
-    left_out = spark.createDataFrame([*changed], "tenant_id string, number bigint")
-    return found.join(left_out, ["tenant_id", "number"], "left_anti").select(found.columns)
-
-
-def _again(
-    spark: SparkSession,
-    pieces: Sequence[Piece],
-    chains: Mapping[str, PlannedChain],
-    changed: _Changed,
-    keyring: Keyring | None,
-) -> DataFrame:
-    of_pieces = _by_piece(pieces, chains)
-    concerned = [
-        piece for piece in pieces if (piece.tenant_id, of_pieces[piece.tenant_id, piece.from_seq].number) in changed
-    ]
-    return over_pieces(spark, concerned, CheckRanges(of_pieces, keyring, False, False), DDL)
 
 
 def _is_chain_whole(verdict: Mapping[str, Any]) -> bool:

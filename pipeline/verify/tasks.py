@@ -52,8 +52,6 @@ VERDICT: Final = "verdict"
 """A ``Verdict``; of a bundle its verdict object, as JSON."""
 REFUSED: Final = "refused"
 """A ``Refusal``: the container of the rows is invalid, so its rows cannot be trusted."""
-AGAIN: Final = "again"
-"""A ``RangeTask`` to be repeated before a verdict."""
 
 _SCHEMA: Final = pa.schema(
     [
@@ -141,8 +139,6 @@ class CheckRanges:
     """If None, signatures are not verified."""
     with_jobs: bool
     """Whether to fold the jobs."""
-    with_commitments: bool = True
-    """Whether to pass on what verdicts are judged by."""
     passed: Accumulator[int] | None = None
     """Counts entries."""
 
@@ -163,7 +159,7 @@ class CheckRanges:
                     break
                 checker.compare_tiles(tiles, stored_tiles)
             summary = encode(checker.finish())
-            yield from _breaks(task.tenant_id, breaks, number=task.number)
+            yield from _breaks(task.tenant_id, breaks)
             yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary)
         except ArchiveInvalidError as error:
             refusal = Refusal(isinstance(error, ArchiveSignatureError), str(error), error.seq)
@@ -177,7 +173,7 @@ class CheckRanges:
             known = checker.commitments
             if checker.check_packed(ArrowEntries(batch)) is None:
                 checker.check([*rows_of(batch)])
-            if self.with_commitments and checker.commitments > known:
+            if checker.commitments > known:
                 for entry in of_commitments([*rows_of(batch)]):
                     if is_number(entry.seq):
                         yield TaskRow(task.tenant_id, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
@@ -187,7 +183,7 @@ class CheckRanges:
                 yield from _parts(task, place, jobs)
             if self.passed is not None:
                 self.passed.add(batch.num_rows)
-            yield from _breaks(task.tenant_id, breaks, number=task.number)
+            yield from _breaks(task.tenant_id, breaks)
             place += 1
         yield from _parts(task, place, jobs)
 
@@ -215,11 +211,11 @@ def _parts(task: RangeTask, place: int, parts: JobParts) -> Iterator[TaskRow]:
         yield TaskRow(task.tenant_id, PART, task.number, place, state.job_id, jobs.encode_state(state))
 
 
-def _breaks(tenant_id: str, breaks: list[Break], kind: str = BREAK, number: int = -1) -> Iterator[TaskRow]:
-    """Breaks found since the last call. Breaks of no range are kept if a range is checked again."""
+def _breaks(tenant_id: str, breaks: list[Break], kind: str = BREAK) -> Iterator[TaskRow]:
+    """Breaks found since the last call."""
     found, breaks[:] = [*breaks], []
     for each in found:
-        yield TaskRow(tenant_id, kind, number, 0, None, encode(each))
+        yield TaskRow(tenant_id, kind, -1, 0, None, encode(each))
 
 
 def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -284,15 +280,12 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             yield next(of_kind)
             return
         # One summary at a time: a long chain has many ranges.
-        summaries = (msgspec.msgpack.decode(row.data, type=RangeSummary) for row in of_kind)
-        outcome = fold(chain.ends, zip(chain.tasks, summaries, strict=True), jobs, breaks.append)
-        if isinstance(outcome, list):
-            for task in outcome:
-                yield TaskRow(tenant_id, AGAIN, task.number, 0, None, encode(task))
-            return
+        of_tasks = zip(chain.tasks, of_kind, strict=True)
+        summaries = (msgspec.msgpack.decode(row.data, type=RangeSummary) for _, row in of_tasks)
+        verdict = fold(chain.ends, summaries, jobs, breaks.append)
         yield from _breaks(tenant_id, breaks)
         yield from _breaks(tenant_id, candidates, CANDIDATE)
-        yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(outcome))
+        yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(verdict))
 
 
 def _judged(rows: Iterator[TaskRow], candidates: list[Break]) -> JobsFound:

@@ -31,9 +31,6 @@ from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import Anchor, Break, Findings, Verdict
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, in_stored_order
 
-ROUNDS_MAX = 4
-"""Times that ranges may have to be checked again: each adds what the one before did not know."""
-
 
 class Ranges:
     """Checks the ranges of one ledger."""
@@ -46,30 +43,20 @@ class Ranges:
         self._entries = sorted(ledger.entries, key=lambda row: row["seq"])
         self.breaks: dict[int, list[Break]] = {}
         self.job_parts: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
-        self.checked_again = 0
 
     def verdict(self, borders: Sequence[int], *, projection: bool) -> Verdict:
         """The verdict, and ``breaks`` in full."""
         planned = tasks(self._ends, borders)
         summaries: dict[int, RangeSummary] = {}
-        to_check, is_first_round = [*planned], True
-        for _ in range(ROUNDS_MAX):
-            self._random.shuffle(to_check)
-            for task in to_check:
-                planned[task.number] = task
-                summary = self._check(task, with_jobs=projection and is_first_round)
-                summaries[task.number] = msgspec.msgpack.decode(msgspec.msgpack.encode(summary), type=RangeSummary)
-            listed: list[Break] = []
-            candidates: list[Break] = []
-            jobs = self._compare_jobs(candidates.append) if projection else None
-            pairs = [(task, summaries[task.number]) for task in planned]
-            outcome = fold(self._ends, pairs, jobs, listed.append)
-            if isinstance(outcome, Verdict):
-                self._compare_listed(outcome, listed, candidates, jobs)
-                return outcome
-            to_check, is_first_round = outcome, False
-            self.checked_again += len(to_check)
-        raise AssertionError("ranges are checked again without end")
+        for task in self._random.sample(planned, len(planned)):
+            summary = self._check(task, with_jobs=projection)
+            summaries[task.number] = msgspec.msgpack.decode(msgspec.msgpack.encode(summary), type=RangeSummary)
+        listed: list[Break] = []
+        candidates: list[Break] = []
+        jobs = self._compare_jobs(candidates.append) if projection else None
+        verdict = fold(self._ends, [summaries[task.number] for task in planned], jobs, listed.append)
+        self._compare_listed(verdict, listed, candidates, jobs)
+        return verdict
 
     def _compare_listed(
         self, verdict: Verdict, listed: list[Break], candidates: list[Break], jobs: JobsFound | None

@@ -40,7 +40,9 @@ def raced() -> Ledger:
 
 WHOLE = raced()
 IN_C = native.NAME == "c"
-SEQ, T_HLC, PREV, LINK = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "prev_chain_link", "chain_link"))
+SEQ, T_HLC, VERSION, PREV, LINK = map(
+    ENTRY_COLUMNS.index, ("seq", "t_hlc", "link_version", "prev_chain_link", "chain_link")
+)
 WIDTHS = {"seq": 8, "hlc_physical": 8, "hlc_logical": 8, "link_version": 2}
 
 NOTHING: tuple[Any, ...] = ([], [], None, b"", None, None, 0)
@@ -88,7 +90,7 @@ def by_rows(rows: Rows, known: Known) -> tuple[Any, ...] | None:
         prev_link=rows[0][PREV] if known.prev_raw is None else known.prev_link,
     )
     runs = checker.check_one_by_one(rows)
-    if checker._findings.first_break() is not None or checker.relied_on_v1:
+    if checker._findings.first_break() is not None or any(row[VERSION] == 1 for row in rows):
         return None
     ((_, links, _),) = runs
     marks = [(row[SEQ], link, row[T_HLC]) for row, link in zip(rows, links, strict=True) if row[SEQ] in known.to_mark]
