@@ -31,10 +31,10 @@ from app.read.checking_process import (
 from app.store.chain_reader import PostgresChainReader
 from ledger.errors import LedgerError
 from ledger.verification.driver import CheckedRange
-from ledger.verification.projection_check import JobsFound, OnBreak, merged
+from ledger.verification.projection_check import OnBreak
 from ledger.verification.range_check import RangeTask
 from ledger.verification.snapshot_check import OpenedRow
-from ledger.verification.verdict import Break, Verdict
+from ledger.verification.verdict import Break, Findings, Found, Verdict
 
 PROCESSES_MAX: Final = 2
 REQUESTS_AHEAD: Final = 2
@@ -113,23 +113,21 @@ class CheckingProcesses:
         """Check one range by itself."""
         return await self._ask(CheckRange(task, [*snapshots]), CheckedRange)
 
-    async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
+    async def compare_jobs(self, on_break: OnBreak | None) -> Found:
         """Compare all jobs, some at a time."""
-        parts = [*await self._reader.job_ranges(JOBS_A_REQUEST)]
-        compared = merged(())
+        parts, compared = await self._reader.job_ranges(JOBS_A_REQUEST), Findings()
         for first in range(0, len(parts), COMPARISONS_AT_ONCE):
             requests = map(CompareJobs, parts[first : first + COMPARISONS_AT_ONCE])
             for answer in await asyncio.gather(*(self._ask(each, ComparedJobs) for each in requests)):
-                compared = merged((compared, answer.jobs))
-                _tell(on_break, answer.breaks)
-                _tell(on_candidate, answer.candidates)
-        return compared
+                compared.merge(answer.found)
+                _report(answer.breaks, on_break)
+        return compared.found
 
-    async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
+    async def judge_commitments(self, on_break: OnBreak | None) -> Found:
         """Judge all verdicts, in one process: each verdict depends on the earlier ones."""
         judged = await self._ask(JudgeCommitments(), ComparedJobs)
-        _tell(on_candidate, judged.candidates)
-        return judged.jobs
+        _report(judged.breaks, on_break)
+        return judged.found
 
     def rested(self) -> list[Process]:
         """The processes that have answered every request; they are sent ``End`` and leave this ledger."""
@@ -167,7 +165,7 @@ class CheckingProcesses:
         return msgspec.msgpack.decode(data, type=answer)
 
 
-def _tell(on_break: OnBreak | None, breaks: Sequence[Break]) -> None:
+def _report(breaks: Sequence[Break], on_break: OnBreak | None) -> None:
     if on_break is not None:
         for each in breaks:
             on_break(each)

@@ -23,10 +23,10 @@ from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader,
 from app.store.sessions import AT_A_NODE
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.driver import CheckedRange, finished
-from ledger.verification.projection_check import JobComparison, JobsFound, compare_jobs
+from ledger.verification.projection_check import JobComparison, compare_jobs
 from ledger.verification.range_check import RangeChecker, RangeTask
 from ledger.verification.snapshot_check import OpenedRow
-from ledger.verification.verdict import Break, Findings
+from ledger.verification.verdict import Break, Findings, Found
 
 LENGTH_BYTES: Final = 4
 NICENESS: Final = 10
@@ -64,11 +64,10 @@ class CompareJobs(msgspec.Struct, tag=True):
 
 
 class ComparedJobs(NamedTuple):
-    """The result of comparing some jobs; ``candidates`` are breaks only if the chain is whole."""
+    """The result of comparing some jobs, and its first breaks."""
 
-    jobs: JobsFound
+    found: Found
     breaks: list[Break]
-    candidates: list[Break]
 
 
 class JudgeCommitments(msgspec.Struct, tag=True):
@@ -110,7 +109,8 @@ async def _answer(reader: PostgresChainReader, request: Request) -> object:
         return await _checked(reader, request)
     if isinstance(request, CompareJobs):
         return await _compared(reader, request)
-    return await _judged(reader)
+    breaks = _FirstBreaks()
+    return ComparedJobs(await judge_commitments(reader, breaks.add), breaks.found())
 
 
 async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedRange:
@@ -151,11 +151,9 @@ async def _compared(reader: PostgresChainReader, request: CompareJobs) -> Compar
     compared = await _compared_copied(reader, request)
     if compared is not None:
         return compared
-    breaks, candidates = _FirstBreaks(), _FirstBreaks()
+    breaks = _FirstBreaks()
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
-    return ComparedJobs(
-        await compare_jobs(entries, stored, breaks.add, candidates.add), breaks.found(), candidates.found()
-    )
+    return ComparedJobs(await compare_jobs(entries, stored, breaks.add), breaks.found())
 
 
 async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs | None:
@@ -174,20 +172,11 @@ async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) ->
         if stored:
             yield stored
 
-    breaks, candidates = _FirstBreaks(), _FirstBreaks()
-    comparison = JobComparison(at_once(), breaks.add, candidates.add)
+    breaks = _FirstBreaks()
+    comparison = JobComparison(at_once(), breaks.add)
     if not await reader.copied_by_job(request.part, comparison.add):
         return None
-    return ComparedJobs(await comparison.outcome(), breaks.found(), candidates.found())
-
-
-async def _judged(reader: PostgresChainReader) -> ComparedJobs:
-    candidates = _FirstBreaks()
-    return ComparedJobs(
-        await judge_commitments(reader.commitments(), reader.promised(), await reader.followed_seq(), candidates.add),
-        [],
-        candidates.found(),
-    )
+    return ComparedJobs(await comparison.outcome(), breaks.found())
 
 
 def _write(answers: BinaryIO, answer: object) -> None:

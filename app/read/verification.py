@@ -359,7 +359,7 @@ class ChainVerifier:
             reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
             consistent_reader(connection, tenant_id) as reader,
         ):
-            await judge_commitments(reader.commitments(), reader.promised(), await reader.followed_seq(), note)
+            await judge_commitments(reader, note)
         if first is not None:
             log.error("chain_break_found", tenant_id=tenant_id, first_break=first._asdict(), found_by="walk")
             await self.report(tenant_id, [first])

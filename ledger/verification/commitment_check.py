@@ -36,19 +36,18 @@ from ledger.machines.promises import (
     read_proposal,
     rejected_payload,
 )
-from ledger.verification.projection_check import JobsFound, OnBreak
-from ledger.verification.reader import CommitmentRow, PromisedRow, Rows
-from ledger.verification.verdict import Findings, is_number
+from ledger.verification.projection_check import OnBreak
+from ledger.verification.reader import ChainReader, CommitmentRow, PromisedRow
+from ledger.verification.verdict import Findings, Found, is_number
 
 
-async def judge_commitments(
-    entries: Rows, promised: Rows, followed_seq: int, on_candidate: OnBreak | None = None
-) -> JobsFound:
-    """Judge all entries of commitments of a chain, and the table's rows, which have followed it to ``followed_seq``.
+async def judge_commitments(reader: ChainReader, on_break: OnBreak | None = None) -> Found:
+    """Judge all entries of commitments of a chain, and the rows of the table.
 
-    ``on_candidate`` is called with each break; these are breaks only if the chain itself is whole.
+    The breaks, with each of which ``on_break`` is called, apply only if the chain itself is whole.
     """
-    judge = CommitmentJudge(followed_seq, on_candidate)
+    promised = reader.promised()
+    judge = CommitmentJudge(await reader.followed_seq(), on_break)
     ahead: list[PromisedRow] = []
     """Table rows that were read and come after the entry, in descending order."""
     is_any_left = True
@@ -66,7 +65,7 @@ async def judge_commitments(
             else:
                 return
 
-    async for rows in entries:
+    async for rows in reader.commitments():
         for entry in map(CommitmentRow._make, rows):
             if is_number(entry.seq):
                 await give_up_to(entry.seq)
@@ -94,10 +93,10 @@ _UNSURE: Final = _Effect(is_sure=False)
 class CommitmentJudge:
     """Takes entries and table rows, both by seq; of one seq, in either order."""
 
-    def __init__(self, followed_seq: int, on_candidate: OnBreak | None = None) -> None:
+    def __init__(self, followed_seq: int, on_break: OnBreak | None = None) -> None:
         """``followed_seq`` is the seq up to which the table has followed the chain, 0 if there is no table."""
         self._followed_seq = followed_seq
-        self._findings = Findings(on_candidate)
+        self._findings = Findings(on_break)
         self._right = Commitments()
         self._told: Commitments | None = None
         """The machine with the recorded verdicts, from the first wrong one on."""
@@ -124,14 +123,14 @@ class CommitmentJudge:
         self._reach(row.seq)
         self._rows.append(row)
 
-    def finish(self) -> JobsFound:
+    def finish(self) -> Found:
         """No entry or row follows; returns the result."""
         self._settle()
         for index, ended_seq in self._ends.items():
             if ended_seq is not None:
                 self._report_end(index, None, ended_seq)
         self._ends = {}
-        return JobsFound(Findings().found, self._findings.found)
+        return self._findings.found
 
     def _reach(self, seq: int) -> None:
         if seq != self._at:

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple, Protocol
 
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
-from ledger.verification.projection_check import CHAIN_ASPECTS, JobsFound, OnBreak, compare_jobs, conclude, merged
+from ledger.verification.projection_check import CHAIN_ASPECTS, OnBreak, compare_jobs, conclude
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.range_fold import ChainBounds, Fold
 from ledger.verification.reader import ChainReader
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import Anchor, Break, Findings, Head, Verdict
+from ledger.verification.verdict import Anchor, Break, Findings, Found, Head, Verdict
 
 
 class CheckedRange(NamedTuple):
@@ -37,10 +37,10 @@ class Checks(Protocol):
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
         """Check one range by itself; ``snapshots`` as for ``RangeChecker``."""
 
-    async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
-        """Compare all jobs; the callbacks are called with each break."""
+    async def compare_jobs(self, on_break: OnBreak | None) -> Found:
+        """Compare all jobs; ``on_break`` is called with each break."""
 
-    async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
+    async def judge_commitments(self, on_break: OnBreak | None) -> Found:
         """Judge all verdicts on proposals again, and the table of commitments."""
 
 
@@ -67,16 +67,13 @@ class InOrder:
                 break
         return CheckedRange(await finished(checker, self._reader), breaks)
 
-    async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
+    async def compare_jobs(self, on_break: OnBreak | None) -> Found:
         """Compare all jobs."""
-        return await compare_jobs(self._reader.entries_by_job(), self._reader.jobs(), on_break, on_candidate)
+        return await compare_jobs(self._reader.entries_by_job(), self._reader.jobs(), on_break)
 
-    async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
+    async def judge_commitments(self, on_break: OnBreak | None) -> Found:
         """Judge all verdicts."""
-        reader = self._reader
-        return await judge_commitments(
-            reader.commitments(), reader.promised(), await reader.followed_seq(), on_candidate
-        )
+        return await judge_commitments(self._reader, on_break)
 
     def _check(self, checker: RangeChecker, ahead: Sequence[EntryRow], to_seq: int) -> Sequence[EntryRow] | None:
         """Check the entries up to ``to_seq``; returns the others, None if there are none."""
@@ -193,10 +190,12 @@ async def _fold_chain(
 async def _judge_projection(chain: Fold, checks: Checks, on_break: OnBreak | None, *, with_jobs: bool) -> None:
     """Judge verdicts on proposals and compare the job table. The chain is judged first, since differences are breaks
     only if it is whole."""
-    on_candidate = None if chain.findings.has(*CHAIN_ASPECTS) else on_break
-    judged = await checks.judge_commitments(on_candidate)
-    compared = await checks.compare_jobs(on_break, on_candidate) if with_jobs else merged(())
-    conclude(merged((compared, judged)), chain.findings)
+    if chain.findings.has(*CHAIN_ASPECTS):
+        on_break = None
+    found = [await checks.judge_commitments(on_break)]
+    if with_jobs:
+        found.append(await checks.compare_jobs(on_break))
+    conclude(found, chain.findings)
 
 
 async def _entry_at(reader: ChainReader, seq: int) -> EntryRow | None:

@@ -4,7 +4,7 @@ Both sides are streams ordered by job id and are joined, so only one job is held
 ``seqs`` names the entries that determine the fold of all its entries, and its other columns follow from that fold. A
 break is reported at the last seq of the job.
 
-Missing or edited entries give another fold, so if the chain itself is broken, a job that differs is left undecided.
+Missing or edited entries give another fold, so if the chain itself is broken, a table that differs is left undecided.
 """
 
 from __future__ import annotations
@@ -85,104 +85,70 @@ def stored_form(state: JobState) -> StoredJob:
     return StoredJob(state.job_id, jobs.status(state), physical, logical, node, creator, state.last_seq, seqs)
 
 
-class JobsFound(NamedTuple):
-    """The result of comparing jobs: breaks, and candidates, which are breaks only if the chain itself is whole."""
-
-    found: Found
-    candidates: Found
-
-
-def merged(parts: Iterable[JobsFound]) -> JobsFound:
-    """The sum of the results for some of the jobs each."""
-    found, candidates = Findings(), Findings()
-    for each in parts:
-        found.merge(each.found)
-        candidates.merge(each.candidates)
-    return JobsFound(found.found, candidates.found)
-
-
-async def compare_jobs(
-    entries: Rows, stored_jobs: Rows, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None
-) -> JobsFound:
+async def compare_jobs(entries: Rows, stored_jobs: Rows, on_break: OnBreak | None = None) -> Found:
     """Compare every stored job with the fold of its entries, and find jobs that only one side has.
 
-    The callbacks are called with each break, ``on_candidate`` with breaks that apply only if the chain itself is whole.
+    The breaks, with each of which ``on_break`` is called, apply only if the chain itself is whole.
     """
-    comparison = JobComparison(stored_jobs, on_break, on_candidate)
+    comparison = JobComparison(stored_jobs, on_break)
     async for rows in entries:
         await comparison.add(rows)
     return await comparison.outcome()
 
 
-def conclude(jobs: JobsFound, findings: Findings) -> None:
-    """Add the result for all jobs, after all other findings; candidates are breaks if the chain is whole."""
+def conclude(parts: Iterable[Found], findings: Findings) -> None:
+    """Add the results for the projection, after all other findings: they are breaks if the chain is whole."""
     findings.begin("projection")
-    findings.merge(jobs.found)
-    if not findings.has(*CHAIN_ASPECTS):
-        findings.merge(jobs.candidates)
-    elif jobs.candidates.counts:
-        findings.leave_undecided("projection")
+    is_whole = not findings.has(*CHAIN_ASPECTS)
+    for found in parts:
+        if is_whole:
+            findings.merge(found)
+        elif found.counts:
+            findings.leave_undecided("projection")
 
 
-class JobJudge:
-    """Compares single jobs, in any order."""
+def has_id(job: StoredJob, findings: Findings) -> bool:
+    """Whether a stored job has an id and a last seq; reports one that does not."""
+    if type(job.job_id) is str and is_number(job.last_seq):
+        return True
+    seq = job.last_seq if is_number(job.last_seq) else 1
+    findings.add("projection", seq, f"a job is stored with id {job.job_id!r} and that seq")
+    return False
 
-    def __init__(self, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None) -> None:
-        """``on_break`` and ``on_candidate`` are called for each break as it is found."""
-        self.found = Findings(on_break)
-        """Breaks regardless of the state of the chain."""
-        self.candidates = Findings(on_candidate)
-        """Breaks if the chain itself is whole, since missing or edited entries give another fold."""
 
-    def outcome(self) -> JobsFound:
-        """What was found so far."""
-        return JobsFound(self.found.found, self.candidates.found)
+def compare(state: JobState | None, stored: StoredJob | None, findings: Findings) -> None:
+    """Judge the fold of a job's entries, None if it has none, against its row, None if it has none."""
+    found = difference(state, stored)
+    if found is not None:
+        findings.add(found.kind, found.seq, *found[2:])
 
-    def has_place(self, job: StoredJob) -> bool:
-        """Whether a stored job has an id and a last seq; reports one that does not."""
-        if type(job.job_id) is str and is_number(job.last_seq):
-            return True
-        seq = job.last_seq if is_number(job.last_seq) else 1
-        self.found.add("projection", seq, f"a job is stored with id {job.job_id!r} and that seq")
-        return False
 
-    def compare(self, state: JobState | None, stored: StoredJob | None) -> None:
-        """Judge the fold of a job's entries, None if it has none, against its row, None if it has none."""
-        if state is not None and stored is not None:
-            self._compare_both(state, stored)
-        elif state is not None:
-            self._report(state.last_seq, f"job {state.job_id} has entries but is not stored")
-        elif stored is not None:
-            self._report(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
+def difference(state: JobState | None, stored: StoredJob | None) -> Break | None:
+    """As ``compare``; the break if there is one."""
+    if state is None:
+        return None if stored is None else _break(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
+    if stored is None:
+        return _break(state.last_seq, f"job {state.job_id} has entries but is not stored")
+    expected = stored_form(state)
+    if stored[: len(JOB_COLUMNS)] != expected[: len(JOB_COLUMNS)]:
+        column = next(name for name in JOB_COLUMNS if getattr(stored, name) != getattr(expected, name))
+        detail = f"column {column} of job {state.job_id} is not what its entries give"
+        return _break(state.last_seq, detail, getattr(expected, column), getattr(stored, column))
+    if stored.search_fields is not None and stored.terms != (terms := terms_text(state, stored.search_fields)):
+        detail = f"what job {state.job_id} is searched by is not what its entries give"
+        return _break(state.last_seq, detail, terms, stored.terms)
+    return None
 
-    def compare_all(self, state: JobState | None, stored: Sequence[StoredJob]) -> None:
-        """Judge a job against all rows of its id, of which the first is its row."""
-        self.compare(state, stored[0] if stored else None)
-        for job in stored[1:]:
-            self.compare(None, job)
 
-    def _compare_both(self, state: JobState, stored: StoredJob) -> None:
-        expected = stored_form(state)
-        if stored[: len(JOB_COLUMNS)] != expected[: len(JOB_COLUMNS)]:
-            column = next(name for name in JOB_COLUMNS if getattr(stored, name) != getattr(expected, name))
-            detail = f"column {column} of job {state.job_id} is not what its entries give"
-            self._report(state.last_seq, detail, getattr(expected, column), getattr(stored, column))
-        elif stored.search_fields is not None and stored.terms != (terms := terms_text(state, stored.search_fields)):
-            detail = f"what job {state.job_id} is searched by is not what its entries give"
-            self._report(state.last_seq, detail, terms, stored.terms)
-
-    def _report(
-        self, seq: int, detail: str, expected: str | int | None = None, actual: str | int | None = None
-    ) -> None:
-        self.candidates.add("projection", seq, detail, expected=expected, actual=actual)
+def _break(seq: int | None, detail: str, expected: str | int | None = None, actual: str | int | None = None) -> Break:
+    return Break(seq or 1, "projection", detail, expected, actual)
 
 
 class JobComparison:
     """Compares stored jobs with the fold of entries that come by job id and seq, some at a time."""
 
-    def __init__(self, stored_jobs: Rows, on_break: OnBreak | None = None, on_candidate: OnBreak | None = None) -> None:
-        """The callbacks are those of ``JobJudge``."""
-        self._judge = JobJudge(on_break, on_candidate)
+    def __init__(self, stored_jobs: Rows, on_break: OnBreak | None = None) -> None:
+        self._findings = Findings(on_break)
         self._batches = stored_jobs
         self._stored: deque[StoredJob] = deque()
         """Rows that were read and not compared yet."""
@@ -195,28 +161,28 @@ class JobComparison:
         await self._compare(folded)
         await asyncio.sleep(0)
 
-    async def outcome(self) -> JobsFound:
+    async def outcome(self) -> Found:
         """The result; call it after the last entry."""
         if self._fold is not None:
             await self._compare([self._fold.state()])
         while await self._next() is not None:
-            self._judge.compare(None, self._stored.popleft())
-        return self._judge.outcome()
+            compare(None, self._stored.popleft(), self._findings)
+        return self._findings.found
 
     async def _compare(self, folded: Sequence[JobState]) -> None:
         """Judge the next jobs of the fold, in order, and the stored ones up to them."""
         for state in folded:
             while (stored := await self._next()) is not None and stored.job_id < state.job_id:
-                self._judge.compare(None, self._stored.popleft())
+                compare(None, self._stored.popleft(), self._findings)
             is_stored = stored is not None and stored.job_id == state.job_id
-            self._judge.compare(state, self._stored.popleft() if is_stored else None)
+            compare(state, self._stored.popleft() if is_stored else None, self._findings)
 
     async def _next(self) -> StoredJob | None:
         while not self._stored:
             rows = await anext(self._batches, None)
             if rows is None:
                 return None
-            self._stored.extend(job for job in starmap(StoredJob, rows) if self._judge.has_place(job))
+            self._stored.extend(job for job in starmap(StoredJob, rows) if has_id(job, self._findings))
         return self._stored[0]
 
 

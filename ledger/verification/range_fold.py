@@ -7,7 +7,7 @@ Steps 1 to 3 for each range, step 4 at the end::
     3. stored tiles
     4. the rest of these, and the head
 
-Whether the entries of version 1 at the start of a range are valid depends on the ranges before it, so it is judged here.
+Whether entries of version 1 at the start of a range are valid depends on the ranges before it, so it is judged here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ledger import merkle
 from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import EntryRow, report_duplicate, report_form, report_gap, report_prev_link
-from ledger.verification.projection_check import JobsFound, conclude
+from ledger.verification.projection_check import conclude
 from ledger.verification.range_check import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
 from ledger.verification.tree_check import (
@@ -33,7 +33,7 @@ from ledger.verification.tree_check import (
     report,
     tile_break,
 )
-from ledger.verification.verdict import Anchor, Break, Findings, Head, Verdict, begin_aspects
+from ledger.verification.verdict import Anchor, Break, Findings, Found, Head, Verdict, begin_aspects
 
 
 class ChainBounds(NamedTuple):
@@ -88,12 +88,13 @@ def tasks(ends: ChainBounds, borders: Sequence[int]) -> list[RangeTask]:
 def fold(
     ends: ChainBounds,
     ranges: Iterable[RangeSummary],
-    jobs: JobsFound | None = None,
+    jobs: Iterable[Found] | None = None,
     on_break: Callable[[Break], object] | None = None,
 ) -> Verdict:
     """The verdict on a chain, from all its ranges in order.
 
-    ``jobs`` is the result of comparing the jobs, None if they were not compared; ``on_break`` as for :class:`Fold`.
+    ``jobs`` has the results of comparing jobs and commitments, None if they were not compared. ``on_break`` is called
+    with each break that the fold finds.
     """
     chain = Fold(ends, Findings(on_break))
     for summary in ranges:

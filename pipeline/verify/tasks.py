@@ -18,11 +18,11 @@ from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.machines import jobs
 from ledger.machines.jobs import JobParts
 from ledger.verification.commitment_check import CommitmentJudge
-from ledger.verification.projection_check import JobJudge, JobsFound, StoredJob, merged
+from ledger.verification.projection_check import StoredJob, compare, has_id
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
 from ledger.verification.range_fold import ChainBounds, fold
 from ledger.verification.reader import CommitmentRow, PromisedRow, of_commitments
-from ledger.verification.verdict import Break, Findings, is_number
+from ledger.verification.verdict import Break, Findings, Found, is_number
 from pipeline import arrow
 from pipeline.arrow import ArrowEntries, ddl_of, lists_of, rows_of
 from pipeline.places import Piece, PieceReader
@@ -45,7 +45,7 @@ PART: Final = "part"
 STORED: Final = "stored"
 """A stored job, as its columns."""
 JOBS: Final = "jobs"
-"""The result of comparing some of the jobs, as ``JobsFound``."""
+"""The result of comparing some of the jobs: a ``Found``."""
 COMMITMENT: Final = "commitment"
 """Input for judging commitments: a ``Judged``. It belongs to no range; ``place`` is the seq."""
 VERDICT: Final = "verdict"
@@ -196,7 +196,7 @@ def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
 def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
     jobs = reader.jobs()
     if jobs is not None:
-        yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(JobJudge().outcome()))
+        yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(Found()))
         for place, row in enumerate(row for batch in jobs for row in rows_of(batch)):
             yield TaskRow(tenant_id, STORED, 0, place, row[0] if isinstance(row[0], str) else None, encode(row))
     followed = Judged(followed_seq=reader.followed_seq())
@@ -225,8 +225,8 @@ def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
-        breaks, candidates = list[Break](), list[Break]()
-        judge, is_any_compared = JobJudge(breaks.append, candidates.append), False
+        breaks, is_any_compared = list[Break](), False
+        findings = Findings(breaks.append)
         for job_id, of_job in groupby(of_tenant, key=lambda row: row.job_id):
             parts, placed = [], []
             is_any_compared |= job_id is not None
@@ -235,17 +235,18 @@ def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
                     parts.append(jobs.decode_state(row.data))
                 elif row.kind == STORED:
                     is_any_compared = True
-                    # Rows without a place are not kept; a forged table may have millions.
-                    if judge.has_place(job := StoredJob(*msgspec.msgpack.decode(row.data))):
+                    # Rows without an id are not kept; a forged table may have millions.
+                    if has_id(job := StoredJob(*msgspec.msgpack.decode(row.data)), findings):
                         placed.append(job)
                 else:
                     yield row
             if job_id is not None:
-                judge.compare_all(jobs.merge_states(parts), placed)
-            yield from _breaks(tenant_id, breaks)
-            yield from _breaks(tenant_id, candidates, CANDIDATE)
+                compare(jobs.merge_states(parts), placed[0] if placed else None, findings)
+                for job in placed[1:]:
+                    compare(None, job, findings)
+            yield from _breaks(tenant_id, breaks, CANDIDATE)
         if is_any_compared:
-            yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(judge.outcome()))
+            yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(findings.found))
 
 
 class PlannedChain(NamedTuple):
@@ -263,17 +264,16 @@ def fold_chains(chains: Mapping[str, PlannedChain], batches: Iterator[pa.RecordB
 
 def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     tenant_id = chain.ends.tenant_id
-    jobs: JobsFound | None = None
+    jobs: list[Found] | None = None
     breaks: list[Break] = []
     candidates: list[Break] = []
     assert COMMITMENT < JOBS < REFUSED < SUMMARY, "rows come sorted by kind"
     for kind, of_kind in groupby(rows, key=lambda row: row.kind):
         if kind == COMMITMENT:
-            jobs = _judged(of_kind, candidates)
+            jobs = [_judged(of_kind, candidates)]
             continue
         if kind == JOBS:
-            found = (msgspec.msgpack.decode(row.data, type=JobsFound) for row in of_kind)
-            jobs = merged(found if jobs is None else (jobs, *found))
+            jobs = [*(jobs or ()), *(msgspec.msgpack.decode(row.data, type=Found) for row in of_kind)]
             continue
         if kind == REFUSED:
             # A sequential read would meet the refusal of the lowest range first.
@@ -288,7 +288,7 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
         yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(verdict))
 
 
-def _judged(rows: Iterator[TaskRow], candidates: list[Break]) -> JobsFound:
+def _judged(rows: Iterator[TaskRow], candidates: list[Break]) -> Found:
     """The result of judging the commitments of one chain; rows are in order of seq."""
     judge = CommitmentJudge(0)
     for number, row in enumerate(rows):

@@ -17,18 +17,17 @@ from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.driver import CheckedRange, finished
 from ledger.verification.projection_check import (
     JOB_COLUMNS,
-    JobJudge,
-    JobsFound,
     OnBreak,
     StoredJob,
+    compare,
     compare_jobs,
-    merged,
+    has_id,
 )
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
 from ledger.verification.range_fold import ChainBounds, fold, tasks
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import Anchor, Break, Findings, Verdict
+from ledger.verification.verdict import Anchor, Break, Findings, Found, Verdict
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, in_stored_order
 
 
@@ -53,21 +52,17 @@ class Ranges:
             summaries[task.number] = msgspec.msgpack.decode(msgspec.msgpack.encode(summary), type=RangeSummary)
         listed: list[Break] = []
         candidates: list[Break] = []
-        jobs = self._compare_jobs(candidates.append) if projection else None
+        jobs = [self._compare_jobs(candidates.append)] if projection else None
         verdict = fold(self._ends, [summaries[task.number] for task in planned], jobs, listed.append)
-        self._compare_listed(verdict, listed, candidates, jobs)
+        self._compare_listed(verdict, listed, candidates)
         return verdict
 
-    def _compare_listed(
-        self, verdict: Verdict, listed: list[Break], candidates: list[Break], jobs: JobsFound | None
-    ) -> None:
+    def _compare_listed(self, verdict: Verdict, listed: list[Break], candidates: list[Break]) -> None:
         """All breaks that were listed are those that the verdict counts."""
         everything = [*listed, *(each for breaks in self.breaks.values() for each in breaks)]
         counts = Counter(each.kind for each in everything)
-        if jobs is not None:
-            counts["projection"] += sum(jobs.found.counts.values())
-            if verdict.breaks.get("projection", 0) > counts["projection"]:
-                counts["projection"] += len(candidates)
+        if "projection" in verdict.breaks:
+            counts["projection"] += len(candidates)
         assert +counts == Counter(verdict.breaks)
 
     def _check(self, task: RangeTask, *, with_jobs: bool) -> RangeSummary:
@@ -111,18 +106,21 @@ class Ranges:
             if its_level == level and first <= index <= last
         }
 
-    def _compare_jobs(self, on_candidate: Any) -> JobsFound:
-        judge = JobJudge(on_candidate=on_candidate)
+    def _compare_jobs(self, on_candidate: Any) -> Found:
+        findings = Findings(on_candidate)
         stored: dict[str, list[StoredJob]] = defaultdict(list)
         for row in self._ledger.jobs:
             job = StoredJob(*(row[name] for name in JOB_COLUMNS))
-            if judge.has_place(job):
+            if has_id(job, findings):
                 stored[job.job_id].append(job)
         for job_id in {*self.job_parts, *stored}:
             # A stable sort keeps the parts of one range in their order.
             ordered = sorted(self.job_parts.get(job_id, ()), key=lambda part: part[0])
-            judge.compare_all(jobs.merge_states([jobs.decode_state(data) for _, data in ordered]), stored[job_id])
-        return judge.outcome()
+            first, *others = stored[job_id] or [None]
+            compare(jobs.merge_states([jobs.decode_state(data) for _, data in ordered]), first, findings)
+            for job in others:
+                compare(None, job, findings)
+        return findings.found
 
 
 def verdict_in_ranges(
@@ -160,9 +158,9 @@ class Beside:
             checker.check(rows)
         return CheckedRange(await finished(checker, reader), breaks)
 
-    async def compare_jobs(self, on_break: OnBreak | None, on_candidate: OnBreak | None) -> JobsFound:
+    async def compare_jobs(self, on_break: OnBreak | None) -> Found:
         """Compare the jobs, those with an odd last character first."""
-        parts = []
+        compared = Findings()
         for is_odd in (True, False):
             part = Ledger(
                 self._ledger.tenant_id,
@@ -170,15 +168,12 @@ class Beside:
                 jobs=[row for row in self._ledger.jobs if _is_odd(row["job_id"]) == is_odd],
             )
             reader = MemoryReader(part)
-            parts.append(await compare_jobs(reader.entries_by_job(), reader.jobs(), on_break, on_candidate))
-        return merged(parts)
+            compared.merge(await compare_jobs(reader.entries_by_job(), reader.jobs(), on_break))
+        return compared.found
 
-    async def judge_commitments(self, on_candidate: OnBreak | None) -> JobsFound:
+    async def judge_commitments(self, on_break: OnBreak | None) -> Found:
         """Judge the verdicts."""
-        reader = MemoryReader(self._ledger)
-        return await judge_commitments(
-            reader.commitments(), reader.promised(), await reader.followed_seq(), on_candidate
-        )
+        return await judge_commitments(MemoryReader(self._ledger), on_break)
 
 
 def _is_odd(job_id: Any) -> bool:

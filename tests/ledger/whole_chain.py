@@ -86,7 +86,7 @@ def verdict_of_the_whole(
     check_head(findings, head, last, max([0, *said_to, *(snapshot.stored_to for snapshot in opened)]))
     if projection and is_from_start:
         reader = MemoryReader(ledger)
-        conclude(asyncio.run(compare_jobs(reader.entries_by_job(), reader.jobs())), findings)
+        conclude([asyncio.run(compare_jobs(reader.entries_by_job(), reader.jobs()))], findings)
     return Verdict(
         tenant_id=ledger.tenant_id,
         entries_checked=len(rows),
