@@ -32,11 +32,11 @@ from app.store.job_table import Folded, JobFolds, JobSpan, ReadJob
 from app.store.reading import reading
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError
 from ledger.machines.jobs import JobState
-from ledger.verification.verdict import Break
+from ledger.verification.projection_check import StoredJob, difference
 
 if TYPE_CHECKING:
     from app.store import Connection
-    from app.store.job_table import JobClaim, ListedRow
+    from app.store.job_table import ListedRow
     from app.store.reading import Pool
     from app.store.reads import JobRows
 
@@ -78,9 +78,9 @@ class FoldedJobs:
         if rows.followed_seq is None or last_seq > rows.followed_seq:
             return state
         try:
-            self._compare(tenant_id, job_id, rows.claim, state)
+            self._compare(tenant_id, job_id, rows.stored, state)
         except ChainDamagedError as error:
-            if rows.claim is not None:
+            if rows.stored is not None:
                 raise
             # The job has no row, so only lists lack it. This answer comes from its entries.
             self._report(error, "job_read")
@@ -113,7 +113,7 @@ class FoldedJobs:
             try:
                 state, last_seq = await self.folds.fold(connection, job, are_checked=are_checked)
                 if last_seq <= to_seq:
-                    self._compare(tenant_id, row.job_id, row.claim, state)
+                    self._compare(tenant_id, row.job_id, row.stored, state)
                 states += [] if state is None else [state]
             except ChainDamagedError as error:
                 damaged.append(DamagedJob(row.job_id, error))
@@ -126,13 +126,8 @@ class FoldedJobs:
         _, damaged, _ = await self.states_of(connection, tenant_id, rows, to_seq, math.inf)
         return [each.error for each in damaged]
 
-    def _compare(self, tenant_id: str, job_id: str, claim: JobClaim | None, state: JobState | None) -> None:
-        if claim is not None:
-            found = claim.break_in(job_id, state)
-        elif state is not None:
-            found = Break(state.last_seq, "projection", f"job {job_id} has entries but is not stored")
-        else:
-            return
+    def _compare(self, tenant_id: str, job_id: str, stored: StoredJob | None, state: JobState | None) -> None:
+        found = difference(state, stored)
         if found is not None:
             self._doubt(tenant_id, job_id)
             raise not_as_chained(tenant_id, found)

@@ -15,11 +15,12 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from app.store.job_table import EVER, JobClaim, ListedRow, claimed
+from app.store.job_table import EVER, ListedRow, stored
 from app.store.reading import columns, fetch_as, fetch_column, page_of
 from app.store.reads import OLDEST, ORDER, CreatedHlc, size_of_job
 from ledger.errors import ChainDamagedError
 from ledger.facts.statuses import STATUSES
+from ledger.verification.projection_check import StoredJob
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -50,7 +51,7 @@ SELECT newest.*, created_physical AS physical, created_logical AS logical, creat
 """
 # Jobs with one term, of any status: unwanted ones count as scanned.
 _OF_TERM: Final = f"""
-SELECT {claimed("j")}, j.tenant_id, newest.job_id,
+SELECT {stored("j")}, j.tenant_id, newest.job_id,
        newest.created_physical AS physical, newest.created_logical AS logical, newest.created_node AS node,
        coalesce(j.status = ANY($9::text[]){{of_actor}}, false) AS is_wanted
   FROM (SELECT * FROM scheduler.job_terms
@@ -82,7 +83,7 @@ WITH candidates AS MATERIALIZED ({source}), edge AS (
      SELECT count(*) OVER () AS looked_at, physical, logical, node
        FROM candidates ORDER BY physical, logical, node LIMIT 1
 )
-SELECT edge.*, page.physical, page.logical, page.node, page.job_id, {claimed("page")}, found
+SELECT edge.*, page.physical, page.logical, page.node, page.job_id, {stored("page")}, found
   FROM edge
   LEFT JOIN {page_of(listed, "physical DESC, logical DESC, node DESC", limit="$5")} AS page ON true
  ORDER BY number
@@ -123,7 +124,7 @@ async def candidates(
     if not rows:
         return Candidates([], 0, None)
     looked_at, *edge = rows[0][:4]
-    found = [ListedRow(row[7], JobClaim._make(row[8:-1])) for row in rows if row[7] is not None]
+    found = [ListedRow(row[7], StoredJob(*row[7:-1])) for row in rows if row[7] is not None]
     if found and rows[-1]["found"] > len(found):
         return Candidates(found, looked_at, tuple(rows[-1][4:7]))
     return Candidates(found, looked_at, (edge[0], edge[1], edge[2]) if looked_at == looked_at_max else None)

@@ -27,7 +27,7 @@ from ledger.facts.events import EVENTS_BY_ACTION
 from ledger.machines import jobs
 from ledger.machines.jobs import JobState
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
-from ledger.verification.verdict import Break
+from ledger.verification.projection_check import StoredJob
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -53,13 +53,9 @@ SELECT h.tenant_id, h.head_seq, CASE WHEN p.seq <= h.head_seq THEN p.seq END AS 
 """
 
 
-_CLAIMED = "{row}.status, {row}.created_physical, {row}.created_logical, {row}.created_node, {row}.created_by, \
-{row}.last_seq, {row}.seqs"
-
-
-def claimed(row: str) -> str:
-    """SQL that selects the fields of ``JobClaim`` from ``row``, one of the job table."""
-    return _CLAIMED.format(row=row)
+def stored(row: str) -> str:
+    """SQL that selects ``JOB_COLUMNS`` except the id from ``row``, one of the job table."""
+    return ", ".join(f"{row}.{name}" for name in JOB_COLUMNS[1:-1]) + f", {row}.seqs::text"
 
 
 def entries_of_job(tenant_id: str, job_id: str, after_seq: str, to_seq: str) -> str:
@@ -122,44 +118,11 @@ class JobSpan(NamedTuple):
     to_seq: int = SEQ_MAX
 
 
-class JobClaim(NamedTuple):
-    """The row of a job, which may have been edited."""
-
-    status: str | None
-    created_physical: int | None
-    created_logical: int | None
-    created_node: str | None
-    created_by: str | None
-    last_seq: int | None
-    seqs: Sequence[int] | None
-
-    def break_in(self, job_id: str, state: JobState | None) -> Break | None:
-        """The difference between the row and ``state``, the fold of all entries that the table has followed."""
-        if state is None:
-            return _not_of_entries(job_id, self.last_seq, None, None)
-        physical, logical, node = (None, None, None) if state.created is None else state.created.order[:3]
-        creator, seqs = jobs.creator_of(state), jobs.seqs_of(state)
-        expected = (jobs.status(state), physical, logical, node, creator, state.last_seq, seqs)
-        if self == expected:
-            return None
-        at = next(at for at, value in enumerate(self) if value != expected[at])
-        return _not_of_entries(job_id, state.last_seq, self._fields[at], (expected[at], self[at]))
-
-
 class ListedRow(NamedTuple):
     """A job and its row in the table, None if it has none."""
 
     job_id: str
-    claim: JobClaim | None
-
-
-def _not_of_entries(job_id: str, seq: int | None, column: str | None, values: tuple[object, object] | None) -> Break:
-    if column is None or values is None:
-        return Break(seq or 1, "projection", f"job {job_id} is stored but has no entries")
-    expected, actual = (None if value is None else str(value) for value in values)
-    return Break(
-        seq or 1, "projection", f"column {column} of job {job_id} is not what its entries give", expected, actual
-    )
+    stored: StoredJob | None
 
 
 async def mentioned(connection: Connection, wanted: Sequence[JobKey]) -> tuple[list[JobKey], list[JobKey]]:
@@ -260,14 +223,14 @@ async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]
     """The rows of these jobs."""
     rows = await connection.fetch(
         f"""
-        SELECT w.job_id, j.job_id IS NOT NULL, {claimed("j")}
+        SELECT w.job_id, j.job_id IS NOT NULL, {stored("j")}
           FROM unnest((SELECT $2::text[])) AS w(job_id)
           LEFT JOIN scheduler.jobs j ON j.tenant_id = $1 AND j.job_id = w.job_id
         """,
         tenant_id,
         job_ids,
     )
-    return [ListedRow(row[0], JobClaim._make(row[2:]) if row[1] else None) for row in rows]
+    return [ListedRow(row[0], StoredJob(row[0], *row[2:]) if row[1] else None) for row in rows]
 
 
 async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:

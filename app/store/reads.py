@@ -16,18 +16,18 @@ from app.store.job_table import (
     FOLLOWER,
     PLACES,
     EntryRow,
-    JobClaim,
     ListedRow,
-    claimed,
     entries_of_job,
     place_of,
+    stored,
 )
 from app.store.reading import ENTRIES, PAYLOAD_BYTES, columns, fetch_as, fetch_tuples, like, page_of, turned
 from ledger.facts.statuses import STATUSES
 from ledger.hlc import Hlc
 from ledger.machines.jobs import ABOUT_JOBS, Refusal, refusal_of, refused_job_id
 from ledger.positions import Epoch, Lsn
-from ledger.verification import ENTRY_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
+from ledger.verification.projection_check import StoredJob
 
 if TYPE_CHECKING:
     import asyncpg
@@ -69,7 +69,7 @@ class JobRows(NamedTuple):
 
     entries: list[EntryRow]
     """In seq order, ``ENTRIES_MAX`` + 1 at most."""
-    claim: JobClaim | None
+    stored: StoredJob | None
     """Its row in the job table, None without a usable one."""
     followed_seq: int | None
     """The seq up to which the job table has followed the chain; None before its start."""
@@ -129,13 +129,13 @@ _REFUSALS = f"""
 """
 _JOB_AND_SEEN = f"""
 SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals,
-       place.seq AS followed_seq, j.job_id IS NOT NULL AS is_stored, {claimed("j")}, {ENTRY}
+       place.seq AS followed_seq, j.job_id IS NOT NULL AS is_stored, {stored("j")}, {ENTRY}
   FROM (SELECT) AS asked
   LEFT JOIN ({PLACES}) AS place ON place.tenant_id = $4
   LEFT JOIN scheduler.jobs j ON place.seq IS NOT NULL AND j.tenant_id = $4 AND j.job_id = $5
   LEFT JOIN LATERAL ({entries_of_job("$4", "$5", "$7::bigint", "place.head_seq")}) AS l ON true
 """
-_CLAIM_AT, _ENTRY_AT = 6, 6 + len(JobClaim._fields)
+_ROW_AT, _ENTRY_AT = 6, 5 + len(JOB_COLUMNS)
 """Index of the first column of the job table's row, and of the entry."""
 
 
@@ -173,7 +173,7 @@ SELECT j.*, size.bytes
  CROSS JOIN LATERAL ({size_of_job("j")}) AS size
 """
     return f"""
-SELECT page.job_id, {claimed("page")}, found FROM {page_of(listed, ORDER, limit="$5")} AS page ORDER BY number
+SELECT page.job_id, {stored("page")}, found FROM {page_of(listed, ORDER, limit="$5")} AS page ORDER BY number
 """
 
 
@@ -249,9 +249,9 @@ async def job_and_seen(
         _JOB_AND_SEEN, *_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id), after_seq
     )
     first = rows[0]
-    claim = JobClaim._make(first[_CLAIM_AT:_ENTRY_AT]) if first["is_stored"] else None
-    entries = [row[_ENTRY_AT:] for row in rows if row["seq"] is not None]
-    return JobRows(entries, claim, first["followed_seq"], first["has_refusals"]), _seen_in(first)
+    row = StoredJob(job_id, *first[_ROW_AT:_ENTRY_AT]) if first["is_stored"] else None
+    entries = [each[_ENTRY_AT:] for each in rows if each["seq"] is not None]
+    return JobRows(entries, row, first["followed_seq"], first["has_refusals"]), _seen_in(first)
 
 
 async def find_refusal(connection: Connection, check: EntryCheck, tenant_id: str, job_id: str) -> Refusal | None:
@@ -294,18 +294,18 @@ async def list_jobs(
     rows = await connection.fetch(query, tenant_id, *bounds, statuses or STATUSES, *by)
     if not rows:
         return JobPage([], None, False)
-    listed = [ListedRow(row[0], JobClaim._make(row[1:-1])) for row in rows]
+    listed = [ListedRow(row[0], StoredJob(*row[:-1])) for row in rows]
     return JobPage(listed, created_of(listed[-1]), rows[-1]["found"] > len(rows))
 
 
 def created_of(row: ListedRow) -> CreatedHlc:
     """The row's place in list order; a row without a creation is not listed."""
-    claim = row.claim
-    assert claim is not None
-    assert claim.created_physical is not None
-    assert claim.created_logical is not None
-    assert claim.created_node is not None
-    return claim.created_physical, claim.created_logical, claim.created_node
+    stored = row.stored
+    assert stored is not None
+    assert stored.created_physical is not None
+    assert stored.created_logical is not None
+    assert stored.created_node is not None
+    return stored.created_physical, stored.created_logical, stored.created_node
 
 
 async def list_job_events(
