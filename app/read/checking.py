@@ -118,16 +118,16 @@ class CheckingProcesses:
         parts, compared = await self._reader.job_ranges(JOBS_A_REQUEST), Findings()
         for first in range(0, len(parts), COMPARISONS_AT_ONCE):
             requests = map(CompareJobs, parts[first : first + COMPARISONS_AT_ONCE])
-            for answer in await asyncio.gather(*(self._ask(each, ComparedJobs) for each in requests)):
-                compared.merge(answer.found)
-                _report(answer.breaks, on_break)
+            for found, breaks in await asyncio.gather(*(self._ask(each, ComparedJobs) for each in requests)):
+                compared.merge(found)
+                _report(breaks, on_break)
         return compared.found
 
     async def judge_commitments(self, on_break: OnBreak | None) -> Found:
         """Judge all verdicts, in one process: each verdict depends on the earlier ones."""
-        judged = await self._ask(JudgeCommitments(), ComparedJobs)
-        _report(judged.breaks, on_break)
-        return judged.found
+        found, breaks = await self._ask(JudgeCommitments(), ComparedJobs)
+        _report(breaks, on_break)
+        return found
 
     def rested(self) -> list[Process]:
         """The processes that have answered every request; they are sent ``End`` and leave this ledger."""

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -63,11 +63,8 @@ class CompareJobs(msgspec.Struct, tag=True):
     part: JobRange
 
 
-class ComparedJobs(NamedTuple):
-    """The result of comparing some jobs, and its first breaks."""
-
-    found: Found
-    breaks: list[Break]
+ComparedJobs = tuple[Found, list[Break]]
+"""The result of comparing some jobs, and its first breaks."""
 
 
 class JudgeCommitments(msgspec.Struct, tag=True):
@@ -110,7 +107,7 @@ async def _answer(reader: PostgresChainReader, request: Request) -> object:
     if isinstance(request, CompareJobs):
         return await _compared(reader, request)
     breaks = _FirstBreaks()
-    return ComparedJobs(await judge_commitments(reader, breaks.add), breaks.found())
+    return await judge_commitments(reader, breaks.add), breaks.found()
 
 
 async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedRange:
@@ -127,9 +124,7 @@ async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedR
         checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
         async for rows in reader.entries(task.from_seq, task.to_seq):
             checker.check(rows)
-    summary = await finished(checker, reader)
-    summary.snapshots.clear()  # The verification has them.
-    return CheckedRange(summary, breaks)
+    return await finished(checker, reader), breaks
 
 
 class _FirstBreaks:
@@ -153,7 +148,7 @@ async def _compared(reader: PostgresChainReader, request: CompareJobs) -> Compar
         return compared
     breaks = _FirstBreaks()
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
-    return ComparedJobs(await compare_jobs(entries, stored, breaks.add), breaks.found())
+    return await compare_jobs(entries, stored, breaks.add), breaks.found()
 
 
 async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs | None:
@@ -176,7 +171,7 @@ async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) ->
     comparison = JobComparison(at_once(), breaks.add)
     if not await reader.copied_by_job(request.part, comparison.add):
         return None
-    return ComparedJobs(await comparison.outcome(), breaks.found())
+    return await comparison.outcome(), breaks.found()
 
 
 def _write(answers: BinaryIO, answer: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
@@ -21,12 +21,8 @@ from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, Snapshot
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import Anchor, Break, Findings, Found, Head, Verdict
 
-
-class CheckedRange(NamedTuple):
-    """The result of checking a range by itself; ``summary`` counts the breaks as well."""
-
-    summary: RangeSummary
-    breaks: Sequence[Break]
+CheckedRange = tuple[RangeSummary, Sequence[Break]]
+"""The result of checking a range by itself, and its breaks, which the summary counts as well."""
 
 
 class Checks(Protocol):
@@ -65,7 +61,7 @@ class InOrder:
             await asyncio.sleep(0)
             if self._ahead is not None:
                 break
-        return CheckedRange(await finished(checker, self._reader), breaks)
+        return await finished(checker, self._reader), breaks
 
     async def compare_jobs(self, on_break: OnBreak | None) -> Found:
         """Compare all jobs."""
@@ -180,8 +176,8 @@ async def _fold_chain(
     if first > 1:
         chain.begin_behind(await _entry_at(reader, first - 1))
     snapshots = Snapshots(reader.snapshots(first, to_seq), open_snapshot, findings)
-    await _fold_ranges(chain, reader, snapshots, checks, first, last.seq if to_seq is None else to_seq)
-    async for opened in snapshots.rest():
+    end_seq = await _fold_ranges(chain, reader, snapshots, checks, last.seq if to_seq is None else to_seq)
+    async for opened in snapshots.behind(end_seq):
         chain.add_unreached(opened)
     chain.close()
     return chain
@@ -205,39 +201,36 @@ async def _entry_at(reader: ChainReader, seq: int) -> EntryRow | None:
     return found
 
 
-async def _fold_ranges(
-    chain: Fold, reader: ChainReader, snapshots: Snapshots, checks: Checks, first_seq: int, last_seq: int
-) -> None:
-    """Check all entries from ``first_seq`` to ``last_seq``, in at least one range, and fold the results."""
-    under_way: deque[tuple[Sequence[OpenedRow], asyncio.Future[CheckedRange]]] = deque()
-    """The ranges that are checked now, each with the snapshots that no earlier one was planned with."""
-    number, begin, next_seq, is_next_near = 0, None, first_seq, True
+async def _fold_ranges(chain: Fold, reader: ChainReader, snapshots: Snapshots, checks: Checks, last_seq: int) -> int:
+    """Check all entries up to ``last_seq``, in at least one range, and fold the results. Returns the end of the last
+    range."""
+    under_way: deque[asyncio.Future[CheckedRange]] = deque()
+    number, end_seq, next_seq, is_next_near = 0, 0, chain.ends.first_seq, True
     try:
         while under_way or number == 0 or next_seq <= last_seq:
             # 1. Start as many ranges as are useful.
             while len(under_way) < checks.ranges_at_once and is_next_near and (number == 0 or next_seq <= last_seq):
                 to_seq = min(-(-next_seq // RANGE_ENTRIES) * RANGE_ENTRIES, SEQ_MAX)
                 needed = await snapshots.up_to(to_seq)
-                checked = asyncio.ensure_future(checks.check(chain.ends.task(number, begin, to_seq), needed))
-                under_way.append((snapshots.take(), checked))
-                number, begin, next_seq = number + 1, to_seq + 1, to_seq + 1
+                task = chain.ends.task(number, end_seq + 1 if number else None, to_seq)
+                under_way.append(asyncio.ensure_future(checks.check(task, needed)))
+                number, end_seq, next_seq = number + 1, to_seq, to_seq + 1
             # 2. Fold the first one.
-            new_snapshots, checked = under_way.popleft()
-            summary, breaks = await checked
+            summary, breaks = await under_way.popleft()
             if chain.findings.on_break is not None:
                 for each in breaks:
                     chain.findings.on_break(each)
-            chain.findings.merge(summary.found)
-            chain.add(summary, new_snapshots)
+            chain.add(summary)
             await asyncio.sleep(0)
             # 3. Skip a gap, once no other range is running.
             is_next_near = is_next_near and summary.last_row is not None
             if not is_next_near and not under_way and next_seq <= last_seq:
                 next_seq, is_next_near = await _next_seq(reader, next_seq, last_seq), True
     finally:
-        for _, checked in under_way:
+        for checked in under_way:
             checked.cancel()
-        await asyncio.gather(*(checked for _, checked in under_way), return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
+    return end_seq
 
 
 async def _next_seq(reader: ChainReader, from_seq: int, last_seq: int) -> int:
@@ -258,7 +251,6 @@ class Snapshots:
         self._findings = findings
         self._opened: list[OpenedRow] = []
         """Snapshots that a later range may need."""
-        self._untaken: list[OpenedRow] = []
 
     async def up_to(self, to_seq: int) -> list[OpenedRow]:
         """The snapshots that the next range, which ends at ``to_seq``, overlaps or may overlap."""
@@ -269,11 +261,13 @@ class Snapshots:
         self._opened = [each for each in needed if max(each.stored_from, each.stored_to, each.to_seq) > to_seq]
         return needed
 
-    async def rest(self) -> AsyncIterator[list[OpenedRow]]:
-        """The snapshots that no range has read, after the last range."""
-        while await self._read():
-            self._opened.clear()
-            yield self.take()
+    async def behind(self, end_seq: int) -> AsyncIterator[list[OpenedRow]]:
+        """The snapshots that begin after the last range, which ends at ``end_seq``."""
+        is_any_left = True
+        while is_any_left:
+            yield [each for each in self._opened if each.stored_from > end_seq]
+            self._opened = []
+            is_any_left = await self._read()
 
     async def _read(self) -> bool:
         """Open the next batch; False if there are no more."""
@@ -281,11 +275,5 @@ class Snapshots:
         for row in rows or ():
             if has_place(row, self._findings):
                 self._opened.append(open_row(row, self._open_snapshot, self._findings))
-                self._untaken.append(self._opened[-1])
                 await asyncio.sleep(0)
         return rows is not None
-
-    def take(self) -> list[OpenedRow]:
-        """The snapshots opened since the last call, in stored order."""
-        taken, self._untaken = self._untaken, []
-        return taken

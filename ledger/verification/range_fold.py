@@ -24,7 +24,6 @@ from ledger.verification.projection_check import conclude
 from ledger.verification.range_check import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
 from ledger.verification.tree_check import (
-    Compared,
     StoredTree,
     TreeHead,
     check_head,
@@ -98,8 +97,7 @@ def fold(
     """
     chain = Fold(ends, Findings(on_break))
     for summary in ranges:
-        chain.findings.merge(summary.found)
-        chain.add(summary, summary.snapshots)
+        chain.add(summary)
     chain.close()
     if jobs is not None:
         conclude(jobs, chain.findings)
@@ -111,13 +109,11 @@ class Fold:
 
     def __init__(self, ends: ChainBounds, findings: Findings) -> None:
         self.findings = findings
-        """The fold adds breaks across ranges; the caller adds those of each range."""
         self.ends = ends
         is_from_start = ends.first_seq == 1
         begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
-        # ``close`` reports an unreadable head or tree, since it knows the last entry.
-        self._stored_tree = readable_ends(None, ends.tree, Head(0, None, None), Findings())[1]
-        self._compared = Compared([], ())
+        self._sources: list[str] = []
+        self._anchors: tuple[Anchor, ...] = ()
         self._snapshots = SnapshotJudge(
             ends.tenant_id, findings, first_seq=ends.first_seq, expected_snapshot=ends.expected_snapshot
         )
@@ -156,16 +152,16 @@ class Fold:
         elif expected is not None and self._last().seq > seq:
             self.findings.add("gap", seq, f"seq {seq}, verified before, is missing", expected=seq)
 
-    def add(self, summary: RangeSummary, snapshots: Sequence[OpenedRow]) -> None:
-        """Add the next range, and the snapshots that were not added with an earlier one. The findings MUST include the
-        breaks of the range."""
+    def add(self, summary: RangeSummary) -> None:
+        """Add the next range, with its breaks and the snapshots that begin in it."""
         # 1. The entries.
+        self.findings.merge(summary.found)
         self._check_border(summary)
         self._entries_checked += summary.rows
         self.commitments += summary.commitments
         self._last_row = summary.last_row or self._last_row
         # 2. Facts that depend on entries: the tree up to the first missing entry, and snapshots.
-        self._take(snapshots)
+        self._take(summary.snapshots)
         self._marks.update(summary.marks)
         for part in summary.parts:
             self._parts.setdefault(part.interval, []).append(part)
@@ -177,8 +173,8 @@ class Fold:
             self._passed_seq = summary.runs[-1][1]
         self._judge_snapshots(self._passed_seq)
         # 3. The tiles.
-        if self._stored_tree is not None and self._tree.size:
-            self._tiles.compare(summary, self._stored_tree.size, self._tree.size, self.findings)
+        if self._tree.size:
+            self._tiles.compare(summary, self.ends.tree_size, self._tree.size, self.findings)
         self._forget()
 
     def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
@@ -193,7 +189,7 @@ class Fold:
         head, tree = readable_ends(ends.head, ends.tree, last, findings)
         self._judge_snapshots()
         roots = {size: tree.root() for size, tree in self._trees.items()}
-        self._compared = compare_heads(findings, self._stored_tree, ends.checkpoints, ends.anchors, roots, last.seq)
+        self._sources, self._anchors = compare_heads(findings, tree, ends.checkpoints, ends.anchors, roots, last.seq)
         if ends.is_to_end:
             findings.begin("head")
             reach = max(self._highest_seq, tree.size if tree is not None else 0)
@@ -219,9 +215,9 @@ class Fold:
             verdicts=findings.verdicts(),
             first_break=findings.first_break(),
             breaks=findings.counts(),
-            compared_with=", ".join(self._compared.sources) or None,
+            compared_with=", ".join(self._sources) or None,
             signed_to=self._signed_to,
-            anchors=self._compared.anchored,
+            anchors=self._anchors,
             signed_digest=self._snapshots.signed_digest,
             commitments=self.commitments,
             to_link=self._last_link,
@@ -276,14 +272,14 @@ class Fold:
             return None
         (first_link, _), (last_link, last_hlc) = self._marks[from_seq], self._marks[to_seq]
         whole = self._trees.get(to_seq)
-        return Recomputed(
-            from_chain_link=first_link.hex(),
-            to_chain_link=last_link.hex(),
-            snapshot_hlc=last_hlc,
-            entry_count=tree.size,
-            merkle_root=tree.root().hex(),
-            tree_root=None if whole is None else whole.root().hex(),
-        )
+        return {
+            "from_chain_link": first_link.hex(),
+            "to_chain_link": last_link.hex(),
+            "snapshot_hlc": last_hlc,
+            "entry_count": tree.size,
+            "merkle_root": tree.root().hex(),
+            "tree_root": None if whole is None else whole.root().hex(),
+        }
 
     def _forget(self) -> None:
         """Drop state about entries that later ranges do not need."""

@@ -13,7 +13,7 @@ a break by itself and is not compared with the entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -89,16 +89,9 @@ OpenSnapshot = Callable[[str], OpenedSnapshot]
 """Opens an envelope, given as text; raises SignatureError when it is malformed."""
 
 
-class Recomputed(NamedTuple):
-    """Values recomputed from the entries of a range."""
-
-    from_chain_link: str
-    to_chain_link: str
-    snapshot_hlc: str
-    entry_count: int
-    merkle_root: str
-    tree_root: str | None
-    """None if the start of the tree was not read."""
+Recomputed = Mapping[str, Any]
+"""Values recomputed from the entries of a range, by member of a ``SnapshotClaim``; ``tree_root`` is None if the start of
+the tree was not read."""
 
 
 class OpenedRow(NamedTuple):
@@ -216,7 +209,7 @@ class SnapshotJudge:
             else:
                 self._findings.add("snapshot-root", snapshot.to_seq, *problem)
         if fits and snapshot.may_count_as_signed:
-            self.signed_to = Head(snapshot.to_seq, recomputed.to_chain_link, recomputed.snapshot_hlc)
+            self.signed_to = Head(snapshot.to_seq, recomputed["to_chain_link"], recomputed["snapshot_hlc"])
             self.signed_digest = snapshot.digest
 
     def _follows(self, snapshot: OpenedRow) -> bool:
@@ -258,7 +251,7 @@ def _disagreements(snapshot: OpenedRow, tenant_id: str) -> Iterator[_Problem]:
 def _differences(snapshot: OpenedRow, recomputed: Recomputed) -> Iterator[_Problem]:
     """Differences between the claim, or without one the row, and the entries."""
     stored = dict(zip(_CLAIMED_IN_ROW, snapshot.row, strict=True))
-    for column, found in recomputed._asdict().items():
+    for column, found in recomputed.items():
         if column == "tree_root" and None in (found, snapshot.claim):
             continue  # No row has it, and it is not known where the tree's beginning was not read.
         said = stored[column] if snapshot.claim is None else getattr(snapshot.claim, column)

@@ -70,15 +70,6 @@ class StoredTree(NamedTuple):
     root: str
 
 
-class Compared(NamedTuple):
-    """The result of comparing tree heads, besides findings."""
-
-    sources: list[str]
-    """Named sources of the checkpoints that the chain was compared with, in the order they were given."""
-    anchored: tuple[Anchor, ...]
-    """Every anchor with its outcome."""
-
-
 def compare_heads(
     findings: Findings,
     stored: StoredTree | None,
@@ -86,16 +77,17 @@ def compare_heads(
     anchors: Sequence[Anchor],
     roots: Mapping[int, bytes],
     last_seq: int,
-) -> Compared:
+) -> tuple[list[str], tuple[Anchor, ...]]:
     """Compare the given tree heads with ``roots``: by size, the roots of the entries up to the first missing one.
 
-    ``last_seq`` is the seq of the last entry.
+    ``last_seq`` is the seq of the last entry. Returns the named sources of the checkpoints that were compared, in the
+    order they were given, and every anchor with its outcome.
     """
     _compare_stored(findings, stored, roots, last_seq)
     compared = {head.source for head in checkpoints if _is_compared(findings, head, roots, last_seq)}
     sources = [source for source in dict.fromkeys(head.source for head in checkpoints) if source and source in compared]
     anchored = [_compared(findings, each, roots, last_seq) for each in anchors]
-    return Compared(sources, tuple(sorted(anchored, key=lambda each: (each.kind, each.by, each.size))))
+    return sources, tuple(sorted(anchored, key=lambda each: (each.kind, each.by, each.size)))
 
 
 def _compare_stored(findings: Findings, stored: StoredTree | None, roots: Mapping[int, bytes], last_seq: int) -> None:

@@ -293,9 +293,8 @@ def _folded(
         )
     fold = Fold(ends, findings)
     for name, filed in zip(plan.entry_files, entries, strict=True):
-        findings.merge(filed.summary.found)
-        begun = [each for each in snapshots if name.from_seq <= each.stored_from <= name.to_seq]
-        fold.add(filed.summary, begun)
+        filed.summary.snapshots[:] = [each for each in snapshots if name.from_seq <= each.stored_from <= name.to_seq]
+        fold.add(filed.summary)
     fold.close()
     found = worst(findings) or _end_missing(plan, fold)
     if found is not None:

@@ -198,10 +198,10 @@ async def test_jobs_are_compared_alike_however_many_are_stored_and_however_much_
         monkeypatch.setattr(checking_process, bound, 7)
     await superuser.execute("UPDATE scheduler.jobs SET last_seq = last_seq + 1")
     async with consistent_reader(superuser, "acme") as reader:
-        several = await checking_process._compared(reader, checking_process.CompareJobs(ALL_JOBS))
+        found, breaks = await checking_process._compared(reader, checking_process.CompareJobs(ALL_JOBS))
         one = await compare_jobs(reader.entries_by_job(), reader.jobs())
-    assert several.found == one
-    assert len(several.breaks) == len(LEDGER.jobs)
+    assert found == one
+    assert len(breaks) == len(LEDGER.jobs)
     assert bool(parts) == (bound is None)
 
 
@@ -212,10 +212,10 @@ async def test_of_very_many_breaks_the_first_are_told_and_all_are_counted(
     await superuser.execute("UPDATE scheduler.jobs SET last_seq = last_seq + 1")
     told: list[Break] = []
     async with consistent_reader(superuser, "acme") as reader:
-        few = await checking_process._compared(reader, checking_process.CompareJobs(ALL_JOBS))
+        found, breaks = await checking_process._compared(reader, checking_process.CompareJobs(ALL_JOBS))
         await compare_jobs(reader.entries_by_job(), reader.jobs(), told.append)
-    assert few.breaks == sorted(told, key=lambda each: each.seq)[:3]
-    assert few.found.counts == {"projection": len(LEDGER.jobs)}
+    assert breaks == sorted(told, key=lambda each: each.seq)[:3]
+    assert found.counts == {"projection": len(LEDGER.jobs)}
 
 
 async def test_whoever_waits_for_a_process_that_fails_is_told_so(

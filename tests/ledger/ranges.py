@@ -156,7 +156,7 @@ class Beside:
         reader = MemoryReader(self._ledger)
         async for rows in reader.entries(task.from_seq, task.to_seq):
             checker.check(rows)
-        return CheckedRange(await finished(checker, reader), breaks)
+        return await finished(checker, reader), breaks
 
     async def compare_jobs(self, on_break: OnBreak | None) -> Found:
         """Compare the jobs, those with an odd last character first."""

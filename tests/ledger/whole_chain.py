@@ -60,20 +60,20 @@ def verdict_of_the_whole(
     def recomputed(from_seq: int, to_seq: int) -> Recomputed | None:
         if not any(first <= from_seq and to_seq <= last for first, last in runs):
             return None
-        return Recomputed(
-            from_chain_link=links[from_seq].hex(),
-            to_chain_link=links[to_seq].hex(),
-            snapshot_hlc=hlcs[to_seq],  # type: ignore[arg-type]
-            entry_count=to_seq - from_seq + 1,
-            merkle_root=root(from_seq, to_seq).hex(),
-            tree_root=root(1, to_seq).hex() if to_seq <= reach else None,
-        )
+        return {
+            "from_chain_link": links[from_seq].hex(),
+            "to_chain_link": links[to_seq].hex(),
+            "snapshot_hlc": hlcs[to_seq],
+            "entry_count": to_seq - from_seq + 1,
+            "merkle_root": root(from_seq, to_seq).hex(),
+            "tree_root": root(1, to_seq).hex() if to_seq <= reach else None,
+        }
 
     for snapshot in opened:
         snapshots.judge(snapshot, recomputed)
     sizes = {each.size for each in (*checkpoints, *anchors, *([tree] if tree is not None else []))}
     roots = {size: root(1, size) for size in sizes if 0 < size <= reach}
-    compared = compare_heads(findings, tree, checkpoints, anchors, roots, last.seq)
+    sources, anchored = compare_heads(findings, tree, checkpoints, anchors, roots, last.seq)
     # 3. Every tile of the stored tree that the entries reach.
     if tree is not None:
         for (level, index), computed in _tiles([leaves[seq] for seq in range(1, reach + 1)], tree.size):
@@ -96,9 +96,9 @@ def verdict_of_the_whole(
         verdicts=findings.verdicts(),
         first_break=findings.first_break(),
         breaks=findings.counts(),
-        compared_with=", ".join(compared.sources) or None,
+        compared_with=", ".join(sources) or None,
         signed_to=snapshots.signed_to or Head(first_seq - 1, None, None),
-        anchors=compared.anchored,
+        anchors=anchored,
         signed_digest=snapshots.signed_digest,
     )
 
