@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ledger import native
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
-from ledger.verification.entry_check import Known, Passed
+from ledger.verification.entry_check import Passed
 
 INTEGERS: Final = frozenset(
     (
@@ -43,7 +43,7 @@ class ArrowEntries(NamedTuple):
 
     batch: pa.RecordBatch
 
-    def passed(self, known: Known) -> Passed | None:
+    def passed(self, *known: Any) -> Passed | None:
         """The result of the native check; None if it cannot handle the batch."""
         batch = self.batch
         if not batch.schema.equals(ENTRY_SCHEMA):

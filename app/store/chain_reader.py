@@ -33,7 +33,7 @@ from ledger.verification import (
     Head,
     StoredTree,
 )
-from ledger.verification.entry_check import Known, Passed
+from ledger.verification.entry_check import Passed
 
 if TYPE_CHECKING:
     from asyncpg.cursor import Cursor
@@ -122,7 +122,7 @@ class CopiedEntries(NamedTuple):
 
     data: bytes
 
-    def passed(self, known: Known) -> Passed | None:
+    def passed(self, *known: Any) -> Passed | None:
         """The result of these entries if all of them pass, else None."""
         found = native.entries_in_copy(*known, self.data)
         return None if found is None else Passed(*found)

@@ -17,7 +17,7 @@ from msgspec import Meta
 from ledger import native
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError, InvalidInputError
-from ledger.verification.entry_check import ENTRY_COLUMNS, Known, PackedEntries, Passed
+from ledger.verification.entry_check import ENTRY_COLUMNS, PackedEntries, Passed
 
 BATCH_BYTES: Final = 256 << 10
 """Least raw bytes decoded at once: a few hundred rows, a millisecond or two."""
@@ -106,7 +106,7 @@ class EntryLines(PackedEntries):
         self._tenant = tenant
         self._at = at
 
-    def passed(self, known: Known) -> Passed | None:
+    def passed(self, *known: Any) -> Passed | None:
         """The result for the requested entries if they are in order and canonical, else None."""
         if not self._lines.isascii():
             try:

@@ -76,7 +76,7 @@ class Passed(NamedTuple):
     leaves: list[bytes]
     """Hashes of the leaves that hold their links."""
     marks: list[tuple[int, bytes, str]]
-    """Seq, link and ``t_hlc`` of the entries in ``Known.to_mark``."""
+    """Seq, link and ``t_hlc`` of the entries in ``to_mark``."""
     first_prev: str | None
     """The first entry's ``prev_chain_link``."""
     last_raw: bytes
@@ -85,30 +85,31 @@ class Passed(NamedTuple):
     commitments: int
     """Number of proposals and capacities that are not imported."""
     at: int
-    """Offset of the first entry after ``Known.stop_seq``."""
-
-
-class Known(NamedTuple):
-    """Input for checking packed entries."""
-
-    prefix: bytes
-    """The bytes that all their links hash first."""
-    first_seq: int
-    prev_raw: bytes | None
-    """Link of the entry before; None if the first entry's own ``prev_chain_link`` is trusted."""
-    prev_link: str | None
-    """The same as stored."""
-    stop_seq: int
-    """The last requested seq."""
-    to_mark: Sequence[int]
-    """Seqs, ascending."""
+    """Offset of the first entry after ``stop_seq``."""
 
 
 class Packed(Protocol):
     """Entries in the form in which they were received."""
 
-    def passed(self, known: Known) -> Passed | None:
-        """The result for the requested entries if all are in order and none has version 1; else None."""
+    def passed(
+        self,
+        prefix: bytes,
+        first_seq: int,
+        prev_raw: bytes | None,
+        prev_link: str | None,
+        stop_seq: int,
+        to_mark: Sequence[int],
+    ) -> Passed | None:
+        """The result for the entries up to ``stop_seq`` if all are in order and none has version 1; else None.
+
+        Args:
+            prefix: the bytes that all their links hash first.
+            first_seq: the seq that the first entry must have.
+            prev_raw: link of the entry before; None if the first entry's own ``prev_chain_link`` is trusted.
+            prev_link: the same as stored.
+            stop_seq: the last requested seq.
+            to_mark: seqs, ascending.
+        """
 
 
 class PackedEntries(ABC, Packed, Sequence[tuple[Any, ...]]):
@@ -196,7 +197,7 @@ class EntryChecker:
         if self.last_link is not None and not self._prev_raw:
             return None  # The entry before has a malformed link, so no entry can follow it in order.
         raw, link = (self._prev_raw, self.last_link) if self._is_prev_known else (None, None)
-        passed = packed.passed(Known(self._linker.prefix, self.next_seq, raw, link, stop_seq, to_mark))
+        passed = packed.passed(self._linker.prefix, self.next_seq, raw, link, stop_seq, to_mark)
         if passed is not None and passed.leaves:
             self.entries_checked += len(passed.leaves)
             self.next_seq += len(passed.leaves)

@@ -90,8 +90,8 @@ OpenSnapshot = Callable[[str], OpenedSnapshot]
 
 
 Recomputed = Mapping[str, Any]
-"""Values recomputed from the entries of a range, by member of a ``SnapshotClaim``; ``tree_root`` is None if the start of
-the tree was not read."""
+"""Values recomputed from the entries of a range, by member of a ``SnapshotClaim``; ``tree_root`` is None if the start
+of the tree was not read."""
 
 
 class OpenedRow(NamedTuple):

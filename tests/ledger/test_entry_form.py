@@ -45,8 +45,8 @@ def test_an_entry_is_judged_alike_in_every_way_in_which_the_product_reads_it(ent
         assert findings.counts() == expected
     if not entry.is_well_formed:
         known = known_at()
-        assert Copied(copied(rows)).passed(known) is None
-        assert lines_of(rows).passed(known) is None
+        assert Copied(copied(rows)).passed(*known) is None
+        assert lines_of(rows).passed(*known) is None
     # 3. As a whole.
     verdict = asyncio.run(verify(MemoryReader(ledger), tenant_id="acme", open_snapshot=OPEN, projection=False))
     assert verdict.breaks == expected

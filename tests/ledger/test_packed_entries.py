@@ -20,7 +20,7 @@ from ledger.errors import BundleInvalidError
 from ledger.merkle import leaf_hashes
 from ledger.names import NODE_ID
 from ledger.verification import ENTRY_COLUMNS, driver, verify
-from ledger.verification.entry_check import EntryChecker, Known, PackedEntries, Passed
+from ledger.verification.entry_check import EntryChecker, PackedEntries, Passed
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.reader import of_commitments
 from ledger.verification.verdict import Findings
@@ -67,12 +67,23 @@ def copied(rows: Rows) -> bytes:
     return data + b"\xff\xff"
 
 
+class Known(NamedTuple):
+    """The arguments of ``passed``."""
+
+    prefix: bytes
+    first_seq: int
+    prev_raw: bytes | None
+    prev_link: str | None
+    stop_seq: int
+    to_mark: Sequence[int]
+
+
 class Copied(NamedTuple):
     """As ``app.store.chain_reader.CopiedEntries``."""
 
     data: bytes
 
-    def passed(self, known: Known) -> Passed | None:
+    def passed(self, *known: Any) -> Passed | None:
         found = native.entries_in_copy(*known, self.data)
         return None if found is None else Passed(*found)
 
@@ -114,7 +125,7 @@ PACKED = {"copy": lambda rows: Copied(copied(rows)), "lines": lines_of}
 @pytest.mark.parametrize("is_believed", [False, True])
 def test_entries_in_order_are_judged_at_once(form: str, first_seq: int, is_believed: bool) -> None:
     rows, known = rows_of(WHOLE)[first_seq - 1 :], known_at(first_seq, is_believed=is_believed)
-    found = PACKED[form](rows).passed(known)
+    found = PACKED[form](rows).passed(*known)
     assert (found is not None) == IN_C
     if found is None:
         return
@@ -127,7 +138,7 @@ def test_entries_in_order_are_judged_at_once(form: str, first_seq: int, is_belie
 def test_those_behind_are_left(stop_seq: int) -> None:
     rows, known = rows_of(WHOLE), known_at(stop_seq=stop_seq)
     lines = lines_of(rows)
-    found = lines.passed(known)
+    found = lines.passed(*known)
     assert (found is not None) == IN_C
     if found is None:
         return
@@ -135,7 +146,7 @@ def test_those_behind_are_left(stop_seq: int) -> None:
     behind = lines.behind(found.at)
     assert [tuple(row) for row in behind or ()] == [tuple(row) for row in rows[stop_seq:]]
     if behind is not None and stop_seq:
-        then = behind.passed(known_at(stop_seq + 1))
+        then = behind.passed(*known_at(stop_seq + 1))
         assert then is not None
         assert len(then.leaves) == len(rows) - stop_seq
 
@@ -148,7 +159,7 @@ def test_one_edited_value_is_left_to_python(form: str, name: str) -> None:
     value = row[name]
     row[name] = value + 1 if isinstance(value, int) else f"{(value or '')[:-1]}0"
     assert row[name] != value
-    assert PACKED[form](rows_of(ledger)).passed(known_at()) is None
+    assert PACKED[form](rows_of(ledger)).passed(*known_at()) is None
 
 
 @given(st.sampled_from([*PACKED]), st.integers(0, len(DAMAGE) - 1), st.integers(0, 39), st.integers(0, 2000))
@@ -160,7 +171,7 @@ def test_damaged_entries_are_judged_as_their_rows_are(form: str, which: int, at:
     if isinstance(packed, type):
         return  # The form does not hold it.
     expected = outcome(by_rows, rows, known_at()) if rows else NOTHING
-    found = packed.passed(known_at())
+    found = packed.passed(*known_at())
     assert (None if found is None else found[:-1]) == (expected if IN_C and isinstance(expected, tuple) else None)
 
 
@@ -228,7 +239,7 @@ def test_a_link_that_a_line_spells_with_an_escape_is_not_read_where_the_next_has
         row["chain_link"] = raw.hex()
     rows[1]["prev_chain_link"] = rows[0]["chain_link"]
     lines = lines_of([[row[name] for name in ENTRY_COLUMNS] for row in rows])
-    found = lines.passed(known_at()._replace(prev_raw=b"", prev_link='"'))
+    found = lines.passed(*known_at()._replace(prev_raw=b"", prev_link='"'))
     assert (found is not None) == IN_C
     assert found is None or found[2] == '"'
 
@@ -310,7 +321,7 @@ def test_lines_that_pass_are_canonical_and_in_order(
         at = edit[0] % len(lines)
         lines = lines[:at] + edit[1] + lines[at + 1 :]
     packed = EntryLines(lines, b'"acme"')
-    found, unpacked = packed.passed(known_at()), outcome(packed.unpacked)
+    found, unpacked = packed.passed(*known_at()), outcome(packed.unpacked)
     if isinstance(unpacked, type):
         assert found is None
         return
@@ -329,12 +340,12 @@ def test_numbers_have_one_spelling(name: str) -> None:
     for spelling in (b"0", b"+", b" ", b"-0"):
         spelt = re.sub(b'"%b":' % name.encode(), b"\\g<0>%b" % spelling, lines)
         assert len(spelt) == len(lines) + len(spelling)
-        assert EntryLines(spelt, b'"acme"').passed(known_at()) is None
+        assert EntryLines(spelt, b'"acme"').passed(*known_at()) is None
 
 
 def test_lines_of_another_tenant_are_left() -> None:
     packed: PackedEntries = EntryLines(b"".join(encode_entry("other", row) for row in rows_of(WHOLE)), b'"acme"')
-    assert packed.passed(known_at()) is None
+    assert packed.passed(*known_at()) is None
     with pytest.raises(BundleInvalidError, match="another tenant"):
         len(packed)
 

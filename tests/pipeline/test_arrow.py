@@ -81,7 +81,7 @@ def test_columns_are_judged_as_their_rows_are(edit: tuple[int, int, int] | None,
     if not rows or not isinstance(batch, pa.RecordBatch):
         return  # Arrow does not hold it.
     expected = outcome(by_rows, rows, known_at())
-    found = ArrowEntries(batch.slice(before)).passed(known_at())
+    found = ArrowEntries(batch.slice(before)).passed(*known_at())
     is_whole = native.NAME == "c" and isinstance(expected, tuple)
     assert (None if found is None else found) == ((*expected, len(rows)) if is_whole else None)
 
@@ -91,7 +91,7 @@ def test_columns_of_another_type_are_left_and_so_are_buffers_that_are_too_short(
     for at, name in enumerate(ENTRY_COLUMNS):
         kind = pa.float64() if pa.types.is_integer(batch.schema.field(at).type) else pa.binary()
         other = batch.set_column(at, name, batch.column(at).cast(kind))
-        assert ArrowEntries(other).passed(known_at()) is None
+        assert ArrowEntries(other).passed(*known_at()) is None
     columns = [_buffers(column) for column in batch.columns]
     assert (native.entries_in_columns(*known_at(), 40, columns) is not None) == (native.NAME == "c")
     for rows, first in ((4000, 0), (40, 4000), (40, 2**40), (2**40, 0), (-1, 0), (40, -1)):
