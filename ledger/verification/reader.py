@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -51,70 +51,58 @@ def of_commitments(rows: Sequence[EntryRow]) -> list[CommitmentRow]:
     ]
 
 
-class ChainReader(Protocol):
-    """Reads one tenant's ledger, in one consistent state. Text is well-formed Unicode; batches are not empty."""
+_NO_BATCHES: Final[Sequence[Sequence[Any]]] = ()
 
+
+class ChainReader(Protocol):
+    """Reads one tenant's ledger, in one consistent state. Text is well-formed Unicode; batches are not empty.
+
+    A subclass for a place that has entries and snapshots only inherits what is about tables besides these.
+    """
+
+    @abstractmethod
     async def head(self) -> Head | None:
         """The row of ``chain_heads``, None when there is none."""
 
+    @abstractmethod
     async def last_entry(self) -> Head | None:
         """The entry of highest seq, None when there is none."""
 
+    @abstractmethod
     def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[EntryRow]]:
         """Batches of ``ENTRY_COLUMNS`` by seq, in order of storage where seqs repeat; None is no bound."""
 
+    @abstractmethod
     def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[SnapshotRow]]:
         """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots wholly in the range."""
 
+    @abstractmethod
     async def tree(self) -> StoredTree | None:
         """The stored tree's size and root, None when there is none."""
 
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
         """The existing tiles among ``first..last`` of a level; None if this form of a ledger stores none."""
-
-    def jobs(self) -> Rows:
-        """Batches of ``JOB_COLUMNS`` by job id, of a table that follows the chain."""
-
-    def entries_by_job(self) -> Rows:
-        """Batches of ``FOLD_COLUMNS`` by job id and seq, of the entries which that table has followed."""
-
-    def commitments(self) -> Rows:
-        """Batches of ``COMMITMENT_COLUMNS`` by seq, of the entries whose verdicts are judged."""
-
-    def promised(self) -> Rows:
-        """Batches of ``PROMISED_COLUMNS`` by seq, of the table of commitments, which follows the chain as well."""
-
-    async def followed_seq(self) -> int:
-        """The seq up to which these tables have followed the chain, 0 if there are none."""
-
-
-_NO_BATCHES: Final[Sequence[Sequence[Any]]] = ()
-
-
-class RowsAlone(ABC):
-    """The part of a ``ledger.verification.ChainReader`` that is about tables besides entries and snapshots."""
-
-    async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes] | None:
-        """None: there are no stored tiles."""
         return None
 
-    async def jobs(self) -> AsyncIterator[Sequence[Any]]:
-        """Nothing: there are no job states to compare with the entries."""
+    async def jobs(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        """Batches of ``JOB_COLUMNS`` by job id, of a table that follows the chain."""
         for batch in _NO_BATCHES:
             yield batch
 
-    entries_by_job = promised = jobs
+    def entries_by_job(self) -> Rows:
+        """Batches of ``FOLD_COLUMNS`` by job id and seq, of the entries which that table has followed."""
+        return self.jobs()
 
-    async def followed_seq(self) -> int:
-        """0: there is no table."""
-        return 0
-
-    @abstractmethod
-    def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[EntryRow]]:
-        """Batches of entries, as readers give them."""
-
-    async def commitments(self) -> AsyncIterator[Sequence[Any]]:
-        """The entries whose verdicts are judged, found by reading all entries again."""
+    async def commitments(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
+        """Batches of ``COMMITMENT_COLUMNS`` by seq, of the entries whose verdicts are judged."""
         async for rows in self.entries(None, None):
             if found := of_commitments(rows):
                 yield found
+
+    def promised(self) -> Rows:
+        """Batches of ``PROMISED_COLUMNS`` by seq, of the table of commitments, which follows the chain as well."""
+        return self.jobs()
+
+    async def followed_seq(self) -> int:
+        """The seq up to which these tables have followed the chain, 0 if there are none."""
+        return 0

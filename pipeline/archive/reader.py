@@ -36,7 +36,7 @@ from ledger.errors import (
 from ledger.names import is_readable_tenant
 from ledger.verification import verify
 from ledger.verification.entry_check import ENTRY_COLUMNS
-from ledger.verification.reader import RowsAlone
+from ledger.verification.reader import ChainReader
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.tree_check import StoredTree, TreeHead
 from ledger.verification.verdict import ASPECTS, Break, Head
@@ -384,7 +384,7 @@ async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | 
     return judge.verdict(found.to_json((time.perf_counter() - began_s) * 1000))
 
 
-class ArchiveChainReader(RowsAlone):
+class ArchiveChainReader(ChainReader):
     """One tenant of an archive as a ``ledger.verification.ChainReader``; belongs to one task at a time."""
 
     def __init__(self, archive: TenantArchive) -> None:

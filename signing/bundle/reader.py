@@ -47,7 +47,7 @@ from ledger.bundle.merge import BundleSource
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import BundleInvalidError, NotABundleError
-from ledger.verification.reader import RowsAlone
+from ledger.verification.reader import ChainReader
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
 from signing.anchors import BundledAnchor, decode_anchors
@@ -377,7 +377,7 @@ assert TAIL[-1] == TAIL_ANCHORED[-1] == MANIFEST
 SNAPSHOTS_A_BATCH: Final = 50
 
 
-class BundleChainReader(RowsAlone):
+class BundleChainReader(ChainReader):
     """An open bundle as a ``ledger.verification.ChainReader``; belongs to one task at a time."""
 
     def __init__(self, bundle: BundleReader) -> None:
