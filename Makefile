@@ -60,7 +60,7 @@ lint: $(DEV)
 	$(BIN)/lint-imports
 
 facts: $(RUNTIME)
-	$(BIN)/python -m ledger.facts
+	$(BIN)/python -m lab.facts
 
 # The documentation as a site, in build/site.
 docs: $(DEV)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ledger.facts.__main__ import PARTLY, generated
+from lab.facts import PARTLY, generated
 from ledger.facts.events import JOB_EVENTS, TYPE_OF_ACTION, Part
 from ledger.facts.statuses import REACHED, STATUS_OF_END
 

@@ -1,4 +1,4 @@
-"""Write the files that follow from the declarations of this package: ``make facts``, or ``python -m ledger.facts``.
+"""Write the files that follow from the declarations in ``ledger/facts``: ``make facts``, or ``python -m lab.facts``.
 
 Run it in the root of the repository. A whole file is replaced; of other files the lines between ``generated: NAME`` and
 ``generated: end``. With ``--check`` nothing is written, and the exit code is 1 where a file would change.
