@@ -77,9 +77,11 @@ class KeptProcesses:
         return taken
 
     def keep(self, process: Process) -> bool:
-        """Keep a process that was sent ``End``; False if there is no room."""
-        if self._is_closed or len(self._ending) >= PROCESSES_MAX:
+        """Keep an idle process, which leaves its ledger; False if there is no room."""
+        if self._is_closed or len(self._ending) >= PROCESSES_MAX or process.returncode is not None:
             return False
+        assert process.stdin is not None
+        process.stdin.write(framed(End()))
         self._ending[process] = asyncio.get_running_loop().call_later(KEPT_S, self._end, process)
         return True
 
@@ -101,7 +103,6 @@ class CheckingProcesses:
 
     def __init__(self, reader: PostgresChainReader, processes: Sequence[Process], begin: Begin) -> None:
         self._reader = reader
-        self._has_failed = False
         self._free: asyncio.Queue[Process] = asyncio.Queue()
         for each in processes:
             self._free.put_nowait(each)
@@ -129,17 +130,12 @@ class CheckingProcesses:
         _report(breaks, on_break)
         return found
 
-    def rested(self) -> list[Process]:
-        """The processes that have answered every request; they are sent ``End`` and leave this ledger."""
-        rested: list[Process] = []
-        # After a failure callers may still wait: each takes the failed process from the queue and fails in turn.
-        while not (self._has_failed or self._free.empty()):
-            process = self._free.get_nowait()
-            assert process.stdin is not None
-            if process.returncode is None:
-                process.stdin.write(framed(End()))
-                rested.append(process)
-        return rested
+    def take_idle(self) -> list[Process]:
+        """Remove and return the processes that have answered every request. No caller may be waiting."""
+        idle: list[Process] = []
+        while not self._free.empty():
+            idle.append(self._free.get_nowait())
+        return idle
 
     async def _ask(self, request: Begin | Request, answer: type[_Answer]) -> _Answer:
         """Send ``request`` to an idle process and return its answer.
@@ -157,7 +153,6 @@ class CheckingProcesses:
             length = await process.stdout.readexactly(LENGTH_BYTES)
             data = await process.stdout.readexactly(int.from_bytes(length, "big"))
         except (asyncio.IncompleteReadError, OSError) as error:
-            self._has_failed = True
             self._free.put_nowait(process)  # Other callers must not wait for ever.
             raise CheckingFailedError("a process that checks parts of a ledger ended too early") from error
         # A process whose caller was cancelled is not used again: its late answer would be taken for the next one.
@@ -183,7 +178,7 @@ async def checking(
     begin = Begin(database_url, await reader.exported(), reader.tenant_id)
     count = min(PROCESSES_MAX, os.cpu_count() or 1)
     processes = [] if kept is None else kept.taken(count)
-    elsewhere = None
+    elsewhere, idle = None, list[Process]()
     try:
         while len(processes) < count:
             # In a session of its own: Ctrl-C reaches the service alone, which then ends this process.
@@ -191,14 +186,13 @@ async def checking(
             processes.append(process)
         elsewhere = CheckingProcesses(reader, processes, begin)
         yield elsewhere
+        idle = elsewhere.take_idle()
     finally:
-        rested = [] if kept is None or elsewhere is None else elsewhere.rested()
         for process in processes:
-            if kept is not None and process in rested and kept.keep(process):
-                continue
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            if kept is None or process not in idle or not kept.keep(process):
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
         if elsewhere is not None:
             await elsewhere.begun
 
