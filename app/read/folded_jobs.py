@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import asyncpg
 import structlog
 
 from app.runtime.tasks import paced
@@ -30,7 +29,7 @@ from app.store.chain_reads import list_tenants
 from app.store.entry_check import not_as_chained
 from app.store.job_table import Folded, JobFolds, JobSpan, ReadJob
 from app.store.reading import reading
-from ledger.errors import ChainDamagedError, DatabaseUnavailableError
+from ledger.errors import ChainDamagedError
 from ledger.machines.jobs import JobState
 from ledger.verification.projection_check import StoredJob, difference
 
@@ -136,7 +135,7 @@ class FoldedJobs:
 WALK_SHARE: Final = 0.02
 """Largest share of time that the walk takes, waits for the database included."""
 WALK_INTERVAL_S: Final = 3600.0
-"""Pause between two walks over all tenants, and after the database interrupted one."""
+"""Pause between two walks over all tenants."""
 WALK_RANGE_ENTRIES: Final = 500
 """Entries of the log whose jobs are compared at a time."""
 
@@ -153,16 +152,17 @@ class JobTableWalk:
         self.walks_done = 0
 
     async def run(self) -> None:
-        """Walk repeatedly until cancelled."""
+        """Walk repeatedly until cancelled.
+
+        Raises:
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
         while True:
-            try:
-                async with reading(self._pool) as connection:
-                    tenants = await list_tenants(connection)
-                for tenant_id in tenants:
-                    await self._walk(tenant_id)
-                self.walks_done += 1
-            except (DatabaseUnavailableError, asyncpg.DataError) as error:
-                log.warning("job_table_walk_delayed", error=str(error))
+            async with reading(self._pool) as connection:
+                tenants = await list_tenants(connection)
+            for tenant_id in tenants:
+                await self._walk(tenant_id)
+            self.walks_done += 1
             await asyncio.sleep(WALK_INTERVAL_S)
 
     async def _walk(self, tenant_id: str) -> None:

@@ -48,7 +48,7 @@ RANGE_ENTRIES: Final = 20_000
 STORE_INTERVAL_S: Final = 5.0
 """How often the position is stored; a restart repeats at most this much of the walk."""
 PAUSE_S: Final = 60.0
-"""Pause after Postgres interrupted a walk, and the longest between two checks whether a walk is due."""
+"""Longest pause between two checks whether a walk is due."""
 
 UNSIGNED_ENTRIES_MAX: Final = 100_000
 """Most entries without a snapshot that are read again; after more, the next range does not start at a snapshot."""
@@ -108,17 +108,17 @@ class FullWalk:
         self.walks_done = 0
 
     async def run(self) -> None:
-        """Walk every ``interval_s`` seconds until cancelled."""
+        """Walk every ``interval_s`` seconds until cancelled; called again after an error, the walk continues.
+
+        Raises:
+            DatabaseUnavailableError: Postgres cannot be reached.
+        """
         while True:
             due_in_s = self._at.began_at + self._interval_s - time.time() if self._at.is_done else 0.0
             if due_in_s > 0:
                 await asyncio.sleep(min(due_in_s, PAUSE_S))
                 continue
-            try:
-                await self._walk()
-            except DatabaseUnavailableError as error:
-                log.warning("full_verification_delayed", error=str(error))
-                await asyncio.sleep(PAUSE_S)
+            await self._walk()
 
     async def _walk(self) -> None:
         """Continue the walk to the end of the last chain."""

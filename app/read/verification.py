@@ -43,7 +43,7 @@ from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
 from app.store.idempotency import KEY_ROW, NamedEntry, named_entries
 from app.store.reading import reading
-from ledger.errors import DatabaseUnavailableError, LedgerError, TenantNotFoundError
+from ledger.errors import LedgerError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.snapshot_check import OpenedSnapshot
@@ -81,15 +81,7 @@ class VerifiedPositions(KeptByTenant[Position]):
     """The positions of one node."""
 
     def __init__(self, wal_folder: Path) -> None:
-        super().__init__(wal_folder, _POSITIONS_FILE, "verified_positions_unreadable")
-
-    def get(self, tenant_id: str) -> Position | None:
-        """The tenant's last verified position, None before the first verification."""
-        return self._by_tenant.get(tenant_id)
-
-    def tenants(self) -> list[str]:
-        """Tenants that were verified before."""
-        return sorted(self._by_tenant)
+        super().__init__(wal_folder, _POSITIONS_FILE, "verified_positions")
 
     def advance(self, tenant_id: str, position: Position) -> bool:
         """Record that the tenant is verified up to ``position``; a lower position changes nothing.
@@ -97,10 +89,10 @@ class VerifiedPositions(KeptByTenant[Position]):
         Returns:
             Whether the position changed, so that the caller must call ``store``.
         """
-        held = self._by_tenant.get(tenant_id)
+        held = self.by_tenant.get(tenant_id)
         if held is not None and held.seq >= position.seq:
             return False
-        self._by_tenant[tenant_id] = position
+        self.by_tenant[tenant_id] = position
         return True
 
 
@@ -190,7 +182,7 @@ class ChainVerifier:
 
         Raises: as ``full``.
         """
-        position = self._positions.get(tenant_id)
+        position = self._positions.by_tenant.get(tenant_id)
         if position is None:
             return await self.again(tenant_id)
         return await self.again(tenant_id, position.seq + 1, expected_prev=position.chain_link)
@@ -202,7 +194,7 @@ class ChainVerifier:
             DatabaseUnavailableError: the tenants cannot be listed.
         """
         async with reading(self._pool) as connection:
-            tenants = {*await list_tenants(connection), *self._positions.tenants()}
+            tenants = {*await list_tenants(connection), *self._positions.by_tenant}
         done: list[Verification] = []
         for tenant_id in sorted(tenants):
             try:
@@ -223,14 +215,15 @@ class ChainVerifier:
         self._breaks.report(tenant_id, Break(0, DAMAGED, detail, None, detail), VERIFICATION)
 
     async def run(self, interval_s: float, *, on_start: bool) -> None:
-        """Verify all tenants incrementally every ``interval_s`` seconds until cancelled."""
+        """Verify all tenants incrementally every ``interval_s`` seconds until cancelled.
+
+        Raises:
+            DatabaseUnavailableError: the tenants cannot be listed.
+        """
         if not on_start:
             await asyncio.sleep(interval_s)
         while True:
-            try:
-                await self.incremental_all()
-            except DatabaseUnavailableError as error:
-                log.warning("chain_verification_delayed", error=str(error))
+            await self.incremental_all()
             await asyncio.sleep(interval_s)
 
     async def again(
@@ -326,10 +319,7 @@ class ChainVerifier:
         if is_valid:
             self._breaks.mended(tenant_id, kinds=kinds)
         await self._look_at_keys(tenant_id)
-        try:
-            await asyncio.to_thread(self._last_verified.store)
-        except OSError as error:
-            log.warning("last_verified_not_stored", error=str(error))
+        await self._last_verified.store()
 
     async def _look_at_keys(self, tenant_id: str) -> None:
         seqs = [each.seq for each in self._breaks.of_tenant(tenant_id) if each.kind == KEY_ROW]
@@ -387,12 +377,8 @@ class ChainVerifier:
 
     async def _remember(self, verdict: Verdict) -> None:
         seq, chain_link, _ = verdict.signed_to
-        if chain_link is None or not self._positions.advance(verdict.tenant_id, Position(seq, chain_link)):
-            return
-        try:
-            await asyncio.to_thread(self._positions.store)
-        except OSError as error:
-            log.warning("verified_positions_not_stored", error=str(error))
+        if chain_link is not None and self._positions.advance(verdict.tenant_id, Position(seq, chain_link)):
+            await self._positions.store()
 
 
 def _has_more(newer: Keyring, older: Keyring) -> bool:

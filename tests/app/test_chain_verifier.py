@@ -155,13 +155,13 @@ async def test_where_it_was_verified_survives_a_restart(
     setting: Setting, pool: asyncpg.Pool, database: Database, tmp_path: Path
 ) -> None:
     await setting.verifier.full("acme")
-    assert VerifiedPositions(tmp_path).get("acme") == Position(40, LEDGER.entry(40)["chain_link"])
+    assert VerifiedPositions(tmp_path).by_tenant.get("acme") == Position(40, LEDGER.entry(40)["chain_link"])
     assert (await Setting(pool, database.service_url, tmp_path).verifier.incremental("acme")).verdict.from_seq == 41
 
 
 async def test_a_range_in_the_middle_moves_no_position(setting: Setting, tmp_path: Path) -> None:
     await setting.verifier.full("acme", 21)
-    assert VerifiedPositions(tmp_path).get("acme") is None
+    assert VerifiedPositions(tmp_path).by_tenant.get("acme") is None
 
 
 async def test_a_broken_chain_moves_no_position_and_is_logged_and_counted(
@@ -171,7 +171,7 @@ async def test_a_broken_chain_moves_no_position_and_is_logged_and_counted(
     with structlog.testing.capture_logs() as logs:
         verdict = (await setting.verifier.full("acme")).verdict
     assert not verdict.is_valid
-    assert VerifiedPositions(tmp_path).get("acme") is None
+    assert VerifiedPositions(tmp_path).by_tenant.get("acme") is None
     found = [entry for entry in logs if entry["event"] == "chain_break_found"]
     assert [(entry["tenant_id"], entry["first_break"]["kind"], entry["first_break"]["seq"]) for entry in found] == [
         ("acme", "payload-digest", 50)
@@ -228,7 +228,7 @@ def test_a_damaged_file_of_positions_means_from_the_start_again(tmp_path: Path, 
     assert positions.tenants() == []
     positions.advance("acme", Position(5, "ab" * 32))
     positions.store()
-    assert VerifiedPositions(tmp_path).get("acme") == Position(5, "ab" * 32)
+    assert VerifiedPositions(tmp_path).by_tenant.get("acme") == Position(5, "ab" * 32)
 
 
 def test_a_position_never_goes_back(tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ identity would start another WAL and leave this one unchained. Other files are d
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -87,28 +87,29 @@ NO_TENANTS: Final = b'{"version":1,"tenants":{}}'
 
 
 class KeptByTenant(Generic[Value]):
-    """One value for each tenant, in memory and in a file of the WAL folder. Any thread may call it."""
+    """One value for each tenant, in memory and in a file of the WAL folder. Belongs to one event loop."""
 
-    def __init__(self, wal_folder: Path, file: KeptFile[ByTenant[Value]], event: str) -> None:
-        """``event`` is logged when the file cannot be read: then it is ignored."""
+    def __init__(self, wal_folder: Path, file: KeptFile[ByTenant[Value]], what: str) -> None:
+        """``what`` names the values in the log. A file that cannot be read is ignored."""
         self._folder = wal_folder
         self._file = file
-        self._storing = Lock()
-        self._by_tenant: dict[str, Value] = {}
+        self._what = what
+        self._storing = asyncio.Lock()
+        self.by_tenant: dict[str, Value] = {}
         try:
-            self._by_tenant = file.load(wal_folder).tenants
+            self.by_tenant = file.load(wal_folder).tenants
         except StartRefusedError as error:
-            log.warning(event, error=str(error))
+            log.warning(f"{what}_unreadable", error=str(error))
 
-    def store(self) -> None:
-        """Write the file; on return it survives a crash. Blocks on the disk.
-
-        Raises:
-            OSError: the disk refuses; the values in memory are kept.
-        """
-        # Verifications may end at the same time, each on its own thread.
-        with self._storing:
-            self._file.store(self._folder, ByTenant(1, dict(sorted(self._by_tenant.items()))))
+    async def store(self) -> None:
+        """Write the file; on return it survives a crash, unless the disk refuses, which is logged."""
+        # Verifications may end at the same time.
+        async with self._storing:
+            content = ByTenant(1, dict(sorted(self.by_tenant.items())))
+            try:
+                await asyncio.to_thread(self._file.store, self._folder, content)
+            except OSError as error:
+                log.warning(f"{self._what}_not_stored", error=str(error))
 
 
 class FirstToken(msgspec.Struct, frozen=True):
@@ -233,16 +234,16 @@ class LastVerified(KeptByTenant[Verified]):
     """The verifications of one node."""
 
     def __init__(self, wal_folder: Path) -> None:
-        super().__init__(wal_folder, _LAST_VERIFIED, "last_verified_unreadable")
+        super().__init__(wal_folder, _LAST_VERIFIED, "last_verified")
 
     def note(self, tenant_id: str, verified: Verified) -> None:
         """Record a verification of the tenant's whole chain, unless a later-started one is recorded."""
-        known = self._by_tenant.get(tenant_id)
+        known = self.by_tenant.get(tenant_id)
         if known is None or known.at_s < verified.at_s:
-            self._by_tenant[tenant_id] = verified
+            self.by_tenant[tenant_id] = verified
 
     def of_all(self, tenants: Iterable[str]) -> tuple[Verified | None, int]:
         """The oldest verification of ``tenants``, and how many of them have none."""
-        found = [self._by_tenant.get(tenant_id) for tenant_id in tenants]
+        found = [self.by_tenant.get(tenant_id) for tenant_id in tenants]
         oldest = min((each for each in found if each is not None), key=lambda each: each.at_s, default=None)
         return oldest, found.count(None)
