@@ -260,7 +260,7 @@ class EntryChecker:
 
     def _report_wrong_types(self, row: EntryRow) -> bool:
         """Report the columns of ``row`` with values of a wrong type, such as NULL; returns whether there are any."""
-        seq, found = row[0], _columns_of_wrong_type(row)
+        seq, found = row[0], columns_of_wrong_type(row)
         for name in found:
             kind = _KIND_OF_COLUMN.get(name, "link")
             value = row[ENTRY_COLUMNS.index(name)]
@@ -315,12 +315,8 @@ class EntryChecker:
             return b"", str(error)
 
 
-def has_wrong_type(row: EntryRow) -> bool:
-    """Whether a column has a value of a wrong type, so that the row is not compared further."""
-    return bool(_columns_of_wrong_type(row))
-
-
-def _columns_of_wrong_type(row: EntryRow) -> list[str]:
+def columns_of_wrong_type(row: EntryRow) -> list[str]:
+    """The columns with a value of a wrong type; if there are any, the row is not compared further."""
     return [name for name, value in zip(ENTRY_COLUMNS, row, strict=True) if type(value) not in _TYPES[name]]
 
 

@@ -29,7 +29,7 @@ from ledger.verification.entry_check import (
     EntryRow,
     Packed,
     Passed,
-    has_wrong_type,
+    columns_of_wrong_type,
 )
 from ledger.verification.reader import of_commitments
 from ledger.verification.snapshot_check import OpenedRow, OpenSnapshot, SnapshotRow, has_place, open_row
@@ -163,17 +163,13 @@ class RangeChecker:
         self._is_first = task.from_seq is None and task.first_seq == 1
         verified = [each for each in snapshots if each.stored_from >= task.first_seq]
         begun = [each for each in verified if task.holds(each.stored_from)]
-        self._found = RangeSummary(begun, task.begin, task.may_be_v1)
+        self.summary = RangeSummary(begun, task.begin, task.may_be_v1)
+        """What is known of the entries so far."""
         self._entries = self._begin(task.begin, None, is_prev_known=self._is_first)
         self._runs: list[PartOfTree] = []
         covered = {(each.stored_from, each.stored_to) for each in verified} | {*task.intervals}
         self._intervals = sorted(each for each in covered if each[0] <= each[1] and task.overlaps(*each))
         self._to_mark = sorted({seq for each in self._intervals for seq in each})
-
-    @property
-    def commitments(self) -> int:
-        """Entries so far whose verdicts are to be judged."""
-        return self._found.commitments
 
     def _begin(self, first_seq: int, prev_link: Any, *, is_prev_known: bool = True) -> EntryChecker:
         return EntryChecker(
@@ -183,15 +179,15 @@ class RangeChecker:
             prev_link=prev_link,
             is_prev_known=is_prev_known,
             may_be_v1=self.task.may_be_v1,
-            deferred=self._found.deferred,
+            deferred=self.summary.deferred,
         )
 
     def check(self, rows: Sequence[EntryRow]) -> None:
         """The next rows, at least one."""
-        found = self._found
+        found = self.summary
         if not self._is_first and not self._entries.entries_checked:
             # The first row's previous link is trusted here, and compared by the fold.
-            found.border = Border(rows[0][0], rows[0][8], has_wrong_type(rows[0]))
+            found.border = Border(rows[0][0], rows[0][8], bool(columns_of_wrong_type(rows[0])))
             self._entries = self._begin(rows[0][0], rows[0][8])
         found.commitments += len(of_commitments(rows))
         for run in self._entries.check(rows):
@@ -203,7 +199,7 @@ class RangeChecker:
 
     def check_packed(self, packed: Packed, stop_seq: int = SEQ_MAX) -> Passed | None:
         """As ``check``, for entries up to ``stop_seq``. None, with no entry taken, if ``check`` must be called."""
-        found, entries = self._found, self._entries
+        found, entries = self.summary, self._entries
         first_seq, is_begun = entries.next_seq, self._is_first or entries.entries_checked
         passed = entries.check_packed(packed, stop_seq, self._to_mark)
         if passed is None or not passed.leaves:
@@ -251,15 +247,15 @@ class RangeChecker:
         for index in range(begin, last + 1):
             at, held = index * TILE_WIDTH - first, stored.get(index, b"")
             if at < 0 or at + TILE_WIDTH > len(nodes):
-                self._found.tiles.append((level, index, held))
+                self.summary.tiles.append((level, index, held))
             elif (differs := tile_break(level, index, b"".join(nodes[at : at + TILE_WIDTH]), held)) is not None:
-                self._found.tile_breaks.append(((index + 1) << ((level + 1) * TILE_HEIGHT), differs))
+                self.summary.tile_breaks.append(((index + 1) << ((level + 1) * TILE_HEIGHT), differs))
 
     def finish(self) -> RangeSummary:
         """The summary of this range for the fold."""
         entries = self._entries
         return msgspec.structs.replace(
-            self._found,
+            self.summary,
             rows=entries.entries_checked,
             next_seq=entries.next_seq,
             last_link=entries.last_link,

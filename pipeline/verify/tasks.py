@@ -170,10 +170,10 @@ class CheckRanges:
     ) -> Iterator[TaskRow]:
         jobs, place = JobParts(reader.followed_seq() if self.with_jobs else 0), 0
         for batch in reader.entries():
-            known = checker.commitments
+            known = checker.summary.commitments
             if checker.check_packed(ArrowEntries(batch)) is None:
                 checker.check([*rows_of(batch)])
-            if checker.commitments > known:
+            if checker.summary.commitments > known:
                 for entry in of_commitments([*rows_of(batch)]):
                     if is_number(entry.seq):
                         yield TaskRow(task.tenant_id, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
