@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.store.chaining import dropped
 from app.store.following import Place
-from app.store.reading import fetch_column, fetch_dict, json_in, turned
-from ledger.errors import ChainDamagedError, InvalidInputError
+from app.store.reading import fetch_column, fetch_dict, turned
+from ledger.errors import ChainDamagedError
 from ledger.facts.events import EVENTS_BY_ACTION
 from ledger.machines import jobs
 from ledger.machines.jobs import JobState
-from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS, JOB_COLUMNS
 from ledger.verification.projection_check import StoredJob
 
 if TYPE_CHECKING:
@@ -277,10 +277,8 @@ LARGE_JOBS_MAX: Final = 1000
 """Jobs of more than ``ENTRIES_MAX`` entries whose states are remembered; the least recently folded is evicted first."""
 
 _HLC: Final = itemgetter(*map(ENTRY_COLUMNS.index, ("hlc_physical", "hlc_logical", "hlc_node")))
-_FACTS: Final = itemgetter(
-    *map(ENTRY_COLUMNS.index, ("seq", "hlc_physical", "hlc_logical", "hlc_node", "action", "payload_digest"))
-)
-_PAYLOAD: Final = ENTRY_COLUMNS.index("payload")
+FOLDED: Final = itemgetter(*map(ENTRY_COLUMNS.index, FOLD_COLUMNS))
+"""The columns of an entry that are folded."""
 
 
 class Folded(NamedTuple):
@@ -294,17 +292,9 @@ class Folded(NamedTuple):
     seq: int
 
     def onto(self, span: JobSpan, entries: Sequence[EntryRow], as_of: Hlc | None = None) -> Folded:
-        """This fold with verified ``entries`` of the job added; only those up to the HLC ``as_of`` if given.
-
-        Raises:
-            ChainDamagedError: one of them cannot be read.
-        """
+        """This fold with verified ``entries`` of the job added; only those up to the HLC ``as_of`` if given."""
         folded = entries if as_of is None else [row for row in entries if _HLC(row) <= as_of]
-        facts = [(*_FACTS(row), json_in(row[_PAYLOAD])) for row in folded]
-        try:
-            state = jobs.folded(span.job_id, self.state, facts)
-        except InvalidInputError as error:
-            raise ChainDamagedError(span.tenant_id, f"an entry of job {span.job_id} is none: {error}") from error
+        state = jobs.folded(span.job_id, self.state, map(FOLDED, folded))
         return Folded(state, entries[-1][0] if entries else self.seq)
 
 

@@ -25,7 +25,6 @@ import orjson
 from ledger import rfc3339
 from ledger.canonical import INTEGER_MAX, NESTING_MAX
 from ledger.chain.conflict import held_event
-from ledger.errors import InvalidInputError
 from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
 from ledger.facts.statuses import ACCEPTED, CANCELLED, CANCELLING, ENDED, REACHED, REFUSED, STATUS_OF_END, SUBMITTED
 from ledger.hlc import Hlc
@@ -120,24 +119,13 @@ def payload_of(text: Any) -> dict[str, Any]:
     return payload if isinstance(payload, dict) else {}
 
 
-def folded(job_id: str, state: JobState | None, entries: Iterable[Sequence[Any]]) -> JobState | None:
-    """``state`` merged with the facts of entries, each (seq, *HLC, action, digest, payload); None if there is no fact.
-
-    Raises:
-        InvalidInputError: an entry was edited so that it is none.
-    """
+def folded(job_id: str, state: JobState | None, rows: Iterable[Sequence[Any]]) -> JobState | None:
+    """``state`` merged with the facts of rows of ``FOLD_COLUMNS`` about the job; None if there is no fact."""
     fold = JobFold(job_id, state)
-    for seq, physical, logical, node, action, digest, payload in entries:
-        is_entry = (
-            seq.__class__ is physical.__class__ is logical.__class__ is int
-            and node.__class__ is digest.__class__ is str
-            and isinstance(payload, dict)
-        )
-        if not is_entry:
-            raise InvalidInputError(f"what stands at seq {seq} is no entry")
-        said = said_of_job(action, payload, (physical, logical, node), digest, job_id)
+    for row in rows:
+        said = said_of_row(*row)
         if said is not None:
-            fold.add(*said, seq)
+            fold.add(*said, row[1])
     return None if fold.is_empty else fold.state()
 
 

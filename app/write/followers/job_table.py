@@ -6,7 +6,6 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 from app.store import Connection, commitments
@@ -20,7 +19,6 @@ from ledger.machines.job_fold import HlcParts, JobFold
 from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState
 from ledger.positions import Lsn
-from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.projection_check import JOB_COLUMNS, stored_form
 
 CACHED_JOBS_MAX = 50_000
@@ -35,14 +33,6 @@ DOUBTED_MAX = 10_000
 """Jobs with false rows that wait to be rewritten; others are found again when they are read."""
 
 _STORED = len(JOB_COLUMNS)
-_SAID = itemgetter(
-    *map(
-        ENTRY_COLUMNS.index,
-        ("job_id", "seq", "hlc_physical", "hlc_logical", "hlc_node", "action", "payload_digest", "payload"),
-    )
-)
-"""The arguments of ``jobs.said_of_row``."""
-
 OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
 """Takes new states of jobs, and by tenant the LSN up to which they cover the records of this node."""
 
@@ -143,17 +133,12 @@ async def _folded(connection: Connection, spans: Sequence[JobSpan]) -> dict[JobK
     states: dict[JobKey, JobState] = {}
     entries = await store.entries_of(connection, spans) if spans else []
     for number, (span, rows) in enumerate(zip(spans, entries, strict=True), 1):
-        fold = JobFold(span.job_id)
-        while True:
-            for row in rows:
-                said = jobs.said_of_row(*_SAID(row))
-                if said is not None:
-                    fold.add(*said, row[0])
-            if len(rows) <= store.ENTRIES_MAX:
-                break
+        state = jobs.folded(span.job_id, None, map(store.FOLDED, rows))
+        while len(rows) > store.ENTRIES_MAX:
             (rows,) = await store.entries_of(connection, [span._replace(after_seq=rows[-1][0])])
-        if not fold.is_empty:
-            states[span.tenant_id, span.job_id] = fold.state()
+            state = jobs.folded(span.job_id, state, map(store.FOLDED, rows))
+        if state is not None:
+            states[span.tenant_id, span.job_id] = state
         if number % JOBS_A_STEP == 0:
             await asyncio.sleep(0)
     return states
