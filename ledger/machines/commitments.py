@@ -27,7 +27,6 @@ lookup in ``LiveState`` is by name. The caller passes in its tables.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ledger.errors import InvalidInputError
@@ -73,27 +72,18 @@ class Neighbours(NamedTuple):
     newer: int
 
 
-def _table() -> MutableMapping[Any, Any]:
-    return {}
-
-
-@dataclass(slots=True)
-class LiveState:
+class LiveState(NamedTuple):
     """All state that judging needs: it grows with active commitments, not with history. Any mappings may be used."""
 
-    active: MutableMapping[int, Commitment] = field(default_factory=_table)
+    active: MutableMapping[int, Commitment]
     """By index."""
-    holders: MutableMapping[str, int] = field(default_factory=_table)
+    holders: MutableMapping[str, int]
     """Index of the holder of a name: ``capsule:NAME`` the placement, ``gang:NAME``, ``identity:CAPSULE`` the bind."""
-    nodes: MutableMapping[str, NodeState] = field(default_factory=_table)
-    newest: MutableMapping[str, int] = field(default_factory=_table)
+    nodes: MutableMapping[str, NodeState]
+    newest: MutableMapping[str, int]
     """Index of the newest claim of ``node:NAME``, of the newest adjustment of ``module:MISSION/NAME``."""
-    neighbours: MutableMapping[tuple[str, int], Neighbours] = field(default_factory=_table)
+    neighbours: MutableMapping[tuple[str, int], Neighbours]
     """By subject and index."""
-
-    def tables(self) -> tuple[MutableMapping[Any, Any], ...]:
-        """All of them."""
-        return self.active, self.holders, self.nodes, self.newest, self.neighbours
 
 
 class Overlay(MutableMapping[Any, Any]):
@@ -144,12 +134,12 @@ _UNCHANGED: Final = object()
 
 def overlaid(state: LiveState) -> LiveState:
     """An overlay of ``state``: ``commit`` makes its changes in ``state``; without it they are dropped."""
-    return LiveState(*map(Overlay, state.tables()))
+    return LiveState(*map(Overlay, state))
 
 
 def commit(state: LiveState) -> None:
     """Make the changes of an overlay from ``overlaid`` in the state below."""
-    for table in state.tables():
+    for table in state:
         assert isinstance(table, Overlay)
         table.commit()
 
@@ -158,7 +148,7 @@ class Commitments:
     """The machine over one tenant's entries, in the order of its chain."""
 
     def __init__(self, state: LiveState | None = None) -> None:
-        self.state = state if state is not None else LiveState()
+        self.state = state if state is not None else LiveState({}, {}, {}, {}, {})
 
     def decide(self, index: int, proposal: Proposal) -> Rejection | None:
         """Judge the proposal at seq ``index`` and apply it if it is accepted."""

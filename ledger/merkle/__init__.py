@@ -71,10 +71,11 @@ class Frontier:
     It keeps the roots of the perfect subtrees that the leaves fall into, one for each bit set in ``size``.
     """
 
-    __slots__ = ("_by_level", "_size")
+    __slots__ = ("_by_level", "size")
 
     def __init__(self) -> None:
-        self._size = 0
+        self.size = 0
+        """Number of leaves."""
         self._by_level: list[bytes] = []
 
     @classmethod
@@ -87,15 +88,10 @@ class Frontier:
         if size < 0 or size.bit_count() != len(hashes) or any(len(each) != HASH_BYTES for each in hashes):
             raise InvalidInputError(f"a frontier of size {size} needs {size.bit_count()} hashes of {HASH_BYTES} bytes")
         frontier = cls()
-        frontier._size = size
+        frontier.size = size
         from_small = iter(reversed(hashes))
         frontier._by_level = [next(from_small) if size >> level & 1 else b"" for level in range(size.bit_length())]
         return frontier
-
-    @property
-    def size(self) -> int:
-        """Number of leaves."""
-        return self._size
 
     @property
     def hashes(self) -> list[bytes]:
@@ -111,7 +107,7 @@ class Frontier:
 
         The first hash of level ``n`` has index ``size before >> n`` in that level.
         """
-        self._size += len(leaf_hashes)
+        self.size += len(leaf_hashes)
         grown: list[list[bytes]] = []
         nodes = leaf_hashes
         while nodes:
@@ -132,11 +128,11 @@ class Frontier:
         Raises:
             InvalidInputError: the size is not a multiple of ``2^level``, so the subtree does not belong to this tree.
         """
-        if self._size & ((1 << level) - 1):
-            raise InvalidInputError(f"a subtree of {1 << level} leaves does not begin at leaf {self._size}")
-        self._size += 1 << level
+        if self.size & ((1 << level) - 1):
+            raise InvalidInputError(f"a subtree of {1 << level} leaves does not begin at leaf {self.size}")
+        self.size += 1 << level
         by_level = self._by_level
-        by_level.extend([b""] * (self._size.bit_length() - len(by_level)))
+        by_level.extend([b""] * (self.size.bit_length() - len(by_level)))
         while by_level[level]:
             root, by_level[level] = node_hash(by_level[level], root), b""
             level += 1

@@ -214,7 +214,7 @@ class CommitmentJudge:
             said = "accepted" if entry.action == CommitmentAction.PROPOSE_ACCEPTED else _spelt(proposal.rejection)
             self._report(seq, f"the verdict of seq {seq} is not what judging its proposal gives", _spelt(due), said)
         if not is_right and self._told is None:
-            self._told = Commitments(LiveState(*map(dict, self._right.state.tables())))
+            self._told = Commitments(LiveState(*map(dict, self._right.state)))
         if due is None:
             self._right.apply(seq, commitment)
         if self._told is not None and entry.action == CommitmentAction.PROPOSE_ACCEPTED:

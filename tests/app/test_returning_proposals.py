@@ -37,7 +37,7 @@ def returned(kind: int, job_id: str, payload: bytes, key: IdempotencyKey | None,
         commitments={"acme": machine},
     )
     linked = link([pending], view, {})
-    assert not any(machine.state.tables())
+    assert not any(machine.state)
     assert not linked.keyed_rows
     assert linked.has_existing
     return linked
