@@ -260,7 +260,8 @@ class ChainVerifier:
         verification = Verification(verdict, (time.perf_counter() - began_s) * 1000)
         self._count(verdict)
         broken = {aspect for aspect, said in verdict.verdicts.items() if said == "broken"}
-        await self.report(tenant_id, [each for each in found if ASPECT_OF_KIND[each.kind] in broken])
+        found = [each for each in found if ASPECT_OF_KIND[each.kind] in broken]
+        await asyncio.to_thread(self._breaks.found, tenant_id, found)
         if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
             await self._remember(verdict)
         if is_whole:
@@ -352,14 +353,7 @@ class ChainVerifier:
             await judge_commitments(reader, note)
         if first is not None:
             log.error("chain_break_found", tenant_id=tenant_id, first_break=first._asdict(), found_by="walk")
-            await self.report(tenant_id, [first])
-
-    async def report(self, tenant_id: str, found: Sequence[Break]) -> None:
-        """Keep the breaks ``found`` until they are repaired and acknowledged."""
-        try:
-            await asyncio.to_thread(self._breaks.found, tenant_id, found)
-        except OSError as error:
-            log.error("chain_breaks_not_stored", tenant_id=tenant_id, error=str(error))
+            await asyncio.to_thread(self._breaks.found, tenant_id, [first])
 
     def _count(self, verdict: Verdict) -> None:
         self._metrics.count("scheduler_chain_verifications")

@@ -179,11 +179,8 @@ class FoundBreaks:
         return known.acknowledged and known.actual == _actual(found)
 
     def found(self, tenant_id: str, breaks: Iterable[Break]) -> None:
-        """Keep breaks that verification found; it logs them itself. Blocks on the disk if one is new.
-
-        Raises:
-            OSError: they cannot be stored; they are still kept in memory.
-        """
+        """Keep breaks that verification found, until they are repaired and acknowledged; it logs them itself. Blocks on
+        the disk if one is new; if they cannot be stored, they are kept in memory only."""
         with self._changing:
             # No break is left out because another one is.
             noted = [new for each in breaks if (new := self._note(tenant_id, each, VERIFICATION)) is not None]
@@ -191,7 +188,7 @@ class FoundBreaks:
             self._count(VERIFICATION)
             self._on_new(new)
         if noted:
-            self._store()
+            self._store_reported()
 
     def _note(self, tenant_id: str, found: Break, met_by: str) -> FoundBreak | None:
         """The break as kept; None unless it is new, or was repaired and is back."""
