@@ -18,6 +18,7 @@ Missing or edited entries give other verdicts, so if the chain itself is broken,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -37,7 +38,7 @@ from ledger.machines.promises import (
     rejected_payload,
 )
 from ledger.verification.projection_check import OnBreak
-from ledger.verification.reader import ChainReader, CommitmentRow, PromisedRow
+from ledger.verification.reader import ChainReader, CommitmentRow, PromisedRow, Rows
 from ledger.verification.verdict import Findings, Found, is_number
 
 
@@ -46,33 +47,28 @@ async def judge_commitments(reader: ChainReader, on_break: OnBreak | None = None
 
     The breaks, with each of which ``on_break`` is called, apply only if the chain itself is whole.
     """
-    promised = reader.promised()
     judge = CommitmentJudge(await reader.followed_seq(), on_break)
-    ahead: list[PromisedRow] = []
-    """Table rows that were read and come after the entry, in descending order."""
-    is_any_left = True
-
-    async def give_up_to(seq: int | None) -> None:
-        """Pass on the table's rows up to ``seq``, all if it is None."""
-        nonlocal is_any_left
-        while ahead or is_any_left:
-            if not ahead:
-                rows = await anext(promised, None)
-                is_any_left = rows is not None
-                ahead.extend(reversed([*map(PromisedRow._make, rows or ())]))
-            elif seq is None or not is_number(ahead[-1].seq) or ahead[-1].seq <= seq:
-                judge.add_promised(ahead.pop())
-            else:
-                return
-
-    async for rows in reader.commitments():
-        for entry in map(CommitmentRow._make, rows):
-            if is_number(entry.seq):
-                await give_up_to(entry.seq)
-                judge.add_entry(entry)
-        await asyncio.sleep(0)
-    await give_up_to(None)
+    promised = _one_by_one(reader.promised())
+    row = await anext(promised, None)
+    async for columns in _one_by_one(reader.commitments()):
+        entry = CommitmentRow._make(columns)
+        if not is_number(entry.seq):
+            continue
+        while row is not None and (not is_number(row[0]) or row[0] <= entry.seq):
+            judge.add_promised(PromisedRow._make(row))
+            row = await anext(promised, None)
+        judge.add_entry(entry)
+    while row is not None:
+        judge.add_promised(PromisedRow._make(row))
+        row = await anext(promised, None)
     return judge.finish()
+
+
+async def _one_by_one(batches: Rows) -> AsyncIterator[Sequence[Any]]:
+    async for rows in batches:
+        for row in rows:
+            yield row
+        await asyncio.sleep(0)
 
 
 class _Effect(NamedTuple):
