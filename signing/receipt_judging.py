@@ -124,8 +124,7 @@ def _judge_content(
 ) -> None:
     """Put into ``result`` the verdict on a receipt whose form and statement are valid."""
     own, findings = receipt.tree_head, Findings()
-    for aspect in ("links", "payloads", "tree"):
-        findings.begin(aspect)
+    findings.begin("links", "payloads", "tree")
     # 3. The entries. A link of version 1 does not identify its entry.
     if check_apart(receipt.tenant_id, [entry.row.row() for entry in receipt.entries], findings):
         findings.leave_undecided("links")

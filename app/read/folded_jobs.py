@@ -118,13 +118,6 @@ class FoldedJobs:
                 damaged.append(DamagedJob(row.job_id, error))
         return states, damaged, len(rows)
 
-    async def compare(
-        self, connection: Connection, tenant_id: str, rows: Sequence[ListedRow], to_seq: int
-    ) -> list[ChainDamagedError]:
-        """The damage of these jobs or of their rows in the job table, which has followed the chain to ``to_seq``."""
-        _, damaged, _ = await self.states_of(connection, tenant_id, rows, to_seq, math.inf)
-        return [each.error for each in damaged]
-
     def _compare(self, tenant_id: str, job_id: str, stored: StoredJob | None, state: JobState | None) -> None:
         found = difference(state, stored)
         if found is not None:
@@ -177,10 +170,10 @@ class JobTableWalk:
                         to_seq = min(after_seq + WALK_RANGE_ENTRIES, place.seq)
                         found = await job_table.jobs_ending(connection, tenant_id, after_seq, to_seq, place.seq)
                         stored = await job_table.rows_of(connection, tenant_id, found)
-                        damaged = await self._folded.compare(connection, tenant_id, stored, place.seq)
+                        _, damaged, _ = await self._folded.states_of(connection, tenant_id, stored, place.seq, math.inf)
                 except ChainDamagedError as error:
                     self._report(error, "job_table_walk")
                     return
             for each in damaged:
-                self._report(each, "job_table_walk")
+                self._report(each.error, "job_table_walk")
             after_seq = to_seq

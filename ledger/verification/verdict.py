@@ -86,9 +86,9 @@ class Findings:
         """The content so far; it grows with these findings."""
         self.on_break = on_break
 
-    def begin(self, aspect: str) -> None:
-        """Mark this aspect as checked."""
-        self.found.begun.add(aspect)
+    def begin(self, *aspects: str) -> None:
+        """Mark these aspects as checked."""
+        self.found.begun.update(aspects)
 
     def leave_undecided(self, aspect: str) -> None:
         """Record that part of this aspect cannot be checked, so that it is not ``ok``."""
@@ -164,8 +164,7 @@ class Findings:
 
 def begin_aspects(findings: Findings, *, are_signatures_judged: bool, is_from_start: bool) -> None:
     """Mark the aspects of entries and snapshots as checked, from the first entry on or from a later one."""
-    for aspect in ("links", "payloads", "snapshots"):
-        findings.begin(aspect)
+    findings.begin("links", "payloads", "snapshots")
     if are_signatures_judged:
         findings.begin("signatures")
     if is_from_start:
