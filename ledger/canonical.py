@@ -66,8 +66,6 @@ def read(text: str) -> Any:
     """
     try:
         return _DECODER.decode(text)
-    except CanonicalError:
-        raise
     except (ValueError, RecursionError) as error:
         raise CanonicalError(f"it is not JSON: {error}") from error
 
