@@ -2,7 +2,8 @@
 
 ``kept_running`` restarts a task that failed; ``paced`` keeps one to its share of the time; ``called_in`` lets another
 thread call into the loop; ``StopDeadline`` ends a process whose stop hangs. ``Slots`` and ``MemoryBudget`` bound heavy
-work. Acknowledged records are durable, so a kill loses none of them: the next start recovers them.
+work, ``keep_newest`` a cache. Acknowledged records are durable, so a kill loses none of them: the next start recovers
+them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import os
 import sys
 import threading
 import traceback
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import structlog
 
@@ -152,6 +153,18 @@ class Slots:
             yield
         finally:
             self._free.release()
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def keep_newest(cache: OrderedDict[Key, Value], key: Key, value: Value, count_max: int) -> None:
+    """Put ``value`` into a cache of at most ``count_max`` values; the oldest is evicted for it."""
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > count_max:
+        cache.popitem(last=False)
 
 
 class MemoryBudget:

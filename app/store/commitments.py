@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from app.runtime.tasks import keep_newest
 from app.store.entry_check import not_as_chained
 from app.store.following import FollowedEntry
 from app.store.job_table import ENTRY, PLACES
@@ -289,7 +290,4 @@ class PromiseCheck:
             self._begin_again(tenant_id)
             raise not_as_chained(tenant_id, found)
         ended_s = monotonic()
-        self._counts_until_s[tenant_id] = ended_s + COST_FACTOR * (ended_s - began_s)
-        self._counts_until_s.move_to_end(tenant_id)
-        if len(self._counts_until_s) > TENANTS_MAX:
-            self._counts_until_s.popitem(last=False)
+        keep_newest(self._counts_until_s, tenant_id, ended_s + COST_FACTOR * (ended_s - began_s), TENANTS_MAX)

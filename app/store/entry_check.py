@@ -18,6 +18,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from app.runtime.tasks import keep_newest
 from app.store.notary import LinkRow, TileCoordinates, read_links, read_tiles, tree_size
 from ledger import merkle
 from ledger.errors import ChainDamagedError, InvalidInputError, ProofError, SignatureError
@@ -120,19 +121,13 @@ class EntryCheck:
                 index = of_tile[0][0]
                 detail = f"the stored tree does not prove seq {index + 1} in the checkpoint of size {kept.size}"
                 return Break(index + 1, "tree", f"{detail} that this node keeps", kept.root.hex())
-            self._remember((tenant_id, number), hashes)
+            keep_newest(self._tiles, (tenant_id, number), hashes, TILES_MAX)
             for index, leaf in of_tile:
                 at = index % TILE_WIDTH * HASH_BYTES
                 if hashes[at : at + HASH_BYTES] != leaf:
                     return _not_signed(index, leaf)
             await asyncio.sleep(0)
         return None
-
-    def _remember(self, key: tuple[str, int], hashes: bytes) -> None:
-        self._tiles[key] = hashes
-        self._tiles.move_to_end(key)
-        if len(self._tiles) > TILES_MAX:
-            self._tiles.popitem(last=False)
 
 
 def not_as_chained(tenant_id: str, found: Break) -> ChainDamagedError:

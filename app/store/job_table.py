@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from app.runtime.tasks import keep_newest
 from app.store.chaining import dropped
 from app.store.following import Place
 from app.store.reading import fetch_column, fetch_dict, turned
@@ -363,10 +364,7 @@ class JobFolds:
         return (await self.fold(connection, ReadJob(span, _NOTHING, entries), as_of=as_of)).state
 
     def _remember(self, key: JobKey, folded: Folded) -> None:
-        if folded.state is None:
-            return
-        # No answer shows workflows.
-        self._folds[key] = folded._replace(state=folded.state._replace(workflow={}))
-        self._folds.move_to_end(key)
-        if len(self._folds) > LARGE_JOBS_MAX:
-            self._folds.popitem(last=False)
+        if folded.state is not None:
+            # No answer shows workflows.
+            shown = folded._replace(state=folded.state._replace(workflow={}))
+            keep_newest(self._folds, key, shown, LARGE_JOBS_MAX)

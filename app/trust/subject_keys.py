@@ -22,10 +22,11 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
+from app.runtime.tasks import keep_newest
 from app.store import privacy as store
 from app.store.reading import reading
 from ledger import canonical
@@ -55,8 +56,6 @@ _BODY_CONTEXT = b"tallystick.body-digest.v1\n"
 
 log = structlog.get_logger()
 
-Name = TypeVar("Name")
-Held = TypeVar("Held")
 
 Tag = bytes
 """Keyed hash of a subject; the database never has the name itself."""
@@ -220,8 +219,8 @@ class SubjectKeys:
             raise PrivacyUnavailableError("the keys of these subjects are being replaced; try again")
         if erasures == self._erasures:
             for tag, key in found.items():
-                _remember(self._by_tag, (tenant_id, tag), key)
-                _remember(self._by_id, (tenant_id, key.key_id), key)
+                keep_newest(self._by_tag, (tenant_id, tag), key, KEYS_HELD_MAX)
+                keep_newest(self._by_id, (tenant_id, key.key_id), key, KEYS_HELD_MAX)
         return found
 
     async def _make(self, connection: Connection, tenant_id: str, tags: Sequence[Tag]) -> None:
@@ -259,7 +258,7 @@ class SubjectKeys:
                     continue
                 found[row.key_id] = key
                 if key is None or erasures == self._erasures:
-                    _remember(self._by_id, (tenant_id, row.key_id), key)
+                    keep_newest(self._by_id, (tenant_id, row.key_id), key, KEYS_HELD_MAX)
         return found
 
     def _opened(self, tenant_id: str, row: SubjectKey) -> DataKey | None:
@@ -281,7 +280,7 @@ class SubjectKeys:
     def destroyed(self, keys: Iterable[tuple[str, str]]) -> None:
         """Record that a chain says these keys (tenant, key id) are destroyed."""
         for key in keys:
-            _remember(self._destroyed, key, None, DESTROYED_MAX)
+            keep_newest(self._destroyed, key, None, DESTROYED_MAX)
 
     def _is_back(self, tenant_id: str, row: SubjectKey) -> bool:
         """Whether the key was destroyed and its row was restored."""
@@ -321,12 +320,6 @@ def context_of_secret() -> bytes:
 
 def _back(tenant_id: str, key_id: str) -> str:
     return f"key {key_id} of tenant {tenant_id} was destroyed, and somebody brought its row in subject_keys back"
-
-
-def _remember(held: OrderedDict[Name, Held], name: Name, value: Held, most: int = KEYS_HELD_MAX) -> None:
-    held[name] = value
-    if len(held) > most:
-        held.popitem(last=False)
 
 
 async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) -> int:

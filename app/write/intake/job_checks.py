@@ -15,6 +15,7 @@ from typing import Final
 
 from app.runtime.sharing import Turn
 from app.runtime.state.node import Node
+from app.runtime.tasks import keep_newest
 from app.store.edge import ChainedJob
 from app.write.pending.requests import CREATED, Draft, EventLines, JobOfLine, creation_of
 from ledger.errors import (
@@ -114,9 +115,8 @@ class JobIndex:
     def _known(self, tenant_id: str, job_id: str, fence_token: int, creation: str | None) -> KnownJob:
         known = self._jobs.get((tenant_id, job_id))
         if known is None:
-            known = self._jobs[(tenant_id, job_id)] = KnownJob(fence_token)
-            if len(self._jobs) > JOBS_MAX:
-                self._jobs.popitem(last=False)
+            known = KnownJob(fence_token)
+            keep_newest(self._jobs, (tenant_id, job_id), known, JOBS_MAX)
         elif fence_token > known.fence_token:
             known.fence_token = fence_token
         if known.creation is None:

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from app.runtime.sharing import Turn
+from app.runtime.tasks import keep_newest
 from app.store.following import FollowedEntry
 from app.store.idempotency import ENTRIES_READ, RETENTION_DAYS, ChainedLine, KeyedEntry, NamedEntry, key_row_error
 from app.write.pending.backlog import Pending
@@ -89,9 +90,7 @@ class KeyedEntries:
             return
         for entry in await self._load(tenant_id):
             self._note(entry.digest, entry.seq, entry.hlc_physical)
-        self._loaded[tenant_id] = None
-        if len(self._loaded) > TENANTS_MAX:
-            self._loaded.popitem(last=False)
+        keep_newest(self._loaded, tenant_id, None, TENANTS_MAX)
 
     def followed(self, entries: Mapping[str, Sequence[FollowedEntry]]) -> None:
         """Take the followed entries of each tenant. Imported entries are skipped: their keys are of another ledger."""
@@ -102,11 +101,8 @@ class KeyedEntries:
                     self._note(_digest_in(entry.payload), entry.seq, entry.hlc_physical)
 
     def _note(self, digest: str | None, seq: int, physical_ms: int) -> None:
-        if digest is None:
-            return
-        self._places[digest] = _Place(seq, physical_ms)
-        if len(self._places) > KEYED_MAX:
-            self._places.popitem(last=False)
+        if digest is not None:
+            keep_newest(self._places, digest, _Place(seq, physical_ms), KEYED_MAX)
 
 
 def _digest_in(payload: object) -> str | None:
