@@ -1,6 +1,6 @@
 """The laboratory: demonstrations, simulations and replays of traces, in a checkout. An installed node does without it.
 
-``cli`` adds ``COMMANDS`` to those of ``tally`` where this package is found.
+``cli`` adds ``COMMANDS`` to those of ``tally`` where this package is found. ``make facts`` runs ``lab.facts``.
 """
 
 from __future__ import annotations
