@@ -12,7 +12,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -51,8 +51,6 @@ LONG_ENTRIES: Final = 50_000
 COMMAND: Final = (sys.executable, "-m", "app.read.checking_process")
 
 log = structlog.get_logger()
-
-_Answer = TypeVar("_Answer")
 
 
 class CheckingFailedError(LedgerError):
@@ -112,7 +110,8 @@ class CheckingProcesses:
 
     async def check(self, task: RangeTask, snapshots: Sequence[OpenedRow]) -> CheckedRange:
         """Check one range by itself."""
-        return await self._ask(CheckRange(task, [*snapshots]), CheckedRange)
+        checked: CheckedRange = await self._ask(CheckRange(task, [*snapshots]), CheckedRange)
+        return checked
 
     async def compare_jobs(self, on_break: OnBreak | None) -> Found:
         """Compare all jobs, some at a time."""
@@ -126,6 +125,7 @@ class CheckingProcesses:
 
     async def judge_commitments(self, on_break: OnBreak | None) -> Found:
         """Judge all verdicts, in one process: each verdict depends on the earlier ones."""
+        found: Found
         found, breaks = await self._ask(JudgeCommitments(), ComparedJobs)
         _report(breaks, on_break)
         return found
@@ -137,8 +137,8 @@ class CheckingProcesses:
             idle.append(self._free.get_nowait())
         return idle
 
-    async def _ask(self, request: Begin | Request, answer: type[_Answer]) -> _Answer:
-        """Send ``request`` to an idle process and return its answer.
+    async def _ask(self, request: Begin | Request, answer: Any) -> Any:
+        """Send ``request`` to an idle process and return its answer, of the type ``answer``.
 
         Raises:
             CheckingFailedError: the process ended.

@@ -132,12 +132,12 @@ _GONE: Final = object()
 _UNCHANGED: Final = object()
 
 
-def overlaid(state: LiveState) -> LiveState:
+def overlaid(state: Iterable[Any]) -> LiveState:
     """An overlay of ``state``: ``commit`` makes its changes in ``state``; without it they are dropped."""
     return LiveState(*map(Overlay, state))
 
 
-def commit(state: LiveState) -> None:
+def commit(state: Iterable[Any]) -> None:
     """Make the changes of an overlay from ``overlaid`` in the state below."""
     for table in state:
         assert isinstance(table, Overlay)

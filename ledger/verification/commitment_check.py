@@ -18,7 +18,7 @@ Missing or edited entries give other verdicts, so if the chain itself is broken,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -210,7 +210,8 @@ class CommitmentJudge:
             said = "accepted" if entry.action == CommitmentAction.PROPOSE_ACCEPTED else _spelt(proposal.rejection)
             self._report(seq, f"the verdict of seq {seq} is not what judging its proposal gives", _spelt(due), said)
         if not is_right and self._told is None:
-            self._told = Commitments(LiveState(*map(dict, self._right.state)))
+            tables: Iterable[Any] = self._right.state
+            self._told = Commitments(LiveState(*map(dict, tables)))
         if due is None:
             self._right.apply(seq, commitment)
         if self._told is not None and entry.action == CommitmentAction.PROPOSE_ACCEPTED:

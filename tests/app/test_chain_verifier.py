@@ -222,12 +222,12 @@ async def test_it_verifies_at_start_and_again_after_every_interval(setting: Sett
         b'{"version":1,"tenants":{"a":{"seq":"1","chain_link":""}}}',
     ],
 )
-def test_a_damaged_file_of_positions_means_from_the_start_again(tmp_path: Path, content: bytes) -> None:
+async def test_a_damaged_file_of_positions_means_from_the_start_again(tmp_path: Path, content: bytes) -> None:
     (tmp_path / POSITIONS_FILE_NAME).write_bytes(content)
     positions = VerifiedPositions(tmp_path)
-    assert positions.tenants() == []
+    assert positions.by_tenant == {}
     positions.advance("acme", Position(5, "ab" * 32))
-    positions.store()
+    await positions.store()
     assert VerifiedPositions(tmp_path).by_tenant.get("acme") == Position(5, "ab" * 32)
 
 

@@ -230,7 +230,7 @@ async def test_whoever_waits_for_a_process_that_fails_is_told_so(
     async with consistent_reader(superuser, "acme") as reader:
         with pytest.raises(checking.CheckingFailedError):
             async with checking.checking(database.service_url, reader, checking.KeptProcesses()) as elsewhere:
-                await elsewhere.compare_jobs(None, None)
+                await elsewhere.compare_jobs(None)
     await until(lambda: not [task for task in asyncio.all_tasks() if "._ask" in repr(task)], "nobody waits any more")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
@@ -294,14 +295,12 @@ def test_breaks_that_two_verifications_find_at_once_are_all_kept(
     assert [each.seq for each in FoundBreaks(tmp_path).open("acme")] == [1, 2]
 
 
-def test_positions_that_two_verifications_reach_at_once_are_all_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_positions_that_two_verifications_reach_at_once_are_all_kept(tmp_path: Path) -> None:
     positions = VerifiedPositions(tmp_path)
 
-    def reach(tenant_id: str) -> None:
+    async def reach(tenant_id: str) -> None:
         assert positions.advance(tenant_id, Position(1, "ab" * 32))
-        positions.store()
+        await positions.store()
 
-    at_once(monkeypatch, lambda: reach("acme"), lambda: reach("beta"))
-    assert VerifiedPositions(tmp_path).tenants() == ["acme", "beta"]
+    await asyncio.gather(reach("acme"), reach("beta"))
+    assert [*VerifiedPositions(tmp_path).by_tenant] == ["acme", "beta"]
