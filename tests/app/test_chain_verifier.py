@@ -235,4 +235,4 @@ def test_a_position_never_goes_back(tmp_path: Path) -> None:
     positions = VerifiedPositions(tmp_path)
     assert positions.advance("acme", Position(5, "ab" * 32))
     assert not positions.advance("acme", Position(4, "cd" * 32))
-    assert positions.get("acme") == Position(5, "ab" * 32)
+    assert positions.by_tenant.get("acme") == Position(5, "ab" * 32)
