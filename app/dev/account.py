@@ -238,10 +238,7 @@ def _make_account() -> Account | None:
         ["adduser", "-S", "-D", "-H", ACCOUNT_NAME],  # Alpine's
     )
     for command in commands:
-        program = shutil.which(command[0])
-        if program is not None:
-            subprocess.run([program, *command[1:]], capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
-        found = _find_account(ACCOUNT_NAME)
-        if found is not None:
-            return found
-    return None
+        if shutil.which(command[0]) is not None:
+            subprocess.run(command, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
+            break
+    return _find_account(ACCOUNT_NAME)

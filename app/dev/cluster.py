@@ -80,7 +80,9 @@ def open_cluster(data_dir: Path, programs: Path | None = None) -> Cluster:
     # 1. Where it is or is to be, which account runs it, and with which programs.
     home = _find_home(data_dir)
     if home is None:
-        home = _place(data_dir)
+        home = reachable_folder(data_dir / "cluster")
+        if home != data_dir / "cluster":
+            store_file(data_dir / "location", os.fsencode(home) + b"\n")
     elif not home.is_dir():
         raise StartRefusedError(
             f"the cluster of {data_dir} was in {home}, which is gone. Put it back, or move {data_dir} away "
@@ -163,14 +165,6 @@ def _find_home(data_dir: Path) -> Path | None:
     return inside if inside.exists() else None
 
 
-def _place(data_dir: Path) -> Path:
-    inside = data_dir / "cluster"
-    home = reachable_folder(inside)
-    if home != inside:
-        store_file(data_dir / "location", os.fsencode(home) + b"\n")
-    return home
-
-
 def _initdb(binaries: Path, data: Path, account: Account, password: str) -> None:
     password_file = data.with_name("password")
     store_file(password_file, f"{password}\n".encode())
@@ -217,5 +211,4 @@ def _check_version(binaries: Path, data: Path, account: Account) -> None:
 
 def _version(binaries: Path, account: Account) -> int:
     """Major version of the server in ``binaries``."""
-    told = account.run([str(binaries / "postgres"), "--version"])
-    return int(told.partition(") ")[2].partition(".")[0])
+    return int(account.run([str(binaries / "postgres"), "--version"]).partition(") ")[2].partition(".")[0])

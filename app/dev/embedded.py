@@ -220,8 +220,7 @@ class EmbeddedPostgres:
 
     def _leave(self) -> None:
         """Release the server, and stop it if no other process uses it. The start lock is held."""
-        if self._users_lock is None:
-            return
+        assert self._users_lock is not None
         try:
             fcntl.flock(self._users_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -270,30 +269,25 @@ def _pid_file_lines(data: Path | None) -> list[str]:
 
 def _serves(pid: int, data: Path) -> bool:
     """Whether the process is the server of ``data``: not a zombie, nor one that got the number later."""
-    return b" -D %b -p " % os.fsencode(data) in (_command_line(pid) or b"")
+    return b" -D %b -p " % os.fsencode(data) in _command_line(pid)
 
 
 def _is_running(pid: int) -> bool:
     """Whether the process runs. A zombie does not: its adoptive parent may reap it late."""
-    state = (_told_of(pid, "state", "stat") or b"").rpartition(b") ")[2]
-    return state[:1] not in (b"", b"Z", b"X")
+    return _process_file(pid, "stat").rpartition(b") ")[2][:1] not in (b"", b"Z", b"X")
 
 
-def _command_line(pid: int) -> bytes | None:
-    """Command line of a process with spaces between arguments; None when there is no such process."""
-    command = _told_of(pid, "command", "cmdline")
-    return None if command is None else command.replace(b"\0", b" ")
+def _command_line(pid: int) -> bytes:
+    """Command line of a process with spaces between arguments; empty for a zombie, and if there is no such process."""
+    return _process_file(pid, "cmdline").replace(b"\0", b" ")
 
 
-def _told_of(pid: int, column: str, file: str) -> bytes | None:
-    """Content of ``file`` of a process in /proc, else ``column`` of ps; None when there is no such process."""
-    if not Path("/proc/self").exists():
-        told = subprocess.run(["ps", "-ww", "-o", f"{column}=", "-p", str(pid)], capture_output=True)
-        return told.stdout.strip() or None
+def _process_file(pid: int, name: str) -> bytes:
+    """Content of a file of a process in /proc; empty when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/{file}").read_bytes()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return None
+        return b""
 
 
 def _remove_misleading_pid_file(data: Path) -> None:
@@ -302,6 +296,5 @@ def _remove_misleading_pid_file(data: Path) -> None:
     If a server runs after all, its shared memory segment keeps a second one out.
     """
     lines = _pid_file_lines(data)
-    command = _command_line(int(lines[0])) if lines else None
-    if command is not None and b"postgres" not in command:
+    if lines and Path("/proc", lines[0].strip()).exists() and b"postgres" not in _command_line(int(lines[0])):
         (data / "postmaster.pid").unlink()
