@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -102,7 +103,7 @@ def revoke(
     tell(answer, f"{_told(answer)}; it counts no more", as_json=as_json)
 
 
-def _told(answer: TokenAnswer) -> str:
+def _told(answer: Mapping[str, Any]) -> str:
     ends = "revoked" if answer["revoked"] else f"to {answer['expires_at']}" if answer["expires_at"] else "for ever"
     rights, tenants = ", ".join(answer["rights"]), ", ".join(answer["tenants"])
     return f"{answer['token_id']} {answer['name']}: {rights} for {tenants}, {ends}"

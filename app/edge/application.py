@@ -16,7 +16,6 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from typing_extensions import is_typeddict
 
 from app.edge.accepted import ACCEPTED, Accepted, AccessControl, Services, kinds_named_by
 from app.edge.answers import IS_HEAD
@@ -44,11 +43,8 @@ from app.edge.routes import (
     stats,
     watch,
 )
-from app.edge.routing import SHAPES, RightedRoute
-from app.runtime import answers
-from app.runtime.answers import chain as chain_answers
-from app.runtime.answers import jobs as job_answers
-from app.runtime.answers import node as node_answers
+from app.edge.routing import RightedRoute
+from app.runtime.answers import SHAPES
 from app.runtime.metrics import UNMATCHED_ROUTE, Metrics
 from app.runtime.principals import Rule
 from app.runtime.settings.config import Settings
@@ -161,13 +157,7 @@ def _needed(rule: Rule) -> str:
 
 def _shapes_of_answers() -> dict[str, Any]:
     """Every shape of an answer, by name. An answer has exactly its members; a problem may have more."""
-    typed = [
-        shape
-        for module in (answers, chain_answers, job_answers, node_answers)
-        for shape in vars(module).values()
-        if is_typeddict(shape) and shape is not answers.Page
-    ]
-    _, described = msgspec.json.schema_components([*SHAPES, *typed], ref_template=SCHEMA_REF.format(model="{name}"))
+    _, described = msgspec.json.schema_components(SHAPES, ref_template=SCHEMA_REF.format(model="{name}"))
     for name, shape in described.items():
         shape["additionalProperties"] = name == "Problem"
         shape["description"] = cleandoc(shape["description"])

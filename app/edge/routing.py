@@ -11,13 +11,12 @@ check and answer one event. So routes are direct children of the application, an
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, Final, get_origin
+from typing import Any, get_origin
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from typing_extensions import TypedDict
 
 from app.edge.accepted import ACCEPTED, FAULT, AccessControl
 from app.edge.answers import JSON_MEDIA_TYPE
@@ -53,29 +52,8 @@ SESSION_PARAMETER: dict[str, Any] = {
 }
 
 
-SHAPES: Final[list[Any]] = []
-"""The shapes that ``shape`` made."""
-
-
-def shape(name: str, meaning: str, /, **members: Any) -> Any:
-    """The shape of an answer that no code uses as a type: it only describes the answer, beside its route. ``[kind]`` is
-    a list of the kind, ``{str: kind}`` an object of them by name."""
-    form = TypedDict(name, {member: _kind_of(kind) for member, kind in members.items()})  # type: ignore[misc]
-    form.__doc__ = meaning
-    SHAPES.append(form)
-    return form
-
-
-def _kind_of(kind: Any) -> Any:
-    if isinstance(kind, list):
-        return list.__class_getitem__(*kind)
-    if isinstance(kind, dict):
-        return dict.__class_getitem__((str, kind[str]))
-    return kind
-
-
 def answered(shape: Any, status: int = 200, **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Describes the answer that an operation gives: a shape of ``app.runtime.answers``, or of ``shape``."""
+    """Describes the answer that an operation gives: a ``shape``."""
     schema = {"$ref": SCHEMA_REF.format(model=shape.__name__)}
     return {status: {"content": {JSON_MEDIA_TYPE: {"schema": schema}}, **more}}
 

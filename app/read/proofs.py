@@ -19,9 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.runtime.answers.chain import ConsistencyProofAnswer, InclusionAnswer
 from app.store import anchors as store
 from app.store import chain_reads
 from app.store.notary import read_links, read_tiles
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
 async def inclusion(
     pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, seq: int, tree_size: int | None
-) -> InclusionAnswer:
+) -> dict[str, Any]:
     """Proof (RFC 9162 2.1.3) for entry ``seq``, in the newest checkpoint's tree when ``tree_size`` is None.
 
     Raises:
@@ -73,18 +72,18 @@ async def inclusion(
         leaf_hash = get_tile(*leaf_tile)[at : at + HASH_BYTES]
         hashes = tiles.inclusion_proof(index, size, get_tile)
         merkle.verify_inclusion(index, size, leaf_hash, hashes, root)
-    return InclusionAnswer(
-        leaf_index=index,
-        tree_size=size,
-        leaf_hash=leaf_hash.hex(),
-        root_hash=root.hex(),
-        hashes=[each.hex() for each in hashes],
-    )
+    return {
+        "leaf_index": index,
+        "tree_size": size,
+        "leaf_hash": leaf_hash.hex(),
+        "root_hash": root.hex(),
+        "hashes": [each.hex() for each in hashes],
+    }
 
 
 async def consistency(
     pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, first: int, second: int | None
-) -> ConsistencyProofAnswer:
+) -> dict[str, Any]:
     """Proof (RFC 9162 2.1.4) from size ``first`` to ``second``, which is the newest checkpoint's when None.
 
     Raises:
@@ -103,13 +102,13 @@ async def consistency(
         first_root = tiles.root_at(first, get_tile)
         hashes = tiles.consistency_proof(first, size, get_tile)
         merkle.verify_consistency(first, size, first_root, root, hashes)
-    return ConsistencyProofAnswer(
-        first=first,
-        second=size,
-        first_root=first_root.hex(),
-        second_root=root.hex(),
-        hashes=[each.hex() for each in hashes],
-    )
+    return {
+        "first": first,
+        "second": size,
+        "first_root": first_root.hex(),
+        "second_root": root.hex(),
+        "hashes": [each.hex() for each in hashes],
+    }
 
 
 def newest_checkpoint(tenant_id: str, note_text: str | None) -> checkpoints.Checkpoint | None:

@@ -13,8 +13,8 @@ from app.edge.forms.body import json_body
 from app.edge.forms.fields import TREE_SIZE_MAX, CursorQuery, Limit, TenantQuery
 from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import TokenRequest
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
-from app.runtime.answers import Time
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.runtime.answers import Time, shape
 from app.runtime.answers.node import NewTokenAnswer, TokenAnswer, TokenList
 from app.runtime.principals import Right
 from app.runtime.settings.types import parse_duration

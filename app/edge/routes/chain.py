@@ -27,10 +27,10 @@ from app.edge.forms.fields import (
 )
 from app.edge.forms.lists import Cursors, NewestFirst, number_position, page, text_position
 from app.edge.forms.requests import AcknowledgeRequest, SnapshotRequest
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read import proofs
 from app.read.verification import ChainVerifier
-from app.runtime.answers import HexHash, HlcText, Time, TimeOfHlc
+from app.runtime.answers import HexHash, HlcText, Time, TimeOfHlc, shape
 from app.runtime.answers.chain import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,

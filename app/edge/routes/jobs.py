@@ -45,12 +45,11 @@ from app.edge.routing import (
     LeanRoute,
     StrictRoute,
     answered,
-    shape,
 )
 from app.edge.writes import CANCELLATION, CREATION, REPORT, EventWrites, Write, shown_session
 from app.read.consistency import Consistency, Promise, ReadLevel
 from app.read.jobs import JobReader, Page
-from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc
+from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc, shape
 from app.runtime.answers.jobs import DurabilityAnswer, JobAnswer, JobEventList, JobList, JobStatus
 from app.runtime.principals import Right
 from app.runtime.state.session import SessionTokens

@@ -31,8 +31,9 @@ from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import read_body
 from app.edge.forms.fields import JOB_ID_PATTERN, NAME_CHARACTERS_MAX
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.edge.writes import Route
+from app.runtime.answers import shape
 from app.runtime.principals import Principal, Right
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node

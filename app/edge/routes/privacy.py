@@ -11,8 +11,8 @@ from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import TENANT_PATTERN, ReadableTenantPath
 from app.edge.forms.requests import ErasureRequest, PrivacyRequest, SearchFieldsRequest
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
-from app.runtime.answers import Time
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.runtime.answers import Time, shape
 from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
 from app.store import (
     chain_reads,

@@ -17,10 +17,9 @@ from app.edge.routing import (
     PROBLEM_RESPONSE,
     StrictRoute,
     answered,
-    shape,
 )
 from app.read.readiness import Readiness
-from app.runtime.answers import Time
+from app.runtime.answers import Time, shape
 from app.runtime.answers.node import NodeAnswer
 from app.runtime.metrics import CONTENT_TYPE, Metrics
 from app.runtime.principals import EVERY_TENANT, Right

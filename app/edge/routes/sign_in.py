@@ -14,8 +14,8 @@ from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import body_of, read_body
 from app.edge.forms.requests import SIGN_IN
 from app.edge.forms.validation import parse
-from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered, shape
-from app.runtime.answers import Time
+from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered
+from app.runtime.answers import Time, shape
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import EVERYBODY, Principal
 from app.runtime.settings.config import Settings

@@ -82,7 +82,7 @@ async def report_stats(
         if not is_mine:
             dropped = 1 if one else body.count(b"\n") + (not body.endswith(b"\n"))
             metrics.count("stats_dropped", dropped, "busy")
-            return json_answer(StatsAnswer(accepted=0, dropped=dropped, sample_rate=0.0), 202)
+            return json_answer({"accepted": 0, "dropped": dropped, "sample_rate": 0.0}, 202)
         with intake.checking.charged():
             lines = [body] if one else _REPORTS.split(body)
         skew_ms = settings.hlc.max_clock_skew_ms
@@ -98,7 +98,7 @@ async def take(
     check: Callable[[str], None],
     intake: StatsIntake,
     metrics: Metrics,
-) -> StatsAnswer:
+) -> dict[str, float]:
     """Sample ``lines``, check the sampled ones, and queue them with their weight; ``check`` refuses tenants that the
     caller may not report about.
 
@@ -118,7 +118,7 @@ async def take(
     metrics.count("stats_reports", len(lines))
     metrics.count("stats_dropped", len(lines) - len(numbers), "sampled")
     metrics.count("stats_dropped", len(numbers) - accepted, "full")
-    return StatsAnswer(accepted=accepted, dropped=len(lines) - accepted, sample_rate=1 / weight)
+    return {"accepted": accepted, "dropped": len(lines) - accepted, "sample_rate": 1 / weight}
 
 
 def _checked(

@@ -30,8 +30,8 @@ from app.edge.forms.fields import (
 )
 from app.edge.forms.lists import page
 from app.edge.forms.requests import WebhookRequest
-from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered, shape
-from app.runtime.answers import Time
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.runtime.answers import Time, shape
 from app.runtime.principals import Right
 from app.runtime.state.node import Node
 from app.share.watch import Watcher, Watchers

@@ -1,16 +1,15 @@
-"""Shapes of the service's answers that commands read or the service builds by type; it describes itself by them, too.
+"""The shapes of answers: what the OpenAPI document says of them, and what commands check with ``msgspec``.
 
-A shape is a TypedDict whose members a reader can check with ``msgspec`` and a description can be made of. Whoever
-answers builds plain values, which is faster; that they agree is proved by running every operation against its
-description. Whoever reads passes over members that are not in a shape: a newer service may say more. A member that is
-added to a shape is NotRequired: an older service does not say it. An answer that is only described has its shape beside
-its route (``app.edge.routing.shape``).
+A shape is a TypedDict. The service builds plain values, which is faster; tests run every operation against its
+description. A reader ignores members that are not in a shape: a newer service may send more. A member that is added to
+a shape is ``optional``: an older service does not send it. The shapes that commands read are in this package; the
+others are declared beside their routes.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, NotRequired
+from typing import Annotated, Any, Final, NotRequired
 
 import orjson
 from msgspec import Meta
@@ -32,17 +31,40 @@ def json_bytes(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_UTC_Z)
 
 
-class Page(TypedDict):
-    """Of every list: where the next page goes on."""
-
-    next_cursor: str | None
+SHAPES: Final[list[Any]] = []
+"""The shapes that ``shape`` made."""
 
 
-class Problem(TypedDict):
-    """RFC 9457. ``type`` ends in the problem's name; some problems have further members."""
+def shape(name: str, meaning: str, /, **members: Any) -> Any:
+    """The shape of an answer. ``[kind]`` is a list of the kind, ``{str: kind}`` an object of them by name."""
+    form = TypedDict(name, {member: _kind_of(kind) for member, kind in members.items()})  # type: ignore[misc]
+    form.__doc__ = meaning
+    SHAPES.append(form)
+    return form
 
-    type: str
-    title: str
-    status: int
-    detail: str
-    path: NotRequired[str]
+
+def list_shape(name: str, meaning: str, item: Any, /, **more: Any) -> Any:
+    """The shape of a page of a list of ``item``."""
+    return shape(name, meaning, next_cursor=str | None, items=[item], **more)
+
+
+def optional(kind: Any) -> Any:
+    """A member that an older service does not send."""
+    return NotRequired[_kind_of(kind)]
+
+
+def _kind_of(kind: Any) -> Any:
+    if isinstance(kind, list):
+        return list.__class_getitem__(*kind)
+    return dict.__class_getitem__((str, kind[str])) if isinstance(kind, dict) else kind
+
+
+Problem = shape(
+    "Problem",
+    "RFC 9457. ``type`` ends in the problem's name; some problems have further members.",
+    type=str,
+    title=str,
+    status=int,
+    detail=str,
+    path=optional(str),
+)
