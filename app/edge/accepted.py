@@ -43,6 +43,8 @@ ACCEPTED: Final = "tally.accepted"
 """Key of a request's ``Accepted`` in its scope."""
 FAULT: Final = "tally.fault"
 """Key of the error that the fast path met, in the scope: the route raises it."""
+CUT_OFF: Final = "tally.cut_off"
+"""Key of the function that ends the request's connection now, with unsent data, in its scope."""
 REFUSALS: Final = (UnauthenticatedError, ForbiddenError, QuotaExceededError)
 """Errors that are recorded: they are about the rights of a caller."""
 

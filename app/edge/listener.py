@@ -17,12 +17,10 @@ import uvicorn
 from app.edge.accepted import Services
 from app.edge.application import create_app
 from app.edge.connection.deadlines import DESCRIPTORS_RESERVED, ConnectionBounds, connections_allowed
-from app.edge.connection.heads import HeaderCache, ServedNames, TrustedProxies
+from app.edge.connection.heads import ServedNames, TrustedProxies
 from app.edge.connection.protocol import ProblemProtocol
 from app.edge.connection.tls import TlsConnection
-from app.edge.fast_path import (
-    FastPath,
-)
+from app.edge.fast_path import FastPath, HeaderCache
 from app.read.copies import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node

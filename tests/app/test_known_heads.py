@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from app.edge.accepted import ACCEPTED, Services
-from app.edge.connection.heads import BLOCK_BYTES_MAX, BLOCKS_MAX, HeaderCache
 from app.edge.connection.protocol import ProblemProtocol
+from app.edge.fast_path import BLOCK_BYTES_MAX, BLOCKS_MAX, HeaderCache
 from tests.app.shared import Shared
 from tests.app.test_plain_writes import CREATE, PROMISE, answered, connected, post
 from tests.app.test_protocol import Pieces, until

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ledger.errors import StartRefusedError
 
@@ -55,24 +55,10 @@ class Progress:
         return now_s - self._since_s
 
 
-class Connection(Protocol):
-    """A connection that may be evicted for another."""
-
-    waiting_since_s: float
-    """When the client could start to send a head, or started it."""
-
-    def is_waiting(self) -> bool:
-        """Whether no answer is under way to the client, and no whole request of it is here."""
-        ...
-
-    def abort(self) -> None:
-        """End it now."""
-        ...
-
-
-def end_longest_waiting(connections: Iterable[Any], newest: Connection) -> bool:
-    """End the connection, other than ``newest``, that has waited longest for its client; false when none waits."""
-    waiting: list[Connection] = [each for each in connections if each is not newest and each.is_waiting()]
+def end_longest_waiting(connections: Iterable[Any], newest: object) -> bool:
+    """End the connection, other than ``newest``, that has waited longest for its client, by its ``waiting_since_s``;
+    false if none ``is_waiting``."""
+    waiting = [each for each in connections if each is not newest and each.is_waiting()]
     if not waiting:
         return False
     min(waiting, key=lambda each: each.waiting_since_s).abort()

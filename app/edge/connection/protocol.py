@@ -14,10 +14,12 @@ import socket
 import struct
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
+from app.edge.accepted import CUT_OFF
 from app.edge.connection.deadlines import PROGRESS_BYTES, ConnectionBounds, Progress, end_longest_waiting
-from app.edge.connection.heads import CachedHead, Fields, HeaderCache, ServedNames, TrustedProxies, check_head
+from app.edge.connection.heads import ServedNames, TrustedProxies, check_head
+from app.edge.fast_path import CachedHead, FastPath, FastWrite, Fields, HeaderCache
 from app.edge.library_internals import (
     STATUS_LINE,
     AnswerTransport,
@@ -33,6 +35,7 @@ from app.edge.library_internals import (
 from app.edge.problems import problem_response
 from app.trust.callers import AUTHORIZATION, CERTIFICATE
 from app.trust.tls import CallerCertificate, shown
+from app.write.intake.answers import Awaited
 from ledger.errors import ProblemError
 from ledger.facts.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, NOT_READY, REQUEST_TIMEOUT
 
@@ -57,26 +60,6 @@ _OF_EACH_REQUEST: Final = (
     "query_string",
 )
 """Members that are shared by the scopes of a connection's fast-path writes."""
-CUT_OFF: Final = "tally.cut_off"
-"""Key of the function that ends the request's connection now, with unsent data, in its scope."""
-
-
-class Settling(Protocol):
-    """A write that was entered, and will be answered."""
-
-    @property
-    def reached(self) -> asyncio.Future[Any]: ...
-
-
-class FastWrites(Protocol):
-    """Takes writes from connections, without the framework: ``app.edge.fast_path``. The connection does not look into a
-    write."""
-
-    def is_write(self, scope: Any, /) -> bool: ...
-    def begin(self, scope: Any, cached: CachedHead | None, /) -> Any: ...
-    def enter(self, write: Any, body: bytes, /) -> Settling | None: ...
-    def answer(self, write: Any, entered: Settling, /) -> Any: ...
-    def answered(self, write: Any, status: int, /) -> None: ...
 
 
 class ProblemProtocol(HttpToolsProtocol):
@@ -88,7 +71,7 @@ class ProblemProtocol(HttpToolsProtocol):
         *given: Any,
         bounds: ConnectionBounds,
         names: ServedNames,
-        fast_path: FastWrites | None = None,
+        fast_path: FastPath | None = None,
         header_cache: HeaderCache | None = None,
         proxies: TrustedProxies | None = None,
         **named: Any,
@@ -100,7 +83,7 @@ class ProblemProtocol(HttpToolsProtocol):
         """The data being parsed, if it arrived at an idle connection."""
         self._kept: RequestResponseCycle | None = None
         """An answered cycle that the framework never had: the next request with a cached head reuses it."""
-        self._write: Any = None
+        self._write: FastWrite | None = None
         """The running request, while the fast path has it and its body is incomplete."""
         self._names = names
         self._proxies = proxies
@@ -112,15 +95,15 @@ class ProblemProtocol(HttpToolsProtocol):
         """When the client could start a head, or started it."""
         self._body_is_open = False
         self._received_bytes = 0
+        """Bytes that were parsed."""
         self.written_bytes = 0
         """Bytes of answers, whether or not the client has taken them."""
         self._chunk_bytes = 0
-        self._head_bytes = 0
-        self._head_chunks_bytes = 0
-        """Bytes of the received pieces that hold a part of this head: at least its size."""
+        self._head_begins = 0
+        """Bytes received with the piece in which this head began."""
         self._head_is_open = False
-        self._empty_bytes = 0
-        """Bytes that a body received in a row without a byte of content."""
+        self._content_ends = 0
+        """Bytes received with the last piece that held a byte of content, or ended a head or a body."""
         self._upgrades = False
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; ``cycle`` is the newest."""
@@ -184,12 +167,10 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def _takes_cached(self, data: bytes) -> bool:
         """Take ``data`` without the parser, if it is a request with a cached head."""
-        assert self._fast_path is not None
         cycle = self._kept
         cached = None if cycle is None else self._header_cache.find(data)
         if cycle is None or cached is None:
             return False
-        self._received_bytes += len(data)
         self.cycle = self._running = cycle
         cycle.default_headers = self._default_headers(cycle.scope)
         cycle.response_started = cycle.response_complete = False
@@ -207,9 +188,6 @@ class ProblemProtocol(HttpToolsProtocol):
         head = self.headers
         self._chunk_bytes = len(data)
         self._received_bytes += len(data)
-        if self._head_is_open:
-            self._head_chunks_bytes += len(data)
-        self._empty_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
@@ -220,24 +198,21 @@ class ProblemProtocol(HttpToolsProtocol):
             self._refuse(refused if isinstance(refused, ProblemError) else _malformed("it could not be parsed"))
             return None
         if not self._head_is_open:
-            if self._empty_bytes > TRAILER_BYTES_MAX:
+            if self._received_bytes - self._content_ends > TRAILER_BYTES_MAX:
                 self._refuse(
                     ProblemError(HEADERS_TOO_LARGE, f"chunk extensions and trailers may have {TRAILER_BYTES_MAX} bytes")
                 )
         elif self.headers is not head:
             self.waiting_since_s = self.loop.time()
-        else:
+        elif self._received_bytes - self._head_begins > HEAD_BYTES_MAX:
             # All of it belongs to an incomplete head; the parser reports a header only once the head is whole.
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._refuse(_head_too_large())
+            self._refuse(_head_too_large())
         return None
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        self._head_bytes = 0
-        self._head_chunks_bytes = self._chunk_bytes
+        self._head_begins = self._received_bytes
         self._head_is_open = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -257,8 +232,8 @@ class ProblemProtocol(HttpToolsProtocol):
             ProblemError: it is too large, or may not be served; the parser stops.
         """
         self._head_is_open = False
-        self._empty_bytes = 0
-        if self._head_chunks_bytes > HEAD_BYTES_MAX:
+        self._content_ends = self._received_bytes
+        if self._received_bytes > self._head_begins or self._chunk_bytes > HEAD_BYTES_MAX:
             head_bytes = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
             if head_bytes > HEAD_BYTES_MAX:
                 raise _head_too_large()
@@ -275,19 +250,19 @@ class ProblemProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Content of a body."""
-        self._empty_bytes = 0
+        self._content_ends = self._received_bytes
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is whole."""
-        self._empty_bytes = 0
+        self._content_ends = self._received_bytes
         self._body_is_open = False
         if not self._upgrades:
             super().on_message_complete()
             if self._write is not None:
                 if self._first is not None:
                     self._header_cache.remember(self._first, self.headers)
-                self._take(self._write)
+                self._take(self.cycle, self._write)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Application) -> None:
         self._running = cycle
@@ -300,7 +275,7 @@ class ProblemProtocol(HttpToolsProtocol):
         if self._write is None:
             self._start_framework(cycle, app)
         elif not cycle.more_body:
-            self._take(self._write)
+            self._take(cycle, self._write)
 
     def _default_headers(self, scope: HTTPScope) -> Fields:
         """Headers of every answer to a request of this scope."""
@@ -334,32 +309,26 @@ class ProblemProtocol(HttpToolsProtocol):
 
     # --- the fast path ----------------------------------------------------------------------------
 
-    def _take(self, write: Any) -> None:
+    def _take(self, cycle: RequestResponseCycle, write: FastWrite) -> None:
         """Answer the running request, which is whole, once its event has reached its level."""
-        assert self._fast_path is not None
-        assert self._running is not None
-        entered = self._fast_path.enter(write, bytes(self._running.body))
-        if entered is None:
-            self._hand_over()
-            return
+        entered = write.enter(bytes(cycle.body))
         self._write = None
-        entered.reached.add_done_callback(partial(self._settled, write, entered, self._running))
+        if entered is None:
+            self._start_framework(cycle, self.app)
+        else:
+            entered.reached.add_done_callback(partial(self._settled, write, entered, cycle))
 
     def _hand_over(self) -> None:
         """Pass the running request to the framework, unless it has it."""
         if self._write is not None:
-            assert self._running is not None
             self._write = None
-            self._start_framework(self._running, self.app)
+            self._start_framework(self.cycle, self.app)
 
-    def _settled(self, write: Any, entered: Settling, cycle: RequestResponseCycle, _reached: object) -> None:
-        assert self._fast_path is not None
-        answer = self._fast_path.answer(write, entered)
+    def _settled(self, write: FastWrite, entered: Awaited, cycle: RequestResponseCycle, _reached: object) -> None:
+        answer = write.answer(entered)
         if answer is None:
             self._start_framework(cycle, self.app)
-            return
-        self._fast_path.answered(write, answer.status)
-        if not cycle.disconnected:
+        elif not cycle.disconnected:
             self._send(cycle, answer.status, answer.lines, answer.body)
 
     def _send(self, cycle: RequestResponseCycle, status: int, lines: bytes, body: bytes) -> None:

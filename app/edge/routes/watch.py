@@ -17,9 +17,8 @@ from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
-from app.edge.accepted import Accepted, AcceptedDep, Service
+from app.edge.accepted import CUT_OFF, Accepted, AcceptedDep, Service
 from app.edge.answers import IS_HEAD, Streamed, json_answer
-from app.edge.connection.protocol import CUT_OFF
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import (
     NAME_CHARACTERS_MAX,
