@@ -23,8 +23,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final, TextIO, cast
 
 import structlog
@@ -94,8 +93,8 @@ class LineBudget:
 
 
 class QueuedStream(io.TextIOBase):
-    """Writes lines to ``out``; if ``out`` has a descriptor, from a queue and by a thread of its own, so that a slow
-    reader or a stopped terminal blocks no caller. One call of ``write`` is one line.
+    """Writes lines to ``out`` from a queue and by a thread of its own, so that a slow reader or a stopped terminal
+    blocks no caller. One call of ``write`` is one line.
 
     waiting bytes <= WAITING_BYTES_MAX
 
@@ -113,11 +112,12 @@ class QueuedStream(io.TextIOBase):
         """Lines that no line reports yet."""
         self._reported = threading.local()
         """By thread: ``count``, the number that the thread's next line reports."""
-        self._descriptor = _descriptor_of(out)
-        if self._descriptor is not None:
-            out.flush()
-            with _signals_blocked():
-                threading.Thread(target=self._write_all, name="log", daemon=True).start()
+        self._descriptor = out.fileno()
+        out.flush()
+        # The thread gets no signals: they are for the thread that waits for them, or blocks them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        threading.Thread(target=self._write_all, name="log", daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def isatty(self) -> bool:
         """Whether people read it."""
@@ -126,11 +126,6 @@ class QueuedStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """MUST NOT fail, nor wait: the caller may be about to log why the node ends, and has to end it."""
         count, self._reported.count = getattr(self._reported, "count", 0), 0
-        if self._descriptor is None:
-            is_written = self._is_taken(text)
-            with self._changed:
-                self._lost += 0 if is_written else 1 + count
-            return len(text)
         line = text.encode("utf-8", "backslashreplace")
         with self._changed:
             if self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
@@ -166,17 +161,8 @@ class QueuedStream(io.TextIOBase):
                 self._waiting_bytes -= len(line)
                 self._changed.notify_all()
 
-    def _is_taken(self, text: str) -> bool:
-        try:
-            self._out.write(text)
-            self._out.flush()
-        except (OSError, ValueError):
-            return False
-        return True
-
     def _is_sent(self, line: bytes) -> bool:
         """Whether the system took the whole line; waits for a descriptor that does not block."""
-        assert self._descriptor is not None
         while line:
             try:
                 line = line[os.write(self._descriptor, line) :]
@@ -205,27 +191,8 @@ def write_line(text: str) -> None:
         stream.write(f"{text}\n")
 
 
-def _descriptor_of(out: TextIO) -> int | None:
-    """The descriptor of the file behind ``out``, None where there is none."""
-    try:
-        return out.fileno()
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """A thread started inside gets no signals: they are for the thread that waits for them, or blocks them. The mask of
-    this thread is restored."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def configure_logs(stream: TextIO | None = None) -> None:
-    """Send every log of this process to ``stream`` (default stderr), from INFO up."""
+    """Send every log of this process to ``stream``, a file (default stderr), from INFO up."""
     # There is no stderr in a process that was started with it closed.
     out = QueuedStream(stream or sys.stderr or open(os.devnull, "w"))  # noqa: SIM115 (it is written to until the end)
     _streams[:] = [out]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
 import json
 import logging
@@ -41,20 +40,24 @@ def configured(stream: TextIO | None) -> Iterator[None]:
 
 
 @pytest.fixture
-def written() -> Iterator[io.StringIO]:
-    """What is written while logs are as in the service."""
-    stream = io.StringIO()
-    with configured(stream):
-        yield stream
+def written(tmp_path: Path) -> Iterator[Path]:
+    """The file of what is written while logs are as in the service."""
+    with open(tmp_path / "written", "w") as stream, configured(stream):
+        yield Path(stream.name)
 
 
-def events(stream: io.StringIO) -> Counter[str]:
-    return Counter(json.loads(line)["event"] for line in stream.getvalue().splitlines())
+def lines_in(file: Path) -> list[str]:
+    drain_logs()
+    return file.read_text().splitlines()
 
 
-def left_out(stream: io.StringIO) -> Counter[str]:
+def events(file: Path) -> Counter[str]:
+    return Counter(json.loads(line)["event"] for line in lines_in(file))
+
+
+def left_out(file: Path) -> Counter[str]:
     counted: Counter[str] = Counter()
-    for line in map(json.loads, stream.getvalue().splitlines()):
+    for line in map(json.loads, lines_in(file)):
         if line["event"] == "log_lines_left_out":
             counted[line["of"]] += line["count"]
     return counted
@@ -77,7 +80,7 @@ def test_of_each_event_the_first_lines_of_a_second_are_written_and_the_others_co
     assert len(told) == 2
 
 
-async def test_lines_of_both_kinds_of_loggers_are_bounded_and_critical_ones_all_written(written: io.StringIO) -> None:
+async def test_lines_of_both_kinds_of_loggers_are_bounded_and_critical_ones_all_written(written: Path) -> None:
     for _ in range(50):
         structlog.get_logger().warning("asked_again", by="a client")
         structlog.get_logger().critical("node_failed")
@@ -153,7 +156,7 @@ def test_a_process_with_stderr_closed_logs_to_nobody(monkeypatch: pytest.MonkeyP
 
 
 async def test_bad_requests_leave_no_lines_and_those_that_do_a_few_a_second(
-    run_server: RunServer, make_settings: MakeSettings, proxy: PostgresProxy, written: io.StringIO
+    run_server: RunServer, make_settings: MakeSettings, proxy: PostgresProxy, written: Path
 ) -> None:
     async with run_server(make_settings(write={"timeout": "60s"}), url=proxy.url) as client:
         job = {"tenant_id": "acme", "durability": "LOCAL"}
@@ -185,5 +188,5 @@ async def test_bad_requests_leave_no_lines_and_those_that_do_a_few_a_second(
 
         await until(some_left_out, "some were left out")
         assert 0 < events(written)[event] < int(next(keys))
-        assert '"asyncpg.pool"' not in written.getvalue(), "the driver tells of the outage as well"
+        assert '"asyncpg.pool"' not in written.read_text(), "the driver tells of the outage as well"
         await proxy.accept()
