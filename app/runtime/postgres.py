@@ -95,6 +95,11 @@ _REFUSED: Final[Mapping[str, str]] = {
     "oauth_scope": "the driver does not authenticate with OAuth",
 }
 NAMES: Final = frozenset({*_BY_THE_DRIVER, *_HERE, *_AS_IT_IS, *_REFUSED})
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
+_FORM: Final = (
+    "the address of PostgreSQL must be like postgresql://user:password@host:5432/database; a # or ? in its password is "
+    "written %23 or %3F"
+)
 _OPTION: Final = re.compile(r"(?:-c\s*|--)([A-Za-z_][\w.-]*)=((?:\\.|[^\\\s])*)(?:\s+|$)", re.DOTALL)
 
 
@@ -118,14 +123,14 @@ def parse_address(url: str) -> Address:
     Raises:
         ConfigurationError: it names an unknown or unsupported parameter. The text does not repeat its values.
     """
-    if "://" not in url:
-        raise ConfigurationError("the address of PostgreSQL must be like postgresql://user:password@host:5432/database")
-    parts = urlsplit(url)
-    if parts.scheme not in ("postgresql", "postgres") or parts.fragment:
-        raise ConfigurationError(
-            "the address of PostgreSQL must be like postgresql://user:password@host:5432/database; a # or ? in its "
-            "password is written %23 or %3F"
-        )
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError(_FORM) from None
+    hosts = [_HOST.fullmatch(host) for host in parts.netloc.rpartition("@")[2].split(",")]
+    is_each_valid = all(host is not None and int(host["port"] or 0) <= 65535 for host in hosts)
+    if parts.scheme not in ("postgresql", "postgres") or parts.fragment or not is_each_valid:
+        raise ConfigurationError(_FORM)
     given = _parameters(parts.query)
     for name, value in given.items():
         _check(name, value)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from app.runtime.settings.types import IpNetwork
+from app.runtime.settings.types import IpNetwork, is_loopback
 from ledger.errors import ProblemError
 from ledger.facts.problems import HOST_NOT_ALLOWED, MALFORMED_HTTP, ORIGIN_NOT_ALLOWED, TRANSFER_CODING_UNSUPPORTED
 
@@ -43,14 +43,14 @@ class ServedNames:
     def __init__(self, listen_host: str, named: Iterable[str]) -> None:
         self._named = frozenset(name.lower() for name in named)
         self._own = self._named | {"localhost", listen_host.lower()}
-        self._takes_any_address = not _is_loopback(listen_host)
+        self._takes_any_address = not is_loopback(listen_host)
         self.has_host = lru_cache(HOSTS_REMEMBERED)(self._has_host)
 
     def _has_host(self, value: bytes) -> bool:
         """Whether the header ``Host`` may have this value."""
         name = _name_of(value)
         is_address = self._takes_any_address and name is not None and _address_of(name) is not None
-        return name is not None and (name in self._own or _is_loopback(name) or is_address)
+        return name is not None and (name in self._own or is_loopback(name) or is_address)
 
     def has_origin(self, value: bytes, host: bytes) -> bool:
         """Whether a page of this ``Origin`` may change something here, in a request to ``host``."""
@@ -99,11 +99,6 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def _is_loopback(name: str) -> bool:
-    address = _address_of(name)
-    return name == "localhost" if address is None else address.is_loopback
 
 
 def _shown(value: bytes) -> str:

@@ -12,7 +12,6 @@ knows is refused like a wrong one, so that a typing error cannot pass for a defa
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import tomllib
 from datetime import timedelta
@@ -59,6 +58,7 @@ from app.runtime.settings.types import (
     TenantsPattern,
     Witness,
     between,
+    is_loopback,
     parse_size,
     sized,
 )
@@ -113,10 +113,7 @@ class HttpSettings(_Section):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the service."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 class TlsSettings(_Section):

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import methodcaller
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
 from pydantic_settings import NoDecode
@@ -33,7 +33,6 @@ _FETCHED_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>\d{1,5}))?(?:/[!-~]{0,2000})?",
     re.ASCII,
 )
-_DATABASE_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:(?P<port>\d{1,5}))?", re.ASCII)
 
 
 def parse_duration(value: object) -> timedelta:
@@ -114,11 +113,6 @@ def _secret(value: SecretStr) -> SecretStr:
 
 def _database_url(value: str) -> str:
     value = _one_line(value)
-    if not _is_database_url(value):
-        raise ValueError(
-            "must be like postgresql://user:password@host:5432/database; yours is not repeated here, as it may hold a "
-            "password"
-        )
     try:
         parse_address(value)
     except ConfigurationError as error:
@@ -126,15 +120,15 @@ def _database_url(value: str) -> str:
     return value
 
 
-def _is_database_url(value: str) -> bool:
-    try:
-        address = urlsplit(value)
-    except ValueError:
-        return False
-    hosts = [_DATABASE_HOST.fullmatch(host) for host in address.netloc.rpartition("@")[2].split(",")]
-    return address.scheme in ("postgresql", "postgres") and all(
-        host is not None and int(host["port"] or 0) <= 65535 for host in hosts
-    )
+def _fitting(fits: Callable[[str], object], words: str) -> AfterValidator:
+    """A text that ``fits``; ``words`` say what it must be."""
+
+    def check(value: str) -> str:
+        if not fits(value):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(check)
 
 
 def _comma_separated(value: object) -> object:
@@ -158,17 +152,17 @@ def _network(value: object) -> IpNetwork:
         raise ValueError("must be an address or a network, such as 10.0.0.7 or 10.0.0.0/24") from None
 
 
-def _listen_address(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::1]:8080")
-    return value
+def _is_listen_address(value: str) -> bool:
+    host, _, port = value.rpartition(":")
+    return host != "" and port.isascii() and port.isdigit() and int(port) <= 65535
 
 
-def _host_name(value: str) -> str:
-    if _HOST_NAME.fullmatch(value) is None:
-        raise ValueError("must be a host name or an address without scheme and port, such as ledger.example.org")
-    return value.strip("[]")
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a service at this address or name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def is_fetched_url(value: str) -> bool:
@@ -190,45 +184,35 @@ def _has_host(url: str) -> bool:
         return False
 
 
-def _fetched_url(value: str) -> str:
-    if not is_fetched_url(value):
-        raise ValueError("must be an https:// URL without a user; http:// only of localhost, 127.0.0.1 or [::1]")
-    return value
-
-
-def _authority_url(value: str) -> str:
-    if re.fullmatch(r"https?://[!-?A-~]{1,2000}", value) is None:
-        raise ValueError("must be an http:// or https:// URL without a user: it is on record beside each time stamp")
-    return value
-
-
-def _tenants_pattern(value: str) -> str:
-    if re.fullmatch(TENANTS, value) is None:
-        raise ValueError("must be a tenant, the beginning of some and *, such as team-*, or * for all")
-    return value
-
-
-def _key_place(value: str) -> str:
-    if private_keys.is_remote(value):
-        return value
+def _is_key_place(value: str) -> bool:
     try:
-        path_of(value)
+        return private_keys.is_remote(value) or path_of(value) is not None
     except ConfigurationError:
-        raise ValueError(
-            "must be a folder, such as file:/etc/tallystick/keys, or the beginning of a key URI, such as awskms:"
-        ) from None
-    return value
+        return False
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 CommaSeparated = Annotated[list[Item], NoDecode, BeforeValidator(_comma_separated)]
 """A list, in the environment separated by commas."""
 Size = Annotated[int, BeforeValidator(parse_size)]
-ListenAddress = Annotated[str, AfterValidator(_listen_address)]
+ListenAddress = Annotated[str, _fitting(_is_listen_address, "must be host:port, such as 127.0.0.1:8080 or [::1]:8080")]
 """``host:port``."""
-HostName = Annotated[str, AfterValidator(_host_name)]
+HostName = Annotated[
+    str,
+    _fitting(
+        _HOST_NAME.fullmatch,
+        "must be a host name or an address without scheme and port, such as ledger.example.org",
+    ),
+    AfterValidator(methodcaller("strip", "[]")),
+]
 """A host as the header ``Host`` names it, without a port."""
-KeyPlace = Annotated[str, AfterValidator(_key_place)]
+KeyPlace = Annotated[
+    str,
+    _fitting(
+        _is_key_place,
+        "must be a folder, such as file:/etc/tallystick/keys, or the beginning of a key URI, such as awskms:",
+    ),
+]
 """A folder of key files, or the beginning of the URIs of keys outside of files."""
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 Network = Annotated[IpNetwork, PlainValidator(_network)]
@@ -239,15 +223,27 @@ Secret = Annotated[SecretStr, AfterValidator(_secret)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 TenantsPattern = Annotated[
     str,
-    AfterValidator(_tenants_pattern),
+    _fitting(
+        re.compile(TENANTS).fullmatch,
+        "must be a tenant, the beginning of some and *, such as team-*, or * for all",
+    ),
     Field(json_schema_extra={"pattern": anchored(TENANTS), "examples": ["team-*"]}),
 ]
 """A tenant, the beginning of tenants and ``*``, or ``*`` for all."""
 PATTERNS_MAX = 100
 """Patterns of tenants in one list."""
-FetchedUrl = Annotated[str, AfterValidator(_fetched_url)]
+FetchedUrl = Annotated[
+    str,
+    _fitting(is_fetched_url, "must be an https:// URL without a user; http:// only of localhost, 127.0.0.1 or [::1]"),
+]
 """Whence the service fetches what it then believes."""
-AuthorityUrl = Annotated[str, AfterValidator(_authority_url)]
+AuthorityUrl = Annotated[
+    str,
+    _fitting(
+        re.compile(r"https?://[!-?A-~]{1,2000}").fullmatch,
+        "must be an http:// or https:// URL without a user: it is on record beside each time stamp",
+    ),
+]
 """A time-stamping authority."""
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
 JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]
