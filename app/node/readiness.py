@@ -72,7 +72,7 @@ def reported_checks(
         "replicas": lambda: None if replicas is None else replicas.fault(),
         "rows": lambda: _named(
             "signed no further, their rows are broken",
-            [tenant_id for tenant_id in service.node.unsigned if not service.breaks.is_settled(tenant_id)],
+            [tenant_id for tenant_id in service.node.unsigned if service.breaks.open(tenant_id)],
         ),
         "watch": lambda: _named(
             "not watched in their newest entries, which no checkpoint by an admitted key covers: it was changed, or "

@@ -95,7 +95,6 @@ class StopDeadline:
         self._before_end = before_end
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
-        self._has_begun = False
 
     def __enter__(self) -> StopDeadline:
         return self
@@ -107,8 +106,7 @@ class StopDeadline:
 
     def begin(self) -> None:
         """The stop begins; more calls change nothing."""
-        if not self._has_begun:
-            self._has_begun = True
+        with contextlib.suppress(RuntimeError):  # It has begun.
             self._timer.start()
 
     def _end(self) -> None:

@@ -133,15 +133,15 @@ class ConsoleSessions:
         self._ended[session.session_id] = session.expires_s
 
 
-def cookie_name(scheme: str) -> str:
+def cookie_name(scheme: str, name: str = COOKIE) -> str:
     """Over TLS a name that no other host may set, nor this one in the clear (RFC 6265bis, 4.1.3.2)."""
-    return f"__Host-{COOKIE}" if scheme == "https" else COOKIE
+    return f"__Host-{name}" if scheme == "https" else name
 
 
-def set_cookie(scheme: str, value: str, seconds: int) -> str:
+def set_cookie(scheme: str, value: str, seconds: int, name: str = COOKIE, same_site: str = "Strict") -> str:
     """``Set-Cookie`` that a browser keeps for ``seconds``, 0 to remove it, and hides from scripts and other sites."""
     secure = "; Secure" if scheme == "https" else ""
-    return f"{cookie_name(scheme)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+    return f"{cookie_name(scheme, name)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite={same_site}{secure}"
 
 
 def shown_cookie(headers: Iterable[tuple[bytes, bytes]], scheme: str) -> str | None:

@@ -142,14 +142,9 @@ async def acknowledge_breaks(
     finds the chain valid.
     """
     tenant_id, kind, seq = wanted["tenant_id"], wanted.get("kind"), wanted.get("seq")
-    lost = losses.wanted(tenant_id, kind, seq)
-    try:
-        found = breaks.wanted(tenant_id, kind, seq)
-    except NotFoundError:
-        if not lost:
-            raise
-        found = []
-
+    lost, found = losses.wanted(tenant_id, kind, seq), breaks.unacknowledged(tenant_id, kind, seq)
+    if not lost and not found:
+        raise NotFoundError(f"this node has found no such break of tenant {tenant_id} that is not acknowledged yet")
     by = accepted.caller.id or UNKNOWN_CALLER
     to_record: list[tuple[str, dict[str, object], Callable[[], None]]] = [
         *(

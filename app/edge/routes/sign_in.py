@@ -26,6 +26,7 @@ from app.trust.console_sessions import (
     CodeFlow,
     ConsoleSession,
     ConsoleSessions,
+    cookie_name,
     set_cookie,
     shown_cookie,
 )
@@ -134,9 +135,8 @@ async def finish_oidc(
         log.warning("console_sign_in_refused", error=refused[:100])
         return _to_console("denied", forgotten)
     try:
-        tokens = await code_flow.finish(
-            request.cookies.get(_sign_in_name(request), ""), state, code, _redirect_uri(request)
-        )
+        cookie = request.cookies.get(cookie_name(request.scope["scheme"], SIGN_IN_COOKIE), "")
+        tokens = await code_flow.finish(cookie, state, code, _redirect_uri(request))
         for number, token in enumerate(tokens, 1):
             try:
                 *_, cookie = await _begin(request, access, console_sessions, token)
@@ -201,14 +201,9 @@ def _redirect_uri(request: Request) -> str:
     return f"{request.scope['scheme']}://{host}{CALLBACK}"
 
 
-def _sign_in_name(request: Request) -> str:
-    return f"__Host-{SIGN_IN_COOKIE}" if request.scope["scheme"] == "https" else SIGN_IN_COOKIE
-
-
 def _sign_in_cookie(request: Request, value: str, seconds: int) -> str:
     """SameSite=Lax, as the browser returns from another site with it."""
-    secure = "; Secure" if request.scope["scheme"] == "https" else ""
-    return f"{_sign_in_name(request)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}"
+    return set_cookie(request.scope["scheme"], value, seconds, SIGN_IN_COOKIE, "Lax")
 
 
 def _to_console(why: str, *cookies: str) -> Response:

@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 from app.runtime.state.kept_files import KeptFile
-from ledger.errors import ChainBrokenError, ChainDamagedError, KnownDamageError, NotFoundError
+from ledger.errors import ChainBrokenError, ChainDamagedError, KnownDamageError
 from ledger.text import first_of
 from ledger.verification.verdict import Break
 
@@ -110,9 +110,10 @@ class FoundBreaks:
             if not each.is_settled and (tenant_id is None or each.tenant_id == tenant_id)
         ]
 
-    def unacknowledged(self, tenant_id: str) -> list[FoundBreak]:
-        """Unacknowledged breaks of the tenant."""
-        return [each for each in self.open(tenant_id) if not each.acknowledged]
+    def unacknowledged(self, tenant_id: str, kind: str | None = None, seq: int | None = None) -> list[FoundBreak]:
+        """Unacknowledged breaks of the tenant, filtered by ``kind`` and ``seq`` if given."""
+        waiting = [each for each in self.open(tenant_id) if not each.acknowledged]
+        return [each for each in waiting if kind in (None, each.kind) and seq in (None, each.seq)]
 
     def of_tenant(self, tenant_id: str) -> list[Break]:
         """Breaks of the tenant that are not known to be repaired, acknowledged or not."""
@@ -129,10 +130,6 @@ class FoundBreaks:
     def unmended_fault(self, tenant_id: str) -> str | None:
         """As ``fault``, of one tenant, without repaired breaks."""
         return _fault([each for each in self.open(tenant_id) if each.mended_at is None])
-
-    def is_settled(self, tenant_id: str) -> bool:
-        """Whether every break of the tenant is repaired and acknowledged."""
-        return not self.open(tenant_id)
 
     def mended(self, tenant_id: str, *, kinds: Collection[str] | None = None) -> None:
         """Mark the breaks of the tenant, or those of these ``kinds``, as repaired. Does not block on the disk."""
@@ -210,18 +207,6 @@ class FoundBreaks:
         place = next((place for place in acknowledged if self._by_place[place].is_settled), None)
         place = place or next(iter(acknowledged), None)
         return place is not None and self._by_place.pop(place) is not None
-
-    def wanted(self, tenant_id: str, kind: str | None, seq: int | None) -> list[FoundBreak]:
-        """The breaks of the tenant to acknowledge, filtered by ``kind`` and ``seq`` if given.
-
-        Raises:
-            NotFoundError: there is none.
-        """
-        waiting = self.unacknowledged(tenant_id)
-        wanted = [each for each in waiting if kind in (None, each.kind) and seq in (None, each.seq)]
-        if not wanted:
-            raise NotFoundError(f"this node has found no such break of tenant {tenant_id} that is not acknowledged yet")
-        return wanted
 
     def acknowledge(self, found: FoundBreak, acknowledged_by: str) -> None:
         """``_system`` records that this caller has acknowledged it. Blocks on the disk.

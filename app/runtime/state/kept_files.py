@@ -172,7 +172,7 @@ def load_or_make(wal_dir: Path, node_id: str | None, gate: str | None) -> Identi
         StartRefusedError: the kept file cannot be read, was altered, or is gone while WALs of nodes exist.
     """
     kept = _NODE.load(wal_dir)
-    orphans = _nodes_with_wal(wal_dir) if node_id is None else []
+    orphans = sorted(path.parent.name for path in wal_dir.glob(f"*/{CONTROL_NAME}")) if node_id is None else []
     held = f"{wal_dir} holds the WAL of {', '.join(orphans)}"
     if kept and orphans and kept.node_id not in orphans:
         raise StartRefusedError(
@@ -201,10 +201,6 @@ def kept_node_id(wal_dir: Path) -> str | None:
     """
     kept = _NODE.load(wal_dir)
     return None if kept is None else kept.node_id
-
-
-def _nodes_with_wal(wal_dir: Path) -> list[str]:
-    return sorted(path.parent.name for path in wal_dir.glob(f"*/{CONTROL_NAME}"))
 
 
 def with_new_gate(wal_dir: Path, identity: Identity) -> Identity:

@@ -286,7 +286,7 @@ class Notary:
         """The tenants to follow and sign now. A tenant with broken rows waits for its retry; damaged trees are rebuilt
         one after the other, in the background."""
         now_s = time.monotonic()
-        settled = {name for name in self.node.unsigned if self.breaks.is_settled(name)}
+        settled = {name for name in self.node.unsigned if not self.breaks.open(name)}
         for name in [name for name, at_s in self._retry_at_s.items() if at_s <= now_s or name in settled]:
             del self._retry_at_s[name]
             self._due.add(name)
@@ -371,7 +371,7 @@ class Notary:
                     self._note_fault(name, faults[name])
                     continue
                 self._locks.ended(name)
-                if self.breaks.is_settled(name):
+                if not self.breaks.open(name):
                     # Its newest rows are sound, but a break below must be repaired and acknowledged first.
                     self.node.unsigned.pop(name, None)
                 if tenant.tree is not None and tenant.tree.size < tenant.head_seq:
