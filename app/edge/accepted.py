@@ -20,7 +20,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -258,15 +258,15 @@ async def body_chunks(request: Request) -> AsyncIterator[bytes]:
         accepted.check_again()
 
 
+@dataclass(eq=False)
 class LineCharges:
     """The charges of the lines of one request to their tenants."""
 
-    def __init__(self, quotas: Quotas) -> None:
-        self._quotas = quotas
-        self._lines = 0
-        self._bytes = 0
-        self._requests: Counter[str] = Counter()
-        self._bytes_of: Counter[str] = Counter()
+    _quotas: Quotas
+    _lines: int = 0
+    _bytes: int = 0
+    _requests: Counter[str] = field(default_factory=Counter)
+    _bytes_of: Counter[str] = field(default_factory=Counter)
 
     def read(self, lines: EventLines) -> None:
         """Add the lines read so far.
@@ -294,12 +294,10 @@ class LineCharges:
 
 def _declared_bytes(scope: Scope) -> int:
     """Bytes of the body; 0 when there is none, -1 when its length is not stated."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return int(value)
-        if name == b"transfer-encoding":
-            return -1
-    return 0
+    fields = dict(scope["headers"])
+    if b"transfer-encoding" in fields:
+        return -1
+    return int(fields.get(b"content-length", 0))
 
 
 Kind = TypeVar("Kind")

@@ -147,6 +147,12 @@ async def _within(
                 yield piece
 
 
+async def gone(receive: Receive) -> None:
+    """Return when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 @asynccontextmanager
 async def while_connected(request: Request) -> AsyncIterator[None]:
     """Cancel the body of this context once the client disconnects. The body of the request MUST have been read.
@@ -160,8 +166,7 @@ async def while_connected(request: Request) -> AsyncIterator[None]:
 
     async def watch() -> None:
         nonlocal is_gone
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+        await gone(request.receive)
         is_gone = True
         task.cancel()
 

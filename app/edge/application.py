@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any
 
@@ -22,10 +23,7 @@ from app.edge.answers import IS_HEAD
 from app.edge.forms.body import SCHEMA_REF
 from app.edge.forms.requests import EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
 from app.edge.forms.validation import invalid_parameter
-from app.edge.problems import (
-    respond,
-    respond_to_http_exception,
-)
+from app.edge.problems import problem_response, respond
 from app.edge.routes import (
     access,
     bundles,
@@ -46,10 +44,18 @@ from app.edge.routes import (
 from app.edge.routing import RightedRoute
 from app.runtime.answers import SHAPES
 from app.runtime.metrics import UNMATCHED_ROUTE, Metrics
-from app.runtime.principals import Rule
 from app.runtime.settings.config import Settings
 from ledger.errors import NotReadyError, ProblemError, QuotaExceededError, WalFullError
-from ledger.facts.problems import INVALID_REQUEST, PROBLEMS
+from ledger.facts.problems import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_READY,
+    PAYLOAD_TOO_LARGE,
+    PROBLEMS,
+    UNSUPPORTED_MEDIA_TYPE,
+)
 
 ROUTERS = (
     jobs.submissions,
@@ -103,9 +109,14 @@ def create_app(services: Services) -> FastAPI:
 
     async def respond_to_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == 405:
-            error.headers = {"Allow": ", ".join(_methods_at(request.url.path, routes))}
-        return await respond_to_http_exception(request, error)
+        detail, headers = error.detail, error.headers
+        if error.status_code == 404:
+            detail = f"{request.url.path} is no path of this API; /docs describes those there are"
+        elif error.status_code == 405:
+            allowed = ", ".join(_methods_at(request.url.path, routes))
+            detail, headers = f"{request.method} is not allowed here, {allowed} is", {"Allow": allowed}
+        kind = _BY_STATUS.get(error.status_code, INVALID_REQUEST if error.status_code < 500 else INTERNAL_ERROR)
+        return problem_response(kind, detail, headers=headers)
 
     app.add_exception_handler(HTTPException, respond_to_http)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
@@ -141,18 +152,14 @@ def _describe(app: FastAPI) -> dict[str, Any]:
             if isinstance(route, RightedRoute) and route.include_in_schema:
                 (method,) = route.methods or {"GET"}
                 operation = document["paths"][route.path_format][method.lower()]
-                operation["description"] = f"{operation['description']}\n\n{_needed(route.rule)}"
+                right, needs = route.rule
+                needed = needs.value if right is None else f"the right `{right}` for {needs.value}"
+                operation["description"] = f"{operation['description']}\n\nNeeds {needed}."
         if app.state.services[Settings].auth.mode != "none":
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"token": []}]
         app.openapi_schema = document
     return app.openapi_schema
-
-
-def _needed(rule: Rule) -> str:
-    """The needed right, for readers of the description."""
-    needed = rule.needs.value if rule.right is None else f"the right `{rule.right}` for {rule.needs.value}"
-    return f"Needs {needed}."
 
 
 def _shapes_of_answers() -> dict[str, Any]:
@@ -173,6 +180,10 @@ def _say_what_it_is(answer: dict[str, Any], models: dict[str, Any]) -> None:
         answer["description"] = models.get(name, {}).get("description", _NO_DESCRIPTION)
 
 
+_BY_STATUS = {
+    kind.status: kind for kind in (NOT_FOUND, METHOD_NOT_ALLOWED, PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, NOT_READY)
+}
+"""Problems that the framework reports by their status."""
 _NO_DESCRIPTION = "Successful Response"
 """The framework's text for a route without a description."""
 _READ_BY_ENDPOINTS = {
@@ -191,21 +202,21 @@ REFUSAL_PAUSE_S = (0.25, 0.5)
 callers. It is random between these, so that callers refused together do not retry together."""
 
 
+@dataclass(eq=False)
 class Observed:
     """ASGI middleware. The route label is the template of the route, so it has few values.
 
     The application sees HEAD as GET; the connection drops the body.
     """
 
-    def __init__(self, app: ASGIApp, access: AccessControl, metrics: Metrics) -> None:
-        self._app = app
-        self._access = access
-        self._metrics = metrics
+    app: ASGIApp
+    access: AccessControl
+    metrics: Metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; answer it with a problem if no handler did."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         accepted: Accepted | None = scope.get(ACCEPTED)
         began_s = time.perf_counter() if accepted is None else accepted.began_s
@@ -223,7 +234,7 @@ class Observed:
         try:
             if not scope["path"].isprintable():
                 raise ProblemError(INVALID_REQUEST, "the path holds a control character; no path of this API does")
-            await self._app(scope, receive, send_observed)
+            await self.app(scope, receive, send_observed)
         except ClientDisconnect:
             status = status or CLIENT_GONE_STATUS
         except asyncio.CancelledError:
@@ -233,20 +244,20 @@ class Observed:
             response = respond(NotReadyError("the service stops and had no time for this request; send it again"))
             await response(scope, receive, send_observed)
         except Exception as error:
-            self._access.record_refusal(scope, error)
-            self._access.report_break(scope, error)
+            self.access.record_refusal(scope, error)
+            self.access.report_break(scope, error)
             response = respond(error)
             if status:
                 raise
             if isinstance(error, (QuotaExceededError, WalFullError)):
                 error.__traceback__ = None
-                self._access.release_memory(scope)
+                self.access.release_memory(scope)
                 await asyncio.sleep(random.uniform(*REFUSAL_PAUSE_S))  # noqa: S311
             await response(scope, receive, send_observed)
         finally:
-            self._access.release_memory(scope)
+            self.access.release_memory(scope)
             route = scope.get("route")
-            self._metrics.observe_request(
+            self.metrics.observe_request(
                 asked,
                 UNMATCHED_ROUTE if route is None else route.path,
                 status or CLIENT_GONE_STATUS,

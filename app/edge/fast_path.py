@@ -168,10 +168,10 @@ class FastPath:
     def begin(self, scope: Any, cached: CachedHead | None = None) -> FastWrite | None:
         """The write that a head asks for. None if the request falls back to the framework; ``scope`` then carries the
         result of the access check, or its error."""
-        if scope["method"] != "POST" or scope["query_string"] or scope["http_version"] != "1.1":
-            return None
         match = _PATH.fullmatch(scope["raw_path"])
-        if match is None or not self.node.accepting:
+        if match is None or scope["method"] != "POST" or scope["query_string"] or scope["http_version"] != "1.1":
+            return None
+        if not self.node.accepting:
             return None
         job_id, action = match.groups()
         is_proposal = match.group() == _PROPOSALS_PATH
@@ -187,28 +187,22 @@ class FastPath:
             return None
         if accepted is None:
             del scope["route"]
-            return None
-        if accepted.is_body_rate_limited:
+        if accepted is None or accepted.is_body_rate_limited:
             return None
         handler = self._proposals if is_proposal else self._events
         return FastWrite(self, handler, write, accepted, None if job_id is None else job_id.decode())
 
     def _key(self, headers: Fields) -> bytes | None:
         """The Idempotency-Key of a head that the fast path takes, empty if it has none; None for any other head."""
-        seen, key = set(), b""
-        for name, value in headers:
-            if name == b"idempotency-key":
-                if key or not value:
-                    return None
-                key = value
-                continue
-            expected = HEADERS.get(name, _UNKNOWN)
-            if expected is not None and value != expected:
-                return None
-            if name == b"content-length" and (len(value) > len(str(BODY_BYTES_MAX)) or int(value) > self._bytes_max):
-                return None
-            seen.add(name)
-        return key if seen >= {b"content-length", b"content-type"} else None
+        fields = dict(headers)
+        key = fields.pop(_KEY, None)
+        length = fields.get(b"content-length", b"")
+        if key == b"" or len(fields) + (key is not None) < len(headers) or b"content-type" not in fields:
+            return None
+        if not 1 <= len(length) <= len(str(BODY_BYTES_MAX)) or int(length) > self._bytes_max:
+            return None
+        is_common = all(HEADERS.get(name, _UNKNOWN) in (None, value) for name, value in fields.items())
+        return (key or b"") if is_common else None
 
 
 @dataclass(slots=True, eq=False)

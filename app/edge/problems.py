@@ -13,21 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 import structlog
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ledger import errors
-from ledger.facts.problems import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    METHOD_NOT_ALLOWED,
-    NOT_FOUND,
-    NOT_READY,
-    PAYLOAD_TOO_LARGE,
-    UNSUPPORTED_MEDIA_TYPE,
-    ProblemType,
-)
+from ledger.facts.problems import INTERNAL_ERROR, ProblemType
 
 PROBLEM_URI = "https://tallystick.dev/problems/"
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -42,9 +31,6 @@ _MEMBERS = ("line", "tenant_id", "job_id", "seq", "hlc", "epoch", "lsn", "achiev
 """Attributes of an error that become members of its problem if it has them."""
 _MEMBERS_IF_SAID = ("reason", "index", "free", "blocking_index", "current_epoch", "members_away")
 """The same, where they are not None."""
-_BY_STATUS = {
-    kind.status: kind for kind in (NOT_FOUND, METHOD_NOT_ALLOWED, PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, NOT_READY)
-}
 
 
 def problem_type_of(error: Exception) -> ProblemType:
@@ -93,24 +79,6 @@ def _headers_of(error: Exception) -> dict[str, str]:
     if isinstance(error, errors.OtherRegionError):
         return {"Location": error.url}
     return {}
-
-
-async def respond_to_http_exception(request: Request, error: Exception) -> Response:
-    """The answer to refusals of the framework: unknown paths and methods."""
-    assert isinstance(error, HTTPException)
-    kind = _BY_STATUS.get(error.status_code)
-    if kind is None:
-        kind = INVALID_REQUEST if error.status_code < 500 else INTERNAL_ERROR
-    return problem_response(kind, _what_to_do(request, error), headers=error.headers)
-
-
-def _what_to_do(request: Request, error: HTTPException) -> str:
-    if error.status_code == 404:
-        return f"{request.url.path} is no path of this API; /docs describes those there are"
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "what /docs describes")
-        return f"{request.method} is not allowed here, {allowed} is"
-    return error.detail
 
 
 def dotted(path: Sequence[str | int]) -> str:

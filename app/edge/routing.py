@@ -54,8 +54,9 @@ SESSION_PARAMETER: dict[str, Any] = {
 
 def answered(shape: Any, status: int = 200, **more: Any) -> dict[int | str, dict[str, Any]]:
     """Describes the answer that an operation gives: a ``shape``."""
-    schema = {"$ref": SCHEMA_REF.format(model=shape.__name__)}
-    return {status: {"content": {JSON_MEDIA_TYPE: {"schema": schema}}, **more}}
+    return {
+        status: {"content": {JSON_MEDIA_TYPE: {"schema": {"$ref": SCHEMA_REF.format(model=shape.__name__)}}}, **more}
+    }
 
 
 WRITE_PARAMETERS = [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]

@@ -49,8 +49,9 @@ class ServedNames:
     def _has_host(self, value: bytes) -> bool:
         """Whether the header ``Host`` may have this value."""
         name = _name_of(value)
-        is_address = self._takes_any_address and name is not None and _address_of(name) is not None
-        return name is not None and (name in self._own or is_loopback(name) or is_address)
+        return name is not None and (
+            name in self._own or is_loopback(name) or (self._takes_any_address and _address_of(name) is not None)
+        )
 
     def has_origin(self, value: bytes, host: bytes) -> bool:
         """Whether a page of this ``Origin`` may change something here, in a request to ``host``."""
@@ -58,8 +59,8 @@ class ServedNames:
         if not separator:
             return False
         port = _DEFAULT_PORTS.get(scheme, b"")
-        same = authority.removesuffix(port) == host.strip().lower().removesuffix(port)
-        return same or _name_of(authority) in self._named
+        is_same = authority.removesuffix(port) == host.strip().lower().removesuffix(port)
+        return is_same or _name_of(authority) in self._named
 
 
 def check_head(version: str, method: bytes, headers: Sequence[tuple[bytes, bytes]], names: ServedNames) -> None:
@@ -121,15 +122,14 @@ class TrustedProxies:
 
     def believe(self, scope: Any) -> None:
         """Set ``scheme`` and ``client`` (with port 0) of ``scope`` from the head of a request."""
-        addresses: list[bytes] = []
-        for name, value in scope["headers"]:
-            if name == b"x-forwarded-proto":
-                scheme = value.rpartition(b",")[2].strip().lower()
-                if scheme in (b"https", b"http"):
-                    scope["scheme"] = scheme.decode()
-            elif name == b"x-forwarded-for":
-                addresses += value.split(b",")
-        for address in reversed(addresses):
+        protocols, forwarded = (
+            [value for name, value in scope["headers"] if name == wanted]
+            for wanted in (b"x-forwarded-proto", b"x-forwarded-for")
+        )
+        schemes = [value.rpartition(b",")[2].strip().lower() for value in protocols]
+        if known := [scheme.decode() for scheme in schemes if scheme in (b"https", b"http")]:
+            scope["scheme"] = known[-1]
+        for address in reversed(b",".join(forwarded).split(b",")):
             host = _host_of(address)
             if host is None:
                 break

@@ -15,8 +15,6 @@ import contextlib
 import ssl
 from typing import Any
 
-import structlog
-
 from app.edge.connection.deadlines import ConnectionBounds, end_longest_waiting
 from app.edge.connection.protocol import ProblemProtocol, fault_answer
 from ledger.errors import ProblemError
@@ -24,8 +22,6 @@ from ledger.facts.problems import MALFORMED_HTTP
 
 READ_BYTES_MAX = 64 * 1024
 """Most bytes that are passed on at once."""
-
-log = structlog.get_logger()
 
 
 class TlsConnection(asyncio.Protocol, asyncio.Transport):
@@ -97,7 +93,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self._flush()
             return False
         except ssl.SSLError as error:
-            log.debug("tls_handshake_refused", client=self.get_extra_info("peername"), error=str(error))
             self._refuse(error)
             return False
         self._flush()
@@ -122,8 +117,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
                 data = self._tls.read(READ_BYTES_MAX)
             except ssl.SSLWantReadError:
                 break
-            except ssl.SSLError as error:
-                log.debug("tls_connection_broken", client=self.get_extra_info("peername"), error=str(error))
+            except ssl.SSLError:
                 self._flush()
                 self.abort()
                 return

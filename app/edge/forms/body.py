@@ -96,8 +96,7 @@ def json_body(model: Any) -> Any:
 
 def body_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
     """Describes a JSON body that the endpoint reads by itself."""
-    schema = adapter.json_schema(ref_template=SCHEMA_REF)
-    return {"required": True, "content": {JSON_MEDIA_TYPE: {"schema": schema}}}
+    return {"required": True, "content": {JSON_MEDIA_TYPE: {"schema": adapter.json_schema(ref_template=SCHEMA_REF)}}}
 
 
 def _check_media_type(content_type: str, media_type: str) -> None:

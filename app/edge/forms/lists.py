@@ -18,6 +18,7 @@ import base64
 import csv
 import io
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
@@ -25,6 +26,7 @@ from starlette.responses import Response
 
 from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import NDJSON_MEDIA_TYPE
+from app.edge.forms.fields import TREE_SIZE_MAX
 from app.runtime.answers import json_bytes
 from app.store import chain_reads
 from app.store.reading import reading
@@ -35,24 +37,22 @@ if TYPE_CHECKING:
     from app.store import Connection
     from app.store.reading import Pool
 
-_INTEGER_MAX = 2**63 - 1
-
 Row = TypeVar("Row")
 Position = TypeVar("Position", bound=tuple[int | str, ...])
 
 
+@dataclass(frozen=True)
 class Cursors(Generic[Position]):
     """The cursors of one list; ``position`` makes a position of its parts, and raises if they are invalid."""
 
-    def __init__(self, name: str, position: Callable[..., Position]) -> None:
-        self._name = name
-        self._position = position
+    name: str
+    position: Callable[..., Position]
 
     def next(self, scope: str, position: tuple[int | str, ...] | None) -> str | None:
         """The cursor within ``scope`` at ``position``; None after the last page."""
         if not position:
             return None
-        return base64.urlsafe_b64encode(orjson.dumps([self._name, scope, *position])).rstrip(b"=").decode()
+        return base64.urlsafe_b64encode(orjson.dumps([self.name, scope, *position])).rstrip(b"=").decode()
 
     def at(self, scope: str, cursor: str | None) -> Position | None:
         """The position of ``cursor``; None when there is no cursor.
@@ -64,7 +64,7 @@ class Cursors(Generic[Position]):
             return None
         try:
             _, _, *parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-            position = self._position(*parts)
+            position = self.position(*parts)
             is_ours = self.next(scope, position) == cursor
         except (ValueError, TypeError, ArithmeticError, InvalidInputError):
             is_ours = False
@@ -80,7 +80,7 @@ def hlc_position(physical_ms: int, logical: int, node_id: str) -> Hlc:
 
 def number_position(number: int) -> tuple[int]:
     """A number from 1 on as a position."""
-    if not 1 <= int(number) <= _INTEGER_MAX:
+    if not 1 <= int(number) <= TREE_SIZE_MAX:
         raise ValueError
     return (int(number),)
 
@@ -92,9 +92,11 @@ def text_position(text: str) -> tuple[str]:
     return (str(text),)
 
 
-def page(items: Sequence[object], next_cursor: str | None, **more: object) -> Response:
+def page(
+    items: Sequence[object], next_cursor: str | None, headers: dict[str, str] | None = None, **more: object
+) -> Response:
     """A page as an answer."""
-    return json_answer({"items": items, "next_cursor": next_cursor, **more})
+    return json_answer({"items": items, "next_cursor": next_cursor, **more}, headers=headers)
 
 
 class NewestFirst(Generic[Row]):
@@ -118,7 +120,7 @@ class NewestFirst(Generic[Row]):
             InvalidInputError: ``cursor`` is not of this list.
             TenantNotFoundError: there is no such tenant.
         """
-        (below,) = self._cursors.at(tenant_id, cursor) or (_INTEGER_MAX,)
+        (below,) = self._cursors.at(tenant_id, cursor) or (TREE_SIZE_MAX,)
         async with reading(pool) as connection:
             found = await self._read(connection, tenant_id, below, limit + 1)
             if not found:
@@ -127,9 +129,7 @@ class NewestFirst(Generic[Row]):
         return rows, self._cursors.next(tenant_id, (self._number_of(rows[-1]),)) if len(found) > limit else None
 
 
-JSON: Final = JSON_MEDIA_TYPE
-NDJSON: Final = NDJSON_MEDIA_TYPE
-CSV: Final = "text/csv"
+CSV_MEDIA_TYPE: Final = "text/csv"
 CSV_JOB_COLUMNS: Final = (
     "tenant_id",
     "job_id",
@@ -160,9 +160,13 @@ def media_type_of(accept: Iterable[str]) -> str:
         media_type, *parameters = (part.strip().lower() for part in named.split(";"))
         weights.setdefault(media_type, next(map(_weight, (p for p in parameters if p.startswith("q="))), 1.0))
     any_of_these = max(weights.get("*/*", 0.0), weights.get("application/*", 0.0))
-    found = {JSON: weights.get(JSON, any_of_these), NDJSON: weights.get(NDJSON, 0.0), CSV: weights.get(CSV, 0.0)}
+    found = {
+        JSON_MEDIA_TYPE: weights.get(JSON_MEDIA_TYPE, any_of_these),
+        NDJSON_MEDIA_TYPE: weights.get(NDJSON_MEDIA_TYPE, 0.0),
+        CSV_MEDIA_TYPE: weights.get(CSV_MEDIA_TYPE, 0.0),
+    }
     best = max(found, key=lambda media_type: found[media_type])
-    return best if found[best] > 0 else JSON
+    return best if found[best] > 0 else JSON_MEDIA_TYPE
 
 
 def _weight(parameter: str) -> float:

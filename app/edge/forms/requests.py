@@ -46,24 +46,23 @@ from ledger.facts.events import Field as EventField
 from ledger.machines.job_search import FIELDS_MAX as SEARCH_FIELDS_MAX
 from ledger.private_fields import FIELDS_MAX
 
-STRICT = ConfigDict(extra="forbid", strict=True)
-
-
 EVENT_TAGS = frozenset(JOB_EVENTS)
 """Parts of an error's path that name the model chosen by ``type``."""
 
 
-def _strict(name: str, meaning: str, **members: Any) -> Any:
+def _strict(name: str, meaning: str, /, **members: Any) -> Any:
     """The strict form of an object with these members."""
     form = TypedDict(name, members, total=False)  # type: ignore[misc]
     form.__doc__ = meaning
-    return with_config(STRICT)(form)
+    return with_config(ConfigDict(extra="forbid", strict=True))(form)
 
 
 def _fact(name: str, meaning: str, fields: Sequence[EventField], **more: Any) -> Any:
     """The strict form of an event with these fields and ``COMMON_FIELDS``."""
-    kinds = {field.name: (FORM_OF_KIND[field.kind], field.is_required) for field in (*COMMON_FIELDS, *fields)}
-    members = {name: Required[form] if is_required else form for name, (form, is_required) in kinds.items()}
+    members = {
+        field.name: Required[FORM_OF_KIND[field.kind]] if field.is_required else FORM_OF_KIND[field.kind]
+        for field in (*COMMON_FIELDS, *fields)
+    }
     return _strict(name, meaning, **members, **more)
 
 
@@ -128,15 +127,15 @@ HeldName = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$", examples=["team
 """A leased resource, or the holder of a quota."""
 
 
-@with_config(STRICT)
-class ResourcesGiven(TypedDict, total=False):
-    """An amount in each dimension; what is left out is 0."""
-
-    cpu_millis: Count
-    memory_bytes: Count
-    disk_bytes: Count
-    disk_bw_bps: Count
-    accelerators: Annotated[dict[Name, Count], Field(max_length=64)]
+ResourcesGiven = _strict(
+    "ResourcesGiven",
+    "An amount in each dimension; what is left out is 0.",
+    cpu_millis=Count,
+    memory_bytes=Count,
+    disk_bytes=Count,
+    disk_bw_bps=Count,
+    accelerators=Annotated[dict[Name, Count], Field(max_length=64)],
+)
 
 
 _PLACED = {
@@ -212,106 +211,106 @@ CAPACITY: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-@with_config(STRICT)
-class SnapshotRequest(TypedDict):
-    """Body of ``POST /v1/snapshots``."""
-
-    tenant_id: ReadableTenantId
+SnapshotRequest = _strict(
+    "SnapshotRequest",
+    "Body of ``POST /v1/snapshots``.",
+    tenant_id=Required[ReadableTenantId],
+)
 
 
 Statement = Annotated[dict[str, Any], Field(description="DSSE envelope by a key kept elsewhere: docs/formats/keys.md")]
 
 
-@with_config(STRICT)
-class AcknowledgeRequest(TypedDict, total=False):
-    """Body of ``POST /v1/chain/acknowledge``."""
-
-    tenant_id: Required[ReadableTenantId]
-    reason: Required[Annotated[str, Field(min_length=1, max_length=1000)]]
-    kind: Annotated[str, Field(min_length=1, max_length=40)]
-    seq: Annotated[int, Field(ge=0, le=2**63 - 1)]
-
-
-@with_config(STRICT)
-class RotateRequest(TypedDict, total=False):
-    """Body of ``POST /v1/keys/rotate``."""
-
-    new_key_uri: Annotated[str, Field(min_length=1, max_length=2048)]
-    log_key: bool
+AcknowledgeRequest = _strict(
+    "AcknowledgeRequest",
+    "Body of ``POST /v1/chain/acknowledge``.",
+    tenant_id=Required[ReadableTenantId],
+    reason=Required[Annotated[str, Field(min_length=1, max_length=1000)]],
+    kind=Annotated[str, Field(min_length=1, max_length=40)],
+    seq=Annotated[int, Field(ge=0, le=2**63 - 1)],
+)
 
 
-@with_config(STRICT)
-class RevokeRequest(TypedDict, total=False):
-    """Body of ``POST /v1/keys/{key_id}/revoke``."""
-
-    from_hlc: HlcText
-    reason: Annotated[str, Field(min_length=1, max_length=1024)]
-    statement: Statement
-
-
-@with_config(STRICT)
-class AdmitRequest(TypedDict, total=False):
-    """Body of ``POST /v1/keys/{key_id}/admit``."""
-
-    statement: Statement
+RotateRequest = _strict(
+    "RotateRequest",
+    "Body of ``POST /v1/keys/rotate``.",
+    new_key_uri=Annotated[str, Field(min_length=1, max_length=2048)],
+    log_key=bool,
+)
 
 
-@with_config(STRICT)
-class ExportRequest(TypedDict, total=False):
-    """Body of ``POST /v1/bundles/export``."""
-
-    tenant_id: Required[ReadableTenantId]
-    from_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
-    to_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
-    evidence: bool
-
-
-@with_config(STRICT)
-class PrivacyRequest(TypedDict, total=False):
-    """Body of ``PUT /v1/tenants/{tenant_id}/privacy``; ``subject`` is the field whose value names the person."""
-
-    fields: Required[Annotated[list[FieldName], Field(max_length=FIELDS_MAX)]]
-    subject: FieldName | None
+RevokeRequest = _strict(
+    "RevokeRequest",
+    "Body of ``POST /v1/keys/{key_id}/revoke``.",
+    from_hlc=HlcText,
+    reason=Annotated[str, Field(min_length=1, max_length=1024)],
+    statement=Statement,
+)
 
 
-@with_config(STRICT)
-class SearchFieldsRequest(TypedDict):
-    """Body of ``PUT /v1/tenants/{tenant_id}/search``."""
-
-    fields: Annotated[list[FieldName], Field(max_length=SEARCH_FIELDS_MAX)]
-
-
-@with_config(STRICT)
-class ErasureRequest(TypedDict, total=False):
-    """Body of ``POST /v1/tenants/{tenant_id}/erasures``; ``reason`` goes on record as it is."""
-
-    subject: Required[Name]
-    reason: Text
+AdmitRequest = _strict(
+    "AdmitRequest",
+    "Body of ``POST /v1/keys/{key_id}/admit``.",
+    statement=Statement,
+)
 
 
-@with_config(STRICT)
-class TokenRequest(TypedDict, total=False):
-    """Body of ``POST /v1/tokens``; ``expires_in`` as in settings, such as ``30d``: left out, the token never does."""
+ExportRequest = _strict(
+    "ExportRequest",
+    "Body of ``POST /v1/bundles/export``.",
+    tenant_id=Required[ReadableTenantId],
+    from_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX)],
+    to_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX)],
+    evidence=bool,
+)
 
-    name: Required[PrincipalName]
-    rights: Required[Annotated[list[RightName], Field(min_length=1, max_length=len(Right))]]
-    tenants: Required[Annotated[list[TenantsPattern], Field(min_length=1, max_length=PATTERNS_MAX)]]
-    expires_in: Annotated[str, Field(min_length=1, max_length=32, examples=["30d"])]
+
+PrivacyRequest = _strict(
+    "PrivacyRequest",
+    "Body of ``PUT /v1/tenants/{tenant_id}/privacy``; ``subject`` is the field whose value names the person.",
+    fields=Required[Annotated[list[FieldName], Field(max_length=FIELDS_MAX)]],
+    subject=FieldName | None,
+)
 
 
-@with_config(STRICT)
-class WebhookRequest(TypedDict, total=False):
-    """Body of ``POST /v1/webhooks``: what to deliver where. Without ``actions`` or ``job`` it is all, without
-    ``from_seq`` what is chained from now on."""
+SearchFieldsRequest = _strict(
+    "SearchFieldsRequest",
+    "Body of ``PUT /v1/tenants/{tenant_id}/search``.",
+    fields=Required[Annotated[list[FieldName], Field(max_length=SEARCH_FIELDS_MAX)]],
+)
 
-    tenant_id: Required[ReadableTenantId]
-    url: Required[Annotated[FetchedUrl, Field(max_length=2048, examples=["https://receiver.example.org/ledger"])]]
-    actions: Annotated[
+
+ErasureRequest = _strict(
+    "ErasureRequest",
+    "Body of ``POST /v1/tenants/{tenant_id}/erasures``; ``reason`` goes on record as it is.",
+    subject=Required[Name],
+    reason=Text,
+)
+
+
+TokenRequest = _strict(
+    "TokenRequest",
+    "Body of ``POST /v1/tokens``; ``expires_in`` as in settings, such as ``30d``: left out, the token never does.",
+    name=Required[PrincipalName],
+    rights=Required[Annotated[list[RightName], Field(min_length=1, max_length=len(Right))]],
+    tenants=Required[Annotated[list[TenantsPattern], Field(min_length=1, max_length=PATTERNS_MAX)]],
+    expires_in=Annotated[str, Field(min_length=1, max_length=32, examples=["30d"])],
+)
+
+
+WebhookRequest = _strict(
+    "WebhookRequest",
+    "Body of ``POST /v1/webhooks``: what to deliver where. Without ``actions`` or ``job`` it is all, without\n"
+    "``from_seq`` what is chained from now on.",
+    tenant_id=Required[ReadableTenantId],
+    url=Required[Annotated[FetchedUrl, Field(max_length=2048, examples=["https://receiver.example.org/ledger"])]],
+    actions=Annotated[
         list[Annotated[str, Field(pattern="^[A-Z][A-Z_]{0,63}$", examples=["COMPLETE"])]],
         Field(min_length=1, max_length=64),
-    ]
-    job: Name
-    from_seq: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+    ],
+    job=Name,
+    from_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX)],
+)
 
 
 STATS_REPORT: TypeAdapter[Any] = TypeAdapter(

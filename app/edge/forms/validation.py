@@ -73,7 +73,9 @@ def invalid(
 def _wrong_tag(item: Mapping[str, Any], given: object) -> tuple[tuple[str | int, ...], str]:
     name = item["ctx"]["discriminator"].strip("'") if "ctx" in item else "type"
     if item["type"] == "union_tag_not_found":
-        meant = nearest_field(given, name)
+        # The field may be there, misspelt.
+        written = [key for key in given if isinstance(key, str)] if isinstance(given, dict) else []
+        meant = nearest(name, written)
         if meant is not None:
             return (*item["loc"], meant), f"there is no such field; the nearest is {name}, which is required"
         return (*item["loc"], name), "is required"
@@ -104,13 +106,7 @@ def first_error(items: Sequence[Mapping[str, Any]], form: TypeAdapter[Any] | Non
     if not unknown:
         return tuple(first["loc"]), words_of(first)
     name = next((name for name in unknown if nearest(name, missing)), unknown[0])
-    known = [] if form is None else fields_at(_schema_of(form), parent)
-    return (*parent, name), _unknown(name, missing, known)
-
-
-def nearest_field(given: object, name: str) -> str | None:
-    """The member of ``given`` that may be a misspelling of the missing ``name``."""
-    return nearest(name, [key for key in given if isinstance(key, str)]) if isinstance(given, dict) else None
+    return (*parent, name), _unknown(name, missing, [] if form is None else fields_at(_schema_of(form), parent))
 
 
 def _unknown(name: str, missing: Sequence[str], known: Sequence[str]) -> str:

@@ -72,7 +72,7 @@ AccessList = shape(
 
 @router.post("/v1/tokens", status_code=201, responses=answered(NewTokenAnswer, 201))
 async def issue_token(
-    tokens: Service[Tokens], accepted: AcceptedDep, wanted: Annotated[TokenRequest, json_body(TokenRequest)]
+    tokens: Service[Tokens], accepted: AcceptedDep, wanted: Annotated[dict[str, Any], json_body(TokenRequest)]
 ) -> Response:
     """Issue a token, with rights for tenants that the caller administers. The answer has it, and nothing else ever."""
     expires_at = _end(wanted.get("expires_in"))

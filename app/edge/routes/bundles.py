@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.edge.accepted import AcceptedDep, Service
-from app.edge.answers import json_answer, streamed
+from app.edge.answers import JSON_MEDIA_TYPE, json_answer, streamed
 from app.edge.forms.body import MULTIPART_MEDIA_TYPE as MULTIPART
 from app.edge.forms.body import json_body, uploaded
 from app.edge.forms.fields import JOB_ID_PATTERN, SeqNumber, TenantQuery
@@ -31,25 +31,24 @@ from signing.manifest import RangeManifest
 router = APIRouter(route_class=StrictRoute, tags=["bundles"], responses=PROBLEM_RESPONSE)
 
 MEDIA_TYPE = "application/x-tar"
-_BUNDLE = {
-    "description": "A bundle, or evidence of a broken chain, also where a row behind those already sent does not hold; "
-    "without its end it is neither, and nothing in it counts",
-    "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-}
-
-_FILES = {
-    "type": "object",
-    "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}},
-    "required": ["file"],
-}
 
 
-@router.post("/v1/bundles/export", response_class=Response, responses={200: _BUNDLE})
+@router.post(
+    "/v1/bundles/export",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A bundle, or evidence of a broken chain, also where a row behind those already sent does "
+            "not hold; without its end it is neither, and nothing in it counts",
+            "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
 async def export_bundle(
     request: Request,
     exporter: Service[BundleExporter],
     accepted: AcceptedDep,
-    wanted: Annotated[ExportRequest, json_body(ExportRequest)],
+    wanted: Annotated[dict[str, Any], json_body(ExportRequest)],
 ) -> Response:
     """Sign everything chained so far, then send the tenant's ledger, or a range of it, as one file.
 
@@ -58,8 +57,9 @@ async def export_bundle(
     is_evidence = wanted.get("evidence", False)
     give = exporter.evidence if is_evidence else exporter.export
     tenant_id, from_seq, to_seq = wanted["tenant_id"], wanted.get("from_seq"), wanted.get("to_seq")
-    disposition = f'attachment; filename="{tenant_id}.{"evidence" if is_evidence else "bundle"}.tar"'
-    headers = {"Content-Disposition": disposition}
+    headers = {
+        "Content-Disposition": f'attachment; filename="{tenant_id}.{"evidence" if is_evidence else "bundle"}.tar"'
+    }
     pieces = give(tenant_id, from_seq, to_seq)
     return await streamed(request, accepted, pieces, MEDIA_TYPE, headers, tenant_id, from_seq=from_seq, to_seq=to_seq)
 
@@ -67,7 +67,22 @@ async def export_bundle(
 @router.post(
     "/v1/bundles/import",
     responses=answered(ImportAnswer),
-    openapi_extra={"requestBody": {"required": True, "content": {MULTIPART: {"schema": _FILES}}}},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                MULTIPART: {
+                    "schema": {
+                        "type": "object",
+                        "properties": {
+                            "file": {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
+                        },
+                        "required": ["file"],
+                    }
+                }
+            },
+        }
+    },
 )
 async def import_bundles(
     request: Request,
@@ -100,10 +115,9 @@ async def import_bundles(
 
 receipts_router = APIRouter(route_class=StrictRoute, responses=PROBLEM_RESPONSE)
 
-RECEIPT_MEDIA_TYPE = "application/json"
 _RECEIPT = {
     "description": "A receipt; tally verify-proof and the page /verify verify it",
-    "content": {RECEIPT_MEDIA_TYPE: {"schema": {"type": "object", "required": ["receipt", "statement"]}}},
+    "content": {JSON_MEDIA_TYPE: {"schema": {"type": "object", "required": ["receipt", "statement"]}}},
 }
 
 Extends = Annotated[
@@ -156,6 +170,8 @@ async def prove_entry(
 
 
 def _receipt_answer(made: Made, name: str) -> Response:
-    disposition = f'attachment; filename="{name.replace(":", "-")}.receipt.json"'
-    headers = {"Content-Disposition": disposition, "Cache-Control": "no-store"}
-    return Response(made.file, headers=headers, media_type=RECEIPT_MEDIA_TYPE)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name.replace(":", "-")}.receipt.json"',
+        "Cache-Control": "no-store",
+    }
+    return Response(made.file, headers=headers, media_type=JSON_MEDIA_TYPE)

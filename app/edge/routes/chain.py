@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -119,9 +119,11 @@ async def verify_chain(
         async with while_connected(request):
             verification = await verifier.full(given[0], from_seq, to_seq, by=accepted.caller.id or UNKNOWN_CALLER)
     verdict = verification.verdict
-    is_whole = from_seq is None and to_seq is None
-    standing = breaks.of_tenant(verdict.tenant_id) if is_whole and verdict.is_valid else []
-    not_mended = [{"seq": each.seq, "kind": each.kind, "detail": each.detail} for each in standing]
+    is_whole_valid = from_seq is None and to_seq is None and verdict.is_valid
+    not_mended = [
+        {"seq": each.seq, "kind": each.kind, "detail": each.detail}
+        for each in (breaks.of_tenant(verdict.tenant_id) if is_whole_valid else ())
+    ]
     return json_answer(verification.to_json() | {"not_mended": not_mended})
 
 
@@ -133,7 +135,7 @@ async def acknowledge_breaks(
     settings: Service[Settings],
     system_entries: Service[SystemEntries],
     accepted: AcceptedDep,
-    wanted: Annotated[AcknowledgeRequest, json_body(AcknowledgeRequest)],
+    wanted: Annotated[dict[str, Any], json_body(AcknowledgeRequest)],
 ) -> Response:
     """Say that somebody has seen breaks that this node met: of one kind and seq, or all of the tenant.
     Those of `_system` include records of this node's WAL that are lost, kind `wal-lost`.
@@ -145,13 +147,12 @@ async def acknowledge_breaks(
     lost, found = losses.wanted(tenant_id, kind, seq), breaks.unacknowledged(tenant_id, kind, seq)
     if not lost and not found:
         raise NotFoundError(f"this node has found no such break of tenant {tenant_id} that is not acknowledged yet")
-    by = accepted.caller.id or UNKNOWN_CALLER
     to_record: list[tuple[str, dict[str, object], Callable[[], None]]] = [
         *(
             (
                 each.subject,
                 {"kind": each.kind, "seq": each.seq, "detail": each.detail, "found_at": each.found_at},
-                partial(breaks.acknowledge, each, by),
+                partial(breaks.acknowledge, each, accepted.caller.id or UNKNOWN_CALLER),
             )
             for each in found
         ),
@@ -190,8 +191,11 @@ async def read_head(pool: Service[NodePool], tenant_id: TenantQuery) -> Response
         raise damaged(tenant_id, "head", head.head_seq, f"its head at seq {head.head_seq} is not the entry there")
     tree = None
     if head.root_hash is not None:
-        size = proofs.checkpoint_size(tenant_id, head.checkpoint)
-        tree = {"size": head.tree_size, "root_hash": head.root_hash, "checkpoint_size": size}
+        tree = {
+            "size": head.tree_size,
+            "root_hash": head.root_hash,
+            "checkpoint_size": proofs.checkpoint_size(tenant_id, head.checkpoint),
+        }
     return json_answer(
         {
             "tenant_id": tenant_id,
@@ -284,7 +288,7 @@ _SNAPSHOTS = NewestFirst("snapshots", chain_reads.list_snapshots, lambda row: ro
     },
 )
 async def sign_snapshot(
-    pool: Service[NodePool], notary: Service[Notary], wanted: Annotated[SnapshotRequest, json_body(SnapshotRequest)]
+    pool: Service[NodePool], notary: Service[Notary], wanted: Annotated[dict[str, Any], json_body(SnapshotRequest)]
 ) -> Response:
     """Sign everything chained so far; answers the newest snapshot."""
     tenant_id = wanted["tenant_id"]

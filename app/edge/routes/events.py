@@ -53,21 +53,23 @@ LINES_MAX = 100_000
 """Most events in one request."""
 
 _EVENTS = LineModel("event", EVENT_LINE, LINES_MAX, EVENT_TAGS)
-_BODY = {
-    "required": True,
-    "content": {
-        NDJSON_MEDIA_TYPE: {
-            "schema": {"type": "string", "description": "One EventLine a line."},
-            "x-item-schema": {"$ref": "#/components/schemas/EventLine"},
-        }
-    },
-}
 
 
 @router.post(
     "/v1/events",
     responses=answered(BatchAnswer, headers=WRITE_HEADERS),
-    openapi_extra={"requestBody": _BODY, "parameters": WRITE_PARAMETERS},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                NDJSON_MEDIA_TYPE: {
+                    "schema": {"type": "string", "description": "One EventLine a line."},
+                    "x-item-schema": {"$ref": "#/components/schemas/EventLine"},
+                }
+            },
+        },
+        "parameters": WRITE_PARAMETERS,
+    },
 )
 async def submit_events(
     request: Request,

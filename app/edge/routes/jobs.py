@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator, Field
 
 from app.edge.accepted import AcceptedDep, Service
-from app.edge.answers import json_answer, streamed
-from app.edge.forms.body import body_of
+from app.edge.answers import JSON_MEDIA_TYPE, json_answer, streamed
+from app.edge.forms.body import NDJSON_MEDIA_TYPE, body_of
 from app.edge.forms.fields import (
     JOB_ID_PATTERN,
     ActorName,
@@ -25,10 +25,8 @@ from app.edge.forms.fields import (
     moment,
 )
 from app.edge.forms.lists import (
-    CSV,
     CSV_JOB_COLUMNS,
-    JSON,
-    NDJSON,
+    CSV_MEDIA_TYPE,
     Cursors,
     csv_head,
     csv_rows,
@@ -90,14 +88,6 @@ EventAnswer = shape(
 )
 
 
-_TAKEN = answered(
-    EventAnswer,
-    201,
-    headers={
-        **WRITE_HEADERS,
-        "Location": {"schema": {"type": "string"}, "description": "The job, to be read without another parameter."},
-    },
-)
 _EVENTS = Cursors("events", hlc_position)
 _CANCELLATIONS = Cursors("cancellations", hlc_position)
 
@@ -106,8 +96,21 @@ JobIdPath = Annotated[str, Path(pattern=JOB_ID_PATTERN, description="The job.")]
 
 def _described(write: Write) -> dict[str, Any]:
     """The description of the route of ``write``."""
-    extra = {"requestBody": body_of(write.form), "parameters": WRITE_PARAMETERS}
-    return {"status_code": 201, "responses": _TAKEN, "openapi_extra": extra}
+    return {
+        "status_code": 201,
+        "responses": answered(
+            EventAnswer,
+            201,
+            headers={
+                **WRITE_HEADERS,
+                "Location": {
+                    "schema": {"type": "string"},
+                    "description": "The job, to be read without another parameter.",
+                },
+            },
+        ),
+        "openapi_extra": {"requestBody": body_of(write.form), "parameters": WRITE_PARAMETERS},
+    }
 
 
 @submissions.post(CREATION.path, **_described(CREATION))
@@ -173,8 +176,9 @@ async def read_job(
     as_of: Annotated[Moment | None, Query(description="Only what had happened by then: an HLC or a time.")] = None,
 ) -> Response:
     """One job, as fresh as ``consistency`` says, or as it was at ``as_of``."""
-    at = moment("as_of", as_of, rfc3339.up_to)
-    found = await jobs.read(tenant_id, job_id, promise, at, accepted.caller.patterns(Right.READ))
+    found = await jobs.read(
+        tenant_id, job_id, promise, moment("as_of", as_of, rfc3339.up_to), accepted.caller.patterns(Right.READ)
+    )
     await accepted.record_read(found["tenant_id"], job_id=job_id)
     return json_answer(found)
 
@@ -238,7 +242,7 @@ _FORMS = answered(
         }
     },
 )
-_FORMS[200]["content"] |= {media_type: {"schema": {"type": "string"}} for media_type in (NDJSON, CSV)}
+_FORMS[200]["content"] |= {form: {"schema": {"type": "string"}} for form in (NDJSON_MEDIA_TYPE, CSV_MEDIA_TYPE)}
 
 
 def _statuses(values: list[str]) -> list[str]:
@@ -312,15 +316,14 @@ async def list_jobs(
         return await jobs.list(tenant_id, promise, wanted, first, below, count)
 
     media_type = media_type_of(request.headers.getlist("accept"))
-    if media_type != JSON and limit is None:
+    if media_type != JSON_MEDIA_TYPE and limit is None:
         pieces = _all_pages(media_type, page_below, begin)
         return await streamed(request, accepted, pieces, media_type, _VARIES, tenant_id, jobs="all that are found")
     found = await page_below(begin, limit or LIMIT)
     await accepted.record_read(tenant_id, jobs=len(found.items))
     next_cursor = _JOBS.next(scope, found.last)
-    if media_type == JSON:
-        whole = {"items": found.items, "next_cursor": next_cursor, "damaged": found.damaged}
-        return json_answer(whole | {"consistency": found.consistency}, headers=_VARIES)
+    if media_type == JSON_MEDIA_TYPE:
+        return page(found.items, next_cursor, headers=_VARIES, damaged=found.damaged, consistency=found.consistency)
     headers = {} if next_cursor is None else {NEXT_CURSOR: next_cursor}
     return Response(_head(media_type) + _rows(media_type, found), headers=_VARIES | headers, media_type=media_type)
 
@@ -347,11 +350,11 @@ async def _all_pages(
 
 
 def _head(media_type: str) -> bytes:
-    return csv_head(CSV_JOB_COLUMNS) if media_type == CSV else b""
+    return csv_head(CSV_JOB_COLUMNS) if media_type == CSV_MEDIA_TYPE else b""
 
 
 def _rows(media_type: str, found: Page) -> bytes:
-    if media_type == CSV:
+    if media_type == CSV_MEDIA_TYPE:
         named = ({"job_id": each["job_id"], "status": DAMAGED, "error": each["detail"]} for each in found.damaged)
         return csv_rows(CSV_JOB_COLUMNS, [*found.items, *(_EMPTY | each for each in named)])
     return ndjson([*found.items, *({"job_id": each["job_id"], "damaged": each["detail"]} for each in found.damaged)])

@@ -62,7 +62,7 @@ async def list_keys(
 
 @router.post("/v1/keys/rotate", status_code=201, responses=answered(RotationAnswer, 201))
 async def rotate_key(
-    key_changes: Service[KeyChanges], trust: Service[Trust], wanted: Annotated[RotateRequest, json_body(RotateRequest)]
+    key_changes: Service[KeyChanges], trust: Service[Trust], wanted: Annotated[dict[str, Any], json_body(RotateRequest)]
 ) -> Response:
     """Let a new key of this node sign from now on. What the old one signed stays valid; it signs nothing later."""
     new_id, old_id = await key_changes.rotate(wanted.get("new_key_uri"), log_key=wanted.get("log_key", False))
@@ -75,11 +75,15 @@ async def revoke_key(
     key_changes: Service[KeyChanges],
     trust: Service[Trust],
     key_id: KeyId,
-    wanted: Annotated[RevokeRequest, json_body(RevokeRequest)],
+    wanted: Annotated[dict[str, Any], json_body(RevokeRequest)],
 ) -> Response:
     """Let nothing count that the key signed from an HLC on, now when none is given. A key in use is rotated first."""
-    from_hlc = Hlc.parse(wanted["from_hlc"]) if "from_hlc" in wanted else None
-    await key_changes.revoke(key_id, from_hlc, wanted.get("reason"), wanted.get("statement"))
+    await key_changes.revoke(
+        key_id,
+        Hlc.parse(wanted["from_hlc"]) if "from_hlc" in wanted else None,
+        wanted.get("reason"),
+        wanted.get("statement"),
+    )
     return json_answer((await _by_id(trust))[key_id])
 
 
@@ -88,7 +92,7 @@ async def admit_key(
     key_changes: Service[KeyChanges],
     trust: Service[Trust],
     key_id: KeyId,
-    wanted: Annotated[AdmitRequest, json_body(AdmitRequest)],
+    wanted: Annotated[dict[str, Any], json_body(AdmitRequest)],
 ) -> Response:
     """Let a key count that a node introduced, with the word of this node's key or with a statement made elsewhere."""
     await key_changes.admit(key_id, wanted.get("statement"))
@@ -97,16 +101,26 @@ async def admit_key(
 
 async def _by_id(trust: Trust) -> dict[str, dict[str, Any]]:
     published = await trust.published()
-    waiting = {item.key.key_id: _waiting_answer(item) for item in published.waiting}
-    return waiting | {item.key.key_id: _answer(item) for item in published.admitted}
+    return {
+        **{item.key.key_id: _waiting_answer(item) for item in published.waiting},
+        **{item.key.key_id: _answer(item) for item in published.admitted},
+    }
 
 
 def _answer(item: PublishedKey) -> dict[str, Any]:
     said = item._asdict()
-    introduced = None if item.introduced_by is None else item.introduced_by._asdict()
-    return {**said.pop("key").to_json(), **said, "admitted": True, "introduced_by": introduced}
+    return {
+        **said.pop("key").to_json(),
+        **said,
+        "admitted": True,
+        "introduced_by": None if item.introduced_by is None else item.introduced_by._asdict(),
+    }
 
 
 def _waiting_answer(item: KnownKey) -> dict[str, Any]:
-    key = PublishedKey(item.key, item.node_id, False, False, None, None, item.introduced.at)
-    return {**_answer(key), "admitted": False, "facts": item.facts, "is_old_form": item.is_old_form}
+    return {
+        **_answer(PublishedKey(item.key, item.node_id, False, False, None, None, item.introduced.at)),
+        "admitted": False,
+        "facts": item.facts,
+        "is_old_form": item.is_old_form,
+    }

@@ -59,17 +59,6 @@ EVENTS_MAX: Final = 1000
 """Most events in one request."""
 RUNS_AT_ONCE: Final = 32
 """Runs of one request whose events are recorded beside each other."""
-_BODY: Final = {
-    "required": True,
-    "content": {
-        JSON_MEDIA_TYPE: {
-            "schema": {
-                "description": "An event of OpenLineage, or an array of them; facets that are not known count nothing.",
-                "oneOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}, "maxItems": EVENTS_MAX}],
-            }
-        }
-    },
-}
 
 
 LineageAnswer = shape(
@@ -81,7 +70,27 @@ LineageAnswer = shape(
 )
 
 
-@router.post("/api/v1/lineage", responses=answered(LineageAnswer), openapi_extra={"requestBody": _BODY})
+@router.post(
+    "/api/v1/lineage",
+    responses=answered(LineageAnswer),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                JSON_MEDIA_TYPE: {
+                    "schema": {
+                        "description": "An event of OpenLineage, or an array of them; facets that are not known count "
+                        "nothing.",
+                        "oneOf": [
+                            {"type": "object"},
+                            {"type": "array", "items": {"type": "object"}, "maxItems": EVENTS_MAX},
+                        ],
+                    }
+                }
+            },
+        }
+    },
+)
 async def record_lineage(
     request: Request,
     accepted: AcceptedDep,
@@ -181,7 +190,6 @@ TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Events of a job that each state of a run is."""
 
-_JOB_ID: Final = re.compile(JOB_ID_PATTERN)
 _ERRORS: Final = ("errorMessage", "spark.exception")
 """Facets whose ``message`` says why a run failed."""
 _STATISTICS: Final = {"rowCount": "rows", "size": "bytes", "fileCount": "files"}
@@ -238,7 +246,7 @@ def read_event(value: object) -> RunEvent | None:
     if not (isinstance(run_id, str) and isinstance(namespace, str) and isinstance(name, str) and namespace):
         raise InvalidInputError("a run event has the texts run.runId, job.namespace and job.name")
     state = str(body.get("eventType", "OTHER")).upper()
-    if state not in TYPES or _JOB_ID.fullmatch(run_id) is None:
+    if state not in TYPES or re.fullmatch(JOB_ID_PATTERN, run_id) is None:
         return None
     return RunEvent(run_id, state, _text(namespace) or "-", _text(name) or "-", body)
 

@@ -48,20 +48,17 @@ _LEVEL = re.compile(r"(?P<level>0|[1-9][0-9]?)/(?P<rest>.*)", re.ASCII)
 _INDEX = re.compile(r"(?P<index>(?:x[0-9]{3}/){0,5}[0-9]{3})(?:\.p/(?P<width>[1-9][0-9]{0,2}))?", re.ASCII)
 _GZIP = re.compile(r"(?:x-)?gzip|\*", re.ASCII)
 _NO_WEIGHT = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
-_NOT_KEPT = {"Cache-Control": "no-store"}
-_TEXT = {"description": "A signed note", "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_ENTRIES = {"description": "Entries, each behind its length as u16 big-endian", "content": _BINARY}
 
-_NAME = (
-    "Which: its number in groups of three digits as C2SP tlog-tiles has it, with .p/ and a width where it is not full."
-)
-_TILE = "Which: its level, /, and its number in groups of three digits, with .p/ and a width where it is not full."
 _COSIGNATURES = NewestFirst("cosignatures", anchors.list_cosignatures, lambda row: row.id)
 _TIMESTAMPS = NewestFirst("anchors", anchors.list_timestamps, lambda row: row.id)
 
 
-@router.get("/v1/log/{tenant_id}/checkpoint", response_class=Response, responses={200: _TEXT})
+@router.get(
+    "/v1/log/{tenant_id}/checkpoint",
+    response_class=Response,
+    responses={200: {"description": "A signed note", "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}}}},
+)
 async def read_checkpoint(
     notary: Service[Notary],
     pool: Service[NodePool],
@@ -80,16 +77,26 @@ async def read_checkpoint(
     with notary.mending(tenant_id):
         note = await read(pool, tenant_id, settings.log.witnesses)
         open_stored(tenant_id, note, await trust.log_keys(tenant_id), notary.origin(tenant_id))
-    return Response(note, headers=_NOT_KEPT, media_type=TEXT_MEDIA_TYPE)
+    return Response(note, headers={"Cache-Control": "no-store"}, media_type=TEXT_MEDIA_TYPE)
 
 
-@router.get("/v1/log/{tenant_id}/tile/entries/{bundle:path}", response_class=Response, responses={200: _ENTRIES})
+@router.get(
+    "/v1/log/{tenant_id}/tile/entries/{bundle:path}",
+    response_class=Response,
+    responses={200: {"description": "Entries, each behind its length as u16 big-endian", "content": _BINARY}},
+)
 async def read_entry_bundle(
     request: Request,
     pool: Service[NodePool],
     settings: Service[Settings],
     tenant_id: ReadableTenantPath,
-    bundle: Annotated[str, Path(description=_NAME)],
+    bundle: Annotated[
+        str,
+        Path(
+            description="Which: its number in groups of three digits as C2SP tlog-tiles has it, with .p/ and a width "
+            "where it is not full."
+        ),
+    ],
 ) -> Response:
     """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
     entries = await proofs.entry_bundle(pool, tenant_id, *_parse_index(bundle))
@@ -109,14 +116,23 @@ async def read_tile(
     pool: Service[NodePool],
     settings: Service[Settings],
     tenant_id: ReadableTenantPath,
-    tile: Annotated[str, Path(description=_TILE)],
+    tile: Annotated[
+        str,
+        Path(
+            description="Which: its level, /, and its number in groups of three digits, with .p/ and a width where it "
+            "is not full."
+        ),
+    ],
 ) -> Response:
     """One tile of hashes, full, or partial when its path ends in ``.p/<width>``."""
     match = _LEVEL.fullmatch(tile)
     if match is None or int(match["level"]) > TILE_LEVEL_MAX:
         raise NotFoundError("not the path of a hash tile")
-    hashes = await proofs.hash_tile(pool, tenant_id, int(match["level"]), *_parse_index(match["rest"]))
-    return Response(hashes, headers=_kept_for_ever(settings), media_type="application/octet-stream")
+    return Response(
+        await proofs.hash_tile(pool, tenant_id, int(match["level"]), *_parse_index(match["rest"])),
+        headers=_kept_for_ever(settings),
+        media_type="application/octet-stream",
+    )
 
 
 @router.post(
@@ -138,8 +154,9 @@ async def add_cosignatures(
     await accepted.allow()
     checkpoint, added = await cosignatures.take(tenant_id, note, datetime.now(UTC))
     items = [{"witness": each.witness.text(), "time": each.time} for each in added]
-    tree = {"tenant_id": tenant_id, "tree_size": checkpoint.size, "root_hash": checkpoint.root.hex()}
-    return json_answer({**tree, "added": items}, 201)
+    return json_answer(
+        {"tenant_id": tenant_id, "tree_size": checkpoint.size, "root_hash": checkpoint.root.hex(), "added": items}, 201
+    )
 
 
 @router.get("/v1/log/{tenant_id}/cosignatures", responses=answered(CosignatureList))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
@@ -54,7 +54,7 @@ async def declare_private_fields(
     privacy: Service[PrivacyChanges],
     accepted: AcceptedDep,
     tenant_id: TenantPath,
-    wanted: Annotated[PrivacyRequest, json_body(PrivacyRequest)],
+    wanted: Annotated[dict[str, Any], json_body(PrivacyRequest)],
 ) -> Response:
     """Encrypt these fields of the tenant's events from now on, each under the key of the person it is about."""
     declaration = declaration_of(wanted["fields"], wanted.get("subject"))
@@ -79,7 +79,7 @@ async def read_private_fields(
 async def erase_subject(
     privacy: Service[PrivacyChanges],
     tenant_id: TenantPath,
-    wanted: Annotated[ErasureRequest, json_body(ErasureRequest)],
+    wanted: Annotated[dict[str, Any], json_body(ErasureRequest)],
 ) -> Response:
     """Destroy the key of a person's private fields, for good. The chain stays whole, and says so."""
     erased = await privacy.erase(tenant_id, wanted["subject"], wanted.get("reason"))
@@ -87,11 +87,10 @@ async def erase_subject(
 
 
 def _answer(tenant_id: str, declared: Declared | None) -> Response:
-    facts = _NOTHING if declared is None else declared._asdict()
     return json_answer(
         {
             "tenant_id": tenant_id,
-            **facts,
+            **(_NOTHING if declared is None else declared._asdict()),
             "covers": "events taken from now on; entries recorded before stay as they are",
             "other_nodes_within_s": REFRESH_S,
         }
@@ -105,7 +104,7 @@ search = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RES
 async def declare_search_fields(
     pool: Service[NodePool],
     tenant_id: TenantPath,
-    wanted: Annotated[SearchFieldsRequest, json_body(SearchFieldsRequest)],
+    wanted: Annotated[dict[str, Any], json_body(SearchFieldsRequest)],
 ) -> Response:
     """Index the tenant's jobs by these fields, and no others: inside `spec`, or `dc`. Searches find the same jobs
     without, more slowly. The jobs that are there are indexed behind the answer."""

@@ -45,10 +45,6 @@ router = APIRouter(route_class=StrictRoute, tags=["service"], responses=PROBLEM_
 ALWAYS_COUNTED = frozenset({"accepting", "writer"})
 """Checks without which no write is taken, whatever its level."""
 NAMING_TENANTS = frozenset(check.name for check in CHECKS if check.names_tenants)
-_TEXT = {
-    "description": "Text format of Prometheus",
-    "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}},
-}
 
 
 PeerAnswer = shape(
@@ -207,7 +203,16 @@ async def read_readiness(
     return json_answer({"status": "ready", "checks": checks, "verified": verified})
 
 
-@router.get("/metrics", response_class=Response, responses={200: _TEXT})
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Text format of Prometheus",
+            "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}},
+        }
+    },
+)
 async def read_metrics(metrics: Service[Metrics], readiness: Service[Readiness]) -> Response:
     """Metrics in the text format of Prometheus."""
     await readiness.ask_database()

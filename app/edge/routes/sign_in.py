@@ -81,8 +81,7 @@ async def sign_in(
     settings: Service[Settings],
 ) -> Response:
     """Sign in with a token: the answer sets a cookie that counts as the token does, for the pages of this service."""
-    body = await read_body(request, JSON_MEDIA_TYPE, TOKEN_BYTES_MAX + 1024)
-    token = parse(SIGN_IN, body)["token"].encode()
+    token = parse(SIGN_IN, await read_body(request, JSON_MEDIA_TYPE, TOKEN_BYTES_MAX + 1024))["token"].encode()
     if settings.auth.mode == "none":
         return json_answer(_answer(settings, code_flow, EVERYBODY, None), 201, _NOT_KEPT)
     caller, session, cookie = await _begin(request, access, console_sessions, token)

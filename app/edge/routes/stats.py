@@ -13,9 +13,8 @@ Fire and forget: the answer reports queued lines, not stored ones. The lines of 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -32,7 +31,7 @@ from app.runtime.answers.jobs import StatsAnswer
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
-from app.write.stats import Chunk, LoopShare, StatsIntake
+from app.write.stats import Chunk, StatsIntake
 from ledger import rfc3339
 from ledger.errors import ClockSkewError, InvalidInputError
 
@@ -48,21 +47,26 @@ LINES_PER_TURN = 50
 """Lines checked and written out before others get as long as that took."""
 
 _REPORTS = LineModel("report", STATS_REPORT, LINES_MAX)
-_LINE = orjson.OPT_APPEND_NEWLINE
 _REPORT = {"$ref": "#/components/schemas/StatsReport"}
-_BODY = {
-    "required": True,
-    "content": {
-        JSON_MEDIA_TYPE: {"schema": _REPORT},
-        NDJSON_MEDIA_TYPE: {
-            "schema": {"type": "string", "description": "One StatsReport a line."},
-            "x-item-schema": _REPORT,
-        },
+
+
+@router.post(
+    "/v1/stats",
+    status_code=202,
+    responses=answered(StatsAnswer, 202),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                JSON_MEDIA_TYPE: {"schema": _REPORT},
+                NDJSON_MEDIA_TYPE: {
+                    "schema": {"type": "string", "description": "One StatsReport a line."},
+                    "x-item-schema": _REPORT,
+                },
+            },
+        }
     },
-}
-
-
-@router.post("/v1/stats", status_code=202, responses=answered(StatsAnswer, 202), openapi_extra={"requestBody": _BODY})
+)
 async def report_stats(
     request: Request,
     accepted: AcceptedDep,
@@ -74,10 +78,10 @@ async def report_stats(
     """Report how jobs are doing. Never in the ledger: counted, sampled under pressure, kept for a while in files."""
     node.check_accepting()
     await intake.admit()
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    one = media_type == JSON_MEDIA_TYPE
-    body_bytes_max = min(BODY_BYTES_MAX, settings.http.body_bytes_max)
-    body = await read_body(request, JSON_MEDIA_TYPE if one else NDJSON_MEDIA_TYPE, body_bytes_max)
+    one = request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON_MEDIA_TYPE
+    body = await read_body(
+        request, JSON_MEDIA_TYPE if one else NDJSON_MEDIA_TYPE, min(BODY_BYTES_MAX, settings.http.body_bytes_max)
+    )
     async with intake.turn(len(body)) as is_mine:
         if not is_mine:
             dropped = 1 if one else body.count(b"\n") + (not body.endswith(b"\n"))
@@ -85,9 +89,8 @@ async def report_stats(
             return json_answer({"accepted": 0, "dropped": dropped, "sample_rate": 0.0}, 202)
         with intake.checking.charged():
             lines = [body] if one else _REPORTS.split(body)
-        skew_ms = settings.hlc.max_clock_skew_ms
         # Reports of one request are of few tenants.
-        answer = await take(lines, one, skew_ms, cache(accepted.check_tenant), intake, metrics)
+        answer = await take(lines, one, settings.hlc.max_clock_skew_ms, cache(accepted.check_tenant), intake, metrics)
     return json_answer(answer, 202)
 
 
@@ -111,9 +114,13 @@ async def take(
     chunks: list[Chunk] = []
     for first in range(0, len(numbers), LINES_PER_TURN):
         turn = numbers[first : first + LINES_PER_TURN]
-        async with _turn(intake.checking, first + len(turn) == len(numbers)):
-            kept = [lines[number - 1] for number in turn]
+        kept = [lines[number - 1] for number in turn]
+        began_s = time.perf_counter()
+        with intake.checking.charged():
             chunks.append(_checked(kept, [None] if one else turn, weight, now_ms, max_skew_ms, check))
+        if first + len(turn) < len(numbers):
+            # Others get as long as that took.
+            await asyncio.sleep(time.perf_counter() - began_s)
     accepted = sum(chunk.lines for chunk in chunks if intake.offer(chunk))
     metrics.count("stats_reports", len(lines))
     metrics.count("stats_dropped", len(lines) - len(numbers), "sampled")
@@ -135,18 +142,8 @@ def _checked(
         check(report["tenant_id"])
         with at_line(number):
             report["time"] = _time_of(report, now_ms, max_skew_ms)
-        data += orjson.dumps({**report, "received": rfc3339.text_of(now_ms), "weight": weight}, option=_LINE)
+        data += orjson.dumps({**report, "received": rfc3339.text_of(now_ms), "weight": weight}) + b"\n"
     return Chunk(bytes(data), len(lines))
-
-
-@contextlib.asynccontextmanager
-async def _turn(checking: LoopShare, is_last: bool) -> AsyncIterator[None]:
-    """Process a few lines in a charged turn; a pause of the same length follows, unless it was the last."""
-    began_s = time.perf_counter()
-    with checking.charged():
-        yield
-    if not is_last:
-        await asyncio.sleep(time.perf_counter() - began_s)
 
 
 def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
@@ -160,9 +157,14 @@ def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
     if text is not None and given_ms is not None:
         raise InvalidInputError("time_ms: give it or time, not both", ("time_ms",))
     if text is not None:
-        given_ms = _parsed_ms(text)
+        try:
+            given_ms, _ = rfc3339.milliseconds_of(text)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"time: {error}", ("time",)) from None
     elif given_ms is None:
         given_ms = now_ms
+    if given_ms < 0:
+        raise InvalidInputError("time: lies before 1970", ("time",))
     if given_ms > now_ms + max_skew_ms:
         raise ClockSkewError(
             f"the time of the report is {given_ms - now_ms} ms ahead; at most {max_skew_ms} ms are taken"
@@ -170,13 +172,3 @@ def _time_of(report: dict[str, Any], now_ms: int, max_skew_ms: int) -> str:
     text = rfc3339.text_of(given_ms)
     assert text is not None, "it is not far from now"
     return text
-
-
-def _parsed_ms(text: str) -> int:
-    try:
-        given_ms, _ = rfc3339.milliseconds_of(text)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"time: {error}", ("time",)) from None
-    if given_ms < 0:
-        raise InvalidInputError("time: lies before 1970", ("time",))
-    return given_ms

@@ -18,7 +18,7 @@ from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
 from app.edge.accepted import CUT_OFF, Accepted, AcceptedDep, Service
-from app.edge.answers import IS_HEAD, Streamed, json_answer
+from app.edge.answers import IS_HEAD, Streamed, gone, json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import (
     NAME_CHARACTERS_MAX,
@@ -47,13 +47,6 @@ router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RE
 MEDIA_TYPE: Final = "text/event-stream"
 RETRY_MS: Final = 1000
 """How long a client should wait before it comes back."""
-_STREAM = {
-    "description": (
-        "Server-sent events: id is the seq, event the action, data the entry as the list of entries has it. An event "
-        "lagged, with from_seq to start over from, ends the stream of a client that fell behind."
-    ),
-    "content": {MEDIA_TYPE: {"schema": {}}},
-}
 
 log = structlog.get_logger()
 
@@ -105,7 +98,17 @@ WebhookList = shape(
 )
 
 
-@router.get("/v1/watch", response_class=Response, responses={200: _STREAM})
+@router.get(
+    "/v1/watch",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Server-sent events: id is the seq, event the action, data the entry as the list of entries "
+            "has it. An event lagged, with from_seq to start over from, ends the stream of a client that fell behind.",
+            "content": {MEDIA_TYPE: {"schema": {}}},
+        }
+    },
+)
 async def watch_chain(
     accepted: AcceptedDep,
     watchers: Service[Watchers],
@@ -172,16 +175,21 @@ async def _send_watch(
         LedgerError: the stream could not start; nothing was sent.
     """
     may_watch = partial(_may_watch, accepted, tenant_id)
-    actions = wanted.actions and sorted(wanted.actions)
     with accepted.quotas.watches.one(accepted.caller.id):
         async with watchers.open(tenant_id, wanted, *seqs, may_watch) as watcher:
             await accepted.record_read(
-                tenant_id, watched_from=watcher.seq + 1, actions=actions, job_id=wanted.job_id, dc=wanted.dc
+                tenant_id,
+                watched_from=watcher.seq + 1,
+                actions=wanted.actions and sorted(wanted.actions),
+                job_id=wanted.job_id,
+                dc=wanted.dc,
             )
             watcher.cut_off = scope[CUT_OFF]
             await send(head)
             if scope.get(IS_HEAD) is None:
-                await send(_piece(_opening(watcher.seq if seqs[0] is None else None)))
+                # The start position, if the client named none.
+                place = b"id: %d\n" % watcher.seq if seqs[0] is None else b""
+                await send(_piece(b"retry: %d\n%b\n" % (RETRY_MS, place)))
                 try:
                     await _tell(watcher, receive, send)
                 except ChainDamagedError as error:
@@ -192,7 +200,7 @@ async def _send_watch(
 
 async def _tell(watcher: Watcher, receive: Receive, send: Send) -> None:
     """Send the watcher's events while the client is connected."""
-    leaving = asyncio.get_running_loop().create_task(_gone(receive))
+    leaving = asyncio.get_running_loop().create_task(gone(receive))
     leaving.add_done_callback(lambda _: watcher.end())
     try:
         while piece := await watcher.next():
@@ -204,18 +212,6 @@ async def _tell(watcher: Watcher, receive: Receive, send: Send) -> None:
         leaving.cancel()
         with suppress(asyncio.CancelledError):
             await leaving
-
-
-async def _gone(receive: Receive) -> None:
-    """Return when the client has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _opening(seq: int | None) -> bytes:
-    """The opening of every stream: the reconnection delay, and the start position if the client named none."""
-    place = b"" if seq is None else b"id: %d\n" % seq
-    return b"retry: %d\n%b\n" % (RETRY_MS, place)
 
 
 def _piece(body: bytes) -> dict[str, object]:
@@ -237,7 +233,7 @@ WebhookId = Annotated[str, Path(min_length=1, max_length=64, description="As lis
 async def add_webhook(
     webhooks: Service[WebhookRegistry],
     accepted: AcceptedDep,
-    wanted: Annotated[WebhookRequest, json_body(WebhookRequest)],
+    wanted: Annotated[dict[str, Any], json_body(WebhookRequest)],
 ) -> Response:
     """Deliver a tenant's entries to a receiver from now on, or from a seq on. The answer has its secret, and nothing
     else ever."""
@@ -274,14 +270,13 @@ async def redeliver_webhook(
 
 def _webhook_answer(shown: ShownWebhook) -> dict[str, Any]:
     webhook = shown.webhook
-    state = "stopped" if webhook.is_stopped else "failing" if webhook.failing_since else "delivering"
     return {
         "webhook_id": webhook.webhook_id,
         "tenant_id": webhook.tenant_id,
         "url": webhook.url,
         "actions": webhook.actions,
         "job": webhook.job,
-        "state": state,
+        "state": "stopped" if webhook.is_stopped else "failing" if webhook.failing_since else "delivering",
         "delivered_seq": webhook.delivered_seq,
         "backlog_entries": max(0, webhook.head_seq - webhook.delivered_seq),
         "delivered_at": webhook.delivered_at,
