@@ -205,7 +205,7 @@ def _fork(settings: Settings, url: str, reason: str, as_json: bool, *, accept_lo
 
     forked = asyncio.run(fork_log(settings, url, reason, accept_lost_wal=accept_lost_wal))
     tell(
-        forked.facts(),
+        msgspec.to_builtins(forked),
         f"the log goes on as {forked.to_origin}; it was {forked.from_origin}. {forked.differing_count} tenants lack "
         "entries that had been signed. The next start records this in _system",
         *([_START_ACCEPTING] if accept_lost_wal else []),

@@ -19,6 +19,7 @@ from app.runtime.state.losses import (
     Loss,
     Losses,
     LsnRange,
+    fork_subject,
     jobs_of,
     losses_of,
     merged,
@@ -46,8 +47,8 @@ async def record_start(started: StartedNode, system_entries: SystemEntries, key_
     try:
         await node.chained.reached(before(started.next_lsn))
         if started.fork is not None:
-            fork = started.fork
-            await _unless_refused(system_entries.record(SystemAction.LOG_FORKED, fork.subject, fork.facts()))
+            subject, facts = fork_subject(started.fork.to_origin), msgspec.to_builtins(started.fork)
+            await _unless_refused(system_entries.record(SystemAction.LOG_FORKED, subject, facts))
             FORK.store(started.folder, None)
         await _unless_refused(key_changes.record_start())
     except ChainDamagedError as error:

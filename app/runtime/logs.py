@@ -36,7 +36,6 @@ WAITING_BYTES_MAX: Final = 1 << 20
 DRAIN_S: Final = 2.0
 """How long the end of a process waits for its lines to be written."""
 _LEFT_OUT: Final = "log_lines_left_out"
-_LOST: Final = "log_lines_lost"
 
 
 class LineBudget:
@@ -142,7 +141,7 @@ class QueuedStream(io.TextIOBase):
             count, self._lost = getattr(self._reported, "count", 0) + self._lost, 0
         self._reported.count = count
         if count:
-            line[_LOST] = count
+            line["log_lines_lost"] = count
         return line
 
     def drain(self, seconds: float) -> None:
@@ -232,5 +231,7 @@ def _rendering(out: QueuedStream) -> list[Processor]:
     if out.isatty():
         return [structlog.dev.ConsoleRenderer(colors=True, exception_formatter=structlog.dev.plain_traceback)]
     # Local variables stay out of tracebacks: they may hold passwords and callers' data.
-    transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-    return [structlog.processors.ExceptionRenderer(transformer), structlog.processors.JSONRenderer()]
+    return [
+        structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
+        structlog.processors.JSONRenderer(),
+    ]

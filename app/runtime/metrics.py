@@ -7,6 +7,8 @@ elsewhere (the clock, the watermarks) are read at each scrape, so they cost the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -65,7 +67,12 @@ class Metrics:
             self.count("quota_refusals", 0, quota)
         for reason in STATS_DROPPED:
             self.count("stats_dropped", 0, reason)
-        self._request_children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._of_requests = cache(
+            lambda method, route, status: (
+                self._counters["http_requests"].labels(method, route, str(status)),
+                self._histograms["http_request_duration_seconds"].labels(method, route),
+            )
+        )
 
     def count(self, name: str, amount: float = 1, *labels: str) -> None:
         """Add ``amount`` to the counter ``name``, to its value of these labels where it has labels."""
@@ -82,29 +89,21 @@ class Metrics:
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one answered request. ``route`` is a template such as ``/v1/jobs/{job_id}``."""
-        child = self._request_children.get((method, route, status))
-        if child is None:
-            known = method if method in METHODS else "other"
-            child = (
-                self._counters["http_requests"].labels(known, route, str(status)),
-                self._histograms["http_request_duration_seconds"].labels(known, route),
-            )
-            if known == method:
-                self._request_children[(method, route, status)] = child
-        child[0].inc()
-        child[1].observe(seconds)
+        counter, histogram = self._of_requests(method if method in METHODS else "other", route, status)
+        counter.inc()
+        histogram.observe(seconds)
 
     def render(self) -> bytes:
         """Everything in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
+@dataclass(eq=False)
 class _ReadValues(Collector):
-    def __init__(self, values: Callable[[], Values]) -> None:
-        self._values = values
+    values: Callable[[], Values]
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in self._values().items():
+        for name, value in self.values().items():
             metric = METRICS[name]
             family = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
             found = family(name, metric.meaning, labels=metric.labels)

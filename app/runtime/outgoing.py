@@ -51,8 +51,9 @@ def client_of(
 ) -> httpx.AsyncClient:
     """A client whose answers have the bounds of this module. ``timeout_s`` is for each step of a request; with
     ``has_proxies`` it uses the proxies of the environment."""
-    transport = BoundedTransport(context, has_proxies=has_proxies)
-    return httpx.AsyncClient(transport=transport, timeout=timeout_s, trust_env=False, **given)
+    return httpx.AsyncClient(
+        transport=BoundedTransport(context, has_proxies=has_proxies), timeout=timeout_s, trust_env=False, **given
+    )
 
 
 async def read_answer(
@@ -293,18 +294,19 @@ def _as_httpx() -> Iterator[None]:
     """Translate errors of ``httpcore`` to those of ``httpx``, which have the same names."""
     try:
         yield
-    except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError) as error:
+    except (
+        httpcore.TimeoutException,
+        httpcore.NetworkError,
+        httpcore.ProtocolError,
+        httpcore.ProxyError,
+        httpcore.UnsupportedProtocol,
+    ) as error:
         kind: type[httpx.TransportError] = getattr(httpx, type(error).__name__)
         raise kind(str(error)) from error
-    except httpcore.UnsupportedProtocol as error:
-        raise httpx.UnsupportedProtocol(str(error)) from error
 
 
-class _Backend(httpcore.AsyncNetworkBackend):
+class _Backend(httpcore.AnyIOBackend):
     """Opens connections whose streams are bounded."""
-
-    def __init__(self) -> None:
-        self._backend = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -314,10 +316,7 @@ class _Backend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        return BoundedStream(await self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
-
-    async def sleep(self, seconds: float) -> None:
-        await self._backend.sleep(seconds)
+        return BoundedStream(await super().connect_tcp(host, port, timeout, local_address, socket_options))
 
 
 class BoundedStream(httpcore.AsyncNetworkStream):
@@ -379,7 +378,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
             raise httpcore.RemoteProtocolError(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes")
         if head.count(b"\n") > HEAD_LINES_MAX:
             raise httpcore.RemoteProtocolError(f"the head of the answer has more than {HEAD_LINES_MAX} lines")
-        status = _status(head)
+        status = head.partition(b"\n")[0].partition(b" ")[2][:3]
         # 101 leaves HTTP (RFC 9110, 15.2.2): no other head follows.
         self._is_head = status.startswith(b"1") and status != b"101"
         self._body_left = _body_length(status, head)
@@ -400,13 +399,8 @@ class BoundedStream(httpcore.AsyncNetworkStream):
 def _head_end(data: bytes, seen: int) -> int | None:
     """The end of the head at the start of ``data``, after its empty line; None if there is no empty line. The bytes up
     to ``seen`` contain none."""
-    start = max(0, seen - 2)
-    ends = [at + len(mark) for mark in (b"\n\r\n", b"\n\n") if (at := data.find(mark, start)) >= 0]
+    ends = [at + len(mark) for mark in (b"\n\r\n", b"\n\n") if (at := data.find(mark, max(0, seen - 2))) >= 0]
     return min(ends, default=None)
-
-
-def _status(head: bytes) -> bytes:
-    return head.partition(b"\n")[0].partition(b" ")[2][:3]
 
 
 def _body_length(status: bytes, head: bytes) -> int | None:

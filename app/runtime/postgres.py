@@ -127,7 +127,7 @@ def parse_address(url: str) -> Address:
         parts = urlsplit(url)
     except ValueError:
         raise ConfigurationError(_FORM) from None
-    hosts = [_HOST.fullmatch(host) for host in parts.netloc.rpartition("@")[2].split(",")]
+    hosts = map(_HOST.fullmatch, parts.netloc.rpartition("@")[2].split(","))
     is_each_valid = all(host is not None and int(host["port"] or 0) <= 65535 for host in hosts)
     if parts.scheme not in ("postgresql", "postgres") or parts.fragment or not is_each_valid:
         raise ConfigurationError(_FORM)

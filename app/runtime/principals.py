@@ -23,7 +23,6 @@ from ledger.errors import ForbiddenError, InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
 
 EVERY_TENANT: Final = "*"
-_is_pattern = re.compile(names.TENANTS).fullmatch
 
 
 class Right(enum.StrEnum):
@@ -39,17 +38,6 @@ class Right(enum.StrEnum):
     """Sign now, import, report and read how the service does."""
     ADMIN = "admin"
     """Change keys, tokens, private fields; erase."""
-
-
-def check_pattern(pattern: str) -> str:
-    """``pattern``, if it is a pattern of tenants.
-
-    Raises:
-        InvalidInputError: it is none.
-    """
-    if _is_pattern(pattern) is not None:
-        return pattern
-    raise InvalidInputError(f"{pattern[:100]!r} is no pattern of tenants: a tenant, the beginning of some and *, or *")
 
 
 def covers(pattern: str, other: str) -> bool:
@@ -123,10 +111,13 @@ def grant_of(rights: Collection[str], tenants: Collection[str]) -> Grant:
     unknown = set(rights).difference(Right)
     if unknown:
         raise InvalidInputError(f"{min(unknown)[:100]!r} is no right; there are {', '.join(Right)}", ("rights",))
-    try:
-        return Grant(frozenset(map(Right, rights)), tuple(map(check_pattern, tenants)))
-    except InvalidInputError as error:
-        raise InvalidInputError(f"tenants: {error}", ("tenants",)) from None
+    for pattern in tenants:
+        if re.fullmatch(names.TENANTS, pattern) is None:
+            raise InvalidInputError(
+                f"tenants: {pattern[:100]!r} is no pattern of tenants: a tenant, the beginning of some and *, or *",
+                ("tenants",),
+            )
+    return Grant(frozenset(map(Right, rights)), tuple(tenants))
 
 
 class Needs(enum.Enum):

@@ -65,12 +65,10 @@ async def kept_running(
 async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[None]:
     """Run the body, then rest so long that the body took at most ``share`` of the time (0 to 1), its waits included;
     rest at most ``rest_max_s`` seconds."""
-    assert 0 < share <= 1
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     yield
-    took_s = loop.time() - began_s
-    await asyncio.sleep(min(rest_max_s, took_s * (1 - share) / share))
+    await asyncio.sleep(min(rest_max_s, (loop.time() - began_s) * (1 - share) / share))
 
 
 Values = TypeVarTuple("Values")

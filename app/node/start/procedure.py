@@ -54,7 +54,7 @@ from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
 from app.runtime.state.kept_files import Identity
-from app.runtime.state.losses import ASIDE, FORK, LOST, Aside, Fork, LsnRange
+from app.runtime.state.losses import ASIDE, FORK, LOST, Aside, Fork, LsnRange, fork_subject
 from app.runtime.state.node import Node
 from app.runtime.state.session import SECRET_BYTES
 from app.store import chaining
@@ -504,7 +504,7 @@ async def _unrecorded_fork(connection: Connection, folder: Path, origin: str, pe
         log.warning("log_fork_given_up", to_origin=fork.to_origin, origin=origin)
         FORK.store(folder, None)
         return None
-    subject, action = fork.subject, SystemAction.LOG_FORKED
+    subject, action = fork_subject(fork.to_origin), SystemAction.LOG_FORKED
     if any(event.job_id == subject for event in pending) or await node_store.is_recorded(connection, action, subject):
         FORK.store(folder, None)
         return None

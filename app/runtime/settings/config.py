@@ -406,8 +406,7 @@ class Settings(BaseSettings):
     @property
     def tokens_in_the_clear(self) -> bool:
         """Whether others can reach the service and nothing says that what they send is encrypted."""
-        is_secured = self.tls.cert is not None or self.http.trusted_proxies
-        return self.auth.mode != "none" and not self.http.is_loopback and not is_secured
+        return not (self.auth.mode == "none" or self.http.is_loopback or self.tls.cert or self.http.trusted_proxies)
 
     @property
     def listen_port(self) -> int:

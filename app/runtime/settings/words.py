@@ -86,7 +86,7 @@ def unknown_variables(settings: type[BaseModel]) -> list[str]:
         for name in sorted(os.environ)
         if name.upper().startswith(ENV_PREFIX)
         and name.upper() not in ENV_NOT_SETTINGS
-        and not _is_setting(settings, _path(name))
+        and _path(name)[-1] not in getattr(_section(settings, _path(name)[:-1]), "model_fields", ())
     ]
 
 
@@ -100,11 +100,6 @@ def _section(settings: type[BaseModel], path: list[str]) -> type[BaseModel] | No
             return None
         found = kind
     return found
-
-
-def _is_setting(settings: type[BaseModel], path: list[str]) -> bool:
-    section = _section(settings, path[:-1])
-    return section is not None and path[-1] in section.model_fields
 
 
 def _path(variable: str) -> list[str]:

@@ -63,7 +63,7 @@ class FoundBreak(msgspec.Struct):
 
     @property
     def subject(self) -> str:
-        """The subject of the entry of ``_system`` that acknowledges it."""
+        """The subject of its entries of ``_system``."""
         return f"break:{self.tenant_id}:{self.kind}:{self.seq}"
 
 
@@ -112,8 +112,11 @@ class FoundBreaks:
 
     def unacknowledged(self, tenant_id: str, kind: str | None = None, seq: int | None = None) -> list[FoundBreak]:
         """Unacknowledged breaks of the tenant, filtered by ``kind`` and ``seq`` if given."""
-        waiting = [each for each in self.open(tenant_id) if not each.acknowledged]
-        return [each for each in waiting if kind in (None, each.kind) and seq in (None, each.seq)]
+        return [
+            each
+            for each in self.open(tenant_id)
+            if not each.acknowledged and kind in (None, each.kind) and seq in (None, each.seq)
+        ]
 
     def of_tenant(self, tenant_id: str) -> list[Break]:
         """Breaks of the tenant that are not known to be repaired, acknowledged or not."""
@@ -204,8 +207,7 @@ class FoundBreaks:
     def _forget_acknowledged(self) -> bool:
         """Evict a break to make room: first a settled one, then an acknowledged one, which verification finds again."""
         acknowledged = [place for place, each in self._by_place.items() if each.acknowledged]
-        place = next((place for place in acknowledged if self._by_place[place].is_settled), None)
-        place = place or next(iter(acknowledged), None)
+        place = min(acknowledged, key=lambda place: not self._by_place[place].is_settled, default=None)
         return place is not None and self._by_place.pop(place) is not None
 
     def acknowledge(self, found: FoundBreak, acknowledged_by: str) -> None:

@@ -28,6 +28,7 @@ from typing import Annotated, Final
 import msgspec
 
 from app.runtime.state.kept_files import KeptFile
+from ledger import rfc3339
 from ledger.chain import record
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
@@ -138,8 +139,8 @@ class Losses:
     def note(self, loss: Loss) -> None:
         """Keep a loss until ``_system`` records it. Blocks on the disk."""
         if not any(_is_same(each, loss) for each in self._open):
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self._store([*self._open, msgspec.structs.replace(loss, found_at=now)])
+            found_at = rfc3339.written(datetime.now(UTC), "seconds")
+            self._store([*self._open, msgspec.structs.replace(loss, found_at=found_at)])
 
     def recorded_at(self, loss: Loss, seq: int) -> None:
         """``_system`` records it at ``seq``. Blocks on the disk."""
@@ -191,7 +192,7 @@ class SignedHead(msgspec.Struct, frozen=True):
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Where the log went on under a new origin, and why."""
+    """Where the log went on under a new origin, and why: the fields of the LOG_FORKED entry."""
 
     from_origin: str
     to_origin: str
@@ -199,16 +200,6 @@ class Fork(msgspec.Struct, frozen=True):
     node_id: str
     differing: list[SignedHead]
     differing_count: int
-
-    @property
-    def subject(self) -> str:
-        """Names this fork in ``_system``; depends on the new origin alone."""
-        return fork_subject(self.to_origin)
-
-    def facts(self) -> dict[str, object]:
-        """The fields of the LOG_FORKED entry."""
-        facts: dict[str, object] = msgspec.to_builtins(self)
-        return facts
 
 
 def fork_subject(to_origin: str) -> str:

@@ -226,8 +226,7 @@ class Node:
 
     def chained_lsn_of(self, tenant_id: str) -> Lsn:
         """Position up to which every record of the tenant is chained; ``chained`` advances past records held back."""
-        is_held_back = tenant_id in self.damaged or tenant_id in self.waiting
-        return BEFORE_FIRST if is_held_back else self.chained.lsn
+        return BEFORE_FIRST if tenant_id in self.damaged or tenant_id in self.waiting else self.chained.lsn
 
     @property
     def watermarks(self) -> tuple[Watermark, ...]:

@@ -34,7 +34,6 @@ _PLAIN = re.compile(
     rf"t2 (?P<node>{NODE_ID}) (?P<epoch>[1-9][0-9]{{0,17}}) (?P<lsn>[1-9][0-9]{{0,17}})"
     r" (?P<hlc>[0-9]{1,19}:[0-9]{1,10}:[a-z0-9-]{1,63})"
 )
-_SEPARATOR = re.compile(r"[ \t]*,[ \t]*")
 
 
 class Token(NamedTuple):
@@ -96,7 +95,7 @@ class SessionTokens:
             return []
         if len(header) > SESSION_HEADER_BYTES_MAX:
             raise InvalidInputError(f"longer than {SESSION_HEADER_BYTES_MAX} bytes", _HEADER_PATH)
-        parts = _SEPARATOR.split(header.strip(" \t"))
+        parts = re.split(r"[ \t]*,[ \t]*", header.strip(" \t"))
         if len(parts) > SESSION_TOKENS_MAX:
             raise InvalidInputError(f"more than {SESSION_TOKENS_MAX} tokens", _HEADER_PATH)
         return [self.decode(part) for part in parts]
