@@ -48,16 +48,8 @@ LINGER_S = 2.0
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 """Header of each answer over TLS: browsers must not use plain HTTP again."""
 _OF_EACH_REQUEST: Final = (
-    "type",
-    "asgi",
-    "http_version",
-    "server",
-    "client",
-    "scheme",
-    "root_path",
-    "state",
-    "method",
-    "query_string",
+    *("type", "asgi", "http_version", "server", "client"),
+    *("scheme", "root_path", "state", "method", "query_string"),
 )
 """Members that are shared by the scopes of a connection's fast-path writes."""
 
