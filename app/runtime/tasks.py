@@ -48,11 +48,9 @@ async def kept_running(
         try:
             await work()
             return
-        except DATABASE_FAULTS as error:
+        except (*DATABASE_FAULTS, DatabaseUnavailableError) as error:
             # An outage: a trace through the driver is of no use.
             log.warning("task_delayed", task=task, error=f"{type(error).__name__}: {error}", retry_in_s=pause_s)
-        except DatabaseUnavailableError as error:
-            log.warning("task_delayed", task=task, error=str(error), retry_in_s=pause_s)
         except Exception as error:
             # Edited rows and files may hold anything; the trace shows what was not foreseen.
             log.error("task_failed", task=task, exc_info=error, retry_in_s=pause_s)
