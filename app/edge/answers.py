@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -99,30 +99,31 @@ async def streamed(
         ClientDisconnect: the client is gone.
         LedgerError: as the first piece, or as ``Accepted.record_read``; nothing was sent.
     """
-    pieces = _within(accepted.quotas.exports.one(accepted.caller.id), pieces)
-    async with AsyncExitStack() as unless_sent:
-        unless_sent.push_async_callback(pieces.aclose)
+    async with AsyncExitStack() as held:
+        held.enter_context(accepted.quotas.exports.one(accepted.caller.id))
+        await held.enter_async_context(aclosing(pieces))
         async with while_connected(request):
             await anext(pieces)
         await accepted.record_read(tenant_id, **what)
         if request.scope.get(IS_HEAD):
             return Response(headers=headers, media_type=media_type)
-        unless_sent.pop_all()
-    return Streamed(partial(_send_pieces, request, accepted, pieces), media_type, headers)
+        send_all = partial(_send_pieces, request, accepted, pieces, held.pop_all())
+    return Streamed(send_all, media_type, headers)
 
 
 async def _send_pieces(
     request: Request,
     accepted: Accepted,
     pieces: AsyncGenerator[bytes, None],
+    held: AsyncExitStack,
     head: Message,
     scope: Scope,
     _receive: Receive,
     send: Send,
 ) -> None:
-    """Send the pieces as they arrive. An error, a disconnected client or a revoked token truncates the body, which the
-    client detects by its missing end."""
-    async with aclosing(pieces):
+    """Send the pieces as they arrive, then release what is ``held``. An error, a disconnected client or a revoked token
+    truncates the body, which the client detects by its missing end."""
+    async with held:
         await send(head)
         try:
             async for piece in pieces:
@@ -135,16 +136,6 @@ async def _send_pieces(
             accepted.report_break(error)
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _within(
-    held: AbstractContextManager[None], pieces: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    """The pieces; ``held`` is entered before the first and left after the last, or when they are closed."""
-    with held:
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece
 
 
 async def gone(receive: Receive) -> None:
