@@ -20,7 +20,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from starlette.requests import Request
 
-from app.edge.accepted import ACCEPTED, Accepted, AcceptedDep, Service, body_chunks
+from app.edge.accepted import ACCEPTED, AcceptedDep, Service, body_chunks
 from app.edge.answers import JSON_MEDIA_TYPE
 from app.edge.forms.validation import parse
 from app.runtime.state.node import Node
@@ -57,18 +57,15 @@ async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
     declared = headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > bytes_max):
         raise _too_large(bytes_max)
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()
     async for chunk in body_chunks(request):
-        size += len(chunk)
-        if size > bytes_max:
+        body += chunk
+        if len(body) > bytes_max:
             raise _too_large(bytes_max)
-        counted = min(len(chunk), size - FREE_BYTES)
+        counted = min(len(chunk), len(body) - FREE_BYTES)
         if counted > 0:
-            accepted: Accepted = request.scope[ACCEPTED]
-            accepted.hold(counted)
-        chunks.append(chunk)
-    return b"".join(chunks)
+            request.scope[ACCEPTED].hold(counted)
+    return bytes(body)
 
 
 class JsonBody:
