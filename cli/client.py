@@ -111,7 +111,7 @@ class LedgerClient(Client):
 
     def json(self, reply: Reply, shape: Any) -> Any:
         """The JSON of an answer; errors as ``get``."""
-        if (value := json_in(reply)) is None:
+        if (value := json_in(reply.content)) is None:
             raise no_ledger(reply)
         return self.checked(value, shape)
 
