@@ -31,7 +31,7 @@ from ledger.verification import Anchor, TreeHead
 from ledger.verification.verdict import ASPECTS, rollback, with_break, with_checkpoint
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, as_of, judge
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, judge, opener
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Observation, memory_of, remembering
@@ -183,7 +183,7 @@ def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str
         log.client,
         log.tenant,
         external,
-        lambda note, time: open_checkpoint(note, as_of(ring, time), origin=now.origin),
+        opener(ring, now.origin),
     )
     anchors += kept_anchors(kept, external.witnesses) if kept is not None else []
     verdict = _with_anchors(log, verdict, anchors, now, external)

@@ -27,14 +27,14 @@ neither made nor verified, and everything else works.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from cryptography import x509
@@ -49,6 +49,8 @@ from ledger.errors import (
     ProofError,
     SignatureError,
     UnknownKeyError,
+    refuse,
+    reported_as,
 )
 from ledger.merkle import verify_consistency
 from ledger.verification.verdict import Anchor, rollback, with_break
@@ -61,9 +63,7 @@ from signing.manifest import CONSISTENCY_HASHES_MAX
 from signing.note import WitnessKey, cosignatures_of
 from signing.strict import decode_base64
 
-if TYPE_CHECKING:
-    from rfc3161_client import TimeStampResponse
-
+Kind = Literal["rfc3161", "witness"]
 WITNESS: Final = "witness"
 RFC_3161: Final = "rfc3161"
 KEY_FILE_BYTES_MAX: Final = 4096
@@ -88,9 +88,10 @@ class ExternalWitnesses(NamedTuple):
             ConfigurationError: the CA file is unusable, or time stamps cannot be verified here.
             OSError: the file of a witness key cannot be read.
         """
+        roots: Sequence[x509.Certificate] = ()
         if tsa_ca is not None:
             require_available()
-        roots = load_authorities(tsa_ca) if tsa_ca is not None else ()
+            roots = load_authorities(tsa_ca)
         return cls([WitnessKey.parse(_key_text(given)) for given in witness_keys], roots)
 
     @property
@@ -122,12 +123,17 @@ def as_of(keyring: Keyring, time: datetime) -> Keyring:
     return Keyring(keys, keyring.log_verifier_keys)
 
 
+def opener(keyring: Keyring, origin: str) -> OpenNote:
+    """Opens notes of the log ``origin`` with the keys of ``keyring`` as they were at the time of a statement."""
+    return lambda note, time: open_checkpoint(note, as_of(keyring, time), origin=origin)
+
+
 class StoredAnchor(NamedTuple):
     """A stored statement about the checkpoint in ``note``. Of a witness, ``by`` is the verifier key, and its signature
     line is in the note. Of an authority, ``by`` is the address, and ``response`` holds the time stamp. ``size`` and
     ``time`` are unverified, for the report on an invalid statement."""
 
-    kind: str
+    kind: Kind
     by: str
     note: str
     size: int
@@ -138,6 +144,17 @@ class StoredAnchor(NamedTuple):
     def name(self) -> str:
         """Name of the witness, or address of the authority."""
         return self.by.partition("+")[0] if self.kind == WITNESS else self.by
+
+    def bundled(self, consistency: Sequence[bytes]) -> BundledAnchor:
+        """The form of a bundle or receipt, with the proof that the log still begins with these entries."""
+        return BundledAnchor(
+            by=self.by,
+            checkpoint=self.note,
+            consistency=[each.hex() for each in consistency],
+            kind=self.kind,
+            response=base64.b64encode(self.response).decode(),
+            time=rfc3339.written(self.time),
+        )
 
     def unjudged(self, detail: str, status: str = "not_checked") -> Anchor:
         """The statement as not verified, with the reason."""
@@ -176,24 +193,13 @@ class BundledAnchor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     by: Annotated[str, Meta(max_length=2048)]
     checkpoint: str
     consistency: Annotated[list[Hash], Meta(max_length=CONSISTENCY_HASHES_MAX)]
-    kind: Literal["rfc3161", "witness"]
+    kind: Kind
     response: str
     time: Annotated[str, Meta(max_length=64)]
 
 
 class _Member(msgspec.Struct, forbid_unknown_fields=True):
     anchors: Annotated[list[BundledAnchor], Meta(min_length=1, max_length=ANCHORS_MAX)]
-
-
-class Unproven(NamedTuple):
-    """A statement about the first ``size`` entries, without the proof that the log still has them."""
-
-    size: int
-    anchor: BundledAnchor
-
-    def proven(self, consistency: Sequence[bytes]) -> BundledAnchor:
-        """The statement with that proof."""
-        return msgspec.structs.replace(self.anchor, consistency=[each.hex() for each in consistency])
 
 
 def encode_anchors(anchors: Iterable[BundledAnchor]) -> bytes:
@@ -207,14 +213,13 @@ def decode_anchors(data: bytes) -> list[BundledAnchor]:
     Raises:
         BundleInvalidError: it is malformed, or not in canonical form.
     """
-    try:
+    with reported_as(
+        BundleInvalidError, "anchors.json is malformed", msgspec.MsgspecError, UnicodeError, CanonicalError
+    ):
         anchors = msgspec.json.decode(data, type=_Member).anchors
-        is_canonical = encode_anchors(anchors) == data
-    except (msgspec.MsgspecError, UnicodeError, CanonicalError) as error:
-        raise BundleInvalidError(f"anchors.json is malformed: {error}") from error
-    if not is_canonical:
-        raise BundleInvalidError("anchors.json is not in canonical form")
-    return anchors
+        if encode_anchors(anchors) != data:
+            raise BundleInvalidError("anchors.json is not in canonical form")
+        return anchors
 
 
 def with_anchors(
@@ -258,11 +263,7 @@ def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ex
         return said.unjudged("no key was given, so nobody vouches for its checkpoint")
     if said.kind == WITNESS and said.by not in {witness.text() for witness in external.witnesses}:
         return said.unjudged("its key is not among those given with --witness-key")
-    return judge(said, external.witnesses, external.roots, partial(_open_as_of, keyring, own.origin))
-
-
-def _open_as_of(keyring: Keyring, origin: str, note: str, time: datetime) -> Checkpoint:
-    return open_checkpoint(note, as_of(keyring, time), origin=origin)
+    return judge(said, external.witnesses, external.roots, opener(keyring, own.origin))
 
 
 # --- time stamps --------------------------------------------------------------------------------------
@@ -286,13 +287,6 @@ _PATH: Final = (
 """At each level the tags up to the element to descend into."""
 
 
-class TimestampRequest(NamedTuple):
-    """``body`` is sent to an authority; the answer repeats ``nonce``."""
-
-    body: bytes
-    nonce: int
-
-
 def require_available() -> None:
     """Raises ConfigurationError if time stamps cannot be made or verified here."""
     if not IS_AVAILABLE:
@@ -305,82 +299,56 @@ def load_authorities(path: Path) -> tuple[x509.Certificate, ...]:
     Raises:
         ConfigurationError: it cannot be read, or holds no certificate.
     """
-    try:
-        with open_regular(path) as file:
-            return tuple(x509.load_pem_x509_certificates(file.read(CA_FILE_BYTES_MAX)))
-    except OSError as error:
-        raise ConfigurationError(f"certificates cannot be read from {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} holds no PEM certificate: {error}") from error
+    with (
+        reported_as(ConfigurationError, f"certificates cannot be read from {path}", OSError),
+        reported_as(ConfigurationError, f"{path} holds no PEM certificate", ValueError),
+        open_regular(path) as file,
+    ):
+        return tuple(x509.load_pem_x509_certificates(file.read(CA_FILE_BYTES_MAX)))
 
 
-def make_request(note: bytes) -> TimestampRequest:
-    """A request to stamp ``note``, with a nonce, that asks for the authority's certificates."""
+def make_request(note: bytes) -> tuple[bytes, int]:
+    """A request to stamp ``note`` that asks for the authority's certificates, and the nonce that the answer repeats."""
     from rfc3161_client import HashAlgorithm, TimestampRequestBuilder
 
     request = TimestampRequestBuilder().data(note).hash_algorithm(HashAlgorithm.SHA256).cert_request(cert_request=True)
     built = request.nonce(nonce=True).build()
     assert built.nonce is not None
-    return TimestampRequest(built.as_bytes(), built.nonce)
-
-
-def stated_time(response: bytes, note: bytes, nonce: int | None = None) -> datetime:
-    """The time that a response states for ``note``; its signature is not verified.
-
-    Raises:
-        SignatureError: malformed, not granted, of other bytes, or with another nonce.
-    """
-    return _stated(_decoded(response), note, nonce)
+    return built.as_bytes(), built.nonce
 
 
 def open_timestamp(
-    response: bytes, note: bytes, authorities: Sequence[x509.Certificate], nonce: int | None = None
+    response: bytes, note: bytes, authorities: Sequence[x509.Certificate] | None, nonce: int | None = None
 ) -> datetime:
-    """The time at which ``note`` was stamped, once its signature is verified up to one of ``authorities``.
+    """The time at which ``note`` was stamped, once the signature is verified up to one of ``authorities``; it is not
+    verified if they are None.
 
     Certificates inside the response are not trusted; they must have been valid at the stated time.
 
     Raises:
-        SignatureError: the signature is invalid, or as ``stated_time``.
+        SignatureError: malformed, not granted, of other bytes, with another nonce, or the signature is invalid.
     """
-    from rfc3161_client import VerificationError, VerifierBuilder
+    from rfc3161_client import VerificationError, VerifierBuilder, decode_timestamp_response
 
-    decoded = _decoded(response)
-    time = _stated(decoded, note, nonce)
-    try:
-        verifier = VerifierBuilder(roots=list(authorities)).build()
-        verifier.verify(decoded, hashlib.sha256(note).digest())
-    except (VerificationError, ValueError) as error:
-        raise SignatureError(f"the time stamp does not hold: {error}") from error
-    return time
-
-
-def _decoded(response: bytes) -> TimeStampResponse:
-    from rfc3161_client import decode_timestamp_response
-
+    digest = hashlib.sha256(note).digest()
     if len(response) > RESPONSE_BYTES_MAX:
         raise SignatureError(f"the time stamp is longer than {RESPONSE_BYTES_MAX} bytes")
-    try:
-        return decode_timestamp_response(with_sorted_certificates(response))
-    except ValueError as error:
-        raise SignatureError(f"the time stamp is malformed: {error}") from error
-
-
-def _stated(response: TimeStampResponse, note: bytes, nonce: int | None) -> datetime:
-    if response.status != _GRANTED:
-        raise SignatureError(f"the authority did not stamp: status {response.status} {response.status_string}"[:300])
-    try:
-        info = response.tst_info
-        imprint = info.message_imprint
-        stated = (imprint.hash_algorithm, imprint.message)
-        given_nonce, time = info.nonce, info.gen_time
-    except ValueError as error:
-        raise SignatureError(f"the time stamp is malformed: {error}") from error
-    if stated != (_SHA256, hashlib.sha256(note).digest()):
-        raise SignatureError("the time stamp is of other bytes")
-    if nonce is not None and given_nonce != nonce:
-        raise SignatureError("the time stamp answers another request")
-    return time.astimezone(UTC)
+    with reported_as(SignatureError, "the time stamp is malformed", ValueError):
+        decoded = decode_timestamp_response(with_sorted_certificates(response))
+        status = f"status {decoded.status} {decoded.status_string}"[:200]
+        refuse(SignatureError, (decoded.status != _GRANTED, f"the authority did not stamp: {status}"))
+        info = decoded.tst_info
+        stated = (info.message_imprint.hash_algorithm, info.message_imprint.message)
+        refuse(
+            SignatureError,
+            (stated != (_SHA256, digest), "the time stamp is of other bytes"),
+            (nonce not in (None, info.nonce), "the time stamp answers another request"),
+        )
+        time = info.gen_time.astimezone(UTC)
+    if authorities is not None:
+        with reported_as(SignatureError, "the time stamp does not hold", VerificationError, ValueError):
+            VerifierBuilder(roots=list(authorities)).build().verify(decoded, digest)
+    return time
 
 
 def with_sorted_certificates(response: bytes) -> bytes:
@@ -412,8 +380,6 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         length, begin = data[at + 1], at + 2
         if length >= 0x80:
             digits = length & 0x7F
-            if not 1 <= digits <= 4 or begin + digits > len(data):
-                raise ValueError("a length that no element here has")
             length, begin = int.from_bytes(data[begin : begin + digits]), begin + digits
         end = begin + length
         if end > len(data):

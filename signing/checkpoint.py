@@ -22,9 +22,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
+from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError, refuse
 from signing import note
-from signing.files import open_regular
+from signing.files import read_bounded
 from signing.keys import ED25519, Keyring, PublicKey, Signer
 from signing.note import Note, VerifierKey
 from signing.strict import decode_base64
@@ -66,11 +66,13 @@ def parse(text: str) -> Checkpoint:
     if len(lines) < 4 or lines.pop() != "" or "" in lines:
         raise SignatureError("a checkpoint is three or more lines, none of them empty")
     origin, size, root_base64 = lines[:3]
-    if not _SIZE.fullmatch(size) or int(size) > SIZE_MAX:
-        raise SignatureError(f"tree size {size[:40]!r} of the checkpoint is no number up to {SIZE_MAX}")
     root = decode_base64(root_base64, "root hash of the checkpoint")
-    if len(root) != ROOT_BYTES:
-        raise SignatureError(f"root hash of the checkpoint has {len(root)} bytes, not {ROOT_BYTES}")
+    is_size = bool(_SIZE.fullmatch(size)) and int(size) <= SIZE_MAX
+    refuse(
+        SignatureError,
+        (not is_size, f"tree size {size[:40]!r} of the checkpoint is no number up to {SIZE_MAX}"),
+        (len(root) != ROOT_BYTES, f"root hash of the checkpoint has {len(root)} bytes, not {ROOT_BYTES}"),
+    )
     return Checkpoint(origin, int(size), root)
 
 
@@ -90,11 +92,7 @@ def read_kept(path: Path) -> str:
         InvalidInputError: it is too long for a checkpoint.
         OSError: the file cannot be read.
     """
-    with open_regular(path) as file:
-        content = file.read(KEPT_BYTES_MAX + 1)
-    if len(content) > KEPT_BYTES_MAX:
-        raise InvalidInputError(f"{path} is over {KEPT_BYTES_MAX} bytes, too much for a checkpoint")
-    return content.decode("utf-8", "replace")
+    return read_bounded(path, KEPT_BYTES_MAX, "a checkpoint", InvalidInputError).decode("utf-8", "replace")
 
 
 def sign_checkpoint(checkpoint: Checkpoint, signer: Signer) -> str:
@@ -126,14 +124,16 @@ def open_checkpoint(
     # 1. A note that holds a checkpoint of the log in question.
     parsed = note.parse(text)
     checkpoint = parse(parsed.text)
-    if origin is not None and checkpoint.origin != origin:
-        raise SignatureError(f"the checkpoint is of log {checkpoint.origin[:200]!r}, not of {origin!r}")
-    if not note.is_name(checkpoint.origin):
-        raise SignatureError(f"origin {checkpoint.origin[:200]!r} of the checkpoint cannot name a key")
+    named = repr(checkpoint.origin[:200])
+    refuse(
+        SignatureError,
+        (origin not in (None, checkpoint.origin), f"the checkpoint is of log {named}, not of {origin!r}"),
+        (not note.is_name(checkpoint.origin), f"origin {named} of the checkpoint cannot name a key"),
+    )
     # 2. Signed by known keys, one of them in the log's name: a witness alone does not make a checkpoint.
     signers = note.signers_of(parsed, _verifiers(keys, checkpoint.origin) if isinstance(keys, Keyring) else keys)
     if checkpoint.origin not in {key.name for key in signers}:
-        raise UnknownKeyError(f"none of the keys that signed the checkpoint is one of log {checkpoint.origin[:200]!r}")
+        raise UnknownKeyError(f"none of the keys that signed the checkpoint is one of log {named}")
     return checkpoint
 
 

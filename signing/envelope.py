@@ -14,9 +14,9 @@ Format (github.com/secure-systems-lab/dsse, envelope.md and protocol.md)::
 from __future__ import annotations
 
 import base64
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ledger.errors import SignatureError, UnknownKeyError
+from ledger.errors import SignatureError, UnknownKeyError, refuse
 from signing.keys import Keyring, PublicKey, Signer
 from signing.strict import decode_base64
 
@@ -98,14 +98,15 @@ def parse(envelope: object, payload_type: str) -> Envelope:
     """
     if not isinstance(envelope, dict):
         raise SignatureError("an envelope must be a JSON object")
-    if envelope.get("payloadType") != payload_type:
-        raise SignatureError(f"payloadType of the envelope is not {payload_type}")
     payload = decode_base64(envelope.get("payload"), "payload", url_safe=True)
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        raise SignatureError(f"payload is over {PAYLOAD_BYTES_MAX} bytes")
-    signatures = envelope.get("signatures")
-    if not isinstance(signatures, list) or not 1 <= len(signatures) <= SIGNATURES_MAX:
-        raise SignatureError(f"signatures must be a list of 1 to {SIGNATURES_MAX}")
+    signatures: Any = envelope.get("signatures")
+    is_bounded = isinstance(signatures, list) and 1 <= len(signatures) <= SIGNATURES_MAX
+    refuse(
+        SignatureError,
+        (envelope.get("payloadType") != payload_type, f"payloadType of the envelope is not {payload_type}"),
+        (len(payload) > PAYLOAD_BYTES_MAX, f"payload is over {PAYLOAD_BYTES_MAX} bytes"),
+        (not is_bounded, f"signatures must be a list of 1 to {SIGNATURES_MAX}"),
+    )
     return Envelope(payload_type, payload, tuple(_signature(item) for item in signatures))
 
 

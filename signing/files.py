@@ -19,6 +19,7 @@ so little that damage to a few bytes does not change the kind of a file::
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import re
@@ -32,7 +33,7 @@ from typing import IO, BinaryIO, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ledger.bundle.format import EVIDENCE, TAIL_ANCHORED, entries_name
-from ledger.errors import ConfigurationError
+from ledger.errors import ConfigurationError, refuse, reported_as
 
 FILE_BYTES_MAX = 16 * 2**10
 FILE_MODE = 0o600
@@ -72,16 +73,11 @@ def open_regular(path: str | Path) -> BufferedReader:
     Raises:
         OSError: it cannot be opened, or is a folder, FIFO, socket or device; ``strerror`` says which.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise _not_regular(path, os.stat(path).st_mode) from error
-    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise _not_regular(path, mode)
+    if not stat.S_ISREG(mode := os.stat(path).st_mode):
+        found = next((name for is_kind, name in _KINDS if is_kind(mode)), "a file of another kind")
+        raise OSError(errno.EINVAL, f"it is not a regular file, but {found}", str(path))
+    # Without blocking, even if another file was put there since.
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb")
 
 
 def read_regular(path: str | Path) -> bytes:
@@ -90,9 +86,13 @@ def read_regular(path: str | Path) -> bytes:
         return file.read()
 
 
-def _not_regular(path: str | Path, mode: int) -> OSError:
-    found = next((name for is_kind, name in _KINDS if is_kind(mode)), "a file of another kind")
-    return OSError(errno.EINVAL, f"it is not a regular file, but {found}", str(path))
+def read_bounded(path: Path, bytes_max: int, what: str, too_long: Callable[[str], Exception]) -> bytes:
+    """The content of the file ``path``, as ``open_regular`` opens it; raises ``too_long`` if it is too long for what it
+    should hold."""
+    with open_regular(path) as file:
+        content = file.read(bytes_max + 1)
+    refuse(too_long, (len(content) > bytes_max, f"{path} is over {bytes_max} bytes, too much for {what}"))
+    return content
 
 
 _KINDS = (
@@ -110,17 +110,14 @@ def read(path: Path) -> bytes:
     Raises:
         ConfigurationError: it cannot be read, is not a regular file, others can access it, or it is too long for a key.
     """
-    try:
-        with open_regular(path) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if mode & 0o077:
-                raise ConfigurationError(
-                    f"key file {path} has mode {stat.S_IMODE(mode):04o}, so others can use this key; "
-                    f"if it may have been read, make a new one, else run: chmod 600 {path}"
-                )
-            content = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigurationError(f"key file {path} cannot be read: {error.strerror}") from error
+    with reported_as(ConfigurationError, f"key file {path} cannot be read", OSError), open_regular(path) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if mode & 0o077:
+            raise ConfigurationError(
+                f"key file {path} has mode {stat.S_IMODE(mode):04o}, so others can use this key; "
+                f"if it may have been read, make a new one, else run: chmod 600 {path}"
+            )
+        content = file.read(FILE_BYTES_MAX + 1)
     if len(content) > FILE_BYTES_MAX:
         raise ConfigurationError(f"key file {path} is over {FILE_BYTES_MAX} bytes, too much for a key")
     return content
@@ -276,24 +273,21 @@ def is_like_receipt(head: bytes) -> bool:
 
 def looks_like(head: bytes) -> str:
     """A description of a file that begins with ``head``."""
-    if not head:
-        return "an empty file"
-    if is_like_bundle(head):
-        return "a bundle: tally verify-bundle verifies that"
-    if is_like_receipt(head):
-        return "a receipt: tally verify-proof verifies that"
-    named = [name for magic, name in _MAGIC_BYTES if head.startswith(magic)]
-    named += ["a tar archive of something else"] if head[_MAGIC] == _TAR else []
-    named += [name for form, name in _TEXTS if form.match(head.lstrip())]
-    return [*named, "text" if _is_text(head) else "binary data"][0]
+    kinds = (
+        (not head, "an empty file"),
+        (is_like_bundle(head), "a bundle: tally verify-bundle verifies that"),
+        (is_like_receipt(head), "a receipt: tally verify-proof verifies that"),
+        *((head.startswith(magic), name) for magic, name in _MAGIC_BYTES),
+        (head[_MAGIC] == _TAR, "a tar archive of something else"),
+        *((form.match(head.lstrip()) is not None, name) for form, name in _TEXTS),
+        (_is_text(head), "text"),
+    )
+    return next((name for is_of_kind, name in kinds if is_of_kind), "binary data")
 
 
 def _is_text(head: bytes) -> bool:
-    if b"\0" in head:
-        return False
-    try:
-        head.decode()
-    except UnicodeDecodeError as error:
+    with suppress(UnicodeDecodeError):
         # The last character may be cut.
-        return error.start >= len(head) - 3
-    return True
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+        return b"\0" not in head
+    return False

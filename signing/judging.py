@@ -36,6 +36,7 @@ from ledger.errors import (
     ProofError,
     SignatureError,
     UntrustedKeyError,
+    reported_as,
 )
 from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.tree_check import TreeHead
@@ -262,11 +263,12 @@ def _own_checkpoint(reader: BundleReader, keyring: Keyring | None) -> JudgedChec
     Raises:
         BundleInvalidError: it is of another log, or does not cover the range.
     """
-    try:
+    of_other = "the bundle's checkpoint is not of a log that begins with its entries"
+    with (
+        reported_as(BundleInvalidError, "the bundle's checkpoint does not hold", SignatureError),
+        reported_as(BundleInvalidError, of_other, ProofError),
+    ):
         return manifests.judge_own_checkpoint(reader.manifest, reader.checkpoint(), keyring)
-    except (SignatureError, ProofError) as error:
-        what = "is not of a log that begins with its entries" if isinstance(error, ProofError) else "does not hold"
-        raise BundleInvalidError(f"the bundle's checkpoint {what}: {error}") from error
 
 
 def _heads(
@@ -306,13 +308,12 @@ def _with_signatures(
     first = verdict["first_break"]
     if first is None and signed.verdict == "unknown_key":
         first = Break(0, BUNDLE_SIGNATURE, f"the manifest's signature: {signed.detail}")._asdict()
-    is_left = [] if undecided is None else [KEPT]
     return {
         **verdict,
         "verdicts": verdicts,
         "valid": is_valid(verdicts),
         "first_break": first,
-        "not_compared": is_left,
+        "not_compared": [] if undecided is None else [KEPT],
     }
 
 

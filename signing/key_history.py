@@ -173,24 +173,20 @@ class KeyFold:
 
     def history(self, events: tuple[KeyEvent, ...]) -> KeyHistory:
         """Their key history; the same object while the events are the same."""
-        taken, folding = len(self._taken), self._folding
-        if events[:taken] != self._taken:
-            taken, folding = 0, _Folding()
-        elif len(events) == taken:
+        if events == self._taken:
             return self._history
-        # If the fold raises, its partial state is discarded.
-        self._taken, self._folding = (), _Folding()
-        for event in events[taken:]:
-            folding.take_event(event)
-        self._taken, self._folding, self._history = events, folding, folding.history()
+        if events[: len(self._taken)] != self._taken:
+            self._taken, self._folding = (), _Folding()
+        for event in events[len(self._taken) :]:
+            self._folding.take_event(event)
+        self._taken, self._history = events, self._folding.history()
         return self._history
 
 
 def event_of(row: EntryRow) -> KeyEvent | None:
     """The event in a consistent row: about a key, a token or a fork of the log. None for any other entry, and for an
     imported one, which is about another ledger."""
-    prefix = _PREFIXES.get(row[_ACTION], SUBJECT_PREFIX)
-    if row[_ORIGIN] is not None or not row[_JOB].startswith(prefix):
+    if row[_ORIGIN] is not None or not row[_JOB].startswith(_PREFIXES.get(row[_ACTION], SUBJECT_PREFIX)):
         return None
     try:
         facts, hlc = json.loads(row[_PAYLOAD]), Hlc.parse(row[_HLC])
@@ -276,7 +272,11 @@ class _Folding:
             self.anchors.clear()
             return
         if self._root is None:
-            self._begin(event)
+            if event.action == SystemAction.KEY_ADDED:
+                self._root = _key(event).key_id
+                self._is_old_form = event.facts.get("root") is not True
+                self._admit(_key(event), event, None)
+                self._authorities = {self._root}
             return
         signer_id = self._signer_of(event)
         if event.action in (*_INTRODUCING, SystemAction.KEY_ADMITTED):
@@ -298,15 +298,6 @@ class _Folding:
         self._is_old_form = self._is_old_form and signer_id is None
         self._authorities = self._in_force().keys() - self._revoked.keys() - self._replaced_ids
 
-    def _begin(self, event: KeyEvent) -> None:
-        if event.action != SystemAction.KEY_ADDED:
-            return
-        key = _key(event)
-        self._root = key.key_id
-        self._is_old_form = event.facts.get("root") is not True
-        self._admit(key, event, None)
-        self._authorities = {key.key_id}
-
     def _signer_of(self, event: KeyEvent) -> str | None:
         """Id of the authorized key that vouches for the entry, None if none does."""
         keys = {key_id: self._introduced[key_id].key for key_id in self._authorities}
@@ -322,23 +313,23 @@ class _Folding:
             self._introduced[key.key_id] = _known(key, event)._replace(is_old_form=self._is_old_form)
 
     def _admit(self, key: PublicKey, event: KeyEvent, signer_id: str | None) -> None:
-        known = self._introduced.get(key.key_id) or _known(key, event)
-        self._introduced[key.key_id] = known._replace(is_old_form=False)
+        self._introduced[key.key_id] = self._introduced.get(key.key_id, _known(key, event))._replace(is_old_form=False)
         admissions = self._admitted.setdefault(key.key_id, [])
         if signer_id not in [admission.signer_id for admission in admissions]:
             admissions.append(_Admission(signer_id, event.hlc))
 
     def history(self) -> KeyHistory:
         """The facts of all events."""
-        known = {
-            key_id: each._replace(introduced=self._as_nameable(each.introduced))
-            for key_id, each in self._introduced.items()
-        }
-        admissions = self._in_force()
-        admitted = {
-            key_id: known[key_id]._replace(key=self._bounded(known[key_id].key), admitted_by=admission.signer_id)
-            for key_id, admission in admissions.items()
-        }
+        known = dict(self._introduced)
+        for key_id, each in known.items():
+            if self._fork is not None and each.introduced.at not in self.anchors:
+                # A statement may not name the entry itself.
+                known[key_id] = each._replace(introduced=each.introduced._replace(at=self._fork))
+        admitted = {}
+        for key_id, admission in self._in_force().items():
+            end, revoked_from = self._ends.get(key_id), self._revoked.get(key_id)
+            key = replace(known[key_id].key, not_after=end, revoked_from_hlc=revoked_from)
+            admitted[key_id] = known[key_id]._replace(key=key, admitted_by=admission.signer_id)
         return KeyHistory(
             root_key_id=self._root,
             admitted=admitted,
@@ -356,13 +347,6 @@ class _Folding:
                 and (signer_id not in self._revoked or token.issued_hlc < self._revoked[signer_id])
             },
         )
-
-    def _bounded(self, key: PublicKey) -> PublicKey:
-        return replace(key, not_after=self._ends.get(key.key_id), revoked_from_hlc=self._revoked.get(key.key_id))
-
-    def _as_nameable(self, introduced: KeyEvent) -> KeyEvent:
-        """The entry at a place that a statement may name."""
-        return introduced if introduced.at in self.anchors or self._fork is None else introduced._replace(at=self._fork)
 
     def _in_force(self) -> dict[str, _Admission]:
         """By key the first admission that no revocation undoes: that of the root, and those by keys in force."""

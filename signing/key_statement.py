@@ -33,7 +33,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ledger import canonical, rfc3339
 from ledger.chain.form import Hash
-from ledger.errors import InvalidInputError, SignatureError
+from ledger.errors import InvalidInputError, SignatureError, reported_as
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing import envelope
@@ -72,37 +72,6 @@ def sign(
     return {**facts, FIELD: envelope.sign(payload(action, facts, root_key_id, after), signer, PAYLOAD_TYPE)}
 
 
-class Statement(NamedTuple):
-    """A well-formed statement, its signature not verified yet: the signer and the entry that it names."""
-
-    signer_id: str
-    after: Anchor
-    payload: bytes
-    signature: bytes
-
-    def holds(self, action: str, facts: Mapping[str, object], root_key_id: str, signer: PublicKey) -> bool:
-        """Whether ``signer`` made it, about exactly this change in a ledger with that root key."""
-        try:
-            expected = payload(action, facts, root_key_id, self.after)
-        except InvalidInputError:
-            return False
-        return self.payload == expected and signer.made(self.signature, envelope.pae(PAYLOAD_TYPE, expected))
-
-
-def read(facts: Mapping[str, object]) -> Statement | None:
-    """The statement in the facts of an entry, None if there is no well-formed one."""
-    try:
-        parsed = envelope.parse(facts.get(FIELD), PAYLOAD_TYPE)
-        said: Any = parse_json(parsed.payload, "the statement")
-        after = Anchor(said["after"]["seq"], said["after"]["chain_link"])
-        ((key_id, signature),) = parsed.signatures
-    except (SignatureError, TypeError, KeyError, ValueError):
-        return None
-    if type(after.seq) is not int or not isinstance(after.chain_link, str):
-        return None
-    return Statement(key_id, after, parsed.payload, signature)
-
-
 def voucher_of(
     action: str,
     facts: Mapping[str, object],
@@ -112,13 +81,21 @@ def voucher_of(
 ) -> str | None:
     """Id of the key of ``authorities`` whose statement vouches for the facts of an entry, None if none does.
 
-    The statement must name one of ``anchors``.
+    The statement must be about exactly this change in a ledger with that root key, and name one of ``anchors``.
     """
-    statement = read(facts)
-    if root_key_id is None or statement is None or statement.after not in anchors:
+    try:
+        parsed = envelope.parse(facts.get(FIELD), PAYLOAD_TYPE)
+        said: Any = parse_json(parsed.payload, "the statement")
+        after = Anchor(said["after"]["seq"], said["after"]["chain_link"])
+        ((key_id, signature),) = parsed.signatures
+        is_nameable = type(after.seq) is int and after in anchors
+        if root_key_id is None or not is_nameable or key_id not in authorities:
+            return None
+        is_about_this = parsed.payload == payload(action, facts, root_key_id, after)
+    except (SignatureError, InvalidInputError, TypeError, LookupError, ValueError):
         return None
-    signer = authorities.get(statement.signer_id)
-    return signer.key_id if signer is not None and statement.holds(action, facts, root_key_id, signer) else None
+    holds = is_about_this and authorities[key_id].made(signature, envelope.pae(PAYLOAD_TYPE, parsed.payload))
+    return key_id if holds else None
 
 
 def given(**facts: object) -> dict[str, object]:
@@ -180,10 +157,9 @@ def read_token(facts: Mapping[str, object], issued_hlc: Hlc) -> IssuedToken:
     Raises:
         InvalidInputError: the facts describe no token.
     """
-    try:
+    malformed = "the facts of a token are malformed"
+    with reported_as(InvalidInputError, malformed, msgspec.ValidationError, OverflowError):
         said = msgspec.convert(facts, _TokenFacts)
         expires_at = None if said.expires_at is UNSET else said.expires_at.astimezone(UTC)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise InvalidInputError(f"the facts of a token are malformed: {error}") from error
     digest, issued_by = bytes.fromhex(said.digest), None if said.issued_by is UNSET else said.issued_by
     return IssuedToken(said.token_id, said.name, digest, said.rights, said.tenants, issued_hlc, expires_at, issued_by)

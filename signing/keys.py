@@ -40,9 +40,9 @@ from cryptography.hazmat.primitives.serialization import (
 from msgspec import Meta
 
 from ledger import rfc3339
-from ledger.errors import ConfigurationError, InvalidInputError, LedgerError
+from ledger.errors import ConfigurationError, InvalidInputError, LedgerError, refuse, reported_as
 from ledger.hlc import Hlc
-from signing.files import open_regular
+from signing.files import read_bounded
 from signing.strict import parse_json
 
 ED25519 = "ed25519"
@@ -66,17 +66,18 @@ KEYS_MAX = 1000
 _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 
 
+_NO_PEM = (ValueError, TypeError, UnsupportedAlgorithm)
+"""Raised by the library for bytes that hold no usable key."""
+
+
 def material_of(public_key_pem: str) -> KeyMaterial:
     """The key that a PEM ``PUBLIC KEY`` block holds.
 
     Raises:
         InvalidInputError: not such a block, or not Ed25519 or P-256.
     """
-    try:
-        material = load_pem_public_key(public_key_pem.encode())
-    except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
-        raise InvalidInputError(f"not a PEM public key: {error}") from error
-    return cast(KeyMaterial, _supported(material))
+    with reported_as(InvalidInputError, "not a PEM public key", *_NO_PEM, AttributeError):
+        return cast(KeyMaterial, _supported(load_pem_public_key(public_key_pem.encode())))
 
 
 def private_of(pem: bytes) -> PrivateMaterial:
@@ -85,11 +86,8 @@ def private_of(pem: bytes) -> PrivateMaterial:
     Raises:
         InvalidInputError: not such a block, encrypted, or not Ed25519 or P-256.
     """
-    try:
-        private = load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInputError(f"not an unencrypted PEM private key: {error}") from error
-    return cast(PrivateMaterial, _supported(private))
+    with reported_as(InvalidInputError, "not an unencrypted PEM private key", *_NO_PEM):
+        return cast(PrivateMaterial, _supported(load_pem_private_key(pem, password=None)))
 
 
 def _supported(key: object) -> object:
@@ -143,10 +141,12 @@ class PublicKey:
     revoked_from_hlc: Hlc | None = None
 
     def __post_init__(self) -> None:
-        if self.key_id != _id_of(self.material):
-            raise InvalidInputError(f"key id {self.key_id!r} is not that of its key, {_id_of(self.material)}")
-        if self.algorithm != _algorithm_of(self.material):
-            raise InvalidInputError(f"key {self.key_id} is not {self.algorithm!r}")
+        key_id, algorithm = _id_of(self.material), _algorithm_of(self.material)
+        refuse(
+            InvalidInputError,
+            (self.key_id != key_id, f"key id {self.key_id!r} is not that of its key, {key_id}"),
+            (self.algorithm != algorithm, f"key {self.key_id} is not {self.algorithm!r}"),
+        )
         for name, time in (("not_before", self.not_before), ("not_after", self.not_after)):
             if time is not None and time.tzinfo is None:
                 raise InvalidInputError(f"{name} of key {self.key_id} has no time zone")
@@ -176,10 +176,8 @@ class PublicKey:
     @classmethod
     def of_ed25519(cls, raw: bytes) -> PublicKey:
         """The Ed25519 key of 32 bytes as in RFC 8032."""
-        try:
+        with reported_as(InvalidInputError, "not an Ed25519 public key", ValueError):
             return cls.of(Ed25519PublicKey.from_public_bytes(raw))
-        except ValueError as error:
-            raise InvalidInputError(f"not an Ed25519 public key: {error}") from error
 
     @classmethod
     def from_json(cls, value: object) -> PublicKey:
@@ -188,10 +186,8 @@ class PublicKey:
         Raises:
             InvalidInputError: not such an item.
         """
-        try:
-            said = value if isinstance(value, KeyJson) else msgspec.convert(value, KeyJson)
-        except msgspec.ValidationError as error:
-            raise InvalidInputError(f"not a key as /v1/keys lists them: {error}") from error
+        with reported_as(InvalidInputError, "not a key as /v1/keys lists them", msgspec.ValidationError):
+            said = msgspec.convert(value, KeyJson)
         return cls(
             key_id=said.key_id,
             algorithm=said.algorithm,
@@ -350,10 +346,9 @@ class Keyring:
         Raises:
             InvalidInputError: not of that shape, or a key in it is wrong.
         """
-        try:
+        form = 'keys must be {"keys": [...]} as /v1/keys answers'
+        with reported_as(InvalidInputError, form, msgspec.ValidationError):
             said = msgspec.convert(value, KeyringJson)
-        except msgspec.ValidationError as error:
-            raise InvalidInputError(f'keys must be {{"keys": [...]}} as /v1/keys answers: {error}') from error
         return cls(map(PublicKey.from_json, said.keys), said.log_verifier_keys, said.root_key_id)
 
     @classmethod
@@ -366,11 +361,9 @@ class Keyring:
             ConfigurationError: it cannot be read, or holds no key.
         """
         path = Path(path)
-        try:
+        with reported_as(ConfigurationError, f"keys cannot be read from {path}", OSError):
             files = sorted(filter(_is_ring_file, path.iterdir())) if path.is_dir() else [path]
             rings = [_read_ring(file) for file in files]
-        except OSError as error:
-            raise ConfigurationError(f"keys cannot be read from {path}: {error.strerror}") from error
         if not any(rings):
             raise ConfigurationError(f"{path} holds no key; give PEM, a folder of it or saved /v1/keys JSON")
         return cls.merged(rings)
@@ -388,8 +381,7 @@ class Keyring:
     def to_json(self) -> dict[str, object]:
         """The response of ``/v1/keys``; ``from_json`` reads it back."""
         root = {} if self.root_key_id is None else {"root_key_id": self.root_key_id}
-        keys = [key.to_json() for key in self]
-        return {"keys": keys, **root, "log_verifier_keys": list(self.log_verifier_keys)}
+        return {"keys": [key.to_json() for key in self], **root, "log_verifier_keys": list(self.log_verifier_keys)}
 
 
 def _is_ring_file(file: Path) -> bool:
@@ -397,17 +389,11 @@ def _is_ring_file(file: Path) -> bool:
 
 
 def _read_ring(file: Path) -> Keyring:
-    with open_regular(file) as stream:
-        content = stream.read(RING_FILE_BYTES_MAX + 1)
-    if len(content) > RING_FILE_BYTES_MAX:
-        raise ConfigurationError(f"{file} is over {RING_FILE_BYTES_MAX} bytes, too much for keys")
-    try:
+    content = read_bounded(file, RING_FILE_BYTES_MAX, "keys", ConfigurationError)
+    with reported_as(ConfigurationError, f"{file} is neither PEM nor /v1/keys JSON", LedgerError, UnicodeDecodeError):
         text = content.decode()
-        if text.lstrip().startswith("{"):
-            return Keyring.from_json(parse_json(text, "the file"))
-        return Keyring(_keys_of_pem(text))
-    except (LedgerError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file} is neither PEM nor /v1/keys JSON: {error}") from error
+        is_json = text.lstrip().startswith("{")
+        return Keyring.from_json(parse_json(text, "the file")) if is_json else Keyring(_keys_of_pem(text))
 
 
 def _keys_of(item: object) -> Iterable[PublicKey]:

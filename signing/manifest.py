@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from ledger import canonical
 from ledger.chain.form import Hash, HlcText, NodeId, Seq, TenantId
-from ledger.errors import InvalidInputError, LedgerError, SignatureError
+from ledger.errors import InvalidInputError, LedgerError, SignatureError, refuse, reported_as
 from ledger.exit_code import ExitCode, gravest
 from ledger.hlc import Hlc
 from ledger.merkle import verify_consistency
@@ -118,12 +118,10 @@ def open_envelope(data: bytes, what: str, invalid: Invalid) -> Envelope:
         raise invalid(f"{what} is not an envelope in canonical form with exactly one signature")
     if end - len(_HEAD) > PAYLOAD_BYTES_MAX * 4 // 3 + 4:
         raise invalid(f"{what}'s payload is over {PAYLOAD_BYTES_MAX} bytes")
-    try:
+    with reported_as(invalid, f"{what} is malformed", SignatureError):
         payload = decode_base64(data[len(_HEAD) : end].decode("latin-1"), "payload")
-        signature = decode_base64(tail[2].decode(), "sig")
-    except SignatureError as error:
-        raise invalid(f"{what} is malformed: {error}") from error
-    return Envelope(PAYLOAD_TYPE, payload, (EnvelopeSignature(tail[1].decode(), signature),))
+        signature = EnvelopeSignature(tail[1].decode(), decode_base64(tail[2].decode(), "sig"))
+        return Envelope(PAYLOAD_TYPE, payload, (signature,))
 
 
 def judge(opened: Envelope, keyring: Keyring | None, what: str, forged: Invalid) -> Signed:
@@ -132,10 +130,8 @@ def judge(opened: Envelope, keyring: Keyring | None, what: str, forged: Invalid)
     Raises:
         LedgerError: as ``forged``: it names a held key that did not sign it.
     """
-    try:
+    with reported_as(forged, f"{what}'s signature does not hold", SignatureError):
         return envelope.judge(opened, keyring)
-    except SignatureError as error:
-        raise forged(f"{what}'s signature does not hold: {error}") from error
 
 
 class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -214,13 +210,12 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Raises:
             LedgerError: as ``INVALID``: malformed, contradicting itself, or of another version.
         """
-        try:
-            form: Any = Statement
+        form: Any = Statement
+        malformed = "the manifest is malformed, or of another version"
+        with reported_as(cls.INVALID, malformed, msgspec.MsgspecError, UnicodeError, InvalidInputError):
             manifest: Self = msgspec.json.decode(payload, type=form[cls]).predicate
             for hlc in (manifest.first_hlc, manifest.last_hlc):
                 Hlc.parse(hlc)
-        except (msgspec.MsgspecError, UnicodeError, InvalidInputError) as error:
-            raise cls.INVALID(f"the manifest is malformed, or of another version: {error}") from error
         manifest.check()
         if manifest.statement() != payload:
             raise cls.INVALID("the manifest's statement is not in canonical form, or its subject is another")
@@ -285,8 +280,7 @@ def seal_report(name: str, report: bytes, findings: Findings, signer: Signer) ->
     Raises:
         SigningUnavailableError: the signer cannot be reached.
     """
-    payload = encode(name, sha256(report).hexdigest(), REPORT_TYPE, msgspec.to_builtins(findings))
-    return seal(payload, signer) + b"\n"
+    return seal(encode(name, sha256(report).hexdigest(), REPORT_TYPE, msgspec.to_builtins(findings)), signer) + b"\n"
 
 
 def open_report(report: bytes, data: bytes, keyring: Keyring | None) -> SignedReport:
@@ -299,15 +293,16 @@ def open_report(report: bytes, data: bytes, keyring: Keyring | None) -> SignedRe
         raise SignatureError(f"the signature is over {REPORT_ENVELOPE_BYTES_MAX} bytes")
     opened = envelope.parse(parse_json(data, "the signature"), envelope.PAYLOAD_TYPE)
     signed = envelope.judge(opened, keyring)
-    try:
+    with reported_as(SignatureError, "the statement is none about a report", msgspec.MsgspecError, UnicodeError):
         said = msgspec.json.decode(opened.payload, type=Statement[Findings])
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise SignatureError(f"the statement is none about a report: {error}") from error
-    if (said.type_, said.predicate_type) != (STATEMENT_TYPE, REPORT_TYPE):
-        raise SignatureError("the statement is none about a report")
     (subject,) = said.subject
-    if subject.digest.sha256 != sha256(report).hexdigest():
-        raise SignatureError("the report is not the one that was signed: its digest is another")
+    is_of_report = (said.type_, said.predicate_type) == (STATEMENT_TYPE, REPORT_TYPE)
+    is_other = subject.digest.sha256 != sha256(report).hexdigest()
+    refuse(
+        SignatureError,
+        (not is_of_report, "the statement is none about a report"),
+        (is_other, "the report is not the one that was signed: its digest is another"),
+    )
     return SignedReport(subject.name, said.predicate, signed)
 
 

@@ -67,17 +67,6 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     seen_at: str
     """RFC 3339."""
 
-    @classmethod
-    def of(cls, note: str, root_key: str, seen_at: str) -> Seen:
-        """The memory entry of a verified ``note``.
-
-        Raises:
-            SignatureError: it holds no checkpoint.
-        """
-        seen = cls(note, root_key, seen_at)
-        assert seen.checkpoint.size >= 0
-        return seen
-
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint in the note.
@@ -358,13 +347,11 @@ class Observation(NamedTuple):
     def report(self, verdict: Mapping[str, Any], never_whole: str | None = None) -> dict[str, Any]:
         """The observation in plain values and in words. The words mention a new checkpoint only after
         ``remember_observed`` has stored it. ``never_whole`` is why a file of this kind is never a whole ledger."""
-        kept, is_compared = self.verified(verdict), MEMORY in (verdict["compared_with"] or "").split(", ")
-        known = (*self.before, self.itself, kept)
-        newest = max((each for each in known if each is not None), key=_size, default=None)
-        origin = newest.checkpoint.origin if newest is not None else None
+        kept, is_compared = self.verified(verdict), is_compared_with(verdict, MEMORY)
+        newest = max(filter(None, (*self.before, self.itself, kept)), key=_size, default=None)
         return {
             "state": str(self.memory.folder),
-            "log": origin,
+            "log": newest.checkpoint.origin if newest is not None else None,
             "root_key": newest.root_key if newest is not None else None,
             "first_look": not self.before and self.itself is None,
             "compared": [seen.to_json() for seen in self.before] if is_compared else [],
@@ -398,7 +385,7 @@ def remember_observed(memory: Memory, observations: Iterable[dict[str, Any] | No
     new = [observation for observation in told if observation["is_new"]]
     try:
         memory.remember(
-            Seen.of(seen["checkpoint"], root_key, seen["seen_at"]) for root_key, seen in kept if seen is not None
+            Seen(seen["checkpoint"], root_key, seen["seen_at"]) for root_key, seen in kept if seen is not None
         )
     except LedgerError:
         for observation in new:
@@ -429,10 +416,15 @@ def remembering(memory: Memory | None, observations: Iterable[dict[str, Any] | N
         raise failed
 
 
+def is_compared_with(verdict: Mapping[str, Any], source: str) -> bool:
+    """Whether the entries were compared with the checkpoint of ``source``."""
+    return source in (verdict["compared_with"] or "").split(", ")
+
+
 def compared(verdict: dict[str, Any], kept: Checkpoint, own: Checkpoint, source: str) -> dict[str, Any]:
     """``verdict`` with the checkpoint of ``source`` compared with the entries' own one of the same size, unless the
     entries themselves were compared with it."""
-    if source in (verdict["compared_with"] or "").split(", "):
+    if is_compared_with(verdict, source):
         return verdict
     if kept.root == own.root:
         return with_checkpoint(verdict, "ok", source)
@@ -449,11 +441,10 @@ def _opened(tenant_id: str, note: str | None, keyring: Keyring, now: datetime) -
     if note is None:
         return None
     try:
-        checkpoint = open_checkpoint(note, keyring)
-        if not checkpoint.origin.endswith(f"/{tenant_id}"):
+        if not open_checkpoint(note, keyring).origin.endswith(f"/{tenant_id}"):
             return None
         # Signature lines that no held key made are dropped: they neither name the log nor make the note too long.
-        return Seen.of(
+        return Seen(
             signed_by(note, keyring),
             keyring.root_key_id or signer_of(note, keyring).key_id,
             rfc3339.written(now, "seconds"),

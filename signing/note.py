@@ -29,13 +29,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar, NamedTuple, Self
 
-from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
+from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError, refuse, reported_as
 from signing.keys import PublicKey, Signer
 from signing.strict import decode_base64
 
@@ -110,10 +109,8 @@ class VerifierKey:
         """
         name, _, rest = text[:VERIFIER_CHARACTERS_MAX].partition("+")
         hash_hex, _, encoded = rest.partition("+")
-        try:
+        with reported_as(InvalidInputError, f"verifier key {text[:200]!r} is malformed", SignatureError):
             typed = decode_base64(encoded, "the key")
-        except SignatureError as error:
-            raise InvalidInputError(f"verifier key {text[:200]!r} is malformed: {error}") from error
         if len(typed) != 33 or typed[0] != cls.KIND:
             raise InvalidInputError(f"verifier key {text[:200]!r} is not of type {cls.KIND}, {_KINDS[cls.KIND]}")
         key = cls.of(name, PublicKey.of_ed25519(typed[1:]))
@@ -155,14 +152,15 @@ def parse(note: str | bytes) -> Note:
         content = note.decode() if isinstance(note, bytes) else note
     except UnicodeDecodeError as error:
         raise SignatureError("the note is not UTF-8") from error
-    if not _is_clean(content):
-        raise SignatureError("the note holds a control character or a lone surrogate")
     end = content.rfind("\n\n")
-    lines = content[end + 2 :].split("\n")
-    if end < 0 or len(lines) < 2 or lines.pop() != "":
-        raise SignatureError("the note has no signatures after an empty line, or its last line has no end")
-    if len(lines) > SIGNATURES_MAX:
-        raise SignatureError(f"the note has more than {SIGNATURES_MAX} signatures")
+    *lines, rest = content[end + 2 :].split("\n")
+    has_signatures = end >= 0 and bool(lines) and not rest
+    refuse(
+        SignatureError,
+        (not _is_clean(content), "the note holds a control character or a lone surrogate"),
+        (not has_signatures, "the note has no signatures after an empty line, or its last line has no end"),
+        (len(lines) > SIGNATURES_MAX, f"the note has more than {SIGNATURES_MAX} signatures"),
+    )
     return Note(content[: end + 1], tuple(_signature(line) for line in lines))
 
 
@@ -258,12 +256,12 @@ def cosignatures_of(note: Note, witnesses: Iterable[WitnessKey]) -> list[Cosigna
 
 
 def _verified_time(text: str, line: NoteSignature, witness: WitnessKey) -> datetime:
-    if len(line.signature) != _TIME_BYTES + SIGNATURE_BYTES:
-        raise SignatureError(f"the cosignature by {witness.name} is not {_TIME_BYTES + SIGNATURE_BYTES} bytes")
-    (time_s,) = struct.unpack_from(">Q", line.signature)
-    if time_s > TIME_MAX_S:
-        raise SignatureError(f"the cosignature by {witness.name} names no time")
-    signed = f"cosignature/v1\ntime {time_s}\n{text}"
-    if not witness.public_key.made(line.signature[_TIME_BYTES:], signed.encode()):
-        raise SignatureError(f"the cosignature by {witness.name}+{witness.key_hash.hex()} does not hold")
+    size, time_s = _TIME_BYTES + SIGNATURE_BYTES, int.from_bytes(line.signature[:_TIME_BYTES])
+    is_made = witness.public_key.made(line.signature[_TIME_BYTES:], f"cosignature/v1\ntime {time_s}\n{text}".encode())
+    refuse(
+        SignatureError,
+        (len(line.signature) != size, f"the cosignature by {witness.name} is not {size} bytes"),
+        (time_s > TIME_MAX_S, f"the cosignature by {witness.name} names no time"),
+        (not is_made, f"the cosignature by {witness.name}+{witness.key_hash.hex()} does not hold"),
+    )
     return datetime.fromtimestamp(time_s, UTC)

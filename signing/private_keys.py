@@ -46,7 +46,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from ledger.errors import ConfigurationError, InvalidInputError, PrivateValueError, SigningUnavailableError
+from ledger.errors import ConfigurationError, InvalidInputError, PrivateValueError, SigningUnavailableError, reported_as
 from ledger.private_fields import NONCE_BYTES, SealedValue
 from signing import files
 from signing.files import path_of
@@ -106,10 +106,8 @@ def load(uri: str) -> FileSigner:
         ConfigurationError: there is no such file, others can read it, or it holds no usable key.
     """
     path = path_of(uri)
-    try:
+    with reported_as(ConfigurationError, f"key file {path} cannot be used", InvalidInputError):
         return FileSigner(path, private_of(files.read(path)))
-    except InvalidInputError as error:
-        raise ConfigurationError(f"key file {path} cannot be used: {error}") from error
 
 
 def load_or_generate(uri: str, algorithm: str = ED25519) -> FileSigner:
@@ -243,13 +241,11 @@ def fetch(uri: str, pin: PinSource) -> RemoteSigner:
     except Exception as error:
         raise _unavailable(uri, error) from error
     public = str(key.keyval["public"])
-    try:
+    with reported_as(ConfigurationError, f"the key at {uri} cannot be used", InvalidInputError):
         # securesystemslib holds an Ed25519 key as hex digits.
         is_pem = public.startswith("-----BEGIN")
         public_key = PublicKey.of(public) if is_pem else PublicKey.of_ed25519(bytes.fromhex(public))
         return RemoteSigner(pinned_uri, public_key, pin)
-    except InvalidInputError as error:
-        raise ConfigurationError(f"the key at {uri} cannot be used: {error}") from error
 
 
 def _import(library: ModuleType, uri: str, pin: PinSource) -> tuple[str, Any]:

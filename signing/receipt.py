@@ -22,7 +22,6 @@ the leaf that the signed checkpoint covers. Rows that do not are rejected, never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated, Final, Literal, NamedTuple
@@ -38,13 +37,14 @@ from ledger.errors import (
     ReceiptInvalidError,
     ReceiptTooLargeError,
     SignatureError,
+    refuse,
+    reported_as,
 )
 from ledger.merkle import leaf_hash, tiles, verify_inclusion
 from ledger.verification.entry_check import check_apart
 from ledger.verification.verdict import Findings
-from signing import checkpoint as checkpoints
 from signing import manifest
-from signing.anchors import ANCHORS_MAX, BundledAnchor, Unproven
+from signing.anchors import ANCHORS_MAX, BundledAnchor, StoredAnchor
 from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.envelope import Envelope
@@ -121,27 +121,28 @@ class Receipt(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return [entry.row.seq for entry in self.entries]
 
 
+def draft_of(
+    *,
+    tenant_id: str,
+    log_origin: str,
+    node_id: str,
+    covers: Literal["job", "entry"],
+    job_id: str,
+    checkpoint: str,
+    keys: Keyring,
+) -> Receipt:
+    """A receipt without entries and proofs. ``checkpoint`` is the signed note, ``keys`` are the published keys."""
+    published = msgspec.convert(keys.to_json(), KeyringJson)
+    return Receipt([], checkpoint, covers, [], None, FORMAT_VERSION, job_id, published, log_origin, node_id, tenant_id)
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    receipt: Receipt
-    statement: msgspec.Raw
-
-
-class _Digested(msgspec.Struct):
     receipt: msgspec.Raw
-
-
-class Opened(NamedTuple):
-    """A well-formed receipt; its signature is not verified yet."""
-
-    receipt: Receipt
-    envelope: Envelope
+    statement: msgspec.Raw
 
 
 _ORDERED: Final = (Receipt, ProvedEntry, Extended, KeyJson, KeyringJson, BundledAnchor, _File)
 assert all([*struct.__struct_fields__] == sorted(struct.__struct_fields__) for struct in _ORDERED)
-
-_decoder: Final = msgspec.json.Decoder(_File)
-_digested: Final = msgspec.json.Decoder(_Digested)
 
 
 def seal(receipt: Receipt, signer: Signer) -> bytes:
@@ -153,32 +154,34 @@ def seal(receipt: Receipt, signer: Signer) -> bytes:
         SigningUnavailableError: the signer cannot be reached.
     """
     data = msgspec.json.encode(receipt)
-    file = b'{"receipt":%b,"statement":%b}' % (data, manifest.seal(_statement(receipt, data), signer))
+    file = msgspec.json.encode(_File(msgspec.Raw(data), msgspec.Raw(manifest.seal(_statement(receipt, data), signer))))
     if len(file) > FILE_BYTES_MAX:
         raise ReceiptTooLargeError(f"the receipt would be longer than {FILE_BYTES_MAX >> 20} MiB")
     read(file)
     return file
 
 
-def read(file: bytes) -> Opened:
-    """The receipt in a file, its form, encoding and statement checked; no signature is verified.
+def read(file: bytes) -> tuple[Receipt, Envelope]:
+    """The receipt in a file and the envelope of its statement; form, encoding and statement are checked, no signature
+    is verified.
 
     Raises:
         ReceiptInvalidError: it is not a receipt, or contradicts itself.
     """
     if len(file) > FILE_BYTES_MAX:
         raise ReceiptInvalidError(f"a receipt is at most {FILE_BYTES_MAX} bytes long, this file is longer")
-    try:
-        found = _decoder.decode(file)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ReceiptInvalidError(f"it is no receipt, or one of another version: {error}") from error
-    if msgspec.json.encode(found) != file:
+    other = "it is no receipt, or one of another version"
+    with reported_as(ReceiptInvalidError, other, msgspec.MsgspecError, UnicodeError, RecursionError):
+        found = msgspec.json.decode(file, type=_File)
+        receipt = msgspec.json.decode(found.receipt, type=Receipt)
+    data = msgspec.json.encode(receipt)
+    if msgspec.json.encode(_File(msgspec.Raw(data), found.statement)) != file:
         raise ReceiptInvalidError("the file is not canonical JSON")
-    opened = Opened(found.receipt, manifest.open_envelope(bytes(found.statement), "the statement", ReceiptInvalidError))
-    if _statement(opened.receipt, bytes(_digested.decode(file).receipt)) != opened.envelope.payload:
+    opened = manifest.open_envelope(bytes(found.statement), "the statement", ReceiptInvalidError)
+    if _statement(receipt, data) != opened.payload:
         raise ReceiptInvalidError("the statement is not about this receipt: something was changed since it was signed")
-    _check(opened.receipt)
-    return opened
+    _check(receipt)
+    return receipt, opened
 
 
 def _statement(receipt: Receipt, data: bytes) -> bytes:
@@ -190,51 +193,46 @@ def _statement(receipt: Receipt, data: bytes) -> bytes:
 
 def _check(receipt: Receipt) -> None:
     """Reject a receipt that contradicts itself."""
-    seqs = receipt.seqs
-    if any(seq >= following for seq, following in pairwise(seqs)):
-        raise ReceiptInvalidError("the entries do not stand in the order of their seq, each once")
-    if receipt.covers == ENTRY and len(seqs) != 1:
-        raise ReceiptInvalidError(f"a receipt for one entry holds {len(seqs)}")
-    try:
+    seqs, is_of_entry = receipt.seqs, receipt.covers == ENTRY
+    is_ascending = all(seq < following for seq, following in pairwise(seqs))
+    refuse(
+        ReceiptInvalidError,
+        (not is_ascending, "the entries do not stand in the order of their seq, each once"),
+        (is_of_entry and len(seqs) != 1, f"a receipt for one entry holds {len(seqs)}"),
+    )
+    with reported_as(ReceiptInvalidError, "the receipt's checkpoint is none", SignatureError):
         own = receipt.tree_head
-    except SignatureError as error:
-        raise ReceiptInvalidError(f"the receipt's checkpoint is none: {error}") from error
-    if own.origin != receipt.origin:
-        raise ReceiptInvalidError(f"the checkpoint is of log {own.origin[:200]!r}, not of {receipt.origin!r}")
-    if own.size < seqs[-1]:
-        raise ReceiptInvalidError(f"the checkpoint covers {own.size} entries, and seq {seqs[-1]} is here")
+    refuse(
+        ReceiptInvalidError,
+        (own.origin != receipt.origin, f"the checkpoint is of log {own.origin[:200]!r}, not of {receipt.origin!r}"),
+        (own.size < seqs[-1], f"the checkpoint covers {own.size} entries, and seq {seqs[-1]} is here"),
+    )
     for entry in receipt.entries:
         if (entry.row.tenant_id, entry.row.job_id) != (receipt.tenant_id, receipt.job_id):
             raise ReceiptInvalidError(f"seq {entry.row.seq} is of another tenant or job")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Material:
+class Material(NamedTuple):
     """The input of a receipt, all of one state of the ledger."""
 
-    tenant_id: str
-    log_origin: str
-    node_id: str
-    covers: Literal["job", "entry"]
-    job_id: str
+    draft: Receipt
+    """The receipt without entries and proofs."""
     rows: Sequence[Row]
     """The entries, by seq, at least one. The checkpoint covers all."""
-    checkpoint: str
-    """The signed note."""
-    said: Sequence[Unproven]
-    keys: Keyring
-    """The published keys of the log."""
+    said: Sequence[StoredAnchor]
+    """The statements of external witnesses about the log."""
     extends: int | None = None
     """Size of an earlier tree that the receipt proves the checkpoint to extend; at most the checkpoint's size."""
 
     @property
     def tiles(self) -> set[tuple[int, int]]:
         """The tiles that ``make`` asks for."""
-        size = checkpoints.read(self.checkpoint).size
+        size = self.draft.tree_head.size
         first_sizes = [each.size for each in self.said] + ([] if self.extends is None else [self.extends])
-        indexes = [positions.leaf_index_of(positions.Seq(row[SEQ])) for row in self.rows]
-        proving = (tiles.consistency_tiles(first, size) for first in first_sizes)
-        return set().union(*proving, *(tiles.inclusion_tiles(index, size) for index in indexes))
+        return set().union(
+            *(tiles.consistency_tiles(first, size) for first in first_sizes),
+            *(tiles.inclusion_tiles(positions.leaf_index_of(positions.Seq(row[SEQ])), size) for row in self.rows),
+        )
 
 
 def make(material: Material, get_tile: tiles.GetTile, signer: Signer) -> bytes:
@@ -247,9 +245,9 @@ def make(material: Material, get_tile: tiles.GetTile, signer: Signer) -> bytes:
         ReceiptTooLargeError: there is too much for one receipt.
         SigningUnavailableError: the signer cannot be reached.
     """
-    signed = checkpoints.read(material.checkpoint)
-    findings = Findings()
-    check_apart(material.tenant_id, material.rows, findings)
+    draft, earlier = material.draft, material.extends
+    signed, findings = draft.tree_head, Findings()
+    check_apart(draft.tenant_id, material.rows, findings)
     if (found := findings.first_break()) is not None:
         raise BrokenRangeError(found)
 
@@ -261,20 +259,12 @@ def make(material: Material, get_tile: tiles.GetTile, signer: Signer) -> bytes:
         index = positions.leaf_index_of(positions.Seq(row[SEQ]))
         hashes = tiles.inclusion_proof(index, signed.size, get_tile)
         verify_inclusion(index, signed.size, leaf_hash(bytes.fromhex(row[CHAIN_LINK])), hashes, signed.root)
-        entries.append(ProvedEntry(_in_hex(hashes), EntryObject.of(material.tenant_id, row)))
-    extends = None if material.extends is None else Extended(_in_hex(consistency(material.extends)), material.extends)
-    receipt = Receipt(
-        anchors=[each.proven(consistency(each.size)) for each in material.said],
-        checkpoint=material.checkpoint,
-        covers=material.covers,
+        entries.append(ProvedEntry(_in_hex(hashes), EntryObject.of(draft.tenant_id, row)))
+    receipt = msgspec.structs.replace(
+        draft,
+        anchors=[each.bundled(consistency(each.size)) for each in material.said],
         entries=entries,
-        extends=extends,
-        format_version=FORMAT_VERSION,
-        job_id=material.job_id,
-        keys=msgspec.convert(material.keys.to_json(), KeyringJson),
-        log_origin=material.log_origin,
-        node_id=material.node_id,
-        tenant_id=material.tenant_id,
+        extends=None if earlier is None else Extended(_in_hex(consistency(earlier)), earlier),
     )
     return seal(receipt, signer)
 

@@ -45,7 +45,7 @@ from signing.judging import (
     refused_verdict,
 )
 from signing.keys import Keyring
-from signing.memory import MEMORY, Memory, Observation
+from signing.memory import MEMORY, Memory, Observation, is_compared_with
 from signing.receipt import Receipt
 
 RECEIPT: Final = "receipt"
@@ -97,11 +97,10 @@ def judged(
     result = ReceiptVerdict(digest=sha256(file).hexdigest(), size_bytes=len(file))
     try:
         # 1. The file, and the statement that covers every byte of it.
-        opened = receipts.read(file)
-        receipt = result.receipt = opened.receipt
-        result.checkpoint = receipt.tree_head
+        receipt, opened = receipts.read(file)
+        result.receipt, result.checkpoint = receipt, receipt.tree_head
         # 2. The signature of the statement.
-        signed = manifests.judge(opened.envelope, keyring, "the receipt", ReceiptSignatureError)
+        signed = manifests.judge(opened, keyring, "the receipt", ReceiptSignatureError)
         result.signed_by = signed.key_ids
         _judge_content(result, receipt, signed, keyring, kept, memory, external)
     except ReceiptInvalidError as error:
@@ -146,8 +145,7 @@ def _judge_content(
             verdict["first_break"] = verdict["first_break"] or Break(0, kind, outcome.detail or "")._asdict()
     result.verdict = verdict
     if observation is not None:
-        whole = "a receipt shows some entries, not all from the first on"
-        result.memory = observation.report(verdict, never_whole=whole)
+        result.memory = observation.report(verdict, "a receipt shows some entries, not all from the first on")
     result.not_checked = _not_in_receipt(verdict, own, keyring, kept, observation)
 
 
@@ -206,8 +204,7 @@ def _with_kept(
         return with_checkpoint(verdict, "unknown_key", KEPT)
     if kept.checkpoint.origin == own.origin:
         verdict = _compared(verdict, receipt, own, kept.checkpoint, KEPT)
-    is_compared = KEPT in (verdict["compared_with"] or "").split(", ")
-    return verdict if is_compared else {**verdict, "not_compared": [KEPT]}
+    return verdict if is_compared_with(verdict, KEPT) else {**verdict, "not_compared": [KEPT]}
 
 
 def _compared(
@@ -268,7 +265,7 @@ def _not_in_receipt(
         is_unknown = kept.unknown is not None and not is_left
         reasons += [(is_left, f"the checkpoint given: {why}"), (is_unknown, f"the checkpoint given: {kept.unknown}")]
     if observation is not None:
-        is_left = MEMORY not in (verdict["compared_with"] or "")
+        is_left = not is_compared_with(verdict, MEMORY)
         remembered = [f"{seen.checkpoint.size} entries, and {_NO_PROOF}" for seen in observation.before]
         reasons += [(is_left, f"what is remembered of this log: {each}") for each in remembered]
     return applying(reasons)

@@ -17,7 +17,15 @@ from typing import Any, Final
 import msgspec
 
 from ledger import canonical
-from ledger.errors import BundleInvalidError, InvalidInputError, LedgerError, SignatureError, UnknownKeyError
+from ledger.errors import (
+    BundleInvalidError,
+    InvalidInputError,
+    LedgerError,
+    SignatureError,
+    UnknownKeyError,
+    refuse,
+    reported_as,
+)
 from ledger.hlc import Hlc
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, OpenedSnapshot, SnapshotClaim
 from signing import envelope
@@ -34,10 +42,8 @@ def statement(claim: SnapshotClaim) -> bytes:
     Raises:
         InvalidInputError: ``claim`` breaks an invariant.
     """
-    try:
+    with reported_as(InvalidInputError, "this snapshot cannot be signed", SignatureError):
         _check(msgspec.to_builtins(claim))
-    except SignatureError as error:
-        raise InvalidInputError(f"this snapshot cannot be signed: {error}") from error
     name = range_name(claim.tenant_id, claim.from_seq, claim.to_seq)
     return encode(name, claim.merkle_root, PREDICATE_TYPE, msgspec.to_builtins(claim))
 
@@ -103,17 +109,17 @@ def _claim(payload: bytes) -> SnapshotClaim:
 
 def _check(predicate: object) -> SnapshotClaim:
     """The claim in a predicate, its fields well-formed and its invariants kept."""
-    try:
+    malformed = "the predicate of the snapshot is malformed"
+    with reported_as(SignatureError, malformed, msgspec.ValidationError, InvalidInputError):
         claim = msgspec.convert(predicate, SnapshotClaim)
         Hlc.parse(claim.snapshot_hlc)
-    except (msgspec.ValidationError, InvalidInputError) as error:
-        raise SignatureError(f"the predicate of the snapshot is malformed: {error}") from error
-    if claim.to_seq - claim.from_seq + 1 != claim.entry_count:
-        raise SignatureError("entry_count of the snapshot is not the size of its range")
-    if claim.tree_size != claim.to_seq:
-        raise SignatureError("tree_size of the snapshot is not its to_seq")
-    if (claim.from_seq == 1) != (claim.previous_snapshot is None):
-        raise SignatureError("only the snapshot that begins at seq 1 has no previous_snapshot")
+    size, has_previous = claim.to_seq - claim.from_seq + 1, claim.previous_snapshot is not None
+    refuse(
+        SignatureError,
+        (claim.entry_count != size, "entry_count of the snapshot is not the size of its range"),
+        (claim.tree_size != claim.to_seq, "tree_size of the snapshot is not its to_seq"),
+        ((claim.from_seq == 1) == has_previous, "only the snapshot that begins at seq 1 has no previous_snapshot"),
+    )
     return claim
 
 
@@ -155,12 +161,10 @@ def decode_snapshot(line: bytes, tenant_id: str) -> tuple[Any, ...]:
     Raises:
         BundleInvalidError: not the canonical line of a snapshot of this tenant.
     """
-    try:
+    with reported_as(BundleInvalidError, "a row is not one of a snapshot", SignatureError, InvalidInputError):
         value = parse_json(line, "a row")
         if not isinstance(value, dict) or value.keys() != _FIELDS or canonical.encode(value) != line:
             raise BundleInvalidError("a row of a snapshot is not of its form in canonical JSON")
-    except (SignatureError, InvalidInputError) as error:
-        raise BundleInvalidError(f"a row is not one of a snapshot: {error}") from error
     if value["tenant_id"] != tenant_id:
         raise BundleInvalidError("a snapshot belongs to another tenant")
     for name in SNAPSHOT_COLUMNS:

@@ -6,10 +6,9 @@ Signed documents are forged where two parsers disagree about the same text, so a
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 
-from ledger.errors import SignatureError
+from ledger.errors import SignatureError, reported_as
 
 JSON_CHARACTERS_MAX = 24 * 2**20
 """Longest JSON text read; the largest envelope fits."""
@@ -27,10 +26,8 @@ def decode_base64(text: object, what: str, *, url_safe: bool = False) -> bytes:
     if not isinstance(text, str) or not text.isascii():
         raise SignatureError(f"{what} is not base64 text")
     altchars = b"-_" if url_safe and ("-" in text or "_" in text) else b"+/"
-    try:
+    with reported_as(SignatureError, f"{what} is not base64", ValueError):
         data = base64.b64decode(text, altchars=altchars, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise SignatureError(f"{what} is not base64: {error}") from error
     if base64.b64encode(data, altchars).decode() != text:
         raise SignatureError(f"{what} is not base64: stray bits or characters")
     return data
@@ -44,11 +41,9 @@ def parse_json(text: str | bytes, what: str) -> object:
     """
     if len(text) > JSON_CHARACTERS_MAX:
         raise SignatureError(f"{what} is longer than {JSON_CHARACTERS_MAX} characters")
-    try:
+    with reported_as(SignatureError, f"{what} is not JSON", ValueError, TypeError, RecursionError):
         characters = text.decode() if isinstance(text, bytes) else text
         return json.loads(characters, object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise SignatureError(f"{what} is not JSON: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -33,8 +33,7 @@ from ledger.positions import LeafIndex, Seq, leaf_index_of, seq_of
 from ledger.verification.verdict import damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RFC_3161, WITNESS, OpenNote, StoredAnchor, as_of, judge
-from signing.checkpoint import open_checkpoint
+from signing.anchors import WITNESS, OpenNote, judge, opener
 from signing.note import SIGNATURES_MAX, Cosignature, Note, NoteSignature, WitnessKey, cosignatures_of
 
 if TYPE_CHECKING:
@@ -255,13 +254,7 @@ async def judged_anchors(
         DatabaseUnavailableError: Postgres cannot be reached.
     """
     async with reading(pool) as connection:
-        judge_all = await newest_anchors(
-            connection,
-            tenant_id,
-            lambda note, time: open_checkpoint(note, as_of(keyring, time), origin=origin),
-            witnesses,
-            roots,
-        )
+        judge_all = await newest_anchors(connection, tenant_id, opener(keyring, origin), witnesses, roots)
     return await asyncio.to_thread(judge_all)
 
 
@@ -276,18 +269,10 @@ async def newest_anchors(
     cosigned = await store.newest_cosignatures(connection, tenant_id, _names(witnesses))
     stamped = await store.newest_timestamps(connection, tenant_id, AUTHORITIES_MAX)
 
+    said = store.anchors_in(cosigned, stamped)
+
     def judge_all() -> list[Anchor]:
-        by_witnesses = [
-            judge(
-                StoredAnchor(WITNESS, row.witness, row.note, row.tree_size, row.cosigned_at), witnesses, (), open_note
-            )
-            for row in cosigned
-        ]
-        stamps = [
-            StoredAnchor(RFC_3161, row.authority, row.note, row.tree_size, row.generated_at, row.response)
-            for row in stamped
-        ]
-        return by_witnesses + [judge(said, (), roots(said.by), open_note) for said in stamps]
+        return [judge(each, witnesses, () if each.kind == WITNESS else roots(each.by), open_note) for each in said]
 
     return judge_all
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store.reading import clamped_columns, fetch_as, fetch_column
-from ledger import rfc3339
 from ledger.errors import SignatureError
 from signing import checkpoint as checkpoints
-from signing.anchors import ANCHORS_MAX, RFC_3161, WITNESS, BundledAnchor, Unproven
+from signing.anchors import ANCHORS_MAX, RFC_3161, WITNESS, StoredAnchor
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -264,16 +262,19 @@ ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
 """Witnesses, and authorities, whose statements one file carries."""
 
 
-def unproven(cosigned: Sequence[CosignatureRow], stamped: Sequence[TimestampRow], size_max: int) -> list[Unproven]:
+def anchors_in(cosigned: Iterable[CosignatureRow], stamped: Iterable[TimestampRow]) -> list[StoredAnchor]:
+    """The statements in these rows."""
+    witnessed = [StoredAnchor(WITNESS, row.witness, row.note, row.tree_size, row.cosigned_at) for row in cosigned]
+    return witnessed + [
+        StoredAnchor(RFC_3161, row.authority, row.note, row.tree_size, row.generated_at, row.response)
+        for row in stamped
+    ]
+
+
+def unproven(cosigned: Iterable[CosignatureRow], stamped: Iterable[TimestampRow], size_max: int) -> list[StoredAnchor]:
     """The statements in these rows. A statement without a checkpoint, or of one larger than ``size_max``, is skipped:
     an attacker who can write to the table may have put it there."""
-    anchors = [
-        BundledAnchor(row.witness, row.note, [], WITNESS, "", rfc3339.written(row.cosigned_at)) for row in cosigned
-    ]
-    for row in stamped:
-        response, time = base64.b64encode(row.response).decode(), rfc3339.written(row.generated_at)
-        anchors.append(BundledAnchor(row.authority, row.note, [], RFC_3161, response, time))
-    said = [Unproven(_size_of(each.checkpoint), each) for each in anchors]
+    said = [each._replace(size=_size_of(each.note)) for each in anchors_in(cosigned, stamped)]
     return [each for each in said if 1 <= each.size <= size_max]
 
 

@@ -34,7 +34,7 @@ from ledger.bundle.format import (
     tail_of,
 )
 from ledger.chain.form import Count
-from ledger.errors import BundleInvalidError, BundleSignatureError
+from ledger.errors import BundleInvalidError, BundleSignatureError, refuse
 from ledger.verification.verdict import Break
 from signing.keys import Signer
 from signing.manifest import RangeManifest, encode, open_envelope, range_name, seal
@@ -70,16 +70,17 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     def check(self) -> None:
         """Raises BundleInvalidError if it contradicts itself."""
         check_parts(self.parts)
-        if self.format_version != (FORMAT_VERSION_ANCHORED if self.has_anchors else FORMAT_VERSION):
-            raise BundleInvalidError(f"the manifest has parts that no bundle of version {self.format_version} has")
-        rows = sum(part.rows for part in self.entry_parts)
-        if not self.to_seq - self.from_seq + 1 == self.entry_count == rows:
-            raise BundleInvalidError("range, entry_count and rows of the manifest do not agree")
-        snapshot_rows = sum(part.rows for part in self.parts if part.name == SNAPSHOTS)
-        if self.snapshot_count != snapshot_rows:
-            raise BundleInvalidError("snapshot_count of the manifest is not the number of rows of its part")
-        if self.tree_size != self.to_seq:
-            raise BundleInvalidError("tree_size of the manifest is not its to_seq")
+        version = FORMAT_VERSION_ANCHORED if self.has_anchors else FORMAT_VERSION
+        entries = {self.entry_count, self.to_seq - self.from_seq + 1, sum(part.rows for part in self.entry_parts)}
+        snapshots = sum(part.rows for part in self.parts if part.name == SNAPSHOTS)
+        of_version = f"the manifest has parts that no bundle of version {self.format_version} has"
+        refuse(
+            BundleInvalidError,
+            (self.format_version != version, of_version),
+            (len(entries) > 1, "range, entry_count and rows of the manifest do not agree"),
+            (self.snapshot_count != snapshots, "snapshot_count of the manifest is not the number of rows of its part"),
+            (self.tree_size != self.to_seq, "tree_size of the manifest is not its to_seq"),
+        )
 
 
 EVIDENCE_TYPE: Final = "https://tallystick.dev/bundle-evidence/v1"

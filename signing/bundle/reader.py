@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from hashlib import file_digest, sha256
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 
@@ -46,7 +46,7 @@ from ledger.bundle.format import (
 from ledger.bundle.merge import BundleSource
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
 from ledger.canonical import INTEGER_MAX
-from ledger.errors import BundleInvalidError, NotABundleError
+from ledger.errors import BundleInvalidError, NotABundleError, refuse, reported_as
 from ledger.verification.reader import ChainReader
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
@@ -87,8 +87,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
         self._file = file
         members, self.scanned = _scan(file.fileno()) if scanned is None else (_walk(file.fileno(), scanned), scanned)
         self.digest, self.size_bytes, _ = self.scanned
-        manifest = members.pop()
-        self.envelope = Manifest.open_envelope(self._read(manifest))
+        self.envelope = Manifest.open_envelope(self._read(members.pop()))
         Manifest.judge(self.envelope, keyring)
         self.manifest: Manifest = Manifest.read(self.envelope.payload)
         _check_members(members, self.manifest)
@@ -176,8 +175,7 @@ class BundleReader(AbstractContextManager["BundleReader"]):
         numbers = self.parts_of(from_seq, to_seq)
         with ThreadPoolExecutor(max_workers=1) as thread:
             ahead = [thread.submit(self.read_part, number) for number in numbers[:1]]
-            for number, following in pairwise((*numbers, None)):
-                assert number is not None
+            for number, following in zip_longest(numbers, numbers[1:]):
                 raw = ahead.pop().result()
                 ahead += [] if following is None else [thread.submit(self.read_part, following)]
                 yield from self.part_batches(number, raw, from_seq, to_seq)
@@ -241,7 +239,13 @@ class BundleReader(AbstractContextManager["BundleReader"]):
         """
         for at, rows in enumerate(entry_lines(raw, self.manifest.tenant_id, self.manifest.entry_parts[number].rows)):
             if number == at == 0:
-                self._check_first(rows[0])
+                first, first_hlc = rows[0], self.manifest.first_hlc
+                is_cut = first[SEQ] > 1 and first[PREV_CHAIN_LINK] is None
+                refuse(
+                    BundleInvalidError,
+                    (first[T_HLC] != first_hlc, "the first entry does not have the HLC that the manifest names"),
+                    (is_cut, "the first entry names none before it, and is not that of a chain"),
+                )
             if from_seq is None and to_seq is None:
                 yield rows
                 continue
@@ -249,12 +253,6 @@ class BundleReader(AbstractContextManager["BundleReader"]):
             wanted = [row for row in rows if low <= row[SEQ] <= high]
             if wanted:
                 yield wanted
-
-    def _check_first(self, row: Row) -> None:
-        if row[T_HLC] != self.manifest.first_hlc:
-            raise BundleInvalidError("the first entry does not have the HLC that the manifest names")
-        if row[SEQ] > 1 and row[PREV_CHAIN_LINK] is None:
-            raise BundleInvalidError("the first entry names none before it, and is not that of a chain")
 
     def _lines(self, member: Member) -> Iterator[bytes]:
         hashed, rest = sha256(), b""
@@ -265,10 +263,11 @@ class BundleReader(AbstractContextManager["BundleReader"]):
             if max(map(len, (rest, *lines))) > SNAPSHOT_ROW_BYTES_MAX:
                 raise BundleInvalidError(f"a row of {member.name} is longer than {SNAPSHOT_ROW_BYTES_MAX} bytes")
             yield from lines
-        if hashed.hexdigest() != member.sha256:
-            raise BundleInvalidError(f"{member.name} changed while it was read")
-        if rest:
-            raise BundleInvalidError(f"the last row of {member.name} has no end")
+        refuse(
+            BundleInvalidError,
+            (hashed.hexdigest() != member.sha256, f"{member.name} changed while it was read"),
+            (bool(rest), f"the last row of {member.name} has no end"),
+        )
 
 
 def digest_of(path: Path) -> tuple[str, int]:
@@ -291,11 +290,12 @@ def _scan(descriptor: int) -> tuple[list[Member], Scanned]:
         name, size = parse_tar_header(block)
         if name == EVIDENCE:
             raise evidence_refusal(os.pread(descriptor, min(size, size_max(name, len(members))), at + BLOCK_BYTES))
-        if name not in expected:
-            wanted = " or ".join(sorted(expected)) or "the end"
-            raise BundleInvalidError(f"member {name!r} stands where {wanted} must")
-        if size > size_max(name, len(members)):
-            raise BundleInvalidError(f"member {name} is larger than a bundle allows")
+        wanted = " or ".join(sorted(expected)) or "the end"
+        refuse(
+            BundleInvalidError,
+            (name not in expected, f"member {name!r} stands where {wanted} must"),
+            (size > size_max(name, len(members)), f"member {name} is larger than a bundle allows"),
+        )
         offset = at + BLOCK_BYTES
         members.append(Member(name, offset, size, _hash(descriptor, offset, size, whole)))
         at = offset + size
@@ -304,8 +304,7 @@ def _scan(descriptor: int) -> tuple[list[Member], Scanned]:
             raise BundleInvalidError(f"there are bytes between {name} and the next member")
         at += padding
         expected = _names_after(name, len(members))
-    if expected:
-        raise BundleInvalidError(f"{' or '.join(sorted(expected))} is missing: the bundle is not whole")
+    refuse(BundleInvalidError, (bool(expected), f"{' or '.join(sorted(expected))} is missing: the bundle is not whole"))
     if _read(descriptor, at + BLOCK_BYTES, BLOCK_BYTES, whole) != END[BLOCK_BYTES:]:
         raise BundleInvalidError("the bundle does not end in two blocks of zeros")
     at += len(END)
@@ -354,18 +353,19 @@ def _check_members(members: Sequence[Member], manifest: Manifest) -> None:
     if len(members) != len(manifest.parts):
         raise BundleInvalidError(f"the manifest lists {len(manifest.parts)} parts, there are {len(members)}")
     for member, part in zip(members, manifest.parts, strict=True):
-        if (member.name, member.size) != (part.name, part.bytes):
-            raise BundleInvalidError(f"part {part.name[:100]!r} is not of the size that the manifest names")
-        if member.sha256 not in (part.sha256, _NOT_HASHED):
-            raise BundleInvalidError(f"part {part.name} is not the one that the manifest names: its digest is another")
+        is_this = (member.name, member.size) == (part.name, part.bytes)
+        other = f"part {part.name} is not the one that the manifest names: its digest is another"
+        refuse(
+            BundleInvalidError,
+            (not is_this, f"part {part.name[:100]!r} is not of the size that the manifest names"),
+            (member.sha256 not in (part.sha256, _NOT_HASHED), other),
+        )
 
 
 def _decompressed(part: Part, data: bytes) -> bytes:
     stream = zlib.decompressobj(_GZIP)
-    try:
+    with reported_as(BundleInvalidError, f"part {part.name} is not gzip", zlib.error):
         raw = stream.decompress(data, part.raw_bytes + 1)
-    except zlib.error as error:
-        raise BundleInvalidError(f"part {part.name} is not gzip: {error}") from error
     if len(raw) != part.raw_bytes or not stream.eof or stream.unused_data:
         raise BundleInvalidError(f"part {part.name} is not one gzip member of {part.raw_bytes} bytes")
     return raw

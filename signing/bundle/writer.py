@@ -265,11 +265,6 @@ class OwnChainBundle:
         self._snapshot_digest: str | None = None
 
     @property
-    def entry_count(self) -> int:
-        """Entries so far; the seq of the last."""
-        return self._writer.entry_count
-
-    @property
     def end(self) -> tuple[int, str | None]:
         """Seq and link of the last entry; 0 and None when there is none."""
         return self._writer.entry_count, self._link.hex() or None
@@ -285,10 +280,8 @@ class OwnChainBundle:
             InvalidInputError: an entry is longer than a bundle takes, or there are too many.
             SigningUnavailableError: the signer cannot be reached.
         """
-        if not entries:
-            return b""
         seq, link = self.end
-        return self._add(self._linker.rows(seq + 1, link, entries))
+        return self._add(self._linker.rows(seq + 1, link, entries) if entries else ())
 
     def keep(self, rows: Sequence[Row]) -> bytes:
         """Add rows of ``ENTRY_COLUMNS`` with their links, unchanged. They MUST be verified and MUST continue the chain

@@ -11,16 +11,16 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger import canonical, rfc3339
+from ledger import canonical
 from ledger.bundle.rows import encode_entry
 from ledger.merkle import tiles
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification import ENTRY_COLUMNS
 from signing import envelope
-from signing.anchors import BundledAnchor, Unproven
+from signing.anchors import WITNESS, StoredAnchor
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
-from signing.receipt import STATED, Material, make
+from signing.receipt import STATED, Material, draft_of, make
 from tests.app.bundles import LOG_ORIGIN, checkpoint_of
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, Ledger
@@ -40,8 +40,8 @@ COSIGNED_AT = datetime(2024, 1, 11, 0, 0, 10, tzinfo=UTC)
 
 
 def receipt_of(ledger: Ledger, job_id: str = JOB, signer: FileSigner = SIGNER, **replaced: Any) -> bytes:
-    """The receipt of a job; ``replaced`` are fields of its ``Material``."""
-    material: dict[str, Any] = {
+    """The receipt of a job; ``replaced`` are fields of its ``Material``, or of the draft in that."""
+    given: dict[str, Any] = {
         "tenant_id": ledger.tenant_id,
         "log_origin": LOG_ORIGIN,
         "node_id": NODE,
@@ -51,8 +51,10 @@ def receipt_of(ledger: Ledger, job_id: str = JOB, signer: FileSigner = SIGNER, *
         "checkpoint": checkpoint_of(ledger, signer=signer),
         "said": [],
         "keys": Keyring([signer.public_key]),
-    }
-    return make(Material(**material | replaced), lambda level, index: ledger.tiles.get((level, index), b""), signer)
+    } | replaced
+    of_material = {name: given.pop(name) for name in Material._fields if name in given}
+    material = Material(draft_of(**given), **of_material)
+    return make(material, lambda level, index: ledger.tiles.get((level, index), b""), signer)
 
 
 def rows_of(ledger: Ledger, job_id: str) -> Sequence[tuple[Any, ...]]:
@@ -66,10 +68,10 @@ def cosigned(
     signer: FileSigner = SIGNER,
     witness: Witness = DOCUMENTED_WITNESS,
     at: datetime = COSIGNED_AT,
-) -> Unproven:
+) -> StoredAnchor:
     """What ``witness`` said of the first ``size`` entries."""
     note = witness.cosign(checkpoint_of(ledger, size, signer), int(at.timestamp()))
-    return Unproven(size, BundledAnchor(witness.verifier_key, note, [], "witness", "", rfc3339.written(at)))
+    return StoredAnchor(WITNESS, witness.verifier_key, note, size, at)
 
 
 def example_receipt(keys: Keyring) -> bytes:

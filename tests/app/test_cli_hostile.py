@@ -209,7 +209,7 @@ def test_arguments_that_are_no_utf_8_are_told_in_one_line_and_names_of_files_esc
 
 
 def test_a_receipt_of_something_else_than_was_asked_for_is_none() -> None:
-    of_job = form.read((ROOT / "docs" / "formats" / "example.receipt.json").read_bytes()).receipt
+    of_job = form.read((ROOT / "docs" / "formats" / "example.receipt.json").read_bytes())[0]
     of_entry = msgspec.structs.replace(of_job, covers=form.ENTRY, entries=of_job.entries[:1])
     tenant, job_id = of_job.tenant_id, of_job.job_id
     assert _is_asked(of_job, tenant, job_id, None)

@@ -239,7 +239,7 @@ def test_what_a_witness_saw_before_a_key_was_revoked_still_counts() -> None:
 def remembered(folder: Path, *notes: str) -> Memory:
     memory = Memory.open(folder)
     yesterday = rfc3339.written(datetime.now(UTC) - timedelta(days=1), "seconds")
-    memory.remember(Seen.of(note, SIGNER.key_id, yesterday) for note in notes)
+    memory.remember(Seen(note, SIGNER.key_id, yesterday) for note in notes)
     return Memory.open(folder)
 
 

@@ -107,7 +107,7 @@ async def test_a_receipt_of_a_job_just_written_waits_for_its_checkpoint_and_veri
     keys = await keys_of(client)
     outcome = judged(file, keys)
     assert exit_code_of_receipt(outcome.verdict) == twin_in(tmp_path)(tmp_path / "receipt", keys) == 0
-    receipt = form.read(file).receipt
+    receipt = form.read(file)[0]
     assert (receipt.covers, receipt.job_id, len(receipt.entries)) == ("job", "job-1", 3)
     shown = (await client.get("/v1/chain/entries", params={"tenant_id": client.tenant})).json()["items"]
     by_seq = {each["seq"]: each for each in shown}
@@ -116,7 +116,7 @@ async def test_a_receipt_of_a_job_just_written_waits_for_its_checkpoint_and_veri
         assert {name: getattr(entry.row, name) for name in entry.row.__struct_fields__}.items() <= stored.items()
     # Of one entry.
     answer = await client.get("/v1/chain/receipt", params={"tenant_id": client.tenant, "seq": receipt.seqs[1]})
-    one = form.read(answer.content).receipt
+    one = form.read(answer.content)[0]
     assert (one.covers, one.job_id, one.seqs) == ("entry", "job-1", [receipt.seqs[1]])
     assert "attachment" in answer.headers["Content-Disposition"]
     assert exit_code_of_receipt(judged(answer.content, keys).verdict) == 0
@@ -219,7 +219,7 @@ async def test_no_receipt_is_signed_on_a_checkpoint_that_the_ledger_did_not_sign
 ) -> None:
     for tenant, problem in (("stranger", "key-conflict"), ("changed", "chain-damaged")):
         session = await write(damageable, "job-1", "JobAccepted", tenant_id=tenant)
-        receipt = form.read(await receipt_of(damageable, "job-1", session, tenant_id=tenant)).receipt
+        receipt = form.read(await receipt_of(damageable, "job-1", session, tenant_id=tenant))[0]
         note = sign_checkpoint(receipt.tree_head, STRANGER)
         if tenant == "changed":
             note = receipt.checkpoint.replace("\n2\n", "\n3\n")
@@ -229,7 +229,7 @@ async def test_no_receipt_is_signed_on_a_checkpoint_that_the_ledger_did_not_sign
             await edit(superuser, change, note, tenant)
             answer = await damageable.get(f"/v1/jobs/job-1/receipt?tenant_id={tenant}")
             # The node looks at its checkpoints by itself, too, and may have made this one again.
-            is_mended = answer.is_success and form.read(answer.content).receipt.checkpoint != note
+            is_mended = answer.is_success and form.read(answer.content)[0].checkpoint != note
             return None if is_mended else refusal(answer)
 
         assert await until(refused, "a receipt is asked for before the checkpoint is made again") == (409, problem)
@@ -315,10 +315,10 @@ async def test_a_receipt_carries_the_time_stamp_that_openssl_vouches_for(
 
         async def stamped() -> bytes | None:
             file = await receipt_of(client, "job-1", session)
-            return file if form.read(file).receipt.anchors else None
+            return file if form.read(file)[0].anchors else None
 
         file = await until(stamped, "the checkpoint is stamped")
-        (anchor,) = form.read(file).receipt.anchors
+        (anchor,) = form.read(file)[0].anchors
         outcome = judged(file, await keys_of(client), external=ExternalWitnesses.load([], authority.ca_file))
         (found,) = outcome.verdict["anchors"]
         assert (found["kind"], found["to_seq"], found["status"]) == ("rfc3161", 2, "ok")
@@ -368,7 +368,7 @@ async def test_the_statement_opens_with_securesystemslib_and_its_signature_with_
     raw = key.ed25519_bytes().hex()
     foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": raw})
     assert list(Envelope.from_dict(statement).verify([foreign], 1)) == [key.key_id]
-    opened = form.read(file).envelope
+    _, opened = form.read(file)
     (tmp_path / "message").write_bytes(envelope.pae(opened.payload_type, opened.payload))
     (tmp_path / "signature").write_bytes(opened.signatures[0].signature)
     (tmp_path / "key.pem").write_text(key.public_key_pem)
@@ -436,7 +436,7 @@ async def test_prove_finds_a_log_that_went_back_behind_what_was_kept(
     client: Client, shared: Shared, tmp_path: Path
 ) -> None:
     await receipt_of(client, "job-1", await write(client, "job-1"))
-    own = form.read(await receipt_of(client, "job-1")).receipt.tree_head
+    own = form.read(await receipt_of(client, "job-1"))[0].tree_head
     signer = private_keys.load(str(shared.services[Settings].data_dir / "keys" / "signing.pem"))
     kept = tmp_path / "kept"
     for size, root in ((own.size + 5, own.root), (own.size, bytes(32))):

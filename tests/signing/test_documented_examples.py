@@ -38,11 +38,11 @@ def test_the_forms_of_a_key_are_forms_of_one_key() -> None:
 def test_the_statement_about_a_key_is_by_the_root_and_about_what_is_shown() -> None:
     stored, shown = (json.loads(text) for text in examples("keys.md")[3:5])
     (root,) = documented_ring()
-    statement = key_statement.read({**shown["facts"], "statement": stored})
-    assert statement is not None
-    assert (statement.signer_id, statement.after._asdict()) == (root.key_id, shown["after"])
-    assert statement.payload == canonical.encode(shown)
-    assert statement.holds(shown["action"], {**shown["facts"], "statement": stored}, root.key_id, root)
+    after, facts = key_statement.Anchor(**shown["after"]), {**shown["facts"], "statement": stored}
+    assert key_statement.payload(shown["action"], facts, root.key_id, after) == canonical.encode(shown)
+    said = (shown["action"], facts, root.key_id)
+    assert key_statement.voucher_of(*said, {root.key_id: root}, {after}) == root.key_id
+    assert key_statement.voucher_of(*said, {root.key_id: root}, set()) is None
 
 
 def test_the_snapshot_verifies_and_its_payload_and_digest_are_as_shown() -> None:

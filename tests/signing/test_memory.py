@@ -28,7 +28,7 @@ RING = Keyring([SIGNER.public_key])
 
 def seen(size: int, *, origin: str = ORIGIN, root_key: str = "root", root: int = 1, signer=SIGNER) -> Seen:
     note = sign_checkpoint(Checkpoint(origin, size, bytes([root]) * 32), signer)
-    return Seen.of(note, root_key, rfc3339.written(NOW, "seconds"))
+    return Seen(note, root_key, rfc3339.written(NOW, "seconds"))
 
 
 def test_the_newest_checkpoint_of_each_log_is_kept_for_this_user_alone(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_ledger_of_very_many_tenants_is_remembered_and_looked_up_in_a_breath(t
     """Looking through all logs for each tenant would take minutes."""
     one, count = seen(5), 8_000
     notes = [one.note.replace(ORIGIN, f"{ORIGIN}-{number}") for number in range(count)]
-    logs = [Seen.of(note, one.root_key, one.seen_at) for note in notes]
+    logs = [Seen(note, one.root_key, one.seen_at) for note in notes]
     Memory.open(tmp_path).remember(logs)
     memory = Memory.open(tmp_path)
     began_s = time.thread_time()

@@ -30,6 +30,6 @@ def test_the_document_shows_the_example_and_its_statement() -> None:
 
 
 def test_the_example_is_signed_by_the_documented_key() -> None:
-    envelope = form.read(EXAMPLE.read_bytes()).envelope
+    envelope = form.read(EXAMPLE.read_bytes())[1]
     signed = manifest.judge(envelope, documented_ring(), "the receipt", ReceiptSignatureError)
     assert (signed.verdict, signed.key_ids) == ("ok", ("06e3fd8fda29bb60",))

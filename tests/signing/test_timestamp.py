@@ -14,7 +14,6 @@ from signing.anchors import (
     load_authorities,
     make_request,
     open_timestamp,
-    stated_time,
     with_sorted_certificates,
 )
 from tests.app.timestamp_authority import Authority
@@ -29,13 +28,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def response(authority: Authority) -> bytes:
-    return authority.stamp(make_request(NOTE).body)
+    return authority.stamp(make_request(NOTE)[0])
 
 
 def test_a_stamp_on_the_note_tells_its_time(authority: Authority, response: bytes) -> None:
     time = open_timestamp(response, NOTE, load_authorities(authority.ca_file))
     assert abs(datetime.now(UTC) - time) < timedelta(minutes=5)
-    assert time == stated_time(response, NOTE)
+    assert time == open_timestamp(response, NOTE, None)
     assert authority.vouches_for(NOTE, response)
 
 
@@ -43,10 +42,10 @@ def test_a_stamp_on_other_bytes_or_for_another_request_is_refused(authority: Aut
     roots = load_authorities(authority.ca_file)
     with pytest.raises(SignatureError, match="other bytes"):
         open_timestamp(response, NOTE + b"x", roots)
-    request = make_request(NOTE)
-    assert open_timestamp(authority.stamp(request.body), NOTE, roots, request.nonce)
+    request, nonce = make_request(NOTE)
+    assert open_timestamp(authority.stamp(request), NOTE, roots, nonce)
     with pytest.raises(SignatureError, match="another request"):
-        open_timestamp(response, NOTE, roots, request.nonce)
+        open_timestamp(response, NOTE, roots, nonce)
 
 
 def test_certificates_inside_a_stamp_are_not_trusted(tmp_path: Path, response: bytes) -> None:
@@ -71,19 +70,19 @@ def test_whatever_bytes_come_they_are_refused_as_such(authority: Authority, resp
             time = open_timestamp(bytes(changed), NOTE, roots)
         except SignatureError:
             continue
-        assert time == stated_time(response, NOTE), "only what nothing signs may have been changed"
+        assert time == open_timestamp(response, NOTE, None), "only what nothing signs may have been changed"
 
 
 def test_a_stamp_that_brings_its_chain_in_any_order_counts(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "two", with_chain=True)
-    request = make_request(NOTE)
-    response = authority.stamp(request.body)
+    request, nonce = make_request(NOTE)
+    response = authority.stamp(request)
     assert authority.vouches_for(NOTE, response)
     in_order = with_sorted_certificates(response)
     assert (in_order == response, len(in_order)) == (False, len(response))
     roots = load_authorities(authority.ca_file)
-    time = open_timestamp(response, NOTE, roots, request.nonce)
-    assert time == open_timestamp(in_order, NOTE, roots) == stated_time(response, NOTE)
+    time = open_timestamp(response, NOTE, roots, nonce)
+    assert time == open_timestamp(in_order, NOTE, roots) == open_timestamp(response, NOTE, None)
     with pytest.raises(SignatureError, match="does not hold"):
         open_timestamp(response, NOTE, load_authorities(Authority(tmp_path / "other").ca_file))
 

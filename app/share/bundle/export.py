@@ -284,7 +284,7 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
     try:
         root = tiles.root_at(first, get_tile)
         proof = tiles.consistency_proof(first, second, get_tile)
-        anchors = [each.proven(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
+        anchors = [each.bundled(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
     except ProofError as error:
         raise damaged(tenant_id, "tree", second, f"the stored tree is incomplete: {error}") from error
     return BundleEnd(root.hex(), chosen.checkpoint, proof, keys, anchors)

@@ -45,7 +45,7 @@ from ledger.machines.jobs import refused_job_id
 from ledger.verification.verdict import damaged
 from signing.checkpoint import Checkpoint
 from signing.checkpoint import read as read_checkpoint
-from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, make
+from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, draft_of, make
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -177,22 +177,20 @@ class ReceiptMaker:
             covering = (tenant_id, (rows[0][SEQ], rows[-1][SEQ]), signed.size, ANCHORS_A_KIND_MAX)
             cosigned = await anchors.covering_cosignatures(connection, *covering)
             stamped = await anchors.covering_timestamps(connection, *covering)
-            material = Material(
+            draft = draft_of(
                 tenant_id=tenant_id,
                 log_origin=self.log_origin,
                 node_id=self.node_id,
                 covers=wanted.covers,
                 job_id=wanted.job_id,
-                rows=rows,
                 checkpoint=note,
-                said=unproven(cosigned, stamped, signed.size),
                 keys=keys,
-                extends=extends,
             )
+            material = Material(draft, rows, unproven(cosigned, stamped, signed.size), extends)
             return material, await read_tiles(connection, tenant_id, material.tiles)
 
     def _sign(self, material: Material, stored: dict[tuple[int, int], bytes]) -> bytes:
-        tenant_id = material.tenant_id
+        tenant_id = material.draft.tenant_id
         try:
             return make(material, lambda level, index: stored.get((level, index), b""), self.keys.log_signer)
         except BrokenRangeError as error:

@@ -191,7 +191,7 @@ def export_from_wal(
         entries = _entries(_unchained(report), tenant_id)
         while batch := list(islice(entries, ENTRIES_AT_ONCE)):
             write(bundle.append(batch))
-        if bundle.entry_count == 0:
+        if bundle.end[0] == 0:
             raise NotFoundError(f"{report.folder} holds no unchained record of tenant {tenant_id}")
         for piece in bundle.finish():
             write(piece)

@@ -51,7 +51,7 @@ from ledger.merkle import tiles
 from ledger.verification.verdict import Break
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RESPONSE_BYTES_MAX, make_request, open_timestamp, stated_time
+from signing.anchors import RESPONSE_BYTES_MAX, make_request, open_timestamp
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring
 from signing.note import Cosignature, Note, WitnessKey, cosignatures_of
@@ -156,9 +156,7 @@ async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> 
         content=body,
         headers=headers,
     )
-    if authority.roots:
-        return response, await asyncio.to_thread(open_timestamp, response, note, authority.roots, nonce)
-    return response, await asyncio.to_thread(stated_time, response, note, nonce)
+    return response, await asyncio.to_thread(open_timestamp, response, note, authority.roots or None, nonce)
 
 
 @dataclass(kw_only=True, eq=False)
