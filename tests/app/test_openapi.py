@@ -39,7 +39,7 @@ OPERATIONS = [
     if isinstance(route, APIRoute) and route.include_in_schema
     for method in sorted(route.methods or ())
 ]
-REQUESTS = EXAMPLES // 5
+REQUESTS = EXAMPLES // 10
 """Of each operation; many where many examples of each property are asked for."""
 STREAMS = {"/v1/watch"}
 """Paths whose answers have no end unless the query names one."""

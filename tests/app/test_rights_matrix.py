@@ -22,7 +22,7 @@ from tests.app.bundles import bundle_of
 from tests.app.served import Serve, Served
 from tests.app.service_thread import serving
 from tests.app.test_access_records import entries
-from tests.app.test_openapi import OPERATIONS, with_an_end
+from tests.app.test_openapi import OPERATIONS, REQUESTS, with_an_end
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, build
 
@@ -173,10 +173,12 @@ async def test_every_route_is_answered_as_the_table_says_and_what_is_refused_cha
             tokens[right, pattern] = (await served.issue(right, tenants=pattern, name=name))["token"]
         every = [(route, tenant) for route in RULES for tenant in (OWN, OTHER)]
         before = await heads(superuser)
-        for route, tenant, status in await statuses(served, None, every):
+        # Where the tenant decides nothing, one is enough.
+        for route, tenant, status in await statuses(served, None, every[::2]):
             assert (status == 401) == (RULES[route].needs is not Needs.NOTHING), (route, tenant, status)
         for (right, pattern), token in tokens.items():
-            refused = [each for each in every if not allowed(each[0], right, pattern, each[1])]
+            asked_for = every[::2] if pattern == "*" else every
+            refused = [each for each in asked_for if not allowed(each[0], right, pattern, each[1])]
             for route, tenant, status in await statuses(served, token, refused):
                 assert status == 403, (right, pattern, route, tenant)
         assert await heads(superuser) == before
@@ -227,7 +229,7 @@ def test_a_weak_token_gets_no_data_of_another_tenant(
     headers = {"Authorization": f"Bearer {token}"}
 
     @given(weak_schema[path][method].as_strategy())
-    @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=REQUESTS, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case[Any]) -> None:
         answer = with_an_end(case).call(headers=headers)
         assert answer.status_code < 500 or answer.status_code == 503, answer.text
