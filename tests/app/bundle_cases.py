@@ -12,6 +12,7 @@ import json
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,10 +61,11 @@ class Case(NamedTuple):
     kept: str | None = None
 
 
-def cases() -> Iterator[Case]:
-    """All of them."""
-    for group in (_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _checkpoints, _kept, _anchors):
-        yield from group()
+@cache
+def cases() -> tuple[Case, ...]:
+    """All of them, made once: workers are forked from a process that has them."""
+    groups = (_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _checkpoints, _kept, _anchors)
+    return tuple(case for group in groups for case in group())
 
 
 def _sound() -> Iterator[Case]:

@@ -10,6 +10,7 @@ import base64
 import copy
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from ledger import canonical
@@ -47,10 +48,11 @@ class Case(NamedTuple):
     kept: str | None = None
 
 
-def cases() -> Iterator[Case]:
-    """All of them."""
-    for group in (_sound, _spellings, _statements, _said, _entries, _proofs, _checkpoints, _anchors, _kept):
-        yield from group()
+@cache
+def cases() -> tuple[Case, ...]:
+    """All of them, made once: workers are forked from a process that has them."""
+    groups = (_sound, _spellings, _statements, _said, _entries, _proofs, _checkpoints, _anchors, _kept)
+    return tuple(case for group in groups for case in group())
 
 
 def changed(change: Change, file: bytes = GOOD) -> bytes:

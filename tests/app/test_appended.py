@@ -7,7 +7,7 @@ import json
 import struct
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.edge.forms.requests import EVENT_LINE
@@ -88,7 +88,6 @@ def naive(made: list[Taken]) -> tuple[list[tuple[object, ...]], list[ChainPositi
     return rows, places
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(entries, max_size=12))
 def test_many_entries_at_once_grow_the_chains_that_one_at_a_time_grows(
     given_lines: list[tuple[str, str, dict[str, Any]]],

@@ -28,11 +28,12 @@ from tests.app.bundle_cases import GOOD, LEDGER, MANIFEST, Case, anchored, cases
 from tests.app.bundles import bundle_of, checkpoint_of, container, exit_code, members_of, store
 from tests.app.second_verifier import VERIFY_PY, Twin, second_verifier, twin_in
 from tests.app.witness import Witness
+from tests.conftest import spread
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.signing.conftest import RFC_8032_TEST_1, ed25519
 
 RING = Keyring([SIGNER.public_key])
-CASES = list(cases())
+CASES = cases()
 
 
 def product(path: Path, keyring: Keyring | None, kept: str | None = None) -> int:
@@ -81,8 +82,9 @@ BROKEN_WITHOUT_KEYS = {
 }
 
 
+@pytest.mark.exhaustive
 def test_without_keys_the_same_is_broken_but_for_signatures_and_the_rest_incomplete(twin: Twin, tmp_path: Path) -> None:
-    for case in CASES:
+    for case in spread(CASES, 100):
         path = store(tmp_path, case.bundle)
         is_seen = case.name in BROKEN_WITHOUT_KEYS or (case.code == 2 and case.name not in SEEN_BY_KEYS_ALONE)
         codes = (product(path, None, case.kept), twin(path, None, case.kept))

@@ -174,7 +174,7 @@ def columns_of(lines: EventLines) -> list[object]:
     return [lines.jobs, lines.types, lines.fences, lines.creations, lines.tenants, lines.level, payloads, lines[0]]
 
 
-@settings(max_examples=max(150, EXAMPLES))
+@settings(max_examples=4 * EXAMPLES)
 @given(lines_of_events())
 @example(b'{"tenant_id":"acme","type":"JobCreated"}')
 @example(b'{"tenant_id":"acme","tenant_id":"acme","type":"JobCreated"}')

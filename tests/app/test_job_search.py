@@ -18,6 +18,7 @@ from app.edge.routes import jobs as job_routes
 from app.read import jobs
 from ledger.machines.job_search import ELEMENTS_MAX
 from tests.app.service_thread import serving
+from tests.conftest import spread
 
 LARGE = "100000000000000000000"
 KEY = "app.kubernetes.io/name"
@@ -124,13 +125,14 @@ def is_found(job: dict[str, Any], where: str | None, dc: str | None, error: str 
     )
 
 
+@pytest.mark.exhaustive
 def test_a_search_finds_what_looking_at_every_job_finds(client: httpx.Client) -> None:
     every = ask(client).json()["items"]
     assert len(every) == 2 * len(SPECS)
-    for where, dc, error, status in (
-        *itertools.product((None, *CONDITIONS), (None, "a", "b", "c", "d"), (None,), (None, "FAILED")),
-        *itertools.product((None, CONDITIONS[0]), (None, "a"), ("oomkilled", '"137"', '"code":"oom"', "\n"), (None,)),
-    ):
+    searches = itertools.product((None, *CONDITIONS), (None, "a", "b", "c", "d"), (None,), (None, "FAILED"))
+    texts_of_errors = ("oomkilled", '"137"', '"code":"oom"', "\n")
+    of_errors = itertools.product((None, CONDITIONS[0]), (None, "a"), texts_of_errors, (None,))
+    for where, dc, error, status in (*spread(searches, 50), *of_errors):
         asked = {"where": where, "dc": dc, "error": error, "status": status}
         expected = [job["job_id"] for job in every if is_found(job, **asked)]
         assert found(client, **{name: value for name, value in asked.items() if value is not None}) == expected, asked

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import uvicorn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
@@ -37,7 +37,6 @@ from tests.app.postgres_proxy import PostgresProxy
 from tests.app.service_thread import serving
 from tests.app.shared import Shared
 from tests.app.test_protocol import BOUNDS, NAMES, Pieces, until
-from tests.conftest import EXAMPLES
 from tests.ledger.test_commitments import COMMITMENTS, PRECONDITIONS
 
 DEADLINE_S = 60
@@ -273,7 +272,6 @@ CREATED = [
 """Creations of two of the jobs."""
 
 
-@settings(max_examples=max(120, EXAMPLES))
 @given(sent=st.lists(requests(), min_size=1, max_size=5), cuts=st.lists(st.integers(0, 3000), max_size=3))
 def test_every_request_has_the_same_answer_both_ways(
     address: tuple[str, int], sent: list[Sent], cuts: list[int]

@@ -27,7 +27,7 @@ from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 
 RING = Keyring([SIGNER.public_key])
-CASES = list(cases())
+CASES = cases()
 WITNESSED = ExternalWitnesses.load([DOCUMENTED_WITNESS.verifier_key], None)
 
 
