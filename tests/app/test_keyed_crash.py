@@ -24,12 +24,22 @@ from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created, key
 from tests.app.hurry import hurried
 from tests.app.test_keyed import lines
-from tests.conftest import Database, connected_to, fresh_database
+from tests.conftest import Database, connected_to, fresh_database, spread
 from tests.running_copy import copy_running
 from wal.format import RECORD, SEGMENT_HEADER_BYTES
 from wal.segment import list_segments
 
 ACME, BOTH = ("acme",), ("acme", "beta")
+CRASHES = spread(
+    [
+        ((10, tenants), kept, again)
+        for tenants in (ACME, BOTH)
+        for again in ("while the rest is pending", "once the rest is chained", "after another restart")
+        for kept in (0, 1, 6, 10)
+    ],
+    10,
+)
+"""Tenants of the lines, how many of these the crash left, and when they are sent again."""
 
 
 class Crashed(NamedTuple):
@@ -115,9 +125,8 @@ def database(postgres: EmbeddedPostgres, crashed: Crashed) -> Iterator[Database]
         yield database
 
 
-@pytest.mark.parametrize("again", ["while the rest is pending", "once the rest is chained", "after another restart"])
-@pytest.mark.parametrize("kept", [0, 1, 6, 10])
-@pytest.mark.parametrize("drafts", [(10, ACME), (10, BOTH)], indirect=True)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("drafts", "kept", "again"), CRASHES, indirect=["drafts"])
 async def test_a_repetition_adds_only_the_lines_that_a_crash_tore_off(
     run_node: RunNode,
     make_settings: MakeSettings,
