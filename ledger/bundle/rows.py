@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from ledger import native
 from ledger.canonical import INTEGER_MAX
-from ledger.errors import BundleInvalidError, InvalidInputError
+from ledger.errors import BundleInvalidError, InvalidInputError, refuse, reported_as
 from ledger.verification.entry_check import ENTRY_COLUMNS, PackedEntries, Passed
 
 BATCH_BYTES: Final = 256 << 10
@@ -127,15 +127,17 @@ class EntryLines(PackedEntries):
             BundleInvalidError: the lines are not canonical rows of the tenant.
         """
         lines = self._lines[self._at :]
-        try:
+        with reported_as(
+            BundleInvalidError, "a row is not one of an entry", msgspec.MsgspecError, ValueError, RecursionError
+        ):
             entries = _decoder.decode_lines(lines)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise BundleInvalidError(f"a row is not one of an entry: {error}") from error
-        if _encoder.encode_lines(entries) != lines:
-            raise BundleInvalidError("the rows are not canonical JSON, one a line")
         # The tenant is last in a canonical line, and no text in it has a newline: this counts the rows.
-        if lines.count(b'"tenant_id":%b}\n' % self._tenant) != len(entries):
-            raise BundleInvalidError("a row belongs to another tenant")
+        of_tenant = lines.count(b'"tenant_id":%b}\n' % self._tenant)
+        refuse(
+            BundleInvalidError,
+            (_encoder.encode_lines(entries) != lines, "the rows are not canonical JSON, one a line"),
+            (of_tenant != len(entries), "a row belongs to another tenant"),
+        )
         return list(map(_in_column_order, entries))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from ledger import canonical
-from ledger.errors import CanonicalError, InvalidInputError
+from ledger.errors import CanonicalError, InvalidInputError, refuse
 from ledger.machines.jobs import JobState, dcs_of, outcome
 from ledger.private_fields import PATH_CHARACTERS_MAX, PATH_PARTS_MAX, PRIVATE_MARK, Path
 
@@ -112,12 +112,17 @@ def check_field(field: str) -> None:
         InvalidInputError: they cannot.
     """
     parts = field.split(".")
-    if not field.startswith(SEARCHED) or not all(parts):
-        raise InvalidInputError(f"{field[:100]!r} is no field that jobs are searched by: those are inside spec")
-    if len(field) > PATH_CHARACTERS_MAX or len(parts) > PATH_PARTS_MAX:
-        raise InvalidInputError(
-            f"{field[:100]!r} is too long: at most {PATH_PARTS_MAX} names and {PATH_CHARACTERS_MAX} characters"
-        )
+    refuse(
+        InvalidInputError,
+        (
+            not field.startswith(SEARCHED) or not all(parts),
+            f"{field[:100]!r} is no field that jobs are searched by: those are inside spec",
+        ),
+        (
+            len(field) > PATH_CHARACTERS_MAX or len(parts) > PATH_PARTS_MAX,
+            f"{field[:100]!r} is too long: at most {PATH_PARTS_MAX} names and {PATH_CHARACTERS_MAX} characters",
+        ),
+    )
 
 
 def check_indexed(field: str) -> None:

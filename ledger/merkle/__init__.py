@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 
 from ledger import native
-from ledger.errors import InvalidInputError, ProofError
+from ledger.errors import InvalidInputError, ProofError, refuse
 
 HASH_BYTES = 32
 EMPTY_ROOT = sha256().digest()
@@ -180,10 +180,11 @@ def verify_consistency(first: int, second: int, first_root: bytes, second_root: 
     if not 1 <= first <= second:
         raise ProofError(f"sizes {first} and {second} are not 1 <= first <= second")
     if first == second:
-        if hashes:
-            raise ProofError("trees of one size need no hashes, the proof has some")
-        if first_root != second_root:
-            raise ProofError(f"there are two roots for the size {first}")
+        refuse(
+            ProofError,
+            (bool(hashes), "trees of one size need no hashes, the proof has some"),
+            (first_root != second_root, f"there are two roots for the size {first}"),
+        )
         return
 
     # The proof is an inclusion proof of the first tree's last perfect subtree in the second tree, after
@@ -198,10 +199,15 @@ def verify_consistency(first: int, second: int, first_root: bytes, second_root: 
     index = (first - 1) >> height
 
     lefts = [each for level, each in enumerate(path[:inner]) if index >> level & 1]
-    if _climb_border(seed, [*lefts, *path[inner:]]) != first_root:
-        raise ProofError(f"the proof does not lead to the root {first_root.hex()} of size {first}")
-    if _climb_border(_climb(seed, path[:inner], index), path[inner:]) != second_root:
-        raise ProofError(f"the proof does not lead to the root {second_root.hex()} of size {second}")
+    computed = _climb_border(_climb(seed, path[:inner], index), path[inner:])
+    refuse(
+        ProofError,
+        (
+            _climb_border(seed, [*lefts, *path[inner:]]) != first_root,
+            f"the proof does not lead to the root {first_root.hex()} of size {first}",
+        ),
+        (computed != second_root, f"the proof does not lead to the root {second_root.hex()} of size {second}"),
+    )
 
 
 def _refuse_malformed(hashes: Sequence[bytes]) -> None:
