@@ -30,6 +30,7 @@ from ledger.errors import NotFoundError, ProofError, SeqOutOfRangeError, Signatu
 from ledger.merkle import HASH_BYTES, leaf_hash, tiles
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.positions import LeafIndex, Seq, leaf_index_of, seq_of
+from ledger.verification.entry_check import is_link
 from ledger.verification.verdict import damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
@@ -201,7 +202,7 @@ async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index
         first_seq = seq_of(LeafIndex(index * TILE_WIDTH))
         rows = await read_links(connection, tenant_id, first_seq, width)
         signed = await _stored(connection, tenant_id, 0, index, width)
-    links = [_raw(row.chain_link) for row in rows]
+    links = [bytes.fromhex(row.chain_link) if is_link(row.chain_link) else b"" for row in rows]
     if b"".join(map(leaf_hash, links)) != signed:
         raise damaged(
             tenant_id,
@@ -225,14 +226,6 @@ async def _stored(connection: Connection, tenant_id: str, level: int, index: int
     if len(hashes) < width * HASH_BYTES:
         raise damaged(tenant_id, "tree", 0, f"tile {index} of level {level} is damaged")
     return hashes
-
-
-def _raw(chain_link: str | None) -> bytes:
-    """The bytes of a stored link; empty for an edited text that is no link, which hashes to no signed leaf."""
-    try:
-        return bytes.fromhex(chain_link or "")
-    except ValueError:
-        return b""
 
 
 # --- statements of witnesses ----------------------------------------------------------------------
