@@ -101,7 +101,12 @@ async def node(shared: Shared, shared_client: Client) -> Node:
 
 async def write_wide(node: Node, numbers: range) -> None:
     """Jobs of 20 kB each, in one request."""
-    lines = ({"tenant_id": node.tenant_id, "type": "JobCreated", **job} for job in jobs(numbers, spec={"wide": WIDE}))
+    await write_at_once(node, jobs(numbers, spec={"wide": WIDE}))
+
+
+async def write_at_once(node: Node, created: list[dict[str, object]]) -> None:
+    """Jobs, in one request."""
+    lines = ({"tenant_id": node.tenant_id, "type": "JobCreated", **job} for job in created)
     headers = {"Content-Type": "application/x-ndjson"}
     content = "\n".join(map(json.dumps, lines))
     (await node.client.post("/v1/events", params=GLOBAL, content=content, headers=headers)).raise_for_status()
@@ -456,7 +461,7 @@ async def test_a_client_that_wants_nothing_of_many_pages_is_told_how_far_it_has_
     monkeypatch.setattr(watchers_module, "SILENCE_MAX_S", 0.0)
     monkeypatch.setattr(watchers_module, "PASSED_MIN", 3)
     async with run_watched() as node:
-        await node.write(*jobs(range(ENTRIES_BEFORE + PAGE_ENTRIES)))
+        await write_at_once(node, jobs(range(ENTRIES_BEFORE + PAGE_ENTRIES)))
     async with run_watched() as node, node.watching(from_seq=1, to_seq=PAGE_ENTRIES, job="nothing") as stream:
         assert await stream.rest() == []
     assert (stream.comments, stream.last_id) == (1, str(PAGE_ENTRIES))
