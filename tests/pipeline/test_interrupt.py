@@ -6,12 +6,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from tests.forked import Forked, run_forked
+from tests.pipeline.spark_process import IMPORTED
 
 COMMAND = """
 import sys, threading
@@ -25,7 +27,8 @@ def wait(batches):
     yield from batches
 
 unwind_on_signals()
-with running("wait", "local[1]") as spark:
+soon = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+with running("wait", "local[1]", soon) as spark:
     spark.range(1).mapInArrow(wait, "id long").collect()
 """
 
@@ -34,10 +37,7 @@ def test_a_signal_in_the_middle_of_a_job_ends_it_with_the_exit_code_of_shells(tm
     pipe = tmp_path / "at-work"
     os.mkfifo(pipe)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TALLY_PIPELINE_LOGS": str(tmp_path / "logs")}
-    command = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, pipe], env=environment, stderr=subprocess.PIPE, text=True
-    )
-    with command:
+    with Forked(IMPORTED, "-c", COMMAND, pipe, env=environment, stderr=subprocess.PIPE, text=True) as command:
         assert pipe.read_text() == "at work\n"
         command.send_signal(signal.SIGINT)
         _, told = command.communicate(timeout=150)
@@ -69,9 +69,7 @@ def starting(folder: Path, master: str) -> Iterator[subprocess.Popen[str]]:
     """A command that starts Spark under ``master``, all files of which are in ``folder``."""
     environment = {**os.environ, "TMPDIR": str(folder), "TALLY_PIPELINE_LOGS": str(folder / "logs")}
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", START, master], env=environment, stdout=pipe, stderr=pipe, text=True
-    ) as command:
+    with Forked(IMPORTED, "-c", START, master, env=environment, stdout=pipe, stderr=pipe, text=True) as command:
         yield command
 
 
@@ -132,8 +130,6 @@ except GivenUpError:
 
 def test_what_py4j_says_of_a_call_that_java_ended_below_is_in_the_log(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    command = subprocess.run(
-        [sys.executable, "-c", ABANDONED, tmp_path], capture_output=True, text=True, timeout=150, check=False
-    )
+    command = run_forked(IMPORTED, "-c", ABANDONED, tmp_path)
     assert (command.returncode, command.stdout, command.stderr) == (0, "", "")
     assert "Exception while sending command." in (tmp_path / "log").read_text()
