@@ -15,7 +15,7 @@ from tests.app.chains import until
 from tests.conftest import Database
 from tests.crash.conftest import Launch
 
-WARM_UP_S, WINDOW_S = 0.5, 2.0
+WARM_UP_S, WINDOW_S = 0.2, 1.0
 LINE = json.dumps({"tenant_id": "flood", "type": "JobCreated"}).encode() + b"\n"
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
