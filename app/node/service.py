@@ -200,10 +200,7 @@ class Service:
             keys=self.keys,
             breaks=self.breaks,
             log_origin=started.log_origin,
-            batch_size=settings.chain.batch_size,
-            batch_interval_s=settings.chain.batch_interval.total_seconds(),
-            checkpoint_interval_s=settings.chain.checkpoint_interval.total_seconds(),
-            sign_snapshots=settings.chain.sign_snapshots,
+            settings=settings.chain,
             metrics=self.metrics,
         )
         self.entry_check = EntryCheck(started.checkpoints.newest, self.notary.rebuild)
@@ -291,8 +288,8 @@ class Service:
             keys=self.keys,
             chain=started.key_chain,
             write_entry=self.system_entries.record,
-            sign_checkpoints_again=self.notary.log_key_changed,
-            sign_uncounted_again=self.notary.keys_revoked,
+            sign_checkpoints_again=partial(self.notary.sign_checkpoints_again, ()),
+            sign_uncounted_again=self.notary.sign_checkpoints_again,
             spawn=self.lifecycle.spawn,
         )
 

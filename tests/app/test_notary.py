@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -283,18 +284,18 @@ async def test_between_two_looks_at_the_trees_only_a_few_tenants_get_snapshots(
 ) -> None:
     # So that checkpoints do not wait while snapshots of thousands of tenants are due at once.
     tenants, steps = [f"tenant-{number}" for number in range(7)], [""]
-    sign_alone, follow_all = Notary._sign_alone, Notary._follow_all
+    sign, take_due = Notary._sign, Notary._take_due
 
-    async def signed_alone(notary: Notary, tenant_id: str, *, sign_rest: bool) -> None:
-        steps[-1] += "s"
-        await sign_alone(notary, tenant_id, sign_rest=sign_rest)
+    async def signed(notary: Notary, connection: asyncpg.Connection, names: Sequence[str]) -> None:
+        steps[-1] += "s" * len(names)
+        await sign(notary, connection, names)
 
-    async def followed(notary: Notary, names: Sequence[str]) -> set[str]:
+    def due(notary: Notary) -> set[str]:
         steps.append("")
-        return await follow_all(notary, names)
+        return take_due(notary)
 
-    monkeypatch.setattr(Notary, "_sign_alone", signed_alone)
-    monkeypatch.setattr(Notary, "_follow_all", followed)
+    monkeypatch.setattr(Notary, "_sign", signed)
+    monkeypatch.setattr(Notary, "_take_due", due)
     monkeypatch.setattr(notary_module, "TENANTS_SIGNED_A_TURN", 2)
     async with run_node(make_settings(chain={"batch_interval": "100ms"})) as service:
         await asyncio.gather(*(write(service, tenant_id, 1) for tenant_id in tenants))
@@ -320,7 +321,8 @@ async def test_an_entry_chained_while_the_others_are_being_signed_is_signed_afte
             signing = asyncio.create_task(service.notary.sign_now("acme"))
             await until(lambda: waits_for_a_lock(superuser), "signing has begun")
             await write(service, "acme", 1)
-            service.notary.batch_interval_s = 0.5
+            half_a_second = {"batch_interval": timedelta(seconds=0.5)}
+            service.notary.settings = service.notary.settings.model_copy(update=half_a_second)
         await signing
 
         async def signed_seq() -> int:
@@ -860,11 +862,11 @@ async def test_who_follows_and_who_keeps_checkpoints_of_others_do_not_wait_for_e
     await lock.acquire()
     behind = asyncio.ensure_future(lock.acquire())
     await asyncio.sleep(0)
-    following = asyncio.ensure_future(notary._follow(tenants))
+    following = asyncio.ensure_future(notary._in_turn(tenants, notary._follow))
     keeping = asyncio.ensure_future(notary.keep_followed(notes, {name: kept.newest(name) for name in notes}))
     # Both find it free, though it is handed to the one that waited.
     lock.release()
     await behind
     lock.release()
     async with asyncio.timeout(60):
-        assert (await following, sorted(await keeping)) == (set(), ["b", "c"])
+        assert (await following, sorted(await keeping)) == (None, ["b", "c"])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -32,7 +33,7 @@ _claimed = attrgetter(*SNAPSHOT_COLUMNS[:-1])
 """The claim of a row: all its columns except the envelope, which is last."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Snapshotter:
     """Signs and stores snapshots for the notary."""
 
@@ -44,55 +45,42 @@ class Snapshotter:
     async def sign(
         self,
         connection: Connection,
-        tenant_id: str,
-        tenant: FollowedTenant,
-        *,
-        sign_rest: bool,
-        snapshots_max: int | None,
+        tenants: Mapping[str, FollowedTenant],
+        rest: Collection[str],
+        snapshots_max: int = sys.maxsize,
     ) -> list[dict[str, object]]:
-        """Sign the full batches of the tree, with ``sign_rest`` the remaining entries too; returns the new snapshots.
+        """Sign full batches, of the tenants ``rest`` the remaining entries too: the next batch of every tenant in one
+        transaction, ``snapshots_max`` times at most. Returns the new snapshots.
 
-        The caller holds the tenant's lock and has its tree in memory.
+        The caller holds the tenants' locks and has their trees in memory.
 
         Raises:
             ChainBrokenError: the stored chain is not the one that was followed.
             SignerAwayError: the signer does not answer.
         """
-        assert tenant.tree is not None
-        since_s = tenant.unsigned_since_s
-        if tenant.signed_seq is None:
-            await self._load_signed(connection, tenant_id, tenant)
+        for name, tenant in tenants.items():
+            if tenant.signed_seq is None:
+                await self._load_signed(connection, name, tenant)
         made: list[dict[str, object]] = []
-        while (unsigned := tenant.tree.size - (tenant.signed_seq or 0)) > 0:
-            if unsigned < self.batch_size and not sign_rest:
-                return made
-            if len(made) == snapshots_max:
-                tenant.unsigned_since_s = since_s
-                return made
-            row = (await self.sign_next(connection, {tenant_id: tenant})).get(tenant_id)
-            if row is None:
-                signed_seq = tenant.signed_seq or 0
-                await self._load_signed(connection, tenant_id, tenant)
-                if tenant.signed_seq == signed_seq:
-                    raise not_stored(tenant_id, f"the snapshot from seq {signed_seq + 1} on")
-            else:
-                made.append(row)
-        tenant.unsigned_since_s = None if (tenant.signed_seq or 0) >= tenant.head_seq else time.monotonic()
+        for _ in range(snapshots_max):
+            wanted = {name: 1 if name in rest else self.batch_size for name in tenants}
+            due = {name: tenant for name, tenant in tenants.items() if tenant.unsigned_count() >= wanted[name]}
+            if not due:
+                break
+            rows = await self._sign_next(connection, due)
+            made += rows.values()
+            for name in due.keys() - rows.keys():
+                signed_seq = due[name].signed_seq or 0
+                await self._load_signed(connection, name, due[name])
+                if due[name].signed_seq == signed_seq:
+                    raise not_stored(name, f"the snapshot from seq {signed_seq + 1} on")
         return made
 
-    def has_full_batch(self, tenant: FollowedTenant) -> bool:
-        """Whether ``sign_next`` can sign a full batch without reading anything first."""
-        tree, signed_seq = tenant.tree, tenant.signed_seq
-        return tree is not None and signed_seq is not None and tree.size - signed_seq >= self.batch_size
-
-    async def sign_next(
+    async def _sign_next(
         self, connection: Connection, tenants: Mapping[str, FollowedTenant]
     ) -> dict[str, dict[str, object]]:
         """Sign the next batch of each tenant, all in one transaction; returns the rows. A tenant that another node
-        signed first has none.
-
-        The caller holds the tenants' locks; their trees and signed seqs are in memory.
-        """
+        signed first has none."""
         async with self.keys.signing() as signer:
             claims: dict[str, SnapshotClaim] = {}
             rows: dict[str, SnapshotRow] = {}
@@ -114,13 +102,14 @@ class Snapshotter:
 
     async def _load_signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:
         last = await store.last_snapshot(connection, tenant_id)
-        digest = None
+        tenant.signed_seq, tenant.signed_digest = 0, None
         if last is not None:
             digest = _payload_digest(last.dsse_envelope)
             if digest is None or not isinstance(last.to_seq, int) or not 0 < last.to_seq <= last.head_seq:
                 raise not_signed(tenant_id, f"its newest snapshot, up to seq {last.to_seq}, is not one of its chain")
-        tenant.signed_seq = last.to_seq if last else 0
-        tenant.signed_digest = digest
+            tenant.signed_seq, tenant.signed_digest = last.to_seq, digest
+        if tenant.signed_seq >= tenant.head_seq:
+            tenant.unsigned_since_s = None
 
     async def _claim(
         self, connection: Connection, tenant_id: str, tenant: FollowedTenant, key_id: str
@@ -131,11 +120,11 @@ class Snapshotter:
         entry_count = min(self.batch_size, tenant.tree.size - from_seq + 1)
         to_seq = from_seq + entry_count - 1
         links = tenant.links_from(from_seq, entry_count)
-        leaf_hashes, tree_root = tenant.leaves_of(from_seq, to_seq), tenant.roots.get(to_seq)
-        if min(len(links), len(leaf_hashes)) < entry_count or tree_root is None:
-            if len(links) < entry_count:
-                links = await store.read_links(connection, tenant_id, from_seq, entry_count)
-            leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
+        tree_root = tenant.roots.get(to_seq) if tenant.rooted_from_seq <= from_seq else None
+        if len(links) < entry_count:
+            links, tree_root = await store.read_links(connection, tenant_id, from_seq, entry_count), None
+        leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
+        if tree_root is None:
             tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
         last = links[-1]
         return SnapshotClaim(

@@ -68,11 +68,10 @@ class FollowedTenant:
     recent: list[LinkRow] = field(default_factory=list)
     """Newest links that this node chained, without a gap."""
     tree: tiles.TileTree | None = None
-    leaves: list[bytes] = field(default_factory=list)
-    """Leaf hashes of remembered links as appended to ``tree``, without a gap, up to its end."""
-    first_leaf_seq: int = 1
     roots: dict[int, bytes] = field(default_factory=dict)
     """Roots of ``tree`` at sizes at which a snapshot may end."""
+    rooted_from_seq: int = 1
+    """From this seq on the leaves of ``tree`` are links that this node chained."""
     signed_seq: int | None = None
     signed_digest: str | None = None
     """SHA-256 of the newest snapshot's DSSE payload."""
@@ -91,19 +90,10 @@ class FollowedTenant:
         start = from_seq - self.recent[0].seq
         return self.recent[start : start + limit]
 
-    def leaves_of(self, from_seq: int, to_seq: int) -> list[bytes]:
-        """Leaf hashes of these entries that are in memory."""
-        start, end = from_seq - self.first_leaf_seq, to_seq - self.first_leaf_seq + 1
-        return self.leaves[start:end] if start >= 0 else []
-
-    def forget_leaves(self, upto_seq: int | None = None) -> None:
-        """Drop leaf hashes and roots up to ``upto_seq``, or all."""
-        if upto_seq is None:
-            self.leaves, self.roots = [], {}
-        elif upto_seq >= self.first_leaf_seq:
-            self.leaves = self.leaves[upto_seq - self.first_leaf_seq + 1 :]
-            self.first_leaf_seq = upto_seq + 1
-            self.roots = {size: root for size, root in self.roots.items() if size > upto_seq}
+    def unsigned_count(self) -> int:
+        """Entries of ``tree``, which is in memory, that no snapshot covers."""
+        assert self.tree is not None
+        return self.tree.size - (self.signed_seq or 0)
 
 
 class TenantMemory:
@@ -132,7 +122,7 @@ class TenantMemory:
             kept = tenant.recent[done_seq - tenant.recent[0].seq + 1 :]
             self._recent_count -= len(tenant.recent) - len(kept)
             tenant.recent = kept
-        tenant.forget_leaves(done_seq)
+        tenant.roots = {size: root for size, root in tenant.roots.items() if size > done_seq}
 
     def trim_trees(self, used: Iterable[str]) -> None:
         """Evict the least recently used trees beyond the bound."""
@@ -147,7 +137,6 @@ class TenantMemory:
     def _forget(self, tenant: FollowedTenant) -> None:
         self._recent_count -= len(tenant.recent)
         tenant.recent = []
-        tenant.forget_leaves()
 
 
 _LINK = attrgetter("chain_link")
@@ -274,7 +263,7 @@ class TreeFollower:
         if tree is None or tree.size != stored.tree_size:
             tree = await extended_tree(connection, stored, self.checkpoints.load(name))
             await self._check_followed(connection, name, tree.size)
-            tenant.forget_leaves()
+            tenant.roots, tenant.rooted_from_seq = {}, tree.size + 1
         links = await self._links_to_follow(connection, name, tenant, tree.size)
         self._append(tenant, tree, links)
         if not tree.size or not (links or not tenant.is_kept or not self._covers(stored.checkpoint, name, tree)):
@@ -318,15 +307,12 @@ class TreeFollower:
         return False
 
     def _append(self, tenant: FollowedTenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
-        """Append ``links``; keep leaf hashes and roots of those that this node chained, for the snapshots."""
+        """Append ``links``; keep the roots for the snapshots, of links that this node chained."""
         leaves = merkle.leaf_hashes(list(map(bytes.fromhex, map(_LINK, links))))
         if links and not tenant.links_from(links[0].seq, 1):
-            tenant.forget_leaves()
             tree.append_leaf_hashes(leaves)
+            tenant.roots, tenant.rooted_from_seq = {}, tree.size + 1
             return
-        if not tenant.leaves:
-            tenant.first_leaf_seq = tree.size + 1
-        tenant.leaves += leaves
         to_boundary = self.batch_size - (tree.size - (tenant.signed_seq or 0)) % self.batch_size
         at = 0
         for end in (*range(to_boundary, len(leaves), self.batch_size), len(leaves)):
@@ -342,7 +328,7 @@ class TreeFollower:
                 await asyncio.to_thread(self.checkpoints.store, unkept)
             except OSError as error:
                 self.checkpoint_fault = f"checkpoints cannot be written beside the WAL: {error}"
-                raise
+                raise SigningUnavailableError(self.checkpoint_fault) from error
             self.checkpoint_fault = None
         for name, note in unkept.items():
             tenant = self.memory.tenants[name]
