@@ -18,12 +18,12 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 BUSY: Final = 0.03
@@ -122,6 +122,8 @@ TURNS_IN_A_ROW = 16
 """Most turns of a task before later tasks of the same key get theirs: enough for a request of 2,000 lines, which are
 then in the WAL while the next request is read."""
 
+Item = TypeVar("Item")
+
 
 def turns(sizes: Sequence[int]) -> Iterator[range]:
     """Turns for lines of these sizes: ranges that follow each other, each of at least one line."""
@@ -134,22 +136,14 @@ def turns(sizes: Sequence[int]) -> Iterator[range]:
         start = end
 
 
-class Turn:
-    """The turn that is being taken."""
-
-    __slots__ = ("_began_s",)
-
-    def __init__(self) -> None:
-        self._began_s = time.perf_counter()
-
-    def is_over(self) -> bool:
-        """Whether it has taken its time. MUST be asked between two lines; ``pause`` begins the next one."""
-        return time.perf_counter() - self._began_s > TURN_S
-
-    async def pause(self) -> None:
-        """Let others go first."""
-        await asyncio.sleep(0)
-        self._began_s = time.perf_counter()
+async def in_turns(items: Iterable[Item], turn_s: float = TURN_S) -> AsyncIterator[Item]:
+    """The items, for work of the event loop on each. Once a turn has taken its time, others go first."""
+    began_s = time.perf_counter()
+    for item in items:
+        if time.perf_counter() - began_s > turn_s:
+            await asyncio.sleep(0)
+            began_s = time.perf_counter()
+        yield item
 
 
 class FairTurns:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from app.runtime.sharing import Turn
 from app.store import Connection
 from app.store import commitments as store
 from app.store.chaining import ChainHead
@@ -128,14 +127,12 @@ class CommitmentMemory:
         is_judged: bool = False,
     ) -> bool:
         """Fold the entries after ``known`` up to the head; False if there are more than ``entries_max``."""
-        turn, taken = Turn(), 0
+        taken = 0
         async for entry in store.entries(connection, self._check, tenant_id, known.seq, head_seq):
             if taken == entries_max:
                 return False
             self._fold(tenant_id, known.machine, entry, is_judged=is_judged)
             known.seq, taken = entry.seq, taken + 1
-            if turn.is_over():
-                await turn.pause()
         known.seq = head_seq
         return True
 

@@ -152,7 +152,6 @@ class TableFollower:
         """Tenants that could not be followed; they are retried with the next search."""
         self._recent: defaultdict[str, RecentRows] = defaultdict(RecentRows)
         """Newest rows that this node chained, by tenant."""
-        self._recent_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self.last_error: str | None = None
@@ -163,13 +162,9 @@ class TableFollower:
     def chained(self, appended: AppendedEntries) -> None:
         """Collect the entries of a commit, to follow them later."""
         for piece in appended.log_rows.pieces:
-            recent = self._recent[piece.tenant_id]
-            self._recent_bytes -= recent.size_bytes
-            recent.add(piece)
-            self._recent_bytes += recent.size_bytes
-        if self._recent_bytes > RECENT_BYTES_MAX:
+            self._recent[piece.tenant_id].add(piece)
+        if self._recent_bytes() > RECENT_BYTES_MAX:
             self._recent.clear()
-            self._recent_bytes = 0
         if not self._collected_tenants:
             self._rush_ends_s = time.monotonic() + RUSH_S
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
@@ -182,13 +177,16 @@ class TableFollower:
         is_rush = self._is_rush()
         self._arrived = 0
         self._is_lull = not is_rush
-        if is_rush and self._recent_bytes < RUSH_BYTES_MAX and time.monotonic() < self._rush_ends_s:
+        if is_rush and self._recent_bytes() < RUSH_BYTES_MAX and time.monotonic() < self._rush_ends_s:
             asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
         else:
             self._follow_collected()
 
     def _is_rush(self) -> bool:
         return max(self._arrived, self._waiting()) >= RUSH_ENTRIES
+
+    def _recent_bytes(self) -> int:
+        return sum(recent.size_bytes for recent in self._recent.values())
 
     def _follow_collected(self) -> None:
         self._behind.update(self._collected_tenants)
@@ -302,10 +300,10 @@ class TableFollower:
             (self._locks.ended if name in turn.after else self._locks.met)(name)
             (self._uncompared.discard if name in turn.after else self._uncompared.add)(name)
         self._behind.update(dict.fromkeys(turn.unfinished))
+        # The rush that seemed over goes on: entries chained meanwhile are followed with its later ones.
+        is_lull_over = self._is_lull and self._is_rush() and self._recent_bytes() < RUSH_BYTES_MAX
         for name, seq in turn.places.items():
             self._forget(name, seq)
-            # The rush that seemed over goes on: entries chained meanwhile are followed with its later ones.
-            is_lull_over = self._is_lull and self._is_rush() and self._recent_bytes < RUSH_BYTES_MAX
             if name not in turn.covered_lsn and not (name in self._collected_tenants and is_lull_over):
                 self._behind[name] = None
         return True
@@ -343,6 +341,8 @@ class TableFollower:
                         name, "head", head_seq, f"its head stands at seq {head_seq}, where the log has no entry"
                     )
             turn.after[name] = after
+            if self._positions_left.get(name) != after:
+                turn.moved.add(name)
             turn.places[name] = entries[-1].seq if entries else after
             if turn.places[name] == head_seq:
                 turn.covered_lsn[name] = chained_lsn[name]
@@ -374,14 +374,10 @@ class TableFollower:
 
     def _forget(self, tenant_id: str, upto_seq: int) -> None:
         """Drop the followed rows from memory."""
-        recent = self._recent.get(tenant_id)
-        if recent is None:
-            return
-        self._recent_bytes -= recent.size_bytes
-        recent.forget(upto_seq)
-        self._recent_bytes += recent.size_bytes
-        if not recent.size_bytes:
-            del self._recent[tenant_id]
+        if (recent := self._recent.get(tenant_id)) is not None:
+            recent.forget(upto_seq)
+            if not recent.size_bytes:
+                del self._recent[tenant_id]
 
     # --- the way to Postgres ----------------------------------------------------------------------
 

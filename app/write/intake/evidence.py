@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from app.runtime.sharing import Turn
+from app.runtime.sharing import in_turns
 from app.store.idempotency import ChainedLine
 from ledger.errors import (
     COPIES_REMOVED,
@@ -319,10 +319,7 @@ async def _extents(lines: Sequence[ChainedLine]) -> tuple[list[Stretch], dict[st
     """The records of the lines in the log of each node, and the highest seq of each tenant."""
     stretches: dict[str, Stretch] = {}
     seqs: dict[str, int] = {}
-    turn = Turn()
-    for line in lines:
-        if turn.is_over():
-            await turn.pause()
+    async for line in in_turns(lines):
         node_id = line.t_hlc.rpartition(":")[2]
         known = stretches.get(node_id) or Stretch(node_id, line.epoch, line.lsn, line.lsn)
         stretches[node_id] = Stretch(

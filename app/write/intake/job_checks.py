@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.runtime.sharing import Turn
+from app.runtime.sharing import in_turns
 from app.runtime.state.node import Node
 from app.runtime.tasks import keep_newest
 from app.store.edge import ChainedJob
@@ -161,13 +161,10 @@ class JobChecks:
         created: Created = {}
         unknown: Unknown = {}
         looked_at: set[JobOfLine] = set()
-        turn = Turn()
-        for number, (job, kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
+        async for number, (job, kind) in in_turns(enumerate(zip(lines.jobs, lines.types, strict=True))):
             # The result for one line of a job holds for all its lines, except creations.
             if kind != CREATED and job in looked_at:
                 continue
-            if turn.is_over():
-                await turn.pause()
             self._look_at(job, kind, lines.creations[number], number, created, unknown, in_lines=in_lines)
             looked_at.add(job)
         wanted = self._wanted(created, unknown, requested)

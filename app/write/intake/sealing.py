@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from app.runtime.sharing import Turn
+from app.runtime.sharing import in_turns
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.trust.subject_keys import Tag
 from app.write.pending.requests import Draft, EventLines, FieldSeal, RequestKey
@@ -65,10 +65,7 @@ class Sealing:
             return False
         wanted: dict[str, set[Tag]] = defaultdict(set)
         found: dict[int, tuple[Tag, list[tuple[Path, bytes]]]] = {}
-        turn = Turn()
-        for number, (tenant_id, _) in enumerate(lines.jobs):
-            if turn.is_over():
-                await turn.pause()
+        async for number, (tenant_id, _) in in_turns(enumerate(lines.jobs)):
             if not knowledge.doubts and number not in named and tenant_id not in declared:
                 continue
             try:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TypeVar
 
-from app.runtime.sharing import LINES_PER_TURN, FairTurns, Turn
+from app.runtime.sharing import LINES_PER_TURN, TURN_S, FairTurns
 from app.runtime.state.node import Node
 from app.store.appended import AppendedEntries
 from app.store.chaining import LOG_COLUMNS
@@ -351,12 +351,11 @@ class Submitter:
         fences: list[int] = []
         payloads: list[bytes] = []
         of_jobs: dict[JobOfLine, int] = {}
-        turn = Turn()
-        await self.line_turns.next(lines.actor)
+        turn_ends_s = 0.0
         for number, (job, fence) in enumerate(zip(lines.jobs, lines.fences, strict=True)):
-            if number % LINES_PER_TURN == LINES_PER_TURN - 1 or (number in lines.drafts and turn.is_over()):
+            if number % LINES_PER_TURN == 0 or (number in lines.drafts and time.perf_counter() > turn_ends_s):
                 await self.line_turns.next(lines.actor)
-                turn = Turn()
+                turn_ends_s = time.perf_counter() + TURN_S
             if fence is None:
                 fence = of_jobs.get(job)
                 if fence is None:

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from app.runtime.sharing import Turn
+from app.runtime.sharing import in_turns
 from app.runtime.tasks import keep_newest
 from app.store.following import FollowedEntry
 from app.store.idempotency import ENTRIES_READ, RETENTION_DAYS, ChainedLine, KeyedEntry, NamedEntry, key_row_error
@@ -143,10 +143,7 @@ async def check_lines(chained: Sequence[ChainedLine], drafts: EventLines | Seque
     Raises:
         KeyRowError: names the first line that is not, or that the request does not have.
     """
-    turn = Turn()
-    for line in chained:
-        if turn.is_over():
-            await turn.pause()
+    async for line in in_turns(chained):
         if not 0 <= line.line < len(drafts):
             what = f"is of line {line.line}, and the request has {len(drafts)} lines"
             raise key_row_error(line.tenant_id, key.key, line.seq, what)
