@@ -25,7 +25,6 @@ import base64
 import hashlib
 import sys
 import threading
-from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,25 +253,28 @@ class OwnEntries:
     """Whether every entry from before this start is trusted, because the operator accepted the loss of WAL records."""
 
     def __post_init__(self) -> None:
-        self._in_wal = _WalRecords(self.wal_folder, self.node_id, self.last_lsn)
+        self._reading = threading.Lock()
+        self._marks: set[bytes] = set()
+        """Marks of every record of the WAL from ``_from_lsn`` to ``last_lsn``, read as far back as needed: about 100
+        bytes each."""
+        self._from_lsn = Lsn(self.last_lsn + 1)
+        self._first_ms: int | None = None
+        """Physical HLC of the first record in the WAL, None if not known."""
         self._runs: dict[str, list[tuple[int, int]]] = {}
-        """By tenant, first and last seq of each run of entries chained since the start, in order."""
+        """By tenant, first and last seq of each run of entries chained since the start."""
         self._newest: dict[str, int] = {}
 
     def chained(self, tenant_id: str, first_seq: int, last_seq: int) -> None:
         """This node chained these consecutive entries."""
         runs = self._runs.setdefault(tenant_id, [])
         if runs and runs[-1][1] + 1 == first_seq:
-            runs[-1] = (runs[-1][0], last_seq)
-        else:
-            insort(runs, (first_seq, last_seq))
+            first_seq, _ = runs.pop()
+        runs.append((first_seq, last_seq))
         self._newest[tenant_id] = max(self._newest.get(tenant_id, 0), last_seq)
 
     def forget(self, tenant_id: str, upto_seq: int) -> None:
         """A checkpoint beside the WAL covers the chain up to ``upto_seq``."""
-        runs = self._runs.get(tenant_id)
-        if runs and runs[0][1] <= upto_seq:
-            self._runs[tenant_id] = [run for run in runs if run[1] > upto_seq]
+        self._runs[tenant_id] = [run for run in self._runs.get(tenant_id, ()) if run[1] > upto_seq]
 
     async def vouched(self, tenant_id: str, rows: Sequence[EntryRow], *, is_kept: bool) -> int:
         """How many of ``rows``, from the first on, hold no unconfirmed entry in this node's name and may be signed. The
@@ -293,51 +295,22 @@ class OwnEntries:
             elif row[_SEQ] > self._newest.get(tenant_id, 0):
                 count = at
                 break
-            elif not self._is_chained(tenant_id, row[_SEQ]):
+            elif not any(first <= row[_SEQ] <= last for first, last in self._runs.get(tenant_id, ())):
                 raise _forged(tenant_id, row, "which this process, running since before, did not chain")
         if earlier and not self.believes_earlier:
-            forged = await asyncio.to_thread(self._in_wal.first_missing, tenant_id, earlier, is_kept)
+            forged = await asyncio.to_thread(self._first_missing, tenant_id, earlier, is_kept)
             if forged is not None:
                 raise _forged(tenant_id, forged, "of which its WAL holds no record")
         return count
 
-    def _is_chained(self, tenant_id: str, seq: int) -> bool:
-        runs = self._runs.get(tenant_id, ())
-        at = bisect_right(runs, seq, key=lambda run: run[0])
-        return at > 0 and seq <= runs[at - 1][1]
-
-
-def _forged(tenant_id: str, row: EntryRow, why: str) -> ChainBrokenError:
-    what = f"seq {row[_SEQ]} ({row[_ACTION]} of job {row[_JOB]}) bears the name of this node, {why}"
-    return not_signed(
-        tenant_id,
-        f"{what}: somebody put it there",
-        ". Mend the chain from a backup; if records of this node's WAL were lost, start once with --accept-lost-wal",
-    )
-
-
-class _WalRecords:
-    """The marks of the records of one WAL up to ``last_lsn``, read back as far as needed."""
-
-    def __init__(self, folder: Path, node_id: str, last_lsn: Lsn) -> None:
-        self._folder = folder
-        self._node_id = node_id
-        self._last_lsn = last_lsn
-        self._lock = threading.Lock()
-        self._marks: set[bytes] = set()
-        """Marks of every record from ``_from_lsn`` to ``_last_lsn``: about 100 bytes each."""
-        self._from_lsn = last_lsn + 1
-        self._first_ms: int | None = None
-        """Physical HLC of the first record in the WAL, None if not known."""
-
-    def first_missing(self, tenant_id: str, rows: Sequence[EntryRow], is_kept: bool) -> EntryRow | None:
+    def _first_missing(self, tenant_id: str, rows: Sequence[EntryRow], is_kept: bool) -> EntryRow | None:
         """The first row without a record in the WAL; blocks on the disk.
 
         Raises:
             WalError: the WAL cannot be read.
         """
         marks = [_mark_of(tenant_id, row) for row in rows]
-        with self._lock:
+        with self._reading:
             if not self._marks.issuperset(marks):
                 self._read_back_to(min(map(_physical_ms, rows)))
         for row, mark in zip(rows, marks, strict=True):
@@ -348,17 +321,14 @@ class _WalRecords:
 
     def _read_back_to(self, oldest_ms: int) -> None:
         """Read the records back to the segment that may hold HLCs of ``oldest_ms``: WAL order is HLC order."""
-        bases = [each.base_lsn for each in list_segments(self._folder) if each.base_lsn <= self._last_lsn]
+        bases = [each.base_lsn for each in list_segments(self.wal_folder) if each.base_lsn <= self.last_lsn]
         if not bases:
             return
         self._first_ms = self._begins_ms(bases[0])
-        from_lsn = self._from_lsn
-        for base_lsn in reversed(bases):
-            if base_lsn < from_lsn:
-                from_lsn = base_lsn
-                if self._begins_ms(base_lsn) < oldest_ms:
-                    break
-        for each in wal_reader.read(self._folder, Lsn(from_lsn), self._node_id, Lsn(self._from_lsn - 1)):
+        unread = [base_lsn for base_lsn in bases if base_lsn < self._from_lsn]
+        old_enough = (base_lsn for base_lsn in reversed(unread) if self._begins_ms(base_lsn) < oldest_ms)
+        from_lsn = Lsn(next(old_enough, min(unread, default=self._from_lsn)))
+        for each in wal_reader.read(self.wal_folder, from_lsn, self.node_id, Lsn(self._from_lsn - 1)):
             event = record.decode(each.payload)
             digest = hashlib.sha256(event.payload).hexdigest()
             self._marks.add(_mark(event.tenant_id, each.hlc.text(), event.job_id, ACTIONS[each.type], digest))
@@ -366,7 +336,16 @@ class _WalRecords:
 
     def _begins_ms(self, base_lsn: Lsn) -> int:
         """Physical HLC of the first record of the segment that begins with ``base_lsn``."""
-        return next(wal_reader.read(self._folder, Lsn(base_lsn), self._node_id, Lsn(self._last_lsn))).hlc.physical_ms
+        return next(wal_reader.read(self.wal_folder, Lsn(base_lsn), self.node_id, self.last_lsn)).hlc.physical_ms
+
+
+def _forged(tenant_id: str, row: EntryRow, why: str) -> ChainBrokenError:
+    what = f"seq {row[_SEQ]} ({row[_ACTION]} of job {row[_JOB]}) bears the name of this node, {why}"
+    return not_signed(
+        tenant_id,
+        f"{what}: somebody put it there",
+        ". Mend the chain from a backup; if records of this node's WAL were lost, start once with --accept-lost-wal",
+    )
 
 
 def _physical_ms(row: EntryRow) -> int:
@@ -384,17 +363,14 @@ def _mark_of(tenant_id: str, row: EntryRow) -> bytes:
     """The mark of the row's record; for a REFUSED entry that of the record it keeps, for a verdict that of the
     proposal."""
     job_id, action, digest = row[_JOB], row[_ACTION], row[_DIGEST]
-    if action == SystemAction.REFUSED:
-        try:
+    try:
+        if action == SystemAction.REFUSED:
             kept = orjson.loads(row[_PAYLOAD])
             action = ACTIONS[kept["record_type"]]
             job_id = base64.b64decode(kept["job_id"]).decode()
             digest = hashlib.sha256(base64.b64decode(kept["payload"])).hexdigest()
-        except (ValueError, TypeError, KeyError):
-            return b""
-    elif action in VERDICTS:
-        try:
+        elif action in VERDICTS:
             action, digest = CommitmentAction.PROPOSED, hashlib.sha256(proposed_payload(row[_PAYLOAD])).hexdigest()
-        except (ValueError, TypeError):
-            return b""
+    except (ValueError, TypeError, KeyError):
+        return b""
     return _mark(tenant_id, row[_T_HLC], job_id, action, digest)
