@@ -41,9 +41,9 @@ from app.store.reading import Pool, reading
 from app.write.chain.view import refuse_older
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.notary import Notary
-from app.write.followers.signed_chain import is_in_tree, root_of_chain, tree_agrees
+from app.write.followers.signed_chain import is_in_tree, leaf_tiles, root_of_chain, tree_agrees
 from ledger import merkle
-from ledger.errors import DatabaseUnavailableError, DatabaseWentBackError, LedgerError
+from ledger.errors import DatabaseUnavailableError, DatabaseWentBackError, LedgerError, SignatureError
 from ledger.merkle import tiles
 from ledger.names import is_readable_tenant
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, first_break_in, holds_together
@@ -194,7 +194,7 @@ class LedgerWatch:
         links = await store.links_at(connection, {name: anchor.size for name, anchor in anchors.items()})
         known = {name: self._watched[name].link for name in anchors}
         unknown = {name: anchor for name, anchor in anchors.items() if known[name] is None}
-        wanted = [(name, at) for name, anchor in unknown.items() for at in _tiles_of(anchor)]
+        wanted = [(name, at) for name, anchor in unknown.items() for at in leaf_tiles(anchor)]
         stored = await read_tiles_of(connection, wanted)
         proved = [name for name, anchor in unknown.items() if is_in_tree(links.get(name), anchor, stored.get(name, {}))]
         for name in proved:
@@ -252,68 +252,60 @@ class LedgerWatch:
 
     async def _follow(self, chains: Sequence[SeenChain]) -> None:
         """Store newer checkpoints of these chains, if a trusted key signed them and they extend the stored ones."""
-        signed: dict[str, Checkpoint] = {}
-        notes = {}
-        ring = await self.keyring() if chains else Keyring([])
+        if not chains:
+            return
+        ring = await self.keyring()
         # They must extend the stored checkpoint: this node may have stored a newer one since the read.
         self._take_own([chain.tenant_id for chain in chains])
+        heads: dict[str, Checkpoint] = {}
+        notes: dict[str, str] = {}
         for chain in filter(self._is_behind, chains):
-            tenant_id, watched = chain.tenant_id, self._watched[chain.tenant_id]
+            tenant_id, note = chain.tenant_id, chain.checkpoint or ""
+            watched = self._watched[tenant_id]
             watched.follow_at_s = time.monotonic() + FOLLOW_INTERVAL_S
-            if (head := self._signed_head(chain, ring)) is not None:
-                signed[tenant_id], notes[tenant_id] = head, chain.checkpoint or ""
-        anchors = {tenant_id: self._watched[tenant_id].anchor for tenant_id in notes}
-        if not signed:
+            try:
+                head = open_checkpoint(note, ring, origin=self.notary.origin(tenant_id))
+                if (head.size, head.root.hex()) != (chain.tree_size, chain.root_hash):
+                    raise SignatureError(f"the checkpoint of size {head.size} is not that of the stored tree")
+                heads[tenant_id], notes[tenant_id] = head, note
+            except LedgerError as error:
+                watched.fault = str(error)
+        if not heads:
             return
+        anchors = {tenant_id: self._watched[tenant_id].anchor for tenant_id in heads}
+        sizes = {tenant_id: anchor.size for tenant_id, anchor in anchors.items() if anchor is not None and anchor.size}
         async with reading(self.pool, snapshot=True) as connection:
-            wanted = [(name, at) for name, head in signed.items() for at in _tiles_between(anchors[name], head)]
+            wanted = [(name, at) for name, size in sizes.items() for at in tiles.consistency_tiles(size, heads[name].size)]
             stored = await read_tiles_of(connection, wanted)
-        for tenant_id, head in signed.items():
+        for tenant_id, head in heads.items():
             if not _extends(anchors[tenant_id], head, stored.get(tenant_id, {})):
                 log.error("checkpoint_does_not_extend", tenant_id=tenant_id, size=head.size)
-                self._watched[
-                    tenant_id
-                ].fault = f"the checkpoint of size {head.size} does not extend the one that is kept"
+                fault = f"the checkpoint of size {head.size} does not extend the one that is kept"
+                self._watched[tenant_id].fault = fault
                 del notes[tenant_id]
         for tenant_id in await self.notary.keep_followed(notes, anchors):
-            self._watched[tenant_id].move(signed[tenant_id])
-
-    def _signed_head(self, chain: SeenChain, ring: Keyring) -> Checkpoint | None:
-        """The checkpoint of the chain's note; None unless a key of ``ring`` signed it and the stored tree matches."""
-        watched = self._watched[chain.tenant_id]
-        try:
-            head = open_checkpoint(chain.checkpoint or "", ring, origin=self.notary.origin(chain.tenant_id))
-        except LedgerError as error:
-            watched.fault = str(error)
-            return None
-        if (head.size, head.root.hex()) != (chain.tree_size, chain.root_hash):
-            watched.fault = f"the checkpoint of size {head.size} is not that of the stored tree"
-            return None
-        return head
+            self._watched[tenant_id].move(heads[tenant_id])
 
     # --- 3. chains that grow without a valid checkpoint -----------------------------------------------
 
     def _report_unfollowed(self, chains: Sequence[SeenChain]) -> None:
         """Note which of these chains have been longer than their checkpoint for too long, and log the new ones."""
-        now_s, unfollowed, new = time.monotonic(), self.node.unfollowed, []
+        now_s, unfollowed = time.monotonic(), self.node.unfollowed
+        new: dict[str, str] = {}
         for chain in chains:
             watched, name = self._watched[chain.tenant_id], chain.tenant_id
             checked_at_s, watched.checked_at_s = watched.checked_at_s, now_s
-            is_covered = _end_of(chain) <= watched.kept_size
+            is_covered = _end_of(chain) <= self.checkpoints.size(name)
             if is_covered or watched.uncovered_s == 0.0:
                 unfollowed.pop(name, None)
             added_s = min(now_s - checked_at_s, UNFOLLOWED_AFTER_S / 2)
             watched.uncovered_s = 0.0 if is_covered else watched.uncovered_s + added_s
             if watched.uncovered_s >= UNFOLLOWED_AFTER_S and name not in unfollowed:
-                new.append(chain)
-        self._take_own([chain.tenant_id for chain in new])
-        reported = {
-            chain.tenant_id: self._why_unfollowed(chain) for chain in new if self._watched[chain.tenant_id].uncovered_s
-        }
-        unfollowed.update(reported)
-        if reported:
-            named = dict(sorted(reported.items())[:TENANTS_LOGGED_MAX])
-            log.warning("checkpoints_not_followed", tenants=len(reported), faults=named)
+                new[name] = self._why_unfollowed(chain)
+        unfollowed.update(new)
+        if new:
+            named = dict(sorted(new.items())[:TENANTS_LOGGED_MAX])
+            log.warning("checkpoints_not_followed", tenants=len(new), faults=named)
 
     def _why_unfollowed(self, chain: SeenChain) -> str:
         watched = self._watched[chain.tenant_id]
@@ -339,20 +331,12 @@ def _break_at(tenant_id: str, seq: int, row: EntryRow | None) -> Break:
     return found or Break(seq, "link", "a row that a checkpoint covers was changed")
 
 
-def _tiles_of(anchor: Checkpoint) -> set[TileCoordinates]:
-    return tiles.root_tiles(anchor.size) | tiles.inclusion_tiles(anchor.size - 1, anchor.size)
-
-
-def _tiles_between(anchor: Checkpoint | None, head: Checkpoint) -> set[TileCoordinates]:
-    return tiles.consistency_tiles(anchor.size, head.size) if anchor is not None and anchor.size else set()
-
-
 def _extends(anchor: Checkpoint | None, head: Checkpoint, stored: dict[TileCoordinates, bytes]) -> bool:
     """Whether the tiles prove that the tree of ``head`` begins with that of ``anchor``."""
     if anchor is None or not anchor.size:
         return True
-    with suppress(LedgerError, KeyError, ValueError, TypeError):
-        proof = tiles.consistency_proof(anchor.size, head.size, lambda level, index: stored[level, index])
+    with suppress(LedgerError, ValueError, TypeError):
+        proof = tiles.consistency_proof(anchor.size, head.size, tiles.getter(stored))
         merkle.verify_consistency(anchor.size, head.size, anchor.root, head.root, proof)
         return True
     return False

@@ -68,10 +68,14 @@ async def tree_agrees(connection: Connection, tenant_id: str, checkpoint: Checkp
     """Whether the stored tree proves that the entry at the checkpoint's size is the signed one."""
     if checkpoint.size == 0:
         return True
-    wanted = tiles.root_tiles(checkpoint.size) | tiles.inclusion_tiles(checkpoint.size - 1, checkpoint.size)
-    stored = await store.read_tiles(connection, tenant_id, wanted)
+    stored = await store.read_tiles(connection, tenant_id, leaf_tiles(checkpoint))
     link = await store.read_link(connection, tenant_id, checkpoint.size)
     return is_in_tree(link, checkpoint, stored)
+
+
+def leaf_tiles(checkpoint: Checkpoint) -> set[TileCoordinates]:
+    """The tiles that prove the last leaf of the tree that ``checkpoint`` signed."""
+    return tiles.root_tiles(checkpoint.size) | tiles.inclusion_tiles(checkpoint.size - 1, checkpoint.size)
 
 
 def is_in_tree(link: str | None, checkpoint: Checkpoint, stored: Mapping[TileCoordinates, bytes]) -> bool:
