@@ -45,6 +45,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from io import FileIO
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -196,8 +198,6 @@ class StatsIntake:
         with self._lock:
             self._bytes_waiting -= len(chunk.data)
             self._lines_waiting -= chunk.lines
-            assert self._bytes_waiting >= 0
-            assert self._lines_waiting >= 0
 
     def hurry(self) -> None:
         """Let the next ``take`` return immediately."""
@@ -209,7 +209,6 @@ class LoopShare:
     """A token bucket of seconds, for the thread of the loop."""
 
     def __init__(self, share: float, burst_s: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
-
         self._share = share
         self._burst_s = burst_s
         self._clock = clock
@@ -244,14 +243,6 @@ class LoopShare:
         return self._left_s
 
 
-@dataclass(slots=True)
-class _OpenFile:
-    path: Path
-    fd: int
-    opened_s: float
-    size: int = 0
-
-
 @dataclass(eq=False)
 class StatsFiles:
     """The files of one node. For one thread; every method may raise ``OSError`` and can be called again after it."""
@@ -265,40 +256,43 @@ class StatsFiles:
 
     def __post_init__(self) -> None:
         self._numbers = count(1)
-        self._open_file: _OpenFile | None = None
-        self._untidy = True
+        self._file: FileIO | None = None
+        self._opened_s = 0.0
 
     def tidy(self) -> None:
         """Close files left open by an earlier process or a disk fault; remove the oldest beyond the bounds."""
-        if self._open_file is not None or not self._untidy:
+        if self._file is not None:
             return
         self.folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         for path in sorted(self.folder.iterdir()):
             if _OPEN_NAME.fullmatch(path.name):
                 _cut_torn_line(path)
                 _publish(path)
-        self._untidy = False
         self._remove_oldest()
 
     def append(self, data: bytes) -> None:
         """Write whole lines. After an ``OSError`` they are cut off again, if the disk allows that."""
-        file = self._open_file
-        if file is not None and file.size and file.size + len(data) > self.file_bytes_max:
+        if self._file is not None and self._file.tell() > max(0, self.file_bytes_max - len(data)):
             self.close()
-        file = self._open_file = self._open_file or self._open()
-        written = 0
+        file = self._file = self._file or self._open()
+        size = file.tell()
         try:
-            while written < len(data):
-                written += os.pwrite(file.fd, data[written:], file.size + written)
+            while data:
+                data = data[file.write(data) :]
         except OSError:
-            self._take_back(file)
+            try:
+                file.truncate(size)
+                file.seek(size)
+            except OSError:
+                # It is left to ``tidy``.
+                self._file = None
+                with contextlib.suppress(OSError):
+                    file.close()
             raise
-        file.size += len(data)
 
     def due_in_s(self) -> float | None:
         """Seconds until the open file is old, None if there is none."""
-        file = self._open_file
-        return None if file is None else max(0.0, file.opened_s + self.file_age_max_s - time.monotonic())
+        return None if self._file is None else max(0.0, self._opened_s + self.file_age_max_s - time.monotonic())
 
     def close_old(self) -> None:
         """Close the open file if it is old."""
@@ -307,32 +301,19 @@ class StatsFiles:
 
     def close(self) -> None:
         """Close the open file, if there is one, and show it to readers."""
-        if self._open_file is None:
-            return
-        file, self._open_file, self._untidy = self._open_file, None, True
-        os.close(file.fd)
-        _publish(file.path)
-        self._untidy = False
-        self._remove_oldest()
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+            _publish(Path(str(file.name)))
+            self._remove_oldest()
 
-    def _open(self) -> _OpenFile:
-        self._untidy = True
+    def _open(self) -> FileIO:
         self.tidy()
         opened = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         stems = (f"{opened}-{self.epoch:08}-{number:06}" for number in self._numbers)
         stem = next(stem for stem in stems if not (self.folder / (stem + SUFFIX)).exists())
-        path = self.folder / f".{stem}{OPEN_SUFFIX}"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        return _OpenFile(path, fd, time.monotonic())
-
-    def _take_back(self, file: _OpenFile) -> None:
-        """Cut off the rest of a failed write; a file that cannot be cut is left to ``tidy``."""
-        try:
-            os.ftruncate(file.fd, file.size)
-        except OSError:
-            self._open_file, self._untidy = None, True
-            with contextlib.suppress(OSError):
-                os.close(file.fd)
+        self._opened_s = time.monotonic()
+        return FileIO(self.folder / f".{stem}{OPEN_SUFFIX}", "x", opener=partial(os.open, mode=FILE_MODE))
 
     def _remove_oldest(self) -> None:
         closed = sorted(path for path in self.folder.iterdir() if _CLOSED_NAME.fullmatch(path.name))
