@@ -215,7 +215,7 @@ class FastWrite:
     accepted: Accepted
     job_id: str | None
 
-    def enter(self, body: bytes) -> Awaited | None:
+    def enter(self, body: bytes) -> Awaited[Any] | None:
         """Append the write of the whole request to the WAL; None if the framework must answer: with the error in the
         scope, or by itself, when nothing was appended."""
         try:

@@ -39,8 +39,8 @@ from app.runtime.answers import json_bytes
 from app.runtime.settings.words import WORDS
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens, Token
-from app.write.intake.answers import Entered
-from app.write.intake.proposals import EnteredProposal, Proposals, Recorded
+from app.write.intake.answers import Awaited
+from app.write.intake.proposals import Proposals, Recorded
 from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
 from app.write.pending.linking import DuplicateLineError
@@ -102,7 +102,7 @@ class EventWrites:
     sessions: SessionTokens
     event_bytes_max: int
 
-    def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Entered | None:
+    def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Awaited[Receipt] | None:
         """Append the event to the WAL; None, and nothing appended, if only ``submit`` can: the event may need a seal,
         or its job a database lookup.
 
@@ -112,9 +112,9 @@ class EventWrites:
         draft = self._draft(write, accepted, body, job_id)
         return None if self.sealing.may_have_private(draft) else self.submitter.enter_known(draft)
 
-    def answer(self, entered: Entered) -> Answer:
-        """The answer once ``entered.reached`` is done; errors as ``Entered.receipt``."""
-        return self._answer(entered.receipt())
+    def answer(self, entered: Awaited[Receipt]) -> Answer:
+        """The answer once ``entered.reached`` is done; errors as ``Awaited.answer``."""
+        return self._answer(entered.answer())
 
     async def submit(self, write: Write, request: Request, accepted: Accepted, job_id: str | None = None) -> Response:
         """Take the event of a request, and answer once it has reached its level.
@@ -175,7 +175,7 @@ class ProposalWrites:
     sessions: SessionTokens
     event_bytes_max: int
 
-    def enter(self, write: Write, accepted: Accepted, body: bytes, _job_id: str | None = None) -> EnteredProposal:
+    def enter(self, write: Write, accepted: Accepted, body: bytes, _job_id: str | None = None) -> Awaited[Recorded]:
         """Append the proposal to the WAL.
 
         Raises:
@@ -183,7 +183,7 @@ class ProposalWrites:
         """
         return self.proposals.enter(*self._wanted(write, accepted, body))
 
-    def answer(self, entered: EnteredProposal) -> Answer | None:
+    def answer(self, entered: Awaited[Recorded]) -> Answer | None:
         """The verdict, once ``entered.reached`` is done; None if the key was chained before, so that only ``submit`` of
         the same request can answer.
 
@@ -192,7 +192,7 @@ class ProposalWrites:
             LedgerError: as ``Submitter.submit``.
         """
         try:
-            return self._verdict(entered.recorded())
+            return self._verdict(entered.answer())
         except DuplicateLineError:
             return None
         except CommitmentConflictError as error:

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from app.node.service import Service
-from app.write.intake.answers import Deadlines
 
 
 @contextmanager
 def hurried(service: Service, timeout_s: float = 1.0) -> Iterator[None]:
     """Writes that begin while the context is open wait ``timeout_s`` for their level, as with ``write.timeout``."""
     answers = service.submitter.answers
-    patient = answers._write_timeout_s, answers._unchained
-    answers._write_timeout_s, answers._unchained = timeout_s, Deadlines(timeout_s)
+    patient_s, answers._write_timeout_s = answers._write_timeout_s, timeout_s
     try:
         yield
     finally:
-        answers._write_timeout_s, answers._unchained = patient
+        answers._write_timeout_s = patient_s

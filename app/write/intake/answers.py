@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import orjson
 
@@ -30,6 +30,8 @@ from ledger.positions import BEFORE_FIRST, Lsn
 
 SURVIVES = ("process", "node", "region")
 
+Answered = TypeVar("Answered")
+
 
 class NoQuorum(NamedTuple):
     """Too few safekeepers follow: the reason, and the addresses of the missing ones."""
@@ -38,89 +40,61 @@ class NoQuorum(NamedTuple):
     members_away: Sequence[str]
 
 
-class Awaited:
+class Awaited(Generic[Answered]):
     """An entry in the WAL, and the level to wait for. ``reached`` resolves at that level, or when its time is up. The
     entry MUST NOT be acknowledged before that."""
 
-    __slots__ = ("_answers", "_level", "pending", "reached")
+    __slots__ = ("_answers", "_level", "_make", "pending", "reached")
 
-    def __init__(self, answers: Answers, pending: Pending, level: Durability) -> None:
+    def __init__(
+        self, answers: Answers, pending: Pending, level: Durability, make: Callable[[ChainPosition | None], Answered]
+    ) -> None:
+        """``make`` makes the answer. It gets the position in the chain, None if the level does not wait for that."""
         self._answers = answers
         self._level = level
+        self._make = make
         self.pending = pending
         self.reached = answers.reached(pending, level)
 
-    async def settled(self) -> Self:
-        """This, once ``reached`` is done."""
+    async def settled(self) -> Answered:
+        """``answer``, once ``reached`` is done."""
         await asyncio.wait((self.reached,))
-        return self
+        return self.answer()
 
-    def place(self) -> ChainPosition | None:
-        """Its chain position, when ``reached`` is done; None if its level does not wait for the chain.
+    def answer(self) -> Answered:
+        """The answer, when ``reached`` is done.
 
         Raises:
             DurabilityTimeoutError: the level was not reached in time.
             LedgerError: its outcome, where that is none.
         """
         try:
-            return self.reached.result()
+            return self._make(self.reached.result())
         except DurabilityTimeoutError as error:
             raise self._answers.late(self._level, str(error), self.pending.lsn, self.pending) from None
 
 
-class Entered(Awaited):
-    """One event without a key in the WAL; ``receipt`` gives its answer."""
-
-    __slots__ = ("_draft", "_fence_token")
-
-    def __init__(self, answers: Answers, draft: Draft, pending: Pending, fence_token: int) -> None:
-        super().__init__(answers, pending, draft.durability)
-        self._draft = draft
-        self._fence_token = fence_token
-
-    def receipt(self) -> Receipt:
-        """The answer, when ``reached`` is done; errors as ``place``."""
-        return self._answers.receipt(
-            self._draft, self.pending, self.pending.hlc.text(), self._fence_token, self.place()
-        )
-
-
 class Deadlines:
-    """Fails futures that are not done ``timeout_s`` after they were added. All share one timer, which is rarely set; a
-    timer for each would be set and cancelled every time."""
+    """Fails futures that are not done in time."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._waiting: deque[tuple[float, Lsn, asyncio.Future[Any]]] = deque()
-        """Of each, in rising order: the deadline in loop time, the LSN of its record, the future."""
-        self._is_set = False
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[Any], Lsn] = {}
+        """The LSN of the record that each future is about."""
 
-    def add(self, future: asyncio.Future[Any], lsn: Lsn) -> None:
-        """Start the time of ``future``, of the record at ``lsn``."""
-        waiting = self._waiting
-        while waiting and waiting[0][2].done():
-            waiting.popleft()
-        loop = future.get_loop()
-        waiting.append((loop.time() + self._timeout_s, lsn, future))
-        if not self._is_set:
-            self._set(loop)
+    def add(self, future: asyncio.Future[Any], lsn: Lsn, timeout_s: float) -> None:
+        """Fail ``future``, about the record at ``lsn``, after ``timeout_s``."""
+        timer = future.get_loop().call_later(timeout_s, expire, future, f"not chained within {timeout_s:g} s")
+        self._waiting[future] = lsn
+        future.add_done_callback(partial(self._done, timer))
 
-    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_set = bool(self._waiting)
-        if self._is_set:
-            loop.call_at(self._waiting[0][0], self._look, loop)
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        now_s = loop.time()
-        while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][2].done()):
-            expire(self._waiting.popleft()[2], f"not chained within {self._timeout_s:g} s")
-        self._set(loop)
+    def _done(self, timer: asyncio.TimerHandle, future: asyncio.Future[Any]) -> None:
+        timer.cancel()
+        del self._waiting[future]
 
     def give_up_above(self, lsn: Lsn, message: str) -> None:
         """Fail now the futures of records above ``lsn``."""
-        for _, of_lsn, future in self._waiting:
-            if of_lsn > lsn:
-                expire(future, message)
+        for future in [future for future, of_lsn in self._waiting.items() if of_lsn > lsn]:
+            expire(future, message)
 
 
 class Answers:
@@ -146,7 +120,7 @@ class Answers:
         ``head_seq`` is the seq at which this node left the chain of a tenant."""
         self._node = node
         self._write_timeout_s = write_timeout_s
-        self._unchained = Deadlines(write_timeout_s)
+        self._unchained = Deadlines()
         self._acknowledge_before_fsync = acknowledge_before_fsync
         self._is_replicated = quorum_survives is not None
         self._no_quorum = no_quorum
@@ -160,8 +134,18 @@ class Answers:
         # Without other regions GLOBAL means chained. That is enough if PostgreSQL survives as much as a quorum does.
         chain_is_enough = not spreads and SURVIVES.index(postgres_survives) >= of_quorum
         self._evidence = Evidence(copies, in_regions, spreads=spreads, chain_is_enough=chain_is_enough)
-        self._regional_survives = SURVIVES[: (of_quorum if self._is_replicated else of_chain) + 1]
-        self._global_survives = SURVIVES if spreads else SURVIVES[: of_chain + 1]
+        is_everywhere = spreads or in_regions is not None
+        of_local = (Durability.NONE, ()) if acknowledge_before_fsync else (Durability.LOCAL, SURVIVES[:1])
+        self._claims: Mapping[Durability, tuple[Durability, tuple[str, ...]]] = {
+            Durability.NONE: of_local,
+            Durability.LOCAL: of_local,
+            Durability.REGIONAL: (
+                Durability.REGIONAL,
+                SURVIVES[: (of_quorum if self._is_replicated else of_chain) + 1],
+            ),
+            Durability.GLOBAL: (Durability.GLOBAL, SURVIVES if is_everywhere else SURVIVES[: of_chain + 1]),
+        }
+        """By level, what an answer says: the achieved level, and the failures that the event survives."""
 
     def is_early(self, level: Durability, *, keyed: bool = False) -> bool:
         """Whether an event of this level is answered before it is chained. LOCAL is; so is REGIONAL without a key if
@@ -330,7 +314,7 @@ class Answers:
         if asks_regions or self._is_quorum_lost:
             return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached))
         node.chained.want(pending.lsn)
-        self._unchained.add(reached, pending.lsn)
+        self._unchained.add(reached, pending.lsn, self._write_timeout_s)
         return reached  # type: ignore[no-any-return]
 
     async def finish(self, draft: Draft, pending: Pending, fence_token: int, *, seen: bool) -> Receipt:
@@ -397,7 +381,7 @@ class Answers:
         replayed: bool = False,
     ) -> Receipt:
         """The answer about an event that has reached its level, from what was entered or is chained."""
-        level = draft.durability
+        achieved, survives = self._claims[draft.durability]
         return Receipt(
             job_id=at.job_id,
             tenant_id=at.tenant_id,
@@ -406,9 +390,9 @@ class Answers:
             epoch=at.epoch,
             lsn=at.lsn,
             fence_token=fence_token,
-            requested=level,
-            achieved=self._achieved(level),
-            survives=self._survives(level),
+            requested=draft.durability,
+            achieved=achieved,
+            survives=survives,
             chain=chain,
             replayed=replayed,
         )
@@ -424,11 +408,12 @@ class Answers:
         *,
         replayed: bool,
     ) -> BatchReceipt:
+        achieved, survives = self._claims[requested]
         return BatchReceipt(
             accepted=accepted,
             requested=requested,
-            achieved=self._achieved(requested),
-            survives=self._survives(requested),
+            achieved=achieved,
+            survives=survives,
             first_hlc=first_hlc,
             last_hlc=last_hlc,
             job_ids=job_ids,
@@ -436,18 +421,6 @@ class Answers:
             last_lsn=last.lsn,
             replayed=replayed,
         )
-
-    def _achieved(self, level: Durability) -> Durability:
-        if level <= Durability.LOCAL:
-            return Durability.NONE if self._acknowledge_before_fsync else Durability.LOCAL
-        return level
-
-    def _survives(self, level: Durability) -> tuple[str, ...]:
-        if level <= Durability.LOCAL:
-            return () if self._acknowledge_before_fsync else ("process",)
-        if level is Durability.REGIONAL:
-            return self._regional_survives
-        return SURVIVES if self._in_regions is not None else self._global_survives
 
 
 def _line_at(pending: Pending, chain: ChainPosition) -> ChainedLine:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
 
+from app.store.appended import ChainPosition
 from app.store.idempotency import ChainedLine, key_row_error
 from app.write.intake.answers import Answers, Awaited, refused
 from app.write.intake.keyed import KeyedRequests
@@ -47,26 +49,10 @@ class Recorded(NamedTuple):
     replayed: bool = False
 
 
-class EnteredProposal(Awaited):
-    """A proposal, or a capacity, in the WAL: answered once it is chained."""
-
-    __slots__ = ()
-
-    def __init__(self, answers: Answers, pending: Pending) -> None:
-        super().__init__(answers, pending, Durability.GLOBAL)
-
-    def recorded(self) -> Recorded:
-        """Its entry, when ``reached`` is done.
-
-        Raises:
-            DuplicateLineError: its key was chained before; the answer is in that entry.
-            CommitmentConflictError: it was rejected, and that is recorded.
-            DurabilityTimeoutError: it was not chained in time.
-            LedgerError: as ``Submitter.submit``.
-        """
-        place, pending = self.place(), self.pending
-        assert place is not None
-        return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
+def _recorded(pending: Pending, place: ChainPosition | None) -> Recorded:
+    """The answer about a proposal, or a capacity, that is chained."""
+    assert place is not None
+    return Recorded(place.seq, pending.hlc.text(), pending.epoch, pending.lsn)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,8 +64,8 @@ class Proposals:
     answers: Answers
     record_bytes_max: int
 
-    def enter(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> EnteredProposal:
-        """Queue the proposal of a checked body.
+    def enter(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> Awaited[Recorded]:
+        """Queue the proposal of a checked body; its answer is a DuplicateLineError if its key was chained before.
 
         Raises:
             LedgerError: as ``Submitter.submit``; nothing was taken.
@@ -96,7 +82,7 @@ class Proposals:
         subject = proposal.commitment.subject
         pending = self.system.enter_about(PROPOSED_RECORD_TYPE, subject, payload, tenant_id, named, actor)
         pending.proposal = proposal
-        return EnteredProposal(self.answers, pending)
+        return self._awaited(pending)
 
     async def propose(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> Recorded:
         """Propose, and wait for the verdict.
@@ -109,7 +95,7 @@ class Proposals:
         """
         entered = self.enter(wanted, actor, key)
         try:
-            return (await entered.settled()).recorded()
+            return await entered.settled()
         except DuplicateLineError:
             pending = entered.pending
             chained = await self.keyed.find((pending.tenant_id,), key)
@@ -125,7 +111,10 @@ class Proposals:
         """
         payload = self._encoded({"type": CAPACITY_TYPE, "node": node, "capacity": capacity}, actor)
         pending = self.system.enter_about(CAPACITY_RECORD_TYPE, node_subject(node), payload, tenant_id, None, actor)
-        return (await EnteredProposal(self.answers, pending).settled()).recorded()
+        return await self._awaited(pending).settled()
+
+    def _awaited(self, pending: Pending) -> Awaited[Recorded]:
+        return Awaited(self.answers, pending, Durability.GLOBAL, partial(_recorded, pending))
 
     def _encoded(self, facts: dict[str, object], actor: str | None) -> bytes:
         payload = canonical.encode(facts if actor is None else {**facts, ACTOR: actor})

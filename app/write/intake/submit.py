@@ -20,6 +20,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ from app.runtime.state.node import Node
 from app.store.appended import AppendedEntries
 from app.store.chaining import LOG_COLUMNS
 from app.store.job_table import JobKey
-from app.write.intake.answers import Answers, Entered, fence_token_of, raise_refusal, refused
+from app.write.intake.answers import Answers, Awaited, fence_token_of, raise_refusal, refused
 from app.write.intake.coalescing import WriteCoalescer
 from app.write.intake.job_checks import JobChecks, JobIndex, JobLookup
 from app.write.intake.keyed import KeyedRequest, KeyedRequests
@@ -118,7 +119,7 @@ class Submitter:
         """
         if key is None:
             await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
-            return (await Entered(self.answers, draft, *self._enter_one(draft, None)).settled()).receipt()
+            return await self._entered(draft).settled()
         async with self.keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
             if not seen and request.recovered:
                 request.entered(request.recovered[0])
@@ -138,15 +139,19 @@ class Submitter:
             return await self.answers.again(await self.keyed.find((draft.tenant_id,), key), draft, key)
         return receipt._replace(replayed=seen)
 
-    def enter_known(self, draft: Draft) -> Entered | None:
+    def enter_known(self, draft: Draft) -> Awaited[Receipt] | None:
         """As ``submit`` of an event without a key, up to its answer. None, and nothing taken, if its job must first be
         read from the store.
 
         Raises:
             as ``submit``: nothing was taken.
         """
-        is_known = self._checks.is_known(draft)
-        return Entered(self.answers, draft, *self._enter_one(draft, None)) if is_known else None
+        return self._entered(draft) if self._checks.is_known(draft) else None
+
+    def _entered(self, draft: Draft) -> Awaited[Receipt]:
+        pending, fence_token = self._enter_one(draft, None)
+        make = partial(self.answers.receipt, draft, pending, pending.hlc.text(), fence_token)
+        return Awaited(self.answers, pending, draft.durability, make)
 
     async def submit_lines(
         self, lines: EventLines, *, durability: Durability | None, key: RequestKey | None
