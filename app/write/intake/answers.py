@@ -18,13 +18,13 @@ import orjson
 from app.runtime.state.node import Node, expire
 from app.store.appended import ChainPosition
 from app.store.idempotency import ChainedLine
-from app.write.intake.evidence import Evidence, InRegions, MemberCopies
+from app.write.intake.evidence import InRegions, MemberCopies, extents_of, not_shown
 from app.write.pending.backlog import Pending
 from app.write.pending.keyed_entries import check_lines, gone
 from app.write.pending.linking import event_refused
 from app.write.pending.quarantine import Quarantine
 from app.write.pending.requests import CREATED, BatchReceipt, Draft, EventLines, Receipt, RequestKey
-from ledger.errors import NO_QUORUM, DurabilityTimeoutError, EventRefusedError
+from ledger.errors import COPIES_REMOVED, NO_QUORUM, DurabilityTimeoutError, EventRefusedError
 from ledger.facts.events import ACTIONS, Durability, SystemAction
 from ledger.positions import BEFORE_FIRST, Lsn
 
@@ -132,8 +132,10 @@ class Answers:
         of_quorum = SURVIVES.index(quorum_survives) if quorum_survives is not None else 0
         of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
         # Without other regions GLOBAL means chained. That is enough if PostgreSQL survives as much as a quorum does.
-        chain_is_enough = not spreads and SURVIVES.index(postgres_survives) >= of_quorum
-        self._evidence = Evidence(copies, in_regions, spreads=spreads, chain_is_enough=chain_is_enough)
+        self._chain_is_enough = not spreads and SURVIVES.index(postgres_survives) >= of_quorum
+        self._copies = copies
+        self._asking: set[asyncio.Timeout] = set()
+        """Waits for evidence."""
         is_everywhere = spreads or in_regions is not None
         of_local = (Durability.NONE, ()) if acknowledge_before_fsync else (Durability.LOCAL, SURVIVES[:1])
         self._claims: Mapping[Durability, tuple[Durability, tuple[str, ...]]] = {
@@ -224,7 +226,8 @@ class Answers:
 
     def give_up(self) -> None:
         """End all waits for evidence of other members and regions."""
-        self._evidence.give_up()
+        for limit in self._asking:
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def settled(self, recovered: Sequence[Pending]) -> None:
         """Wait for the outcome of each of these records, which an earlier process left in the WAL."""
@@ -258,15 +261,51 @@ class Answers:
             raise self.late(level, str(error), None, last, heads) from None
 
     async def shown(self, lines: Sequence[ChainedLine], level: Durability) -> None:
-        """Return once evidence shows that these chained lines have reached ``level``.
+        """Return once evidence shows that these chained lines have reached ``level``. Without a quorum members are
+        asked only once.
 
         Raises:
-            DurabilityTimeoutError: it is not in time; names the last line.
+            DurabilityTimeoutError: it is not in time; names the last line, and the confirmed level.
             WalPoisonedError, FencedError, DatabaseWentBackError: the node has failed meanwhile.
         """
-        await self._evidence.shown(lines, level, self._write_timeout_s, has_quorum=self._away() is None)
+        is_global = level is Durability.GLOBAL
+        in_regions = self._in_regions if is_global else None
+        copies = None if is_global and self._chain_is_enough else self._copies
+        if level > Durability.LOCAL and (in_regions is not None or copies is not None):
+            await self._show(lines, level, copies, in_regions)
         if level > Durability.LOCAL and self._node.failure is not None:
             raise self._node.failure.with_traceback(None)
+
+    async def _show(
+        self, lines: Sequence[ChainedLine], level: Durability, copies: MemberCopies | None, in_regions: InRegions | None
+    ) -> None:
+        stretches, seqs = await extents_of(lines)
+        last = max(lines, key=lambda line: line.lsn)
+        loop, has_quorum = asyncio.get_running_loop(), self._away() is None
+        ends_s = loop.time() + self._write_timeout_s
+        achieved = Durability.REGIONAL if copies is None else Durability.LOCAL
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._asking.add(limit)
+                if copies is not None:
+                    is_spread = self._spreads and level is Durability.GLOBAL
+                    try:
+                        await copies.hold(
+                            stretches, in_regions=is_spread, timeout_s=self._write_timeout_s, is_once=not has_quorum
+                        )
+                    except DurabilityTimeoutError as error:
+                        # If the chain alone is enough for GLOBAL, it is for REGIONAL.
+                        if error.reason != COPIES_REMOVED or not self._chain_is_enough:
+                            raise
+                achieved, has_quorum = Durability.REGIONAL, True
+                if in_regions is not None:
+                    await in_regions(seqs, ends_s - loop.time())
+        except TimeoutError:
+            raise not_shown(level, DurabilityTimeoutError("the service stops"), last, achieved) from None
+        except DurabilityTimeoutError as error:
+            raise not_shown(level, error, last, achieved, has_quorum=has_quorum) from None
+        finally:
+            self._asking.discard(limit)
 
     def late(
         self, level: Durability, why: str, lsn: Lsn | None, pending: Pending | None, tenant_ids: Iterable[str] = ()
@@ -355,20 +394,19 @@ class Answers:
     def of_lines(self, entered: Sequence[Pending], requested: Durability) -> BatchReceipt:
         """The answer to a request all of whose lines were entered now."""
         job_ids = [pending.job_id for pending in entered if pending.record_type == CREATED]
-        first, last = entered[0], entered[-1]
-        return self._batch_receipt(
-            job_ids, len(entered), first.hlc.text(), last.hlc.text(), last, requested, replayed=False
-        )
+        hlcs = entered[0].hlc.text(), entered[-1].hlc.text()
+        place = entered[-1].epoch, entered[-1].lsn
+        return BatchReceipt(len(entered), requested, *self._claims[requested], *hlcs, job_ids, *place, replayed=False)
 
     def of_chained_lines(
         self, chained: Sequence[ChainedLine], lines: EventLines, requested: Durability, *, replayed: bool
     ) -> BatchReceipt:
         """The answer to a request all of whose lines are chained, in line order."""
         job_ids = [line.job_id for line in chained if lines.types[line.line] == CREATED]
+        hlcs = chained[0].t_hlc, chained[-1].t_hlc
         last = max(chained, key=lambda line: line.lsn)
-        return self._batch_receipt(
-            job_ids, len(lines), chained[0].t_hlc, chained[-1].t_hlc, last, requested, replayed=replayed
-        )
+        place = last.epoch, last.lsn
+        return BatchReceipt(len(lines), requested, *self._claims[requested], *hlcs, job_ids, *place, replayed=replayed)
 
     def receipt(
         self,
@@ -381,46 +419,8 @@ class Answers:
         replayed: bool = False,
     ) -> Receipt:
         """The answer about an event that has reached its level, from what was entered or is chained."""
-        achieved, survives = self._claims[draft.durability]
-        return Receipt(
-            job_id=at.job_id,
-            tenant_id=at.tenant_id,
-            event=draft.event,
-            hlc=hlc,
-            epoch=at.epoch,
-            lsn=at.lsn,
-            fence_token=fence_token,
-            requested=draft.durability,
-            achieved=achieved,
-            survives=survives,
-            chain=chain,
-            replayed=replayed,
-        )
-
-    def _batch_receipt(
-        self,
-        job_ids: list[str],
-        accepted: int,
-        first_hlc: str,
-        last_hlc: str,
-        last: Pending | ChainedLine,
-        requested: Durability,
-        *,
-        replayed: bool,
-    ) -> BatchReceipt:
-        achieved, survives = self._claims[requested]
-        return BatchReceipt(
-            accepted=accepted,
-            requested=requested,
-            achieved=achieved,
-            survives=survives,
-            first_hlc=first_hlc,
-            last_hlc=last_hlc,
-            job_ids=job_ids,
-            epoch=last.epoch,
-            last_lsn=last.lsn,
-            replayed=replayed,
-        )
+        identity = at.job_id, at.tenant_id, draft.event, hlc, at.epoch, at.lsn, fence_token
+        return Receipt(*identity, draft.durability, *self._claims[draft.durability], chain, replayed)
 
 
 def _line_at(pending: Pending, chain: ChainPosition) -> ChainedLine:

@@ -230,68 +230,7 @@ def _has_majority(counts: Configuration, region: str, holding: frozenset[str]) -
     return len(members & holding) > len(members) // 2
 
 
-class Evidence:
-    """Asks members and regions. Belongs to one event loop.
-
-    ``copies`` is None if no safekeeper votes, ``in_regions`` if GLOBAL needs no importing regions. With ``spreads``
-    GLOBAL needs a majority of the members' regions, with ``chain_is_enough`` it needs no member.
-    """
-
-    def __init__(
-        self, copies: MemberCopies | None, in_regions: InRegions | None, *, spreads: bool, chain_is_enough: bool
-    ) -> None:
-        self._copies = copies
-        self._in_regions = in_regions
-        self._spreads = spreads
-        self._chain_is_enough = chain_is_enough
-        self._asking: set[asyncio.Timeout] = set()
-
-    async def shown(
-        self, lines: Sequence[ChainedLine], level: Durability, timeout_s: float, *, has_quorum: bool
-    ) -> None:
-        """Return once evidence shows that all these chained lines have reached ``level``. Without ``has_quorum``
-        members are asked only once.
-
-        Raises:
-            DurabilityTimeoutError: it is not in time; names the last line, and the confirmed level.
-        """
-        in_regions = self._in_regions if level is Durability.GLOBAL else None
-        copies = None if level is Durability.GLOBAL and self._chain_is_enough else self._copies
-        if level <= Durability.LOCAL or (in_regions is None and copies is None):
-            return
-        stretches, seqs = await _extents(lines)
-        last = max(lines, key=lambda line: line.lsn)
-        loop = asyncio.get_running_loop()
-        ends_s = loop.time() + timeout_s
-        achieved = Durability.REGIONAL if copies is None else Durability.LOCAL
-        try:
-            async with asyncio.timeout(None) as limit:
-                self._asking.add(limit)
-                if copies is not None:
-                    is_spread = self._spreads and level is Durability.GLOBAL
-                    try:
-                        await copies.hold(stretches, in_regions=is_spread, timeout_s=timeout_s, is_once=not has_quorum)
-                    except DurabilityTimeoutError as error:
-                        # If the chain alone is enough for GLOBAL, it is for REGIONAL.
-                        if error.reason != COPIES_REMOVED or not self._chain_is_enough:
-                            raise
-                achieved, has_quorum = Durability.REGIONAL, True
-                if in_regions is not None:
-                    await in_regions(seqs, ends_s - loop.time())
-        except TimeoutError:
-            raise _not_shown(level, DurabilityTimeoutError("the service stops"), last, achieved) from None
-        except DurabilityTimeoutError as error:
-            raise _not_shown(level, error, last, achieved, has_quorum=has_quorum) from None
-        finally:
-            self._asking.discard(limit)
-
-    def give_up(self) -> None:
-        """End all waits."""
-        for limit in self._asking:
-            limit.reschedule(asyncio.get_running_loop().time())
-
-
-def _not_shown(
+def not_shown(
     level: Durability,
     why: DurabilityTimeoutError,
     last: ChainedLine,
@@ -299,6 +238,7 @@ def _not_shown(
     *,
     has_quorum: bool = True,
 ) -> DurabilityTimeoutError:
+    """The error for chained records that nothing shows to be at ``level``; names the last line."""
     if why.reason == COPIES_REMOVED:
         when, do = "any more", " and stays there; the same Idempotency-Key is answered so again"
     else:
@@ -315,7 +255,7 @@ def _not_shown(
     )
 
 
-async def _extents(lines: Sequence[ChainedLine]) -> tuple[list[Stretch], dict[str, int]]:
+async def extents_of(lines: Sequence[ChainedLine]) -> tuple[list[Stretch], dict[str, int]]:
     """The records of the lines in the log of each node, and the highest seq of each tenant."""
     stretches: dict[str, Stretch] = {}
     seqs: dict[str, int] = {}
