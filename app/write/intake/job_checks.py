@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from app.runtime.sharing import in_turns
 from app.runtime.state.node import Node
 from app.runtime.tasks import keep_newest
 from app.store.edge import ChainedJob
+from app.store.job_table import JobKey
 from app.write.pending.requests import CREATED, Draft, EventLines, JobOfLine, creation_of
 from ledger.errors import (
     DatabaseUnavailableError,
@@ -61,7 +62,7 @@ class JobIndex:
     """Bounded map from (tenant, job id) to the known facts of the job."""
 
     def __init__(self) -> None:
-        self._jobs: OrderedDict[tuple[str, str], KnownJob] = OrderedDict()
+        self._jobs: OrderedDict[JobKey, KnownJob] = OrderedDict()
 
     def get(self, tenant_id: str, job_id: str) -> KnownJob | None:
         """The known facts of the job, None if there are none."""
@@ -95,13 +96,13 @@ class JobIndex:
         if seq >= known.seq and (ended is not None or known.ended_lsn <= upto_lsn):
             known.ended, known.ended_lsn, known.seq = ended, BEFORE_FIRST, seq
 
-    def mark_doubtful(self, jobs: Iterable[tuple[str, str]]) -> None:
+    def mark_doubtful(self, jobs: Iterable[JobKey]) -> None:
         """Chained entries may have changed whether these jobs have ended: read the chain when a job is next needed."""
         for job in jobs:
             if (known := self._jobs.get(job)) is not None:
                 known.is_doubtful = True
 
-    def take_doubtful(self, jobs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    def take_doubtful(self, jobs: Iterable[JobKey]) -> set[JobKey]:
         """Clear the doubt of these jobs, which are about to be read; returns the jobs that were doubtful."""
         doubted = {job for job in jobs if (known := self._jobs.get(job)) is not None and known.is_doubtful}
         for job in doubted:
@@ -124,13 +125,12 @@ class JobIndex:
         return known
 
 
-Created = dict[tuple[str, str], str | None]
+Created = dict[JobKey, str | None]
 """(tenant, job id) of each job that a request creates: the ``creation_of`` its first creation."""
-Unknown = dict[tuple[str, str], int]
+Unknown = dict[JobKey, int]
 """(tenant, job id) of each job that this node does not know: the number of its first event."""
 
-
-JobLookup = Callable[[Sequence[tuple[str, str]]], Awaitable[dict[tuple[str, str], ChainedJob]]]
+JobLookup = Callable[[Sequence[JobKey]], Awaitable[dict[JobKey, ChainedJob]]]
 """Reads the chained state of each of these jobs that exists."""
 
 
@@ -163,13 +163,34 @@ class JobChecks:
         looked_at: set[JobOfLine] = set()
         async for number, (job, kind) in in_turns(enumerate(zip(lines.jobs, lines.types, strict=True))):
             # The result for one line of a job holds for all its lines, except creations.
-            if kind != CREATED and job in looked_at:
-                continue
-            self._look_at(job, kind, lines.creations[number], number, created, unknown, in_lines=in_lines)
-            looked_at.add(job)
-        wanted = self._wanted(created, unknown, requested)
-        if not wanted:
-            return
+            if kind == CREATED or job not in looked_at:
+                if (error := self._look_at(job, kind, lines.creations[number], number, created, unknown)) is not None:
+                    raise _of_line(error, number, in_lines)
+                looked_at.add(job)
+        if wanted := self._wanted(created, unknown, requested):
+            found = await self._read(wanted, unknown)
+            for number, error in self._refusals(lines, created, unknown, found):
+                raise _of_line(error, number, in_lines)
+
+    def _refusals(
+        self, lines: EventLines, created: Created, unknown: Unknown, found: Mapping[JobKey, ChainedJob]
+    ) -> Iterator[tuple[int, LedgerError]]:
+        """The lines that the store refuses, and why; ``found`` was read of it."""
+        for job, number in unknown.items():
+            known = self._jobs.get(*job)
+            if job not in found and known is None:
+                yield number, JobNotFoundError(f"tenant {job[0]} has no job {job[1]}; create it first")
+            elif error := _ended(job[1], found[job].ended if known is None else known.ended):
+                yield number, error
+        for number, ((tenant_id, job_id), kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
+            known = self._jobs.get(tenant_id, job_id) if kind == CREATED and job_id is not None else None
+            if known is not None and job_id is not None:
+                job = (tenant_id, job_id)
+                if error := _ended(job_id, known.ended) or _differs(job, known.creation, created[job]):
+                    yield number, error
+
+    async def _read(self, wanted: Sequence[JobKey], unknown: Unknown) -> dict[JobKey, ChainedJob]:
+        """The chained state of these jobs, which this node knows from then on."""
         doubted = self._jobs.take_doubtful(wanted)
         chained_lsn = {tenant_id: self._node.chained_lsn_of(tenant_id) for tenant_id in {job[0] for job in wanted}}
         try:
@@ -179,21 +200,12 @@ class JobChecks:
             # A creation needs no existing job, and a known job exists: both are durable while Postgres is away.
             if not unknown.keys() <= doubted:
                 raise
-            found = {}
-        for wanted_job, chained in found.items():
-            if chained.is_made or wanted_job in doubted:
-                upto_lsn = chained_lsn[wanted_job[0]]
-                self._jobs.chained(
-                    *wanted_job, chained.fence_token, chained.ended, chained.seq, upto_lsn, chained.creation
-                )
-        for wanted_job, number in unknown.items():
-            known = self._jobs.get(*wanted_job)
-            if wanted_job not in found and known is None:
-                missing = JobNotFoundError(f"tenant {wanted_job[0]} has no job {wanted_job[1]}; create it first")
-                raise _refusal(missing, number, in_lines)
-            if (ended := found[wanted_job].ended if known is None else known.ended) is not None:
-                raise _ended(wanted_job[1], ended, number, in_lines)
-        self._check_creations(lines, created, in_lines=in_lines)
+            return {}
+        for job, chained in found.items():
+            if chained.is_made or job in doubted:
+                lsn = chained_lsn[job[0]]
+                self._jobs.chained(*job, chained.fence_token, chained.ended, chained.seq, lsn, chained.creation)
+        return found
 
     def is_known(self, draft: Draft) -> bool:
         """``check`` one event against what this node knows; False if the store must be read too.
@@ -204,88 +216,64 @@ class JobChecks:
         created: Created = {}
         unknown: Unknown = {}
         job, kind = (draft.tenant_id, draft.job_id), draft.event.record_type
-        self._look_at(job, kind, creation_of(draft), 0, created, unknown, in_lines=False)
+        if (error := self._look_at(job, kind, creation_of(draft), 0, created, unknown)) is not None:
+            raise error
         return not self._wanted(created, unknown, draft.durability)
 
     def _look_at(
-        self,
-        job_of_line: JobOfLine,
-        kind: int,
-        creation: str | None,
-        number: int,
-        created: Created,
-        unknown: Unknown,
-        *,
-        in_lines: bool,
-    ) -> None:
-        """Refuse a line that is known to be wrong; else note in ``created`` or ``unknown`` what must be read."""
+        self, job_of_line: JobOfLine, kind: int, creation: str | None, number: int, created: Created, unknown: Unknown
+    ) -> LedgerError | None:
+        """Why the line is known to be wrong; else notes in ``created`` or ``unknown`` what must be read."""
         tenant_id, job_id = job_of_line
         if job_id is None:
-            return
+            return None
         job = (tenant_id, job_id)
         is_creation = kind == CREATED
         if is_creation and self._made_here.fullmatch(job_id) is not None:
             reason = f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another"
-            raise _refusal(InvalidInputError(reason, ("job_id",)), number, in_lines, ("job_id",))
-        if self._homes and not is_creation:
-            self._refuse_of_other_region(job_id)
+            return InvalidInputError(reason, ("job_id",))
+        made = _MADE_SOMEWHERE.fullmatch(job_id) if self._homes and not is_creation else None
+        if made is not None and made["region"] in self._homes:
+            return OtherRegionError(job_id, made["region"], self._homes[made["region"]])
         known = self._jobs.get(*job)
         is_doubtful = known is not None and known.is_doubtful and not is_creation
-        if known is not None and known.ended is not None and not is_doubtful:
-            raise _ended(job_id, known.ended, number, in_lines)
-        if is_creation:
-            for first in (None if known is None else known.creation, created.setdefault(job, creation)):
-                if _differ(first, creation):
-                    raise _exists(job, number, in_lines)
-        elif (known is None or is_doubtful) and job not in created:
+        error = None if known is None or is_doubtful else _ended(job_id, known.ended)
+        if error is None and is_creation:
+            first = None if known is None else known.creation
+            error = _differs(job, first, creation) or _differs(job, created.setdefault(job, creation), creation)
+        elif error is None and (known is None or is_doubtful) and job not in created:
             unknown.setdefault(job, number)
+        return error
 
-    def _refuse_of_other_region(self, job_id: str) -> None:
-        made = _MADE_SOMEWHERE.fullmatch(job_id)
-        if made is not None and made["region"] in self._homes:
-            raise OtherRegionError(job_id, made["region"], self._homes[made["region"]])
-
-    def _wanted(self, created: Created, unknown: Unknown, requested: Durability) -> list[tuple[str, str]]:
+    def _wanted(self, created: Created, unknown: Unknown, requested: Durability) -> list[JobKey]:
         """The jobs that must be read from the store."""
         wanted = list(unknown)
         if requested > Durability.LOCAL:
             wanted += [job for job, creation in created.items() if creation is not None and not self._knows(job)]
         return wanted
 
-    def _knows(self, job: tuple[str, str]) -> bool:
+    def _knows(self, job: JobKey) -> bool:
         known = self._jobs.get(*job)
         return known is not None and known.creation is not None and not known.is_doubtful
 
-    def _check_creations(self, lines: EventLines, created: Created, *, in_lines: bool) -> None:
-        """Refuse jobs that were created otherwise or have ended; the chain was read before."""
-        for number, ((tenant_id, job_id), kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
-            if kind != CREATED or job_id is None:
-                continue
-            job = (tenant_id, job_id)
-            if (known := self._jobs.get(*job)) is None:
-                continue
-            if known.ended is not None:
-                raise _ended(job_id, known.ended, number, in_lines)
-            if _differ(known.creation, created[job]):
-                raise _exists(job, number, in_lines)
+
+def _ended(job_id: str, ended: str | None) -> LedgerError | None:
+    return None if ended is None else JobEndedError(f"job {job_id} {ended}")
 
 
-def _differ(first: str | None, second: str | None) -> bool:
-    return first is not None and second is not None and first != second
-
-
-def _ended(job_id: str, ended: str, number: int, in_lines: bool) -> LedgerError:
-    return _refusal(JobEndedError(f"job {job_id} {ended}"), number, in_lines)
-
-
-def _exists(job: tuple[str, str], number: int, in_lines: bool) -> LedgerError:
-    reason = (
+def _differs(job: JobKey, first: str | None, second: str | None) -> LedgerError | None:
+    """The error if a creation differs from the first one of its job, as far as both are known."""
+    if first is None or second is None or first == second:
+        return None
+    return JobExistsError(
         f"tenant {job[0]} has a job {job[1]} that was created with another spec or other assigned_dcs; choose another "
         "job_id, or repeat the creation as it was"
     )
-    return _refusal(JobExistsError(reason), number, in_lines, ("job_id",))
 
 
-def _refusal(error: LedgerError, number: int, in_lines: bool, path: Sequence[str] = ()) -> LedgerError:
-    """``error``; for one of several lines, with the line number and the member at ``path``."""
-    return InvalidEventError(str(error), number + 1, tuple(path)) if in_lines else error
+def _of_line(error: LedgerError, number: int, in_lines: bool) -> LedgerError:
+    """``error``; for one of several lines, with the line number and the member that is wrong."""
+    if not in_lines or isinstance(error, OtherRegionError):
+        return error
+    path = ("job_id",) if isinstance(error, InvalidInputError | JobExistsError) else ()
+    return InvalidEventError(str(error), number + 1, path)

@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TypeVar
 
 from app.runtime.sharing import LINES_PER_TURN, TURN_S, FairTurns
 from app.runtime.state.node import Node
@@ -70,8 +69,6 @@ _ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.pa
 _LASTING = _ENDS | {CREATED}
 """Types of events that each change the known facts of their job."""
 _TENANT, _JOB = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id"))
-
-Value = TypeVar("Value")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -332,11 +329,11 @@ class Submitter:
                     await self.line_turns.next(lines.actor)
                 turn = numbers[first : first + LINES_PER_TURN]
                 entering = _Entering(
-                    jobs=_at(lines.jobs, turn),
-                    types=_at(lines.types, turn),
-                    fences=_at(fences, turn),
-                    payloads=_at(payloads, turn),
-                    creations=_at(lines.creations, turn),
+                    jobs=[lines.jobs[number] for number in turn],
+                    types=[lines.types[number] for number in turn],
+                    fences=[fences[number] for number in turn],
+                    payloads=[payloads[number] for number in turn],
+                    creations=[lines.creations[number] for number in turn],
                     keys=None if key is None else [_line_key(key, number) for number in turn],
                     sealed={
                         at: lines.drafts[number]
@@ -351,8 +348,6 @@ class Submitter:
 
     async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
         """The fence token of each line, by default the highest known of its job; and its payload."""
-        if key is None and lines.are_plain:
-            return await self._encoded_plain(lines)
         fences: list[int] = []
         payloads: list[bytes] = []
         of_jobs: dict[JobOfLine, int] = {}
@@ -369,21 +364,6 @@ class Submitter:
                 of_jobs[job] = max(fence, self._fence_of(job))
             fences.append(fence)
             payloads.append(lines.payload(number, fence, None if key is None else _line_key(key, number)))
-        self._refuse_too_large(payloads)
-        return fences, payloads
-
-    async def _encoded_plain(self, lines: EventLines) -> tuple[list[int], list[bytes]]:
-        """``_encoded`` of lines that ``are_plain``, without a key."""
-        fences: list[int] = []
-        payloads: list[bytes] = []
-        known: dict[JobOfLine, int] = {}
-        for first in range(0, len(lines), LINES_PER_TURN):
-            await self.line_turns.next(lines.actor)
-            here = range(first, min(first + LINES_PER_TURN, len(lines)))
-            jobs = lines.jobs[here.start : here.stop]
-            known |= {job: self._fence_of(job) for job in set(jobs) - known.keys()}
-            fences += [known[job] for job in jobs]
-            payloads += lines.payloads(here, fences[first:])
         self._refuse_too_large(payloads)
         return fences, payloads
 
@@ -470,13 +450,6 @@ class _Entering:
     keys: Sequence[record.IdempotencyKey] | None
     sealed: Mapping[int, Draft]
     """Events with a seal, by index."""
-
-
-def _at(column: list[Value], numbers: Sequence[int]) -> list[Value]:
-    """The values of these lines; ``numbers`` rise."""
-    if numbers[-1] - numbers[0] == len(numbers) - 1:
-        return column[numbers[0] : numbers[-1] + 1]
-    return [column[number] for number in numbers]
 
 
 def _line_key(key: RequestKey, line: int) -> record.IdempotencyKey:
