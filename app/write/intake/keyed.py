@@ -11,7 +11,6 @@ another body is refused as a whole.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,9 @@ from app.write.pending.requests import BatchReceipt, RequestKey, RequestName
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, IdempotencyReusedError
 from ledger.facts.events import Durability
 from ledger.positions import BEFORE_FIRST, Lsn
+
+IN_FLIGHT_MIN = 1000
+"""Names in flight below which chained requests are not looked for."""
 
 log = structlog.get_logger()
 
@@ -79,10 +81,8 @@ class KeyedRequests:
         self._find_lines = find_lines
         self._entries = entries
         self._in_flight: dict[RequestName, KeyedRequest] = {}
-        self._entered: deque[KeyedRequest] = deque()
-        """Entered requests in flight, roughly in LSN order."""
-        self._passed_over: list[KeyedRequest] = []
-        """Requests in flight with a tenant that waits for a lock."""
+        self._prune_at = IN_FLIGHT_MIN
+        """Number of names in flight at which chained requests are forgotten."""
         self._recovered: dict[RequestName, list[Pending]] = {}
         self._unsettled: list[Pending] = []
         """Recovered records that may still be unchained. Their LSNs do not show it, as tenants may be passed over."""
@@ -112,7 +112,7 @@ class KeyedRequests:
         # Any request that shares a name will do: the loop checks again.
         while (earlier := next((self._in_flight[name] for name in names if name in self._in_flight), None)) is not None:
             await earlier.settled.wait()
-            if earlier.last_lsn:
+            if earlier.last_lsn and not self._is_chained(earlier):
                 # Only now: a request that was not entered leaves the key to the next one.
                 self._check_body(key, earlier.body_digest)
                 yield earlier, True
@@ -123,7 +123,7 @@ class KeyedRequests:
         try:
             for name in names:
                 request.recovered += self._recovered.get(name, ())
-            request.chained = await self._look_up(tenants, key, level)
+            request.chained = await self.find(tenants, key, level)
             for line in (*request.chained, *(pending.idempotency for pending in request.recovered)):
                 if line is not None:
                     self._check_body(key, line.body_digest)
@@ -131,19 +131,30 @@ class KeyedRequests:
             yield request, False
         finally:
             request.settled.set()
-            if request.last_lsn:
-                self._entered.append(request)
-            else:
+            if not request.last_lsn:
                 self._forget(request)
 
-    async def find(self, tenants: Sequence[str], key: RequestKey) -> list[ChainedLine]:
-        """The chained lines of the request, in line order.
+    async def find(
+        self, tenants: Sequence[str], key: RequestKey, level: Durability = Durability.GLOBAL
+    ) -> list[ChainedLine]:
+        """The chained lines of the request, in line order, with the body digests that their entries record. At LOCAL a
+        request is new if the table cannot be read.
 
         Raises:
             IdempotencyReusedError: they are of another body.
         """
-        chained = self._proven(await self._find_lines(tenants, key.route, key.key), key)
-        for line in chained:
+        try:
+            found = await self._find_lines(tenants, key.route, key.key)
+        except DatabaseUnavailableError:
+            if level > Durability.LOCAL:
+                raise
+            log.warning("idempotency_checked_on_this_node_only", key=key.key)
+            return []
+        chained = [proven(line, key) for line in found]
+        for line, said in zip(chained, found, strict=True):
+            if line.body_digest != said.body_digest:
+                what = f"says another body than seq {line.seq}, which came with it"
+                self._report(key_row_error(line.tenant_id, key.key, line.seq, what), "idempotency")
             self._check_body(key, line.body_digest)
         return chained
 
@@ -172,26 +183,6 @@ class KeyedRequests:
             if (tenant_id, line) not in found:
                 raise row_gone(tenant_id, key, seq)
 
-    async def _look_up(self, tenants: tuple[str, ...], key: RequestKey, level: Durability) -> list[ChainedLine]:
-        try:
-            found = await self._find_lines(tenants, key.route, key.key)
-        except DatabaseUnavailableError:
-            if level > Durability.LOCAL:
-                raise
-            log.warning("idempotency_checked_on_this_node_only", key=key.key)
-            return []
-        return self._proven(found, key)
-
-    def _proven(self, lines: Sequence[ChainedLine], key: RequestKey) -> list[ChainedLine]:
-        """The lines, with the body digests that their entries record."""
-        found = []
-        for line in lines:
-            found.append(proven(line, key))
-            if found[-1].body_digest != line.body_digest:
-                what = f"says another body than seq {line.seq}, which came with it"
-                self._report(key_row_error(line.tenant_id, key.key, line.seq, what), "idempotency")
-        return found
-
     def _check_body(self, key: RequestKey, body_digest: bytes) -> None:
         if body_digest not in (key.body_digest, key.other_digest):
             raise IdempotencyReusedError(
@@ -199,22 +190,19 @@ class KeyedRequests:
             )
 
     def _prune(self) -> None:
-        """Forget requests that are in the table by now. Records of waiting tenants were passed over."""
-        chained_lsn, waiting = self._node.chained.lsn, self._node.waiting
+        """Forget requests that are in the table by now; those in flight if there may be many."""
         while self._unsettled and ((outcome := self._unsettled[-1].outcome) is None or outcome.done()):
             self._unsettled.pop()
         if not self._unsettled:
             self._recovered.clear()
-        if self._passed_over and not waiting:
-            for request in self._passed_over:
-                self._forget(request)
-            self._passed_over.clear()
-        while self._entered and self._entered[0].last_lsn <= chained_lsn:
-            request = self._entered.popleft()
-            if any(tenant_id in waiting for tenant_id, *_ in request.names):
-                self._passed_over.append(request)
-            else:
-                self._forget(request)
+        if len(self._in_flight) >= self._prune_at:
+            self._in_flight = {name: each for name, each in self._in_flight.items() if not self._is_chained(each)}
+            self._prune_at = max(IN_FLIGHT_MIN, 2 * len(self._in_flight))
+
+    def _is_chained(self, request: KeyedRequest) -> bool:
+        """Whether the request is in the table. Records of waiting tenants were passed over."""
+        is_waiting = any(tenant_id in self._node.waiting for tenant_id, *_ in request.names)
+        return 0 < request.last_lsn <= self._node.chained.lsn and not is_waiting
 
     def _forget(self, request: KeyedRequest) -> None:
         for name in request.names:

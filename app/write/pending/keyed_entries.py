@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 
@@ -57,11 +57,6 @@ assert ENTRIES_READ <= KEYED_MAX
 Load = Callable[[str], Awaitable[Sequence[KeyedEntry]]]
 
 
-class _Place(NamedTuple):
-    seq: int
-    physical_ms: int
-
-
 class KeyedEntries:
     """The keyed entries in memory of one node; belongs to its event loop."""
 
@@ -69,7 +64,7 @@ class KeyedEntries:
         """``load`` reads the keyed entries among the last ones of a tenant."""
         self._load = load
         self._now_ms = now_ms
-        self._places: OrderedDict[str, _Place] = OrderedDict()
+        self._known: OrderedDict[str, KeyedEntry] = OrderedDict()
         """By key digest, which covers the tenant too."""
         self._loaded: OrderedDict[str, None] = OrderedDict()
         self._loading = asyncio.Lock()
@@ -79,18 +74,12 @@ class KeyedEntries:
         """Seq of the tenant's entry with one of these key digests; None if no known entry must have a row."""
         if tenant_id not in self._loaded:
             async with self._loading:
-                await self._load_once(tenant_id)
+                for entry in await self._load(tenant_id) if tenant_id not in self._loaded else ():
+                    self._note(entry)
+                keep_newest(self._loaded, tenant_id, None, TENANTS_MAX)
         now_ms = self._now_ms()
-        oldest_ms, newest_ms = now_ms - KEPT_MS, now_ms + AHEAD_MS
-        places = [place for place in map(self._places.get, digests) if place is not None]
-        return next((place.seq for place in places if oldest_ms < place.physical_ms < newest_ms), None)
-
-    async def _load_once(self, tenant_id: str) -> None:
-        if tenant_id in self._loaded:
-            return
-        for entry in await self._load(tenant_id):
-            self._note(entry.digest, entry.seq, entry.hlc_physical)
-        keep_newest(self._loaded, tenant_id, None, TENANTS_MAX)
+        entries = [entry for entry in map(self._known.get, digests) if entry is not None]
+        return next((each.seq for each in entries if -KEPT_MS < each.hlc_physical - now_ms < AHEAD_MS), None)
 
     def followed(self, entries: Mapping[str, Sequence[FollowedEntry]]) -> None:
         """Take the followed entries of each tenant. Imported entries are skipped: their keys are of another ledger."""
@@ -98,11 +87,11 @@ class KeyedEntries:
         for of_tenant in entries.values():
             for entry in of_tenant:
                 if entry.origin is None and entry.hlc_physical.__class__ is int and entry.hlc_physical > oldest_ms:
-                    self._note(_digest_in(entry.payload), entry.seq, entry.hlc_physical)
+                    self._note(KeyedEntry(entry.seq, entry.hlc_physical, _digest_in(entry.payload)))
 
-    def _note(self, digest: str | None, seq: int, physical_ms: int) -> None:
-        if digest is not None:
-            keep_newest(self._places, digest, _Place(seq, physical_ms), KEYED_MAX)
+    def _note(self, entry: KeyedEntry) -> None:
+        if entry.digest is not None:
+            keep_newest(self._known, entry.digest, entry, KEYED_MAX)
 
 
 def _digest_in(payload: object) -> str | None:
@@ -115,39 +104,31 @@ def _digest_in(payload: object) -> str | None:
         return None
 
 
-def _check_fits(line: ChainedLine, draft: Draft, key: RequestKey) -> None:
-    """Return if the entry of ``line`` is the event of ``draft``.
-
-    Raises:
-        ProblemError: it may be, but records no key.
-        KeyRowError: it is another event, or the row holds a value that this service never writes.
-    """
-    event = None
-    with suppress(*_UNREADABLE):
-        event = _event_of(line, draft, key)
-    if event is None:
-        what = f"names seq {line.seq}, whose entry is not the event of this request"
-        raise key_row_error(line.tenant_id, key.key, line.seq, what)
-    if keyed.digest_in(orjson.loads(event.payload)) is None:
-        raise ProblemError(
-            IDEMPOTENCY_KEY_UNPROVEN,
-            f"Idempotency-Key {key.key!r} was used before, it seems for seq {line.seq}, job {event.job_id}: that entry "
-            "is from before entries said their key, so nothing proves it. Nothing was stored now: take that job for "
-            "the outcome if it is yours, else send the request under a new key",
-        )
-
-
 async def check_lines(chained: Sequence[ChainedLine], drafts: EventLines | Sequence[Draft], key: RequestKey) -> None:
     """Return if the entry of each line is the event of its draft.
 
     Raises:
-        KeyRowError: names the first line that is not, or that the request does not have.
+        KeyRowError: names the first line that is not, that the request does not have, or whose row holds a value that
+            this service never writes.
+        ProblemError: the entry may be the event, but records no key.
     """
     async for line in in_turns(chained):
         if not 0 <= line.line < len(drafts):
             what = f"is of line {line.line}, and the request has {len(drafts)} lines"
             raise key_row_error(line.tenant_id, key.key, line.seq, what)
-        _check_fits(line, drafts[line.line], key)
+        event = None
+        with suppress(*_UNREADABLE):
+            event = _event_of(line, drafts[line.line], key)
+        if event is None:
+            what = f"names seq {line.seq}, whose entry is not the event of this request"
+            raise key_row_error(line.tenant_id, key.key, line.seq, what)
+        if keyed.digest_in(orjson.loads(event.payload)) is None:
+            raise ProblemError(
+                IDEMPOTENCY_KEY_UNPROVEN,
+                f"Idempotency-Key {key.key!r} was used before, it seems for seq {line.seq}, job {event.job_id}: that "
+                "entry is from before entries said their key, so nothing proves it. Nothing was stored now: take that "
+                "job for the outcome if it is yours, else send the request under a new key",
+            )
 
 
 def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pending]) -> bool:
