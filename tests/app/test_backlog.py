@@ -10,7 +10,6 @@ from app.write.pending import backlog as backlog_module
 from app.write.pending.backlog import BYTES_AROUND_PAYLOAD, Backlog, Pending, record_bytes_of
 from ledger.errors import RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
-from ledger.positions import Epoch, Lsn
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import LOCAL, created
@@ -124,22 +123,6 @@ def test_what_is_known_of_tenants_is_what_waits_of_them(steps: list[tuple[str, s
         waiting[pending.tenant_id] = entries + 1, held_bytes + len(pending.payload) + BYTES_AROUND_PAYLOAD
     assert filled.backlog._of_tenants == waiting
     assert filled.backlog._bytes == sum(held_bytes for _, held_bytes in waiting.values())
-
-
-@given(st.lists(st.tuples(st.sampled_from(["acme", "b", "c"]), st.binary(max_size=9)), max_size=30))
-def test_events_are_counted_by_tenant(made: list[tuple[str, bytes]]) -> None:
-    events = [
-        Pending(Lsn(n), Epoch(1), Hlc(1, n, "node"), 1, tenant_id, "job", payload, None, None)
-        for n, (tenant_id, payload) in enumerate(made, 1)
-    ]
-    expected = {
-        tenant_id: (
-            sum(name == tenant_id for name, _ in made),
-            sum(len(each) for name, each in made if name == tenant_id),
-        )
-        for tenant_id, _ in made
-    }
-    assert backlog_module._by_tenant(events) == expected
 
 
 async def test_while_the_database_is_away_a_tenant_that_fills_the_backlog_leaves_others_and_the_ledger_room(

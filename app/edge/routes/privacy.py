@@ -23,7 +23,7 @@ from app.store.reading import reading
 from app.store.sessions import NodePool
 from app.trust.privacy_knowledge import REFRESH_S
 from app.trust.subject_keys import TRUSTED_S
-from app.write.intake.privacy_changes import Declared, PrivacyChanges
+from app.write.intake.privacy_changes import Facts, PrivacyChanges
 from app.write.intake.system_entries import SystemEntries
 from ledger.errors import InvalidInputError
 from ledger.machines.job_search import check_indexed
@@ -83,14 +83,14 @@ async def erase_subject(
 ) -> Response:
     """Destroy the key of a person's private fields, for good. The chain stays whole, and says so."""
     erased = await privacy.erase(tenant_id, wanted["subject"], wanted.get("reason"))
-    return json_answer({"tenant_id": tenant_id, **erased._asdict(), "other_nodes_within_s": TRUSTED_S})
+    return json_answer({"tenant_id": tenant_id, **erased, "other_nodes_within_s": TRUSTED_S})
 
 
-def _answer(tenant_id: str, declared: Declared | None) -> Response:
+def _answer(tenant_id: str, declared: Facts | None) -> Response:
     return json_answer(
         {
             "tenant_id": tenant_id,
-            **(_NOTHING if declared is None else declared._asdict()),
+            **(_NOTHING if declared is None else declared),
             "covers": "events taken from now on; entries recorded before stay as they are",
             "other_nodes_within_s": REFRESH_S,
         }

@@ -68,7 +68,7 @@ class KeptFile(Generic[Value]):
 
     def store(self, folder: Path, value: Value) -> None:
         """Replace the value; durable on return."""
-        path, content = folder / self.name, msgspec.json.encode(value)
+        path, content = folder / self.name, msgspec.json.encode(value, order="deterministic")
         if content != self.nothing:
             store_file(path, content)
         elif path.exists():

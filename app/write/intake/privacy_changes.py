@@ -17,7 +17,6 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import structlog
 
@@ -52,21 +51,7 @@ _NOT_NOW = (ChainDamagedError, DatabaseUnavailableError, DurabilityTimeoutError,
 log = structlog.get_logger()
 
 
-class Declared(NamedTuple):
-    """A tenant's declaration, and the seq of its entry."""
-
-    fields: list[str]
-    subject: str | None
-    seq: int | None
-    declared_at: datetime
-
-
-class Erased(NamedTuple):
-    """The newest erasure of a subject: ids of the destroyed keys, and the seq of its entry."""
-
-    key_ids: list[str]
-    seq: int
-    erased_at: datetime
+Facts = dict[str, object]
 
 
 @dataclass(eq=False)
@@ -78,8 +63,8 @@ class PrivacyChanges:
     knowledge: PrivacyKnowledge
     system_entries: SystemEntries
 
-    async def declared(self, tenant_id: str) -> Declared | None:
-        """The tenant's last declaration; None if there is none.
+    async def declared(self, tenant_id: str) -> Facts | None:
+        """The tenant's last declaration and the seq of its entry; None if there is none.
 
         Raises:
             PrivacyDamagedError: its rows are not as they were written.
@@ -92,9 +77,9 @@ class PrivacyChanges:
                 return None
             record = await _noted(connection, tenant_id, declared.revision)
             await store.check_noted(connection, declared)
-        return Declared(declared.fields, declared.subject, await self._seq_of(record), record.created_at)
+        return _declaration(declared, await self._seq_of(record), record)
 
-    async def declare(self, tenant_id: str, declaration: Declaration) -> Declared:
+    async def declare(self, tenant_id: str, declaration: Declaration) -> Facts:
         """Make these fields private from now on, in place of the earlier ones. Repeating a declaration changes nothing.
 
         Raises:
@@ -111,7 +96,7 @@ class PrivacyChanges:
                 if before is None or (before.fields, before.subject) != (fields, subject):
                     declared = DeclaredFields(tenant_id, fields, subject, revision)
                     await store.declare(connection, declared)
-                    facts: dict[str, object] = {"fields": list(fields), "id": _new_id()}
+                    facts: Facts = {"fields": list(fields), "id": _new_id()}
                     facts |= {} if subject is None else {"subject": subject}
                     await self._note(connection, tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts)
                 else:
@@ -121,10 +106,10 @@ class PrivacyChanges:
         if revision < self.knowledge.revision:
             await self.knowledge.refresh()
         log.info("privacy_declared", tenant_id=tenant_id, revision=declared.revision, fields=fields)
-        return Declared(fields, subject, await self._said(record), record.created_at)
+        return _declaration(declared, await self._said(record), record)
 
-    async def erase(self, tenant_id: str, subject: str, reason: str | None) -> Erased:
-        """Destroy the subject's key for good. A repeated call returns the newest erasure of the subject.
+    async def erase(self, tenant_id: str, subject: str, reason: str | None) -> Facts:
+        """Destroy the subject's key for good; returns the ids of the destroyed keys and the seq of the entry. A repeated call returns the newest erasure of the subject.
 
         Raises:
             ProblemError: the tenant never had a key for this subject.
@@ -141,7 +126,7 @@ class PrivacyChanges:
                 revision = await store.next_revision(connection)
                 key_ids = await store.destroy_keys(connection, tenant_id, tag, revision)
                 if key_ids:
-                    facts: dict[str, object] = {"id": _new_id(), "key_ids": sorted(key_ids)}
+                    facts: Facts = {"id": _new_id(), "key_ids": sorted(key_ids)}
                     facts |= {} if reason is None else {"reason": reason}
                     await self._note(connection, tenant_id, revision, SystemAction.SUBJECT_ERASED, facts)
                 else:
@@ -155,16 +140,15 @@ class PrivacyChanges:
         log.info("subject_erased", tenant_id=tenant_id, revision=revision, key_ids=key_ids)
         if record.action != SystemAction.SUBJECT_ERASED:
             raise _damaged(tenant_id, revision)
-        return Erased(list(record.facts["key_ids"]), await self._said(record), record.created_at)
+        seq = await self._said(record)
+        return {"key_ids": list(record.facts["key_ids"]), "seq": seq, "erased_at": record.created_at}
 
     async def finish(self) -> None:
         """Chain the entries that earlier processes of this node left unchained, retrying until all are chained.
 
         A damaged chain, which takes no entries, does not delay the others.
         """
-        while True:
-            if not await self._leaves_unsaid():
-                return
+        while await self._leaves_unsaid():
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _leaves_unsaid(self) -> bool:
@@ -190,7 +174,7 @@ class PrivacyChanges:
         return left
 
     async def _note(
-        self, connection: Connection, tenant_id: str, revision: int, action: SystemAction, facts: dict[str, object]
+        self, connection: Connection, tenant_id: str, revision: int, action: SystemAction, facts: Facts
     ) -> None:
         record = PrivacyRecord(tenant_id, revision, action.value, facts, None, datetime.now(UTC))
         await store.add_record(connection, record, self.node.node_id)
@@ -228,6 +212,10 @@ class PrivacyChanges:
                 f"thing than its entry, seq {entry.seq}"
             )
         return None if entry is None else entry.seq
+
+
+def _declaration(declared: DeclaredFields, seq: int | None, record: PrivacyRecord) -> Facts:
+    return {"fields": declared.fields, "subject": declared.subject, "seq": seq, "declared_at": record.created_at}
 
 
 async def _noted(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord:

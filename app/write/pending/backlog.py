@@ -13,6 +13,7 @@ One tenant may fill it up to these limits. Beyond them a reserve is left for ten
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -107,8 +108,7 @@ class Backlog:
         self._bytes = 0
 
     def __len__(self) -> int:
-        entries = len(self._queue)
-        return entries + sum(map(len, self._deferred.values())) if self._deferred else entries
+        return len(self._queue) + sum(map(len, self._deferred.values()))
 
     def is_due(self, entries: int, size_bytes: int) -> bool:
         """Whether the queue holds ``entries`` or ``size_bytes``, or is half full."""
@@ -183,11 +183,7 @@ class Backlog:
         """Queue ``events``, whose LSNs rise and are above every queued one."""
         assert not self._queue or events[0].lsn > self._queue[-1].lsn
         self._queue.extend(events)
-        for tenant_id, (entries, payload_bytes) in _by_tenant(events).items():
-            held = self._of_tenants.get(tenant_id, _NOTHING)
-            size = record_bytes_of(entries, payload_bytes)
-            self._of_tenants[tenant_id] = held[0] + entries, held[1] + size
-            self._bytes += size
+        self._count(events, 1)
 
     def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int, *, behind: int = 0) -> list[Pending]:
         """The first committed events behind the first ``behind``, in LSN order, within both bounds; at least one if
@@ -204,7 +200,7 @@ class Backlog:
 
     def peek_deferred(self, tenant_id: str, entries_max: int, bytes_max: int) -> list[Pending]:
         """The first deferred events of a tenant, in LSN order, within both bounds; at least one if there is any."""
-        return _within(self._deferred.get(tenant_id, ()), entries_max, bytes_max)
+        return _within(self._deferred.get(tenant_id, ()), entries_max, bytes_max, math.inf)
 
     def drop(self, batch: Sequence[Pending], keep: Collection[str]) -> None:
         """Remove these chained events, the first of the queue or of one tenant's deferred events. Events of tenants in
@@ -220,49 +216,30 @@ class Backlog:
             assert gone is pending
             if pending.tenant_id in keep:
                 self._deferred.setdefault(pending.tenant_id, deque()).append(pending)
-        self._uncount([pending for pending in batch if pending.tenant_id not in keep] if keep else batch)
+        self._count([pending for pending in batch if pending.tenant_id not in keep] if keep else batch, -1)
         if is_deferred and not queue:
             del self._deferred[tenant_id]
 
-    def _uncount(self, gone: Sequence[Pending]) -> None:
-        for tenant_id, (entries, payload_bytes) in _by_tenant(gone).items():
-            held = self._of_tenants.pop(tenant_id)
-            size = record_bytes_of(entries, payload_bytes)
-            self._bytes -= size
-            if held[0] > entries:
-                self._of_tenants[tenant_id] = held[0] - entries, held[1] - size
+    def _count(self, events: Sequence[Pending], sign: int) -> None:
+        """Count these events, which wait from now on (``sign`` 1) or no longer (-1)."""
+        for pending in events:
+            entries, size = self._of_tenants.get(pending.tenant_id, _NOTHING)
+            waiting = entries + sign, size + sign * (len(pending.payload) + BYTES_AROUND_PAYLOAD)
+            self._of_tenants[pending.tenant_id] = waiting
+            if waiting == _NOTHING:
+                del self._of_tenants[pending.tenant_id]
+        self._bytes += sign * record_bytes_of(len(events), sum(map(len, map(_PAYLOAD, events))))
 
     def __iter__(self) -> Iterator[Pending]:
         return chain(*self._deferred.values(), self._queue)
 
 
-def payload_bytes_of(events: Iterable[Pending]) -> int:
-    """Bytes of all payloads."""
-    return sum(map(len, map(_PAYLOAD, events)))
-
-
-def _by_tenant(events: Sequence[Pending]) -> dict[str, tuple[int, int]]:
-    """Number of events and payload bytes of each tenant."""
-    found: dict[str, tuple[int, int]] = {}
-    for pending in events:
-        tenant_id = pending.tenant_id
-        entries, payload_bytes = found.get(tenant_id, _NOTHING)
-        found[tenant_id] = entries + 1, payload_bytes + len(pending.payload)
-    return found
-
-
-def _within(
-    events: Iterable[Pending], entries_max: int, bytes_max: int, committed_lsn: Lsn | None = None
-) -> list[Pending]:
-    first = list(islice(events, entries_max))
-    is_committed = committed_lsn is None or (first and first[-1].lsn <= committed_lsn)
-    if is_committed and payload_bytes_of(first) <= bytes_max:
-        return first
+def _within(events: Iterable[Pending], entries_max: int, bytes_max: int, upto_lsn: float) -> list[Pending]:
     batch: list[Pending] = []
     size = 0
-    for pending in first:
+    for pending in islice(events, entries_max):
         size += len(pending.payload)
-        if (batch and size > bytes_max) or (committed_lsn is not None and pending.lsn > committed_lsn):
+        if (batch and size > bytes_max) or pending.lsn > upto_lsn:
             break
         batch.append(pending)
     return batch

@@ -34,12 +34,11 @@ import msgspec
 import structlog
 from msgspec import Meta
 
+from app.runtime.state.kept_files import KeptFile
 from app.store.chaining import ChainHead
 from app.write.pending.backlog import Pending
-from ledger.errors import HeldBackError, QuarantinedError, StartRefusedError
+from ledger.errors import HeldBackError, QuarantinedError
 from ledger.positions import Lsn
-from signing.files import read_regular
-from wal.segment import store_file, sync_folder
 
 NAME = "held.json"
 VERSION: Final = 2
@@ -65,21 +64,21 @@ class _File(msgspec.Struct):
     tenants: dict[str, TenantDamage]
 
 
+_FILE: Final = KeptFile[_File](
+    NAME,
+    _File,
+    b'{"version":2,"tenants":{}}',
+    "it lists acknowledged events that are not chained yet: restore it",
+)
+
+
 def load(wal_folder: Path) -> dict[str, TenantDamage]:
     """The damages in the file, by tenant.
 
     Raises:
         StartRefusedError: it cannot be read.
     """
-    path = wal_folder / NAME
-    try:
-        return msgspec.json.decode(read_regular(path), type=_File).tenants
-    except FileNotFoundError:
-        return {}
-    except (msgspec.MsgspecError, UnicodeError, OSError) as error:
-        raise StartRefusedError(
-            f"{path} cannot be read: {error!r}. It lists acknowledged events that are not chained yet: restore it"
-        ) from error
+    return _FILE.load(wal_folder).tenants
 
 
 def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
@@ -88,12 +87,7 @@ def store(wal_folder: Path, damages: dict[str, TenantDamage]) -> None:
     Raises:
         OSError: the write failed; the old file is intact.
     """
-    path = wal_folder / NAME
-    if damages:
-        store_file(path, msgspec.json.encode(_File(VERSION, damages), order="deterministic"))
-    elif path.exists():
-        path.unlink()
-        sync_folder(wal_folder)
+    _FILE.store(wal_folder, _File(VERSION, damages))
 
 
 class Quarantine:
@@ -116,7 +110,8 @@ class Quarantine:
         self._folder = wal_folder
         self._damaged = damaged
         self._listed = listed
-        self._is_stored = True
+        self._stored = _encoded(listed)
+        """What the file holds of ``_listed``."""
 
     def __contains__(self, tenant_id: object) -> bool:
         return tenant_id in self._damaged or tenant_id in self.waiting
@@ -171,16 +166,13 @@ class Quarantine:
         self._ends_of_wait.setdefault(tenant_id, asyncio.Event())
         first_lsn = min(pending.lsn for pending in backlog if pending.tenant_id == tenant_id)
         listed = self._listed.setdefault(tenant_id, TenantDamage(reason, None))
-        if listed.from_lsn is None or listed.from_lsn > first_lsn:
-            listed.from_lsn = first_lsn
-            self._is_stored = False
+        listed.from_lsn = min(first_lsn, listed.from_lsn or first_lsn)
 
     async def end_wait(self, tenant_id: str) -> None:
         """End the wait of the tenant: all its waiting records are chained."""
         log.info("tenant_chained_again", tenant_id=tenant_id)
         self._ends_of_wait.pop(tenant_id).set()
         self._listed[tenant_id].from_lsn = None
-        self._is_stored = False
         await self.release(())
 
     async def waited(self, tenant_ids: Iterable[str], timeout_s: float) -> bool:
@@ -202,7 +194,6 @@ class Quarantine:
         listed.lsns |= lsns
         if seen is not None and seen.chain_link is not None:
             listed.seen = (seen.seq, seen.chain_link)
-        self._is_stored = False
 
     async def hold(self, batch: Sequence[Pending]) -> None:
         """List every record of ``batch`` that is passed over on the disk.
@@ -212,36 +203,30 @@ class Quarantine:
         """
         for pending in batch if self._damaged else ():
             if pending.tenant_id in self._damaged:
-                lsns = self._listed[pending.tenant_id].lsns
-                self._is_stored = self._is_stored and pending.lsn in lsns
-                lsns.add(pending.lsn)
-        if not self._is_stored:
-            await self._store()
+                self._listed[pending.tenant_id].lsns.add(pending.lsn)
+        await self._store()
 
     async def release(self, batch: Sequence[Pending]) -> None:
         """Remove the chained records of ``batch`` from the list; records of quarantined tenants stay."""
-        if not self._listed:
-            return
-        for pending in batch:
-            listed = self._listed.get(pending.tenant_id)
-            if listed is not None and pending.tenant_id not in self._damaged and pending.lsn in listed.lsns:
-                listed.lsns.discard(pending.lsn)
-                self._is_stored = False
-        for tenant_id in [name for name, each in self._listed.items() if not each.lsns and each.from_lsn is None]:
-            if tenant_id not in self._damaged:
+        for pending in batch if self._listed else ():
+            if pending.tenant_id in self._listed and pending.tenant_id not in self._damaged:
+                self._listed[pending.tenant_id].lsns.discard(pending.lsn)
+        for tenant_id in self._listed.keys() - self._damaged.keys():
+            if not self._listed[tenant_id].lsns and self._listed[tenant_id].from_lsn is None:
                 del self._listed[tenant_id]
-        if not self._is_stored:
-            try:
-                await self._store()
-            except OSError as error:
-                # The next start finds that these records are chained.
-                log.warning("held_records_not_stored", error=str(error))
+        try:
+            await self._store()
+        except OSError as error:
+            # The next start finds that these records are chained.
+            log.warning("held_records_not_stored", error=str(error))
 
     async def _store(self) -> None:
-        # Records listed from now on, during the write, are not in the file yet.
-        self._is_stored = True
-        try:
+        """Write the list if it has changed."""
+        content = _encoded(self._listed)
+        if content != self._stored:
             await asyncio.to_thread(store, self._folder, self._listed)
-        except BaseException:
-            self._is_stored = False
-            raise
+            self._stored = content
+
+
+def _encoded(damages: dict[str, TenantDamage]) -> bytes:
+    return msgspec.json.encode(damages, order="deterministic")
