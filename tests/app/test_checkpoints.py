@@ -129,35 +129,6 @@ def test_what_the_disk_does_not_take_is_not_kept_and_harms_nothing(
     assert journal.load_all() == read(tmp_path) == OLD | {"tenant-0": NEW["tenant-0"]}
 
 
-def test_files_of_before_are_taken_over_by_the_first_write(tmp_path: Path) -> None:
-    folder = tmp_path / checkpoints.FOLDER_BEFORE
-    folder.mkdir()
-    for name, note in {**OLD, ".swap": "not ours"}.items():
-        (folder / name).write_text(note)
-    kept = CheckpointJournal(tmp_path)
-    assert kept.load_all() == OLD
-    assert not (tmp_path / NAME).exists()
-    kept.store({"tenant-0": NEW["tenant-0"]})
-    assert read(tmp_path) == OLD | {"tenant-0": NEW["tenant-0"]}
-    assert [path.name for path in folder.iterdir()] == [".swap"]
-
-
-def test_a_crash_while_they_are_taken_over_leaves_the_journal_to_count(tmp_path: Path) -> None:
-    CheckpointJournal(tmp_path).store(NEW)
-    folder = tmp_path / checkpoints.FOLDER_BEFORE
-    folder.mkdir()
-    (folder / "tenant-0").write_text(OLD["tenant-0"])
-    assert read(tmp_path) == NEW
-
-
-def test_a_file_of_before_that_is_no_text_refuses_the_start(tmp_path: Path) -> None:
-    folder = tmp_path / checkpoints.FOLDER_BEFORE
-    folder.mkdir()
-    (folder / "acme").write_bytes(b"\xff")
-    with pytest.raises(StartRefusedError, match=r"checkpoints/acme cannot be read: .*; restore it, or move it away"):
-        read(tmp_path)
-
-
 def test_a_name_that_leads_elsewhere_is_not_kept(tmp_path: Path, journal: CheckpointJournal) -> None:
     with pytest.raises(InvalidInputError, match="no tenant can be named"):
         journal.store({"../acme": "note"})

@@ -15,7 +15,7 @@ differs from it is never extended.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
@@ -34,8 +34,6 @@ from wal.segment import store_file, sync_folder, write_fully
 
 NAME: Final = "checkpoints.journal"
 VERSION: Final = 1
-FOLDER_BEFORE: Final = "checkpoints"
-"""Folder in which earlier versions kept a file for each tenant: migrated by the first write, then removed."""
 SLACK_BYTES: Final = 1 << 20
 """Bytes that may be appended beyond the doubled size before the journal is rewritten."""
 
@@ -50,9 +48,8 @@ class CheckpointJournal:
             StartRefusedError: it cannot be read, or is damaged elsewhere than at its end.
         """
         self._path = wal_folder / NAME
-        self._before = wal_folder / FOLDER_BEFORE
         self._storing = Lock()
-        self._notes = _read(self._path) if self._path.exists() else _read_folder(self._before)
+        self._notes = _read(self._path) if self._path.exists() else {}
         self._left: _Left | None = None
         """The journal as last written by this process; None if its end is not known."""
         self._bytes_anew = 0
@@ -82,10 +79,6 @@ class CheckpointJournal:
         """
         text = self.load(tenant_id)
         return None if text is None else checkpoint.read(text)
-
-    def tenants(self) -> set[str]:
-        """Tenants with a note."""
-        return set(self._notes)
 
     def load_all(self) -> dict[str, str]:
         """Newest notes by tenant."""
@@ -132,8 +125,6 @@ class CheckpointJournal:
         store_file(self._path, b"".join(lines))
         self._left = _Left.of(self._path.stat())
         self._bytes_anew = self._left.size
-        for path in _files_before(self._before):
-            path.unlink()
 
 
 class _Left(NamedTuple):
@@ -167,7 +158,8 @@ def _read(path: Path) -> dict[str, str]:
     if len(whole) < head["tenants"] + 1 or values[: len(whole)] != whole or len(values) > len(whole) + 1:
         at = next((number for number, value in enumerate(values, 1) if value is None), len(values))
         raise StartRefusedError(f"{path} is damaged at line {at}; {_WHAT_TO_DO}")
-    return dict(chain.from_iterable(map(_of_tenants, whole[1:])))
+    notes = chain.from_iterable(value.items() for value in whole[1:])
+    return {name: text for name, text in notes if is_readable_tenant(name) and isinstance(text, str)}
 
 
 def _value(line: bytes) -> dict[str, Any] | None:
@@ -177,26 +169,6 @@ def _value(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _of_tenants(value: Mapping[str, object]) -> Iterable[tuple[str, str]]:
-    return ((name, text) for name, text in value.items() if is_readable_tenant(name) and isinstance(text, str))
-
-
-def _read_folder(folder: Path) -> dict[str, str]:
-    """Notes by tenant, as earlier versions kept them."""
-    notes = {}
-    for path in _files_before(folder):
-        try:
-            notes[path.name] = read_regular(path).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise StartRefusedError(f"{path} cannot be read: {error}; {_WHAT_TO_DO}") from error
-    return notes
-
-
-def _files_before(folder: Path) -> list[Path]:
-    """Files of earlier versions; other files are left alone."""
-    return [path for path in sorted(folder.iterdir()) if is_readable_tenant(path.name)] if folder.exists() else []
 
 
 _WHAT_TO_DO: Final = "restore it, or move it away once tally verify has found every chain whole"

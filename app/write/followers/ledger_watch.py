@@ -143,7 +143,7 @@ class LedgerWatch:
         """
         # Known chains are checked even without a checkpoint: this node may store one just after the check. Chains with
         # a checkpoint are checked even if never seen: they may have come and gone between two rounds.
-        unseen = self._watched.keys() | self.checkpoints.tenants()
+        unseen = self._watched.keys() | self.checkpoints.load_all().keys()
         after: str | None = ""
         while after is not None:
             async with paced(SHARE, rest_max_s=REST_MAX_S):
