@@ -104,7 +104,7 @@ class FoundWal:
         for entry in wal_reader.read(self.folder, from_lsn, self.node_id):
             if entry.lsn > to_lsn:
                 return
-            yield pending_of(entry.lsn, entry.epoch, entry.hlc, entry.type, record.decode(entry.payload))
+            yield pending_of(entry)
 
 
 async def find_wal(

@@ -22,7 +22,6 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.node import Node
@@ -75,8 +74,6 @@ class FollowedTenant:
     signed_seq: int | None = None
     signed_digest: str | None = None
     """SHA-256 of the newest snapshot's DSSE payload."""
-    unkept: str | None = None
-    """The newest checkpoint, until it is stored beside the WAL."""
     is_kept: bool = True
     """False if the checkpoint beside the WAL is missing or older than the one in Postgres, and must be signed again."""
     is_tree_damaged: bool = False
@@ -139,8 +136,6 @@ class TenantMemory:
         tenant.recent = []
 
 
-_LINK = attrgetter("chain_link")
-
 LINKS_PER_TURN = 10_000
 """Links appended to one tree in one transaction, as this node chained them."""
 ENTRIES_PER_TURN = 1000
@@ -191,11 +186,9 @@ class TreeFollower:
         for name in faults:
             self.memory.tenants[name].tree = None
         for name, tree in grown.items():
-            tenant = self.memory.tenants[name]
             tree.tree.forget_changed()
-            tenant.tree = tree.tree
-            tenant.unkept = tree.checkpoint or tenant.unkept
-        await self._keep([name for name in names if name not in faults])
+            self.memory.tenants[name].tree = tree.tree
+        await self._keep({name: tree.checkpoint for name, tree in grown.items() if tree.checkpoint is not None})
         self.memory.trim_trees(grown)
         return faults
 
@@ -241,7 +234,6 @@ class TreeFollower:
         if vouched:
             await asyncio.to_thread(self.checkpoints.store, vouched)
         for name in vouched:
-            self.memory.tenants[name].unkept = None
             self.own.forget(name, sizes[name])
         return faults
 
@@ -266,9 +258,10 @@ class TreeFollower:
             tenant.roots, tenant.rooted_from_seq = {}, tree.size + 1
         links = await self._links_to_follow(connection, name, tenant, tree.size)
         self._append(tenant, tree, links)
-        if not tree.size or not (links or not tenant.is_kept or not self._covers(stored.checkpoint, name, tree)):
-            return GrownTree(name, tree, None)
         head = Checkpoint(self.origin(name), tree.size, tree.root())
+        is_signed = (stored.checkpoint or "").startswith(checkpoint.body(head))
+        if not tree.size or (not links and tenant.is_kept and is_signed):
+            return GrownTree(name, tree, None)
         return GrownTree(name, tree, sign_checkpoint(head, self.keys.log_signer))
 
     async def _check_followed(self, connection: Connection, name: str, tree_size: int) -> None:
@@ -299,16 +292,9 @@ class TreeFollower:
             links = links[: await self.own.vouched(tenant_id, rows, is_kept=is_kept)]
         return links
 
-    def _covers(self, note: str | None, tenant_id: str, tree: tiles.TileTree) -> bool:
-        """Whether ``note`` is a checkpoint of exactly this tree; its signature is not checked."""
-        with suppress(LedgerError):
-            head = Checkpoint(self.origin(tenant_id), tree.size, tree.root())
-            return note is not None and checkpoint.read(note) == head
-        return False
-
     def _append(self, tenant: FollowedTenant, tree: tiles.TileTree, links: Sequence[LinkRow]) -> None:
         """Append ``links``; keep the roots for the snapshots, of links that this node chained."""
-        leaves = merkle.leaf_hashes(list(map(bytes.fromhex, map(_LINK, links))))
+        leaves = merkle.leaf_hashes([bytes.fromhex(link.chain_link) for link in links])
         if links and not tenant.links_from(links[0].seq, 1):
             tree.append_leaf_hashes(leaves)
             tenant.roots, tenant.rooted_from_seq = {}, tree.size + 1
@@ -320,19 +306,20 @@ class TreeFollower:
             tenant.roots[tree.size] = tree.root()
             at = end
 
-    async def _keep(self, names: Sequence[str]) -> None:
-        """Store the newest checkpoints beside the WAL; each is committed by now."""
-        unkept = {name: note for name in names if (note := self.memory.tenants[name].unkept) is not None}
-        if unkept:
-            try:
-                await asyncio.to_thread(self.checkpoints.store, unkept)
-            except OSError as error:
-                self.checkpoint_fault = f"checkpoints cannot be written beside the WAL: {error}"
-                raise SigningUnavailableError(self.checkpoint_fault) from error
-            self.checkpoint_fault = None
-        for name, note in unkept.items():
+    async def _keep(self, notes: Mapping[str, str]) -> None:
+        """Store these checkpoints beside the WAL; each is committed by now. If that fails they are signed again."""
+        if not notes:
+            return
+        try:
+            await asyncio.to_thread(self.checkpoints.store, notes)
+        except OSError as error:
+            self.checkpoint_fault = f"checkpoints cannot be written beside the WAL: {error}"
+            for name in notes:
+                self.memory.tenants[name].is_kept = False
+            raise SigningUnavailableError(self.checkpoint_fault) from error
+        self.checkpoint_fault = None
+        for name, note in notes.items():
             tenant = self.memory.tenants[name]
-            tenant.unkept = None
             self.own.forget(name, checkpoint.read(note).size)
             covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
             tenant.is_kept = covers and is_signed_by(note, self.origin(name), self.keys.log_signer.public_key)

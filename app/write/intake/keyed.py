@@ -24,7 +24,6 @@ from app.write.pending.keyed_entries import KeyedEntries, key_digest_of, proven,
 from app.write.pending.requests import BatchReceipt, RequestKey, RequestName
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, IdempotencyReusedError
 from ledger.facts.events import Durability
-from ledger.positions import BEFORE_FIRST, Lsn
 
 IN_FLIGHT_MIN = 1000
 """Names in flight below which chained requests are not looked for."""
@@ -46,10 +45,8 @@ class KeyedRequest:
     """Lines that the WAL held beyond the chain when this process started; some may be missing, as a crash may have
     torn the request."""
     pending: Pending | None = None
-    """Its last record in this node's WAL."""
+    """Its last record in this node's WAL, None if it has no unchained record."""
     receipt: BatchReceipt | None = None
-    last_lsn: Lsn = BEFORE_FIRST
-    """LSN of its last record in this node's WAL, 0 if it has no unchained record."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the request was entered or has failed."""
 
@@ -61,7 +58,6 @@ class KeyedRequest:
     def entered(self, last: Pending) -> None:
         """Its records are in the WAL; from now on other requests of the same key wait for them."""
         self.pending = last
-        self.last_lsn = last.lsn
         self.settled.set()
 
 
@@ -112,7 +108,7 @@ class KeyedRequests:
         # Any request that shares a name will do: the loop checks again.
         while (earlier := next((self._in_flight[name] for name in names if name in self._in_flight), None)) is not None:
             await earlier.settled.wait()
-            if earlier.last_lsn and not self._is_chained(earlier):
+            if earlier.pending is not None and not self._is_chained(earlier):
                 # Only now: a request that was not entered leaves the key to the next one.
                 self._check_body(key, earlier.body_digest)
                 yield earlier, True
@@ -131,7 +127,7 @@ class KeyedRequests:
             yield request, False
         finally:
             request.settled.set()
-            if not request.last_lsn:
+            if request.pending is None:
                 self._forget(request)
 
     async def find(
@@ -202,7 +198,7 @@ class KeyedRequests:
     def _is_chained(self, request: KeyedRequest) -> bool:
         """Whether the request is in the table. Records of waiting tenants were passed over."""
         is_waiting = any(tenant_id in self._node.waiting for tenant_id, *_ in request.names)
-        return 0 < request.last_lsn <= self._node.chained.lsn and not is_waiting
+        return request.pending is not None and request.pending.lsn <= self._node.chained.lsn and not is_waiting
 
     def _forget(self, request: KeyedRequest) -> None:
         for name in request.names:

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.losses import CUT, Aside, LsnRange, merged, without
 from app.runtime.state.node import Node
-from app.write.intake.system_entries import SystemEntries
+from app.write.intake.system_entries import SystemEntries, record_of
 from app.write.pending.backlog import Pending, pending_of, record_bytes_of
-from ledger.chain import record
 from ledger.errors import DatabaseUnavailableError, WalError, WalFullError
 from ledger.facts.events import ACTIONS, RETURNED_RECORD_TYPE, SystemAction
 from ledger.hlc import Hlc
@@ -123,9 +123,9 @@ class Returning:
                 returned.has_known = True
                 returned.found += merged((each.lsn, each.lsn) for each in records)
             returned.gaps += self._lost_of((each for each in group if isinstance(each, Gap)), aside)
-            wanted = [each for each in records if ACTIONS.get(each.type) not in _LEFT_OUT]
-            absent = await self._absent(wanted, in_backlog)
-            if absent:
+            wanted = [pending_of(each) for each in records if ACTIONS.get(each.type) not in _LEFT_OUT]
+            unknown = [each for each in wanted if (each.tenant_id, each.hlc, each.payload) not in in_backlog]
+            if absent := await self._absent(unknown):
                 last_lsn = await self._append(absent)
                 appended += len(absent)
         await self.node.chained.reached(last_lsn)
@@ -146,28 +146,22 @@ class Returning:
                 payloads = tuple(each for each in gap.payloads if first_lsn <= each[0] <= last_lsn)
                 yield gap._replace(first_lsn=Lsn(first_lsn), last_lsn=Lsn(last_lsn), payloads=payloads)
 
-    async def _absent(self, records: Sequence[Record], in_backlog: AbstractSet[_Name]) -> list[Record]:
-        """The records that are neither in the chain nor waiting to be chained."""
-        events = [
-            pending_of(each.lsn, each.epoch, each.hlc, each.type, record.decode(each.payload)) for each in records
-        ]
-        unknown = [each for each in events if (each.tenant_id, each.hlc, each.payload) not in in_backlog]
-        while unknown:
+    async def _absent(self, events: Sequence[Pending]) -> list[Pending]:
+        """The events that are not in the chain."""
+        while events:
             try:
-                absent = {id(each) for each in await self.absent(unknown)}
-                return [each for each, event in zip(records, events, strict=True) if id(event) in absent]
+                return await self.absent(events)
             except (DatabaseUnavailableError, *DATABASE_FAULTS):
                 await asyncio.sleep(PAUSE_S)
         return []
 
-    async def _append(self, group: Sequence[Record]) -> Lsn:
+    async def _append(self, events: Sequence[Pending]) -> Lsn:
         """Append these again once there is room; after the wait, without an await."""
-        events = [(each, record.decode(each.payload)) for each in group]
-        tenants = {event.tenant_id for _, event in events}
-        size = record_bytes_of(len(group), sum(len(each.payload) for each in group))
+        tenants = {each.tenant_id for each in events}
+        size = record_bytes_of(len(events), sum(len(each.payload) for each in events))
         while True:
             try:
-                self.system.backlog.check(len(group) + len(tenants), size, tenants)
+                self.system.backlog.check(len(events) + len(tenants), size, tenants)
                 break
             except WalFullError:
                 await asyncio.sleep(PAUSE_S)
@@ -176,17 +170,12 @@ class Returning:
         node, first_lsn = self.node, self.system.wal.next_lsn
         self.system.wal.append_all(
             [
-                (
-                    node.clock.tick(node.wall.now_ms()),
-                    RETURNED_RECORD_TYPE,
-                    encode_returned(each.hlc, each.type, each.payload),
-                )
-                for each in group
+                (node.clock.tick(node.wall.now_ms()), RETURNED_RECORD_TYPE, encode_returned(*record_of(each)))
+                for each in events
             ]
         )
         entered = [
-            pending_of(Lsn(first_lsn + at), node.epoch, each.hlc, each.type, event)
-            for at, (each, event) in enumerate(events)
+            msgspec.structs.replace(each, lsn=Lsn(first_lsn + at), epoch=node.epoch) for at, each in enumerate(events)
         ]
         self.system.backlog.add(entered)
         for pending in entered:

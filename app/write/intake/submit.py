@@ -183,8 +183,8 @@ class Submitter:
         async with self.keyed.begin(tenants, key, requested) as (request, seen):
             added = 0 if seen else await self._enter_missing(request, lines, requested, key)
         is_first = added == len(lines)
-        if request.last_lsn:
-            receipt = await self._reached(request, tenants, requested, is_first=is_first)
+        if request.pending is not None:
+            receipt = await self._reached(request, request.pending, tenants, requested, is_first=is_first)
             if receipt is not None:
                 return receipt._replace(replayed=seen)
         chained = await self.keyed.find(tenants, key)
@@ -224,16 +224,16 @@ class Submitter:
         return len(entered)
 
     async def _reached(
-        self, request: KeyedRequest, tenants: Sequence[str], requested: Durability, *, is_first: bool
+        self, request: KeyedRequest, last: Pending, tenants: Sequence[str], requested: Durability, *, is_first: bool
     ) -> BatchReceipt | None:
         """Wait until the request has reached its level, or is chained if an earlier request entered it. Returns the
         answer if it is given before the request is chained."""
-        answers, last_lsn, last = self.answers, request.last_lsn, request.pending
+        answers = self.answers
         if requested <= Durability.LOCAL and request.receipt is not None:
-            await answers.wait(last_lsn, requested, last, keyed=True)
+            await answers.wait(last.lsn, requested, last, keyed=True)
             return request.receipt
         await answers.settled(request.recovered)
-        await answers.wait(last_lsn, requested if is_first else Durability.REGIONAL, last, keyed=True)
+        await answers.wait(last.lsn, requested if is_first else Durability.REGIONAL, last, keyed=True)
         await answers.unlocked(self.quarantine, tenants, last)
         if is_first:
             await answers.spread(tenants, requested, last)

@@ -22,11 +22,13 @@ from operator import attrgetter
 import msgspec
 
 from app.store.appended import ChainPosition
-from ledger.chain.record import EventRecord, IdempotencyKey
+from ledger.chain import record
+from ledger.chain.record import IdempotencyKey
 from ledger.errors import LedgerError, RequestTooLargeError, WalFullError
 from ledger.hlc import Hlc
 from ledger.machines.promises import Proposal
 from ledger.positions import Epoch, Lsn
+from wal.reader import Record
 
 BYTES_MAX_MIN = 256 << 20
 """Bytes that any backlog may hold."""
@@ -69,13 +71,14 @@ class Pending(msgspec.Struct, eq=False):
     proposal: Proposal | None = None
 
 
-def pending_of(lsn: Lsn, epoch: Epoch, hlc: Hlc, record_type: int, event: EventRecord) -> Pending:
+def pending_of(read: Record) -> Pending:
     """The event of a WAL record, for which no caller waits."""
+    event = record.decode(read.payload)
     return Pending(
-        lsn,
-        epoch,
-        hlc,
-        record_type,
+        read.lsn,
+        read.epoch,
+        read.hlc,
+        read.type,
         event.tenant_id,
         event.job_id,
         event.payload,
