@@ -116,12 +116,12 @@ class StatsIntake:
         self._bytes_max = bytes_max
         self._lines_max = lines_max
         self._draw = draw
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._chunks: list[Chunk] = []
         self._bytes_waiting = 0
         self._lines_waiting = 0
-        self._wanted = threading.Event()
-        self._urgent = threading.Event()
+        self._is_urgent = False
+        """Whether the writer takes the chunks without waiting for more."""
         self._turn = asyncio.Lock()
         self._checked_bytes = 0
         self._answering = LoopShare(ANSWERING_SHARE, ANSWERING_BURST_S)
@@ -167,42 +167,40 @@ class StatsIntake:
 
     def offer(self, chunk: Chunk) -> bool:
         """Queue ``chunk``; False if there is no room. It MUST NOT be taken as stored: a crash loses it."""
-        with self._lock:
+        with self._changed:
             bytes_waiting = self._bytes_waiting + len(chunk.data)
             lines_waiting = self._lines_waiting + chunk.lines
-            if bytes_waiting > self._bytes_max or lines_waiting > self._lines_max:
-                self._urgent.set()
-                return False
-            self._bytes_waiting, self._lines_waiting = bytes_waiting, lines_waiting
-            self._chunks.append(chunk)
-        self._wanted.set()
-        if self.weight() > 1:
-            self._urgent.set()
-        return True
+            has_room = bytes_waiting <= self._bytes_max and lines_waiting <= self._lines_max
+            if has_room:
+                self._bytes_waiting, self._lines_waiting = bytes_waiting, lines_waiting
+                self._chunks.append(chunk)
+            self._is_urgent = self._is_urgent or not has_room or self.weight() > 1
+            if self._is_urgent or len(self._chunks) == 1:
+                self._changed.notify()
+        return has_room
 
     def take(self, timeout_s: float | None) -> list[Chunk]:
         """All waiting chunks, after they gathered for ``LINGER_S``; empty if none came within ``timeout_s``.
 
         For the writer thread, which MUST call ``written`` for each.
         """
-        if self._wanted.wait(timeout_s):
-            self._urgent.wait(LINGER_S)
-        with self._lock:
-            chunks, self._chunks = self._chunks, []
-            self._wanted.clear()
-            self._urgent.clear()
+        with self._changed:
+            if self._changed.wait_for(lambda: self._chunks or self._is_urgent, timeout_s):
+                self._changed.wait_for(lambda: self._is_urgent, LINGER_S)
+            chunks, self._chunks, self._is_urgent = self._chunks, [], False
         return chunks
 
     def written(self, chunk: Chunk) -> None:
         """Release the memory of ``chunk``, which was taken."""
-        with self._lock:
+        with self._changed:
             self._bytes_waiting -= len(chunk.data)
             self._lines_waiting -= chunk.lines
 
     def hurry(self) -> None:
         """Let the next ``take`` return immediately."""
-        self._urgent.set()
-        self._wanted.set()
+        with self._changed:
+            self._is_urgent = True
+            self._changed.notify()
 
 
 class LoopShare:

@@ -46,7 +46,7 @@ from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.followers import LongLocks
 from app.write.followers.signed_chain import OwnEntries, unforeseen
 from app.write.followers.snapshotter import Snapshotter
-from app.write.followers.tree_follower import FollowedTenant, TenantMemory, TreeFollower
+from app.write.followers.tree_follower import FollowedTenant, TenantMemory, TreeFollower, is_signed_by_any
 from ledger.errors import (
     ChainBrokenError,
     ChainDamagedError,
@@ -65,7 +65,6 @@ from ledger.positions import BEFORE_FIRST, Lsn
 from ledger.verification.verdict import Break
 from signing.checkpoint import Checkpoint
 from signing.keys import PublicKey
-from signing.note import is_signed_by
 
 TENANTS_SIGNED_A_TURN = 64
 """Most tenants that get snapshots between two turns of the trees, so that checkpoints do not wait for thousands."""
@@ -241,7 +240,7 @@ class Notary:
         """
         async with self.pool.acquire() as connection, connection.transaction(readonly=True):
             async for tenant_id, tree_size, note in store.checkpoints(connection):
-                if is_readable_tenant(tenant_id) and not _is_signed_by_any(note, self.origin(tenant_id), counting):
+                if is_readable_tenant(tenant_id) and not is_signed_by_any(note, self.origin(tenant_id), counting):
                     self._sign_again(tenant_id, tree_size)
         self._wake.set()
 
@@ -494,9 +493,3 @@ class Notary:
             unsigned = self._tenants.items()
             waiting = {name: each.head_seq for name, each in unsigned if (each.signed_seq or 0) < each.head_seq}
         self._watermark = (lsn, waiting)
-
-
-def _is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool:
-    with contextlib.suppress(SignatureError):
-        return any(is_signed_by(note, origin, key) for key in keys)
-    return False

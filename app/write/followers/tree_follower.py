@@ -49,6 +49,7 @@ from ledger.errors import (
 from ledger.merkle import tiles
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.keys import PublicKey
 from signing.note import is_signed_by
 
 RECENT_LINKS_MAX = 200_000
@@ -208,14 +209,9 @@ class TreeFollower:
 
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
         """Whether the checkpoint beside the WAL has that size and the signature of the current key."""
-        kept = self.checkpoints.load(tenant_id)
-        with suppress(SignatureError):
-            return (
-                kept is not None
-                and self.checkpoints.size(tenant_id) >= tree_size
-                and is_signed_by(kept, self.origin(tenant_id), self.keys.log_signer.public_key)
-            )
-        return False
+        kept, keys = self.checkpoints.load(tenant_id), (self.keys.log_signer.public_key,)
+        is_signed = kept is not None and is_signed_by_any(kept, self.origin(tenant_id), keys)
+        return is_signed and self.checkpoints.size(tenant_id) >= tree_size
 
     async def keep_followed(self, connection: Connection, notes: Mapping[str, str]) -> dict[str, LedgerError]:
         """Store these checkpoints of other nodes beside the WAL. A trusted key signed each, and each was proved to
@@ -323,3 +319,10 @@ class TreeFollower:
             self.own.forget(name, checkpoint.read(note).size)
             covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
             tenant.is_kept = covers and is_signed_by(note, self.origin(name), self.keys.log_signer.public_key)
+
+
+def is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool:
+    """Whether one of these keys signed the note of this log; False for a malformed note."""
+    with suppress(SignatureError):
+        return any(is_signed_by(note, origin, key) for key in keys)
+    return False

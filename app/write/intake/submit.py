@@ -280,18 +280,13 @@ class Submitter:
     # --- entering: the one synchronous step -------------------------------------------------------
 
     def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
-        self.system.refuse_unfit((draft.tenant_id,))
         fence_token = draft.fence_token
         if fence_token is None:
             fence_token = self._fence_of((draft.tenant_id, draft.job_id))
         payload = payload_of(draft, fence_token, key)
         if (reason := self._too_large(payload)) is not None:
             raise RecordTooLargeError(reason)
-        is_first = draft.tenant_id not in self._tenants
-        records = 1 + is_first
-        self.backlog.check(records, record_bytes_of(records, len(payload)), (draft.tenant_id,))
-        if is_first:
-            self.system.charge_new(draft.actor, 1)
+        self.system.admit(draft.tenant_id, len(payload), draft.actor)
         answered_early = self.answers.is_early(draft.durability, keyed=key is not None)
         entering = _Entering(
             jobs=[(draft.tenant_id, draft.job_id)],

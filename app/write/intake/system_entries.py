@@ -168,10 +168,8 @@ class SystemEntries:
             ChainDamagedError, WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, QuotaExceededError:
                 as ``Submitter.submit``; nothing was taken.
         """
-        self._check(tenant_id, len(payload))
-        if self._is_new(tenant_id):
-            self.charge_new(actor, 1)
-            self.begin_in_queue(tenant_id)
+        self.admit(tenant_id, len(payload), actor)
+        self.begin_in_queue(tenant_id)
         pending = self._pending(kind, subject, payload, self.wal.next_lsn, tenant_id, key)
         self.wal.append_until_chained(record_of(pending))
         pending.outcome = asyncio.get_running_loop().create_future()
@@ -179,6 +177,17 @@ class SystemEntries:
 
     def _is_new(self, tenant_id: str) -> bool:
         return tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT
+
+    def admit(self, tenant_id: str, payload_bytes: int, actor: str | None) -> None:
+        """Refuse an event if the node takes none, the tenant's chain takes none, or the backlog has no room; charge
+        ``actor`` for a new tenant.
+
+        Raises:
+            ChainDamagedError, WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, QuotaExceededError:
+                nothing was charged.
+        """
+        self._check(tenant_id, payload_bytes)
+        self.charge_new(actor, self._is_new(tenant_id))
 
     def _check(self, tenant_id: str, payload_bytes: int) -> None:
         """Refuse an entry if the tenant's chain takes none, or the backlog has no room."""
