@@ -76,9 +76,6 @@ _FOLLOWED = itemgetter(*(LOG_COLUMNS.index(name) for name in FollowedEntry._fiel
 
 log = structlog.get_logger()
 
-Connect = Callable[[], Awaitable[NodeConnection]]
-Observe = Callable[[Mapping[str, Sequence[FollowedEntry]]], object]
-
 
 class LongLocks:
     """Tenants whose rows another session of PostgreSQL keeps locked for long; another node locks them only briefly.
@@ -117,11 +114,11 @@ class TableFollower:
     def __init__(
         self,
         table: JobTable,
-        connect: Connect,
+        connect: Callable[[], Awaitable[NodeConnection]],
         chained_lsn: Callable[[str], Lsn],
         waiting: Callable[[], int] = lambda: 0,
         report: Report = lambda error, met_by: None,
-        observe: Observe = lambda entries: None,
+        observe: Callable[[Mapping[str, Sequence[FollowedEntry]]], object] = lambda entries: None,
     ) -> None:
         """``report`` gets each error that kept tenants from being followed, and each false position, with the part that
         found it. ``observe`` gets the followed entries, by tenant."""

@@ -29,9 +29,6 @@ BUILT_AT_ONCE = 500
 DOUBTED_MAX = 10_000
 """Jobs with false rows that wait to be rewritten; others are found again when they are read."""
 
-OnFollowed = Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]
-"""Takes new states of jobs, and by tenant the LSN up to which they cover the records of this node."""
-
 
 @dataclass(slots=True)
 class Turn:
@@ -56,9 +53,11 @@ class Turn:
 
 
 class JobTable:
-    """Folds entries into the states of their jobs. ``on_followed`` runs once states are committed."""
+    """Folds entries into the states of their jobs."""
 
-    def __init__(self, on_followed: OnFollowed) -> None:
+    def __init__(self, on_followed: Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]) -> None:
+        """``on_followed`` gets new states of jobs once they are committed, and by tenant the LSN up to which they cover
+        the records of this node."""
         self._on_followed = on_followed
         self._known: dict[str, dict[str, JobState]] = {}
         """By tenant and job, states as of the last turn; valid only while no other node follows the tenant."""
@@ -96,7 +95,9 @@ class JobTable:
             if state is not None:
                 turn.states[job] = state
         if turn.states:
-            await store.store(connection, [(job[0], *stored_form(state)[: len(JOB_COLUMNS)]) for job, state in turn.states.items()])
+            await store.store(
+                connection, [(job[0], *stored_form(state)[: len(JOB_COLUMNS)]) for job, state in turn.states.items()]
+            )
         await _follow_terms(connection, turn, before)
 
     def taken(self, turn: Turn) -> None:

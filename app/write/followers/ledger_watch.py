@@ -275,7 +275,9 @@ class LedgerWatch:
         anchors = {tenant_id: self._watched[tenant_id].anchor for tenant_id in heads}
         sizes = {tenant_id: anchor.size for tenant_id, anchor in anchors.items() if anchor is not None and anchor.size}
         async with reading(self.pool, snapshot=True) as connection:
-            wanted = [(name, at) for name, size in sizes.items() for at in tiles.consistency_tiles(size, heads[name].size)]
+            wanted = [
+                (name, at) for name, size in sizes.items() for at in tiles.consistency_tiles(size, heads[name].size)
+            ]
             stored = await read_tiles_of(connection, wanted)
         for tenant_id, head in heads.items():
             if not _extends(anchors[tenant_id], head, stored.get(tenant_id, {})):

@@ -52,7 +52,6 @@ from ledger.errors import (
     ChainDamagedError,
     KeyConflictError,
     LedgerError,
-    SignatureError,
     SignerAwayError,
     SigningUnavailableError,
     StoredTreeBehindError,

@@ -166,8 +166,11 @@ def not_signed(
 
 def not_stored(tenant_id: str, what: str) -> ChainBrokenError:
     """The error when PostgreSQL did not store ``what`` of a tenant and reported no error."""
-    why = f"PostgreSQL did not store {what}, without an error: a trigger or a rule drops rows"
-    return not_signed(tenant_id, why, ". Remove what migrations/sql does not have")
+    return not_signed(
+        tenant_id,
+        f"PostgreSQL did not store {what}, without an error: a trigger or a rule drops rows",
+        ". Remove what migrations/sql does not have",
+    )
 
 
 def _anchor(kept: str | None) -> Checkpoint | None:
@@ -344,10 +347,10 @@ class OwnEntries:
 
 
 def _forged(tenant_id: str, row: EntryRow, why: str) -> ChainBrokenError:
-    what = f"seq {row[_SEQ]} ({row[_ACTION]} of job {row[_JOB]}) bears the name of this node, {why}"
     return not_signed(
         tenant_id,
-        f"{what}: somebody put it there",
+        f"seq {row[_SEQ]} ({row[_ACTION]} of job {row[_JOB]}) bears the name of this node, {why}: somebody put it "
+        "there",
         ". Mend the chain from a backup; if records of this node's WAL were lost, start once with --accept-lost-wal",
     )
 

@@ -22,7 +22,7 @@ import structlog
 
 from app.runtime.principals import covers
 from app.trust.access_log import AccessLog
-from app.write.intake.system_entries import SystemEntries
+from app.write.intake.system_entries import SystemEntries, facts_of
 from ledger import names, rfc3339
 from ledger.chain.form import SUBJECT_BYTES_MAX
 from ledger.errors import LedgerError
@@ -86,9 +86,7 @@ class AccessRecords:
         """
         if request.actor is None:
             return
-        actor, route, path, _ = request
-        facts: dict[str, object] = {"actor": actor, "right": right, "route": route, "path": path}
-        facts |= {} if tenant_id is None else {"tenant_id": tenant_id}
+        facts = facts_of(actor=request.actor, right=right, route=request.route, path=request.path, tenant_id=tenant_id)
         self._add("act", request, tenant_id or SYSTEM_TENANT, {"right": right})
         await self._entries.note(SystemAction.ACT_ALLOWED, _subject("act", request.actor), facts)
 
@@ -104,8 +102,7 @@ class AccessRecords:
         if request.actor is not None:
             self._add("read", request, tenant_id, what)
         if any(covers(pattern, tenant_id) for pattern in self._log_reads):
-            facts: dict[str, object] = {"route": request.route, **what}
-            facts |= {} if request.actor is None else {"actor": request.actor}
+            facts = facts_of(route=request.route, **what, actor=request.actor)
             subject = _subject("read", request.actor or "nobody")
             if tenant_id not in self._entries.tenants:
                 self._entries.charge_new(request.actor, 1)
@@ -139,12 +136,9 @@ class AccessRecords:
 
     async def _note_refusals(self) -> None:
         refusals, others, first = self._refusals, self._others, self._from
-        listed = [
-            {name: value for name, value in refusal._asdict().items() if value is not None} | {"count": count}
-            for refusal, count in refusals.items()
-        ]
-        facts: dict[str, object] = {"from": first, "to": rfc3339.text_of(self._now_ms()), "refusals": listed}
-        facts |= {"others": others} if others else {}
+        listed = [facts_of(**refusal._asdict(), count=count) for refusal, count in refusals.items()]
+        to = rfc3339.text_of(self._now_ms())
+        facts = facts_of(**{"from": first}, to=to, refusals=listed, others=others or None)
         self._refusals, self._others, self._from = Counter(), 0, None
         self._was_refused.clear()
         try:

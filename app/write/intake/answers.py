@@ -331,8 +331,8 @@ class Answers:
     def _reached(self, lsn: Lsn, tenant_ids: Iterable[str]) -> Durability:
         """The level that a record of these tenants at ``lsn`` has reached; one that is held back is not chained."""
         node = self._node
-        tenants = tenant_ids or ("",)
-        if node.committed.lsn >= lsn if self._is_replicated else min(map(node.chained_lsn_of, tenants)) >= lsn:
+        chained_lsn = min(map(node.chained_lsn_of, tenant_ids or ("",)))
+        if lsn <= (node.committed.lsn if self._is_replicated else chained_lsn):
             return Durability.REGIONAL
         return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
 

@@ -30,8 +30,6 @@ IN_FLIGHT_MIN = 1000
 
 log = structlog.get_logger()
 
-FindLines = Callable[[Sequence[str], int, str], Awaitable[list[ChainedLine]]]
-
 
 @dataclass(slots=True, eq=False)
 class KeyedRequest:
@@ -67,7 +65,7 @@ class KeyedRequests:
     def __init__(
         self,
         node: Node,
-        find_lines: FindLines,
+        find_lines: Callable[[Sequence[str], int, str], Awaitable[list[ChainedLine]]],
         entries: KeyedEntries,
         report: Callable[[ChainDamagedError, str], object],
     ) -> None:

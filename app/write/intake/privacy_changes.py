@@ -28,7 +28,7 @@ from app.store.privacy import DeclaredFields, PrivacyRecord
 from app.store.reading import Pool, reading
 from app.trust.privacy_agreement import says
 from app.trust.privacy_knowledge import PrivacyKnowledge
-from app.write.intake.system_entries import SystemEntries
+from app.write.intake.system_entries import SystemEntries, facts_of
 from app.write.pending.linking import DuplicateLineError
 from ledger.errors import (
     ChainDamagedError,
@@ -96,8 +96,7 @@ class PrivacyChanges:
                 if before is None or (before.fields, before.subject) != (fields, subject):
                     declared = DeclaredFields(tenant_id, fields, subject, revision)
                     await store.declare(connection, declared)
-                    facts: Facts = {"fields": list(fields), "id": _new_id()}
-                    facts |= {} if subject is None else {"subject": subject}
+                    facts = facts_of(fields=fields, id=_new_id(), subject=subject)
                     await self._note(connection, tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts)
                 else:
                     declared = before
@@ -109,7 +108,8 @@ class PrivacyChanges:
         return _declaration(declared, await self._said(record), record)
 
     async def erase(self, tenant_id: str, subject: str, reason: str | None) -> Facts:
-        """Destroy the subject's key for good; returns the ids of the destroyed keys and the seq of the entry. A repeated call returns the newest erasure of the subject.
+        """Destroy the subject's key for good; returns the ids of the destroyed keys and the seq of the entry. A
+        repeated call returns the newest erasure of the subject.
 
         Raises:
             ProblemError: the tenant never had a key for this subject.
@@ -126,8 +126,7 @@ class PrivacyChanges:
                 revision = await store.next_revision(connection)
                 key_ids = await store.destroy_keys(connection, tenant_id, tag, revision)
                 if key_ids:
-                    facts: Facts = {"id": _new_id(), "key_ids": sorted(key_ids)}
-                    facts |= {} if reason is None else {"reason": reason}
+                    facts = facts_of(id=_new_id(), key_ids=sorted(key_ids), reason=reason)
                     await self._note(connection, tenant_id, revision, SystemAction.SUBJECT_ERASED, facts)
                 else:
                     erased_at_revision = await store.last_erasure(connection, tenant_id, tag)
@@ -148,7 +147,9 @@ class PrivacyChanges:
 
         A damaged chain, which takes no entries, does not delay the others.
         """
-        while await self._leaves_unsaid():
+        while True:
+            if not await self._leaves_unsaid():
+                return
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _leaves_unsaid(self) -> bool:

@@ -66,8 +66,6 @@ FIRST_FENCE_TOKEN = 1
 """Fence of a job that was created without one."""
 
 _ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.part is Part.END)
-_LASTING = _ENDS | {CREATED}
-"""Types of events that each change the known facts of their job."""
 _TENANT, _JOB = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id"))
 
 
@@ -307,15 +305,13 @@ class Submitter:
     ) -> list[Pending]:
         self.system.refuse_unfit(lines.tenants)
         room = len(lines) - len(present) + len(lines.tenants - self._tenants)
-        self.backlog.reserve(room, 0, lines.tenants)
-        entered: list[Pending] = []
-        record_bytes = 0
+        self.backlog.check(room, 0, lines.tenants)
+        fences, payloads = await self._encoded(lines, key)
+        record_bytes = record_bytes_of(room, sum(map(len, payloads)))
+        self.backlog.reserve(room, record_bytes, lines.tenants)
         answered_early = self.answers.is_early(requested, keyed=key is not None)
+        entered: list[Pending] = []
         try:
-            fences, payloads = await self._encoded(lines, key)
-            wanted_bytes = record_bytes_of(room, sum(map(len, payloads)))
-            self.backlog.reserve(0, wanted_bytes, lines.tenants)
-            record_bytes = wanted_bytes
             await self.line_turns.next(lines.actor)
             self.system.charge_new(lines.actor, len(lines.tenants - self._tenants))
             numbers = [number for number in range(len(lines)) if number not in present]
@@ -359,13 +355,9 @@ class Submitter:
                 of_jobs[job] = max(fence, self._fence_of(job))
             fences.append(fence)
             payloads.append(lines.payload(number, fence, None if key is None else _line_key(key, number)))
-        self._refuse_too_large(payloads)
+            if (reason := self._too_large(payloads[-1])) is not None:
+                raise InvalidEventError(reason, number + 1)
         return fences, payloads
-
-    def _refuse_too_large(self, payloads: Sequence[bytes]) -> None:
-        for number, payload in enumerate(payloads, 1) if self._too_large(max(payloads, key=len)) else ():
-            if (reason := self._too_large(payload)) is not None:
-                raise InvalidEventError(reason, number)
 
     def _fence_of(self, job: JobOfLine) -> int:
         """The fence token of an event of this job that names none."""
@@ -415,21 +407,14 @@ class Submitter:
         assert queued_lsn == first_lsn
         self.backlog.add([*beginnings, *entered])
         self._tenants.update(begun)
-        self._learn(events, entered)
+        for at, pending in enumerate(entered):
+            is_end, creation = events.types[at] in _ENDS, events.creations[at]
+            self.job_index.entered(
+                pending.tenant_id, pending.job_id, events.fences[at], pending.lsn, is_end=is_end, creation=creation
+            )
         if self._watched is None:
             self._watched = (entered[-1].lsn, time.perf_counter())
         return entered
-
-    def _learn(self, events: _Entering, entered: Sequence[Pending]) -> None:
-        """Add the jobs of the entered events to the index. A line that repeats the one before it is skipped."""
-        last: dict[JobOfLine, int] = {}
-        for job, kind, fence, creation, pending in zip(
-            events.jobs, events.types, events.fences, events.creations, entered, strict=True
-        ):
-            if kind in _LASTING or last.get(job) != fence:
-                last[job] = fence
-                is_end = kind in _ENDS
-                self.job_index.entered(job[0], pending.job_id, fence, pending.lsn, is_end=is_end, creation=creation)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -102,8 +102,7 @@ class SystemEntries:
         whether the epoch was started without a quorum."""
         node = self.node
         assert self.wal.next_lsn == lsn
-        facts: dict[str, object] = {"epoch": node.epoch, "first_lsn": lsn, "node_id": node.node_id}
-        facts |= {"accepted_loss": True} if accepted_loss else {}
+        facts = facts_of(epoch=node.epoch, first_lsn=lsn, node_id=node.node_id, accepted_loss=accepted_loss or None)
         self._enter(SystemAction.EPOCH_START, f"wal:{node.node_id}", facts)
 
     def charge_new(self, principal: str | None, count: int) -> None:
@@ -224,6 +223,11 @@ class SystemEntries:
         self.backlog.add((pending,))
         self.node.chained.want(pending.lsn)
         return pending
+
+
+def facts_of(**facts: object) -> dict[str, object]:
+    """The facts of an entry, without those that are None."""
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def record_of(pending: Pending) -> tuple[Hlc, int, bytes]:

@@ -54,13 +54,11 @@ _UNREADABLE: Final = (LedgerError, ValueError, TypeError, KeyError, AttributeErr
 """Errors that an edited entry may raise."""
 assert ENTRIES_READ <= KEYED_MAX
 
-Load = Callable[[str], Awaitable[Sequence[KeyedEntry]]]
-
 
 class KeyedEntries:
     """The keyed entries in memory of one node; belongs to its event loop."""
 
-    def __init__(self, load: Load, now_ms: Callable[[], int]) -> None:
+    def __init__(self, load: Callable[[str], Awaitable[Sequence[KeyedEntry]]], now_ms: Callable[[], int]) -> None:
         """``load`` reads the keyed entries among the last ones of a tenant."""
         self._load = load
         self._now_ms = now_ms
