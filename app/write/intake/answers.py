@@ -71,7 +71,7 @@ class Awaited(Generic[Answered]):
         try:
             return self._make(self.reached.result())
         except DurabilityTimeoutError as error:
-            raise self._answers.late(self._level, str(error), self.pending.lsn, self.pending) from None
+            raise self._answers.late(self._level, str(error), self.pending) from None
 
 
 class Deadlines:
@@ -156,18 +156,15 @@ class Answers:
 
     async def wait(
         self,
-        lsn: Lsn,
+        pending: Pending,
         level: Durability,
-        pending: Pending | None,
         outcome: asyncio.Future[ChainPosition] | None = None,
         *,
         keyed: bool = False,
     ) -> ChainPosition | None:
-        """Wait until ``lsn`` has reached ``level``; returns the chain position if it waited for the ``outcome``.
-
-        ``pending`` is the event that a timeout names; ``keyed`` as in ``is_early``.
-        """
-        node = self._node
+        """Wait until the event and all before it have reached ``level``; returns the chain position if it waited for
+        the ``outcome``. ``keyed`` as in ``is_early``."""
+        node, lsn = self._node, pending.lsn
         try:
             if level <= Durability.LOCAL:
                 if not self._acknowledge_before_fsync:
@@ -186,11 +183,11 @@ class Answers:
                 position = await outcome_within(outcome, left_s)
             if self._spreads and level is Durability.GLOBAL:
                 await node.spread.reached(lsn, self._write_timeout_s)
-            if self._in_regions is not None and level is Durability.GLOBAL and position is not None and pending:
+            if self._in_regions is not None and level is Durability.GLOBAL and position is not None:
                 await self._in_regions({pending.tenant_id: position.seq}, self._write_timeout_s)
             return position
         except DurabilityTimeoutError as error:
-            raise self.late(level, str(error), lsn, pending) from None
+            raise self.late(level, str(error), pending) from None
 
     async def _committed(self, lsn: Lsn) -> float:
         """Wait until ``lsn`` is committed, if safekeepers vote; returns the seconds left of ``write.timeout``.
@@ -234,9 +231,9 @@ class Answers:
         outcomes = [pending.outcome for pending in recovered if pending.outcome is not None]
         _, waiting = await asyncio.wait(outcomes, timeout=self._write_timeout_s) if outcomes else ((), ())
         if waiting:
-            raise self.late(Durability.GLOBAL, f"not chained within {self._write_timeout_s:g} s", None, recovered[-1])
+            raise self.late(Durability.GLOBAL, f"not chained within {self._write_timeout_s:g} s", recovered[-1])
 
-    async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending | None) -> None:
+    async def unlocked(self, quarantine: Quarantine, tenant_ids: Iterable[str], last: Pending) -> None:
         """Return once none of these tenants is passed over any more. Their records are chained then.
 
         Raises:
@@ -244,9 +241,9 @@ class Answers:
         """
         if not await quarantine.waited(tenant_ids, self._write_timeout_s):
             reasons = (quarantine.waiting[each] for each in tenant_ids if each in quarantine.waiting)
-            raise self.late(Durability.GLOBAL, next(reasons, "it had to wait"), None, last, tenant_ids)
+            raise self.late(Durability.GLOBAL, next(reasons, "it had to wait"), last, tenant_ids)
 
-    async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending | None) -> None:
+    async def spread(self, tenant_ids: Iterable[str], level: Durability, last: Pending) -> None:
         """Return once a majority of the regions holds the chains of these tenants, if GLOBAL requires that.
 
         Raises:
@@ -258,7 +255,7 @@ class Answers:
         try:
             await self._in_regions(heads, self._write_timeout_s)
         except DurabilityTimeoutError as error:
-            raise self.late(level, str(error), None, last, heads) from None
+            raise self.late(level, str(error), last, heads) from None
 
     async def shown(self, lines: Sequence[ChainedLine], level: Durability) -> None:
         """Return once evidence shows that these chained lines have reached ``level``. Without a quorum members are
@@ -308,22 +305,20 @@ class Answers:
             self._asking.discard(limit)
 
     def late(
-        self, level: Durability, why: str, lsn: Lsn | None, pending: Pending | None, tenant_ids: Iterable[str] = ()
+        self, level: Durability, why: str, pending: Pending, tenant_ids: Iterable[str] = ()
     ) -> DurabilityTimeoutError:
-        """The error that reports the level an event has reached, and how to learn its outcome. ``lsn`` may be left out
-        if it is that of ``pending``. ``tenant_ids`` are the tenants of all events of its request, if there are more
-        than its own."""
-        node = self._node
-        lsn = lsn or (pending.lsn if pending else node.durable.lsn)
+        """The error that reports the level an event has reached, and how to learn its outcome. ``tenant_ids`` are the
+        tenants of all events of its request, if there are more than its own."""
+        node, lsn = self._node, pending.lsn
         away = self._no_quorum() if self._is_replicated and node.committed.lsn < lsn else None
         return DurabilityTimeoutError(
             f"{level.name} was not reached: {why if away is None else away.why}. The event is in the log of this node "
             f"at LSN {lsn}; send the same Idempotency-Key again to learn its outcome",
-            job_id=pending.job_id if pending else None,
-            hlc=pending.hlc.text() if pending else None,
-            epoch=pending.epoch if pending else node.epoch,
+            job_id=pending.job_id,
+            hlc=pending.hlc.text(),
+            epoch=pending.epoch,
             lsn=lsn,
-            achieved=self._reached(lsn, {*tenant_ids, *((pending.tenant_id,) if pending else ())}),
+            achieved=self._reached(lsn, {*tenant_ids, pending.tenant_id}),
             reason=None if away is None else NO_QUORUM,
             members_away=None if away is None else away.members_away,
         )
@@ -331,27 +326,24 @@ class Answers:
     def _reached(self, lsn: Lsn, tenant_ids: Iterable[str]) -> Durability:
         """The level that a record of these tenants at ``lsn`` has reached; one that is held back is not chained."""
         node = self._node
-        chained_lsn = min(map(node.chained_lsn_of, tenant_ids or ("",)))
+        chained_lsn = min(map(node.chained_lsn_of, tenant_ids))
         if lsn <= (node.committed.lsn if self._is_replicated else chained_lsn):
             return Durability.REGIONAL
         return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
 
     def reached(self, pending: Pending, level: Durability) -> asyncio.Future[ChainPosition | None]:
         """A future that resolves once ``pending`` is at ``level``, or its time is up."""
-        node = self._node
-        reached: Any = pending.outcome
-        if reached is None:
+        node, outcome = self._node, pending.outcome
+        asks_regions = (self._spreads or self._in_regions is not None) and level is Durability.GLOBAL
+        if asks_regions or (self._is_quorum_lost and level > Durability.LOCAL):
+            return asyncio.ensure_future(self.wait(pending, level, outcome))
+        if outcome is None:
             lsn = BEFORE_FIRST if self._acknowledge_before_fsync else pending.lsn
-            if level > Durability.LOCAL and self._is_quorum_lost:
-                return asyncio.ensure_future(self.wait(lsn, level, pending))
             watermark = node.durable if level <= Durability.LOCAL else node.committed
             return watermark.reached(lsn, self._write_timeout_s)  # type: ignore[return-value]
-        asks_regions = (self._spreads or self._in_regions is not None) and level is Durability.GLOBAL
-        if asks_regions or self._is_quorum_lost:
-            return asyncio.ensure_future(self.wait(pending.lsn, level, pending, reached))
         node.chained.want(pending.lsn)
-        self._unchained.add(reached, pending.lsn, self._write_timeout_s)
-        return reached  # type: ignore[no-any-return]
+        self._unchained.add(outcome, pending.lsn, self._write_timeout_s)
+        return outcome  # type: ignore[return-value]
 
     async def finish(self, draft: Draft, pending: Pending, fence_token: int, *, seen: bool) -> Receipt:
         """The receipt of a keyed event, once it has reached its level. If it was ``seen`` before this request, evidence
@@ -362,9 +354,7 @@ class Answers:
             LedgerError: its outcome, where that is none.
         """
         level = draft.durability
-        chain = await self.wait(
-            pending.lsn, min(level, Durability.REGIONAL) if seen else level, pending, pending.outcome
-        )
+        chain = await self.wait(pending, min(level, Durability.REGIONAL) if seen else level, pending.outcome)
         if seen and chain is not None:
             await self.shown((_line_at(pending, chain),), level)
         return self.receipt(draft, pending, pending.hlc.text(), fence_token, chain)

@@ -166,7 +166,7 @@ class Submitter:
         if key is None:
             await self._checks.check(lines, requested, in_lines=True)
             entered = await self._enter_lines(lines, None, frozenset(), requested)
-            await self.answers.wait(entered[-1].lsn, requested, entered[-1])
+            await self.answers.wait(entered[-1], requested)
             if not self.answers.is_early(requested):
                 await self.answers.unlocked(self.quarantine, lines.tenants, entered[-1])
                 await self.answers.spread(lines.tenants, requested, entered[-1])
@@ -228,10 +228,10 @@ class Submitter:
         answer if it is given before the request is chained."""
         answers = self.answers
         if requested <= Durability.LOCAL and request.receipt is not None:
-            await answers.wait(last.lsn, requested, last, keyed=True)
+            await answers.wait(last, requested, keyed=True)
             return request.receipt
         await answers.settled(request.recovered)
-        await answers.wait(last.lsn, requested if is_first else Durability.REGIONAL, last, keyed=True)
+        await answers.wait(last, requested if is_first else Durability.REGIONAL, keyed=True)
         await answers.unlocked(self.quarantine, tenants, last)
         if is_first:
             await answers.spread(tenants, requested, last)
