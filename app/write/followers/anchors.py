@@ -219,7 +219,7 @@ async def _require_same_tree(
         raise ProblemError(COSIGNATURE_REFUSED, f"the checkpoint is of size {checkpoint.size}, the log of {newest}")
     stored = await store.read_tiles(connection, tenant_id, tiles.root_tiles(checkpoint.size))
     try:
-        root = tiles.root_at(checkpoint.size, lambda level, index: stored.get((level, index), b""))
+        root = tiles.root_at(checkpoint.size, tiles.getter(stored))
     except ProofError as error:
         raise ProblemError(COSIGNATURE_REFUSED, f"the root at size {checkpoint.size} is not known: {error}") from error
     if root != checkpoint.root:

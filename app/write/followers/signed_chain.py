@@ -80,8 +80,7 @@ def leaf_tiles(checkpoint: Checkpoint) -> set[TileCoordinates]:
 
 def is_in_tree(link: str | None, checkpoint: Checkpoint, stored: Mapping[TileCoordinates, bytes]) -> bool:
     """Whether these tiles prove ``link`` to be the last leaf of the tree that ``checkpoint`` signed."""
-    size = checkpoint.size
-    return tiles.has_leaf(size - 1, size, checkpoint.root, link, stored)
+    return tiles.has_leaf(checkpoint.size - 1, checkpoint.size, checkpoint.root, link, stored)
 
 
 async def root_of_chain(connection: Connection, tenant_id: str, size: int) -> bytes | None:
@@ -126,9 +125,9 @@ async def extended_tree(connection: Connection, stored: LockedTree, kept: str | 
     return tree
 
 
-async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None) -> TileTree:
-    """The tree of the entries that ``kept`` covers, rebuilt from the chain; empty without ``kept``. Every row is
-    checked, every tile is stored. It holds only what the chain holds.
+async def rebuild_tree(connection: Connection, tenant_id: str, kept: str | None) -> None:
+    """Store the tree of the entries that ``kept`` covers, rebuilt from the chain; empty without ``kept``. Every row is
+    checked.
 
     Raises:
         ChainBrokenError: the chain does not give the signed tree; the transaction MUST be rolled back.
@@ -149,7 +148,6 @@ async def tree_of_chain(connection: Connection, tenant_id: str, kept: str | None
         await _store(connection, GrownTree(tenant_id, tree, None))
     elif tree.root() != anchor.root:
         raise not_signed(tenant_id, f"its first {anchor.size} entries are not those that this node signed")
-    return tree
 
 
 async def _store(connection: Connection, tree: GrownTree) -> None:

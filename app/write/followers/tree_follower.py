@@ -35,7 +35,7 @@ from app.write.followers.signed_chain import (
     checked_links,
     extended_tree,
     not_stored,
-    tree_of_chain,
+    rebuild_tree,
     unforeseen,
 )
 from ledger import merkle
@@ -205,7 +205,7 @@ class TreeFollower:
         async with connection.transaction():
             if not await store.lock_trees(connection, (tenant_id,), waits=False):
                 raise (await self._not_had(connection, {tenant_id}))[tenant_id]
-            await tree_of_chain(connection, tenant_id, self.checkpoints.load(tenant_id))
+            await rebuild_tree(connection, tenant_id, self.checkpoints.load(tenant_id))
 
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
         """Whether the checkpoint beside the WAL has that size and the signature of the current key."""
