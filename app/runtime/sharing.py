@@ -136,11 +136,12 @@ def turns(sizes: Sequence[int]) -> Iterator[range]:
         start = end
 
 
-async def in_turns(items: Iterable[Item], turn_s: float = TURN_S) -> AsyncIterator[Item]:
-    """The items, for work of the event loop on each. Once a turn has taken its time, others go first."""
-    began_s = time.perf_counter()
+async def in_turns(items: Iterable[Item], turn_s: float | None = None) -> AsyncIterator[Item]:
+    """The items, for work of the event loop on each. Once a turn has taken ``turn_s``, by default ``TURN_S``, others go
+    first."""
+    began_s, limit_s = time.perf_counter(), TURN_S if turn_s is None else turn_s
     for item in items:
-        if time.perf_counter() - began_s > turn_s:
+        if time.perf_counter() - began_s > limit_s:
             await asyncio.sleep(0)
             began_s = time.perf_counter()
         yield item

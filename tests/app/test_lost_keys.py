@@ -148,7 +148,7 @@ async def test_a_key_whose_rows_cannot_be_read_is_no_damage(
 ) -> None:
     async with run_node(url=proxy.url) as service:
         first = await service.submitter.submit(created("acme", 1), key=key("k"))
-        await until(lambda: bool(service.keyed._entries._places), "the node follows what it chained")
+        await until(lambda: bool(service.keyed._entries._known), "the node follows what it chained")
         await proxy.refuse()
         with pytest.raises(DatabaseUnavailableError):
             await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("k"))

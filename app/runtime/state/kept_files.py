@@ -57,10 +57,12 @@ class KeptFile(Generic[Value]):
         Raises:
             StartRefusedError: it cannot be read, or is not of its kind.
         """
-        path = folder / self.name
+        path, content = folder / self.name, None
         try:
-            found: Value = msgspec.json.decode(read_regular(path) if path.exists() else self.nothing, type=self.kind)
-            if found is None and path.exists():
+            with contextlib.suppress(FileNotFoundError):
+                content = read_regular(path)
+            found: Value = msgspec.json.decode(self.nothing if content is None else content, type=self.kind)
+            if found is None and content is not None:
                 raise ValueError("it holds null, which is never written")
             return found
         except (msgspec.MsgspecError, ValueError, OSError) as error:
