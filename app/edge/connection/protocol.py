@@ -316,7 +316,7 @@ class ProblemProtocol(HttpToolsProtocol):
             self._write = None
             self._start_framework(self.cycle, self.app)
 
-    def _settled(self, write: FastWrite, entered: Awaited, cycle: RequestResponseCycle, _reached: object) -> None:
+    def _settled(self, write: FastWrite, entered: Awaited[Any], cycle: RequestResponseCycle, _reached: object) -> None:
         answer = write.answer(entered)
         if answer is None:
             self._start_framework(cycle, self.app)
