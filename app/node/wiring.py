@@ -407,7 +407,7 @@ def _verification_services(
             log_origin=started.log_origin,
             keys=service.keys,
             published=service.trust.keys_of,
-            known_break=service.breaks.unmended_fault,
+            known_break=partial(service.breaks.fault, is_unmended=True),
             attempts=consistency.attempts,
         ),
     }

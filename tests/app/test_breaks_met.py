@@ -194,13 +194,13 @@ def test_the_alarm_of_a_break_ends_once_it_is_mended_and_acknowledged_in_either_
         breaks.mended("acme")
         half = str(breaks.fault())
         assert ("mended, not acknowledged" in half, "restore the rows" in half) == (True, False)
-        assert breaks.unmended_fault("acme") is None
+        assert breaks.fault("acme", is_unmended=True) is None
         breaks.acknowledge(each, "ops")
     else:
         breaks.acknowledge(each, "ops")
         half = str(breaks.fault())
         assert ("acknowledged by ops, not mended" in half, "--acknowledge" in half) == (True, False)
-        assert breaks.unmended_fault("acme") == half, "no receipt is signed over it"
+        assert breaks.fault("acme", is_unmended=True) == half, "no receipt is signed over it"
         breaks.report("acme", found, "read_job")
         assert breaks.fault() == half, "it is known"
         breaks.mended("acme")

@@ -316,8 +316,11 @@ _FIELDS: Final[Mapping[str, Callable[[RunEvent], dict[str, Any]]]] = {
 
 def _datasets(body: Mapping[str, Any]) -> dict[str, Any]:
     """The names of the datasets that were read_event and written, ``namespace/name`` each."""
-    found = {side: list(_names(_objects(body.get(side)), "namespace", "name")) for side in ("inputs", "outputs")}
-    return {side: names for side, names in found.items() if names}
+    return {
+        side: names
+        for side in ("inputs", "outputs")
+        if (names := list(_names(_objects(body.get(side)), "namespace", "name")))
+    }
 
 
 def _run_of(facet: Mapping[str, Any]) -> dict[str, str]:

@@ -16,7 +16,7 @@ acknowledged and its content has changed; a break that is found again after that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,13 +126,19 @@ class FoundBreaks:
             if each.tenant_id == tenant_id and each.mended_at is None
         ]
 
-    def fault(self, tenant_id: str | None = None) -> str | None:
-        """What ``/readyz`` reports; None when there is no open break, of one tenant or of all."""
-        return _fault(self.open(tenant_id))
-
-    def unmended_fault(self, tenant_id: str) -> str | None:
-        """As ``fault``, of one tenant, without repaired breaks."""
-        return _fault([each for each in self.open(tenant_id) if each.mended_at is None])
+    def fault(self, tenant_id: str | None = None, *, is_unmended: bool = False) -> str | None:
+        """What ``/readyz`` reports; None when there is no open break, of one tenant or of all. With ``is_unmended``
+        repaired breaks do not count."""
+        waiting = [each for each in self.open(tenant_id) if not is_unmended or each.mended_at is None]
+        if not waiting:
+            return None
+        named = first_of([*map(_named, waiting)], NAMED_MAX, "; ")
+        steps = []
+        if any(each.mended_at is None for each in waiting):
+            steps.append("to mend, restore the rows, then run tally verify --tenant T on the whole chain")
+        if not all(each.acknowledged for each in waiting):
+            steps.append("to acknowledge, run tally verify --tenant T --acknowledge REASON")
+        return f"found: {named}. What to do: {'; '.join(steps)}"
 
     def mended(self, tenant_id: str, *, kinds: Collection[str] | None = None) -> None:
         """Mark the breaks of the tenant, or those of these ``kinds``, as repaired. Does not block on the disk."""
@@ -249,18 +255,6 @@ def _missing(found: FoundBreak) -> str:
     if found.acknowledged:
         return f"acknowledged by {found.acknowledged_by or 'a caller'}, not mended"
     return "neither mended nor acknowledged" if found.mended_at is None else "mended, not acknowledged"
-
-
-def _fault(waiting: Sequence[FoundBreak]) -> str | None:
-    if not waiting:
-        return None
-    named = first_of([*map(_named, waiting)], NAMED_MAX, "; ")
-    steps = []
-    if any(each.mended_at is None for each in waiting):
-        steps.append("to mend, restore the rows, then run tally verify --tenant T on the whole chain")
-    if not all(each.acknowledged for each in waiting):
-        steps.append("to acknowledge, run tally verify --tenant T --acknowledge REASON")
-    return f"found: {named}. What to do: {'; '.join(steps)}"
 
 
 def _now() -> str:
