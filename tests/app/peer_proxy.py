@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ class PeerProxy:
         self.target = target
         self._client = client
         self.asked: list[Asked] = []
+        self._times: Counter[str] = Counter()
+        """By path, how often it was asked for."""
         self.judge: Callable[[Asked], tuple[int, bytes] | None] = lambda _: None
         self.port = 0
 
@@ -39,7 +42,7 @@ class PeerProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def times_asked(self, path: str) -> int:
-        return sum(each.path == path for each in self.asked)
+        return self._times[path]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -50,6 +53,7 @@ class PeerProxy:
             where = urlsplit(address)
             asked = Asked(where.path, json.loads(body) if body else dict(parse_qsl(where.query)), headers)
             self.asked.append(asked)
+            self._times[asked.path] += 1
             status, answer = self.judge(asked) or await self._forward(method, address, body, headers)
             writer.write(
                 f"HTTP/1.1 {status} Said\r\nConnection: close\r\nContent-Length: {len(answer)}\r\n\r\n".encode()

@@ -105,8 +105,18 @@ async def submit(client: httpx.AsyncClient, tenant_id: str = "acme", level: str 
     return created
 
 
+async def submit_all(client: httpx.AsyncClient, *tenant_ids: str) -> list[dict[str, Any]]:
+    """A job of each tenant, in this order."""
+    return [await submit(client, tenant_id) for tenant_id in tenant_ids]
+
+
 async def is_known(client: httpx.AsyncClient, job: dict[str, Any]) -> bool:
     return (await client.get(f"/v1/jobs/{job['job_id']}?tenant_id={job['tenant_id']}")).status_code == 200
+
+
+async def until_known(client: httpx.AsyncClient, jobs: list[dict[str, Any]]) -> None:
+    for job in jobs:
+        await until(lambda job=job: is_known(client, job), "it came over")  # type: ignore[misc]
 
 
 async def is_faultless(client: httpx.AsyncClient) -> bool:
@@ -152,62 +162,58 @@ async def proxied(ledgers: tuple[Ledger, Ledger], trusted: Path, **peer: Any) ->
         yield Proxied(us, eu, proxy, here.database)
 
 
-@pytest.fixture(scope="module")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("exchange")
-
-
-@pytest.fixture(scope="module")
-def shared_ledgers(
-    postgres: EmbeddedPostgres, shared_folder: Path, make_shared_settings: MakeSettings
-) -> Iterator[tuple[Ledger, Ledger]]:
-    yield from both_of(postgres, shared_folder / "trusted", make_shared_settings)
-
-
-@pytest.fixture(scope="module")
-async def of_file(shared_folder: Path, shared_ledgers: tuple[Ledger, Ledger]) -> AsyncIterator[tuple[Proxied, Path]]:
-    """Two ledgers that the tests of this file share, and the file of the token of the one that imports."""
-    token = shared_folder / "token"
-    token.write_text("first\n")
-    async with proxied(shared_ledgers, shared_folder / "trusted", token_file=token) as pair:
-        yield pair, token
-
-
-@pytest.fixture
-async def pair(of_file: tuple[Proxied, Path]) -> AsyncIterator[Proxied]:
-    """The ledgers that the tests of this file share, between which nothing is under way."""
-    pair, _ = of_file
-    yield pair
-    pair.proxy.judge = lambda _: None
-    await until(lambda: has_lag(pair.us, 0), "nothing is lacking")
-    await until(lambda: is_faultless(pair.us), "nothing fails")
-
-
 def export_fails(asked: Asked) -> tuple[int, bytes] | None:
     return (500, b"") if asked.is_export else None
 
 
-@asynccontextmanager
-async def seen_checkpoint_at(size: int, tenant_id: str, database: Database) -> AsyncIterator[None]:
-    """Have a ledger believe that it saw another tree of a tenant of its peer."""
-    put = "UPDATE scheduler.exchange_positions SET note = $2 WHERE tenant_id = $1"
-    async with connected_to(database.superuser_url) as superuser:
-        note = await superuser.fetchval("SELECT note FROM scheduler.exchange_positions WHERE tenant_id = $1", tenant_id)
-        lines = note.split("\n")
-        lines[1] = str(size)
-        await superuser.execute(put, tenant_id, "\n".join(lines))
-        yield
-        await superuser.execute(put, tenant_id, note)
+def listed(*tenant_ids: str, cursor: str | None = None) -> bytes:
+    """A page of tenants, or of what is held of them."""
+    return json.dumps(
+        {"items": [{"tenant_id": each, "seq": 1000} for each in tenant_ids], "next_cursor": cursor}
+    ).encode()
 
 
-async def submit_all(client: httpx.AsyncClient, *tenant_ids: str) -> list[dict[str, Any]]:
-    """A job of each tenant, in this order."""
-    return [await submit(client, tenant_id) for tenant_id in tenant_ids]
+def answered_instead(bundle: bytes, proof: bytes | None, asked: Asked) -> tuple[int, bytes] | None:
+    if asked.is_export:
+        return 200, bundle
+    return (200, proof) if proof is not None and asked.path == "/v1/chain/proof/consistency" else None
 
 
-async def until_known(client: httpx.AsyncClient, jobs: list[dict[str, Any]]) -> None:
-    for job in jobs:
-        await until(lambda job=job: is_known(client, job), "it came over")  # type: ignore[misc]
+async def until_looked_again(proxy: PeerProxy, tenant_id: str) -> None:
+    """Wait until the round in which a tenant of the peer was looked at is over."""
+    path = f"/v1/log/{tenant_id}/checkpoint"
+    before = proxy.times_asked(path)
+    await until(lambda: proxy.times_asked(path) > before, "the round is over")
+
+
+async def submit_what_is_not_imported(pair: Proxied, tenant_id: str, lag_entries: int = 1) -> dict[str, Any]:
+    """A job of a tenant of the peer that is looked at, and not imported though nothing is wrong with it."""
+    us, eu, proxy, _ = pair
+    exported = proxy.times_asked("/v1/bundles/export")
+    job = await submit(eu, tenant_id)
+    await until(lambda: has_lag(us, lag_entries), "it knows of the entry")
+    await until_looked_again(proxy, tenant_id)
+    assert proxy.times_asked("/v1/bundles/export") == exported
+    assert not await is_known(us, job)
+    return job
+
+
+async def lists_all_but(pair: Proxied, tenant_id: str) -> None:
+    """Have the peer list its other tenants."""
+    found = (await pair.eu.get("/v1/tenants?limit=1000")).json()["items"]
+    body = listed(*(each["tenant_id"] for each in found if each["tenant_id"] != tenant_id))
+    pair.proxy.judge = lambda asked: (200, body) if asked.path == "/v1/tenants" else None
+
+
+async def forget(peer: httpx.AsyncClient, tenant_id: str, database: Database, forgotten: str = "%") -> None:
+    """Remove what a ledger has seen of a peer that shows this tenant, as an operator does; of some tenants."""
+    origin = (await peer.get(f"/v1/log/{tenant_id}/checkpoint")).text.split("\n")[0].removesuffix(f"/{tenant_id}")
+    async with connected_to(database.owner_url) as owner:
+        await owner.execute(
+            "DELETE FROM scheduler.exchange_positions WHERE log_origin = $1 || '/' || tenant_id AND tenant_id LIKE $2",
+            origin,
+            forgotten,
+        )
 
 
 async def test_what_each_chains_comes_to_the_other_once_it_is_there_and_global_waits_for_both(
@@ -278,92 +284,6 @@ async def test_what_each_chains_comes_to_the_other_once_it_is_there_and_global_w
         assert len({row["t_hlc"] for row in rows}) == len(rows) == 8
 
 
-async def until_looked_again(proxy: PeerProxy, tenant_id: str) -> None:
-    """Wait until the round in which a tenant of the peer was looked at is over."""
-    path = f"/v1/log/{tenant_id}/checkpoint"
-    before = proxy.times_asked(path)
-    await until(lambda: proxy.times_asked(path) > before, "the round is over")
-
-
-async def submit_what_is_not_imported(pair: Proxied, tenant_id: str, lag_entries: int = 1) -> dict[str, Any]:
-    """A job of a tenant of the peer that is looked at, and not imported though nothing is wrong with it."""
-    us, eu, proxy, _ = pair
-    exported = proxy.times_asked("/v1/bundles/export")
-    job = await submit(eu, tenant_id)
-    await until(lambda: has_lag(us, lag_entries), "it knows of the entry")
-    await until_looked_again(proxy, tenant_id)
-    assert proxy.times_asked("/v1/bundles/export") == exported
-    assert not await is_known(us, job)
-    return job
-
-
-async def test_a_peer_that_went_back_in_one_tenant_is_imported_from_in_none(pair: Proxied) -> None:
-    us, eu, _, database = pair
-    await until_known(us, await submit_all(eu, *3 * ["back"], *3 * ["not-back"]))
-    for size in (2, 4):  # less than it saw, and more than there is
-        async with seen_checkpoint_at(size, "back", database):
-            await until(lambda: tells(us, "tenant back", "PeerWentBackError"), "it says that the peer went back")
-            job = await submit_what_is_not_imported(pair, "not-back")
-        await until_known(us, [job])
-
-
-async def test_a_peer_that_went_back_is_not_believed_again_as_it_shows_that_tenant_no_more(pair: Proxied) -> None:
-    us, eu, proxy, database = pair
-    await until_known(us, await submit_all(eu, *3 * ["gone-back"], *3 * ["still-there"]))
-    async with seen_checkpoint_at(4, "gone-back", database):
-        await until(lambda: tells(us, "tenant gone-back: PeerWentBackError"), "it says that the peer went back")
-        proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/gone-back/checkpoint" else None
-        job = await submit_what_is_not_imported(pair, "still-there")
-        assert await tells(us, "tenant gone-back: PeerWentBackError")
-        await lists_all_but(pair, "gone-back")
-        await until(lambda: tells(us, "tenant gone-back: PeerWentBackError", "no longer lists"), "it is told")
-        await submit_what_is_not_imported(pair, "still-there", lag_entries=2)
-        proxy.judge = lambda _: None
-    await until_known(us, [job])
-
-
-async def test_a_tenant_that_is_mended_is_told_no_more_though_another_keeps_the_peer_from_being_imported(
-    pair: Proxied,
-) -> None:
-    us, eu, proxy, database = pair
-    await until_known(us, await submit_all(eu, *3 * ["mended"], *3 * ["not-mended"]))
-    proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/not-mended/checkpoint" else None
-    await until(lambda: tells(us, "tenant not-mended", "500"), "another fault of it is told")
-    async with seen_checkpoint_at(4, "not-mended", database):
-        with structlog.testing.capture_logs() as logs:
-            async with seen_checkpoint_at(4, "mended", database):
-                proxy.judge = lambda _: None
-                both = ("tenant mended: PeerWentBackError", "tenant not-mended: PeerWentBackError")
-                await until(lambda: tells(us, *both), "both are told")
-
-            async def is_mended() -> bool:
-                return "tenant mended" not in (await told(us))["fault"]
-
-            await until(is_mended, "the one is told no more")
-        assert await tells(us, both[1])
-        logged = [line["tenant_id"] for line in logs if line["event"] == "exchange_tenant_interrupted"]
-        assert sorted(logged) == ["mended", "not-mended"]
-    await until(lambda: is_faultless(us), "nothing fails")
-
-
-async def lists_all_but(pair: Proxied, tenant_id: str) -> None:
-    """Have the peer list its other tenants."""
-    found = (await pair.eu.get("/v1/tenants?limit=1000")).json()["items"]
-    body = listed(*(each["tenant_id"] for each in found if each["tenant_id"] != tenant_id))
-    pair.proxy.judge = lambda asked: (200, body) if asked.path == "/v1/tenants" else None
-
-
-async def forget(peer: httpx.AsyncClient, tenant_id: str, database: Database, forgotten: str = "%") -> None:
-    """Remove what a ledger has seen of a peer that shows this tenant, as an operator does; of some tenants."""
-    origin = (await peer.get(f"/v1/log/{tenant_id}/checkpoint")).text.split("\n")[0].removesuffix(f"/{tenant_id}")
-    async with connected_to(database.owner_url) as owner:
-        await owner.execute(
-            "DELETE FROM scheduler.exchange_positions WHERE log_origin = $1 || '/' || tenant_id AND tenant_id LIKE $2",
-            origin,
-            forgotten,
-        )
-
-
 async def test_a_peer_that_no_longer_lists_a_tenant_is_imported_from_in_none_by_a_node_that_was_restarted_either(
     ledgers: tuple[Ledger, Ledger], tmp_path: Path
 ) -> None:
@@ -429,6 +349,254 @@ async def test_a_node_that_was_restarted_knows_a_peer_by_its_key_whatever_its_lo
             await until(lambda: is_faultless(us), "nothing fails")
 
 
+async def test_a_bundle_that_was_not_asked_for_is_not_imported_nor_verified(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[object] = []
+
+    def take_verified(*given: Any) -> taking.TakenBundle:
+        verified.append(given)
+        return taking.take_verified(*given)
+
+    monkeypatch.setattr(importer, "take_verified", take_verified)
+    async with proxied(ledgers, tmp_path / "trusted", tenants=["acme"]) as (us, eu, proxy, _):
+        proxy.judge = export_fails
+        jobs = await submit_all(eu, *5 * ["acme"])
+        secret = await submit(eu, "secret")
+        for asked, answer, expected in (
+            ({"tenant_id": "secret"}, None, ("1 to 3 of", "/acme were asked for", "/secret")),
+            ({"tenant_id": "acme", "from_seq": 1, "to_seq": 2}, None, ("1 to 3 of", "the bundle is of 1 to 2")),
+            ({"tenant_id": "acme", "from_seq": 1, "to_seq": 3}, b'{"hashes": []}', ("nothing proves", "1 to 3")),
+        ):
+            bundle = await eu.post("/v1/bundles/export", json=asked)
+            assert bundle.status_code == 200, bundle.text
+            proxy.judge = partial(answered_instead, bundle.content, answer)
+            await until(lambda expected=expected: tells(us, *expected), f"{asked} is told")
+            assert [job for job in [*jobs, secret] if await is_known(us, job)] == []
+        assert verified == []
+        proxy.judge = lambda _: None
+        await until_known(us, jobs)
+        assert not await is_known(us, secret)
+
+
+async def test_what_a_peer_says_no_more_that_it_holds_does_not_count(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    answers = {"/v1/tenants": listed(), "/v1/exchange/held": listed("acme")}
+    async with proxy_to_peer(there.url) as proxy:
+        proxy.judge = lambda asked: (200, answers[asked.path])
+        settings = here.peers(there, tmp_path / "trusted", {"url": proxy.url}, is_global=True)
+        async with here.running(**settings, write={"timeout": "1s"}) as us:
+
+            async def is_answered(status: int) -> bool:
+                body = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["x"], "durability": "GLOBAL"}
+                return (await us.post("/v1/jobs", json=body)).status_code == status
+
+            await until(lambda: is_answered(201), "the peer holds it")
+            answers["/v1/exchange/held"] = listed("other")
+            await until(lambda: is_answered(503), "the peer does not hold it any more")
+
+
+async def test_peers_that_send_slowly_hold_up_no_other_import_and_are_named(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.runtime.outgoing.RATE_WINDOW_S", 1.0)
+    here, there = ledgers
+    stalled: list[bytes] = []
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on what is asked, but of a bundle its first kibibyte alone."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return
+        length = re.search(rb"content-length: ([0-9]+)", head, re.IGNORECASE)
+        body = await reader.readexactly(int(length[1])) if length else b""
+        other_reader, other = await asyncio.open_connection("127.0.0.1", there.port)
+        other.write(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body)
+        if b"/v1/bundles/export" in head:
+            stalled.append(head)
+            writer.write(await other_reader.read(1024))
+            await reader.read()
+        else:
+            writer.write(await other_reader.read())
+        other.close()
+        writer.close()
+
+    async with there.running() as eu, AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(await asyncio.start_server(stall, "127.0.0.1", 0)) for _ in range(3)]
+        urls = [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers]
+        given = here.peers(there, tmp_path / "trusted")
+        slow = [{"url": url, "region": f"slow{number}"} for number, url in enumerate(urls)]
+        given["exchange"]["peers"] = slow + given["exchange"]["peers"]
+        job = await submit(eu)
+        async with here.running(**given) as us:
+
+            async def are_named() -> bool:
+                peers = (await us.get("/v1/exchange")).json()["peers"]
+                return all(
+                    f"{url}/v1/bundles/export sends too slowly" in str(peer["fault"])
+                    for url, peer in zip(urls, peers, strict=False)
+                )
+
+            await until(lambda: len(stalled) >= len(urls), "all send slowly")
+            await until(lambda: is_known(us, job), "the other is imported from")
+            await until(are_named, "each is named")
+
+            async def is_honest() -> bool:
+                return (await us.get("/v1/exchange")).json()["peers"][-1]["fault"] is None
+
+            await until(is_honest, "the other has no fault")
+
+
+async def test_who_asks_a_peer_is_one_and_leaves_it_to_another_when_it_is_stopped(
+    pool: asyncpg.Pool, superuser: asyncpg.Connection
+) -> None:
+    turns = Turns(pool)
+
+    async def ask(has_begun: asyncio.Event) -> None:
+        async with turns.turn("https://peer") as is_ours:
+            assert is_ours
+            has_begun.set()
+            await asyncio.Event().wait()
+
+    async def is_free() -> bool:
+        is_ours = await exchange.take_turn(superuser, "https://peer")
+        if is_ours:
+            await exchange.end_turn(superuser, "https://peer")
+        return is_ours
+
+    assert await is_free(), "whoever ends its turn"
+    assert await is_free(), "leaves it to others"
+    for passes in (None, *range(12)):  # of the event loop, before it is stopped
+        has_begun = asyncio.Event()
+        asking = asyncio.create_task(ask(has_begun))
+        if passes is None:
+            await has_begun.wait()
+            assert not await is_free()
+        for _ in range(passes or 0):
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await until(is_free, "the turn of who was stopped ends")
+
+
+async def test_the_turns_of_all_peers_hold_one_connection_and_end_though_their_rounds_fail(
+    pool: asyncpg.Pool, superuser: asyncpg.Connection
+) -> None:
+    turns = Turns(pool)
+    free = pool.get_max_size()
+    async with AsyncExitStack() as stack:
+        for number in range(2 * free):
+            assert await stack.enter_async_context(turns.turn(f"https://peer{number}"))
+        with pytest.raises(NoAnswerError):
+            async with turns.turn("https://failing"):
+                raise NoAnswerError("it sends a byte now and then")
+        others = [await stack.enter_async_context(pool.acquire(timeout=5)) for _ in range(free - 1)]
+        assert [await each.fetchval("SELECT 1") for each in others] == [1] * (free - 1)
+        assert await exchange.take_turn(superuser, "https://failing")
+        assert not await exchange.take_turn(superuser, "https://peer0")
+    assert await exchange.take_turn(superuser, "https://peer0")
+
+
+# --- two ledgers that the tests share, which begin here ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exchange")
+
+
+@pytest.fixture(scope="module")
+def shared_ledgers(
+    postgres: EmbeddedPostgres, shared_folder: Path, make_shared_settings: MakeSettings
+) -> Iterator[tuple[Ledger, Ledger]]:
+    yield from both_of(postgres, shared_folder / "trusted", make_shared_settings)
+
+
+@pytest.fixture(scope="module")
+async def of_file(shared_folder: Path, shared_ledgers: tuple[Ledger, Ledger]) -> AsyncIterator[tuple[Proxied, Path]]:
+    """Two ledgers that the tests of this file share, and the file of the token of the one that imports."""
+    token = shared_folder / "token"
+    token.write_text("first\n")
+    async with proxied(shared_ledgers, shared_folder / "trusted", token_file=token) as pair:
+        yield pair, token
+
+
+@pytest.fixture
+async def pair(of_file: tuple[Proxied, Path]) -> AsyncIterator[Proxied]:
+    """The ledgers that the tests of this file share, between which nothing is under way."""
+    pair, _ = of_file
+    yield pair
+    pair.proxy.judge = lambda _: None
+    await until(lambda: has_lag(pair.us, 0), "nothing is lacking")
+    await until(lambda: is_faultless(pair.us), "nothing fails")
+
+
+@asynccontextmanager
+async def seen_checkpoint_at(size: int, tenant_id: str, database: Database) -> AsyncIterator[None]:
+    """Have a ledger believe that it saw another tree of a tenant of its peer."""
+    put = "UPDATE scheduler.exchange_positions SET note = $2 WHERE tenant_id = $1"
+    async with connected_to(database.superuser_url) as superuser:
+        note = await superuser.fetchval("SELECT note FROM scheduler.exchange_positions WHERE tenant_id = $1", tenant_id)
+        lines = note.split("\n")
+        lines[1] = str(size)
+        await superuser.execute(put, tenant_id, "\n".join(lines))
+        yield
+        await superuser.execute(put, tenant_id, note)
+
+
+async def test_a_peer_that_went_back_in_one_tenant_is_imported_from_in_none(pair: Proxied) -> None:
+    us, eu, _, database = pair
+    await until_known(us, await submit_all(eu, *3 * ["back"], *3 * ["not-back"]))
+    for size in (2, 4):  # less than it saw, and more than there is
+        async with seen_checkpoint_at(size, "back", database):
+            await until(lambda: tells(us, "tenant back", "PeerWentBackError"), "it says that the peer went back")
+            job = await submit_what_is_not_imported(pair, "not-back")
+        await until_known(us, [job])
+
+
+async def test_a_peer_that_went_back_is_not_believed_again_as_it_shows_that_tenant_no_more(pair: Proxied) -> None:
+    us, eu, proxy, database = pair
+    await until_known(us, await submit_all(eu, *3 * ["gone-back"], *3 * ["still-there"]))
+    async with seen_checkpoint_at(4, "gone-back", database):
+        await until(lambda: tells(us, "tenant gone-back: PeerWentBackError"), "it says that the peer went back")
+        proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/gone-back/checkpoint" else None
+        job = await submit_what_is_not_imported(pair, "still-there")
+        assert await tells(us, "tenant gone-back: PeerWentBackError")
+        await lists_all_but(pair, "gone-back")
+        await until(lambda: tells(us, "tenant gone-back: PeerWentBackError", "no longer lists"), "it is told")
+        await submit_what_is_not_imported(pair, "still-there", lag_entries=2)
+        proxy.judge = lambda _: None
+    await until_known(us, [job])
+
+
+async def test_a_tenant_that_is_mended_is_told_no_more_though_another_keeps_the_peer_from_being_imported(
+    pair: Proxied,
+) -> None:
+    us, eu, proxy, database = pair
+    await until_known(us, await submit_all(eu, *3 * ["mended"], *3 * ["not-mended"]))
+    proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/not-mended/checkpoint" else None
+    await until(lambda: tells(us, "tenant not-mended", "500"), "another fault of it is told")
+    async with seen_checkpoint_at(4, "not-mended", database):
+        with structlog.testing.capture_logs() as logs:
+            async with seen_checkpoint_at(4, "mended", database):
+                proxy.judge = lambda _: None
+                both = ("tenant mended: PeerWentBackError", "tenant not-mended: PeerWentBackError")
+                await until(lambda: tells(us, *both), "both are told")
+
+            async def is_mended() -> bool:
+                return "tenant mended" not in (await told(us))["fault"]
+
+            await until(is_mended, "the one is told no more")
+        assert await tells(us, both[1])
+        logged = [line["tenant_id"] for line in logs if line["event"] == "exchange_tenant_interrupted"]
+        assert sorted(logged) == ["mended", "not-mended"]
+    await until(lambda: is_faultless(us), "nothing fails")
+
+
 async def test_entries_that_cannot_be_fetched_are_told_as_lag_and_what_a_peer_holds_is_asked_between_ranges_too(
     pair: Proxied,
 ) -> None:
@@ -478,42 +646,6 @@ async def test_a_tenant_that_fails_keeps_no_other_from_being_imported(pair: Prox
         proxy.judge = lambda _: None
         await until_known(us, [late])
         await until(lambda: is_faultless(us), "and nothing fails")
-
-
-async def test_a_bundle_that_was_not_asked_for_is_not_imported_nor_verified(
-    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verified: list[object] = []
-
-    def take_verified(*given: Any) -> taking.TakenBundle:
-        verified.append(given)
-        return taking.take_verified(*given)
-
-    monkeypatch.setattr(importer, "take_verified", take_verified)
-    async with proxied(ledgers, tmp_path / "trusted", tenants=["acme"]) as (us, eu, proxy, _):
-        proxy.judge = export_fails
-        jobs = await submit_all(eu, *5 * ["acme"])
-        secret = await submit(eu, "secret")
-        for asked, answer, expected in (
-            ({"tenant_id": "secret"}, None, ("1 to 3 of", "/acme were asked for", "/secret")),
-            ({"tenant_id": "acme", "from_seq": 1, "to_seq": 2}, None, ("1 to 3 of", "the bundle is of 1 to 2")),
-            ({"tenant_id": "acme", "from_seq": 1, "to_seq": 3}, b'{"hashes": []}', ("nothing proves", "1 to 3")),
-        ):
-            bundle = await eu.post("/v1/bundles/export", json=asked)
-            assert bundle.status_code == 200, bundle.text
-            proxy.judge = partial(answered_instead, bundle.content, answer)
-            await until(lambda expected=expected: tells(us, *expected), f"{asked} is told")
-            assert [job for job in [*jobs, secret] if await is_known(us, job)] == []
-        assert verified == []
-        proxy.judge = lambda _: None
-        await until_known(us, jobs)
-        assert not await is_known(us, secret)
-
-
-def answered_instead(bundle: bytes, proof: bytes | None, asked: Asked) -> tuple[int, bytes] | None:
-    if asked.is_export:
-        return 200, bundle
-    return (200, proof) if proof is not None and asked.path == "/v1/chain/proof/consistency" else None
 
 
 async def test_tenants_that_fail_so_slowly_that_a_round_ends_with_them_come_last_in_the_next(
@@ -571,13 +703,6 @@ async def test_answers_that_are_not_understood_and_lists_without_end_are_told_as
             await until(lambda path=path: tells(us, f"{path} has more than 3 pages"), "it is told")
 
 
-def listed(*tenant_ids: str, cursor: str | None = None) -> bytes:
-    """A page of tenants, or of what is held of them."""
-    return json.dumps(
-        {"items": [{"tenant_id": each, "seq": 1000} for each in tenant_ids], "next_cursor": cursor}
-    ).encode()
-
-
 def answered_without_end(path: str, asked: Asked) -> tuple[int, bytes] | None:
     """Of each page that goes on behind the one before, there is a next one."""
     if asked.path != path:
@@ -598,25 +723,6 @@ async def test_a_page_of_more_than_was_asked_for_or_that_goes_back_is_told_as_a_
             answers = {"/v1/tenants": listed(), path: body}
             proxy.judge = lambda asked, answers=answers: (200, answers[asked.path]) if asked.path in answers else None
             await until(lambda expected=expected: tells(us, expected), f"{expected} is told")
-
-
-async def test_what_a_peer_says_no_more_that_it_holds_does_not_count(
-    ledgers: tuple[Ledger, Ledger], tmp_path: Path
-) -> None:
-    here, there = ledgers
-    answers = {"/v1/tenants": listed(), "/v1/exchange/held": listed("acme")}
-    async with proxy_to_peer(there.url) as proxy:
-        proxy.judge = lambda asked: (200, answers[asked.path])
-        settings = here.peers(there, tmp_path / "trusted", {"url": proxy.url}, is_global=True)
-        async with here.running(**settings, write={"timeout": "1s"}) as us:
-
-            async def is_answered(status: int) -> bool:
-                body = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["x"], "durability": "GLOBAL"}
-                return (await us.post("/v1/jobs", json=body)).status_code == status
-
-            await until(lambda: is_answered(201), "the peer holds it")
-            answers["/v1/exchange/held"] = listed("other")
-            await until(lambda: is_answered(503), "the peer does not hold it any more")
 
 
 async def test_of_the_fault_of_a_tenant_only_the_words_are_kept_and_not_many(
@@ -682,106 +788,3 @@ async def test_what_is_no_token_is_told_and_a_right_one_used_once_it_is_there(
         sent = f"Bearer right{number}"
         await until(lambda sent=sent: proxy.asked and proxy.asked[-1].headers["authorization"] == sent, "it is sent")
         await until(lambda: is_faultless(us), "nothing fails")
-
-
-async def test_who_asks_a_peer_is_one_and_leaves_it_to_another_when_it_is_stopped(
-    pool: asyncpg.Pool, superuser: asyncpg.Connection
-) -> None:
-    turns = Turns(pool)
-
-    async def ask(has_begun: asyncio.Event) -> None:
-        async with turns.turn("https://peer") as is_ours:
-            assert is_ours
-            has_begun.set()
-            await asyncio.Event().wait()
-
-    async def is_free() -> bool:
-        is_ours = await exchange.take_turn(superuser, "https://peer")
-        if is_ours:
-            await exchange.end_turn(superuser, "https://peer")
-        return is_ours
-
-    assert await is_free(), "whoever ends its turn"
-    assert await is_free(), "leaves it to others"
-    for passes in (None, *range(12)):  # of the event loop, before it is stopped
-        has_begun = asyncio.Event()
-        asking = asyncio.create_task(ask(has_begun))
-        if passes is None:
-            await has_begun.wait()
-            assert not await is_free()
-        for _ in range(passes or 0):
-            await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await until(is_free, "the turn of who was stopped ends")
-
-
-async def test_the_turns_of_all_peers_hold_one_connection_and_end_though_their_rounds_fail(
-    pool: asyncpg.Pool, superuser: asyncpg.Connection
-) -> None:
-    turns = Turns(pool)
-    free = pool.get_max_size()
-    async with AsyncExitStack() as stack:
-        for number in range(2 * free):
-            assert await stack.enter_async_context(turns.turn(f"https://peer{number}"))
-        with pytest.raises(NoAnswerError):
-            async with turns.turn("https://failing"):
-                raise NoAnswerError("it sends a byte now and then")
-        others = [await stack.enter_async_context(pool.acquire(timeout=5)) for _ in range(free - 1)]
-        assert [await each.fetchval("SELECT 1") for each in others] == [1] * (free - 1)
-        assert await exchange.take_turn(superuser, "https://failing")
-        assert not await exchange.take_turn(superuser, "https://peer0")
-    assert await exchange.take_turn(superuser, "https://peer0")
-
-
-async def test_peers_that_send_slowly_hold_up_no_other_import_and_are_named(
-    ledgers: tuple[Ledger, Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.runtime.outgoing.RATE_WINDOW_S", 1.0)
-    here, there = ledgers
-    stalled: list[bytes] = []
-
-    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass on what is asked, but of a bundle its first kibibyte alone."""
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:
-            return
-        length = re.search(rb"content-length: ([0-9]+)", head, re.IGNORECASE)
-        body = await reader.readexactly(int(length[1])) if length else b""
-        other_reader, other = await asyncio.open_connection("127.0.0.1", there.port)
-        other.write(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body)
-        if b"/v1/bundles/export" in head:
-            stalled.append(head)
-            writer.write(await other_reader.read(1024))
-            await reader.read()
-        else:
-            writer.write(await other_reader.read())
-        other.close()
-        writer.close()
-
-    async with there.running() as eu, AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(await asyncio.start_server(stall, "127.0.0.1", 0)) for _ in range(3)]
-        urls = [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers]
-        given = here.peers(there, tmp_path / "trusted")
-        slow = [{"url": url, "region": f"slow{number}"} for number, url in enumerate(urls)]
-        given["exchange"]["peers"] = slow + given["exchange"]["peers"]
-        job = await submit(eu)
-        async with here.running(**given) as us:
-
-            async def are_named() -> bool:
-                peers = (await us.get("/v1/exchange")).json()["peers"]
-                return all(
-                    f"{url}/v1/bundles/export sends too slowly" in str(peer["fault"])
-                    for url, peer in zip(urls, peers, strict=False)
-                )
-
-            await until(lambda: len(stalled) >= len(urls), "all send slowly")
-            await until(lambda: is_known(us, job), "the other is imported from")
-            await until(are_named, "each is named")
-
-            async def is_honest() -> bool:
-                return (await us.get("/v1/exchange")).json()["peers"][-1]["fault"] is None
-
-            await until(is_honest, "the other has no fault")
