@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ PROPOSED_MAX = 5
 """Times that one proposal is sent until its answer counts as lost."""
 NOBODY_S = 0.05
 """How long a client waits when no process answers."""
+PAUSE_S = 0.0 if os.environ.get("TORTURE_ROUNDS") else 0.04
+"""How long a client pauses between its requests: in `make test` their number is not what matters."""
 
 
 class Clients:
@@ -49,6 +52,7 @@ class Clients:
     async def write(self, session: aiohttp.ClientSession) -> None:
         """One request after the other, at whatever process says it answers."""
         while not self._has_ended:
+            await asyncio.sleep(PAUSE_S)
             if self._keyed and self._draw.random() < 0.25:
                 number, tenant_id, level, key = self._draw.choice(self._keyed)
                 await self._submit(session, number, tenant_id, level, key)
@@ -62,6 +66,7 @@ class Clients:
     async def adjust(self, session: aiohttp.ClientSession) -> None:
         """One adjustment of a module after the other, each if the newest is the one that was heard of last."""
         while not self._has_ended:
+            await asyncio.sleep(PAUSE_S)
             module, epoch = self._draw.choice(MODULES), next(self._numbers)
             expected = self._epochs[module]
             began_s = now_s()
@@ -107,6 +112,7 @@ class Clients:
     async def read(self, session: aiohttp.ClientSession) -> None:
         """One read after the other, of what somebody wrote."""
         while not self._has_ended:
+            await asyncio.sleep(PAUSE_S)
             if not self._wrote:
                 await asyncio.sleep(NOBODY_S)
                 continue
