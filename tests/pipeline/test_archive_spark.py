@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -19,9 +18,11 @@ from signing import private_keys
 from signing.keys import Keyring
 from tests.app.chains import until
 from tests.conftest import Database
+from tests.forked import Forked
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import RING, archive_at, archive_here, content_of, days, ledger_of, store
 from tests.pipeline.conftest import RunCommand
+from tests.pipeline.spark_process import IMPORTED, PIPELINE
 
 
 async def test_spark_makes_the_archive_that_one_process_makes(
@@ -50,10 +51,7 @@ async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next
     command = ["archive", "--dest", str(killed), "--dsn", database.service_url, "--master", "local[2]", "--json"]
     command += ["--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")]
 
-    # In a process group of its own, with all that Spark starts.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *command], stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    process = Forked(IMPORTED, "-c", PIPELINE, *command, stdout=subprocess.DEVNULL)
     try:
         # Plans are written first, so the files are being made, or about to be.
         await until(lambda: list(killed.glob("entries/*/*/*.parquet")), "a file is there", 120)
