@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from app.dev.cluster import DATABASE, OWNER
+from app.dev.cluster import DATABASE
 from app.dev.embedded import EmbeddedPostgres
-from tests.conftest import Database, execute
+from tests.conftest import Database, copy_of, execute
 from tests.crash.serve_process import ServeProcess
 from tests.server_copies import scratch_folder, server_with_schema
 
@@ -80,6 +80,5 @@ def mortal_database(mortal_postgres: EmbeddedPostgres) -> Database:
     """A fresh migrated database on the PostgreSQL that may be killed."""
     mortal_postgres.ensure_alive()
     name = f"mortal_{next(_numbers)}"
-    statement = f"CREATE DATABASE {name} TEMPLATE {DATABASE} OWNER {OWNER}"
-    asyncio.run(execute(mortal_postgres.superuser_url("postgres"), statement))
+    asyncio.run(execute(mortal_postgres.superuser_url("postgres"), copy_of(DATABASE, name)))
     return Database.of(mortal_postgres, name)

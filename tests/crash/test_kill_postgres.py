@@ -21,6 +21,7 @@ from tests.crash.load import Book, Load
 from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.serve_process import WAIT_S
 from tests.crash.writer import writer
+from tests.server_copies import server_with_schema
 
 ROUNDS = 3
 SETTINGS = {"chain__batch_size": 50, "chain__batch_interval": "300ms", "write__timeout": "5s"}
@@ -210,7 +211,7 @@ async def test_postgres_killed_and_stopped_at_any_moment_loses_nothing_and_repea
 
 
 async def test_tally_dev_starts_its_postgres_again_when_it_was_killed(open_folder: Path, launch: Launch) -> None:
-    book, server = Book(), EmbeddedPostgres(open_folder / "postgres")
+    book, server = Book(), await asyncio.to_thread(server_with_schema, open_folder / "postgres")
     child = await launch(open_folder, None)
     url = await child.ready()
     async with writer(url, book) as one:

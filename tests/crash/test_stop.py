@@ -32,6 +32,7 @@ from tests.crash.serve_process import WAIT_S, ServeProcess
 from tests.crash.test_kill_postgres import kill_server
 from tests.crash.writer import Writer, writer
 from tests.processes import runs
+from tests.server_copies import server_with_schema
 from wal import control
 from wal.reader import read
 
@@ -267,7 +268,7 @@ async def test_a_start_that_waits_for_postgres_can_be_stopped(
 async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
     open_folder: Path, launch: Launch, seed: int
 ) -> None:
-    load, server = Load(random.Random(seed)), EmbeddedPostgres(open_folder / "postgres")
+    load, server = Load(random.Random(seed)), await asyncio.to_thread(server_with_schema, open_folder / "postgres")
     child = await launch(open_folder, None, **SETTINGS)
     async with load.on(await child.ready()):
         await load.book.more_acknowledged(100)
