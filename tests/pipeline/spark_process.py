@@ -17,7 +17,7 @@ def import_all() -> None:
     from pipeline.task_daemon import prepare
 
     prepare()
-    for name in ("pyspark.sql", "pyspark.testing.utils", "pipeline.cli", "tests.pipeline.stats_process"):
+    for name in ("pyspark.sql", "pyspark.testing.utils", "pipeline.cli"):
         importlib.import_module(name)
 
 
