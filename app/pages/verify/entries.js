@@ -93,11 +93,8 @@ export function payloadDigest(row) {
 }
 
 /** The link over the stored columns, and why there can be none. */
-export function linkOf(row, mayBeV1 = true) {
-  if (row.link_version === 1) {
-    if (!mayBeV1) return { link: NO_BYTES, problem: `seq ${row.seq} has a version 1 link after a later version began` };
-    return { link: linkV1(row), problem: null };
-  }
+export function linkOf(row) {
+  if (row.link_version === 1) return { link: linkV1(row), problem: null };
   if (row.link_version !== 2) {
     return { link: NO_BYTES, problem: `link version ${row.link_version} of seq ${row.seq} is not known` };
   }
@@ -160,11 +157,14 @@ export class EntryChecker {
       const detail = `seq ${seq} does not name the link of seq ${seq - 1} as the one before it`;
       findings.add("prev-link", seq, detail, { expected: lastLink, actual: row.prev_chain_link });
     }
-    const { link, problem } = linkOf(row, this.mayBeV1);
+    const { link, problem } = linkOf(row);
     const spelt = toHex(link);
     if (problem !== null || spelt !== row.chain_link) {
       const detail = problem ?? `the link of seq ${seq} is not that of its columns`;
       findings.add("link", seq, detail, { expected: spelt || null, actual: row.chain_link });
+    } else if (row.link_version === 1 && !this.mayBeV1) {
+      const detail = `seq ${seq} has a version 1 link after a later version began`;
+      findings.add("link", seq, detail, { expected: null, actual: row.chain_link });
     } else if (row.payload_digest === digest && row.t_hlc === hlc) {
       const fault = faultOf(row);
       if (fault !== null) findings.add("malformed", seq, `seq ${seq} is an entry that no ledger writes: ${fault}`);
