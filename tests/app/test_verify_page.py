@@ -51,7 +51,7 @@ from tests.app.receipts import DOCUMENTED_WITNESS, cosigned, dishonest_receipt, 
 from tests.app.second_verifier import twin_in
 from tests.app.witness import Witness
 from tests.browser import PHONE, browsing, violations
-from tests.conftest import EXAMPLES
+from tests.conftest import EXAMPLES, spread
 from tests.ledger.committed import RACE, committed, flipped, mend, with_history
 from tests.ledger.entry_forms import SEQ, entry_forms
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
@@ -237,8 +237,9 @@ def disagreements(asked: Sequence[Asked], in_page: InPage, folder: Path) -> list
 # --- one verdict from both --------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_page_and_product_agree_on_every_bundle(in_page: InPage, tmp_path: Path) -> None:
-    asked = [Asked(case.name, case.bundle, RING, case.kept) for case in bundle_cases.cases()]
+    asked = [Asked(case.name, case.bundle, RING, case.kept) for case in spread(bundle_cases.cases(), 120)]
     assert disagreements(asked, in_page, tmp_path) == []
 
 
@@ -247,11 +248,12 @@ def test_page_and_product_agree_on_every_receipt(in_page: InPage, tmp_path: Path
     assert disagreements(asked, in_page, tmp_path) == []
 
 
+@pytest.mark.exhaustive
 def test_product_second_implementation_and_page_judge_every_form_of_an_entry_alike(
     in_page: InPage, tmp_path: Path
 ) -> None:
     """What a key that is trusted signed, and no ledger writes, is broken for all of them."""
-    forms = [*entry_forms()]
+    forms = spread(entry_forms(), 70)
     ledgers = [form.ledger() for form in forms]
     bundles = [Asked(form.name, bundle_of(ledger)) for form, ledger in zip(forms, ledgers, strict=True)]
     # No receipt holds U+0000.
@@ -458,6 +460,7 @@ def test_they_agree_on_every_word_of_a_verdict_on_a_proposal(in_page: InPage, tm
 # --- files that were made to do harm ----------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_no_byte_of_a_bundle_or_a_receipt_can_be_changed(page: Page) -> None:
     flip_all = """async ({file, keys, step}) => {
       const bytes = Uint8Array.from(atob(file), each => each.charCodeAt(0)), codes = new Set();
