@@ -98,12 +98,13 @@ def parse(envelope: object, payload_type: str) -> Envelope:
     """
     if not isinstance(envelope, dict):
         raise SignatureError("an envelope must be a JSON object")
+    if envelope.get("payloadType") != payload_type:
+        raise SignatureError(f"payloadType of the envelope is not {payload_type}")
     payload = decode_base64(envelope.get("payload"), "payload", url_safe=True)
     signatures: Any = envelope.get("signatures")
     is_bounded = isinstance(signatures, list) and 1 <= len(signatures) <= SIGNATURES_MAX
     refuse(
         SignatureError,
-        (envelope.get("payloadType") != payload_type, f"payloadType of the envelope is not {payload_type}"),
         (len(payload) > PAYLOAD_BYTES_MAX, f"payload is over {PAYLOAD_BYTES_MAX} bytes"),
         (not is_bounded, f"signatures must be a list of 1 to {SIGNATURES_MAX}"),
     )
