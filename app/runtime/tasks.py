@@ -1,9 +1,9 @@
 """How background tasks run, pause and end.
 
 ``kept_running`` restarts a task that failed; ``paced`` keeps one to its share of the time; ``called_in`` lets another
-thread call into the loop; ``StopDeadline`` ends a process whose stop hangs. ``Slots`` and ``MemoryBudget`` bound heavy
-work, ``keep_newest`` a cache. Acknowledged records are durable, so a kill loses none of them: the next start recovers
-them.
+thread call into the loop, ``in_own_thread`` waits for work that may hang; ``StopDeadline`` ends a process whose stop
+hangs. ``Slots`` and ``MemoryBudget`` bound heavy work, ``keep_newest`` a cache. Acknowledged records are durable, so a
+kill loses none of them: the next start recovers them.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[
     await asyncio.sleep(min(rest_max_s, (loop.time() - began_s) * (1 - share) / share))
 
 
+Value = TypeVar("Value")
 Values = TypeVarTuple("Values")
 
 
@@ -80,6 +81,25 @@ def called_in(loop: asyncio.AbstractEventLoop, callback: Callable[[*Values], Non
             loop.call_soon_threadsafe(callback, *values)
 
     return call
+
+
+def in_own_thread(work: Callable[[], Value], name: str) -> asyncio.Future[Value]:
+    """The outcome of ``work`` in a thread of its own, which ends with the process: work that never ends holds up
+    neither a stop nor other work. The caller MUST NOT cancel the future, as the thread goes on."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Value] = loop.create_future()
+    # The exception is retrieved in any case: every caller may have stopped waiting by then.
+    outcome.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    def run() -> None:
+        try:
+            settle: Callable[[], None] = partial(outcome.set_result, work())
+        except BaseException as error:
+            settle = partial(outcome.set_exception, error)
+        called_in(loop, settle)()
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
 
 
 class StopDeadline:
@@ -150,7 +170,6 @@ class Slots:
 
 
 Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 def keep_newest(cache: OrderedDict[Key, Value], key: Key, value: Value, count_max: int) -> None:

@@ -11,17 +11,15 @@ is signed with it, and everything else continues.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from app.runtime.metrics import Metrics
+from app.runtime.tasks import in_own_thread
 from app.store import Connection
 from app.store import keys as store
 from app.trust.key_chain import KeyChain
@@ -64,8 +62,8 @@ class KeyInUse:
         self._idle.set()
         self._in_use = 0
         self._one_at_a_time = asyncio.Lock()
-        self._hanging: threading.Thread | None = None
-        """The thread of a call to the signer that no caller waits for any more."""
+        self._hanging: asyncio.Future[Any] | None = None
+        """A call to the signer that no caller waits for any more."""
         self._try_again_s = 0.0
         self._pause_s = PAUSE_MIN_S
 
@@ -178,7 +176,7 @@ class KeyInUse:
     def _refuse_early(self) -> None:
         if not self.may_try():
             raise SignerAwayError(self.not_admitted or self.fault or "the signer has just failed")
-        if self._hanging is not None and self._hanging.is_alive():
+        if self._hanging is not None and not self._hanging.done():
             raise self._failed("the signer still owes the answer to an earlier question")
         self._hanging = None
 
@@ -201,29 +199,16 @@ class KeyInUse:
         Raises:
             SigningUnavailableError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
         """
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[Value] = loop.create_future()
-
-        def settle(settled: Callable[[], None]) -> None:
-            if not outcome.done():
-                settled()
-
-        def run() -> None:
-            try:
-                settled = partial(outcome.set_result, work())
-            except Exception as raised:
-                error = raised if isinstance(raised, LedgerError) else SigningUnavailableError(repr(raised)[:300])
-                settled = partial(outcome.set_exception, error)
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, settled)
-
-        asking = threading.Thread(target=run, name="signer", daemon=True)
-        asking.start()
+        asking = in_own_thread(work, "signer")
         try:
             async with asyncio.timeout(SIGN_TIMEOUT_S):
-                return await outcome
+                return await asyncio.shield(asking)
+        except LedgerError:
+            raise
         except TimeoutError as error:
             raise SigningUnavailableError(f"the signer gave no answer in {SIGN_TIMEOUT_S:g} s") from error
+        except Exception as error:
+            raise SigningUnavailableError(repr(error)[:300]) from error
         finally:
-            if outcome.cancelled():
+            if not asking.done():
                 self._hanging = asking

@@ -22,12 +22,11 @@ import hmac
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
 from ipaddress import IPv6Address, ip_address, ip_network
-from threading import Thread
 from typing import NamedTuple
 
 import httpx
@@ -35,6 +34,7 @@ import httpx
 from app.runtime.answers import json_bytes
 from app.runtime.outgoing import NO_ANSWER, NoAnswerError, pieces_of, reason_of, retry_after_s
 from app.runtime.settings.types import IpNetwork, is_fetched_url
+from app.runtime.tasks import in_own_thread
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
 from ledger import canonical
@@ -102,28 +102,13 @@ class Names:
         """
         found = self._under_way.get(host)
         if found is None:
-            loop = asyncio.get_running_loop()
-            found = self._under_way[host] = loop.create_future()
-            found.add_done_callback(partial(self._is_over, host))
-            # A daemon thread: it ends with the process even while it waits.
-            Thread(target=_look_up, args=(loop, found, host), name="look up", daemon=True).start()
+            found = self._under_way[host] = in_own_thread(partial(_look_up, host), "look up")
+            found.add_done_callback(lambda _: self._under_way.pop(host))
         return await asyncio.shield(found)
 
-    def _is_over(self, host: str, found: asyncio.Future[list[str]]) -> None:
-        del self._under_way[host]
-        found.exception()  # retrieved even if no caller waits any more
 
-
-def _look_up(loop: asyncio.AbstractEventLoop, found: asyncio.Future[list[str]], host: str) -> None:
-    tell: Callable[[], None]
-    try:
-        tell = partial(
-            found.set_result, [str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-        )
-    except (OSError, UnicodeError) as error:
-        tell = partial(found.set_exception, error)
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(tell)
+def _look_up(host: str) -> list[str]:
+    return [str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
 
 TIMEOUT_S = 15.0

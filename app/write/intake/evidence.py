@@ -13,13 +13,12 @@ or a later one and reaches the record's LSN.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
 from app.runtime.sharing import in_turns
+from app.runtime.tasks import in_own_thread
 from app.store.idempotency import ChainedLine
 from ledger.errors import (
     COPIES_REMOVED,
@@ -202,25 +201,9 @@ class MemberCopies:
         asking = self._asking.get(address)
         if asking is earlier or asking is None:
             host, _, port = address.rpartition(":")
-            asking = _in_thread(partial(self._status, host.strip("[]"), int(port)))
-            # The exception is retrieved in any case: every caller may have stopped waiting by then.
-            asking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-            self._asking[address] = asking
+            ask = partial(self._status, host.strip("[]"), int(port))
+            asking = self._asking[address] = in_own_thread(ask, "member-copies")
         return await asyncio.shield(asking)
-
-
-def _in_thread(ask: Callable[[], StatusReport]) -> asyncio.Future[StatusReport]:
-    """Ask in a thread of its own, which ends with the process: a member that does not answer holds up no stop."""
-    report: Future[StatusReport] = Future()
-
-    def run() -> None:
-        try:
-            report.set_result(ask())
-        except BaseException as error:
-            report.set_exception(error)
-
-    threading.Thread(target=run, name="member-copies", daemon=True).start()
-    return asyncio.wrap_future(report)
 
 
 def _has_majority(counts: Configuration, region: str, holding: frozenset[str]) -> bool:
