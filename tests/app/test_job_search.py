@@ -247,16 +247,16 @@ def test_no_cell_begins_as_a_formula_does(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("accept", "media_type"),
     [
-        ("", lists.JSON),
-        ("*/*", lists.JSON),
-        ("text/html,application/xhtml+xml;q=0.9,*/*;q=0.8", lists.JSON),
-        ("text/html", lists.JSON),
-        ("text/csv", lists.CSV),
-        ("TEXT/CSV; charset=utf-8", lists.CSV),
-        ("application/json;q=0.5, application/x-ndjson", lists.NDJSON),
-        ("application/x-ndjson;q=0, text/csv;q=0.1", lists.CSV),
-        ("text/csv;q=0.4, application/*;q=0.9", lists.JSON),
-        ("text/csv;q=x", lists.JSON),
+        ("", lists.JSON_MEDIA_TYPE),
+        ("*/*", lists.JSON_MEDIA_TYPE),
+        ("text/html,application/xhtml+xml;q=0.9,*/*;q=0.8", lists.JSON_MEDIA_TYPE),
+        ("text/html", lists.JSON_MEDIA_TYPE),
+        ("text/csv", lists.CSV_MEDIA_TYPE),
+        ("TEXT/CSV; charset=utf-8", lists.CSV_MEDIA_TYPE),
+        ("application/json;q=0.5, application/x-ndjson", lists.NDJSON_MEDIA_TYPE),
+        ("application/x-ndjson;q=0, text/csv;q=0.1", lists.CSV_MEDIA_TYPE),
+        ("text/csv;q=0.4, application/*;q=0.9", lists.JSON_MEDIA_TYPE),
+        ("text/csv;q=x", lists.JSON_MEDIA_TYPE),
     ],
 )
 def test_the_form_is_the_one_that_accept_likes_best(accept: str, media_type: str) -> None:
