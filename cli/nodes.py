@@ -47,10 +47,7 @@ async def run(settings: Settings, count: int) -> int:
     with _reserved(settings) as port:
         nodes = [_Node(settings, number, port, stop) for number in range(1, count + 1)]
         first = asyncio.create_task(nodes[0].keep_running())
-        asked = [asyncio.create_task(event.wait()) for event in (nodes[0].ready, stop)]
-        await asyncio.wait((first, *asked), return_when=asyncio.FIRST_COMPLETED)
-        for waiting in asked:
-            waiting.cancel()
+        await stop_signals.ended_or_set(first, nodes[0].ready, stop)
         others = () if stop.is_set() else (node.keep_running() for node in nodes[1:])
         codes: list[int] = await asyncio.gather(first, *others)
     return max(codes)

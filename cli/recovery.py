@@ -8,9 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -34,20 +33,14 @@ AcceptLostWal = Annotated[
 ]
 
 
-class RestoreSource(StrEnum):
-    """The source of restored rows."""
-
-    WAL = "wal"
-    BUNDLE = "bundle"
-    ARCHIVE = "archive"
-
-
 def restore(
     places: Annotated[
         list[str] | None,
         typer.Argument(metavar="[FILE]...|[URL]", help="Bundles of this ledger, or where its archive is."),
     ] = None,
-    source: Annotated[RestoreSource | None, typer.Option("--from", help="Where the rows come from.")] = None,
+    source: Annotated[
+        Literal["wal", "bundle", "archive"] | None, typer.Option("--from", help="Where the rows come from.")
+    ] = None,
     keys: Keys = None,
     fork: Annotated[
         bool, typer.Option("--fork", help="Go on without what is lost, as a new log; recorded in _system.")
@@ -83,19 +76,19 @@ def restore(
             "say either --from wal, --from bundle FILE..., --from archive [URL], or --fork --reason TEXT"
         )
     files = places or []
-    if source is not RestoreSource.ARCHIVE and (source is RestoreSource.BUNDLE) != bool(files):
+    if source != "archive" and (source == "bundle") != bool(files):
         raise InvalidInputError("files go with --from bundle, and it needs some")
     if fork != bool(reason and reason.strip()):
         raise InvalidInputError("--reason goes with --fork, and it needs one")
-    if accept_lost_wal and not fork and source is not RestoreSource.WAL:
+    if accept_lost_wal and not fork and source != "wal":
         raise InvalidInputError("--accept-lost-wal goes with --from wal or --fork")
     configure_logs()
-    with _database(settings, may_be_new=source is RestoreSource.ARCHIVE) as url:
-        if source is RestoreSource.WAL:
+    with _database(settings, may_be_new=source == "archive") as url:
+        if source == "wal":
             _from_wal(settings, url, as_json, accept_lost_wal=accept_lost_wal)
-        elif source is RestoreSource.BUNDLE:
+        elif source == "bundle":
             _from_bundles(settings, url, [Path(file) for file in files], keys, as_json)
-        elif source is RestoreSource.ARCHIVE:
+        elif source == "archive":
             _from_archive(settings, url, files, keys, as_json)
         else:
             _fork(settings, url, (reason or "").strip(), as_json, accept_lost_wal=accept_lost_wal)
@@ -263,7 +256,6 @@ def failover(
 
 async def _failover(settings: Settings, accept_loss: bool) -> dict[str, object]:
     from app.node.start.kept_copies import refuse_unknown
-    from app.node.start.quorum import Takeover
     from app.node.wiring import running
 
     url = settings.database_url
@@ -271,8 +263,7 @@ async def _failover(settings: Settings, accept_loss: bool) -> dict[str, object]:
         raise ConfigurationError("database_url is not set: name the ledger's in TALLY_DATABASE_URL")
     assert settings.node_id is not None
     await refuse_unknown(settings, url, settings.node_id)
-    takeover = Takeover.ACCEPTS_LOSS if accept_loss else Takeover.SEIZES
-    async with running(settings, url, takeover=takeover) as (service, _):
+    async with running(settings, url, takeover="accepts loss" if accept_loss else "seizes") as (service, _):
         node = service.node
         await node.chained.reached(service.writer.durable_lsn, settings.write.timeout.total_seconds())
         return {

@@ -70,12 +70,17 @@ def ignore() -> None:
 
 async def unless(signalled: asyncio.Event, work: Coroutine[Any, Any, Value]) -> Value | None:
     """The result of ``work``, or None if the signal interrupted it."""
-    loop = asyncio.get_running_loop()
-    working = loop.create_task(work)
-    signal_came = loop.create_task(signalled.wait())
-    await asyncio.wait((working, signal_came), return_when=asyncio.FIRST_COMPLETED)
-    signal_came.cancel()
+    working = asyncio.create_task(work)
+    await ended_or_set(working, signalled)
     if not working.done():
         working.cancel()
         await asyncio.wait((working,))
     return None if working.cancelled() else working.result()
+
+
+async def ended_or_set(task: asyncio.Task[Any], *events: asyncio.Event) -> None:
+    """Return once ``task`` has ended, or one of the events is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait((task, *waits), return_when=asyncio.FIRST_COMPLETED)
+    for each in waits:
+        each.cancel()

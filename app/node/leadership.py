@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -17,14 +17,12 @@ from app.node.start.procedure import StartedNode
 from app.node.start.quorum import Lead, regions_of
 from app.runtime.metrics import Metrics, member_values
 from app.runtime.settings.config import Settings
-from app.runtime.state.node import Node
 from app.runtime.tasks import called_in
 from app.write.intake.answers import NoQuorum
 from app.write.intake.evidence import MemberCopies
 from app.write.intake.system_entries import SystemEntries
 from ledger.errors import FencedError, LedgerError
-from ledger.positions import BEFORE_FIRST, Lsn
-from wal.control import Control
+from ledger.positions import BEFORE_FIRST, Lsn, after
 from wal.group_commit import GroupCommit
 from wal.replication import configuration as configurations
 from wal.replication.configuration import AckMode
@@ -46,6 +44,7 @@ _LOG_LEVELS: Final = {
 log = structlog.get_logger()
 
 
+@dataclass(kw_only=True, eq=False)
 class Leadership:
     """The term that a start won. Belongs to one event loop, in which ``on_committed`` and ``on_over`` are called.
 
@@ -53,36 +52,26 @@ class Leadership:
     ``on_quorum_lost()`` when too few members have followed for ``QUORUM_AWAY_S``.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        started: StartedNode,
-        lead: Lead,
-        metrics: Metrics,
-        *,
-        on_committed: Callable[[Lsn], None],
-        on_over: Callable[[LedgerError], None],
-        on_quorum_lost: Callable[[], None],
-    ) -> None:
-        self._node: Node = started.node
-        self._first_lsn = started.next_lsn
-        self._lead = lead
-        self._ack_mode = settings.wal.ack_mode
-        self._regions = regions_of(settings)
-        self._metrics = metrics
-        self._on_committed = on_committed
-        self._on_over = on_over
-        self._on_quorum_lost = on_quorum_lost
-        self._home = settings.region
+    settings: Settings
+    started: StartedNode
+    lead: Lead
+    metrics: Metrics
+    on_committed: Callable[[Lsn], None]
+    on_over: Callable[[LedgerError], None]
+    on_quorum_lost: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._ack_mode = self.settings.wal.ack_mode
+        self._regions = regions_of(self.settings)
         self.copies = self._ask_members()
         """Asks the members what they hold; None if no safekeeper votes."""
-        self.shipper = self._make_shipper(settings, started.folder, started.control)
-        metrics.read(lambda: member_values(self.shipper, settings.replication.lag_threshold))
+        self.shipper = self._make_shipper()
+        self.metrics.read(lambda: member_values(self.shipper, self.settings.replication.lag_threshold))
 
     def start(self, writer: GroupCommit, system_entries: SystemEntries) -> None:
         """Ship what ``writer`` writes; its first record is the one that opens the epoch."""
         self.shipper.start(writer)
-        system_entries.enter_epoch_start(self._first_lsn, self._lead.accepted_loss)
+        system_entries.enter_epoch_start(after(self.started.wal.last_lsn), self.lead.accepted_loss)
 
     def fault(self) -> str | None:
         """Why nothing is committed now; None while a quorum follows or no safekeeper votes."""
@@ -96,25 +85,24 @@ class Leadership:
         proposer = self.shipper.proposer
         if proposer.has_quorum():
             return None
-        needed = proposer.needed()
-        reports = self.shipper.reports()
-        faults = [f"{report.address}: {report.fault}" for report in reports if report.fault]
+        needed, reports = proposer.needed(), self.shipper.reports()
         found = f"{proposer.in_sync()} of {needed} safekeepers needed follow" if needed else "no safekeeper votes yet"
-        why = f"no quorum: {found}; {'; '.join(faults) or 'none yet'}"
-        counts = {self._home} if self._ack_mode is not AckMode.REPLICATED_ALL else self._regions
-        return NoQuorum(why, [each.address for each in reports if not each.is_streaming and each.region in counts])
+        faults = "; ".join(f"{each.address}: {each.fault}" for each in reports if each.fault) or "none yet"
+        counts = {self.settings.region} if self._ack_mode is not AckMode.REPLICATED_ALL else self._regions
+        silent = [each.address for each in reports if not each.is_streaming and each.region in counts]
+        return NoQuorum(f"no quorum: {found}; {faults}", silent)
 
     def _look_at_quorum(self) -> None:
         if self.no_quorum() is not None:
-            self._on_quorum_lost()
+            self.on_quorum_lost()
 
     def _ask_members(self) -> MemberCopies | None:
         if not self._ack_mode.is_replicated:
             return None
-        members = self._lead.members
+        members = self.lead.members
         return MemberCopies(
             members.addresses,
-            node_id=self._node.node_id,
+            node_id=self.started.node.node_id,
             own=lambda: self.shipper.proposer.configuration,
             regions=self._regions,
             needs_all=self._ack_mode is AckMode.REPLICATED_ALL,
@@ -122,8 +110,8 @@ class Leadership:
             timeout_s=members.timeout_s,
         )
 
-    def _make_shipper(self, settings: Settings, folder: Path, control: Control) -> Shipper:
-        lead = self._lead
+    def _make_shipper(self) -> Shipper:
+        lead, settings, control, folder = self.lead, self.settings, self.started.control, self.started.wal.folder
 
         def make(shipper: Shipper) -> Proposer:
             return Proposer(
@@ -132,7 +120,7 @@ class Leadership:
                 wal_id=control.wal_id,
                 epoch=control.epoch,
                 history=control.history,
-                configuration=lead.configuration,
+                configuration=lead.plan.configuration,
                 home=settings.region,
                 ack_mode=self._ack_mode,
                 addresses=lead.members.addresses,
@@ -149,7 +137,7 @@ class Leadership:
             lead.members,
             make,
             on_reached=called_in(loop, self._reached),
-            on_acknowledged=partial(self._metrics.observe, "wal_replication_ack_latency_seconds"),
+            on_acknowledged=partial(self.metrics.observe, "wal_replication_ack_latency_seconds"),
             on_over=called_in(loop, self._over),
             report=partial(self._report, called_in(loop, self._member_lost)),
             tail=TailReader(folder, control.node_id, control.history),
@@ -167,13 +155,13 @@ class Leadership:
         asyncio.get_running_loop().call_later(QUORUM_AWAY_S, self._look_at_quorum)
 
     def _reached(self, committed_lsn: Lsn, region_lsns: Mapping[str, Lsn]) -> None:
-        self._node.spread.advance(spread_lsn(self._regions, region_lsns))
-        self._on_committed(committed_lsn)
+        self.started.node.spread.advance(spread_lsn(self._regions, region_lsns))
+        self.on_committed(committed_lsn)
 
     def _over(self, error: LedgerError) -> None:
         if isinstance(error, FencedError):
-            log.error("wal_fencing_reject", epoch=self._node.epoch, error=str(error))
-        self._on_over(error)
+            log.error("wal_fencing_reject", epoch=self.started.node.epoch, error=str(error))
+        self.on_over(error)
 
 
 def spread_lsn(regions: Iterable[str], region_lsns: Mapping[str, Lsn]) -> Lsn:

@@ -13,6 +13,7 @@ import math
 import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,21 +73,20 @@ class Leases(Protocol):
         """Release the lease at once; does nothing when another run holds it."""
 
 
+@dataclass(eq=False)
 class Lease:
     """The lease of ``node_id`` for one run. ``holder`` is the same for every run on one WAL folder: a process that
     holds the lock of that folder need not wait for the lease of an earlier process that died there."""
 
-    def __init__(
-        self, leases: Leases, node_id: str, holder: str, run: str, ttl_s: float, faults: tuple[type[BaseException], ...]
-    ) -> None:
-        self._leases = leases
-        self._node_id = node_id
-        self._holder = holder
-        self._run = run
-        self._ttl_s = ttl_s
-        self._faults = faults
-        self.is_reached = True
-        """Whether the last attempt to renew it reached the store."""
+    leases: Leases
+    node_id: str
+    holder: str
+    run: str
+    ttl_s: float
+    faults: tuple[type[BaseException], ...]
+    """Errors of a store that cannot be reached."""
+    is_reached: bool = True
+    """Whether the last attempt to renew it reached the store."""
 
     async def take(self, *, seize: bool = False, on_waiting: Callable[[], Awaitable[None]] | None = None) -> None:
         """Return once this run holds the lease, however long another run does. A wait that has started survives an
@@ -98,53 +98,52 @@ class Lease:
         loop = asyncio.get_running_loop()
         waits, asked_since_s = False, -math.inf
         while True:
-            now_s = loop.time()
-            ran_out = now_s - asked_since_s >= self._ttl_s
+            ran_out = loop.time() - asked_since_s >= self.ttl_s
             try:
-                held = await self._leases.take(
-                    self._node_id, self._holder, self._run, self._ttl_s, seize=seize, ran_out=ran_out
+                held = await self.leases.take(
+                    self.node_id, self.holder, self.run, self.ttl_s, seize=seize, ran_out=ran_out
                 )
-            except self._faults as error:
+            except self.faults as error:
                 if not waits:
                     raise
                 if asked_since_s < math.inf:
-                    log.warning("wal_lease_not_asked", node_id=self._node_id, error=str(error))
+                    log.warning("wal_lease_not_asked", node_id=self.node_id, error=str(error))
                 asked_since_s = math.inf
             else:
-                if held.run == self._run:
-                    log.info("wal_lease_taken", node_id=self._node_id, waited=waits)
+                if held.run == self.run:
+                    log.info("wal_lease_taken", node_id=self.node_id, waited=waits)
                     return
                 if not waits or asked_since_s == math.inf:
                     log.info(
-                        "wal_lease_waiting", node_id=self._node_id, holder=held.holder, left_s=round(held.left_s, 1)
+                        "wal_lease_waiting", node_id=self.node_id, holder=held.holder, left_s=round(held.left_s, 1)
                     )
                 if not waits and on_waiting is not None:
                     await on_waiting()
                 waits, asked_since_s = True, min(asked_since_s, loop.time())
-            await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
+            await asyncio.sleep(self.ttl_s / LOOKS_A_TTL)
 
     async def keep(self, on_lost: Callable[[LedgerError], None]) -> None:
         """Renew the lease for ever; when another run holds it, call ``on_lost`` and return. While no store answers the
         epoch decides."""
         while True:
-            await asyncio.sleep(self._ttl_s / LOOKS_A_TTL)
+            await asyncio.sleep(self.ttl_s / LOOKS_A_TTL)
             try:
-                if not await self._leases.renew(self._node_id, self._run, self._ttl_s):
-                    on_lost(FencedError(f"the lease of {self._node_id} is another's; this process stops"))
+                if not await self.leases.renew(self.node_id, self.run, self.ttl_s):
+                    on_lost(FencedError(f"the lease of {self.node_id} is another's; this process stops"))
                     return
                 self.is_reached = True
-            except self._faults as error:
+            except self.faults as error:
                 if self.is_reached:
-                    log.warning("wal_lease_not_renewed", node_id=self._node_id, error=str(error))
+                    log.warning("wal_lease_not_renewed", node_id=self.node_id, error=str(error))
                 self.is_reached = False
 
     async def release(self) -> None:
         """Release the lease, so that a standby continues at once."""
         try:
-            async with asyncio.timeout(min(self._ttl_s / LOOKS_A_TTL, RELEASE_TIMEOUT_S)):
-                await self._leases.release(self._node_id, self._run)
-        except self._faults as error:
-            log.warning("wal_lease_not_released", node_id=self._node_id, error=str(error))
+            async with asyncio.timeout(min(self.ttl_s / LOOKS_A_TTL, RELEASE_TIMEOUT_S)):
+                await self.leases.release(self.node_id, self.run)
+        except self.faults as error:
+            log.warning("wal_lease_not_released", node_id=self.node_id, error=str(error))
 
 
 # --- leases in etcd -------------------------------------------------------------------------------
@@ -170,8 +169,8 @@ class EtcdLeases:
         # ran_out: etcd itself lets every lease last for its ttl once more when its cluster has a leader again
         key = _text(PREFIX + node_id)
         lease_id = (await self._post("/v3/lease/grant", {"TTL": max(1, round(ttl_s))}))["ID"]
-        value = json.dumps({"holder": holder, "run": run})
-        put = {"requestPut": {"key": key, "value": _text(value), "lease": lease_id}}
+        value = _text(json.dumps({"holder": holder, "run": run}))
+        put = {"requestPut": {"key": key, "value": value, "lease": lease_id}}
         expected: dict[str, object] = {"key": key, "target": "CREATE", "result": "EQUAL", "createRevision": "0"}
         while True:
             done = await self._post(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +28,23 @@ WAITING_SHARE = 0.4
 log = structlog.get_logger()
 
 
+@dataclass(kw_only=True, eq=False)
 class Lifecycle:
     """Runs the tasks of a node until it stops. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        *,
-        node: Node,
-        backlog: Backlog,
-        metrics: Metrics,
-        wal_folder: Path,
-        grace_s: float,
-        report: Callable[[BaseException, str], object],
-        give_up: Callable[[], None],
-    ) -> None:
-        """``report`` takes an error that is about a break, and the name of the task that met it; ``give_up`` ends the
-        waits for answers of safekeepers and regions."""
-        self._node = node
-        self._backlog = backlog
-        self._metrics = metrics
-        self._wal_folder = wal_folder
-        self._grace_s = grace_s
-        self._report = report
-        self._give_up = give_up
-        self._loop = asyncio.get_running_loop()
-        self._stop_by_s: float | None = None
-        self.tasks: list[asyncio.Task[None]] = []
-        self.stop_requested = asyncio.Event()
+    node: Node
+    backlog: Backlog
+    metrics: Metrics
+    wal_folder: Path
+    grace_s: float
+    report: Callable[[BaseException, str], object]
+    """Takes an error that is about a break, and the name of the task that met it."""
+    give_up: Callable[[], None]
+    """Ends the waits for answers of safekeepers and regions."""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _stop_by_s: float | None = None
 
     @property
     def is_stopping(self) -> bool:
@@ -69,7 +60,7 @@ class Lifecycle:
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run ``work`` until the node stops, and restart it when it fails; a break that it meets is reported."""
-        self.spawn(kept_running(work, report=self._report))
+        self.spawn(kept_running(work, report=self.report))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -78,28 +69,28 @@ class Lifecycle:
                 name = getattr(task.get_coro(), "__qualname__", task.get_name())
                 self.fail(LedgerError(f"internal error: {name} was cancelled, though nobody stops the node"))
             return
-        if (error := task.exception()) is None or error is self._node.failure:
+        if (error := task.exception()) is None or error is self.node.failure:
             return
         if self.is_stopping and isinstance(error, DurabilityTimeoutError | WalPoisonedError):
             return  # too late for the stop; a WAL that really failed reports that itself
         log.error("task_failed", exc_info=error)
-        self._report(error, "node")
+        self.report(error, "node")
         self.fail(error if isinstance(error, LedgerError) else LedgerError(f"internal error: {error!r}"))
 
     def fail(self, error: LedgerError) -> None:
         """The node cannot go on: nothing more is acknowledged, and the process ends for a restart."""
-        if self._node.failure is not None:
+        if self.node.failure is not None:
             return
-        self._node.failure = error
+        self.node.failure = error
         if isinstance(error, FencedError):
-            self._metrics.count("wal_fencing_rejects")
-            count_fenced(self._wal_folder)
+            self.metrics.count("wal_fencing_rejects")
+            count_fenced(self.wal_folder)
         log.critical(
             "wal_sync_failure" if isinstance(error, WalPoisonedError) else "node_failed",
             error=str(error),
             kind=type(error).__name__,
         )
-        for watermark in self._node.watermarks:
+        for watermark in self.node.watermarks:
             watermark.fail(error)
         self._end_waiting(lambda outcome: outcome.set_exception(error))
         self.stop_requested.set()
@@ -107,24 +98,24 @@ class Lifecycle:
     def begin_stop(self) -> None:
         """``shutdown_grace`` counts from the first call on."""
         if self._stop_by_s is None:
-            self._stop_by_s = self._loop.time() + self._grace_s
-            self._loop.call_later(self._grace_s * WAITING_SHARE, self._answer_waiting)
+            self._stop_by_s = self._loop.time() + self.grace_s
+            self._loop.call_later(self.grace_s * WAITING_SHARE, self._answer_waiting)
 
     def _answer_waiting(self) -> None:
         """Answer the waiting writes with the level that each has reached, while there is time to."""
         message = "the service stops"
-        for watermark in self._node.watermarks:
+        for watermark in self.node.watermarks:
             watermark.give_up(message)
         self._end_waiting(lambda outcome: expire(outcome, message))
 
     def _end_waiting(self, end: Callable[[asyncio.Future[Any]], object]) -> None:
         """Call ``end`` with each future that writes wait for in the backlog; end the waits for safekeepers and
         regions."""
-        for pending in self._backlog:
+        for pending in self.backlog:
             if pending.outcome is not None and not pending.outcome.done():
                 end(pending.outcome)
                 pending.outcome.exception()
-        self._give_up()
+        self.give_up()
 
     def left_s(self) -> float:
         """Seconds left for the stop."""

@@ -7,15 +7,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from functools import partial
 
-import asyncpg
 import structlog
 
 from app.node.leadership import Leadership
 from app.node.lifecycle import Lifecycle
-from app.node.start.checks import StoredTree
 from app.node.start.kept_copies import OtherLogs
 from app.node.start.procedure import StartedNode
 from app.node.start.quorum import quorum_survives, regions_of
@@ -35,12 +33,11 @@ from app.share.exchange import Regions
 from app.share.exchange.peer import Admit
 from app.share.watch.tail import Tails
 from app.store import chaining, following
-from app.store import node as node_store
 from app.store.appended import AppendedEntries
 from app.store.edge import EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.job_table import JobFolds
-from app.store.reading import reading
+from app.store.reading import Pool
 from app.store.sessions import STATEMENT_TIMEOUT_S
 from app.trust.access_log import AccessLog
 from app.trust.callers import KnownTokens
@@ -50,7 +47,6 @@ from app.trust.key_in_use import KeyInUse
 from app.trust.quotas import Quotas
 from app.trust.tokens import Tokens
 from app.write.chain.appender import Appender
-from app.write.chain.view import unchained
 from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable
 from app.write.followers.notary import Notary
@@ -60,7 +56,6 @@ from app.write.intake.answers import Answers
 from app.write.intake.coalescing import WriteCoalescer
 from app.write.intake.job_checks import JobIndex
 from app.write.intake.keyed import KeyedRequests
-from app.write.intake.returning import Returning
 from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
 from app.write.pending.backlog import Backlog, Pending
@@ -73,7 +68,7 @@ from ledger.errors import (
     WalPoisonedError,
 )
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
-from ledger.positions import Epoch, Lsn
+from ledger.positions import Epoch, Lsn, after
 from ledger.verification.verdict import Break
 from signing.keys import Keyring
 from wal.group_commit import GroupCommit
@@ -95,7 +90,7 @@ log = structlog.get_logger()
 class Service:
     """One node, wired and running inside one event loop."""
 
-    def __init__(self, settings: Settings, started: StartedNode, pool: asyncpg.Pool[asyncpg.Record], url: str) -> None:
+    def __init__(self, settings: Settings, started: StartedNode, pool: Pool, url: str) -> None:
         self.settings = settings
         self.node: Node = started.node
         self._started = started
@@ -110,15 +105,15 @@ class Service:
             node=self.node,
             backlog=self.backlog,
             metrics=self.metrics,
-            wal_folder=started.folder,
+            wal_folder=started.wal.folder,
             grace_s=settings.shutdown_grace.total_seconds(),
             report=lambda error, by: self.breaks.report_error(error, by),
             give_up=lambda: self.submitter.answers.give_up(),
         )
         self.metrics.read(lambda: node_values(self.node, len(self.backlog), self.backlog.entries_max))
-        self.metrics.count("wal_fencing_rejects", times_fenced(started.folder))
+        self.metrics.count("wal_fencing_rejects", times_fenced(started.wal.folder))
         count_met = partial(self.metrics.count, "scheduler_chain_breaks_met", 1)
-        self.breaks = FoundBreaks(started.folder, count_met, called_in(self._loop, self._record_break))
+        self.breaks = FoundBreaks(started.wal.folder, count_met, called_in(self._loop, self._record_break))
         self.metrics.read(lambda: {"scheduler_chain_breaks": len(self.breaks.open())})
         self.quotas = Quotas.of(
             settings.quota.model_dump(exclude={"burst"}),
@@ -137,26 +132,25 @@ class Service:
         )
         self._stats_writer = StatsWriter(self.stats, files, self.metrics)
         self.job_index = JobIndex()
-        self._wire_log(started)
-        self._wire_chain(started)
-        self._wire_intake(started)
-        self._wire_followers(started)
+        self._wire_log(settings, started, pool)
+        self._wire_chain(settings, started, pool)
+        self._wire_intake(settings, started, pool)
+        self._wire_followers(settings, started, pool)
 
-    def _wire_log(self, started: StartedNode) -> None:
+    def _wire_log(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
         """Wire the log of this node and its upkeep."""
-        settings, pool = self.settings, self._pool
         self.other_logs = OtherLogs(
             self.node.node_id, settings.wal_dir, None if started.lead is None else started.lead.members, pool
         )
-        self.losses = Losses(started.folder, self.node.node_id)
-        self.quarantine = Quarantine(started.folder, self.node.damaged, started.held, self.node.waiting)
+        self.losses = Losses(started.wal.folder, self.node.node_id)
+        self.quarantine = Quarantine(started.wal.folder, self.node.damaged, started.wal.held, self.node.waiting)
         self.leadership: Leadership | None = None
         if started.lead is not None:
             self.leadership = Leadership(
-                settings,
-                started,
-                started.lead,
-                self.metrics,
+                settings=settings,
+                started=started,
+                lead=started.lead,
+                metrics=self.metrics,
                 on_committed=self._committed,
                 on_over=self.lifecycle.fail,
                 on_quorum_lost=lambda: self.submitter.answers.quorum_lost(),
@@ -168,7 +162,7 @@ class Service:
         scrub_interval_s = settings.wal.scrub_interval.total_seconds()
         self.scrub = LogScrub(
             self.node.node_id,
-            started.folder,
+            started.wal.folder,
             durable_lsn=lambda: self.node.durable.lsn,
             copies=1 + len(settings.replication.members),
             interval_s=scrub_interval_s,
@@ -177,22 +171,21 @@ class Service:
             lambda: {
                 "wal_scrub_interval_seconds": scrub_interval_s,
                 "wal_scrub_round_end_seconds": self.scrub.ended_s(),
-                "wal_scrub_damaged_segments": self.scrub.damaged_segments(),
+                "wal_scrub_damaged_segments": len(self.scrub.damaged()),
             }
         )
 
-    def _wire_chain(self, started: StartedNode) -> None:
+    def _wire_chain(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
         """Wire the services that chain, sign and check entries."""
-        settings, pool = self.settings, self._pool
         self.keys = KeyInUse(started.key_chain, self.metrics, started.not_admitted)
         self.notary = Notary(
             node=self.node,
             pool=pool,
             checkpoints=started.checkpoints,
             own=OwnEntries(
-                started.folder,
+                started.wal.folder,
                 self.node.node_id,
-                last_lsn=started.previous_lsn,
+                last_lsn=started.wal.recovered.last_lsn,
                 head_seqs={tenant_id: head.seq for tenant_id, head in started.heads.items()},
                 quarantined=tuple(self.node.damaged),
                 believes_earlier=started.accepted_loss,
@@ -228,9 +221,8 @@ class Service:
         self.node.chained.when_wanted(self.appender.wake)
         self.coalescer = WriteCoalescer(self.writer, lambda: self.appender.is_chaining, self.lifecycle.fail)
 
-    def _wire_intake(self, started: StartedNode) -> None:
+    def _wire_intake(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
         """Wire the services that take write requests."""
-        settings, pool = self.settings, self._pool
         self.system_entries = SystemEntries(
             node=self.node,
             wal=self.coalescer,
@@ -249,7 +241,7 @@ class Service:
         lookups = EdgeLookups(pool, self.job_folds, self.breaks.report_error)
         self._keyed_entries = KeyedEntries(lookups.newest_keyed, self.node.wall.now_ms)
         self.keyed = KeyedRequests(self.node, lookups.find_lines, self._keyed_entries, self.breaks.report_error)
-        self.staging = Staging(started.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
+        self.staging = Staging(started.wal.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
         self.importer = BundleImporter(
             pool=pool,
             node=self.node,
@@ -266,11 +258,10 @@ class Service:
         if (trusted := settings.bundle.trusted_keys) is not None:
             keyring = partial(Keyring.load, trusted)
             self.regions = Regions.of(settings.exchange, started.log_origin, pool, keyring, self._take_bundle)
-        self.submitter = self._make_submitter(lookups)
+        self.submitter = self._make_submitter(settings, lookups)
 
-    def _wire_followers(self, started: StartedNode) -> None:
+    def _wire_followers(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
         """Wire the followers of the chain, and the services that entries of ``_system`` change."""
-        settings, pool = self.settings, self._pool
         self.job_table = TableFollower(
             JobTable(self.submitter.followed),
             partial(following.connect, self.database_url, STATEMENT_TIMEOUT_S),
@@ -297,8 +288,7 @@ class Service:
 
     # --- parts that need care ---------------------------------------------------------------------
 
-    def _make_submitter(self, lookups: EdgeLookups) -> Submitter:
-        settings = self.settings
+    def _make_submitter(self, settings: Settings, lookups: EdgeLookups) -> Submitter:
         return Submitter(
             node=self.node,
             wal=self.coalescer,
@@ -334,12 +324,12 @@ class Service:
     def _open_writer(self, started: StartedNode) -> GroupCommit:
         wal = self.settings.wal
         log = Log(
-            started.folder,
+            started.wal.folder,
             node_id=self.node.node_id,
             wal_id=self.node.wal_id,
             epoch=Epoch(self.node.epoch),
-            next_lsn=Lsn(started.next_lsn),
-            previous_lsn=Lsn(started.previous_lsn),
+            next_lsn=after(started.wal.last_lsn),
+            previous_lsn=started.wal.recovered.last_lsn,
             segment_bytes=wal.segment_bytes,
         )
         return GroupCommit(
@@ -372,8 +362,14 @@ class Service:
         for batch in self.writer.take_durable():
             self.metrics.observe("wal_sync_seconds", batch.sync_s)
             self.metrics.observe("wal_batch_entries", batch.entries)
-        if self.writer.durable_lsn > self.node.durable.lsn:
-            self._durable(self.writer.durable_lsn)
+        if (lsn := self.writer.durable_lsn) <= self.node.durable.lsn:
+            return
+        waited_s = self.submitter.became_durable(lsn)
+        if waited_s is not None:
+            self.metrics.observe("wal_append_seconds", waited_s)
+        self.node.durable.advance(lsn)
+        if self.leadership is None:
+            self._committed(lsn)
 
     def _detach_writer(self) -> None:
         """Stop reading the descriptor, once. It stays open while the writer may write to it, so that no other file gets
@@ -399,14 +395,6 @@ class Service:
         for follower in self._followers:
             follower.chained(appended)
 
-    def _durable(self, lsn: Lsn) -> None:
-        waited_s = self.submitter.became_durable(lsn)
-        if waited_s is not None:
-            self.metrics.observe("wal_append_seconds", waited_s)
-        self.node.durable.advance(lsn)
-        if self.leadership is None:
-            self._committed(lsn)
-
     def _committed(self, lsn: Lsn) -> None:
         self.node.committed.advance(lsn)
         self.appender.wake()
@@ -430,15 +418,18 @@ class Service:
         for tenant_id, reason in self.node.damaged.items():
             self.breaks.report(tenant_id, Break(0, DAMAGED, reason, None, reason), "start")
         for tenant_id, tree in self._started.faulty_trees.items():
-            if tree is StoredTree.DAMAGED:
+            if tree == "damaged":
                 detail = "the stored tree, read at the start, is not that of the checkpoint that this node keeps"
                 self.breaks.report(tenant_id, Break(0, "tree", detail), "start")
             self.notary.rebuild(tenant_id)
         self.appender.wake()
         self.lifecycle.spawn(self.appender.run())
         self._persisting = self.lifecycle.spawn(self.upkeep.persist_control(self.settings.hlc.persistence_interval))
-        followers = [follower.run for follower in self._followers]
-        for derived in (*followers, self.tails.share.run, self.key_changes.follow_admission):
+        for derived in (
+            *(follower.run for follower in self._followers),
+            self.tails.share.run,
+            self.key_changes.follow_admission,
+        ):
             self.lifecycle.keep(derived)
         self.lifecycle.keep(partial(self.upkeep.clean_up, self.settings.wal.retain))
         self.lifecycle.spawn(record_start(self._started, self.system_entries, self.key_changes))
@@ -446,7 +437,9 @@ class Service:
             self.metrics.read(lambda: {"wal_lease_reached": lease.is_reached})
             self.lifecycle.spawn(lease.keep(self.lifecycle.fail))
         self.lifecycle.keep(self._report_key_faults)
-        self.lifecycle.keep(self._record_losses)
+        self.lifecycle.keep(
+            partial(record_losses, self._started, self._pool, self.system_entries, self.losses, self._recovered)
+        )
         self.lifecycle.keep(self.other_logs.run)
 
     async def _report_key_faults(self) -> None:
@@ -458,35 +451,6 @@ class Service:
                 self.breaks.report(SYSTEM_TENANT, Break(0, DAMAGED, fault, None, fault), "keys")
             reported = fault
             await asyncio.sleep(FOLLOW_INTERVAL_S)
-
-    async def _record_losses(self) -> None:
-        started = self._started
-
-        async def absent(events: Sequence[Pending]) -> list[Pending]:
-            async with reading(self._pool) as connection:
-                return await unchained(connection, events)
-
-        async def recorded() -> set[tuple[Lsn, Lsn]]:
-            async with reading(self._pool) as connection:
-                return await node_store.recorded_losses(connection, self.node.node_id)
-
-        returning = Returning(
-            node=self.node,
-            system=self.system_entries,
-            folder=started.folder,
-            recovered=self._recovered,
-            asides=started.asides,
-            kept=started.control.history,
-            kept_lsn=started.previous_lsn,
-            absent=absent,
-            waiting=started.recovered,
-        )
-        try:
-            await record_losses(started, returning, self.system_entries, self.losses, recorded)
-        except Exception as error:
-            self.losses.unread = str(error)
-            raise
-        self.losses.unread = None
 
     def _recovered(self, pending: Pending) -> None:
         pending.outcome = self._loop.create_future() if pending.idempotency else None
@@ -537,8 +501,7 @@ class Service:
         elif isinstance(self.node.failure, WalPoisonedError):
             # The file may be gone for good: acknowledged records are in memory and can still be chained.
             await self.appender.drain(drain_s)
-        follow_s = min(FOLLOW_AT_STOP_S, max(0.0, self.lifecycle.left_s() - CLOSE_RESERVE_S))
-        await self.job_table.drain(follow_s)
+        await self.job_table.drain(min(FOLLOW_AT_STOP_S, max(0.0, self.lifecycle.left_s() - CLOSE_RESERVE_S)))
         await flushing
         if self.leadership is not None:
             await asyncio.to_thread(self.leadership.shipper.close, CLOSE_RESERVE_S / 3)

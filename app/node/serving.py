@@ -40,8 +40,8 @@ async def serve(
     *,
     accept_lost_wal: bool = False,
     own_port: int | None = None,
-    on_ready: Callable[[str], None] | None = None,
-    on_stop: Callable[[], None] = lambda: None,
+    on_ready: Callable[[str], None],
+    on_stop: Callable[[], None],
 ) -> int:
     """Run the service until a signal that stops a process (docs/runbook.md, Stopping) or a failure of the node; returns
     the exit code.
@@ -56,7 +56,6 @@ async def serve(
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
 
     def asked_to_stop() -> None:
@@ -73,13 +72,9 @@ async def serve(
             return 0
         service, services = entered
         url, serving = await stack.enter_async_context(listening(services, own_port))
-        if on_ready is not None:
-            on_ready(url)
-        asked = [loop.create_task(event.wait()) for event in (signalled, service.lifecycle.stop_requested)]
-        await asyncio.wait((serving, *asked), return_when=asyncio.FIRST_COMPLETED)
+        on_ready(url)
+        await stop_signals.ended_or_set(serving, signalled, service.lifecycle.stop_requested)
         on_stop()
         service.lifecycle.begin_stop()
-        for waiting in asked:
-            waiting.cancel()
         log.info("stopping", node_id=service.node.node_id)
     return 0 if service.node.failure is None else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ from app.runtime.state.losses import (
     without,
 )
 from app.runtime.state.node import Node
+from app.store import node as node_store
+from app.store.reading import Pool, reading
 from app.trust.key_changes import KeyChanges
 from app.write.intake.returning import Returned, Returning
 from app.write.intake.system_entries import SystemEntries
+from app.write.pending.backlog import Pending
 from ledger.errors import ChainDamagedError, EventRefusedError
 from ledger.facts.events import SystemAction
-from ledger.positions import Lsn, before
 from wal.truncation import mark_returned
 
 log = structlog.get_logger()
@@ -45,11 +47,11 @@ async def record_start(started: StartedNode, system_entries: SystemEntries, key_
     """
     node = started.node
     try:
-        await node.chained.reached(before(started.next_lsn))
-        if started.fork is not None:
-            subject, facts = fork_subject(started.fork.to_origin), msgspec.to_builtins(started.fork)
+        await node.chained.reached(started.wal.last_lsn)
+        if (fork := FORK.load(started.wal.folder)) is not None:
+            subject, facts = fork_subject(fork.to_origin), msgspec.to_builtins(fork)
             await _unless_refused(system_entries.record(SystemAction.LOG_FORKED, subject, facts))
-            FORK.store(started.folder, None)
+            FORK.store(started.wal.folder, None)
         await _unless_refused(key_changes.record_start())
     except ChainDamagedError as error:
         log.error("start_not_recorded", error=str(error))
@@ -57,38 +59,62 @@ async def record_start(started: StartedNode, system_entries: SystemEntries, key_
 
 async def record_losses(
     started: StartedNode,
-    returning: Returning,
+    pool: Pool,
     system_entries: SystemEntries,
     losses: Losses,
-    recorded: Callable[[], Awaitable[set[tuple[Lsn, Lsn]]]],
+    recovered: Callable[[Pending], None],
 ) -> None:
-    """Append the records of logs that were moved away, then record permanent losses; ``recorded()`` returns the ranges
-    that ``_system`` already names.
+    """Append the records of logs that were moved away, of which ``recovered`` gets each, then record permanent losses.
 
     A process may end anywhere in here: the next one reads all again, finds the appended entries in the chain, and
     records the rest.
     """
-    folder, node_id = started.folder, started.node.node_id
-    returned = await returning.run()
-    if started.lost or started.asides or returned.ends:
-        jobs = jobs_of(each for gap in returned.gaps for each in gap.payloads)
-        gaps: list[LsnRange] = [(gap.first_lsn, gap.last_lsn) for gap in returned.gaps]
-        lost = losses_of(merged([*without(started.lost, returned.found), *gaps]), jobs)
-        for loss in lost:
-            log.error("wal_records_lost", node_id=node_id, what=loss.text)
-        # An abandoned range is recorded even if all of it came back, or if its content is unknown.
-        unknown = [Loss(first, last, []) for first, last in started.lost if last < first]
-        whole = [each for each in started.lost if each[0] <= each[1] and not without([each], returned.found)]
-        needless = [Loss(first, first - 1, []) for first, _ in whole] + (unknown if returned.has_known else [])
-        known = await recorded()
-        for loss in [*lost, *(() if returned.has_known else unknown)]:
-            await asyncio.to_thread(losses.note, loss)
-            if (loss.first_lsn, loss.last_lsn) not in known:
-                await _record_loss(started.node, system_entries, losses, loss, returned.appended)
-        for loss in needless:
-            if (loss.first_lsn, loss.last_lsn) not in known:
-                await _record_loss(started.node, system_entries, losses, loss, returned.appended)
-        await asyncio.to_thread(_forget_set_aside, folder, returned)
+    try:
+        await _record_losses(started, pool, system_entries, losses, recovered)
+    except Exception as error:
+        losses.unread = str(error)
+        raise
+    losses.unread = None
+
+
+async def _record_losses(
+    started: StartedNode,
+    pool: Pool,
+    system_entries: SystemEntries,
+    losses: Losses,
+    recovered: Callable[[Pending], None],
+) -> None:
+    folder, node, lost = started.wal.folder, started.node, started.wal.lost
+    asides = ASIDE.load(folder)
+    returned = await Returning(
+        node=node,
+        system=system_entries,
+        folder=folder,
+        recovered=recovered,
+        asides=asides,
+        kept=started.control.history,
+        kept_lsn=started.wal.recovered.last_lsn,
+        pool=pool,
+        waiting=started.recovered,
+    ).run()
+    if not (lost or asides or returned.ends):
+        return
+    jobs = jobs_of(each for gap in returned.gaps for each in gap.payloads)
+    gaps: list[LsnRange] = [(gap.first_lsn, gap.last_lsn) for gap in returned.gaps]
+    gone = losses_of(merged([*without(lost, returned.found), *gaps]), jobs)
+    for loss in gone:
+        log.error("wal_records_lost", node_id=node.node_id, what=loss.text)
+    # An abandoned range is recorded even if all of it came back, or if its content is unknown.
+    unknown = [Loss(first, last, []) for first, last in lost if last < first]
+    whole = [each for each in lost if each[0] <= each[1] and not without([each], returned.found)]
+    for loss in [*gone, *(() if returned.has_known else unknown)]:
+        await asyncio.to_thread(losses.note, loss)
+    async with reading(pool) as connection:
+        known = await node_store.recorded_losses(connection, node.node_id)
+    for loss in [*gone, *unknown, *(Loss(first, first - 1, []) for first, _ in whole)]:
+        if (loss.first_lsn, loss.last_lsn) not in known:
+            await _record_loss(node, system_entries, losses, loss, returned.appended)
+    await asyncio.to_thread(_forget_set_aside, folder, returned)
 
 
 async def _record_loss(node: Node, system_entries: SystemEntries, losses: Losses, loss: Loss, appended: int) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import asyncpg
 import structlog
 
 from app.node.start.procedure import StartedNode
@@ -35,24 +36,17 @@ HOURLY_S = 3600.0
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Upkeep:
     """Upkeep of the folder of ``started``; every record up to ``signed_lsn()`` is signed."""
 
-    def __init__(
-        self,
-        started: StartedNode,
-        pool: asyncpg.Pool[asyncpg.Record],
-        writer: GroupCommit,
-        quarantine: Quarantine,
-        signed_lsn: Callable[[], Lsn],
-    ) -> None:
-        self._started = started
-        self._pool = pool
-        self._writer = writer
-        self._quarantine = quarantine
-        self._signed_lsn = signed_lsn
-        self.control_fault: str | None = None
-        """The error of the last write of the control file; None if it succeeded."""
+    started: StartedNode
+    pool: Pool
+    writer: GroupCommit
+    quarantine: Quarantine
+    signed_lsn: Callable[[], Lsn]
+    control_fault: str | None = None
+    """The error of the last write of the control file; None if it succeeded."""
 
     async def persist_control(self, interval: timedelta) -> None:
         """Write the control file every ``interval``. If a write fails, the file lags until the next."""
@@ -69,20 +63,20 @@ class Upkeep:
 
     def store_control(self) -> None:
         """Write the control file; blocks, on any thread."""
-        node = self._started.node
+        node = self.started.node
         # The positions rise while this thread reads: the lower one is read first. Safekeepers may have a batch,
         # and PostgreSQL its entries, before this disk does; the file describes this disk.
         chained_lsn, committed_lsn, durable_lsn = node.chained.lsn, node.committed.lsn, node.durable.lsn
         committed_lsn = min(committed_lsn, durable_lsn)
         chained_lsn = min(chained_lsn, committed_lsn)
-        reached = self._started.control._replace(
+        reached = self.started.control._replace(
             highest_hlc=node.clock.last,
             durable_lsn=Lsn(durable_lsn),
             committed_lsn=Lsn(committed_lsn),
             chained_lsn=Lsn(chained_lsn),
             signed_lsn=Lsn(min(self.settled_lsn(), chained_lsn)),
         )
-        wal_control.store(self._started.folder, reached)
+        wal_control.store(self.started.wal.folder, reached)
 
     async def clean_up(self, retain: timedelta) -> None:
         """Remove WAL segments that are no longer needed, and idempotency keys that are too old, for ever."""
@@ -91,24 +85,24 @@ class Upkeep:
             await asyncio.sleep(min(HOURLY_S, max(retain_s, 1.0)))
             removed = await asyncio.to_thread(
                 remove_segments,
-                self._started.folder,
+                self.started.wal.folder,
                 self.settled_lsn(),
                 retain_s,
                 time.time(),
-                self._writer.retire,
+                self.writer.retire,
             )
             if removed:
                 log.info("wal_segments_removed", segments=removed)
             try:
-                async with self._pool.acquire() as connection:
+                async with self.pool.acquire() as connection:
                     await idempotency.forget_old(connection)
             except DATABASE_FAULTS as error:
                 log.warning("clean_up_delayed", error=str(error))
 
     def settled_lsn(self) -> Lsn:
         """Every record of the WAL up to here is chained and signed, so no longer needed."""
-        settled_lsn = min(self._signed_lsn(), self._started.node.chained.lsn)
-        held_lsn = self._quarantine.keeps_from()
+        settled_lsn = min(self.signed_lsn(), self.started.node.chained.lsn)
+        held_lsn = self.quarantine.keeps_from()
         return settled_lsn if held_lsn is None else min(settled_lsn, before(held_lsn))
 
 
@@ -131,11 +125,14 @@ class LogScrub:
     ) -> None:
         self._node_id = node_id
         self._folder = folder
-        self._durable_lsn = durable_lsn
-        self._copies = copies
         self._damaged: dict[str, str] = {}
         """What is wrong, by the name of the segment."""
-        self._scrubber = Scrubber(self._own_copy, interval_s, self._read, lambda event, facts: log.info(event, **facts))
+        self._scrubber = Scrubber(
+            lambda: [LogCopy(node_id, folder, durable_lsn(), 0, copies)],
+            interval_s,
+            self._read,
+            lambda event, facts: log.info(event, **facts),
+        )
         self._thread = threading.Thread(target=self._scrubber.run, name="wal-scrub", daemon=True)
 
     def start(self) -> None:
@@ -147,26 +144,20 @@ class LogScrub:
         if self._thread.ident is not None:
             self._thread.join(CLOSE_TIMEOUT_S)
 
-    def damaged_segments(self) -> int:
-        """Count of damaged segments that still exist."""
-        return len(self._found())
-
     def ended_s(self) -> float:
         """When the last full scrub ended, in seconds since 1970; 0 before the first."""
         return self._scrubber.ended_s.get(self._node_id, 0.0)
 
     def fault(self) -> str | None:
         """What is damaged, None where nothing is."""
-        found = self._found()
+        found = self.damaged()
         more = f" and {len(found) - NAMED_MAX} segments more" if len(found) > NAMED_MAX else ""
         return f"damaged at rest in {self._folder}: {'; '.join(found[:NAMED_MAX])}{more}" if found else None
 
-    def _found(self) -> list[str]:
+    def damaged(self) -> list[str]:
+        """The damaged segments that still exist, and what is wrong with each."""
         damaged = sorted(self._damaged.copy().items())
         return [f"{name} {detail}" for name, detail in damaged if (self._folder / name).exists()]
-
-    def _own_copy(self) -> Iterator[LogCopy]:
-        yield LogCopy(self._node_id, self._folder, self._durable_lsn(), 0, self._copies)
 
     def _read(self, copy: LogCopy, segment: Segment, error: WalCorruptError | None) -> None:
         if error is None:
@@ -184,10 +175,8 @@ COMPARE_INTERVAL_S = 5.0
 async def compare_clocks(wall: WallClock, pool: Pool) -> None:
     """Compare the wall clock with that of PostgreSQL, for ever. During an outage of PostgreSQL no leap is adopted."""
     while True:
-        try:
+        with suppress(DatabaseUnavailableError):
             async with reading(pool) as connection:
                 wall.compare(read_clocks(), await node_store.database_ms(connection))
-        except DatabaseUnavailableError as error:
-            log.debug("wall_clock_not_compared", error=str(error))
         wall.now_ms()
         await asyncio.sleep(COMPARE_INTERVAL_S)

@@ -92,7 +92,7 @@ log = structlog.get_logger()
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: Settings, database_url: str, *, accept_lost_wal: bool = False, takeover: Takeover = Takeover.WAITS
+    settings: Settings, database_url: str, *, accept_lost_wal: bool = False, takeover: Takeover = "waits"
 ) -> AsyncIterator[tuple[Service, Services]]:
     """A started node with the services that routes name, stopped on leaving."""
     check_libraries()
@@ -112,21 +112,18 @@ async def running(
             service = Service(settings, started, pool, database_url)
             stack.callback(service.close_unstarted)
             knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started, service)
+            await service.tokens.start()
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
+        if settings.auth.mode == "tokens" and not service.tokens.known:
+            log.warning("no_token_counts", do="tally token new NAME --first, beside the data; no restart is needed")
+        if settings.auth.mode == "none" and service.tokens.known:
+            log.warning("tokens_not_asked_for", count=len(service.tokens.known), do="set auth.mode to tokens")
         replicas = await stack.enter_async_context(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
         services = _services(service, started, pool, replicas, knowledge, files)
         stack.push_async_callback(services[ChainVerifier].close)
-        try:
-            await service.tokens.start()
-            if settings.auth.mode == "tokens" and not service.tokens.known:
-                log.warning("no_token_counts", do="tally token new NAME --first, beside the data; no restart is needed")
-            if settings.auth.mode == "none" and service.tokens.known:
-                log.warning("tokens_not_asked_for", count=len(service.tokens.known), do="set auth.mode to tokens")
-        except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
-            raise went_away(error) from error
         service.start()
         _keep_running(service, services, replicas, knowledge, files)
         service.node.accepting = True
@@ -163,9 +160,8 @@ def _keep_running(
         service.importer.log_unfinished,
     ]
     timestamper = _timestamper(service, services[NodePool], files.authorities)
-    works += [each.run for each in (files.tls, timestamper, replicas) if each is not None]
-    if files.issuer is not None:
-        works.append(files.issuer.keys.run)
+    issuer_keys = None if files.issuer is None else files.issuer.keys
+    works += [each.run for each in (files.tls, timestamper, replicas, issuer_keys) if each is not None]
     for work in works:
         service.lifecycle.keep(work)
 
@@ -174,8 +170,8 @@ async def _private_fields(
     pool: NodePool, master_key_uri: str, started: StartedNode, service: Service
 ) -> PrivacyKnowledge:
     """The ledger's private fields, loaded before the first event is taken."""
-    keys, node_id = SubjectKeys(pool, master_key_uri), started.node.node_id
-    knowledge = PrivacyKnowledge(pool, keys, node_id, service.entry_check, service.breaks.report_error)
+    keys = SubjectKeys(pool, master_key_uri)
+    knowledge = PrivacyKnowledge(pool, keys, service.node.node_id, service.entry_check, service.breaks.report_error)
     unchained = {
         action: [
             PrivacyEntry(each.tenant_id, None, each.job_id, each.payload, each.hlc.physical_ms)
@@ -289,14 +285,16 @@ def _request_services(service: Service, started: StartedNode, files: LoadedFiles
     """Authentication, rights, and bounds of connections."""
     settings = service.settings
     console_sessions = ConsoleSessions(started.session_secret, settings.auth.session_life)
-    callers: CallerSource = OpenToAll()
-    if settings.auth.mode != "none":
-        callers = Callers(
+    callers: CallerSource = (
+        OpenToAll()
+        if settings.auth.mode == "none"
+        else Callers(
             tokens=service.tokens.known,
             issuer=files.issuer,
             by_certificate=files.by_certificate,
             sessions=console_sessions,
         )
+    )
     return {
         ConnectionBounds: files.bounds,
         ServerTls | None: files.tls,
@@ -363,7 +361,7 @@ def _verification_services(
     service: Service, started: StartedNode, pool: NodePool, consistency: Consistency, files: LoadedFiles
 ) -> Services:
     """Services that verify chains, and prove and keep external evidence."""
-    settings, last_verified = service.settings, LastVerified(started.folder)
+    settings, last_verified = service.settings, LastVerified(started.wal.folder)
     roots = {authority.url: authority.roots for authority in files.authorities}
     verifier = ChainVerifier(
         pool=pool,
@@ -379,7 +377,7 @@ def _verification_services(
             settings.log.witnesses,
             lambda url: roots.get(url, ()),
         ),
-        positions=VerifiedPositions(started.folder),
+        positions=VerifiedPositions(started.wal.folder),
         breaks=service.breaks,
         last_verified=last_verified,
         are_key_rows_whole=are_rows_whole,
@@ -391,7 +389,7 @@ def _verification_services(
         FullWalk: FullWalk(
             pool=pool,
             verifier=verifier,
-            wal_folder=started.folder,
+            wal_folder=started.wal.folder,
             interval_s=settings.verify.full_interval.total_seconds(),
         ),
         CosignatureInbox: CosignatureInbox(

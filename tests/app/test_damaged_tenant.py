@@ -162,11 +162,11 @@ async def test_the_tenant_is_quarantined_and_what_was_acknowledged_is_chained_on
         await chained(service, "beta", 6)
         await chained(service, "gamma", 7)
         assert service.node.failure is None
-    assert set(quarantine.load(service._started.folder)) == {"acme"}
+    assert set(quarantine.load(service._started.wal.folder)) == {"acme"}
     # 3. Mended and started again.
     await edit(superuser, case.mend)
     async with run_node(settings) as service:
-        await until(lambda: not quarantine.load(service._started.folder), "what was held back is chained")
+        await until(lambda: not quarantine.load(service._started.wal.folder), "what was held back is chained")
         await chained(service, "acme", 8)
         assert service.node.damaged == {}
     assert numbers(await chains.sound("acme")) == [1, 2, 3, 8]
@@ -180,7 +180,7 @@ async def test_the_caller_of_a_held_event_learns_where_it_is_kept(damaged: tuple
     assert error.lsn == service.node.chained.lsn
     assert error.epoch == service.node.epoch
     assert f"kept at LSN {error.lsn}" in str(error)
-    assert quarantine.load(service._started.folder)["acme"].lsns == {error.lsn}
+    assert quarantine.load(service._started.wal.folder)["acme"].lsns == {error.lsn}
 
 
 async def test_a_chain_that_is_not_mended_stays_quarantined_and_nothing_is_lost(
@@ -196,15 +196,15 @@ async def test_a_chain_that_is_not_mended_stays_quarantined_and_nothing_is_lost(
     async with run_node(make_settings()) as again:
         await until(lambda: "acme" in again.node.damaged, "the damage is met again")
         await chained(again, "beta", 1)
-        assert quarantine.load(again._started.folder)["acme"].lsns == {error.lsn}
+        assert quarantine.load(again._started.wal.folder)["acme"].lsns == {error.lsn}
     await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
     # A start that dies between chaining what was held and saying so finds it in the chain.
-    listed = quarantine.load(service._started.folder)
+    listed = quarantine.load(service._started.wal.folder)
     async with run_node(make_settings()) as mended:
-        await until(lambda: not quarantine.load(mended._started.folder), "what was held back is chained")
-    quarantine.store(service._started.folder, listed)
+        await until(lambda: not quarantine.load(mended._started.wal.folder), "what was held back is chained")
+    quarantine.store(service._started.wal.folder, listed)
     async with run_node(make_settings()) as mended:
-        await until(lambda: not quarantine.load(mended._started.folder), "it is found there")
+        await until(lambda: not quarantine.load(mended._started.wal.folder), "it is found there")
         await chained(mended, "acme", 3)
     assert numbers(await chains.sound("acme")) == [1, 2, 100, 3]
 
@@ -247,7 +247,7 @@ async def test_a_head_cut_below_what_the_node_saw_is_not_extended_by_the_next_st
         with pytest.raises(ChainDamagedError):
             await chained(service, "acme", 3)
         await chained(service, "beta", 4)
-        folder = service._started.folder
+        folder = service._started.wal.folder
     assert numbers(await chains.entries("acme")) == [1]
     # Nor by one that gives its WAL up, and with it the list of who was quarantined.
     (folder / CONTROL_NAME).write_bytes(b"")
@@ -314,7 +314,7 @@ async def test_the_wal_keeps_what_is_held_back_whatever_its_age(
         await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
         await service.notary.sign_now("beta")
         await service.notary.sign_now("_system")
-        segments = list_segments(service._started.folder)
+        segments = list_segments(service._started.wal.folder)
         assert len(segments) > 1
         assert service.upkeep.settled_lsn() < error.lsn
 
@@ -329,7 +329,7 @@ async def test_a_wal_without_what_is_held_back_is_refused_until_the_loss_is_acce
 ) -> None:
     service, error = damaged
     await service.stop()
-    settings, folder = make_settings(), service._started.folder
+    settings, folder = make_settings(), service._started.wal.folder
     async with run_node(settings) as again:
         await until(lambda: "acme" in again.node.damaged, "the damage is met again")
         await chained(again, "beta", 1)
@@ -338,7 +338,7 @@ async def test_a_wal_without_what_is_held_back_is_refused_until_the_loss_is_acce
         await start_node(settings, database.service_url, accept_lost_wal=False)
     await edit(superuser, "DELETE FROM scheduler.scheduler_log WHERE payload_digest = 'd'")
     async with run_node(settings, accept_lost_wal=True) as again:
-        assert (error.lsn, error.lsn) in again._started.lost
+        assert (error.lsn, error.lsn) in again._started.wal.lost
         await chained(again, "acme", 3)
     assert numbers(await chains.sound("acme")) == [1, 2, 3]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 
-from app.node.start.checks import StoredTree, check_chain
+from app.node.start.checks import check_chain
 from app.store.chaining import ChainHead
 from app.store.entry_check import EntryCheck
 from app.store.notary import read_entry
@@ -78,6 +78,6 @@ async def test_a_tree_that_another_node_makes_again_while_a_node_starts_is_whole
     assert LEDGER.head is not None
     async with pool.acquire() as connection:
         asked = ("acme", ChainHead(*LEDGER.head), note, "log/acme", SIGNER)
-        assert await check_chain(connection, *asked) is StoredTree.BEHIND
+        assert await check_chain(connection, *asked) == "behind"
         found = await until_grown_while(superuser, database, check_chain(connection, *asked))
-    assert found is StoredTree.WHOLE
+    assert found == "whole"

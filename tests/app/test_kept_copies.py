@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from app.node.start import kept_copies
-from app.node.start.kept_copies import Asked
 from app.store.chaining import WalPosition
 from ledger.positions import Epoch, Lsn
 from tests.app.chains import until
@@ -137,10 +136,10 @@ def test_a_log_whose_copies_failed_is_said_not_to_be_read() -> None:
     positions = {NODE: WalPosition("0" * 32, Epoch(1), Lsn(7), Lsn(7))}
 
     def unread(*copies: WalStatus) -> list[str]:
-        asked = Asked(
-            {f"keeper-{number}:1": StatusReport("local", (copy,), more=False) for number, copy in enumerate(copies)}, {}
-        )
-        return [each.text for each in kept_copies._unread_at_members(asked, positions)]
+        reports = {
+            f"keeper-{number}:1": StatusReport("local", (copy,), more=False) for number, copy in enumerate(copies)
+        }
+        return [text for _, text in kept_copies._unread_at_members(reports, positions)]
 
     assert unread(whole, whole, failed) == []
     (said,) = unread(failed, failed, whole)

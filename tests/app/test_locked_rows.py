@@ -84,7 +84,7 @@ async def test_one_tenant_waits_in_order_while_all_others_are_chained(
         again = await submit(created("acme", 3), key=key("three"))
         assert again.replayed
         assert (await submit_lines(EventLines.of(mixed), durability=GLOBAL, key=key("mixed"))).replayed
-        await until(lambda: not quarantine.load(service._started.folder), "nothing is listed any more")
+        await until(lambda: not quarantine.load(service._started.wal.folder), "nothing is listed any more")
         await submit(created("acme", 5), key=None)
     assert numbers(await chains.sound("acme")) == [0, 1, 2, 3, 4, 5]
     assert numbers(await chains.sound("beta")) == list(range(10))
@@ -291,7 +291,7 @@ async def test_a_process_that_is_killed_meanwhile_loses_and_doubles_nothing(
 ) -> None:
     settings = make_settings(shutdown_grace="1s")
     async with run_node(settings) as service:
-        folder, kept = service._started.folder, tmp_path / "as it was"
+        folder, kept = service._started.wal.folder, tmp_path / "as it was"
         await service.key_changes.recorded.wait()
         await service.submitter.submit(created("acme", 0), key=None)
         async with halted(database, HEAD):
@@ -343,7 +343,7 @@ async def test_when_a_loss_of_the_wal_is_accepted_what_waited_for_a_lock_is_chai
     wal = {"segment_bytes": "64 KiB", "batch_max_bytes": "4 KiB", "record_bytes_max": "64 KiB"}
     settings = make_settings(shutdown_grace="1s", wal=wal)
     async with run_node(settings) as service:
-        submit, folder, copy = service.submitter.submit, service._started.folder, tmp_path / "as it was"
+        submit, folder, copy = service.submitter.submit, service._started.wal.folder, tmp_path / "as it was"
         await service.key_changes.recorded.wait()
         await submit(created("acme", 0), key=None)
         async with halted(database, HEAD):

@@ -167,7 +167,7 @@ async def test_a_wal_brings_the_same_rows_back_with_the_same_links(
     await assert_refused(run_node, settings, older)
 
     with structlog.testing.capture_logs() as logs:
-        grown = (await restore_from_wal(settings, older.service_url)).grown
+        grown, _ = await restore_from_wal(settings, older.service_url)
 
     assert [entry for entry in logs if entry["log_level"] in ("error", "critical")] == []
     assert {each.tenant_id: (each.entries, each.to_seq) for each in grown}["acme"] == (6, 10)
@@ -224,7 +224,7 @@ async def test_a_restore_that_meets_locks_ends_and_says_so_and_the_next_goes_by_
     async with run_node(settings) as service:
         await write(service, 2)
         await write(service, 1, tenant_id="beta")
-        folder, last_lsn = service._started.folder, service.node.chained.lsn
+        folder, last_lsn = service._started.wal.folder, service.node.chained.lsn
     lost, kept = await rows(database), await rows(older)
     for lock, said in LOCKS:
         async with halted(older, lock), asyncio.timeout(20):
@@ -584,8 +584,8 @@ async def test_a_wal_that_lost_what_nobody_signed_brings_the_rest_back_once_that
     CheckpointJournal(folder).store(signed)
     with pytest.raises(StartRefusedError, match="run this again with --accept-lost-wal"):
         await restore_from_wal(settings, older.service_url)
-    restored = await restore_from_wal(settings, older.service_url, accept_lost_wal=True)
-    assert "acme" in {each.tenant_id for each in restored.grown}
+    grown, _ = await restore_from_wal(settings, older.service_url, accept_lost_wal=True)
+    assert "acme" in {each.tenant_id for each in grown}
     async with run_node(settings, url=older.service_url, accept_lost_wal=True) as service:
         await write(service, 4)
     async with run_node(settings, url=older.service_url) as service:

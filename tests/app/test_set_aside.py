@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.node.start.quorum import Takeover
 from app.node.wiring import running
 from app.runtime.state.losses import ASIDE, Losses
 from ledger.errors import WalCorruptError
@@ -207,7 +206,7 @@ async def test_a_failover_that_accepts_a_loss_says_so_until_somebody_acknowledge
     async with run_server(settings) as client:
         await submit(client, "GLOBAL")
     async with short_of_members(keepers, 1, 2):
-        async with running(replicated("elsewhere"), database.service_url, takeover=Takeover.ACCEPTS_LOSS) as (
+        async with running(replicated("elsewhere"), database.service_url, takeover="accepts loss") as (
             _,
             services,
         ):
@@ -228,7 +227,7 @@ async def test_a_failover_that_accepts_a_loss_goes_on_above_what_postgres_saw_an
     keepers.start(2)
     settings = replicated("elsewhere")
     try:
-        async with running(settings, database.service_url, takeover=Takeover.ACCEPTS_LOSS) as (service, services):
+        async with running(settings, database.service_url, takeover="accepts loss") as (service, services):
             await until(services[Losses].fault, "readiness says so")
             assert service.node.durable.lsn >= lost[-1]["lsn"]
     finally:

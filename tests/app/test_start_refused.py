@@ -140,7 +140,7 @@ async def test_a_wal_shorter_than_what_was_durable_is_refused_and_its_loss_recor
     started = await start_node(settings, database.service_url, accept_lost_wal=True)
     started.lock.release()
     ((first, last),) = LOST.load(wal_folder(settings))
-    assert [(first, last)] == started.lost
+    assert [(first, last)] == started.wal.lost
     assert first <= last == last_seen
     # 2. A start that goes well.
     async with run_node(settings, accept_lost_wal=True) as service:

@@ -20,6 +20,7 @@ from ledger.errors import InvalidInputError, LedgerError
 from ledger.positions import Lsn
 from wal.native import Stream
 from wal.replication import messages
+from wal.replication.configuration import split_address
 from wal.replication.messages import FRAME_BYTES_MAX, PREFIX_BYTES, Frame, Status, StatusReport, WalStatus
 from wal.replication.tls import PeerTls
 
@@ -232,6 +233,14 @@ def status(host: str, port: int, tls: PeerTls | None, timeout_s: float) -> Statu
                 raise InvalidInputError(f"a safekeeper reports its logs by node, and none twice: not behind {after!r}")
             if time.monotonic() > ends_s:
                 raise ConnectionOverError("the peer reports on and on")
+
+
+def status_or_fault(address: str, tls: PeerTls | None, timeout_s: float) -> StatusReport | str:
+    """As ``status`` of the safekeeper at ``address``, or in words why it does not answer."""
+    try:
+        return status(*split_address(address), tls, timeout_s)
+    except (OSError, LedgerError) as error:
+        return str(error)
 
 
 def unchained_in(wal: WalStatus, wal_id: str, chained_lsn: Lsn) -> int:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import StrEnum, auto
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -201,13 +200,9 @@ def _aside(folder: Path, position: WalPosition | None) -> Aside:
     return Aside(max(control.chained_lsn, chained_lsn if is_known else BEFORE_FIRST), is_known=is_known)
 
 
-class StoredTree(StrEnum):
-    """How the stored tree of a tenant compares with the checkpoint that this node keeps of its chain."""
-
-    WHOLE = auto()
-    BEHIND = auto()
-    """It is shorter, as after a restore: no break."""
-    DAMAGED = auto()
+TreeState = Literal["whole", "behind", "damaged"]
+"""How the stored tree of a tenant compares with the checkpoint that this node keeps of its chain. A tree that is behind
+is shorter, as after a restore: no break."""
 
 
 async def check_chain(
@@ -217,7 +212,7 @@ async def check_chain(
     note: str,
     origin: str,
     log_signer: private_keys.FileSigner,
-) -> StoredTree:
+) -> TreeState:
     """Refuse a chain that is shorter than the checkpoint beside the WAL, or differs from it. Returns how the stored
     tree compares with that checkpoint.
 
@@ -236,7 +231,7 @@ async def check_chain(
             f"{checkpoint.size}: the database went back or was cut. {remedy}"
         )
     if await tree_agrees(connection, tenant_id, checkpoint):
-        return StoredTree.WHOLE
+        return "whole"
     if await root_of_chain(connection, tenant_id, checkpoint.size) != checkpoint.root:
         raise StartRefusedError(
             f"the chain of tenant {tenant_id} differs within its first {checkpoint.size} entries from the checkpoint "
@@ -245,12 +240,12 @@ async def check_chain(
     if await notary_store.tree_size(connection, tenant_id) < checkpoint.size:
         # As after a restore: the rows are back, the tree derived from them is not.
         log.info("stored_tree_behind", tenant_id=tenant_id, done="it is made again from the chain")
-        return StoredTree.BEHIND
+        return "behind"
     if await tree_agrees(connection, tenant_id, checkpoint):
         # Another node has rebuilt it since it was read.
-        return StoredTree.WHOLE
+        return "whole"
     log.error("stored_tree_damaged", tenant_id=tenant_id, done="it is made again from the chain")
-    return StoredTree.DAMAGED
+    return "damaged"
 
 
 async def chain_holds(

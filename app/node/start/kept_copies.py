@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import structlog
 
@@ -22,8 +22,7 @@ from ledger.positions import BEFORE_FIRST, Lsn
 from ledger.text import first_of
 from wal import control as wal_control
 from wal.reader import scan_segment
-from wal.replication.configuration import split_address
-from wal.replication.frames import status, unchained_in
+from wal.replication.frames import status_or_fault, unchained_in
 from wal.replication.leading import Members
 from wal.replication.messages import StatusReport
 from wal.segment import list_segments, opened
@@ -40,28 +39,15 @@ LOOK_INTERVAL_S = 600.0
 log = structlog.get_logger()
 
 
-class Asked(NamedTuple):
-    """The answers of members by address, and the errors of the others."""
-
-    keepers: Mapping[str, StatusReport]
-    faults: Mapping[str, str]
-
-
-async def ask_members(members: Members) -> Asked:
-    """Ask every member which logs it keeps; each answer is waited for ``members.timeout_s``."""
-    answers = await asyncio.gather(*(asyncio.to_thread(_ask, members, address) for address in members.addresses))
-    pairs = dict(zip(members.addresses, answers, strict=True))
-    return Asked(
+async def ask_members(members: Members) -> tuple[dict[str, StatusReport], dict[str, str]]:
+    """Ask every member which logs it keeps; each answer is waited for ``members.timeout_s``. Returns the answers by
+    address, and the errors of the other members."""
+    asked = (asyncio.to_thread(status_or_fault, each, members.tls, members.timeout_s) for each in members.addresses)
+    pairs = dict(zip(members.addresses, await asyncio.gather(*asked), strict=True))
+    return (
         {address: answer for address, answer in pairs.items() if isinstance(answer, StatusReport)},
         {address: answer for address, answer in pairs.items() if isinstance(answer, str)},
     )
-
-
-def _ask(members: Members, address: str) -> StatusReport | str:
-    try:
-        return status(*split_address(address), members.tls, members.timeout_s)
-    except (OSError, LedgerError) as error:
-        return str(error)
 
 
 async def refuse_unknown(settings: Settings, database_url: str, node_id: str) -> None:
@@ -77,28 +63,25 @@ async def refuse_unknown(settings: Settings, database_url: str, node_id: str) ->
     if node_id in known:
         return
     members = members_of(settings)
-    asked = await ask_members(members) if members is not None else Asked({}, {})
-    known |= {wal.node_id for keeper in asked.keepers.values() for wal in keeper.wals}
+    keepers, faults = await ask_members(members) if members is not None else ({}, {})
+    known |= {wal.node_id for keeper in keepers.values() for wal in keeper.wals}
     if node_id in known:
         return
     named = first_of(sorted(known), NAMED_MAX) or "none"
-    silent = f". {', '.join(sorted(asked.faults))} did not answer" if asked.faults else ""
+    silent = f". {', '.join(sorted(faults))} did not answer" if faults else ""
     raise InvalidInputError(
         f"there is no node {node_id}: neither wal_positions in PostgreSQL nor a safekeeper of replication.members "
         f"knows it. The nodes there are: {named}{silent}. Nothing was changed"
     )
 
 
-class LeftLog(NamedTuple):
-    """An abandoned or unreadable log of another node; ``text`` says what it holds, where, and what to do."""
-
-    node_id: str
-    text: str
+LeftLog: TypeAlias = tuple[str, str]
+"""An abandoned or unreadable log of another node: the node's id, and what the log holds, where, and what to do."""
 
 
 def _left(node_id: str, where: str, last_lsn: int, chained_lsn: Lsn, remedy: str) -> LeftLog:
     """A log with records above its chained position; ``remedy`` says how to chain them."""
-    return LeftLog(
+    return (
         node_id,
         f"the log of node {node_id}, kept at {where}, ends with LSN {last_lsn}, {last_lsn - chained_lsn} above what is "
         f"chained of it: if that node does not run any more, {remedy}",
@@ -106,7 +89,7 @@ def _left(node_id: str, where: str, last_lsn: int, chained_lsn: Lsn, remedy: str
 
 
 def _unread(node_id: str, where: str, reason: str) -> LeftLog:
-    return LeftLog(
+    return (
         node_id,
         f"the log of node {node_id}, kept at {where}, cannot be read, and may hold records that are not chained: "
         f"{reason}",
@@ -124,7 +107,7 @@ class OtherLogs:
 
     def fault(self) -> str | None:
         """What ``/readyz`` reports; None when no log is abandoned."""
-        return first_of(sorted(each.text for each in self._left), NAMED_MAX, "; ") or None
+        return first_of(sorted(text for _, text in self._left), NAMED_MAX, "; ") or None
 
     async def run(self) -> None:
         """Check at start, and then at intervals, for ever."""
@@ -133,8 +116,8 @@ class OtherLogs:
             if found - self._left:
                 await asyncio.sleep(CONFIRM_S)
                 found &= await self._find()
-            for each in sorted(found - self._left):
-                log.warning("wal_left_unchained", node_id=each.node_id, what=each.text)
+            for node_id, text in sorted(found - self._left):
+                log.warning("wal_left_unchained", node_id=node_id, what=text)
             self._left = found
             await asyncio.sleep(LOOK_AGAIN_S if found else LOOK_INTERVAL_S)
 
@@ -146,8 +129,8 @@ class OtherLogs:
             return frozenset()
         left: set[LeftLog] = set(await asyncio.to_thread(lambda: list(self._in_folders(positions))))
         if self._members is not None:
-            asked = await ask_members(self._members)
-            left |= {*_at_members(asked, positions), *_unread_at_members(asked, positions)}
+            keepers, _ = await ask_members(self._members)
+            left |= {*_at_members(keepers, positions), *_unread_at_members(keepers, positions)}
         return frozenset(left)
 
     def _in_folders(self, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
@@ -170,11 +153,11 @@ class OtherLogs:
                 )
 
 
-def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
+def _at_members(keepers: Mapping[str, StatusReport], positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
     """The abandoned logs at members: the longest copy of each node's log."""
     copies = [
         (wal.node_id, max(wal.tail.lsn, wal.durable_lsn), address, wal)
-        for address, keeper in asked.keepers.items()
+        for address, keeper in keepers.items()
         for wal in keeper.wals
         if (position := positions.get(wal.node_id)) and unchained_in(wal, position.wal_id, position.chained_lsn)
     ]
@@ -186,11 +169,9 @@ def _at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[
         yield _left(node_id, address, last_lsn, positions[node_id].chained_lsn, remedy)
 
 
-def _unread_at_members(asked: Asked, positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
+def _unread_at_members(keepers: Mapping[str, StatusReport], positions: Mapping[str, WalPosition]) -> Iterator[LeftLog]:
     """Logs of which members cannot read at least half of the copies: the readable ones may lack the end."""
-    copies = [
-        (wal, address) for address, keeper in asked.keepers.items() for wal in keeper.wals if wal.node_id in positions
-    ]
+    copies = [(wal, address) for address, keeper in keepers.items() for wal in keeper.wals if wal.node_id in positions]
     for node_id in {wal.node_id for wal, _ in copies}:
         failed = [(address, wal.detail) for wal, address in copies if wal.node_id == node_id and wal.state == "failed"]
         if 2 * len(failed) >= sum(wal.node_id == node_id for wal, _ in copies):

@@ -38,7 +38,7 @@ import structlog
 
 from app.node.lease import Lease
 from app.node.start.checks import (
-    StoredTree,
+    TreeState,
     chain_holds,
     check_chain,
     check_role,
@@ -54,7 +54,7 @@ from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
 from app.runtime.state.kept_files import Identity
-from app.runtime.state.losses import ASIDE, FORK, LOST, Aside, Fork, LsnRange, fork_subject
+from app.runtime.state.losses import FORK, LOST, LsnRange, fork_subject
 from app.runtime.state.node import Node
 from app.runtime.state.session import SECRET_BYTES
 from app.store import chaining
@@ -92,19 +92,15 @@ class StartedNode:
     """The result of a start, for the wiring."""
 
     node: Node
-    folder: Path
     lock: FolderLock
     control: Control
     """The control file as this start left it; a running node changes only its positions."""
-    next_lsn: Lsn
-    previous_lsn: Lsn
-    """Last LSN that the WAL still holds; below ``next_lsn - 1`` when records were abandoned."""
+    wal: FoundWal
+    """Its ``lost`` are the abandoned ranges that ``_system`` does not record yet; ``held`` has damaged tenants, too."""
     recovered: list[Pending]
     """Unchained records of the WAL."""
-    held: dict[str, TenantDamage]
-    """By tenant, records that an earlier process could not chain; also tenants that are damaged now."""
     heads: dict[str, ChainHead]
-    faulty_trees: dict[str, StoredTree]
+    faulty_trees: dict[str, TreeState]
     """By tenant, stored trees that do not match their chains: the notary rebuilds them."""
     checkpoints: CheckpointJournal
     key_chain: KeyChain
@@ -115,12 +111,6 @@ class StartedNode:
     log_origin: str
     session_secret: bytes
     """The MAC key of this ledger's session tokens."""
-    lost: list[LsnRange]
-    """Ranges abandoned with ``--accept-lost-wal`` or ``--accept-loss`` that ``_system`` does not record yet."""
-    asides: dict[str, Aside]
-    """Logs that were moved away and are not read yet."""
-    fork: Fork | None
-    """A fork of the log that ``_system`` does not record yet."""
     lease: Lease | None
     """The lease on the log; None if no other process may write it."""
     lead: Lead | None
@@ -133,7 +123,7 @@ class StartedNode:
 
 
 async def start_node(
-    settings: Settings, database_url: str, *, accept_lost_wal: bool, takeover: Takeover = Takeover.WAITS
+    settings: Settings, database_url: str, *, accept_lost_wal: bool, takeover: Takeover = "waits"
 ) -> StartedNode:
     """Bring this node up to the point where its WAL may be opened for append. If safekeepers vote, the start waits for
     a process that holds the lease, unless ``takeover`` says otherwise.
@@ -183,7 +173,7 @@ async def _held(
         yield
         return
     try:
-        await lease.take(seize=takeover is not Takeover.WAITS, on_waiting=on_waiting)
+        await lease.take(seize=takeover != "waits", on_waiting=on_waiting)
     except DATABASE_FAULTS as error:
         raise StartRefusedError(
             f"the lease on this node's log cannot be asked for: {error}; {remedy(error)}"
@@ -245,7 +235,7 @@ async def _start_locked(
     # 4. the safekeepers
     lead = None
     if members is not None:
-        accept_loss = takeover is Takeover.ACCEPTS_LOSS
+        accept_loss = takeover == "accepts loss"
         lead = await to_its_end(
             partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss),
             members.given_up.set,
@@ -265,13 +255,13 @@ async def _start_locked(
     origin = await _log_origin(connection, settings, kept_origin(checkpoints))
     key_chain = KeyChain(checkpoints.load, keys)
     heads, damaged = await _read_heads(connection, wal.held)
-    faulty_trees: dict[str, StoredTree] = {}
+    faulty_trees: dict[str, TreeState] = {}
     for tenant_id, note in checkpoints.load_all().items():
         head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
         if tenant_id in damaged:
             continue
         tree = await check_chain(connection, tenant_id, head, note, name, keys.log_signer)
-        if tree is not StoredTree.WHOLE:
+        if tree != "whole":
             faulty_trees[tenant_id] = tree
     ends = await chaining.read_ends(connection, heads)
     astray = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
@@ -288,8 +278,9 @@ async def _start_locked(
 
     # 10. the backlog
     pending = list(wal.unchained())
-    lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
-    LOST.store(folder, lost)
+    wal.lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
+    LOST.store(folder, wal.lost)
+    await _forget_recorded_fork(connection, folder, origin, pending)
     quarantine.store(folder, wal.held)
     node = Node(who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged)
     node.durable.advance(wal.last_lsn)
@@ -297,13 +288,10 @@ async def _start_locked(
     node.chained.advance(wal.chained_lsn)
     return StartedNode(
         node=node,
-        folder=folder,
         lock=lock,
         control=control,
-        next_lsn=after(wal.last_lsn),
-        previous_lsn=wal.recovered.last_lsn,
+        wal=wal,
         recovered=pending,
-        held=wal.held,
         heads=heads,
         faulty_trees=faulty_trees,
         checkpoints=checkpoints,
@@ -312,9 +300,6 @@ async def _start_locked(
         role_fault=role_fault,
         log_origin=origin,
         session_secret=await _session_secret(connection),
-        lost=lost,
-        asides=ASIDE.load(folder),
-        fork=await _unrecorded_fork(connection, folder, origin, pending),
         lease=None,
         lead=lead,
         accepted_loss=accept_lost_wal,
@@ -444,9 +429,9 @@ async def take_epoch(
     file as stored."""
     known = wal.known
     wal_id = None if wal.is_given_up else known.wal_id if known else wal.recovered.wal_id
-    wal_id = wal_id or (lead.wal_id if lead else None) or secrets.token_hex(WAL_ID_BYTES)
+    wal_id = wal_id or (lead.plan.wal_id if lead else None) or secrets.token_hex(WAL_ID_BYTES)
     epochs = (known.epoch if known else 0, position.epoch if position else 0, wal.recovered.last_epoch)
-    epoch = Epoch(1 + max(epochs)) if lead is None else lead.epoch
+    epoch = Epoch(1 + max(epochs)) if lead is None else lead.plan.epoch
     LOST.store(wal.folder, wal.lost)
     control = Control(
         wal_id=wal_id,
@@ -457,7 +442,7 @@ async def take_epoch(
         # After a failed restore the node must still know how far Postgres once was.
         chained_lsn=Lsn(max(known.chained_lsn if known and not wal.is_given_up else 0, wal.chained_lsn)),
         signed_lsn=Lsn(min(known.signed_lsn if known else 0, wal.chained_lsn)),
-        committed_lsn=max(min(lead.committed_lsn, wal.last_lsn), wal.chained_lsn) if lead else wal.last_lsn,
+        committed_lsn=max(min(lead.plan.committed_lsn, wal.last_lsn), wal.chained_lsn) if lead else wal.last_lsn,
         generation=known.generation if known and not wal.is_given_up else 0,
         history=begin_epoch(wal.history(), epoch, after(wal.last_lsn)),
     )
@@ -494,21 +479,18 @@ async def _claim_job_ids(connection: Connection, settings: Settings, who: Identi
     return who
 
 
-async def _unrecorded_fork(connection: Connection, folder: Path, origin: str, pending: list[Pending]) -> Fork | None:
-    """The fork to this ``origin`` that neither ``_system`` nor the backlog records. A fork that ended before the log
-    got its new origin never happened."""
+async def _forget_recorded_fork(connection: Connection, folder: Path, origin: str, pending: list[Pending]) -> None:
+    """Remove the kept fork if ``_system`` or the backlog records it. A fork that ended before the log got its new
+    ``origin`` never happened."""
     fork = FORK.load(folder)
     if fork is None:
-        return None
-    if fork.to_origin != origin:
+        return
+    subject, is_given_up = fork_subject(fork.to_origin), fork.to_origin != origin
+    if is_given_up:
         log.warning("log_fork_given_up", to_origin=fork.to_origin, origin=origin)
+    is_pending = any(event.job_id == subject for event in pending)
+    if is_given_up or is_pending or await node_store.is_recorded(connection, SystemAction.LOG_FORKED, subject):
         FORK.store(folder, None)
-        return None
-    subject, action = fork_subject(fork.to_origin), SystemAction.LOG_FORKED
-    if any(event.job_id == subject for event in pending) or await node_store.is_recorded(connection, action, subject):
-        FORK.store(folder, None)
-        return None
-    return fork
 
 
 async def _unrecorded(

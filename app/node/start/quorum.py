@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -21,11 +20,10 @@ from app.runtime.settings.config import Settings
 from app.store.chaining import WalPosition
 from app.store.node import PostgresLeases
 from ledger.errors import StartRefusedError, WalCorruptError, WalError
-from ledger.positions import NO_EPOCH, Epoch, Lsn, after
+from ledger.positions import NO_EPOCH, Lsn, after
 from wal import control as wal_control
 from wal.format import LSN_LIMIT, WAL_ID_BYTES
-from wal.replication.configuration import Configuration
-from wal.replication.election import NOTHING_HELD, Election, held_in
+from wal.replication.election import NOTHING_HELD, Election, Plan, held_in
 from wal.replication.file_log import FileLog
 from wal.replication.leading import Members, carry_out, elect
 from wal.replication.tls import PeerTls, TlsFiles
@@ -39,29 +37,19 @@ _OTHER_WAL = "it is another WAL than Postgres knows"
 log = structlog.get_logger()
 
 
-class Takeover(Enum):
-    """How a start treats another process that may write the same log."""
-
-    WAITS = "waits"
-    """Wait until its lease expires."""
-    SEIZES = "seizes"
-    """Take the lease from it."""
-    ACCEPTS_LOSS = "accepts loss"
-    """Take the lease, and continue with the members that answer, without a quorum: records that only the others held
-    are lost."""
+Takeover = Literal["waits", "seizes", "accepts loss"]
+"""How a start treats another process that may write the same log. It waits until the lease of that process expires, or
+seizes it. If it accepts loss, it seizes the lease and continues with the members that answer, without a quorum: records
+that only the others held are lost."""
 
 
 class Lead(NamedTuple):
     """An epoch of this node's WAL that was won, and its members."""
 
     members: Members
-    epoch: Epoch
-    wal_id: str
-    """Empty if neither this node nor a member has any of the log."""
-    configuration: Configuration
-    committed_lsn: Lsn
-    """Position known to be committed before the first record of this epoch is; the end of the log if no safekeeper
-    votes."""
+    plan: Plan
+    """``wal_id`` is empty if neither this node nor a member has any of the log; ``committed_lsn`` is above every LSN if
+    no safekeeper votes."""
     accepted_loss: bool
     """Whether members that did not answer were given up, with the records that only they held."""
 
@@ -105,8 +93,7 @@ def quorum_survives(settings: Settings) -> str | None:
     if not settings.wal.ack_mode.is_replicated:
         return None
     home = [each for each in settings.replication.members if each.region in (None, settings.region)]
-    elsewhere = sum(not each.is_on_loopback for each in home)
-    return "node" if elsewhere > len(home) // 2 else "process"
+    return "node" if sum(not each.is_on_loopback for each in home) > len(home) // 2 else "process"
 
 
 def lease_of(settings: Settings, database_url: str, folder: Path, node_id: str, run: str) -> Lease:
@@ -116,9 +103,11 @@ def lease_of(settings: Settings, database_url: str, folder: Path, node_id: str, 
         ConfigurationError: a certificate or key cannot be read.
     """
     lease = settings.lease
-    leases: Leases = PostgresLeases(database_url)
-    if lease.kind == "etcd":
-        leases = EtcdLeases(lease.etcd_urls, _tls(lease.etcd_ca, lease.etcd_cert, lease.etcd_key))
+    leases: Leases = (
+        EtcdLeases(lease.etcd_urls, _tls(lease.etcd_ca, lease.etcd_cert, lease.etcd_key))
+        if lease.kind == "etcd"
+        else PostgresLeases(database_url)
+    )
     return Lease(leases, node_id, holder_of(folder), run, lease.ttl.total_seconds(), DATABASE_FAULTS)
 
 
@@ -193,15 +182,9 @@ def _take_lead(
         log.error(
             "wal_loss_accepted", epoch=plan.epoch, kept_lsn=plan.tail.lsn, members=len(plan.configuration.members)
         )
-    votes = settings.wal.ack_mode.is_replicated or plan.configuration.is_quorum
-    return Lead(
-        members,
-        plan.epoch,
-        plan.wal_id,
-        plan.configuration,
-        plan.committed_lsn if votes else Lsn(LSN_LIMIT),
-        accept_loss,
-    )
+    if not (settings.wal.ack_mode.is_replicated or plan.configuration.is_quorum):
+        plan = plan._replace(committed_lsn=Lsn(LSN_LIMIT))
+    return Lead(members, plan, accept_loss)
 
 
 def _open(

@@ -73,13 +73,6 @@ class Grown(NamedTuple):
     to_seq: int
 
 
-class FromWal(NamedTuple):
-    """Entries restored from a WAL, and signed heads of other chains that those still lack."""
-
-    grown: list[Grown]
-    left_behind: list[SignedHead]
-
-
 class _Locked(NamedTuple):
     """A locked WAL folder and a connection to the database it belongs to."""
 
@@ -97,8 +90,9 @@ async def restore_from_wal(
     on_progress: Callable[[int], None] = lambda _: None,
     *,
     accept_lost_wal: bool = False,
-) -> FromWal:
-    """Chain the records of the WAL that PostgreSQL lacks; ``on_progress`` gets the count of records so far.
+) -> tuple[list[Grown], list[SignedHead]]:
+    """Chain the records of the WAL that PostgreSQL lacks; ``on_progress`` gets the count of records so far. Returns the
+    restored entries, and the signed heads that other chains still lack.
 
     With ``accept_lost_wal`` the WAL may be damaged or end early: its sound records are chained, and the next start,
     which must accept the loss as well, records the others as lost.
@@ -127,7 +121,7 @@ async def restore_from_wal(
         if accept_lost_wal:
             await _lower_chained(locked)
     log.info("restored_from_wal", node_id=locked.who.node_id, entries=sum(each.entries for each in grown))
-    return FromWal(grown, left_behind)
+    return grown, left_behind
 
 
 def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Grown]:
@@ -272,7 +266,8 @@ async def restore_from_bundles(
         StartRefusedError: a bundle does not fit; the ones before it are restored.
     """
     async with _alone(settings, database_url) as locked:
-        keyring = _keyring(settings, locked, keys)
+        own = [signer.public_key for signer in node_keys.open_keys(locked.folder, settings).signers()]
+        keyring = Keyring([*own, *(Keyring.load(keys) if keys is not None else ())])
         with contextlib.ExitStack() as stack:
             readers = []
             for file in files:
@@ -290,11 +285,6 @@ def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
     """``_system`` first, as it names the tenants; then range by range."""
     manifest = each[1].manifest
     return manifest.tenant_id != SYSTEM_TENANT, manifest.tenant_id, manifest.from_seq
-
-
-def _keyring(settings: Settings, locked: _Locked, keys: Path | None) -> Keyring:
-    own = [signer.public_key for signer in node_keys.open_keys(locked.folder, settings).signers()]
-    return Keyring([*own, *(Keyring.load(keys) if keys is not None else ())])
 
 
 def own_keys(settings: Settings) -> tuple[str, str]:

@@ -146,8 +146,9 @@ async def find_wal(
         durable_lsn = max(durable_lsn, known.durable_lsn)
     if accept_lost_wal:
         ASIDE.store(folder, ASIDE.load(folder) | {CUT: Aside(chained_lsn, is_known=True)})
-    must_hold_lsn = BEFORE_FIRST if may_end_early else durable_lsn
-    recovered = await _recover(folder, node_id, must_hold_lsn, accept_lost=accept_lost_wal)
+    recovered = await _recover(
+        folder, node_id, BEFORE_FIRST if may_end_early else durable_lsn, accept_lost=accept_lost_wal
+    )
 
     # 6. what is gone, and was accepted as gone
     how_to_accept = None if accept_lost_wal else accepting(restoring=restoring)

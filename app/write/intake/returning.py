@@ -11,7 +11,7 @@ twice, the appender finds it in the chain. Epoch starts and new-tenant records a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,6 +23,8 @@ import structlog
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.losses import CUT, Aside, LsnRange, merged, without
 from app.runtime.state.node import Node
+from app.store.reading import Pool, reading
+from app.write.chain.view import unchained
 from app.write.intake.system_entries import SystemEntries, record_of
 from app.write.pending.backlog import Pending, pending_of, record_bytes_of
 from ledger.errors import DatabaseUnavailableError, WalError, WalFullError
@@ -64,8 +66,7 @@ class Returning:
     """Appends the quarantined records of ``folder``; ``recovered`` gets each event, as it gets those of a start.
 
     ``asides`` holds the known facts of each quarantined log. ``kept`` and ``kept_lsn`` are history and end of the
-    current log. ``absent(events)`` returns the events that the chain does not hold; it raises database faults.
-    ``waiting`` are the events of the WAL that were not chained when the node started.
+    current log. ``waiting`` are the events of the WAL that were not chained when the node started.
     """
 
     node: Node
@@ -75,7 +76,7 @@ class Returning:
     asides: Mapping[str, Aside]
     kept: History
     kept_lsn: Lsn
-    absent: Callable[[Sequence[Pending]], Awaitable[list[Pending]]]
+    pool: Pool
     waiting: Sequence[Pending]
 
     async def run(self) -> Returned:
@@ -150,7 +151,8 @@ class Returning:
         """The events that are not in the chain."""
         while events:
             try:
-                return await self.absent(events)
+                async with reading(self.pool) as connection:
+                    return await unchained(connection, events)
             except (DatabaseUnavailableError, *DATABASE_FAULTS):
                 await asyncio.sleep(PAUSE_S)
         return []
