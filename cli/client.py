@@ -24,7 +24,7 @@ from ledger.errors import ConfigurationError, LedgerError
 from ledger.text import secret_text, token_in, token_text, without_login
 from signing import files
 from tallystick_client import Client, NotTheLedgerError, ProblemError, Reply, TallystickError, UnreachableError
-from tallystick_client.core import OnWait, json_in, no_ledger
+from tallystick_client.core import OnWait, no_ledger, value_of
 from tallystick_client.transport import listing
 from terminal.outcome import err
 
@@ -58,14 +58,16 @@ class LedgerClient(Client):
         url = secret_text(url, "the address of the service").strip().rstrip("/")
         self.url = without_login(url)
         """For messages."""
-        waits: dict[str, Any] = {"patience_s": patience_s, "timeout_s": timeout_s, "on_wait": on_wait}
         try:
-            super().__init__(url, token=_token() or None, spool=spool, **waits)
+            super().__init__(
+                url, token=_token() or None, spool=spool, patience_s=patience_s, timeout_s=timeout_s, on_wait=on_wait
+            )
         except ValueError as error:
             raise UnreachableError(str(error)) from None
         except OSError as error:
-            named = f"TALLY_CA {os.environ.get('TALLY_CA')}"
-            raise ConfigurationError(f"{named} is no file of CA certificates in PEM: {error}") from None
+            raise ConfigurationError(
+                f"TALLY_CA {os.environ.get('TALLY_CA')} is no file of CA certificates in PEM: {error}"
+            ) from None
 
     def get(self, path: str, shape: Any = dict, /, **params: Any) -> Any:
         """The JSON that ``GET path`` answers; parameters that are None are left out.
@@ -111,9 +113,7 @@ class LedgerClient(Client):
 
     def json(self, reply: Reply, shape: Any) -> Any:
         """The JSON of an answer; errors as ``get``."""
-        if (value := json_in(reply.content)) is None:
-            raise no_ledger(reply)
-        return self.checked(value, shape)
+        return self.checked(value_of(reply), shape)
 
     def checked(self, value: Any, shape: Any) -> Any:
         """``value``, of an answer.
@@ -187,9 +187,8 @@ def _token() -> str:
     Raises:
         ConfigurationError: the text cannot be a token.
     """
-    if _token_of_file is not None:
-        return _token_of_file
-    return token_text(os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE)
+    in_environment = os.environ.get(TOKEN_VARIABLE, "")
+    return token_text(in_environment, TOKEN_VARIABLE) if _token_of_file is None else _token_of_file
 
 
 def _read_token(_context: object, _parameter: object, path: str | Path | None) -> None:
@@ -199,8 +198,10 @@ def _read_token(_context: object, _parameter: object, path: str | Path | None) -
     try:
         _token_of_file = token_in(files.read_regular(path), f"--token-file {path}")
     except OSError as error:
-        remedy = f"What a command prints can be given as {TOKEN_VARIABLE}"
-        raise ConfigurationError(f"--token-file {path} cannot be read: {error.strerror}. {remedy}") from None
+        raise ConfigurationError(
+            f"--token-file {path} cannot be read: {error.strerror}. What a command prints can be given as "
+            f"{TOKEN_VARIABLE}"
+        ) from None
     if not _token_of_file:
         raise ConfigurationError(f"--token-file {path} is empty: it should hold a token, as tally token new prints it")
 

@@ -89,7 +89,11 @@ def list_keys(client: Service, as_json: Json = False) -> None:
     tell(
         answer,
         *[_told(key, answer["root_key_id"]) for key in answer["keys"]],
-        *[_told_waiting(key) for key in answer["not_admitted"]],
+        *[
+            f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, NOT ADMITTED: nothing it signs counts\n"
+            f"  if this is what that node says of itself: tally keys admit {key['key_id']}"
+            for key in answer["not_admitted"]
+        ],
         *[f"checkpoints: {verifier_key}" for verifier_key in answer["log_verifier_keys"]],
         as_json=as_json,
     )
@@ -305,11 +309,4 @@ def _told(key: Mapping[str, Any], root_key_id: str | None) -> str:
         f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, "
         f"{f'signs {signs}' if signs else 'signs no more'}{role}\n"
         f"  {made}counts for entries {', '.join(bounds)}"
-    )
-
-
-def _told_waiting(key: Mapping[str, Any]) -> str:
-    return (
-        f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, NOT ADMITTED: nothing it signs counts\n"
-        f"  if this is what that node says of itself: tally keys admit {key['key_id']}"
     )

@@ -47,7 +47,7 @@ def set_fields(
     Examples:
       tally privacy set -t acme -f spec.user -f requestor --subject-field spec.user
     """
-    body: dict[str, Any] = {"fields": fields or [], "subject": subject}
+    body = {"fields": fields or [], "subject": subject}
     _show(client.send("PUT", f"/v1/tenants/{tenant}/privacy", body, PrivacyAnswer), as_json)
 
 

@@ -78,12 +78,14 @@ def prove(
         raise fail(
             f"the receipt of {client.url} does not hold and is not kept: {first['kind']}: {first['detail']}", code
         )
-    assert outcome.receipt is not None
-    if not _is_asked(outcome.receipt, tenant, job, seq):
+    receipt, own = outcome.receipt, outcome.checkpoint
+    assert receipt is not None
+    assert own is not None
+    if not _is_asked(receipt, tenant, job, seq):
         raise NotTheLedgerError(f"{client.url} sent a receipt of something else than was asked for")
     with whole_file(output) as written:
         written.write(reply.content)
-    _tell(outcome, output, as_json=as_json)
+    _tell(outcome, subject_of(receipt, own.size), output, as_json=as_json)
 
 
 def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> int | None:
@@ -100,19 +102,15 @@ def _is_asked(receipt: Receipt, tenant: str, job: str | None, seq: int | None) -
     return receipt.covers == JOB and receipt.job_id in (job, refused_job_id(job))
 
 
-def _tell(outcome: ReceiptVerdict, output: Path, *, as_json: bool) -> None:
-    receipt, own = outcome.receipt, outcome.checkpoint
-    assert receipt is not None
-    assert own is not None
-    is_compared = outcome.verdict["compared_with"] is not None
+def _tell(outcome: ReceiptVerdict, subject: list[str], output: Path, *, as_json: bool) -> None:
     tell(
         {**outcome.to_json(), "file": str(output)},
-        *subject_of(receipt, own.size),
+        *subject,
         *(
             f"carries the word of {each['kind']} {each['by']} to seq {each['to_seq']}"
             for each in outcome.verdict["anchors"]
         ),
-        *(["the log begins with the checkpoint that you had"] if is_compared else ()),
+        *(["the log begins with the checkpoint that you had"] if outcome.verdict["compared_with"] is not None else ()),
         f"{output}: {outcome.size_bytes:,} bytes, SHA-256 {outcome.digest}",
         "verify it with: tally verify-proof FILE --keys K, of keys that you trust",
         as_json=as_json,

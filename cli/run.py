@@ -105,8 +105,7 @@ def run(
       tally run -t nightly --spool /var/spool/tally -- backup.sh
       tally run --flush --spool /var/spool/tally
     """
-    client_log = logging.getLogger("tallystick_client")
-    client_log.handlers = [logging.NullHandler() if flush else _Warnings(logging.WARNING)]
+    logging.getLogger("tallystick_client").handlers = [logging.NullHandler() if flush else _Warnings(logging.WARNING)]
     if flush:
         if spool is None or command:
             raise InvalidInputError("--flush goes with --spool DIR (or TALLY_SPOOL), and with no command")
@@ -127,8 +126,8 @@ def run(
         ended = run_command(command)
     except OSError as error:
         err.print(f"{command[0]}: {error.strerror}", markup=False)
-        is_missing = isinstance(error, FileNotFoundError)
-        ended = Ended(ExitCode.NOT_FOUND if is_missing else ExitCode.CANNOT_EXECUTE, None, 0.0)
+        code = ExitCode.NOT_FOUND if isinstance(error, FileNotFoundError) else ExitCode.CANNOT_EXECUTE
+        ended = Ended(code, None, 0.0)
     _report(job, ended, spool, as_json)
     raise CommandExit(ended.exit_code)
 
@@ -157,9 +156,9 @@ class RecordedJob:
         durability: Level | None = None,
         subject: str | None = None,
     ) -> None:
-        waits: dict[str, Any] = {"patience_s": 0.0, "timeout_s": SPOOLED_WAIT_S}
-        if spool is None:
-            waits = {"patience_s": START_PATIENCE_S}
+        waits: dict[str, Any] = (
+            {"patience_s": 0.0, "timeout_s": SPOOLED_WAIT_S} if spool else {"patience_s": START_PATIENCE_S}
+        )
         self._client = LedgerClient(url, spool=spool, **waits)
         self._has_spool = spool is not None
         self._job: Job = self._client.job(
@@ -180,9 +179,8 @@ class RecordedJob:
     @property
     def how_begun(self) -> str:
         """The outcome of recording the start, in words."""
-        if self.problem is not None:
-            return "is not on record yet"
-        return "spooled: the ledger is away" if self._job.is_spooled else "accepted"
+        recorded = "spooled: the ledger is away" if self._job.is_spooled else "accepted"
+        return recorded if self.problem is None else "is not on record yet"
 
     def begin(self) -> None:
         """Record JobCreated and JobAccepted. On return without a ``problem`` they are in the ledger or in the spool.
@@ -333,9 +331,7 @@ def run_command(command: Sequence[str]) -> Ended:
     status = _status_at_end(pid, waited_for)
     duration_s = time.monotonic() - started
     code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return Ended(code, None, duration_s)
-    return Ended(128 - code, signal.Signals(-code).name, duration_s)
+    return Ended(code, None, duration_s) if code >= 0 else Ended(128 - code, signal.Signals(-code).name, duration_s)
 
 
 def _status_at_end(pid: int, waited_for: frozenset[signal.Signals]) -> int:

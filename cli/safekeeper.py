@@ -21,14 +21,13 @@ import structlog
 import typer
 from prometheus_client import CollectorRegistry, Counter, MetricsHandler, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from app.runtime.logs import DRAIN_S, configure_logs
 from app.runtime.settings.types import Bounds, parse_duration
 from ledger import rfc3339
-from ledger.errors import ArchiveUnavailableError, ConfigurationError, LedgerError, StartRefusedError
+from ledger.errors import ArchiveUnavailableError, ConfigurationError, StartRefusedError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
 from ledger.text import secret_text
@@ -38,7 +37,7 @@ from terminal.program import Json
 from wal.replication import server
 from wal.replication.archive import restore_log
 from wal.replication.configuration import split_address
-from wal.replication.frames import status, unchained_in
+from wal.replication.frames import status_or_fault, unchained_in
 from wal.replication.messages import StatusReport, WalStatus
 from wal.replication.safekeeper import Safekeeper
 from wal.replication.server import Server
@@ -105,21 +104,20 @@ def serve(
     err.wait_max_s = DRAIN_S
     metrics = KeeperMetrics()
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=True)
-    host, port = split_address(listen)
-    listener = server.listen(host, port, is_secured=tls is not None)
+    listener = server.listen(*split_address(listen), is_secured=tls is not None)
     scrapes = None if metrics_listen is None else metrics.listen(*split_address(metrics_listen))
     keeper = Safekeeper(folder, region, metrics.tell, _store(archive), scrub_interval_s)
     with contextlib.closing(keeper):
         served = server.Server(keeper, listener, tls)
         stop_signals.take(lambda *_: served.stop())
         metrics.watch(keeper, served, scrub_interval_s)
-        host, port, *_ = listener.getsockname()
         # Loaded modules are never freed: a collection need not walk over them while a log waits.
         gc.collect()
         gc.freeze()
-        ready = {"address": f"{host}:{port}", "region": region, "dir": str(folder)}
+        ready = {"address": _address_of(listener), "region": region, "dir": str(folder)}
         if scrapes is not None:
-            ready["metrics"] = scrapes.begin()
+            threading.Thread(target=scrapes.serve_forever, name="metrics", daemon=True).start()
+            ready["metrics"] = _address_of(scrapes.socket)
         metrics.tell("safekeeper_ready", ready)
         served.run()
     metrics.tell("safekeeper_stopped", {})
@@ -186,22 +184,20 @@ def show_status(
     dsn = None if dsn is None else secret_text(dsn, "--dsn")
     found: list[dict[str, Any]] = []
     lines: list[str] = []
-    is_whole = True
     positions, database_error = _positions(dsn) if dsn is not None else ({}, None)
     if database_error is not None:
         lines.append(f"PostgreSQL does not say what is chained: {database_error}")
     for address in addresses:
-        try:
-            keeper = status(*split_address(address), tls, STATUS_TIMEOUT_S)
-        except (OSError, LedgerError) as error:
-            is_whole = False
-            found.append({"address": address, "region": None, "error": str(error), "wals": []})
-            lines.append(f"{address}: {error}")
-            continue
-        is_whole = is_whole and all(wal.state != "failed" for wal in keeper.wals)
-        found.append({"address": address, "error": None, **_json_of(keeper, positions)})
-        lines.append(f"{address}: region {keeper.region}, {len(keeper.wals)} logs")
-        lines += [_line_of(wal, _unchained(wal, positions)) for wal in keeper.wals]
+        keeper = status_or_fault(address, tls, STATUS_TIMEOUT_S)
+        if isinstance(keeper, str):
+            found.append({"address": address, "region": None, "error": keeper, "wals": []})
+            lines.append(f"{address}: {keeper}")
+        else:
+            found.append({"address": address, "error": None, **_json_of(keeper, positions)})
+            lines.append(f"{address}: region {keeper.region}, {len(keeper.wals)} logs")
+            lines += [_line_of(wal, _unchained(wal, positions)) for wal in keeper.wals]
+    states = [wal["state"] for each in found for wal in each["wals"]]
+    is_whole = "failed" not in states and all(each["error"] is None for each in found)
     tell({"safekeepers": found, "database_error": database_error}, *lines, as_json=as_json)
     raise CommandExit(ExitCode.FINE if is_whole else ExitCode.COULD_NOT_RUN)
 
@@ -288,6 +284,10 @@ def _line_of(wal: WalStatus, unchained: int | None) -> str:
     )
 
 
+def _address_of(listener: socket.socket) -> str:
+    return ":".join(map(str, listener.getsockname()[:2]))
+
+
 def _duration_s(option: str, text: str, bounds: Bounds) -> float:
     """Seconds of a duration such as ``7d``.
 
@@ -353,36 +353,28 @@ class KeeperMetrics:
     """All metrics of one safekeeper, in a registry of their own."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._events = Counter("safekeeper_events", "Events that were logged", ("event",), registry=self._registry)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._events = Counter("safekeeper_events", "Events that were logged", ("event",), registry=self.registry)
         for event in COUNTED_FROM_0:
             self._events.labels(event)
 
-    def count(self, event: str) -> None:
-        """Count a logged event; the set of names is fixed by the code."""
-        self._events.labels(event).inc()
-
     def tell(self, event: str, facts: Mapping[str, object]) -> None:
-        """Log an event, and count it."""
-        self.count(event)
+        """Log an event, and count it; the set of names is fixed by the code."""
+        self._events.labels(event).inc()
         (log.warning if _IS_ALARMING(event) else log.info)(event, **facts)
 
     def watch(self, keeper: Safekeeper, server: Server, scrub_interval_s: float) -> None:
         """Report the state of its logs from now on."""
-        self._registry.register(_KeeperCollector(keeper, server, scrub_interval_s))
-
-    def render(self) -> bytes:
-        """Everything in the text format of Prometheus."""
-        return generate_latest(self._registry)
+        self.registry.register(_KeeperCollector(keeper, server, scrub_interval_s))
 
     def listen(self, host: str, port: int) -> _ScrapeServer:
-        """A server of scrapes that listens at the address, and answers after ``begin``.
+        """A server of scrapes that listens at the address, and answers once it is run.
 
         Raises:
             OSError: the address is not available.
         """
-        handler = type("Scrape", (_Scrape,), {"registry": self._registry, "timeout": REQUEST_TIMEOUT_S})
+        handler = type("Scrape", (_Scrape,), {"registry": self.registry, "timeout": REQUEST_TIMEOUT_S})
         server = _ScrapeServer((host, port), handler, bind_and_activate=False)
         server.socket.close()
         server.socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -444,11 +436,5 @@ class _Scrape(MetricsHandler):
 
 
 class _ScrapeServer(HTTPServer):
-    def begin(self) -> str:
-        """Answer scrapes on a thread that ends with the process; returns the address."""
-        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
-        host, port, *_ = self.socket.getsockname()
-        return f"{host}:{port}"
-
     def handle_error(self, *_: object) -> None:
         """Ignore a client that hung up, or took too long."""

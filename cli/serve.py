@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -206,18 +206,15 @@ async def _serve(
 ) -> int:
     from app.node import serving
 
-    run = partial(
-        serving.serve, settings, url, accept_lost_wal=accept_lost_wal, own_port=own_port, on_stop=deadline.begin
-    )
-    if parent is None:
-        return await run(on_ready=_say_ready)
-    with _child_of(parent) as ready:
-
-        def say_ready(url: str) -> None:
-            ready()
-            _say_ready(url)
-
-        return await run(on_ready=say_ready)
+    with nullcontext(lambda: None) if parent is None else _child_of(parent) as tell_parent:
+        return await serving.serve(
+            settings,
+            url,
+            accept_lost_wal=accept_lost_wal,
+            own_port=own_port,
+            on_ready=partial(_say_ready, tell_parent=tell_parent),
+            on_stop=deadline.begin,
+        )
 
 
 async def _serve_and_watch(
@@ -254,7 +251,8 @@ async def _keep_alive(postgres: EmbeddedPostgres) -> None:
                 _log.error("embedded_postgres_down", error=said)
 
 
-def _say_ready(url: str) -> None:
+def _say_ready(url: str, tell_parent: Callable[[], None] = lambda: None) -> None:
+    tell_parent()
     _say("service_ready", f"Tallystick answers at {url}, its API is described at {url}/docs", url=url)
 
 
@@ -290,14 +288,9 @@ class StopWhileStarting:
         """
         try:
             yield
-        except Exception:
-            self._unwind_if_asked()
-            raise
-        self._unwind_if_asked()
-
-    def _unwind_if_asked(self) -> None:
-        if self._asked:
-            raise CommandExit(ExitCode.FINE) from None
+        finally:
+            if self._asked:
+                raise CommandExit(ExitCode.FINE) from None
 
 
 def _write_but_the_end(lost: sys.UnraisableHookArgs) -> None:

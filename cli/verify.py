@@ -124,9 +124,10 @@ def verify(
 def _acknowledge(url: str, tenant: str, reason: str) -> None:
     """Have the node record that its findings were acknowledged."""
     with LedgerClient(url) as client:
-        body = {"tenant_id": tenant, "reason": reason}
         try:
-            answer = client.post("/v1/chain/acknowledge", body, AcknowledgeAnswer, repeatable=True)
+            answer = client.post(
+                "/v1/chain/acknowledge", {"tenant_id": tenant, "reason": reason}, AcknowledgeAnswer, repeatable=True
+            )
         except ProblemError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
@@ -342,20 +343,33 @@ class Request:
 
 def served_anchors(client: LedgerClient, tenant: str, external: ExternalWitnesses, open_note: OpenNote) -> list[Anchor]:
     """The service's newest statement of each external witness."""
-    said = []
+    cosigned, stamped = list[dict[str, Any]](), list[dict[str, Any]]()
     if external.witnesses:
         known = {witness.text() for witness in external.witnesses}
         items = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList, limit=LISTED_MAX)["items"]
-        for item in _newest([item for item in items if item["witness"] in known], "witness"):
-            time = datetime.fromisoformat(item["time"])
-            said.append(StoredAnchor(WITNESS, item["witness"], item["note"], item["tree_size"], time))
+        cosigned = _newest([item for item in items if item["witness"] in known], "witness")
     if external.roots:
         items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
-        for item in _newest(items, "authority"):
-            time, response = datetime.fromisoformat(item["time"]), base64.b64decode(item["response"])
-            said.append(
-                StoredAnchor(RFC_3161, item["authority"], item["checkpoint"], item["tree_size"], time, response)
+        stamped = _newest(items, "authority")
+    said = [
+        *(
+            StoredAnchor(
+                WITNESS, each["witness"], each["note"], each["tree_size"], datetime.fromisoformat(each["time"])
             )
+            for each in cosigned
+        ),
+        *(
+            StoredAnchor(
+                RFC_3161,
+                each["authority"],
+                each["checkpoint"],
+                each["tree_size"],
+                datetime.fromisoformat(each["time"]),
+                base64.b64decode(each["response"]),
+            )
+            for each in stamped
+        ),
+    ]
     return [judge(each, external.witnesses, external.roots, open_note) for each in said]
 
 
@@ -366,11 +380,10 @@ def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
         SignatureError: one of a known witness is invalid.
     """
     note = notes.parse(kept)
-    found = cosignatures_of(note, witnesses)
     checkpoint = checkpoints.parse(note.text)
     return [
         Anchor(WITNESS, each.witness.name, rfc3339.written(each.time), checkpoint.size, checkpoint.root)
-        for each in found
+        for each in cosignatures_of(note, witnesses)
     ]
 
 

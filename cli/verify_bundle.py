@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -93,9 +92,7 @@ def verify_bundle(
     trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, state=state, no_state=no_state)
     verified = []
     for path in files:
-        verified.append(_verify(path, trusted))
-        if report_to is not None:
-            verified[-1] = _with_counts(path, verified[-1])
+        verified.append(_verify(path, trusted, wants_counts=report_to is not None))
         trusted = trusted._replace(memory=_remembered(trusted.memory, verified[-1]))
     external_from = [text for each in witness_key or () for text in ("--witness-key", each)]
     external_from += [] if tsa_ca is None else ["--tsa-ca", readable(tsa_ca)]
@@ -108,22 +105,19 @@ def verify_bundle(
     raise CommandExit(gravest(ExitCode(file.exit_code) for file in verified))
 
 
-def _verify(path: Path, trusted: Trusted) -> VerifiedFile:
+def _verify(path: Path, trusted: Trusted, *, wants_counts: bool) -> VerifiedFile:
+    """The verdict on a file, with the counts of its entries if they are valid and wanted."""
     try:
         outcome = asyncio.run(verify_file(path, *trusted))
     except NotABundleError as error:
         return VerifiedFile(readable(path), ExitCode.COULD_NOT_RUN, error=str(error))
     except OSError as error:
         return VerifiedFile(readable(path), ExitCode.COULD_NOT_RUN, error=error.strerror or readable(error))
-    return VerifiedFile(readable(path), exit_code_of_bundle(outcome.verdict), outcome)
-
-
-def _with_counts(path: Path, file: VerifiedFile) -> VerifiedFile:
-    """``file`` with the counts of its entries, if they are valid."""
-    if file.outcome is None or "broken" in file.outcome.verdict["verdicts"].values():
-        return file
-    with BundleReader.open(path) as reader:
-        return replace(file, counts=counts_of(reader))
+    counts = None
+    if wants_counts and "broken" not in outcome.verdict["verdicts"].values():
+        with BundleReader.open(path) as reader:
+            counts = counts_of(reader)
+    return VerifiedFile(readable(path), exit_code_of_bundle(outcome.verdict), outcome, counts=counts)
 
 
 def _remembered(memory: Memory | None, file: VerifiedFile) -> Memory | None:
@@ -148,8 +142,7 @@ def _written(
         )
     if path.suffix == ".md":
         return report.to_markdown(files, against, now, tool).encode()
-    name = readable(Path(path.name))
-    key = None if signer is None else SignedWith(signer.key_id, signer.algorithm, name)
+    key = None if signer is None else SignedWith(signer.key_id, signer.algorithm, readable(Path(path.name)))
     return to_html(files, against, now, tool, key).encode()
 
 
@@ -222,25 +215,25 @@ def verify_report(
     except SignatureError as error:
         raise fail(f"{report} is not what was signed: {error}", ExitCode.TAMPERED) from error
     code = _SIGNED_CODES[found.signed.verdict]
-    tell(_signed_json(found, report, code), *_signed_lines(found, report), as_json=as_json)
+    tell(
+        {
+            "file": str(report),
+            "exit_code": code,
+            "signature": found.signed.verdict,
+            "detail": found.signed.detail,
+            "key_ids": list(found.signed.key_ids),
+            "signed_as": found.name,
+            "report": msgspec.to_builtins(found.findings),
+        },
+        *_signed_lines(found, report),
+        as_json=as_json,
+    )
     raise CommandExit(code)
 
 
 def _read(path: Path, bytes_max: int) -> bytes:
     with open_regular(path) as file:
         return file.read(bytes_max + 1)
-
-
-def _signed_json(found: SignedReport, report: Path, code: ExitCode) -> dict[str, Any]:
-    return {
-        "file": str(report),
-        "exit_code": code,
-        "signature": found.signed.verdict,
-        "detail": found.signed.detail,
-        "key_ids": list(found.signed.key_ids),
-        "signed_as": found.name,
-        "report": msgspec.to_builtins(found.findings),
-    }
 
 
 def _signed_lines(found: SignedReport, report: Path) -> list[str]:

@@ -74,20 +74,6 @@ class Trusted(NamedTuple):
         )
 
 
-class Verified(NamedTuple):
-    """One file and its result; ``error`` instead of ``outcome`` when it could not be read."""
-
-    name: str
-    exit_code: ExitCode
-    outcome: ReceiptVerdict | None = None
-    error: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The verdict object with the file's name."""
-        about = {"file": self.name, "exit_code": self.exit_code}
-        return {**about, "error": self.error} if self.outcome is None else {**self.outcome.to_json(), **about}
-
-
 def verify_proof(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Receipts to verify, each by itself.")],
     keys: Keys = None,
@@ -118,45 +104,40 @@ def verify_proof(
       tally verify-proof *.receipt.json --keys keys/ --checkpoint acme.checkpoint --json
     """
     trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, state=state, no_state=no_state)
-    verified = []
+    items, lines = list[dict[str, Any]](), list[RenderableType]()
     for path in files:
-        name = readable(path)
-        try:
-            with open_regular(path) as file:
-                data = file.read(FILE_BYTES_MAX + 1)
-        except OSError as error:
-            verified.append(Verified(name, ExitCode.COULD_NOT_RUN, error=error.strerror or readable(error)))
-            continue
-        if not is_like_receipt(data):
-            verified.append(
-                Verified(
-                    name,
-                    ExitCode.COULD_NOT_RUN,
-                    error=f"it is no receipt; it looks like {looks_like(data[:HEAD_BYTES])}",
-                )
-            )
-            continue
-        outcome = judged(data, *trusted)
-        verified.append(Verified(name, exit_code_of_receipt(outcome.verdict), outcome))
-    items = [each.to_json() for each in verified]
-    told = {**(items[0] if len(items) == 1 else {}), "receipts": items}
-    tell(told, *(line for each in verified for line in _lines(each)), as_json=as_json)
-    raise CommandExit(gravest(each.exit_code for each in verified))
+        found = _judged(path, trusted)
+        code = ExitCode.COULD_NOT_RUN if isinstance(found, str) else exit_code_of_receipt(found.verdict)
+        about = {"file": readable(path), "exit_code": code}
+        items.append({**about, "error": found} if isinstance(found, str) else {**found.to_json(), **about})
+        lines += [marked(f"{escape(readable(path))}: {OUTCOMES[code]}"), *_lines(found)]
+    tell({**(items[0] if len(items) == 1 else {}), "receipts": items}, *lines, as_json=as_json)
+    raise CommandExit(gravest(item["exit_code"] for item in items))
 
 
-def _lines(verified: Verified) -> list[RenderableType]:
-    lines = [marked(f"{escape(verified.name)}: {OUTCOMES[verified.exit_code]}")]
-    outcome = verified.outcome
-    if outcome is None:
-        return [*lines, f"  {verified.error}"]
-    if outcome.receipt is not None and outcome.checkpoint is not None:
-        lines += [*subject_of(outcome.receipt, outcome.checkpoint.size), *_entries_of(outcome.receipt)]
-    limits = LIMITS if outcome.verdict["valid"] else ()
+def _judged(path: Path, trusted: Trusted) -> ReceiptVerdict | str:
+    """The verdict on a file, or why it could not be read as a receipt."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        return error.strerror or readable(error)
+    if not is_like_receipt(data):
+        return f"it is no receipt; it looks like {looks_like(data[:HEAD_BYTES])}"
+    return judged(data, *trusted)
+
+
+def _lines(found: ReceiptVerdict | str) -> list[RenderableType]:
+    if isinstance(found, str):
+        return [f"  {found}"]
+    lines: list[RenderableType] = []
+    if found.receipt is not None and found.checkpoint is not None:
+        lines += [*subject_of(found.receipt, found.checkpoint.size), *_entries_of(found.receipt)]
     return [
         *lines,
-        verdict_table(outcome.verdict["verdicts"]),
-        *findings(outcome.verdict, outcome.memory, outcome.not_checked),
-        *(f"never shown by a receipt: {text}" for text in limits),
+        verdict_table(found.verdict["verdicts"]),
+        *findings(found.verdict, found.memory, found.not_checked),
+        *(f"never shown by a receipt: {text}" for text in (LIMITS if found.verdict["valid"] else ())),
     ]
 
 

@@ -14,7 +14,6 @@ from ledger.errors import (
     BrokenRangeError,
     BundleInvalidError,
     ChainDamagedError,
-    LedgerError,
     NotABundleError,
     ReceiptInvalidError,
     SignatureError,
@@ -127,7 +126,7 @@ def without_jobs(verdict: Mapping[str, Any]) -> dict[str, Any]:
     return {**verdict, "verdicts": verdicts}
 
 
-def exit_code_of_error(error: LedgerError) -> ExitCode:
+def exit_code_of_error(error: Exception) -> ExitCode:
     """The code for an error that ended a command."""
     if isinstance(error, UnknownKeyError):
         return ExitCode.UNKNOWN_KEY

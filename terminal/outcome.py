@@ -174,7 +174,12 @@ def print_why_incomplete(verdicts: Sequence[Mapping[str, Any]], *, is_any_key: b
 
 
 def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[str]:
-    left = [unchecked(_as_judged(verdict)) for verdict in verdicts if "error" not in verdict]
+    # The verdict object that decided the exit code: archives and bundles hold no job states.
+    left = [
+        unchecked(without_jobs(verdict) if {*OWN_SOURCES} & {*verdict["verdicts"]} else verdict)
+        for verdict in verdicts
+        if "error" not in verdict
+    ]
     unsigned = [each.unsigned_entries for each in left if each.unsigned_entries]
     late = [each.entries_before for each in left if each.entries_before]
     aspects = dict.fromkeys(aspect for each in left for aspect in each.aspects)
@@ -186,8 +191,3 @@ def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[st
             entries, ledgers = counted(sum(found), "entry", "entries"), counted(len(found), "ledger")
             reasons.append(f"{entries} of {ledgers} {where}")
     return reasons
-
-
-def _as_judged(verdict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The verdict object that decided the exit code: archives and bundles hold no job states."""
-    return without_jobs(verdict) if {*OWN_SOURCES} & {*verdict["verdicts"]} else verdict

@@ -36,10 +36,8 @@ def run(commands: Callable[[], object], said: Callable[[Exception], str | None] 
         raise
     except SystemExit as ended:
         raise SystemExit(ExitCode.COULD_NOT_RUN if ended.code == _USAGE_ERROR else ended.code) from None
-    except LedgerError as error:
+    except (LedgerError, OSError) as error:
         raise fail(str(error), exit_code_of_error(error)) from None
-    except OSError as error:
-        raise fail(str(error)) from None
     except (UnicodeError, orjson.JSONEncodeError) as error:
         if (fault := locale_fault()) is not None:
             raise fail(fault) from None

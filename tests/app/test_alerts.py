@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from prometheus_client.exposition import generate_latest
 
 from app.node.service import Service
 from app.runtime.metrics import COUNTERS_READ, Metrics, Values, member_values, node_values
@@ -325,11 +326,12 @@ def test_alerts_on_a_safekeeper_fire_when_its_log_its_archive_or_a_peer_fail(tmp
         kept.scrubber.step(BEGAN_S)
 
         def now(number: float) -> Scrape:
-            return scrape(BEGAN_S + EVERY_S * number, metrics.render().decode(), "keeper", "tallystick-safekeeper")
+            text = generate_latest(metrics.registry).decode()
+            return scrape(BEGAN_S + EVERY_S * number, text, "keeper", "tallystick-safekeeper")
 
         scrapes = [now(0)]
         assert firing(scrapes) == set()
-        metrics.count("safekeeper_peer_refused")
+        metrics.tell("safekeeper_peer_refused", {})
         assert firing([*scrapes, now(1)]) == {"SafekeeperRefusesPeers"}
         assert firing([now(15 * DAY_S / EVERY_S)]) == {"SafekeeperScrubOverdue"}
         assert kept.archiver is not None
