@@ -23,7 +23,7 @@ import asyncpg
 import orjson
 
 from app.store.job_table import ENTRY
-from app.store.reading import columns, fetch_as, fetch_column, fetch_tuples, fetch_value, json_in
+from app.store.reading import columns, fetch_as, fetch_column, fetch_one_as, fetch_tuples, fetch_value, json_in, turned
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyDamagedError
 from ledger.facts.events import SystemAction
 from ledger.private_fields import facts_of, name_of
@@ -69,16 +69,15 @@ _CHAINED = f"""
 """One lookup in the index of job ids for each tenant, as the subjects of these entries share a prefix. OFFSET keeps the
 planner from reading the whole log instead."""
 
-_CHAINED_IN_ORDER = f"{_CHAINED} ORDER BY l.tenant_id, l.seq"
-_LAST_OF_TENANT = f"{_CHAINED} WHERE h.tenant_id = $4 ORDER BY l.seq DESC LIMIT 1"
 
 _DECLARATIONS = (SystemAction.PRIVACY_DECLARED, "privacy:", "privacy;")
-_ERASURES = (SystemAction.SUBJECT_ERASED, "erasure:", "erasure;")
 
 
 async def declaration_entries(connection: Connection, check: EntryCheck) -> PrivacyEntries:
     """Every declaration in the chains of all tenants."""
-    return await _recomputed(connection, check, await fetch_tuples(connection, _CHAINED_IN_ORDER, *_DECLARATIONS))
+    return await _recomputed(
+        connection, check, await fetch_tuples(connection, f"{_CHAINED} ORDER BY l.tenant_id, l.seq", *_DECLARATIONS)
+    )
 
 
 async def last_declaration_entry(connection: Connection, check: EntryCheck, tenant_id: str) -> PrivacyEntry | None:
@@ -87,7 +86,9 @@ async def last_declaration_entry(connection: Connection, check: EntryCheck, tena
     Raises:
         ChainDamagedError: it is not what was chained.
     """
-    return await _first(connection, check, _LAST_OF_TENANT, *_DECLARATIONS, tenant_id)
+    return await _first(
+        connection, check, f"{_CHAINED} WHERE h.tenant_id = $4 ORDER BY l.seq DESC LIMIT 1", *_DECLARATIONS, tenant_id
+    )
 
 
 async def find_entry(
@@ -114,7 +115,7 @@ async def find_entry(
 
 async def erasure_entries(connection: Connection, check: EntryCheck) -> AsyncIterator[PrivacyEntries]:
     """Every erasure in the chains, ``ENTRIES_AT_ONCE`` at a time; within a transaction."""
-    cursor = await connection.cursor(_CHAINED, *_ERASURES)
+    cursor = await connection.cursor(_CHAINED, *(SystemAction.SUBJECT_ERASED, "erasure:", "erasure;"))
     while rows := await cursor.fetch(ENTRIES_AT_ONCE):
         yield await _recomputed(connection, check, list(map(tuple, rows)))
 
@@ -155,8 +156,6 @@ def _entry_of(tenant_id: str, row: Sequence[Any]) -> PrivacyEntry:
 
 async def not_destroyed(connection: Connection, keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
     """The keys (tenant, key id) among these that are living, or not in the table."""
-    if not keys:
-        return set()
     return {
         *await fetch_tuples(
             connection,
@@ -165,7 +164,7 @@ async def not_destroyed(connection: Connection, keys: Sequence[tuple[str, str]])
               LEFT JOIN scheduler.subject_keys AS k ON k.tenant_id = n.tenant_id AND k.key_id = n.key_id
              WHERE k.key_id IS NULL OR k.wrapped_key IS NOT NULL
             """,
-            *zip(*keys, strict=True),
+            *turned(keys, 2),
         )
     }
 
@@ -238,47 +237,35 @@ class RowFault(NamedTuple):
     reason: str
 
 
-_STATE = f"SELECT {columns(PrivacyState)} FROM scheduler.privacy_state"
-_BEGIN = """
-INSERT INTO scheduler.privacy_state (revision, master_key_id, wrapped_secret) VALUES (0, $1, $2)
-    ON CONFLICT DO NOTHING
-"""
-
 _DECLARED = f"SELECT {columns(DeclaredFields)} FROM scheduler.private_fields"
-_DECLARED_SINCE = f"{_DECLARED} WHERE revision > $1 OR revision IS NULL OR $1 = 0"
-_DECLARED_BY = f"{_DECLARED} WHERE tenant_id = $1"
 
 _KEYS = f"SELECT {columns(SubjectKey)} FROM scheduler.subject_keys WHERE tenant_id = $1"
-_LIVING_KEYS = f"{_KEYS} AND subject_tag = ANY($2::bytea[]) AND wrapped_key IS NOT NULL"
-_KEYS_OF_ID = f"{_KEYS} AND key_id = ANY($2::text[])"
 
 _RECORDS = f"SELECT {columns(PrivacyRecord, ('created_at',))} FROM scheduler.privacy_records"
-_RECORD_AT = f"{_RECORDS} WHERE tenant_id = $1 AND revision = $2"
-_OPEN_RECORDS = f"{_RECORDS} WHERE node_id = $1 AND seq IS NULL ORDER BY revision"
-_RECORDS_OF_ACTION = f"{_RECORDS} WHERE action = $1 ORDER BY revision"
 
 # --- the ledger's own row -------------------------------------------------------------------------
 
 
-async def read_state(connection: Connection) -> PrivacyState | None:
-    """The state of the ledger; None before the first declaration."""
-    return _state(await connection.fetchrow(_STATE))
-
-
-async def lock_state(connection: Connection) -> PrivacyState | None:
-    """The state, locked: no key is made or destroyed until this transaction ends."""
-    return _state(await connection.fetchrow(f"{_STATE} FOR UPDATE"))
-
-
-def _state(row: asyncpg.Record | None) -> PrivacyState | None:
-    if row is not None and None in tuple(row):
+async def read_state(connection: Connection, *, is_locked: bool = False) -> PrivacyState | None:
+    """The state of the ledger; None before the first declaration. With ``is_locked`` no key is made or destroyed until
+    this transaction ends."""
+    query = f"SELECT {columns(PrivacyState)} FROM scheduler.privacy_state {'FOR UPDATE' if is_locked else ''}"
+    state = await fetch_one_as(connection, PrivacyState, query)
+    if state is not None and None in state:
         raise PrivacyDamagedError("the row of privacy_state is not as it was written; bring it back from a backup")
-    return PrivacyState(*row) if row else None
+    return state
 
 
 async def begin(connection: Connection, master_key_id: str, wrapped_secret: bytes) -> PrivacyState:
     """The state of the ledger, created with these values if there is none."""
-    await connection.execute(_BEGIN, master_key_id, wrapped_secret)
+    await connection.execute(
+        """
+        INSERT INTO scheduler.privacy_state (revision, master_key_id, wrapped_secret) VALUES (0, $1, $2)
+            ON CONFLICT DO NOTHING
+        """,
+        master_key_id,
+        wrapped_secret,
+    )
     state = await read_state(connection)
     assert state is not None
     return state
@@ -314,12 +301,14 @@ async def replace_master(connection: Connection, master_key_id: str, wrapped_sec
 
 async def declared_since(connection: Connection, revision: int) -> tuple[list[DeclaredFields], list[RowFault]]:
     """Declarations above ``revision``, and the damaged ones among them; 0 gives all."""
-    return _told_apart(await connection.fetch(_DECLARED_SINCE, revision), _declared)
+    return _told_apart(
+        await connection.fetch(f"{_DECLARED} WHERE revision > $1 OR revision IS NULL OR $1 = 0", revision), _declared
+    )
 
 
 async def read_declared(connection: Connection, tenant_id: str) -> DeclaredFields | None:
     """The tenant's last declaration."""
-    row = await connection.fetchrow(_DECLARED_BY, tenant_id)
+    row = await connection.fetchrow(f"{_DECLARED} WHERE tenant_id = $1", tenant_id)
     return None if row is None else _declared(row)
 
 
@@ -348,7 +337,6 @@ def _told_apart(
 
 async def declare(connection: Connection, declared: DeclaredFields) -> None:
     """Store the tenant's new declaration."""
-    fields = orjson.dumps(declared.fields).decode()
     await connection.execute(
         """
         INSERT INTO scheduler.private_fields (tenant_id, fields, subject, revision) VALUES ($1, $2, $3, $4)
@@ -357,7 +345,7 @@ async def declare(connection: Connection, declared: DeclaredFields) -> None:
                    updated_at = now()
         """,
         declared.tenant_id,
-        fields,
+        orjson.dumps(declared.fields).decode(),
         declared.subject,
         declared.revision,
     )
@@ -368,12 +356,18 @@ async def declare(connection: Connection, declared: DeclaredFields) -> None:
 
 async def living_keys(connection: Connection, tenant_id: str, tags: Sequence[bytes]) -> list[SubjectKey]:
     """The living key of each subject that has one."""
-    return await fetch_as(connection, SubjectKey, _LIVING_KEYS, tenant_id, tags)
+    return await fetch_as(
+        connection,
+        SubjectKey,
+        f"{_KEYS} AND subject_tag = ANY($2::bytea[]) AND wrapped_key IS NOT NULL",
+        tenant_id,
+        tags,
+    )
 
 
 async def find_keys(connection: Connection, tenant_id: str, key_ids: Sequence[str]) -> list[SubjectKey]:
     """The keys among these that this ledger made, living or not."""
-    return await fetch_as(connection, SubjectKey, _KEYS_OF_ID, tenant_id, key_ids)
+    return await fetch_as(connection, SubjectKey, f"{_KEYS} AND key_id = ANY($2::text[])", tenant_id, key_ids)
 
 
 async def any_living_key(connection: Connection) -> bool:
@@ -474,13 +468,16 @@ async def rewrap(connection: Connection, keys: Sequence[tuple[str, str, bytes]])
 
 async def add_record(connection: Connection, record: PrivacyRecord, node_id: str) -> None:
     """Record a change that the tenant's chain must hold; ``node_id`` chains it if this process ends first."""
-    said = (record.tenant_id, record.revision, record.action, orjson.dumps(record.facts).decode())
     await connection.execute(
         """
-        INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, created_at)
-        VALUES ($1, $2, $3, $4, $5, $6)
+        INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, seq, node_id, created_at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7)
         """,
-        *said,
+        record.tenant_id,
+        record.revision,
+        record.action,
+        orjson.dumps(record.facts).decode(),
+        record.seq,
         node_id,
         record.created_at,
     )
@@ -488,7 +485,7 @@ async def add_record(connection: Connection, record: PrivacyRecord, node_id: str
 
 async def read_record(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord | None:
     """The record of ``revision``."""
-    row = await connection.fetchrow(_RECORD_AT, tenant_id, revision)
+    row = await connection.fetchrow(f"{_RECORDS} WHERE tenant_id = $1 AND revision = $2", tenant_id, revision)
     return None if row is None else _record(row)
 
 
@@ -508,12 +505,17 @@ async def check_noted(connection: Connection, declared: DeclaredFields) -> None:
 
 async def open_records(connection: Connection, node_id: str) -> tuple[list[PrivacyRecord], list[RowFault]]:
     """This node's records that are not known to be chained, oldest first; and the damaged rows among them."""
-    return _told_apart(await connection.fetch(_OPEN_RECORDS, node_id), _record)
+    return _told_apart(
+        await connection.fetch(f"{_RECORDS} WHERE node_id = $1 AND seq IS NULL ORDER BY revision", node_id), _record
+    )
 
 
 async def declaration_records(connection: Connection) -> tuple[list[PrivacyRecord], list[RowFault]]:
     """The records of declarations, oldest first; and the damaged rows among them."""
-    return _told_apart(await connection.fetch(_RECORDS_OF_ACTION, SystemAction.PRIVACY_DECLARED), _record)
+    return _told_apart(
+        await connection.fetch(f"{_RECORDS} WHERE action = $1 ORDER BY revision", SystemAction.PRIVACY_DECLARED),
+        _record,
+    )
 
 
 def _record(row: asyncpg.Record) -> PrivacyRecord:

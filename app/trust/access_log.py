@@ -119,10 +119,8 @@ class AccessLog:
         self._fault = fault
 
     def _newest(self, tenant_id: str, below: int, limit: int) -> tuple[list[Line], int | None]:
-        found: list[tuple[int, Line]] = []
-        for number, line in enumerate(self._lines(), 1):
-            if line.get("tenant_id") == tenant_id and number < below:
-                found.append((number, line))
+        lines = enumerate(self._lines(), 1)
+        found = [(number, line) for number, line in lines if line.get("tenant_id") == tenant_id and number < below]
         page = found[-limit:]
         return [line for _, line in reversed(page)], page[0][0] if len(found) > len(page) else None
 

@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -26,6 +25,7 @@ import structlog
 from app.runtime.principals import EVERY_TENANT, EVERYBODY, Needs, Principal, Rule, grant_of
 from app.trust.console_sessions import ConsoleSessions, shown_cookie
 from app.trust.oidc import OidcIssuer
+from ledger import rfc3339
 from ledger.errors import InvalidInputError, UnauthenticatedError
 from signing.key_statement import IssuedToken
 
@@ -251,6 +251,5 @@ class KnownTokens:
                 raise UnauthenticatedError("what Authorization says is no token of this ledger")
             raise UnauthenticatedError("the token is not known here, or was revoked")
         if found.expires_at is not None and now_s >= found.expires_at.timestamp():
-            expired_at = found.expires_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-            raise UnauthenticatedError(f"the token expired at {expired_at}")
+            raise UnauthenticatedError(f"the token expired at {rfc3339.written(found.expires_at, 'seconds')}")
         return found

@@ -151,16 +151,11 @@ def shown_cookie(headers: Iterable[tuple[bytes, bytes]], scheme: str) -> str | N
         UnauthenticatedError: it occurs twice, or the request may be from a page of another origin.
     """
     wanted = cookie_name(scheme).encode()
-    found: list[bytes] = []
     said: dict[bytes, list[bytes]] = {}
     for name, value in headers:
-        if name == b"cookie":
-            for pair in value.split(b";"):
-                key, separator, content = pair.strip().partition(b"=")
-                if separator and key == wanted:
-                    found.append(content)
-        elif name in (b"sec-fetch-site", b"origin", b"host"):
-            said.setdefault(name, []).append(value)
+        said.setdefault(name, []).append(value)
+    pairs = [each.strip().partition(b"=") for value in said.get(b"cookie", ()) for each in value.split(b";")]
+    found = [value for key, separator, value in pairs if separator and key == wanted]
     if not found:
         return None
     if len(found) > 1 or not found[0].isascii():
@@ -191,13 +186,6 @@ _SECRET_BYTES: Final = 32
 _COOKIE_VALUE: Final = re.compile(r"([A-Za-z0-9_-]{43})\.([A-Za-z0-9_-]{43})")
 
 
-class Departure(NamedTuple):
-    """Where a browser is sent to sign in, and the value of the cookie that it returns with."""
-
-    url: str
-    cookie: str
-
-
 def code_flow_of(settings: AuthSettings) -> CodeFlow | None:
     """The sign-in at the issuer; None if the settings name no issuer or no client."""
     return CodeFlow(settings.oidc) if settings.mode == "oidc" and settings.oidc.client_id is not None else None
@@ -219,8 +207,9 @@ class CodeFlow:
         """The issuer's last discovery document, or the error of that request."""
         self._places_until_s = -math.inf
 
-    async def begin(self, redirect_uri: str) -> Departure:
-        """Start a sign-in that returns to ``redirect_uri``.
+    async def begin(self, redirect_uri: str) -> tuple[str, str]:
+        """Start a sign-in that returns to ``redirect_uri``: the URL to which the browser is sent, and the value of the
+        cookie that it returns with.
 
         Raises:
             NoAnswerError: the issuer does not name its endpoints.
@@ -237,7 +226,7 @@ class CodeFlow:
             "code_challenge_method": "S256",
         }
         endpoint = await self._endpoint("authorization_endpoint")
-        return Departure(f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}", f"{state}.{verifier}")
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}", f"{state}.{verifier}"
 
     async def finish(self, cookie: str, state: str, code: str, redirect_uri: str) -> Sequence[bytes]:
         """The tokens that the issuer gives for ``code``, in the order in which to try them.

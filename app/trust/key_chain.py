@@ -78,6 +78,7 @@ class _Read(NamedTuple):
 
 _NOTHING = _Read(0, None, True, (), ())
 _NO_KEYS = history_of(())
+_NO_ROW = KeyRow(None, None, None, None, None)
 
 
 class PublishedKey(NamedTuple):
@@ -181,7 +182,7 @@ class KeyChain:
         order = [key_id for key_id in rows if key_id in counting]
         order += [key_id for key_id in counting if key_id not in rows]
         return PublishedKeys(
-            [_published(counting[key_id], rows.get(key_id), history) for key_id in order],
+            [_published(counting[key_id], rows.get(key_id, _NO_ROW), history) for key_id in order],
             list(history.waiting.values()),
             self.keys.root_key_id or history.root_key_id,
         )
@@ -308,12 +309,8 @@ def _revocations(entries: Iterable[EntryRow]) -> Iterator[KeyEvent]:
             )
 
 
-def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> PublishedKey:
+def _published(key: PublicKey, row: KeyRow, history: KeyHistory) -> PublishedKey:
     known = history.admitted.get(key.key_id)
-    entered = (None, None) if known is None else (known.admitted_by, known.introduced.at)
-    reason = history.reasons.get(key.key_id)
-    if row is None:
-        return PublishedKey(key, known.node_id if known is not None else None, False, False, reason, *entered)
     if row.not_before is not None:
         introduced = None if known is None else time_of(known.introduced.hlc.physical_ms)
         latest = [time for time in (key.not_after, introduced) if time is not None]
@@ -323,8 +320,9 @@ def _published(key: PublicKey, row: KeyRow | None, history: KeyHistory) -> Publi
         row.node_id if known is None else known.node_id,
         bool(row.signs_snapshots),
         bool(row.signs_checkpoints),
-        reason,
-        *entered,
+        history.reasons.get(key.key_id),
+        None if known is None else known.admitted_by,
+        None if known is None else known.introduced.at,
     )
 
 

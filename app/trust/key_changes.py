@@ -145,7 +145,7 @@ class KeyChanges:
         self._held = self.chain.keys
         self._offline_root = offline_root(self.settings)
         self._wait_s = self.settings.write.timeout.total_seconds()
-        self._changing = False
+        self._rotating: asyncio.Future[tuple[str, str, bool]] | None = None
         self.recorded = asyncio.Event()
         """Set once the chain names the keys that the node started with."""
         self._counted: Set[str] | None = None
@@ -328,8 +328,9 @@ class KeyChanges:
         Raises:
             NotReadyError: not in time.
         """
-        late = NotReadyError("the chain does not name the keys of this node yet; try again")
-        await self.in_time(self.recorded.wait(), late)
+        await self.in_time(
+            self.recorded.wait(), NotReadyError("the chain does not name the keys of this node yet; try again")
+        )
 
     # --- rotation ---------------------------------------------------------------------------------
 
@@ -352,22 +353,16 @@ class KeyChanges:
             DurabilityTimeoutError: the new key signs, but the rotation is not chained yet.
         """
         await self.check_recorded()
-        if self._changing:
+        if self._rotating is not None and not self._rotating.done():
             raise KeyConflictError("another change of keys is under way; try again when it is done")
-        self._changing = True
-        changing = asyncio.ensure_future(self._rotate(new_key_uri, log_key))
-        changing.add_done_callback(self._rotated)
-        new_id, old_id, done = await asyncio.shield(changing)
+        self._rotating = asyncio.ensure_future(self._rotate(new_key_uri, log_key))
+        self._rotating.add_done_callback(lambda done: done.cancelled() or done.exception())
+        new_id, old_id, done = await asyncio.shield(self._rotating)
         if not done:
             raise DurabilityTimeoutError(
                 f"key {new_id} signs now in the place of {old_id}; the chain will say so once Postgres answers"
             )
         return new_id, old_id
-
-    def _rotated(self, changing: asyncio.Future[tuple[str, str, bool]]) -> None:
-        self._changing = False
-        if not changing.cancelled():
-            changing.exception()
 
     async def _rotate(self, new_key_uri: str | None, log_key: bool) -> tuple[str, str, bool]:
         # 1. The new key.
@@ -407,8 +402,9 @@ class KeyChanges:
                 await asyncio.to_thread(keys.store)
             except OSError as error:
                 keys.signer, keys.log_signer, keys.retired = before
-                file = keys.folder / node_keys.NAME
-                raise SigningUnavailableError(f"{file} cannot be written: {error.strerror}") from error
+                raise SigningUnavailableError(
+                    f"{keys.folder / node_keys.NAME} cannot be written: {error.strerror}"
+                ) from error
             self.keys.not_admitted = self.chain.admission_fault(history)
             log.info("key_rotated", key_id=signer.key_id, previous_key_id=old.key_id)
             # 4. The entry.
@@ -510,10 +506,9 @@ class KeyChanges:
         start = from_hlc or self.node.clock.tick(now_ms)
         if key.revoked_from_hlc is not None and key.revoked_from_hlc <= start:
             raise KeyConflictError(f"key {key_id} is revoked from HLC {key.revoked_from_hlc} on already")
-        facts = revoked_facts(key_id, self.node.node_id, start, reason)
         await self._change(
             SystemAction.KEY_REVOKED,
-            facts,
+            revoked_facts(key_id, self.node.node_id, start, reason),
             history,
             statement,
             f"key {key_id} will be revoked from HLC {start} on once Postgres answers",

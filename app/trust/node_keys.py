@@ -288,8 +288,9 @@ def key_files(folder: Path, configured: str) -> tuple[FileSigner, FileSigner]:
     assert kept is not None
     found = []
     for each in (kept.signer, kept.log_signer):
-        is_configured = each.uri == kept.configured.uri
-        signer = private_keys.load(configured if is_configured else str(file_of(each.uri, configured)))
+        signer = private_keys.load(
+            configured if each.uri == kept.configured.uri else str(file_of(each.uri, configured))
+        )
         if signer.key_id != each.key_id:
             raise ConfigurationError(f"{signer.path} is not the key that the node of {folder} signs with; name one")
         found.append(signer)
@@ -377,8 +378,6 @@ LOG_KEY_NAME = "log-key"
 """File name, without suffix, of a log key that lies beside no key file."""
 
 LocalOrRemote = FileSigner | private_keys.RemoteSigner
-
-log = structlog.get_logger()
 
 
 def open_signer(uri: str, pin: private_keys.PinSource, *, may_generate: bool) -> LocalOrRemote:

@@ -31,6 +31,7 @@ import math
 import ssl
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ from app.runtime.outgoing import NoAnswerError, client_of, read_answer
 from app.runtime.principals import Principal
 from app.runtime.settings.sections import OidcSettings
 from app.runtime.settings.types import is_fetched_url
+from app.runtime.tasks import keep_newest
 from ledger.errors import NotReadyError, UnauthenticatedError
 
 AWAY_MAX_S: Final = 3600.0
@@ -273,7 +275,7 @@ class OidcIssuer:
         self._leeway_s = int(settings.leeway.total_seconds())
         # Unknown header parameters are to be ignored (RFC 7515, 4).
         self._registry = jws.JWSRegistry(algorithms=settings.algorithms, strict_check_header=False)
-        self._known: dict[bytes, _Verified] = {}
+        self._known: OrderedDict[bytes, _Verified] = OrderedDict()
 
     def known(self, credentials: bytes, now_s: float) -> Principal | None:
         """The principal of a token that was verified before; None if it must be verified."""
@@ -303,7 +305,8 @@ class OidcIssuer:
         if not holds:
             raise UnauthenticatedError("the signature of the token does not hold")
         principal, expires_s = self._named(_claims(signed), now_s)
-        self._keep(credentials, _Verified(principal, expires_s, keys))
+        verified = _Verified(principal, expires_s, keys)
+        keep_newest(self._known, hashlib.sha256(credentials).digest(), verified, TOKENS_KNOWN_MAX)
         return principal
 
     def _opened(self, credentials: bytes) -> jws.CompactSignature:
@@ -361,11 +364,6 @@ class OidcIssuer:
             )
         grants = tuple(each.grant for each in settings.grants if _holds(claims, each.claim, each.value))
         return Principal(PREFIX + name, "oidc", grants, expires_at), claims["exp"] + self._leeway_s
-
-    def _keep(self, credentials: bytes, verified: _Verified) -> None:
-        if len(self._known) >= TOKENS_KNOWN_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[hashlib.sha256(credentials).digest()] = verified
 
 
 def _claims(signed: jws.CompactSignature) -> dict[str, Any]:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from app.trust.subject_keys import SubjectKeys
 
 NO_REVISION = 0
-"""Revision of keys that are destroyed while the ledger has no revisions: below all others."""
+"""Revision of keys that are destroyed while the ledger has no revisions, and of declarations that are in no table:
+below all others."""
 
 log = structlog.get_logger()
 
@@ -54,24 +55,15 @@ class Unchained(NamedTuple):
     erasures: Sequence[PrivacyEntry] = ()
 
 
-class _Newest(NamedTuple):
-    """The declaration in force for a tenant; ``revision`` is None if only a chain, or the WAL of this node, has it."""
-
-    tenant_id: str
-    revision: int | None
-    facts: dict[str, Any]
-    seq: int | None
-    at: datetime
-
-
 class Agreed(NamedTuple):
     """Tenants whose tables cannot be reconciled, and why; the last declaration in the chains of the others; damage
-    found in entries, once or twice for each tenant; and the declaration in force of tenants whose table has another."""
+    found in entries, once or twice for each tenant; and the declaration in force of tenants whose table has another,
+    with ``NO_REVISION`` if only a chain, or the WAL of this node, has it."""
 
     doubts: Doubts
     said_last: dict[str, Declaration]
     damaged: list[ChainDamagedError]
-    behind: list[_Newest]
+    behind: list[PrivacyRecord]
 
 
 async def agree(
@@ -101,7 +93,7 @@ async def agree(
     if compared.behind:
         try:
             async with connection.transaction():
-                await store.lock_state(connection)
+                await store.read_state(connection, is_locked=True)
                 compared = await _compared(connection, check, unchained.declarations)
                 for newest in compared.behind:
                     await _declare_again(connection, newest, node_id)
@@ -141,11 +133,8 @@ async def _destroy(connection: Connection, keys: SubjectKeys, entries: Iterable[
             revision = await _revision(connection)
             await store.destroy_erased(connection, tenant_id, key_ids, revision)
             if revision != NO_REVISION:
-                await _note(
-                    connection,
-                    PrivacyRecord(tenant_id, revision, SystemAction.SUBJECT_ERASED, facts, entry.seq, at),
-                    node_id,
-                )
+                record = PrivacyRecord(tenant_id, revision, SystemAction.SUBJECT_ERASED, facts, entry.seq, at)
+                await store.add_record(connection, record, node_id)
             log.warning("erased_keys_destroyed_again", tenant_id=tenant_id, seq=entry.seq, key_ids=key_ids)
     return doubts
 
@@ -200,7 +189,7 @@ async def _compared(connection: Connection, check: EntryCheck, unchained: Sequen
 
 def _newest(
     tenant_id: str, chained: Sequence[PrivacyEntry], noted: Sequence[PrivacyRecord], faults: Sequence[RowFault]
-) -> _Newest | None:
+) -> PrivacyRecord | None:
     """The declaration of the tenant that is in force.
 
     Raises:
@@ -221,16 +210,14 @@ def _newest(
         raise InvalidInputError(f"what was noted at revision {last.revision} as seq {last.seq} is in no chain")
     unknown = [entry for entry in chained if entry.name not in known]
     if unknown and (last_place is None or place[unknown[-1].name] > last_place):
-        entry = unknown[-1]
+        entry, action = unknown[-1], SystemAction.PRIVACY_DECLARED
         try:
-            return _Newest(tenant_id, None, _facts(entry, SystemAction.PRIVACY_DECLARED), entry.seq, _time(entry))
+            return PrivacyRecord(tenant_id, NO_REVISION, action, _facts(entry, action), entry.seq, _time(entry))
         except InvalidInputError as error:
             raise InvalidInputError(f"its entry {entry.name} does not say what is private: {error}") from error
     if last is None:
         return None
-    return _Newest(
-        tenant_id, last.revision, last.facts, None if last_place is None else chained[last_place].seq, last.created_at
-    )
+    return last._replace(seq=None if last_place is None else chained[last_place].seq)
 
 
 def _said_last(chained: Sequence[PrivacyEntry]) -> Declaration | None:
@@ -248,26 +235,15 @@ def _fields_and_subject(facts: dict[str, Any]) -> tuple[list[str], str | None]:
     return facts["fields"], facts.get("subject")
 
 
-async def _declare_again(connection: Connection, newest: _Newest, node_id: str) -> None:
-    revision = await store.next_revision(connection)
-    tenant_id, facts = newest.tenant_id, newest.facts
-    fields, subject = _fields_and_subject(facts)
+async def _declare_again(connection: Connection, newest: PrivacyRecord, node_id: str) -> None:
+    tenant_id, revision = newest.tenant_id, await store.next_revision(connection)
+    fields, subject = _fields_and_subject(newest.facts)
     await store.declare(connection, DeclaredFields(tenant_id, fields, subject, revision))
-    await _note(
-        connection,
-        PrivacyRecord(tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts, newest.seq, newest.at),
-        node_id,
-    )
+    await store.add_record(connection, newest._replace(revision=revision), node_id)
     log.warning("privacy_declared_again", tenant_id=tenant_id, revision=revision, seq=newest.seq, fields=fields)
 
 
 # --- both -----------------------------------------------------------------------------------------
-
-
-async def _note(connection: Connection, record: PrivacyRecord, node_id: str) -> None:
-    await store.add_record(connection, record, node_id)
-    if record.seq is not None:
-        await store.close_record(connection, record, record.seq)
 
 
 def _facts(entry: PrivacyEntry, action: SystemAction) -> dict[str, Any]:

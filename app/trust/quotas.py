@@ -82,17 +82,8 @@ class Rate:
             QuotaExceededError: the bucket does not hold as much now; nothing was taken. RequestTooLargeError: it never
             does.
         """
-        now = self._clock_ns() * self._count
-        full_at = self._full_at.get(key)
-        if full_at is None:
-            key = self._key_of(key)
-            full_at = self._full_at.get(key, now)
-        if full_at < now:
-            full_at = now
-        full_at += amount * self._token
-        if full_at - now > self._burst * self._token:
-            self._refuse(key, amount, amount)
-        self._full_at[key] = full_at
+        self.check(key, amount)
+        self.owe(key, amount)
 
     def check(self, key: Key, amount: int, more_max: int = 0) -> None:
         """Return if ``take`` of ``amount`` would return. The request may later ask for up to ``more_max`` more.
@@ -198,24 +189,20 @@ class Quotas:
     ) -> Quotas:
         """The quotas of these sizes, by name; rates of requests and bytes hold what ``burst_s`` seconds bring."""
 
-        def rate(name: str) -> Rate | None:
-            count = counts[name]
-            if count is None:
+        def rate(name: str, held_s: float = burst_s, per_s: int = 1) -> Rate | None:
+            if (count := counts[name]) is None:
                 return None
-            return Rate(name, count, int(count * burst_s), on_refused=on_refused, clock_ns=clock_ns)
+            return Rate(name, count, int(count * held_s), per_s=per_s, on_refused=on_refused, clock_ns=clock_ns)
 
         def at_once(name: str) -> AtOnce:
             return AtOnce(name, counts[name] or 1, on_refused)
 
-        many = counts["new_tenants"]
         return cls(
             principal_requests=rate("principal_requests"),
             principal_bytes=rate("principal_bytes"),
             tenant_requests=rate("tenant_requests"),
             tenant_bytes=rate("tenant_bytes"),
-            new_tenants=None
-            if many is None
-            else Rate("new_tenants", many, many, per_s=_HOUR_S, on_refused=on_refused, clock_ns=clock_ns),
+            new_tenants=rate("new_tenants", 1, _HOUR_S),
             exports=at_once("exports"),
             imports=at_once("imports"),
             verifications=at_once("verifications"),

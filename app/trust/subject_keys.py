@@ -51,9 +51,6 @@ DESTROYED_MAX = 50_000
 SUBJECTS_AT_ONCE = 5000
 """Keys found or made in one statement."""
 
-_TAG_CONTEXT = "tallystick.subject-tag.v1"
-_BODY_CONTEXT = b"tallystick.body-digest.v1\n"
-
 log = structlog.get_logger()
 
 
@@ -153,13 +150,12 @@ class SubjectKeys:
         Raises:
             PrivacyUnavailableError: this node does not have the ledger's secret.
         """
-        self.check_usable()
-        return self._keyed(canonical.encode([_TAG_CONTEXT, tenant_id, subject]))
+        return self.derived(canonical.encode(["tallystick.subject-tag.v1", tenant_id, subject]))
 
     def body_digest(self, digest: bytes) -> bytes | None:
         """A digest of a request body that reveals nothing without the ledger's secret; None if this node lacks the
         secret."""
-        return None if self._secret is None else self._keyed(_BODY_CONTEXT + digest)
+        return None if self._secret is None else _keyed(self._secret, b"tallystick.body-digest.v1\n" + digest)
 
     def derived(self, context: bytes) -> bytes:
         """A secret of 32 bytes, derived from the ledger's own and ``context``. No other use has a context that begins
@@ -169,11 +165,8 @@ class SubjectKeys:
             PrivacyUnavailableError: this node does not have the ledger's secret.
         """
         self.check_usable()
-        return self._keyed(context)
-
-    def _keyed(self, message: bytes) -> bytes:
         assert self._secret is not None
-        return hmac.digest(self._secret, message, hashlib.sha256)
+        return _keyed(self._secret, context)
 
     # --- keys -------------------------------------------------------------------------------------
 
@@ -185,15 +178,11 @@ class SubjectKeys:
         """
         self.check_usable()
         self._distrust()
-        found: dict[Tag, DataKey] = {}
-        missing: list[Tag] = []
-        for tag in tags:
-            held = self._by_tag.get((tenant_id, tag))
-            if held is None:
-                missing.append(tag)
-            else:
-                self._by_tag.move_to_end((tenant_id, tag))
-                found[tag] = held
+        wanted = list(tags)
+        found = {tag: self._by_tag[tenant_id, tag] for tag in wanted if (tenant_id, tag) in self._by_tag}
+        for tag in found:
+            self._by_tag.move_to_end((tenant_id, tag))
+        missing = [tag for tag in wanted if tag not in found]
         for first in range(0, len(missing), SUBJECTS_AT_ONCE):
             found.update(await self._find_or_make(tenant_id, missing[first : first + SUBJECTS_AT_ONCE]))
         return found
@@ -239,14 +228,11 @@ class SubjectKeys:
             DatabaseUnavailableError: keys that are not cached cannot be read.
         """
         self._distrust()
-        found: dict[str, DataKey | None] = {}
-        missing = []
-        for key_id in key_ids:
-            if (tenant_id, key_id) in self._by_id:
-                self._by_id.move_to_end((tenant_id, key_id))
-                found[key_id] = self._by_id[tenant_id, key_id]
-            else:
-                missing.append(key_id)
+        wanted = list(key_ids)
+        found = {key_id: self._by_id[tenant_id, key_id] for key_id in wanted if (tenant_id, key_id) in self._by_id}
+        for key_id in found:
+            self._by_id.move_to_end((tenant_id, key_id))
+        missing = [key_id for key_id in wanted if key_id not in found]
         if missing:
             erasures = self._erasures
             async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
@@ -308,6 +294,10 @@ class SubjectKeys:
             self.forget_all()
 
 
+def _keyed(secret: bytes, message: bytes) -> bytes:
+    return hmac.digest(secret, message, hashlib.sha256)
+
+
 def context_of_key(tenant_id: str, key_id: str) -> bytes:
     """The context to which the wrapped key of a subject is bound."""
     return canonical.encode(["tallystick.subject-key.v1", tenant_id, key_id])
@@ -330,7 +320,7 @@ async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) 
         does not open with ``old``: the table was edited.
     """
     async with connection.transaction():
-        state = await store.lock_state(connection)
+        state = await store.read_state(connection, is_locked=True)
         if state is None:
             raise PrivacyUnavailableError("this ledger has no private fields, so there is no master key to rotate")
         if state.master_key_id != old.master_key_id:

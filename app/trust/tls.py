@@ -25,6 +25,7 @@ import structlog
 from cryptography import x509
 
 from app.runtime.principals import Grant, Principal
+from ledger import rfc3339
 from ledger.errors import ConfigurationError
 from signing import files
 
@@ -82,7 +83,7 @@ class ServerTls:
             log.error("tls_files_not_taken", error=str(error))
             return
         self._broken = None
-        log.info("tls_files_reloaded", expires_at=_text(self._expires_at))
+        log.info("tls_files_reloaded", expires_at=rfc3339.written(self._expires_at, "seconds"))
 
     def fault(self) -> str | None:
         """The present or coming fault of the files; None when there is none."""
@@ -92,7 +93,7 @@ class ServerTls:
         if left > EXPIRY_TOLD_BEFORE:
             return None
         return f"a certificate of tls.cert or auth.client_ca {'expires' if left > timedelta() else 'expired'} at " + (
-            _text(self._expires_at)
+            rfc3339.written(self._expires_at, "seconds")
         )
 
 
@@ -138,10 +139,6 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _text(time: datetime) -> str:
-    return time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 ID_PREFIX = "cert:"

@@ -200,9 +200,15 @@ class Tokens:
         first = FIRST_TOKEN.load(self.folder)
         if first is None:
             return None
-        digest = bytes.fromhex(first.digest)
         return IssuedToken(
-            FIRST_ID, first.name, digest, tuple(map(str, Right)), (EVERY_TENANT,), _NOT_ISSUED, None, None
+            FIRST_ID,
+            first.name,
+            bytes.fromhex(first.digest),
+            tuple(map(str, Right)),
+            (EVERY_TENANT,),
+            _NOT_ISSUED,
+            None,
+            None,
         )
 
     async def _issue_first(self) -> None:

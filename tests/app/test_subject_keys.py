@@ -55,7 +55,7 @@ async def test_a_key_that_was_read_while_erasures_were_taken_in_is_not_held(
     async with pool.acquire() as connection:
         transaction = connection.transaction()
         await transaction.start()
-        await store.lock_state(connection)
+        await store.read_state(connection, is_locked=True)
         asking = asyncio.create_task(keys.of_subjects("acme", [tag]))
 
         async def waits() -> bool:

@@ -110,11 +110,11 @@ async def begin_oidc(request: Request, code_flow: Service[CodeFlow | None]) -> R
     if code_flow is None:
         raise NotFoundError("people sign in with tokens here: auth.oidc.client_id is not set")
     try:
-        departure = await code_flow.begin(_redirect_uri(request))
+        url, cookie = await code_flow.begin(_redirect_uri(request))
     except NoAnswerError as error:
         log.warning("console_sign_in_failed", error=str(error))
         return _to_console("unanswered")
-    return _to(departure.url, _sign_in_cookie(request, departure.cookie, SIGN_IN_LIFE_S))
+    return _to(url, _sign_in_cookie(request, cookie, SIGN_IN_LIFE_S))
 
 
 @callbacks.get(CALLBACK)
