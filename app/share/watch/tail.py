@@ -31,7 +31,7 @@ from app.share.watch.blocks import Block, DcsOfJobs, Wanted, blocks_of, jobs_in_
 from app.store import Connection, chain_reads
 from app.store.appended import AppendedEntries
 from app.store.chain_reads import ListedEntry
-from app.store.chaining import LOG_COLUMNS, Piece, RecentRows
+from app.store.chaining import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.entry_check import Report
 from app.store.job_table import JobFolds
 from app.store.reading import Pool, reading
@@ -76,11 +76,9 @@ class Waiter(Protocol):
 
     def more(self, block: Block) -> bool:
         """``block``, the newest, may hold an entry for it; returns false to keep waiting."""
-        ...
 
     def end(self) -> None:
         """The tail has ended; no entry follows."""
-        ...
 
 
 class Tail:
@@ -103,6 +101,7 @@ class Tail:
         self._bytes = 0
         self.rows = RecentRows()
         """The newest rows that this node chained and the tail has not read."""
+        self.following: asyncio.Task[None]
         self._waiting: dict[Wanted, dict[Waiter, None]] = {}
 
     @property
@@ -202,7 +201,6 @@ class Tails:
         self._report = report
         self.share = share
         self._tails: dict[str, Tail] = {}
-        self._following: dict[str, asyncio.Task[None]] = {}
         self._reads = asyncio.Semaphore(READS_MAX)
         self._watched = asyncio.Event()
         """Set while something is watched."""
@@ -239,13 +237,7 @@ class Tails:
             DatabaseUnavailableError: Postgres does not answer.
         """
         async with self._reads:
-            async with reading(self._pool) as connection:
-                listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, after_seq + 1, PAGE_ENTRIES)
-                await self._check.require(connection, tail.tenant_id, [entry.columns for entry in listed])
-                dcs = await self._dcs(connection, tail.tenant_id, listed) if with_dcs else None
-            await self.share.turn()
-        self.share.spent(READ_S + ROW_READ_S * len(listed))
-        return self._encoded(tail, after_seq, listed, dcs)[0]
+            return (await self._blocks_after(tail, after_seq, PAGE_ENTRIES, (), with_dcs=with_dcs))[0]
 
     # --- following --------------------------------------------------------------------------------
 
@@ -276,14 +268,14 @@ class Tails:
     def _begin(self, tenant_id: str, head_seq: int) -> Tail:
         tail = self._tails[tenant_id] = Tail(tenant_id, max(0, head_seq - ENTRIES_BEFORE))
         tail.hear(head_seq)
-        self._following[tenant_id] = asyncio.get_running_loop().create_task(kept_running(partial(self._follow, tail)))
+        tail.following = asyncio.create_task(kept_running(partial(self._follow, tail)))
         self._watched.set()
         return tail
 
     def _end(self, tail: Tail) -> None:
         if self._tails.get(tail.tenant_id) is tail:
             del self._tails[tail.tenant_id]
-            self._following.pop(tail.tenant_id).cancel()
+            tail.following.cancel()
         if not self._tails:
             self._watched.clear()
             self.last_error = None
@@ -294,14 +286,20 @@ class Tails:
             await tail.grown.wait()
             try:
                 async with self._reads:
-                    blocks = await self._next_blocks(tail)
+                    blocks = await self._blocks_after(
+                        tail,
+                        tail.seq,
+                        ENTRIES_A_READ,
+                        tail.rows.after(tail.seq, ENTRIES_A_READ),
+                        with_dcs=bool(tail.dc_users),
+                    )
             except DatabaseUnavailableError as error:
                 self._note(error)
                 await asyncio.sleep(RETRY_PAUSE_S)
             except ChainDamagedError as error:
                 log.error("watch_ended", tenant_id=tail.tenant_id, error=str(error))
                 self._report(error, "watch")
-                del self._tails[tail.tenant_id], self._following[tail.tenant_id]
+                del self._tails[tail.tenant_id]
                 tail.fail(error)
                 return
             else:
@@ -316,34 +314,32 @@ class Tails:
             self.share.spent(time.thread_time() - began_s)
             await self.share.turn()
 
-    async def _next_blocks(self, tail: Tail) -> list[Block]:
-        rows, dcs = tail.rows.after(tail.seq, ENTRIES_A_READ), None
+    async def _blocks_after(
+        self, tail: Tail, after_seq: int, limit: int, rows: Sequence[Row], *, with_dcs: bool
+    ) -> list[Block]:
+        """The blocks of the next entries: of ``rows``, which this node chained, or else of up to ``limit`` entries of
+        the log."""
+        tenant_id, dcs = tail.tenant_id, None
         async with reading(self._pool) as connection:
             if rows:
-                stamps = await chain_reads.stamps(connection, tail.tenant_id, tail.seq + 1, rows[-1][_SEQ])
-                self.share.spent(READ_S + STAMP_READ_S * len(stamps))
+                stamps = await chain_reads.stamps(connection, tenant_id, after_seq + 1, rows[-1][_SEQ])
                 listed = [
                     ListedEntry._make((stamp.id, *row, stamp.created_at))
                     for row, stamp in zip(rows, stamps, strict=False)
                     if stamp.seq == row[_SEQ]
                 ]
             else:
-                listed, _ = await chain_reads.list_entries(connection, tail.tenant_id, tail.seq + 1, ENTRIES_A_READ)
-                await self._check.require(connection, tail.tenant_id, [entry.columns for entry in listed])
-                self.share.spent(READ_S + ROW_READ_S * len(listed))
-            if tail.dc_users:
-                dcs = await self._dcs(connection, tail.tenant_id, listed)
-        return self._encoded(tail, tail.seq, listed, dcs)
-
-    def _encoded(
-        self, tail: Tail, after_seq: int, listed: Sequence[ListedEntry], dcs_of_jobs: DcsOfJobs | None
-    ) -> list[Block]:
+                listed, _ = await chain_reads.list_entries(connection, tenant_id, after_seq + 1, limit)
+                await self._check.require(connection, tenant_id, [entry.columns for entry in listed])
+            if with_dcs:
+                dcs = await self._dcs(connection, tenant_id, listed)
+                self.share.spent(READ_S + DCS_READ_S * len(listed))
+        self.share.spent(READ_S + (STAMP_READ_S if rows else ROW_READ_S) * len(listed))
         if not listed:
-            raise damaged(tail.tenant_id, "gap", after_seq + 1, f"the entry of seq {after_seq + 1} is missing")
+            raise damaged(tenant_id, "gap", after_seq + 1, f"the entry of seq {after_seq + 1} is missing")
+        await self.share.turn()
         began_s = time.thread_time()
-        blocks = blocks_of(tail.tenant_id, after_seq, listed, dcs_of_jobs)
-        if dcs_of_jobs is not None:
-            self.share.spent(READ_S + DCS_READ_S * len(listed))
+        blocks = blocks_of(tenant_id, after_seq, listed, dcs)
         self.share.spent(time.thread_time() - began_s)
         return blocks
 
