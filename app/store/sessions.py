@@ -5,10 +5,6 @@ database, ``postgresql.conf`` or a pooler may give it other values, so one state
 them. A setting that this login may not set ends the session with an error that names it. Settings are not sent with the
 login, because a pooler drops or refuses such parameters.
 
-*Types.* asyncpg asks the server for the arrays of built-in types, three statements for each kind on each connection.
-``NodeConnection`` asks once a process: the numbers of built-in types are the same in every database of every version
-(``FirstNormalObjectId`` in PostgreSQL's ``access/transam.h``).
-
 *No reset.* A connection that returns to a pool is not reset, which would take as long as most statements. Sessions of a
 pool keep no state: settings and cursors end with their transaction, and a caller that takes a session lock releases it
 or ends the session.
@@ -28,9 +24,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
@@ -57,18 +53,6 @@ not waited for until the statement timeout."""
 OF_THE_SESSION: Final = (asyncpg.ReadOnlySQLTransactionError, asyncpg.QueryCanceledError)
 """Errors of a statement that may succeed in another session."""
 _SPENDING: Final = (*OF_THE_SESSION, asyncio.CancelledError, TimeoutError)
-OID_OF_A_DATABASE_MIN: Final = 16384
-"""OIDs from here on are assigned by each database, so they differ between databases."""
-
-
-class _NothingRan(NamedTuple):
-    """Replaces the statement of the type query. It has a name, so that the statement prepared before stays prepared."""
-
-    name: str = "known"
-
-
-_known: dict[tuple[int, ...], Any] = {}
-"""Rows that describe types, by their OIDs."""
 
 
 class NodeConnection(Connection):
@@ -114,19 +98,6 @@ class NodeConnection(Connection):
         except _SPENDING:
             self.is_spent = True
             raise
-
-    async def _introspect_types(
-        self,
-        typeoids: Collection[int],
-        timeout: float | None,  # noqa: ASYNC109 (asyncpg's own)
-    ) -> tuple[Any, Any]:
-        wanted = tuple(sorted(typeoids))
-        if wanted in _known:
-            return _known[wanted], _NothingRan()
-        rows, statement = await super()._introspect_types(typeoids, timeout)  # type: ignore[misc]
-        if wanted[-1] < OID_OF_A_DATABASE_MIN:
-            _known[wanted] = rows
-        return rows, statement
 
 
 _SYNCHRONOUS: Final = "synchronous_commit"
