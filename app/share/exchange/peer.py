@@ -144,8 +144,7 @@ class _Chain:
     """No other fault replaces this one until a checkpoint is proved to extend the one seen before."""
     failed_at_s: float = 0.0
     pause_s: float = 0.0
-    paused_until_s: float = 0.0
-    """Nothing is fetched before this time of the monotonic clock, because a failing range is costly to fetch."""
+    """Time after ``failed_at_s`` in which nothing is fetched, because a failing range is costly to fetch."""
 
 
 @dataclass
@@ -257,7 +256,8 @@ class Peer:
             return
         # 4. The missing entries of each tenant.
         await self._each(
-            [chain for chain in seen if monotonic() >= chain.paused_until_s], lambda chain: self._import(client, chain)
+            [chain for chain in seen if monotonic() >= chain.failed_at_s + chain.pause_s],
+            lambda chain: self._import(client, chain),
         )
 
     async def _kept(self) -> list[str]:
@@ -362,17 +362,13 @@ class Peer:
         while chain.imported_seq < chain.size:
             from_seq, to_seq = chain.imported_seq + 1, min(chain.imported_seq + self.range_entries, chain.size)
             name = f"{chain.tenant_id} {from_seq}-{to_seq} of {self.settings.url}"
-            try:
-                is_last = to_seq == chain.size
-                proof = [] if is_last else await client.consistency(chain.tenant_id, to_seq, chain.size)
-                await self.take(
-                    name,
-                    client.bundle(chain.tenant_id, from_seq, to_seq),
-                    partial(_admit, chain, from_seq, to_seq, proof),
-                )
-            except LedgerError:
-                chain.paused_until_s = monotonic() + chain.pause_s
-                raise
+            is_last = to_seq == chain.size
+            proof = [] if is_last else await client.consistency(chain.tenant_id, to_seq, chain.size)
+            await self.take(
+                name,
+                client.bundle(chain.tenant_id, from_seq, to_seq),
+                partial(_admit, chain, from_seq, to_seq, proof),
+            )
             async with self.pool.acquire() as connection:
                 await exchange.imported(connection, chain.tenant_id, chain.origin, to_seq)
             self.imported_entries += to_seq - from_seq + 1
