@@ -55,10 +55,10 @@ _ADDED_UP: Final = (
     ),
 )
 """Counts of happenings, and their times."""
-_RATES: Final = {"failed": "failure_rate", "cancelled": "cancellation_rate", "timed_out": "timeout_rate"}
+RATES: Final = {"failed": "failure_rate", "cancelled": "cancellation_rate", "timed_out": "timeout_rate"}
 _SHOWN: Final = (
     *(f"coalesce({name}, 0) AS {name}" for name in ("created", "accepted", "ended", *OUTCOMES)),
-    *(f"round({name} / nullif(ended, 0), 6) AS {rate}" for name, rate in _RATES.items()),
+    *(f"round({name} / nullif(ended, 0), 6) AS {rate}" for name, rate in RATES.items()),
     *(
         column
         for span in SPANS

@@ -23,18 +23,28 @@ from pipeline.report import (
     amount_text,
     count_text,
     duration_text,
+    moment_text,
     rate_text,
     short_moment_text,
     width_text,
     window_text,
 )
 from pipeline.report.folder import Row, cut, rows_of, table
-from pipeline.report.page.plots import BAR_SHARE, HEIGHT, OUTCOME_LABELS, VIEW, figures, outcome_shares
-from pipeline.report.tables import ENDED_JOBS_MIN, OUTCOMES, PERCENTILES, SPANS
+from pipeline.report.page import plots
+from pipeline.report.tables import ENDED_JOBS_MIN, OUTCOMES, PERCENTILES, RATES, SPANS
 
 TEXT_MAX: Final = 120
+NAME_MAX: Final = 24
+"""Longest name of a tenant in a legend."""
 COMMAND_MAX: Final = 4_000
 """Longest command shown; a command is useful only if whole."""
+OUTCOME_LABELS: Final = {
+    "completed": "Completed",
+    "cancelled": "Cancelled",
+    "timed_out": "Timed out",
+    "failed": "Failed",
+}
+"""In the order in which they are drawn."""
 _HERE: Final = Path(__file__).parent
 
 
@@ -56,28 +66,47 @@ def templates(period: dict[str, Any]) -> Environment:
         duration=duration_text,
         width=width_text,
         window=lambda at_ms: window_text(at_ms, width_ms, clock),
+        exact=lambda at_ms: moment_text(at_ms, clock),
         moment=lambda at_ms: NOTHING if at_ms is None else short_moment_text(at_ms, clock),
         utc=lambda at_ms: NOTHING if at_ms is None else short_moment_text(at_ms, Clock.HLC),
         ends=lambda row: sum(row[name] for name in access.ENDS),
         text=lambda value: NOTHING if value is None else cut(value, TEXT_MAX),
         command=lambda value: NOTHING if value is None else cut(value, COMMAND_MAX),
     )
-    environment.globals.update(plot_height=HEIGHT, plot_view=VIEW, bar_share=BAR_SHARE)
-    environment.globals.update(outcomes=OUTCOME_LABELS, outcome_shares=outcome_shares)
+    environment.globals.update(
+        linear_axis=plots.linear_axis,
+        duration_axis=plots.duration_axis,
+        stacked=plots.stacked,
+        named_at_end=plots.named_at_end,
+        series_of=plots.series_of,
+        legend_of=plots.legend_of,
+        hour_ticks=plots.HOUR_TICKS,
+        plot_height=plots.HEIGHT,
+        plot_view=plots.VIEW,
+        bar_share=plots.BAR_SHARE,
+        outcomes=OUTCOME_LABELS,
+    )
     return environment
 
 
 def page(report: dict[str, Any], shown: Contents) -> str:
     """The page as HTML."""
     style, script = ((_HERE / name).read_text() for name in ("style.css", "sort.js"))
+    clock, width_ms = Clock(report["period"]["clock"]), report["period"]["window_ms"]
+    by_tenant = [
+        (cut(tenant, NAME_MAX), f"t{at}", counts) if tenant is not None else ("all others", "t-rest", counts)
+        for at, (tenant, counts) in enumerate(shown["by_tenant"])
+    ]
     return (
         templates(report["period"])
         .get_template("report.html.j2")
         .render(
             report=report,
             shown=shown,
-            figures=figures(report, shown),
-            on_trace=report["period"]["clock"] == Clock.TRACE,
+            by_tenant=by_tenant,
+            per=f"per {width_text(width_ms).removeprefix('1 ')}",
+            window_ticks=plots.window_ticks(shown["windows"], width_ms, clock),
+            on_trace=clock is Clock.TRACE,
             job_url=partial(_job_url, report["console"]),
             ended_jobs_min=ENDED_JOBS_MIN,
             style=Markup(style),  # noqa: S704 (our own file)
@@ -110,7 +139,6 @@ EMPTY_WINDOWS_MIN: Final = 4
 """From this many on, consecutive windows without events are shown as one."""
 
 _COUNTS: Final = ("created", "accepted", "ended", *OUTCOMES, *(f"{span}_jobs" for span in SPANS))
-_RATES: Final = {"failure_rate": "failed", "cancellation_rate": "cancelled", "timeout_rate": "timed_out"}
 
 
 class Some(NamedTuple):
@@ -176,7 +204,7 @@ def largest(rows: list[Row], key: str, by: str) -> Some:
     if not others:
         return Some(kept, len(kept))
     rest: Row = {name: sum(row[name] for row in others) for name in _COUNTS}
-    for rate, count in _RATES.items():
+    for count, rate in RATES.items():
         rest[rate] = rest[count] / rest["ended"] if rest["ended"] else None
     rest |= {f"{span}_p{each}_s": None for span in SPANS for each in PERCENTILES}
     return Some(kept, len(ordered), rest)
