@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ledger.errors import InvalidInputError
@@ -49,7 +50,7 @@ _WIDTHS_MS: Final = (
 )
 _MONDAY_MS: Final = 4 * DAY_MS
 """1970-01-05 was a Monday; windows of whole weeks start on Mondays."""
-_UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": WEEK_MS}
+UNITS_MS: Final = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS, "w": WEEK_MS}
 _DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(ms|s|m|h|d|w)")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,6})?")
 _MOMENT_MAX: Final = 10**17
@@ -100,8 +101,11 @@ def parse_bound(option: str, text: str) -> Bound:
     if _NUMBER.fullmatch(text):
         return Clock.TRACE, round(float(text) * SECOND_MS)
     try:
-        is_hlc = ":" in text and "-" not in text[:5]
-        at_ms = Hlc.parse(text).physical_ms if is_hlc else _rfc3339_ms(text)
+        if ":" in text and "-" not in text[:5]:
+            at_ms = Hlc.parse(text).physical_ms
+        else:
+            moment = datetime.fromisoformat(text)
+            at_ms = round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * SECOND_MS)
     except (ValueError, InvalidInputError):
         raise InvalidInputError(
             f"{option} {text[:100]!r} is no time: write 2026-01-31T00:00:00Z, an HLC, or seconds of a trace"
@@ -111,23 +115,15 @@ def parse_bound(option: str, text: str) -> Bound:
     return Clock.HLC, at_ms
 
 
-def _rfc3339_ms(text: str) -> int:
-    moment = datetime.fromisoformat(text)
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * SECOND_MS)
-
-
 def parse_duration(option: str, text: str) -> int:
     """Milliseconds of ``text``, such as 90s, 15m, 6h, 1d or 1w.
 
     Raises:
         InvalidInputError: it is no duration, or shorter than a millisecond; the text names ``option``.
     """
-    match = _DURATION.fullmatch(text)
-    if match is None:
+    if (match := _DURATION.fullmatch(text)) is None:
         raise InvalidInputError(f"{option} {text[:100]!r} is no duration: write it as 90s, 15m, 6h, 1d or 1w")
-    duration_ms = round(float(match[1]) * _UNITS_MS[match[2]])
-    if duration_ms == 0:
+    if (duration_ms := round(float(match[1]) * UNITS_MS[match[2]])) == 0:
         raise InvalidInputError(f"{option} {text} is no time at all: the shortest is 1ms")
     if duration_ms > _MOMENT_MAX:
         raise InvalidInputError(f"{option} {text} reaches further than any report")
@@ -156,13 +152,6 @@ def asked(clock: Clock | None, start: str | None, end: str | None, window: str |
     if wanted.clock is not None and start_ms is not None and end_ms is not None:
         choose_period(wanted, wanted.clock, start_ms, end_ms, end_ms)
     return wanted
-
-
-def choose_clock(asked: Asked, events: int, events_in_trace: int) -> Clock:
-    """The clock asked for, else the trace's if all events carry its time."""
-    if asked.clock is not None:
-        return asked.clock
-    return Clock.TRACE if events and events == events_in_trace else Clock.HLC
 
 
 def choose_period(asked: Asked, clock: Clock, first_ms: int, last_ms: int, now_ms: int) -> Period:
@@ -206,29 +195,13 @@ _ROUND_FROM_DAYS: Final = 100
 NOTHING: Final = "–"
 
 
-def moment_text(at_ms: int, clock: Clock) -> str:
-    """A moment to the second: ``2026-11-21 13:45:07 UTC``, or ``day 12, 06:00:00`` of a trace."""
-    return _moment(at_ms, clock, "%Y-%m-%d %H:%M:%S UTC", "%H:%M:%S")
-
-
-def short_moment_text(at_ms: int, clock: Clock) -> str:
-    """A moment to the minute, for tables."""
-    return _moment(at_ms, clock, "%Y-%m-%d %H:%M", "%H:%M")
-
-
-def window_text(at_ms: int, width_ms: int, clock: Clock) -> str:
-    """The start of a window to the minute, or to the second if windows are shorter than a minute."""
-    if width_ms % MINUTE_MS == 0:
-        return short_moment_text(at_ms, clock)
-    return _moment(at_ms, clock, "%Y-%m-%d %H:%M:%S", "%H:%M:%S")
-
-
-def _moment(at_ms: int, clock: Clock, calendar: str, of_day: str) -> str:
+def moment_text(at_ms: int, clock: Clock, of_day: str = "%H:%M:%S", zone: str = " UTC") -> str:
+    """A moment, by default to the second: ``2026-11-21 13:45:07 UTC``, or ``day 12, 06:00:00`` of a trace."""
     if clock is Clock.TRACE:
         day, rest_ms = divmod(at_ms, DAY_MS)
         return f"day {day:,}, {(_EPOCH + timedelta(milliseconds=rest_ms)).strftime(of_day)}"
     try:
-        return (_EPOCH + timedelta(milliseconds=at_ms)).strftime(calendar)
+        return (_EPOCH + timedelta(milliseconds=at_ms)).strftime(f"%Y-%m-%d {of_day}{zone}")
     except OverflowError:
         return f"{at_ms:,} ms after 1970"
 
@@ -237,20 +210,15 @@ def duration_text(duration_s: float | None) -> str:
     """A duration in its two largest units, ``3 d 4 h``; under a minute to three digits, ``1.25 s``, ``17 ms``."""
     if duration_s is None:
         return NOTHING
-    duration_ms = round(duration_s * 1000)
-    if duration_ms < SECOND_MS:
+    if (duration_ms := round(duration_s * 1000)) < SECOND_MS:
         return f"{duration_ms} ms" if duration_ms else "0 s"
     if duration_ms < MINUTE_MS:
         return f"{duration_ms / SECOND_MS:.3g} s"
-    for at, (unit_ms, name) in enumerate(_UNITS):
-        if duration_ms < unit_ms:
-            continue
-        smaller_ms, smaller = _UNITS[at + 1]
-        count, rest = divmod(round(duration_ms / smaller_ms), unit_ms // smaller_ms)
-        if unit_ms == DAY_MS and count >= _ROUND_FROM_DAYS:
-            return f"{round(duration_ms / DAY_MS):,} d"
-        return f"{count:,} {name} {rest} {smaller}" if rest else f"{count:,} {name}"
-    raise AssertionError("a minute is longer than a minute")
+    if duration_ms >= _ROUND_FROM_DAYS * DAY_MS:
+        return f"{round(duration_ms / DAY_MS):,} d"
+    (unit_ms, name), (smaller_ms, smaller) = next(each for each in pairwise(_UNITS) if duration_ms >= each[0][0])
+    count, rest = divmod(round(duration_ms / smaller_ms), unit_ms // smaller_ms)
+    return f"{count:,} {name} {rest} {smaller}" if rest else f"{count:,} {name}"
 
 
 def width_text(width_ms: int) -> str:

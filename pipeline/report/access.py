@@ -110,17 +110,24 @@ def readers(known: DataFrame, asked: Asked) -> DataFrame:
         """,
         known=known,
     )
-    ordered = in_order(rows, F.desc("reads"), "tenant_id", "actor", "route")
-    return ordered.withColumn("last", F.expr(moment("last_ms", Clock.HLC))).drop("last_ms")
+    return (
+        in_order(rows, F.desc("reads"), "tenant_id", "actor", "route")
+        .withColumn("last", F.expr(moment("last_ms", Clock.HLC)))
+        .drop("last_ms")
+    )
 
 
 def counted(rows: DataFrame, name: str, *by: str) -> DataFrame:
     """One row an actor, tenant and value of ``by``: counts of allowed or refused acts, most first."""
     keys = ("actor", *by, "tenant_id")
-    grouped = rows.selectExpr(*_WHO, *by, "tenant_id", "count", "at_ms").groupBy(*keys, "is_private")
-    each = grouped.agg(F.sum("count").alias(name), F.max("at_ms").alias("last_ms"))
-    ordered = in_order(each, F.desc(name), *keys, "is_private")
-    return ordered.selectExpr(*keys, "is_private", name, f"{moment('last_ms', Clock.HLC)} AS last")
+    each = (
+        rows.selectExpr(*_WHO, *by, "tenant_id", "count", "at_ms")
+        .groupBy(*keys, "is_private")
+        .agg(F.sum("count").alias(name), F.max("at_ms").alias("last_ms"))
+    )
+    return in_order(each, F.desc(name), *keys, "is_private").selectExpr(
+        *keys, "is_private", name, f"{moment('last_ms', Clock.HLC)} AS last"
+    )
 
 
 def _within_asked(name: str, asked: Asked) -> str:
@@ -132,9 +139,12 @@ def _recorded(spark: SparkSession, system: DataFrame | None, tenants: Sequence[s
     """The acts and refusals in entries of ``_system``, including those that are only counted there."""
     if system is None:
         return spark.createDataFrame([], ddl_of(_RECORDED))
-    actions = [str(SystemAction.ACT_ALLOWED), str(SystemAction.ACCESS_REFUSED)]
-    those = system.where(F.col("action").isin(actions) & F.expr(_within_asked("hlc_physical", asked)))
-    rows = those.select("action", "hlc_physical", "payload").mapInArrow(_told, ddl_of(_RECORDED))
+    rows = (
+        system.where(F.col("action").isin(str(SystemAction.ACT_ALLOWED), str(SystemAction.ACCESS_REFUSED)))
+        .where(_within_asked("hlc_physical", asked))
+        .select("action", "hlc_physical", "payload")
+        .mapInArrow(_told, ddl_of(_RECORDED))
+    )
     return rows.where((F.col("kind") == "others") | F.col("tenant_id").isin(*tenants)) if tenants else rows
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -124,8 +124,7 @@ def _tenants_of(place: OpenPlace, tenants: Collection[str] | None) -> list[str]:
 def log_origins(places: Sequence[OpenPlace], tenants: Collection[str] | None) -> list[str]:
     """The origins of the logs in ``places``, without the tenant, read from the first tenants of each place."""
     asked = [(place, tenant_id) for place in places for tenant_id in _tenants_of(place, tenants)[:TENANTS_ASKED_MAX]]
-    found = {place.log_origin(tenant_id) for place, tenant_id in asked}
-    return sorted(origin for origin in found if origin is not None)
+    return sorted({origin for place, tenant_id in asked if (origin := place.log_origin(tenant_id)) is not None})
 
 
 # --- what they state ------------------------------------------------------------------------------
@@ -147,14 +146,11 @@ def before_end(facts: DataFrame, clock: Clock | None, end_ms: int | None) -> Dat
     """The rows of ``facts`` that a report ending at ``end_ms`` covers."""
     if end_ms is None:
         return facts
-    if clock is Clock.TRACE:
-        return facts.where(f"action IS NULL OR trace_ms < {end_ms:d}")
-    return facts.where(f"at.physical_ms < {end_ms:d}")
+    return facts.where(f"{'action IS NULL OR trace_ms' if clock is Clock.TRACE else 'at.physical_ms'} < {end_ms:d}")
 
 
 def _facts(paths: Sequence[Sequence[str]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_row(paths, *row) for row in rows_of(batch)], _FACTS)
+    return (pa.RecordBatch.from_pylist([_row(paths, *row) for row in rows_of(batch)], _FACTS) for batch in batches)
 
 
 def _row(
@@ -202,14 +198,12 @@ def _row(
 def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a payload that decide a job's status, if of the right type."""
     fence, dc, assigned = given.get("fence_token"), given.get("dc_id"), given.get("assigned_dcs")
-    fields: dict[str, Any] = {}
-    if type(fence) is int and 0 <= fence <= INTEGER_MAX:
-        fields["fence_token"] = fence
-    if isinstance(dc, str):
-        fields["dc_id"] = dc
-    if isinstance(assigned, list) and all(isinstance(name, str) for name in assigned):
-        fields["assigned_dcs"] = assigned
-    return fields
+    is_right = {
+        "fence_token": type(fence) is int and 0 <= fence <= INTEGER_MAX,
+        "dc_id": isinstance(dc, str),
+        "assigned_dcs": isinstance(assigned, list) and all(isinstance(name, str) for name in assigned),
+    }
+    return {name: given[name] for name in is_right if is_right[name]}
 
 
 def _label(given: Mapping[str, Any], path: Sequence[str]) -> Shown | None:
@@ -243,8 +237,7 @@ def _string(given: Mapping[str, Any], name: str) -> str | None:
 
 def shown_text(given: Mapping[str, Any], name: str) -> Shown | None:
     """The text of a value in a table: a string unchanged, another value as JSON, a private one without text."""
-    value = given.get(name)
-    if value is None:
+    if (value := given.get(name)) is None:
         return None
     shown = value if isinstance(value, str) else _json(value)
     is_private = isinstance(value, dict) and _PRIVATE_BEGIN in shown
@@ -283,13 +276,16 @@ _JOB: Final = pa.schema(
 
 def fold(facts: DataFrame, clock: Clock) -> DataFrame:
     """One row a job of ``pipeline.report.jobs``, with moments and durations in milliseconds of ``clock``."""
-    by_job = facts.select("tenant_id", "job_id", "seq", "fact").repartition("tenant_id", "job_id")
-    return by_job.sortWithinPartitions("tenant_id", "job_id").mapInArrow(partial(_folded, clock), ddl_of(_JOB))
+    return (
+        facts.select("tenant_id", "job_id", "seq", "fact")
+        .repartition("tenant_id", "job_id")
+        .sortWithinPartitions("tenant_id", "job_id")
+        .mapInArrow(partial(_folded, clock), ddl_of(_JOB))
+    )
 
 
 def _folded(clock: Clock, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = (row for batch in batches for row in rows_of(batch))
-    by_job = groupby(rows, key=itemgetter(0, 1))
+    by_job = groupby((row for batch in batches for row in rows_of(batch)), key=itemgetter(0, 1))
     folded = (_job(tenant_id, job_id, of_job, clock) for (tenant_id, job_id), of_job in by_job)
     return batched((tuple(job[name] for name in _JOB.names) for job in folded if job is not None), _JOB)
 
@@ -319,15 +315,20 @@ def _job(tenant_id: str, job_id: str, rows: Iterable[tuple[Any, ...]], clock: Cl
     created = None if state.created is None else held[state.created.order[-1]]
     cancel = None if state.cancel is None else held[state.cancel[-1]]
     end = held[state.end.rank[-1]] if state.end is not None and has_ended else None
-    first_accepted = min(_with_dc(held, "DEQUEUE"), key=_order, default=None)
-    last_acknowledged = max(_with_dc(held, "CANCEL_ACK"), key=_order, default=None) if has_ended else None
+    with_dc = sorted((fact for fact in held.values() if "dc_id" in fact.fields), key=attrgetter("hlc", "digest"))
+    first_accepted = next((fact for fact in with_dc if fact.action == "DEQUEUE"), None)
+    acknowledged = (fact for fact in reversed(with_dc) if fact.action == "CANCEL_ACK" and has_ended)
+    ended = end or next(acknowledged, None)
     failed_dc = end.failed_dc if end is not None and status == FAILED else None
     dcs = [failed_dc, max(state.accepted, key=state.accepted.__getitem__, default=None)]
     dcs += state.created.assigned_dcs[:1] if state.created is not None else []
     # 3. The row.
-    moments = {"created": created, "accepted": first_accepted, "cancelled": cancel, "ended": end or last_acknowledged}
-    at_ms = {name: None if fact is None else _at_ms(fact, clock) for name, fact in moments.items()}
-    at_ms["last"] = state.last_hlc[0] if clock is Clock.HLC else last_trace_ms
+    moments = {"created": created, "accepted": first_accepted, "cancelled": cancel, "ended": ended}
+    is_on_trace = clock is Clock.TRACE
+    at_ms = {
+        name: None if fact is None else fact.trace_ms if is_on_trace else fact.hlc[0] for name, fact in moments.items()
+    }
+    at_ms["last"] = last_trace_ms if is_on_trace else state.last_hlc[0]
     shown = {
         "created_by": None if created is None else created.actor,
         "cancelled_by": None if cancel is None else cancel.requestor,
@@ -347,30 +348,17 @@ def _job(tenant_id: str, job_id: str, rows: Iterable[tuple[Any, ...]], clock: Cl
         "last_seq": last_seq,
         "events": events,
         "labels": None if created is None else created.labels,
-        **{f"{name}_ms": moment for name, moment in at_ms.items()},
-        **_spans(at_ms),
+        **_times(at_ms),
     }
-
-
-def _with_dc(held: Mapping[int, JobFact], action: str) -> Iterator[JobFact]:
-    return (fact for fact in held.values() if fact.action == action and "dc_id" in fact.fields)
-
-
-def _order(fact: JobFact) -> tuple[HlcParts, str]:
-    return fact.hlc, fact.digest
-
-
-def _at_ms(fact: JobFact, clock: Clock) -> int | None:
-    return fact.trace_ms if clock is Clock.TRACE else fact.hlc[0]
 
 
 def _hlc_text(hlc: HlcParts) -> str:
     return "{}:{}:{}".format(*hlc)
 
 
-def _spans(at_ms: Mapping[str, int | None]) -> dict[str, Any]:
-    """The durations between moments; None if a moment is missing or the order is reversed."""
-    row: dict[str, Any] = {"is_backwards": False}
+def _times(at_ms: Mapping[str, int | None]) -> dict[str, Any]:
+    """The moments, and the durations between them; None if a moment is missing or the order is reversed."""
+    row: dict[str, Any] = {"is_backwards": False, **{f"{name}_ms": moment for name, moment in at_ms.items()}}
     for name, (first, then) in _SPANS.items():
         begin_ms, end_ms = at_ms[first], at_ms[then]
         span_ms = None if begin_ms is None or end_ms is None else end_ms - begin_ms

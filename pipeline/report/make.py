@@ -19,7 +19,7 @@ from pyspark import StorageLevel
 
 from ledger.errors import InvalidInputError
 from ledger.facts.statuses import STATUSES
-from pipeline.report import Asked, Clock, Period, access, choose_clock, choose_period, moment_text, tables
+from pipeline.report import Asked, Clock, Period, access, choose_period, moment_text, tables
 from pipeline.report import folder as files
 from pipeline.report.jobs import before_end, facts, fold
 from pipeline.report.page import write_page
@@ -70,45 +70,38 @@ def make(
     with files.replaced(dest) as fresh:
         known = before_end(facts(entries, made.by), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
         try:
-            overall = tables.overall(known).first()
-            assert overall is not None
-            read = overall.asDict()
+            read = tables.overall(known).collect()[0].asDict()
             period = _period(asked, read, round(made.made_at.timestamp() * 1000))
             files.write_table(tables.by_tenant(known), fresh, "ledger")
             timed = fold(known, period.clock).persist(StorageLevel.DISK_ONLY)
             numbers = _write_tables(timed, period, stuck_after_ms, fresh)
             if made.by:
                 files.write_table(tables.by_label(timed, period, made.by), fresh, "labels")
-            before = None if asked.start_ms is None else tables.before(timed, period).first()
+            before = None if asked.start_ms is None else tables.before(timed, period).collect()[0].asDict()
             who = access.write(known, timed, system, made.tenants, asked, period, fresh)
             timed.unpersist()
             if stats is not None:
                 tables.write_measures(stats, made.tenants, period, fresh)
         finally:
             known.unpersist()
-        measures = () if stats is None else tables.MEASURES
-        for name in (*TABLES, *(["labels"] if made.by else ()), *measures):
+        for name in (*TABLES, *(["labels"] if made.by else ()), *(() if stats is None else tables.MEASURES)):
             files.write_csv(fresh, name)
-        report = _headline(period, made, read, numbers, who, None if before is None else before.asDict(), fresh)
+        report = _headline(period, made, read, numbers, who, before, fresh)
         (fresh / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         write_page(report, fresh)
     return report
 
 
 def _period(asked: Asked, facts: dict[str, Any], now_ms: int) -> Period:
-    clock = choose_clock(asked, facts["job_events"] or 0, facts["trace_events"] or 0)
+    is_in_trace = facts["job_events"] and facts["job_events"] == facts["trace_events"]
+    clock = asked.clock or (Clock.TRACE if is_in_trace else Clock.HLC)
     name = "trace" if clock is Clock.TRACE else "hlc"
     first_ms, last_ms = facts[f"first_{name}_ms"], facts[f"last_{name}_ms"]
     if first_ms is None or last_ms is None:
-        raise InvalidInputError(_nothing(asked))
+        with_time, hint = (" with a trace_time", ": use --time hlc") if asked.clock is Clock.TRACE else ("", "")
+        where = f"to report on{hint}" if asked.end_ms is None else "before --to"
+        raise InvalidInputError(f"there is no job event{with_time} {where}")
     return choose_period(asked, clock, first_ms, last_ms, now_ms)
-
-
-def _nothing(asked: Asked) -> str:
-    kind = "job event with a trace_time" if asked.clock is Clock.TRACE else "job event"
-    if asked.end_ms is not None:
-        return f"there is no {kind} before --to"
-    return f"there is no {kind} to report on" + (": use --time hlc" if asked.clock is Clock.TRACE else "")
 
 
 def _write_tables(timed: DataFrame, period: Period, stuck_after_ms: int | None, fresh: Path) -> dict[str, Any]:
@@ -122,9 +115,8 @@ def _write_tables(timed: DataFrame, period: Period, stuck_after_ms: int | None, 
     after_ms = tables.stuck_after_ms(stuck_after_ms, whole["total_jobs"], whole["total_p99_s"])
     for name, query in {"jobs": tables.JOBS, **tables.LISTS}.items():
         files.write_table(tables.of_jobs(query, timed, period, after_ms), fresh, name)
-    totals = tables.of_jobs(tables.TOTALS, timed, period, after_ms).first()
-    assert totals is not None
-    return {**totals.asDict(), "stuck_after_ms": after_ms, "stuck_after_is_asked": stuck_after_ms is not None}
+    totals = tables.of_jobs(tables.TOTALS, timed, period, after_ms).collect()[0].asDict()
+    return {**totals, "stuck_after_ms": after_ms, "stuck_after_is_asked": stuck_after_ms is not None}
 
 
 def _headline(

@@ -89,9 +89,8 @@ def within(name: str, period: Period) -> str:
 def happenings(timed: DataFrame, period: Period, *also: str) -> DataFrame:
     """One row for each creation, acceptance and end within the period, with window, hour of the day (UTC) and the
     columns ``also``."""
-    keys = ("tenant_id", "dc", *also)
     each = timed.selectExpr(
-        *keys,
+        *("tenant_id", "dc", *also),
         """stack(3, 'created', created_ms, bigint(NULL), bigint(NULL), bigint(NULL), string(NULL),
                     'accepted', accepted_ms, queue_ms, NULL, NULL, NULL,
                     'ended', ended_ms, NULL, run_ms, total_ms, status)
@@ -118,11 +117,10 @@ def summarise(happenings: DataFrame) -> DataFrame:
 def of(summaries: DataFrame, name: str, period: Period) -> DataFrame:
     """The table ``name``, in order of its keys."""
     keys, spark = _SETS[name], summaries.sparkSession
-    number = sum(1 << at for at, key in enumerate(reversed(_KEYS)) if key not in keys)
-    rows = summaries.where(F.col("set") == number)
+    rows = summaries.where(F.col("set") == sum(1 << at for at, key in enumerate(reversed(_KEYS)) if key not in keys))
     if name == "windows":
-        every = spark.range(period.first_window_ms, period.end_ms, period.window_ms).toDF("window_ms")
-        rows = every.join(rows, "window_ms", "left")
+        every = spark.range(period.first_window_ms, period.end_ms, period.window_ms)
+        rows = every.toDF("window_ms").join(rows, "window_ms", "left")
     if name == "hours":
         rows = spark.range(24).selectExpr("int(id) AS hour").join(rows, "hour", "left")
     if name == "all":  # Without happenings there is no row.
@@ -146,16 +144,19 @@ def by_label(timed: DataFrame, period: Period, names: Sequence[str]) -> DataFram
     shown = F.transform(
         F.arrays_zip(F.array(*map(F.lit, names)).alias("field"), F.col("labels").alias("value")), lambda each: each
     )
-    labelled = happenings(timed.withColumn("label", F.explode(shown)), period, "label")
-    counted = labelled.groupBy(
-        F.col("label.field").alias("field"),
-        F.col("label.value.text").alias("value"),
-        F.coalesce("label.value.is_private", F.lit(False)).alias("is_private"),
-    ).agg(*map(F.expr, _ADDED_UP))
-    most = (F.desc(F.col("created") + F.col("ended")), "value", "is_private")
-    place = F.row_number().over(Window.partitionBy("field").orderBy(*most))
-    rows = in_order(counted.withColumn("place", place).where(F.col("place") <= LABELS_MAX), "field", "place")
-    return rows.selectExpr("field", "value", "is_private", *_SHOWN)
+    most = Window.partitionBy("field").orderBy(F.desc(F.col("created") + F.col("ended")), "value", "is_private")
+    rows = (
+        happenings(timed.withColumn("label", F.explode(shown)), period, "label")
+        .groupBy(
+            F.col("label.field").alias("field"),
+            F.col("label.value.text").alias("value"),
+            F.coalesce("label.value.is_private", F.lit(False)).alias("is_private"),
+        )
+        .agg(*map(F.expr, _ADDED_UP))
+        .withColumn("place", F.row_number().over(most))
+        .where(F.col("place") <= LABELS_MAX)
+    )
+    return in_order(rows, "field", "place").selectExpr("field", "value", "is_private", *_SHOWN)
 
 
 def openings(timed: DataFrame, period: Period) -> DataFrame:

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.report import (
+    MINUTE_MS,
     NOTHING,
     Clock,
     access,
@@ -25,9 +26,7 @@ from pipeline.report import (
     duration_text,
     moment_text,
     rate_text,
-    short_moment_text,
     width_text,
-    window_text,
 )
 from pipeline.report.folder import Row, cut, rows_of, table
 from pipeline.report.page import plots
@@ -65,10 +64,10 @@ def templates(period: dict[str, Any]) -> Environment:
         rate=rate_text,
         duration=duration_text,
         width=width_text,
-        window=lambda at_ms: window_text(at_ms, width_ms, clock),
+        window=lambda at_ms: moment_text(at_ms, clock, "%H:%M:%S" if width_ms % MINUTE_MS else "%H:%M", zone=""),
         exact=lambda at_ms: moment_text(at_ms, clock),
-        moment=lambda at_ms: NOTHING if at_ms is None else short_moment_text(at_ms, clock),
-        utc=lambda at_ms: NOTHING if at_ms is None else short_moment_text(at_ms, Clock.HLC),
+        moment=lambda at_ms: NOTHING if at_ms is None else moment_text(at_ms, clock, "%H:%M", zone=""),
+        utc=lambda at_ms: NOTHING if at_ms is None else moment_text(at_ms, Clock.HLC, "%H:%M", zone=""),
         ends=lambda row: sum(row[name] for name in access.ENDS),
         text=lambda value: NOTHING if value is None else cut(value, TEXT_MAX),
         command=lambda value: NOTHING if value is None else cut(value, COMMAND_MAX),
@@ -161,8 +160,7 @@ def contents(report: dict[str, Any], folder: Path) -> Contents:
     largest tenants; the last row, of tenant None, is all others. ``measures`` are empty if no stats were given.
     """
     opened = [row["open"] for row in rows_of(folder, "open")]
-    every = [{**row, "open": opened[at]} for at, row in enumerate(_in_ms(rows_of(folder, "windows")))]
-    windows = folded(every)
+    windows = folded([{**row, "open": opened[at]} for at, row in enumerate(_in_ms(rows_of(folder, "windows")))])
     tenants = largest(rows_of(folder, "tenants"), "tenant_id", "created")
     labels = rows_of(folder, "labels") if report["by"] else []
     by_field = {name: [row for row in labels if row["field"] == name] for name in report["by"]}
@@ -231,6 +229,5 @@ _MOMENTS: Final = frozenset(("window", "created", "accepted", "ended", "last_eve
 
 def _ms(name: str, value: Any) -> Any:
     if isinstance(value, datetime):
-        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        return round(moment.timestamp() * 1000)
+        return round((value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp() * 1000)
     return round(value * 1000) if name in _MOMENTS and isinstance(value, float) else value

@@ -170,8 +170,7 @@ def _time(at_ms: int, step_ms: int, clock: Clock) -> str:
     """The time of day if ticks are closer than a day; the date at midnight."""
     day, rest_ms = divmod(at_ms, DAY_MS)
     if rest_ms and step_ms < DAY_MS:
-        form = "%H:%M" if step_ms >= MINUTE_MS else "%H:%M:%S"
-        return (_EPOCH + timedelta(milliseconds=rest_ms)).strftime(form)
+        return (_EPOCH + timedelta(milliseconds=rest_ms)).strftime("%H:%M" if step_ms >= MINUTE_MS else "%H:%M:%S")
     if clock is Clock.TRACE:
         return f"day {day:,}"
     try:
