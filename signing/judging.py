@@ -160,8 +160,12 @@ async def verify_file(
     kept: JudgedCheckpoint | None = None,
     memory: Memory | None = None,
     external: ExternalWitnesses = NOBODY,
+    on_break: Callable[[Break], object] | None = None,
+    *,
+    is_kept_of_many: bool = False,
 ) -> BundleVerdict:
-    """The verdict on a bundle, whole or damaged.
+    """The verdict on a bundle, whole or damaged. With ``is_kept_of_many``, a checkpoint ``kept`` that is of another log
+    is for another bundle, and ignored.
 
     Raises:
         NotABundleError: the file is not a bundle.
@@ -170,7 +174,9 @@ async def verify_file(
     began_s = time.perf_counter()
     try:
         with BundleReader.open(path, keyring) as reader:
-            return await judge_bundle(BundleChainReader(reader), keyring, kept, memory, external)
+            if is_kept_of_many and kept is not None and kept.checkpoint.origin != reader.manifest.origin:
+                kept = None
+            return await judge_bundle(BundleChainReader(reader), keyring, kept, memory, external, on_break)
     except NotABundleError:
         raise
     except BundleInvalidError as error:

@@ -17,15 +17,16 @@ import asyncio
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import orjson
 import pyarrow as pa
+from msgspec.msgpack import decode, encode
 
-from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, BundleInvalidError, NotABundleError
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, NotABundleError
 from ledger.exit_code import ExitCode
 from ledger.verification.projection_check import CHAIN_ASPECTS
 from ledger.verification.range_check import RangeTask
@@ -55,15 +56,12 @@ from pipeline.verify.tasks import (
     TaskRow,
     batched,
     compare_jobs,
-    decode_break,
-    encode,
     fold_chains,
     read_jobs,
     rows_in,
 )
-from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
-from signing.judging import BundleVerdict, judge_bundle, refused
+from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.memory import Memory
 
@@ -83,15 +81,15 @@ BREAKS_DDL: Final = ddl_of(_BREAKS_SCHEMA)
 VERDICTS_DDL: Final = "tenant_id string, valid boolean, entries_checked bigint, verdict string"
 
 
+@dataclass(frozen=True)
 class Verified:
     """The result of a verification; ``close`` it after the breaks were read."""
 
-    def __init__(self, spark: SparkSession, objects: list[dict[str, Any]], found: Sequence[DataFrame]) -> None:
-        """``found`` are kept rows of ``pipeline.verify.tasks``, among them every break."""
-        self.objects = objects
-        """The verdict object of each tenant or file, in order; that of an unreadable file has ``error``."""
-        self._spark = spark
-        self._found = found
+    spark: SparkSession
+    objects: list[dict[str, Any]]
+    """The verdict object of each tenant or file, in order; that of an unreadable file has ``error``."""
+    found: Sequence[DataFrame]
+    """Cached rows of ``pipeline.verify.tasks``, among them every break."""
 
     def verdicts(self) -> DataFrame:
         """One row a tenant or file; ``verdict`` is the verdict object as JSON."""
@@ -99,7 +97,7 @@ class Verified:
             (each["tenant_id"], each["valid"], each["entries_checked"], orjson.dumps(each).decode())
             for each in self.objects
         ]
-        return self._spark.createDataFrame(rows, VERDICTS_DDL).coalesce(1)
+        return self.spark.createDataFrame(rows, VERDICTS_DDL).coalesce(1)
 
     def breaks(self) -> DataFrame:
         """Every break, unordered."""
@@ -108,31 +106,34 @@ class Verified:
             for each in self.objects
             if each["first_break"] is not None and each["first_break"]["kind"] not in KINDS
         ]
-        told = self._spark.createDataFrame(
+        told = self.spark.createDataFrame(
             [(tenant, int(seq or 0), *rest) for tenant, (seq, *rest), _ in outside], BREAKS_DDL
         )
         # An invalid place has no other breaks; breaks of job states count only if the chain is whole.
         refused = {tenant for tenant, _, is_unread in outside if is_unread}
-        whole = {each["tenant_id"] for each in self.objects if _is_chain_whole(each)}
+        whole = {
+            each["tenant_id"]
+            for each in self.objects
+            if "broken" not in {each["verdicts"].get(aspect) for aspect in CHAIN_ASPECTS}
+        }
 
         def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             found = (
-                (row.tenant_id, decode_break(row.data))
+                (row.tenant_id, decode(row.data, type=Break))
                 for row in rows_in(batches)
                 if row.tenant_id not in refused and (row.kind == BREAK or row.tenant_id in whole)
             )
             rows = ((tenant, *each[:3], _text(each.expected), _text(each.actual)) for tenant, each in found)
             return arrow.batched(rows, _BREAKS_SCHEMA)
 
-        for rows_found in self._found:
-            kept = rows_found.filter(rows_found.kind.isin(BREAK, CANDIDATE))
-            told = told.union(kept.mapInArrow(tell, BREAKS_DDL))
+        for rows_found in self.found:
+            told = told.union(rows_found.filter(rows_found.kind.isin(BREAK, CANDIDATE)).mapInArrow(tell, BREAKS_DDL))
         # A shuffle of 200 partitions leaves most of them empty, and each is a task.
-        return told.coalesce(self._spark.sparkContext.defaultParallelism)
+        return told.coalesce(self.spark.sparkContext.defaultParallelism)
 
     def close(self) -> None:
         """Release the cached rows."""
-        for each in self._found:
+        for each in self.found:
             each.unpersist()
 
 
@@ -180,9 +181,8 @@ def verify(
     verdicts, refusals, found = check_chains(
         spark, pieces, ends, keyring=ring, with_jobs=not place.is_copy, passed=passed
     )
-    for tenant, refusal in refusals.items():
-        kind = ArchiveSignatureError if refusal.is_signature else ArchiveInvalidError
-        refused[tenant] = kind(refusal.message, refusal.seq)
+    for tenant, (is_signature, message, seq) in refusals.items():
+        refused[tenant] = (ArchiveSignatureError if is_signature else ArchiveInvalidError)(message, seq)
     seconds = time.perf_counter() - began_s
     objects = {tenant: broken(tenant, error, seconds) for tenant, error in refused.items()}
     for tenant, verdict in verdicts.items():
@@ -212,8 +212,7 @@ def check_chains(
     if with_jobs:
         stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
         tasks_min = SHUFFLE_PARTITIONS_A_CORE * spark.sparkContext.defaultParallelism
-        partitions = _partitions(found, max(tasks_min, len(pieces)))
-        by_job = found.union(stored).repartition(partitions, "tenant_id", "job_id")
+        by_job = found.union(stored).repartition(_partitions(found, max(tasks_min, len(pieces))), "tenant_id", "job_id")
         found = by_job.sortWithinPartitions(*JOBS_SORTED_BY).mapInArrow(compare_jobs, DDL)
     found = found.persist()
     # 3. The verdicts.
@@ -247,22 +246,15 @@ def _fold(
     for row in folded.filter(folded.kind.isin(VERDICT, REFUSED)).collect():
         data = bytes(row.data)
         if row.kind == VERDICT:
-            verdicts[row.tenant_id] = msgspec.msgpack.decode(data, type=Verdict)
+            verdicts[row.tenant_id] = decode(data, type=Verdict)
         else:
-            refused[row.tenant_id] = msgspec.msgpack.decode(data, type=Refusal)
+            refused[row.tenant_id] = decode(data, type=Refusal)
     return folded, verdicts, refused
 
 
 def _partitions(found: DataFrame, useful: int) -> int:
     """Partitions to shuffle ``found`` into: as many as the session has, and no more than are ``useful``."""
-    configured = found.sparkSession.conf.get("spark.sql.shuffle.partitions")
-    assert configured is not None, "Spark has a default"
-    return max(1, min(int(configured), useful))
-
-
-def _is_chain_whole(verdict: Mapping[str, Any]) -> bool:
-    """Whether the chain has no fault that would explain differing job states."""
-    return "broken" not in {verdict["verdicts"].get(aspect) for aspect in CHAIN_ASPECTS}
+    return max(1, min(int(found.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1), useful))
 
 
 # --- bundles --------------------------------------------------------------------------------------
@@ -285,12 +277,11 @@ def verify_bundles(
     Raises:
         SignatureError: ``kept`` is invalid.
     """
-    if kept is not None:
-        judge_checkpoint(kept, keyring)
+    judged = None if kept is None else judge_checkpoint(kept, keyring)
     names = [str(file.absolute()) for file in files]
 
     def check(number: int) -> Iterator[pa.RecordBatch]:
-        return batched(_rows(names[number], number, keyring, kept, memory, passed))
+        return batched(_rows(names[number], number, keyring, judged, memory, passed))
 
     found = over_numbers(spark, len(files), check, DDL).persist()
     verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()
@@ -301,13 +292,14 @@ def _rows(
     file: str,
     number: int,
     keyring: Keyring | None,
-    kept: str | None,
+    kept: JudgedCheckpoint | None,
     memory: Memory | None,
     passed: Accumulator[int] | None,
 ) -> Iterator[TaskRow]:
     breaks: list[Break] = []
+    judging = verify_file(Path(file), keyring, kept, memory, on_break=breaks.append, is_kept_of_many=True)
     try:
-        verdict = _verified(Path(file), keyring, kept, memory, breaks).to_json()
+        verdict = asyncio.run(judging).to_json()
     except NotABundleError as error:
         breaks, verdict = [], _unread(str(error))
     except OSError as error:
@@ -337,25 +329,3 @@ def _unread(why: str) -> dict[str, Any]:
 def _readable(name: str) -> str:
     """The text of a file's name; bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _verified(
-    file: Path, keyring: Keyring | None, kept: str | None, memory: Memory | None, breaks: list[Break]
-) -> BundleVerdict:
-    began_s = time.perf_counter()
-    try:
-        with BundleReader.open(file, keyring) as reader:
-            rows, kept_of_log = BundleChainReader(reader), _kept_of_log(reader, kept, keyring)
-            return asyncio.run(judge_bundle(rows, keyring, kept_of_log, memory, on_break=breaks.append))
-    except NotABundleError:
-        raise
-    except BundleInvalidError as error:
-        return refused(error, *digest_of(file), time.perf_counter() - began_s)
-
-
-def _kept_of_log(reader: BundleReader, kept: str | None, keyring: Keyring | None) -> JudgedCheckpoint | None:
-    """The externally kept checkpoint, if it is of the bundle's log."""
-    if kept is None:
-        return None
-    found = judge_checkpoint(kept, keyring)
-    return found if found.checkpoint.origin == reader.manifest.origin else None

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
+from msgspec.msgpack import decode, encode
 
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.machines import jobs
@@ -65,15 +65,10 @@ _SCHEMA: Final = pa.schema(
 )
 DDL: Final = ddl_of(_SCHEMA)
 
-_BREAK_DECODER: Final = msgspec.msgpack.Decoder(Break)
 
-
-class Refusal(NamedTuple):
-    """The reason why the rows of a tenant were not checked: an ``ArchiveInvalidError``."""
-
-    is_signature: bool
-    message: str
-    seq: int
+Refusal = tuple[bool, str, int]
+"""Why the rows of a tenant were not checked: whether the error is an ``ArchiveSignatureError``, else
+``ArchiveInvalidError``; its message; and its seq."""
 
 
 class Judged(NamedTuple):
@@ -106,16 +101,6 @@ def rows_in(batches: Iterable[pa.RecordBatch]) -> Iterator[TaskRow]:
         yield from map(TaskRow, *lists_of(batch))
 
 
-def encode(value: Any) -> bytes:
-    """A plain value."""
-    return msgspec.msgpack.encode(value)
-
-
-def decode_break(data: bytes) -> Break:
-    """Decode a break from ``encode``."""
-    return _BREAK_DECODER.decode(data)
-
-
 # --- tasks ----------------------------------------------------------------------------------------
 
 
@@ -126,7 +111,6 @@ JOBS_SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
 CHAINS_SORTED_BY: Final = ("tenant_id", "kind", "number", "place")
 ROWS_FOLDED: Final = (SUMMARY, JOBS, REFUSED, COMMITMENT)
 """Kinds of rows to fold."""
-_JUDGED_DECODER: Final = msgspec.msgpack.Decoder(Judged)
 
 
 @dataclass(frozen=True)
@@ -154,15 +138,14 @@ class CheckRanges:
             checker = RangeChecker(task, opened, findings)
             yield from self._entries(checker, task, reader, breaks)
             for tiles in checker.tiles():
-                stored_tiles = reader.tiles(*tiles)
-                if stored_tiles is None:
+                if (stored_tiles := reader.tiles(*tiles)) is None:
                     break
                 checker.compare_tiles(tiles, stored_tiles)
             summary = encode(checker.finish())
             yield from _breaks(task.tenant_id, breaks)
             yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary)
         except ArchiveInvalidError as error:
-            refusal = Refusal(isinstance(error, ArchiveSignatureError), str(error), error.seq)
+            refusal: Refusal = (isinstance(error, ArchiveSignatureError), str(error), error.seq)
             yield TaskRow(task.tenant_id, REFUSED, task.number, 0, None, encode(refusal))
 
     def _entries(
@@ -194,28 +177,27 @@ def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
 
 
 def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
-    jobs = reader.jobs()
-    if jobs is not None:
+    if (jobs := reader.jobs()) is not None:
         yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(Found()))
         for place, row in enumerate(row for batch in jobs for row in rows_of(batch)):
             yield TaskRow(tenant_id, STORED, 0, place, row[0] if isinstance(row[0], str) else None, encode(row))
-    followed = Judged(followed_seq=reader.followed_seq())
-    yield TaskRow(tenant_id, COMMITMENT, -1, SEQ_MIN, None, encode(followed))
+    yield TaskRow(tenant_id, COMMITMENT, -1, SEQ_MIN, None, encode(Judged(followed_seq=reader.followed_seq())))
     for promised in (PromisedRow._make(row) for batch in reader.promised() for row in rows_of(batch)):
         place = promised.seq if is_number(promised.seq) else 0
         yield TaskRow(tenant_id, COMMITMENT, -1, place, None, encode(Judged(promised=promised)))
 
 
 def _parts(task: RangeTask, place: int, parts: JobParts) -> Iterator[TaskRow]:
-    for state in parts.take():
-        yield TaskRow(task.tenant_id, PART, task.number, place, state.job_id, jobs.encode_state(state))
+    return (
+        TaskRow(task.tenant_id, PART, task.number, place, state.job_id, jobs.encode_state(state))
+        for state in parts.take()
+    )
 
 
 def _breaks(tenant_id: str, breaks: list[Break], kind: str = BREAK) -> Iterator[TaskRow]:
     """Breaks found since the last call."""
     found, breaks[:] = [*breaks], []
-    for each in found:
-        yield TaskRow(tenant_id, kind, -1, 0, None, encode(each))
+    return (TaskRow(tenant_id, kind, -1, 0, None, encode(each)) for each in found)
 
 
 def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -236,7 +218,7 @@ def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
                 elif row.kind == STORED:
                     is_any_compared = True
                     # Rows without an id are not kept; a forged table may have millions.
-                    if has_id(job := StoredJob(*msgspec.msgpack.decode(row.data)), findings):
+                    if has_id(job := StoredJob(*decode(row.data)), findings):
                         placed.append(job)
                 else:
                     yield row
@@ -273,7 +255,7 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             jobs = [_judged(of_kind, candidates)]
             continue
         if kind == JOBS:
-            jobs = [*(jobs or ()), *(msgspec.msgpack.decode(row.data, type=Found) for row in of_kind)]
+            jobs = [*(jobs or ()), *(decode(row.data, type=Found) for row in of_kind)]
             continue
         if kind == REFUSED:
             # A sequential read would meet the refusal of the lowest range first.
@@ -281,7 +263,7 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             return
         # One summary at a time: a long chain has many ranges.
         of_tasks = zip(chain.tasks, of_kind, strict=True)
-        summaries = (msgspec.msgpack.decode(row.data, type=RangeSummary) for _, row in of_tasks)
+        summaries = (decode(row.data, type=RangeSummary) for _, row in of_tasks)
         verdict = fold(chain.ends, summaries, jobs, breaks.append)
         yield from _breaks(tenant_id, breaks)
         yield from _breaks(tenant_id, candidates, CANDIDATE)
@@ -292,7 +274,7 @@ def _judged(rows: Iterator[TaskRow], candidates: list[Break]) -> Found:
     """The result of judging the commitments of one chain; rows are in order of seq."""
     judge = CommitmentJudge(0)
     for number, row in enumerate(rows):
-        entry, promised, followed_seq = _JUDGED_DECODER.decode(row.data)
+        entry, promised, followed_seq = decode(row.data, type=Judged)
         if number == 0:
             judge = CommitmentJudge(followed_seq, candidates.append)
         if entry is not None:
