@@ -7,7 +7,7 @@ Python environment. Java ignores a file of another Java or other jars and starts
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.java import CLASS_ARCHIVE, SILENT, quoted, size_file
 from pipeline.spark import spark_session
+from signing.files import whole_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,24 +41,12 @@ def make() -> bool:
         gateway.proc.stdin.close()
         gateway.proc.wait(_EXIT_TIMEOUT_S)
         if fresh.exists():
-            size = size_file(fresh)
-            size.write_text(str(fresh.stat().st_size))
+            with whole_file(CLASS_ARCHIVE) as archive, fresh.open("rb") as made:
+                shutil.copyfileobj(made, archive)
             # The size is written last: a matching size means a whole file.
-            for path, kept in ((fresh, CLASS_ARCHIVE), (size, size_file(CLASS_ARCHIVE))):
-                _sync(path)
-                path.replace(kept)
-                _sync(kept.parent)
-            return True
-    return False
-
-
-def _sync(path: Path) -> None:
-    """Wait until ``path``, a file or a folder, is on the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+            with whole_file(size_file(CLASS_ARCHIVE)) as size:
+                size.write(str(fresh.stat().st_size).encode())
+        return fresh.exists()
 
 
 def _work(spark: SparkSession, folder: Path) -> None:
@@ -66,10 +55,9 @@ def _work(spark: SparkSession, folder: Path) -> None:
 
     rows = spark.range(100).mapInArrow(_same, "id long").withColumn("kind", F.col("id") % 3)
     rows.write.partitionBy("kind").parquet(str(folder / "rows"))
-    written = spark.read.schema("id long, kind long").parquet(str(folder / "rows"))
-    written.groupBy("kind").agg(F.count("*"), F.max_by("id", "kind"), F.percentile_approx("id", 0.5)).orderBy(
-        "kind"
-    ).collect()
+    spark.read.schema("id long, kind long").parquet(str(folder / "rows")).groupBy("kind").agg(
+        F.count("*"), F.max_by("id", "kind"), F.percentile_approx("id", 0.5)
+    ).orderBy("kind").collect()
     spark.sparkContext.parallelize(range(10), 2).mapPartitions(lambda part: part).collect()
     stream = spark.readStream.schema("id long, kind long").parquet(str(folder / "rows")).groupBy("kind").count()
     query = stream.writeStream.outputMode("complete").format("memory").queryName("counted").trigger(availableNow=True)

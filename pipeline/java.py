@@ -146,18 +146,15 @@ def _launched(settings: Mapping[str, str], log_file: Path) -> JavaGateway:
 def _readable_error(error: Exception, log_file: Path, process: subprocess.Popen[bytes] | None) -> SparkError:
     """``error`` with its text, for use after Java has ended; SparkEndedError if Spark had ended before."""
     kind, text = type(error).__name__, _text(error)
-    if text is not None and _OF_A_TASK in text:  # The task's error decides the exit code, whatever follows.
-        return SparkError(text, kind)
     reason = _reason(log_file, has_ended=text is None or (process is not None and process.poll() is not None))
-    if reason is not None:
-        return SparkEndedError(f"Spark has ended: {reason}", kind)
-    if text is not None:
+    if text is not None and (reason is None or _OF_A_TASK in text):  # A task's error decides the exit code.
         return SparkError(text, kind)
-    if process is not None:
+    ended = "Spark does not answer" if reason is None else f"Spark has ended: {reason}"
+    if reason is None and process is not None:
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(INTERRUPTED_END_TIMEOUT_S)
-            return SparkEndedError("Spark has ended, " + (f"by signal {-code}" if code < 0 else f"with {code}"), kind)
-    return SparkEndedError("Spark does not answer", kind)
+            ended = "Spark has ended, " + (f"by signal {-code}" if code < 0 else f"with {code}")
+    return SparkEndedError(ended, kind)
 
 
 def _text(error: Exception) -> str | None:
@@ -223,23 +220,17 @@ def error_line(error: Exception) -> tuple[str, ExitCode]:
     text = str(error)
     if isinstance(error, SparkEndedError):
         return text, ExitCode.COULD_NOT_RUN
-    raised = _RAISED_BY_TASK.findall(text)
-    if raised:
+    if raised := _RAISED_BY_TASK.findall(text):
         name, message = raised[-1]
-        return message[:LINE_CHARACTERS_MAX], _code_of(name)
-    python = _PYTHON_ERROR.findall(text)
-    if python and "Traceback" in text:
-        return f"{python[-1][0]}: {python[-1][1]}"[:LINE_CHARACTERS_MAX], ExitCode.COULD_NOT_RUN
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, LedgerError):
+            return message[:LINE_CHARACTERS_MAX], exit_code_of_error(kind.__new__(kind))
+        return message[:LINE_CHARACTERS_MAX], ExitCode.COULD_NOT_RUN
+    python = _PYTHON_ERROR.findall(text) if _OF_A_TASK in text else []
     kind = error.kind if isinstance(error, SparkError) else type(error).__name__
     first = next((line.strip() for line in text.splitlines() if line.strip()), kind)
-    return f"{kind}: {first}"[:LINE_CHARACTERS_MAX], ExitCode.COULD_NOT_RUN
-
-
-def _code_of(name: str) -> ExitCode:
-    kind = getattr(errors, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, LedgerError)):
-        return ExitCode.COULD_NOT_RUN
-    return exit_code_of_error(kind.__new__(kind))
+    name, message = python[-1] if python else (kind, first)
+    return f"{name}: {message}"[:LINE_CHARACTERS_MAX], ExitCode.COULD_NOT_RUN
 
 
 # --- which Java -----------------------------------------------------------------------------------
@@ -263,8 +254,7 @@ def find_java_home(folder: Path) -> Path:
     """
     found = []
     for home in _homes():
-        version = java_version(home / "bin" / "java")
-        if version >= JAVA_VERSION_MIN:
+        if (version := java_version(home / "bin" / "java")) >= JAVA_VERSION_MIN:
             return home
         found.append(f"{home} has version {version}" if version else f"{home} has none that runs")
     try:
@@ -314,8 +304,7 @@ def java_version(java: Path) -> int:
 
 def _homes() -> list[Path]:
     named, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
-    homes = [Path(named)] if named else []
-    return homes if on_path is None else [*homes, Path(on_path).resolve().parent.parent]
+    return [*([Path(named)] if named else []), *([Path(on_path).resolve().parent.parent] if on_path else [])]
 
 
 def _wrapped(java: Path, folder: Path) -> Path:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-FOLDER_PREFIX: Final = "tally-run-"
 SHUFFLE_PARTITIONS_A_CORE: Final = 2
 SHUFFLE_PARTITIONS_MIN: Final = 16
 """On a cluster, whose workers may still be joining; adaptive execution merges small partitions."""
@@ -45,7 +44,6 @@ STOP_TIMEOUT_S: Final = 20.0
 TASK_DAEMON: Final = "pipeline.task_daemon"
 """The module from which local Python workers are forked; only on Linux is it known to have one thread."""
 
-_DRIVER_JAVA: Final = "spark.driver.extraJavaOptions"
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 _OF_ALL_PLANS: Final = ("functions", "org.apache.spark.sql.functions", "PythonUtils")
@@ -86,24 +84,30 @@ def spark_session(
     Raises:
         ConfigurationError: ``master`` is malformed or unreachable, Spark cannot use TMPDIR, or there is no Java.
     """
-    temporary = _temporary()
+    temporary = Path(tempfile.gettempdir())
+    if "," in str(temporary):
+        raise ConfigurationError(
+            f"TMPDIR={temporary}: Spark takes a comma for the end of a folder's name; name another"
+        )
     if master is not None:
         refuse_unless_master(master)
         refuse_unless_there(master)
-    active = _active()
-    if active is not None:
+    if (active := _active()) is not None:
         yield active
         return
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with own_folder(temporary, FOLDER_PREFIX) as folder:
+    with own_folder(temporary, "tally-run-") as folder:
         log4j = folder / "log4j2.properties"
         log4j.write_text(_LOG4J.format(log_file=log_file))
         given = settings or {}
         if not is_submitted():
             master = master or LOCAL_MASTER
             os.environ["JAVA_HOME"] = str(find_java_home(folder))
-            given = {_DRIVER_JAVA: _java_options(log4j, folder, java_options), **given}
-        _name_pythons(master)
+            given = {"spark.driver.extraJavaOptions": _java_options(log4j, folder, java_options), **given}
+        # The Python of tasks is this one, unless a cluster has another.
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        if (master is not None and is_local(master)) or not os.environ.get("PYSPARK_PYTHON"):
+            os.environ["PYSPARK_PYTHON"] = sys.executable
         with java({} if master is None else {**_settings(name, master, folder), **given}, log_file):
             # If a signal handler raises here, the start still completes, or ends with its Java.
             spark = run_in_thread(lambda: _start(name, master, log4j, folder, given)).result()
@@ -111,14 +115,6 @@ def spark_session(
                 yield spark
             finally:
                 _stop(spark, log_file)
-
-
-def _temporary() -> Path:
-    """The parent of a command's folder."""
-    folder = Path(tempfile.gettempdir())
-    if "," in str(folder):
-        raise ConfigurationError(f"TMPDIR={folder}: Spark takes a comma for the end of a folder's name; name another")
-    return folder
 
 
 def _active() -> SparkSession | None:
@@ -139,24 +135,15 @@ def shuffle_partitions(configured: SparkConf, cores: int) -> int | None:
     return max(SHUFFLE_PARTITIONS_MIN, SHUFFLE_PARTITIONS_A_CORE * cores)
 
 
-def _name_pythons(master: str | None) -> None:
-    """Set the Python of tasks: this one, unless a cluster has another."""
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if (master is not None and is_local(master)) or not os.environ.get("PYSPARK_PYTHON"):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-
-
 def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapping[str, str]) -> SparkSession:
     # Imported here: it is slow, and option parsing should not wait for it.
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    master = master or SparkConf().get("spark.master") or LOCAL_MASTER
     if is_submitted():
         _take_over(log4j, folder)
-        master = master or SparkConf().get("spark.master")
-        assert master is not None, "spark-submit always has one"
         refuse_unless_there(master)
-    assert master is not None, "where there is no spark-submit it is ours to say"
     settings = {**_settings(name, master, folder), **given}
     context = SparkContext.getOrCreate(SparkConf().setAll([*settings.items()]))
     # The next call reports that Java has ended; the accumulator server should not report it too.
@@ -170,8 +157,7 @@ def _start(name: str, master: str | None, log4j: Path, folder: Path, given: Mapp
         setattr(context._jvm, name, getattr(context._jvm, name))
     if not is_local(master):
         context.addPyFile(str(pack(folder)))
-        partitions = shuffle_partitions(context.getConf(), context.defaultParallelism)
-        if partitions is not None:
+        if (partitions := shuffle_partitions(context.getConf(), context.defaultParallelism)) is not None:
             spark.conf.set(_SHUFFLE_PARTITIONS, str(partitions))
     return spark
 
@@ -192,8 +178,7 @@ def _take_over(log4j: Path, folder: Path) -> None:
     """Make a Java launched by ``spark-submit`` log to our file and keep its files in our folder."""
     from pyspark import SparkContext
 
-    jvm = SparkContext._jvm
-    assert jvm is not None, "Java is there before Spark starts"
+    jvm: Any = SparkContext._jvm
     # Without a log configuration Spark sets its own when it first logs, so trigger that first.
     getattr(getattr(jvm, "org.apache.spark.SparkContext$"), "MODULE$").initializeLogIfNecessary(False, True)
     jvm.org.apache.logging.log4j.core.config.Configurator.reconfigure(jvm.java.net.URI.create(log4j.as_uri()))
@@ -242,17 +227,14 @@ def _settings(name: str, master: str, folder: Path) -> dict[str, str]:
 @contextmanager
 def _errors_to(log_file: Path) -> Iterator[None]:
     """Redirect standard error of this process to the log file within the context."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        os.dup2(log, 2)
-        yield
-    finally:
+    with log_file.open("ab") as log, os.fdopen(os.dup(2), "wb", 0) as kept:
         sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(log)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept.fileno(), 2)
 
 
 def pack(folder: Path) -> Path:
@@ -353,28 +335,23 @@ def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
         if _RANDOM.fullmatch(left.name.removeprefix(prefix)):
             _remove_if_dead(left)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = _open(folder)
-    try:
-        with suppress(OSError):  # Without locks in the file system, no run can find the folder dead either.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        (folder / MARKER).write_text(_SAID)
-        yield folder
-    finally:
-        _remove(folder)
-        os.close(lock)
+    with _opened(folder) as lock:
+        try:
+            with suppress(OSError):  # Without locks in the file system, no run can find the folder dead either.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder / MARKER).write_text(_SAID)
+            yield folder
+        finally:
+            _remove(folder)
 
 
 def _remove_if_dead(folder: Path) -> None:
     with suppress(OSError):  # It vanished, is no folder, or belongs to another user.
-        if folder.lstat().st_uid != os.geteuid():
-            return
-        lock = _open(folder)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (folder / MARKER).is_file():
-                _remove(folder)
-        finally:
-            os.close(lock)
+        if folder.lstat().st_uid == os.geteuid():
+            with _opened(folder) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if (folder / MARKER).is_file():
+                    _remove(folder)
 
 
 def _remove(folder: Path) -> None:
@@ -388,5 +365,10 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _open(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
