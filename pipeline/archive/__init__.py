@@ -98,8 +98,7 @@ class FileName(NamedTuple):
         Raises:
             ArchiveInvalidError: ``path`` is no name of an archive file.
         """
-        found = _FILE.fullmatch(path)
-        if found is None or (found[1] == "entries") != (found[3] is not None):
+        if (found := _FILE.fullmatch(path)) is None or (found[1] == "entries") != (found[3] is not None):
             raise ArchiveInvalidError(f"{path[:200]!r} is no name of a file of an archive")
         name = cls(found[2], int(found[4]), int(found[5]), found[3])
         if not is_readable_tenant(name.tenant_id):
@@ -139,8 +138,7 @@ def manifest_range(name: str) -> tuple[int, int]:
     Raises:
         ArchiveInvalidError: it is no name of a manifest.
     """
-    found = _MANIFEST.fullmatch(name)
-    if found is None:
+    if (found := _MANIFEST.fullmatch(name)) is None:
         raise ArchiveInvalidError(f"{name[:200]!r} stands among the manifests and is no name of one")
     return int(found[1]), int(found[2])
 
@@ -162,8 +160,7 @@ def month_order(month: str) -> tuple[int, str]:
 
 def month_after(physical_ms: int) -> int:
     """Start of the month after that of ``physical_ms``, in milliseconds since 1970."""
-    following = np.datetime64(physical_ms, "ms").astype("datetime64[M]") + 1
-    return int(following.astype("datetime64[ms]").astype(np.int64))
+    return int((np.datetime64(physical_ms, "ms").astype("datetime64[M]") + 1).astype("datetime64[ms]").astype(np.int64))
 
 
 def _span(from_seq: int, to_seq: int) -> str:

@@ -35,18 +35,18 @@ GROUP_UNPACKED_BYTES_MAX: Final = 512 << 20
 REPEATED_BYTES_MAX: Final = 64 << 20
 """Most bytes of a batch of a dictionary column, if each value is as long as the longest."""
 
-_OPTIONAL: Final = ("prev_chain_link", "origin")
 _REPEATING: Final = ("hlc_node", "job_id", "action")
 _COUNTED: Final = ("seq", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action", "from_seq", "to_seq")
 """Columns with minimum and maximum stored for each row group."""
-_LONG: Final = ("payload", "origin", "dsse_envelope")
-
-_NARROW: Final = {"link_version": pa.int16()}
 
 
 def _file_schema(columns: Sequence[str]) -> pa.Schema:
+    kinds = {"link_version": pa.int16()}
     return pa.schema(
-        [pa.field(each.name, _NARROW.get(each.name, each.type), each.name in _OPTIONAL) for each in schema_of(columns)]
+        [
+            pa.field(each.name, kinds.get(each.name, each.type), each.name in ("prev_chain_link", "origin"))
+            for each in schema_of(columns)
+        ]
     )
 
 
@@ -59,9 +59,8 @@ class FileWriter:
 
     def __init__(self, target: IO[bytes], schema: pa.Schema) -> None:
         self.rows = 0
-        self._schema = schema
+        self._target, self._schema = target, schema
         self._group_rows = GROUP_ROWS if schema is ENTRY_FILE_SCHEMA else SNAPSHOT_GROUP_ROWS
-        self._target = target
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._position: int | None = None
@@ -108,8 +107,7 @@ class FileWriter:
         """
         self._write_group()
         self._writer.close()
-        size = self._target.seek(0, os.SEEK_END)
-        if size > FILE_BYTES_MAX:
+        if (size := self._target.seek(0, os.SEEK_END)) > FILE_BYTES_MAX:
             raise InvalidInputError(f"a file has {size} bytes, an archive takes {FILE_BYTES_MAX}")
         self._target.seek(0)
         digest = hashlib.file_digest(self._target, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -140,7 +138,7 @@ class FileWriter:
 
 def _lengths(batch: pa.RecordBatch) -> pa.Array:
     """Bytes of the long columns of each row."""
-    columns = [batch.column(name) for name in _LONG if name in batch.schema.names]
+    columns = [batch.column(name) for name in ("payload", "origin", "dsse_envelope") if name in batch.schema.names]
     return reduce(pc.add, (pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in columns))
 
 
@@ -210,26 +208,35 @@ def _decoded(batch: pa.RecordBatch, file: ArchivedFile) -> pa.RecordBatch:
 
 
 def _check_form(found: pq.ParquetFile, file: ArchivedFile, schema: pa.Schema) -> None:
-    metadata, seq = found.metadata, file.parsed.from_seq
+    metadata, rows_max = found.metadata, GROUP_ROWS if schema is ENTRY_FILE_SCHEMA else SNAPSHOT_GROUP_ROWS
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    if not pa.schema([_plain(field) for field in found.schema_arrow]).equals(schema):
-        raise ArchiveInvalidError(f"{file.name} does not have the columns that it must", seq)
-    if metadata.num_rows != file.rows or sum(group.num_rows for group in groups) != file.rows:
-        raise ArchiveInvalidError(f"{file.name} does not have the {file.rows} rows that its manifest names", seq)
-    rows_max = GROUP_ROWS if schema is ENTRY_FILE_SCHEMA else SNAPSHOT_GROUP_ROWS
-    if any(not 1 <= group.num_rows <= rows_max for group in groups) or len(groups) > max(FILE_ROWS_MAX, file.rows):
-        raise ArchiveInvalidError(f"{file.name} has a row group of a size that none may have", seq)
-    for group in groups:
-        chunks = [group.column(number) for number in range(group.num_columns)]
-        is_ours = all(
-            chunk.compression == "ZSTD" and (chunk.path_in_schema in _REPEATING or not chunk.has_dictionary_page)
-            for chunk in chunks
-        )
-        if not is_ours or sum(chunk.total_uncompressed_size for chunk in chunks) > GROUP_UNPACKED_BYTES_MAX:
-            raise ArchiveInvalidError(f"{file.name} unpacks to more than it may", seq)
+    chunks = [[group.column(number) for number in range(group.num_columns)] for group in groups]
+    is_ours = all(
+        chunk.compression == "ZSTD" and (chunk.path_in_schema in _REPEATING or not chunk.has_dictionary_page)
+        for of_group in chunks
+        for chunk in of_group
+    )
+    unpacked_bytes = max((sum(chunk.total_uncompressed_size for chunk in each) for each in chunks), default=0)
+    rows, is_any_odd = [group.num_rows for group in groups], len(groups) > max(FILE_ROWS_MAX, file.rows)
+    for is_wrong, problem in (
+        (
+            not pa.schema([_plain(field) for field in found.schema_arrow]).equals(schema),
+            "does not have the columns that it must",
+        ),
+        (
+            {metadata.num_rows, sum(rows)} != {file.rows},
+            f"does not have the {file.rows} rows that its manifest names",
+        ),
+        (
+            is_any_odd or any(not 1 <= each <= rows_max for each in rows),
+            "has a row group of a size that none may have",
+        ),
+        (not is_ours or unpacked_bytes > GROUP_UNPACKED_BYTES_MAX, "unpacks to more than it may"),
+    ):
+        if is_wrong:
+            raise ArchiveInvalidError(f"{file.name} {problem}", file.parsed.from_seq)
 
 
 def _plain(field: pa.Field) -> pa.Field:
     """The field without the dictionary that it was read with."""
-    is_repeating = pa.types.is_dictionary(field.type)
-    return pa.field(field.name, field.type.value_type, field.nullable) if is_repeating else field
+    return pa.field(field.name, field.type.value_type, field.nullable) if pa.types.is_dictionary(field.type) else field

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -37,7 +38,6 @@ from ledger.names import is_readable_tenant
 from ledger.verification import verify
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.reader import ChainReader
-from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.tree_check import StoredTree, TreeHead
 from ledger.verification.verdict import ASPECTS, Break, Head
 from objects.store import ArchiveStore
@@ -71,8 +71,7 @@ def tenants_of(store: ArchiveStore) -> list[str]:
     Raises:
         ArchiveUnavailableError: it cannot be read.
     """
-    names = filter(is_readable_tenant, store.folders(MANIFESTS))
-    return [name for name in names if store.objects(manifests_of(name))]
+    return [name for name in filter(is_readable_tenant, store.folders(MANIFESTS)) if store.objects(manifests_of(name))]
 
 
 def ranges_of(store: ArchiveStore, tenant_id: str) -> list[tuple[int, int]]:
@@ -101,8 +100,7 @@ def newest_manifest(store: ArchiveStore, tenant_id: str, keyring: Keyring) -> Se
         UnknownKeyError: no key of the ring signed it.
         ArchiveUnavailableError: it cannot be read.
     """
-    ranges = ranges_of(store, tenant_id)
-    if not ranges:
+    if not (ranges := ranges_of(store, tenant_id)):
         return None
     sealed = read(store, tenant_id, *ranges[-1], keyring)
     signed = Manifest.judge(sealed.envelope, keyring)
@@ -125,8 +123,7 @@ def read(
         ArchiveUnavailableError: it cannot be read.
     """
     path = manifest_path(tenant_id, from_seq, to_seq)
-    data = store.read(path, MANIFEST_BYTES_MAX)
-    if data is None:
+    if (data := store.read(path, MANIFEST_BYTES_MAX)) is None:
         raise ArchiveInvalidError(f"{path} is missing from the archive")
     sealed = open_manifest(data, keyring)
     manifest = sealed.manifest
@@ -163,11 +160,9 @@ class TenantArchive:
             TenantNotFoundError: there are none.
             ArchiveInvalidError: a manifest does not follow its predecessor.
         """
-        sealed = list[SealedManifest]()
-        for from_seq, to_seq in ranges_of(store, tenant_id):
-            sealed.append(read(store, tenant_id, from_seq, to_seq, keyring))
-            if len(sealed) > 1:
-                _check_follows(*sealed[-2:])
+        sealed = [read(store, tenant_id, *each, keyring) for each in ranges_of(store, tenant_id)]
+        for before, each in pairwise(sealed):
+            _check_follows(before, each)
         if not sealed:
             raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in the archive {store.url}")
         return cls(store, tenant_id, sealed)
@@ -179,11 +174,10 @@ class TenantArchive:
 
     def files(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[tuple[Manifest, ArchivedFile]]:
         """The entry files that should hold entries of this range, by seq, each with its manifest."""
-        for sealed in self.sealed:
-            for file in sealed.manifest.entry_files:
-                _, first, last, _ = file.parsed
-                if (from_seq is None or last >= from_seq) and (to_seq is None or first <= to_seq):
-                    yield sealed.manifest, file
+        for manifest, file in ((each.manifest, file) for each in self.sealed for file in each.manifest.entry_files):
+            _, first, last, _ = file.parsed
+            if (from_seq is None or last >= from_seq) and (to_seq is None or first <= to_seq):
+                yield manifest, file
 
     def entry_batches(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[list[Row]]:
         """Stored batches of ``ENTRY_COLUMNS`` in the range.
@@ -192,22 +186,26 @@ class TenantArchive:
             ArchiveInvalidError: a file is not what its manifest says.
             ArchiveUnavailableError: one cannot be read.
         """
-        for _, file in self.files(from_seq, to_seq):
-            for batch in entries_of(self.store, file, ENTRY_COLUMNS, {"seq": (from_seq, to_seq)}):
-                yield list(rows_of(batch))
+        return (
+            list(rows_of(batch))
+            for _, file in self.files(from_seq, to_seq)
+            for batch in entries_of(self.store, file, ENTRY_COLUMNS, {"seq": (from_seq, to_seq)})
+        )
 
-    def snapshot_batches(self) -> Iterator[list[Row]]:
-        """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``; raises as ``entry_batches``."""
-        for sealed in self.sealed:
-            for batch in snapshots_of(self.store, sealed.manifest.snapshot_file):
-                yield list(rows_of(batch))
+    def snapshot_batches(self, from_seq: int | None = None, to_seq: int | None = None) -> Iterator[list[Row]]:
+        """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, those wholly in the range; raises as ``entry_batches``."""
+        bounds = {"from_seq": (from_seq, None), "to_seq": (None, to_seq)}
+        return (
+            list(rows_of(batch))
+            for sealed in self.sealed
+            for batch in snapshots_of(self.store, sealed.manifest.snapshot_file, bounds)
+        )
 
     def last_entry(self) -> Head:
         """The last archived entry; raises as ``entry_batches``."""
-        file = self.newest.entry_files[-1]
-        with opened(self.store, file, ENTRY_FILE_SCHEMA) as found:
-            *_, last = batches(found, file, ("seq", "chain_link", "t_hlc"))
-        return Head(*(last.column(name)[-1].as_py() for name in ("seq", "chain_link", "t_hlc")))
+        names = ("seq", "chain_link", "t_hlc")
+        *_, last = entries_of(self.store, self.newest.entry_files[-1], (*names, "hlc_physical"), {})
+        return Head(*(last.column(name)[-1].as_py() for name in names))
 
 
 # --- the rows of one file -----------------------------------------------------------------------------
@@ -231,25 +229,24 @@ def entries_of(
             latest = pc.max(batch.column("hlc_physical")).as_py()
             if month_order(month_of(latest)) > month_order(file.parsed.month or ""):
                 raise ArchiveInvalidError(f"{file.name} holds an entry of a later month", file.parsed.from_seq)
-            wanted = within(batch, bounds)
-            if wanted.num_rows:
-                yield wanted
+            yield from _within(batch, bounds)
 
 
-def snapshots_of(store: ArchiveStore, file: ArchivedFile) -> Iterator[pa.RecordBatch]:
-    """The stored rows of a file of snapshots; raises as ``entries_of``."""
+def snapshots_of(store: ArchiveStore, file: ArchivedFile, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+    """The stored rows of a file of snapshots; as ``entries_of``."""
     with opened(store, file, SNAPSHOT_FILE_SCHEMA) as found:
-        yield from batches(found, file)
+        for batch in batches(found, file):
+            yield from _within(batch, bounds)
 
 
-def within(batch: pa.RecordBatch, bounds: Bounds) -> pa.RecordBatch:
-    """The rows of ``batch`` within ``bounds``."""
+def _within(batch: pa.RecordBatch, bounds: Bounds) -> list[pa.RecordBatch]:
+    """The rows of ``batch`` within ``bounds`` as one batch; none without rows."""
     for name, (low, high) in bounds.items():
         if low is not None:
             batch = batch.filter(pc.greater_equal(batch.column(name), low))
         if high is not None:
             batch = batch.filter(pc.less_equal(batch.column(name), high))
-    return batch
+    return [batch] if batch.num_rows else []
 
 
 # --- judging --------------------------------------------------------------------------------------
@@ -260,7 +257,6 @@ ARCHIVE: Final = "archive"
 the tree heads of the manifests."""
 ARCHIVE_SIGNATURE: Final = "archive-signature"
 """The kind of a break in a manifest's signature."""
-_FROM_SEQ, _TO_SEQ = map(SNAPSHOT_COLUMNS.index, ("from_seq", "to_seq"))
 
 
 class ArchiveJudge:
@@ -280,14 +276,22 @@ class ArchiveJudge:
         Raises:
             ArchiveInvalidError: a signature or checkpoint is invalid.
         """
-        for sealed in self._archive.sealed:
-            signed = Manifest.judge(sealed.envelope, self._keyring)
+        for manifest, envelope in self._archive.sealed:
+            signed = Manifest.judge(envelope, self._keyring)
             self._manifest_keys.update(signed.key_ids)
             if signed.verdict == "unknown_key" and self._unknown_manifest is None:
-                self._unknown_manifest = (sealed.manifest.from_seq, signed.detail or "")
-            self._judge_checkpoint(sealed.manifest)
-        manifests = (sealed.manifest for sealed in self._archive.sealed)
-        return [TreeHead(each.tree_size, bytes.fromhex(each.tree_root), ARCHIVE, is_own=True) for each in manifests]
+                self._unknown_manifest = (manifest.from_seq, signed.detail or "")
+            at = f"the checkpoint in the manifest of seq {manifest.from_seq} to {manifest.to_seq}"
+            try:
+                _, unknown = judge_own_checkpoint(manifest, manifest.checkpoint, self._keyring)
+            except (SignatureError, ProofError) as error:
+                raise ArchiveInvalidError(f"{at} does not hold: {error}", manifest.to_seq) from error
+            if unknown is not None and self._unknown_checkpoint is None:
+                self._unknown_checkpoint = f"{at}: {unknown}"
+        return [
+            TreeHead(each.manifest.tree_size, bytes.fromhex(each.manifest.tree_root), ARCHIVE, is_own=True)
+            for each in self._archive.sealed
+        ]
 
     def verdict(self, found: dict[str, Any]) -> dict[str, Any]:
         """The whole verdict; ``found`` is the verdict object on the rows."""
@@ -303,24 +307,14 @@ class ArchiveJudge:
         judge_unvouched(verdict, self._unknown_checkpoint, self._keyring)
         return {**verdict, "not_checked": self._not_checked(), ARCHIVE: self._about()}
 
-    def _judge_checkpoint(self, manifest: Manifest) -> None:
-        at = f"the checkpoint in the manifest of seq {manifest.from_seq} to {manifest.to_seq}"
-        try:
-            _, unknown = judge_own_checkpoint(manifest, manifest.checkpoint, self._keyring)
-        except (SignatureError, ProofError) as error:
-            raise ArchiveInvalidError(f"{at} does not hold: {error}", manifest.to_seq) from error
-        if unknown is not None and self._unknown_checkpoint is None:
-            self._unknown_checkpoint = f"{at}: {unknown}"
-
     def _not_checked(self) -> list[str]:
         no_key = "no key was given, so no signature was checked: the author of the files may have invented all of it"
-        left = (
-            no_key if self._keyring is None else None,
-            self._unknown_checkpoint,
+        return [
+            *([no_key] if self._keyring is None else []),
+            *([self._unknown_checkpoint] if self._unknown_checkpoint else []),
             "that more was archived once: an archive cut off at its end is whole; compare it with its ledger",
             "job states: archives hold none, they follow from the entries",
-        )
-        return [*filter(None, left)]
+        ]
 
     def _about(self) -> dict[str, Any]:
         newest, files = self._archive.newest, [file for each in self._archive.sealed for file in each.manifest.files]
@@ -409,10 +403,8 @@ class ArchiveChainReader(ChainReader):
 
     async def snapshots(self, from_seq: int, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``SNAPSHOT_COLUMNS``, those wholly in the range."""
-        for rows in self._archive.snapshot_batches():
-            wanted = [row for row in rows if row[_FROM_SEQ] >= from_seq and (to_seq is None or row[_TO_SEQ] <= to_seq)]
-            if wanted:
-                yield wanted
+        for rows in self._archive.snapshot_batches(from_seq, to_seq):
+            yield rows
 
 
 # --- as bundles -----------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from pipeline.archiving.filing import (
     Outcome,
     SignedEnd,
     UnjudgedBreak,
+    broken_at,
     file_snapshots,
     found_in,
 )
@@ -96,11 +97,8 @@ class Run:
         self, ledger: Ledger, store: ArchiveStore, signer: Signer, keyring: Keyring, file_all: FileAll
     ) -> None:
         """``keyring`` holds the trusted keys of the ledger and of the existing archive."""
-        self._ledger = ledger
-        self._store = store
-        self._signer = signer
-        self._keyring = keyring
-        self._file_all = file_all
+        self._ledger, self._store, self._file_all = ledger, store, file_all
+        self._signer, self._keyring = signer, keyring
         self._log_origin = ledger.log_origin()
         self._last: dict[str, SealedManifest | None] = {}
         self._done: dict[str, Archived] = {}
@@ -114,11 +112,10 @@ class Run:
         """
         self._store.prepare()
         waiting = {each.tenant_id: each for each in self._ledger.signed(tenants)}
-        last_seqs = {each.tenant_id: each.last_seq for each in waiting.values()}
-        unsigned = self._ledger.unsigned() if tenants is None else {}
+        last_seqs = self._ledger.unsigned() if tenants is None else {}
+        last_seqs |= {each.tenant_id: each.last_seq for each in waiting.values()}
         archived = tenants_of(self._store)
         gone = [each for each in archived if each not in waiting and (tenants is None or each in tenants)]
-        unsigned = {tenant_id: last_seq for tenant_id, last_seq in unsigned.items() if tenant_id not in gone}
         for tenant_id in sorted(set(tenants or ()) - waiting.keys() - set(gone)):
             raise TenantNotFoundError(f"there is nothing signed of a tenant {tenant_id} that could be archived")
         for tenant_id in sorted([*waiting, *gone]):
@@ -128,13 +125,15 @@ class Run:
                 end = 0 if last is None else last.manifest.to_seq
                 self._done[tenant_id] = Archived(tenant_id, end + 1, end, 0, 0, None)
                 if tenant_id not in waiting:
-                    detail = f"the archive has entries up to seq {end}, and the ledger has no signed entry any more"
-                    raise BrokenRangeError(Break(end, "rollback", detail))
+                    raise broken_at(
+                        end,
+                        "rollback",
+                        f"the archive has entries up to seq {end}, and the ledger has no signed entry any more",
+                    )
         while waiting:
             self._round(waiting)
-        for tenant_id, last_seq in unsigned.items():
+        for tenant_id in last_seqs:
             self._done.setdefault(tenant_id, Archived(tenant_id, 1, 0, 0, 0, None))
-            last_seqs.setdefault(tenant_id, last_seq)
         return [
             done
             if done.first_break is not None
@@ -148,8 +147,9 @@ class Run:
         tasks: list[FileTask] = []
         for tenant_id, signed in list(waiting.items()):
             with self._giving_up(tenant_id, waiting):
-                last = self._last[tenant_id]
-                plan = next_plan(self._ledger, self._store, self._log_origin, signed, last, self._keyring)
+                plan = next_plan(
+                    self._ledger, self._store, self._log_origin, signed, self._last[tenant_id], self._keyring
+                )
                 if plan is None:
                     del waiting[tenant_id]
                     continue
@@ -164,8 +164,7 @@ class Run:
                 self._finish(plan, filed)
 
     def _finish(self, plan: Plan, filed: Sequence[Outcome]) -> None:
-        found = [each for each in filed if isinstance(each, Break)]
-        if found:
+        if found := [each for each in filed if isinstance(each, Break)]:
             raise BrokenRangeError(min(found, key=lambda each: (isinstance(each, UnjudgedBreak), each.seq)))
         entries = [each for each in filed if isinstance(each, FiledEntries)]
         manifest = manifest_of(self._ledger, self._store, plan, self._last[plan.tenant_id], entries, self._keyring)
@@ -199,8 +198,7 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
     data = manifest.seal(signer)
     if store.create(path, io.BytesIO(data)):
         return open_manifest(data)
-    standing = store.read(path, MANIFEST_BYTES_MAX)
-    if standing is None:
+    if (standing := store.read(path, MANIFEST_BYTES_MAX)) is None:
         raise ArchiveInvalidError(f"{path} was there and is gone")
     theirs = open_manifest(standing, keyring)
     signed = Manifest.judge(theirs.envelope, keyring)
@@ -296,9 +294,15 @@ def _folded(
         filed.summary.snapshots[:] = [each for each in snapshots if name.from_seq <= each.stored_from <= name.to_seq]
         fold.add(filed.summary)
     fold.close()
-    found = worst(findings) or _end_missing(plan, fold)
-    if found is not None:
+    if (found := worst(findings)) is not None:
         raise BrokenRangeError(found)
+    end_seq, signed_end = fold.verdict().to_seq, fold.verdict().signed_to.seq
+    if end_seq < plan.to_seq:
+        raise broken_at(
+            end_seq + 1, "gap", f"entries from seq {end_seq + 1} on are missing, and a snapshot covers them"
+        )
+    if signed_end < plan.to_seq:
+        raise broken_at(signed_end + 1, "snapshot-chain", f"the snapshots end at {signed_end} and not at {plan.to_seq}")
     return fold
 
 
@@ -315,23 +319,10 @@ def _highest_time(plan: Plan, before: SealedManifest | None, entries: Sequence[F
 
 def worst(findings: Findings) -> Break | None:
     """The break to report. A break by an unknown key is reported only if there is no other."""
-    first = findings.first_break()
-    if first is None or findings.verdicts()["signatures"] != "unknown_key":
+    if (first := findings.first_break()) is None or findings.verdicts()["signatures"] != "unknown_key":
         return first
     others = [each for each in findings.found.first.values() if each.kind != "snapshot-signature"]
     return min(others, key=lambda each: each.seq, default=UnjudgedBreak(*first))
-
-
-def _end_missing(plan: Plan, fold: Fold) -> Break | None:
-    """The missing end of a range that has no other fault."""
-    entries_end, snapshots_end = fold.verdict().to_seq, fold.verdict().signed_to.seq
-    if entries_end < plan.to_seq:
-        missing = f"entries from seq {entries_end + 1} on are missing, and a snapshot covers them"
-        return Break(entries_end + 1, "gap", missing)
-    if snapshots_end < plan.to_seq:
-        detail = f"the snapshots end at {snapshots_end} and not at {plan.to_seq}"
-        return Break(snapshots_end + 1, "snapshot-chain", detail)
-    return None
 
 
 def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tuple[str, list[bytes]]:
@@ -341,11 +332,12 @@ def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tu
         text = next((each.checkpoint for each in ledger.sealed(tenant_id)), None)
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
-            raise BrokenRangeError(Break(size, "tree", f"the newest checkpoint does not cover seq {size} any more"))
+            raise broken_at(size, "tree", f"the newest checkpoint does not cover seq {size} any more")
         try:
             proof = tiles.consistency_proof(size, checkpoint.size, partial(ledger.tile, tenant_id))
             verify_consistency(size, checkpoint.size, root, checkpoint.root, proof)
         except ProofError as error:
-            detail = f"the newest checkpoint is not shown to extend these entries: {error}"
-            raise BrokenRangeError(Break(size, "tree", detail)) from error
+            raise broken_at(
+                size, "tree", f"the newest checkpoint is not shown to extend these entries: {error}"
+            ) from error
     return text, proof

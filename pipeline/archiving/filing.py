@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
@@ -33,6 +33,7 @@ from ledger.errors import (
     ArchiveConflictError,
     ArchiveInvalidError,
     ArchiveSignatureError,
+    BrokenRangeError,
     ConfigurationError,
     InvalidInputError,
     LedgerError,
@@ -65,6 +66,11 @@ class UnjudgedBreak(Break):
     """The only fault is that no held key signed it."""
 
 
+def broken_at(seq: int, kind: str, detail: str) -> BrokenRangeError:
+    """The error for a break at ``seq``."""
+    return BrokenRangeError(Break(seq, kind, detail))
+
+
 class FileTask(NamedTuple):
     """One file of entries to be made."""
 
@@ -77,8 +83,8 @@ def found_in(error: LedgerError, seq: int) -> Break:
     """The break of one tenant of the archive, from an error; at ``seq`` if the error names no seq."""
     if isinstance(error, UnknownKeyError):
         return UnjudgedBreak(seq, "archive-signature", str(error), None, None)
-    at = error.seq if isinstance(error, ArchiveInvalidError) and error.seq else seq
     kind = "archive-signature" if isinstance(error, ArchiveSignatureError) else "archive"
+    at = error.seq if isinstance(error, ArchiveInvalidError) and error.seq else seq
     return Break(at, kind, str(error), None, None)
 
 
@@ -207,7 +213,6 @@ def file_each(tasks: Iterable[FileTask], ledger: Ledger, store: ArchiveStore) ->
 
 STRETCH_ROWS: Final = 256
 assert GROUP_ROWS % STRETCH_ROWS == 0
-_STORED_BYTES: Final = "pg_column_size(payload)::bigint + coalesce(pg_column_size(origin), 0)"
 
 
 class SignedEnd(NamedTuple):
@@ -272,8 +277,7 @@ class Ledger(OpenPostgres):
         Raises:
             ConfigurationError: the database does not have it.
         """
-        origin = super().log_origin(tenant_id)
-        if origin is None:
+        if (origin := super().log_origin(tenant_id)) is None:
             raise ConfigurationError("the database names no log in scheduler.ledger_identity, so it is no whole ledger")
         return origin
 
@@ -330,27 +334,23 @@ class Ledger(OpenPostgres):
                           ORDER BY from_seq LIMIT {RANGE_SNAPSHOTS}) AS first)
             """
 
-        within, behind = (
-            end("max", f"to_seq BETWEEN {from_seq:d} AND {to_seq:d}"),
-            end("min", f"to_seq >= {from_seq:d}"),
-        )
-        ((seq,),) = self.connection.rows(f"SELECT coalesce({within}, {behind})")
-        return None if seq is None else int(seq)
+        within, after = f"to_seq BETWEEN {from_seq:d} AND {to_seq:d}", f"to_seq >= {from_seq:d}"
+        ((seq,),) = self.connection.rows(f"SELECT coalesce({end('max', within)}, {end('min', after)})")
+        return cast(int | None, seq)
 
     def intervals(self, tenant_id: str, from_seq: int, to_seq: int) -> tuple[tuple[int, int], ...]:
         """Bounds of the snapshots with entries in the range."""
-        rows = self.connection.rows(
-            f"SELECT from_seq, to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)}"
-            f" AND from_seq <= {to_seq:d} AND to_seq >= {from_seq:d} ORDER BY from_seq"
+        return tuple(
+            self.connection.rows(
+                f"SELECT from_seq, to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)}"
+                f" AND from_seq <= {to_seq:d} AND to_seq >= {from_seq:d} ORDER BY from_seq"
+            )
         )
-        return tuple((row[0], row[1]) for row in rows)
 
     def entry_before(self, tenant_id: str, seq: int) -> tuple[str | None, int | None]:
         """Link and link version of the entry right before ``seq``; None at the start of a chain."""
-        rows = self.connection.rows(
-            f"SELECT chain_link, link_version::bigint FROM {_entries(tenant_id, seq - 1, seq - 1)}"
-        )
-        return rows[0][:2] if rows else (None, None)
+        query = f"SELECT chain_link, link_version::bigint FROM {_entries(tenant_id, seq - 1, seq - 1)}"
+        return next(((link, version) for link, version in self.connection.rows(query)), (None, None))
 
     def first_at_or_after(self, tenant_id: str, from_seq: int, to_seq: int, physical_ms: int) -> tuple[int, int]:
         """Seq and hlc_physical of the first entry of the range whose hlc_physical reaches the given one."""
@@ -382,11 +382,12 @@ class Ledger(OpenPostgres):
         )
 
     def _stretches(self, tenant_id: str, from_seq: int, to_seq: int, rows: int) -> Iterator[Stretch]:
-        found = self.connection.rows(
-            f"SELECT min(seq), max(seq), sum({_STORED_BYTES})::bigint, max(hlc_physical)"
+        query = (
+            "SELECT min(seq), max(seq),"
+            " sum(pg_column_size(payload)::bigint + coalesce(pg_column_size(origin), 0))::bigint, max(hlc_physical)"
             f" FROM {_entries(tenant_id, from_seq, to_seq)} GROUP BY (seq - 1) / {rows:d} ORDER BY 1"
         )
-        return (Stretch(*row) for row in found)
+        return (Stretch(*row) for row in self.connection.rows(query))
 
     def range_reader(self, tenant_id: str, from_seq: int, to_seq: int) -> PostgresPieceReader:
         """Reads the entries of a range."""

@@ -26,7 +26,7 @@ from ledger.errors import (
     SignatureError,
     UnknownKeyError,
 )
-from ledger.verification.verdict import Break, is_number
+from ledger.verification.verdict import is_number
 from objects.store import ArchiveStore
 from pipeline.archive import (
     FILE_ROWS_MAX,
@@ -45,7 +45,7 @@ from pipeline.archive import (
     plan_path,
 )
 from pipeline.archive.reader import snapshots_of
-from pipeline.archiving.filing import Ledger, SignedEnd, Stretch, UnjudgedBreak
+from pipeline.archiving.filing import Ledger, SignedEnd, Stretch, UnjudgedBreak, broken_at
 from signing import checkpoint as checkpoints
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
@@ -75,19 +75,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return FileName(self.tenant_id, self.from_seq, self.to_seq, None)
 
 
-FirstAtOrAfter = Callable[[int, int, int], tuple[int, int]]
-"""(from_seq, to_seq, hlc_physical) to the seq and hlc_physical of the first entry in the range that reaches it."""
-
-
 def cut(
     tenant_id: str,
     stretches: Iterable[Stretch],
     highest_physical_ms: int | None,
-    first_at_or_after: FirstAtOrAfter,
+    first_at_or_after: Callable[[int, int, int], tuple[int, int]],
 ) -> Iterator[FileName]:
     """The entry files of the entries in ``stretches``, which follow one another without gap.
 
-    ``highest_physical_ms`` is that of all earlier entries, None if there are none.
+    ``highest_physical_ms`` is that of all earlier entries, None if there are none. ``first_at_or_after`` takes
+    from_seq, to_seq and hlc_physical, and returns those of the first entry in the range that reaches it.
     """
     start_seq, next_seq, stored_bytes = 0, 0, 0
     month, limit = "", -1
@@ -156,8 +153,11 @@ def next_plan(
     if archived > limit:
         limit = _limit_now(ledger, log_origin, signed.tenant_id, keyring)
     if archived > limit:
-        detail = f"the archive has entries up to seq {archived}, and what is signed of the chain ends at {limit}"
-        raise BrokenRangeError(Break(archived, "rollback", detail))
+        raise broken_at(
+            archived,
+            "rollback",
+            f"the archive has entries up to seq {archived}, and what is signed of the chain ends at {limit}",
+        )
     from_seq = archived + 1
     path = plan_path(signed.tenant_id, from_seq)
     standing = store.read(path, PLAN_BYTES_MAX)
@@ -171,8 +171,7 @@ def next_plan(
     plan = decode_plan(standing)
     if plan.to_seq > limit:
         limit = _limit_now(ledger, log_origin, signed.tenant_id, keyring)
-    previous = None if last is None else last.digest
-    expected = (log_origin, signed.tenant_id, from_seq, previous)
+    expected = (log_origin, signed.tenant_id, from_seq, None if last is None else last.digest)
     if (plan.log_origin, plan.tenant_id, plan.from_seq, plan.previous_manifest) != expected or plan.to_seq > limit:
         raise ArchiveConflictError(
             f"{path} is the plan of a range that this ledger does not have ({plan.log_origin}, up to seq "
@@ -187,7 +186,7 @@ def last_snapshot(store: ArchiveStore, manifest: Manifest) -> str:
     Raises:
         ArchiveInvalidError: the file of snapshots differs from its manifest.
     """
-    *_, batch = snapshots_of(store, manifest.snapshot_file)
+    *_, batch = snapshots_of(store, manifest.snapshot_file, {})
     try:
         return open_snapshot(batch.column("dsse_envelope")[-1].as_py(), None).payload_sha256
     except SignatureError as error:
@@ -206,7 +205,7 @@ def checkpoint_of(log_origin: str, tenant_id: str, text: str, keyring: Keyring) 
         detail = f"the newest checkpoint: {error}; name the key that signed it with --keys"
         raise BrokenRangeError(UnjudgedBreak(1, "tree", detail, None, None)) from error
     except SignatureError as error:
-        raise BrokenRangeError(Break(1, "tree", f"the newest checkpoint does not hold: {error}")) from error
+        raise broken_at(1, "tree", f"the newest checkpoint does not hold: {error}") from error
 
 
 def _limit(log_origin: str, signed: SignedEnd, keyring: Keyring) -> int:
@@ -216,11 +215,17 @@ def _limit(log_origin: str, signed: SignedEnd, keyring: Keyring) -> int:
         BrokenRangeError: snapshots reach beyond the chain, there is no tree, or its checkpoint is invalid.
     """
     if signed.signed_seq > signed.last_seq:
-        detail = f"a snapshot covers entries up to seq {signed.signed_seq}, and the chain ends at {signed.last_seq}"
-        raise BrokenRangeError(Break(signed.last_seq + 1, "gap", detail))
+        raise broken_at(
+            signed.last_seq + 1,
+            "gap",
+            f"a snapshot covers entries up to seq {signed.signed_seq}, and the chain ends at {signed.last_seq}",
+        )
     if not signed.has_tree:
-        detail = f"entries up to seq {signed.signed_seq} are signed, and the stored tree of the tenant is gone"
-        raise BrokenRangeError(Break(signed.signed_seq, "tree", detail))
+        raise broken_at(
+            signed.signed_seq,
+            "tree",
+            f"entries up to seq {signed.signed_seq} are signed, and the stored tree of the tenant is gone",
+        )
     if signed.checkpoint is None:
         return 0
     return min(signed.signed_seq, checkpoint_of(log_origin, signed.tenant_id, signed.checkpoint, keyring).size)
@@ -241,8 +246,11 @@ def _check_follows(ledger: Ledger, log_origin: str, last: SealedManifest) -> Non
         )
     link, _ = ledger.entry_before(manifest.tenant_id, manifest.to_seq + 1)
     if link != manifest.to_chain_link:
-        detail = f"the archive has the link {manifest.to_chain_link} at seq {manifest.to_seq}, the chain {link}"
-        raise BrokenRangeError(Break(manifest.to_seq, "rollback", detail))
+        raise broken_at(
+            manifest.to_seq,
+            "rollback",
+            f"the archive has the link {manifest.to_chain_link} at seq {manifest.to_seq}, the chain {link}",
+        )
 
 
 def _new_plan(
@@ -260,7 +268,7 @@ def _new_plan(
         raise InvalidInputError(f"a snapshot of {tenant_id} up to seq {to_seq} needs over {FILES_MAX} files")
     if not files or files[0].from_seq != from_seq or files[-1].to_seq != to_seq:
         at = files[-1].to_seq + 1 if files and files[0].from_seq == from_seq else from_seq
-        raise BrokenRangeError(Break(at, "gap", f"entries from seq {at} on are missing, and a snapshot covers them"))
+        raise broken_at(at, "gap", f"entries from seq {at} on are missing, and a snapshot covers them")
     return Plan(
         log_origin=log_origin,
         tenant_id=tenant_id,
@@ -276,8 +284,7 @@ def _cut(
 ) -> list[FileName]:
     stretches = map(_checked, ledger.stretches(tenant_id, from_seq, to_seq))
     highest = None if last is None else last.manifest.highest_physical_ms
-    cuts = cut(tenant_id, stretches, highest, partial(ledger.first_at_or_after, tenant_id))
-    return list(islice(cuts, files_max))
+    return list(islice(cut(tenant_id, stretches, highest, partial(ledger.first_at_or_after, tenant_id)), files_max))
 
 
 def _checked(stretch: Stretch) -> Stretch:
@@ -288,8 +295,9 @@ def _checked(stretch: Stretch) -> Stretch:
     """
     from_seq, to_seq, stored_bytes, highest = stretch
     if not is_number(stored_bytes):
-        raise BrokenRangeError(Break(from_seq, "payload-digest", f"of seq {from_seq} to {to_seq} none has a payload"))
+        raise broken_at(from_seq, "payload-digest", f"of seq {from_seq} to {to_seq} none has a payload")
     if not is_number(highest) or not 0 <= highest <= INTEGER_MAX:
-        detail = f"hlc_physical of seq {from_seq} to {to_seq} is up to {highest}, which is no time"
-        raise BrokenRangeError(Break(from_seq, "hlc-columns", detail))
+        raise broken_at(
+            from_seq, "hlc-columns", f"hlc_physical of seq {from_seq} to {to_seq} is up to {highest}, which is no time"
+        )
     return stretch

@@ -18,7 +18,7 @@ from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.range_fold import ChainBounds
 from objects.store import ArchiveStore
 from pipeline.archive import ArchivedFile, month_of, month_order
-from pipeline.archive.reader import ArchiveJudge, TenantArchive, entries_of, snapshots_of, tenants_of, within
+from pipeline.archive.reader import ArchiveJudge, TenantArchive, entries_of, snapshots_of, tenants_of
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from pipeline.places.protocol import (
     Facts,
@@ -46,7 +46,7 @@ class ArchivePlace(Place):
         return self.url
 
     @contextmanager
-    def open(self, keyring: Keyring | None = None) -> Iterator[OpenArchive]:
+    def open(self, keyring: Keyring | None = None, *, is_plan: bool = False) -> Iterator[OpenArchive]:
         """List its tenants; manifests are read on first use.
 
         Raises:
@@ -87,16 +87,16 @@ class ArchivePieceReader(PieceReader):
         """
         bounds = {"seq": (self._where.from_seq, self._where.to_seq), "hlc_physical": self._piece.times}
         read = [name for name in ENTRY_COLUMNS if name in {*columns, *bounds}]
-        for batch in entries_of(self._store, self._where.file, read, bounds):
-            yield _as(ENTRY_SCHEMA, batch, columns)
+        return (_as(ENTRY_SCHEMA, batch, columns) for batch in entries_of(self._store, self._where.file, read, bounds))
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
         """The snapshots that overlap the piece; raises as ``entries``."""
         first, last = self._piece.bounds
-        for batch in snapshots_of(self._store, self._where.snapshots):
-            touching = within(batch, {"from_seq": (None, last), "to_seq": (first, None)})
-            if touching.num_rows:
-                yield _as(SNAPSHOT_SCHEMA, touching, SNAPSHOT_COLUMNS)
+        touching = {"from_seq": (None, last), "to_seq": (first, None)}
+        return (
+            _as(SNAPSHOT_SCHEMA, batch, SNAPSHOT_COLUMNS)
+            for batch in snapshots_of(self._store, self._where.snapshots, touching)
+        )
 
 
 class OpenArchive(OpenPlace):

@@ -49,7 +49,7 @@ class BundlePlace(Place):
         return str(self.path)
 
     @contextmanager
-    def open(self, keyring: Keyring | None = None) -> Iterator[OpenPlace]:
+    def open(self, keyring: Keyring | None = None, *, is_plan: bool = False) -> Iterator[OpenPlace]:
         """Read the whole file once: container, digests, manifest.
 
         Raises:
@@ -90,8 +90,7 @@ class BundlePieceReader(PieceReader):
         """The stored rows of its parts, even if their seqs contradict the manifest."""
         bundle, (low, high), wanted = self._bundle, self._piece.times, list(columns)
         for number in bundle.parts_of(self._piece.from_seq, self._piece.to_seq):
-            raw = bundle.read_part(number)
-            for rows in bundle.part_batches(number, raw, self._where.from_seq, self._where.to_seq):
+            for rows in bundle.part_batches(number, bundle.read_part(number), self._where.from_seq, self._where.to_seq):
                 if self._piece.times != EVER:
                     rows = [
                         row
@@ -166,8 +165,7 @@ class OpenBundle(OpenPlace):
     def sealed(self, tenant_id: str) -> list[Sealed]:
         """The end of the bundle, with its checkpoint."""
         manifest = self._bundle.manifest
-        proof = [*map(bytes.fromhex, manifest.consistency)]
-        return [Sealed(manifest.to_seq, self._bundle.checkpoint(), proof)]
+        return [Sealed(manifest.to_seq, self._bundle.checkpoint(), [*map(bytes.fromhex, manifest.consistency)])]
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """Always raises: a bundle is verified as a file, starting with its container."""

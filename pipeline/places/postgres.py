@@ -9,10 +9,11 @@ A database is named by its URL, whose password is never shown. Database errors b
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import unquote
 
@@ -117,17 +118,17 @@ class PostgresPieceReader(PieceReader):
 
     def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         """Stored tiles."""
-        rows = self._connection.rows(
-            f"SELECT {select_list(self._types, TILES, ('tile_index', 'hashes'))} FROM {TILES} t"
-            f" WHERE tenant_id = {self._tenant} AND t.level = {level} AND t.tile_index BETWEEN {first} AND {last}"
-            " ORDER BY t.ctid"
+        return dict(
+            self._connection.rows(
+                f"SELECT {select_list(self._types, TILES, ('tile_index', 'hashes'))} FROM {TILES} t"
+                f" WHERE tenant_id = {self._tenant} AND t.level = {level} AND t.tile_index BETWEEN {first} AND {last}"
+                " ORDER BY t.ctid"
+            )
         )
-        return dict(rows)
 
     def followed_seq(self) -> int:
         """The last seq that the stored jobs of the tenant cover."""
-        rows = self._connection.rows(self._followed)
-        return rows[0][0] if rows and isinstance(rows[0][0], int) else 0
+        return next((seq for (seq,) in self._connection.rows(self._followed) if isinstance(seq, int)), 0)
 
     def jobs(self) -> Iterator[pa.RecordBatch]:
         """Stored jobs of the tenant by job id; none if the table does not cover the chain yet."""
@@ -162,7 +163,7 @@ class PostgresPlace(Place):
         return self.dsn.shown
 
     @contextmanager
-    def open(self, keyring: Keyring | None = None) -> Iterator[OpenPostgres]:
+    def open(self, keyring: Keyring | None = None, *, is_plan: bool = False) -> Iterator[OpenPostgres]:
         """Hold one state of the database in an open transaction.
 
         Raises:
@@ -171,15 +172,8 @@ class PostgresPlace(Place):
         """
         with connected(self.dsn) as connection:
             connection.begin(None)
-            ((snapshot_id,),) = connection.rows(statements.EXPORT_SNAPSHOT)
-            yield OpenPostgres(connection, state_of(connection, self.dsn, str(snapshot_id)))
-
-    @contextmanager
-    def planned(self) -> Iterator[OpenPostgres]:
-        """Open the current state, which no task shares; raises as ``open``."""
-        with connected(self.dsn) as connection:
-            connection.begin(None)
-            yield OpenPostgres(connection, state_of(connection, self.dsn, None))
+            snapshot_id = None if is_plan else connection.rows(statements.EXPORT_SNAPSHOT)[0][0]
+            yield OpenPostgres(connection, state_of(connection, self.dsn, snapshot_id))
 
 
 class OpenPostgres(OpenPlace):
@@ -188,8 +182,7 @@ class OpenPostgres(OpenPlace):
     is_copy: ClassVar[bool] = False
 
     def __init__(self, connection: Connection, state: PostgresState) -> None:
-        self.connection = connection
-        self.state = state
+        self.connection, self.state = connection, state
         self._types = dict(state.altered)
         self._facts: dict[str, Facts] = {}
 
@@ -204,17 +197,12 @@ class OpenPostgres(OpenPlace):
         self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times
     ) -> list[Piece]:
         """Borders are multiples of ``rows_a_piece``."""
-        pieces: list[Piece] = []
-        for at in range(0, len(tenants), TENANTS_AT_ONCE):
-            some = tenants[at : at + TENANTS_AT_ONCE]
-            occupied: dict[str, list[int]] = {tenant: [] for tenant in some}
-            for tenant, seq in self.connection.rows(statements.occupied(some, rows_a_piece, from_seq, to_seq)):
-                occupied[tenant].append(seq)
-            self.read_facts(some)
-            for tenant in some:
-                whole = Piece(tenant, from_seq, to_seq, 0, True, self.state, times)
-                pieces += self._cut(whole, occupied[tenant], rows_a_piece)
-        return pieces
+        occupied: dict[str, list[int]] = {tenant: [] for tenant in tenants}
+        for tenant, seq in self._rows(lambda some: statements.occupied(some, rows_a_piece, from_seq, to_seq), tenants):
+            occupied[tenant].append(seq)
+        self.read_facts(tenants)
+        wholes = (Piece(tenant, from_seq, to_seq, 0, True, self.state, times) for tenant in tenants)
+        return [piece for whole in wholes for piece in self._cut(whole, occupied[whole.tenant_id], rows_a_piece)]
 
     def reader(self, piece: Piece) -> PostgresPieceReader:
         """A reader on the connection that holds the state."""
@@ -227,8 +215,7 @@ class OpenPostgres(OpenPlace):
 
     def log_origin(self, tenant_id: str | None = None) -> str | None:
         """The stored origin of all logs of this ledger; None if it has none."""
-        rows = self.connection.rows(statements.LOG_ORIGIN)
-        return rows[0][0] if rows else None
+        return next((row[0] for row in self.connection.rows(statements.LOG_ORIGIN)), None)
 
     def sealed(self, tenant_id: str) -> list[Sealed]:
         """The newest checkpoint that was signed for the tenant's log, as stored; none before the first."""
@@ -263,20 +250,22 @@ class OpenPostgres(OpenPlace):
     def read_facts(self, tenants: Collection[str]) -> None:
         """Cache the facts of many tenants with few statements."""
         unread = [tenant for tenant in tenants if tenant not in self._facts]
-        for at in range(0, len(unread), TENANTS_AT_ONCE):
-            some = unread[at : at + TENANTS_AT_ONCE]
-            for tenant, *row in self.connection.rows(statements.facts(self._types, some)):
-                parts = zip((Head, Head, StoredTree), (row[:4], row[4:8], row[8:]), strict=True)
-                head, last, tree = (of(*values) if is_there else None for of, (is_there, *values) in parts)
-                self._facts[tenant] = Facts(tenant, head, last, tree)
+        for tenant, *row in self._rows(partial(statements.facts, self._types), unread):
+            parts = zip((Head, Head, StoredTree), (row[:4], row[4:8], row[8:]), strict=True)
+            head, last, tree = (of(*values) if is_there else None for of, (is_there, *values) in parts)
+            self._facts[tenant] = Facts(tenant, head, last, tree)
 
     def tenants_among(self, tenants: Sequence[str]) -> list[str]:
         """Those of ``tenants`` that any table names."""
-        return [row[0] for row in self.connection.rows(statements.tenants_among(tenants))] if tenants else []
+        return [row[0] for row in self._rows(statements.tenants_among, tenants)]
+
+    def _rows(self, statement: Callable[[Sequence[str]], str], tenants: Sequence[str]) -> Iterator[Row]:
+        """The rows of ``statement``, with at most ``TENANTS_AT_ONCE`` of ``tenants`` each time."""
+        for at in range(0, len(tenants), TENANTS_AT_ONCE):
+            yield from self.connection.rows(statement(tenants[at : at + TENANTS_AT_ONCE]))
 
     def _cut(self, whole: Piece, occupied: Sequence[int], rows_a_piece: int) -> list[Piece]:
-        last = self._facts[whole.tenant_id].last
-        last_seq = 0 if last is None else last.seq
+        last_seq = last.seq if (last := self._facts[whole.tenant_id].last) is not None else 0
         if self.state.snapshot_id is None and whole.to_seq is None:
             whole = replace(whole, to_seq=last_seq)
         pieces = cut(whole, occupied, last_seq if whole.to_seq is None else min(whole.to_seq, last_seq), rows_a_piece)
@@ -304,8 +293,7 @@ def state_of(connection: Connection, dsn: Dsn, snapshot_id: str | None) -> Postg
         ConfigurationError: tables are missing, or altered so that their rows cannot be found.
     """
     found = {(table, column): kind for table, column, kind in connection.rows(statements.COLUMN_TYPES)}
-    problem = statements.unreadable(found)
-    if problem is not None:
+    if (problem := statements.unreadable(found)) is not None:
         raise ConfigurationError(f"the ledger in {dsn} cannot be read: {problem}")
     return PostgresState(dsn, snapshot_id, tuple(statements.altered(found).items()))
 
@@ -316,7 +304,6 @@ def state_of(connection: Connection, dsn: Dsn, snapshot_id: str | None) -> Postg
 SCHEMES: Final = ("postgresql", "postgres")
 _PASSWORD_OPTION: Final = re.compile(r"[?&](?:ssl)?password=([^&]+)")
 _AS_URLS_SPELL: Final = re.compile(r"(?:[^%/?#@\[\]:]|%[0-9A-Fa-f]{2})*")
-_QUOTED: Final = re.compile(r'"[^"]*"')
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -367,7 +354,7 @@ class Dsn:
         for secret in (*secrets, *map(unquote, secrets)):
             text = text.replace(secret, "…") if secret else text
         if not _AS_URLS_SPELL.fullmatch(password):
-            text = _QUOTED.sub('"…"', text)
+            text = re.sub(r'"[^"]*"', '"…"', text)
         return " ".join(text.split())
 
 
@@ -431,7 +418,9 @@ def connected(dsn: Dsn) -> Iterator[Connection]:
     from adbc_driver_manager import dbapi
 
     try:
-        raw = dbapi.Connection(cast(AdbcDatabase, _StaysOpen()), AdbcConnection(_database(dsn.url)), autocommit=True)
+        # A connection closes its database too; the shared one stays open.
+        unshared = cast(AdbcDatabase, SimpleNamespace(close=lambda: None))
+        raw = dbapi.Connection(unshared, AdbcConnection(_database(dsn.url)), autocommit=True)
     except _DATABASE_ERROR as error:
         raise _told(error, dsn) from None
     try:
@@ -447,13 +436,6 @@ def _database(url: str) -> AdbcDatabase:
     them, a hundred times the cost of a connection. It holds no connection."""
     database: AdbcDatabase = adbc_driver_postgresql.connect(url)
     return database
-
-
-class _StaysOpen:
-    """Given to a connection as its database, so that closing it leaves the shared database open."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _told(error: Exception, dsn: Dsn, *, imports: bool = False) -> LedgerError:

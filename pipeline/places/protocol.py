@@ -177,10 +177,8 @@ class OpenPlace(Protocol):
     def existing(self, tenants: Collection[str]) -> list[str]:
         """``tenants``, each once, in byte order; raises as ``pieces``."""
         named = sorted(set(tenants))
-        held = self.tenants_among(named)
-        for tenant_id in named:
-            if tenant_id not in held:
-                raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in {self}")
+        for tenant_id in sorted(set(named) - set(self.tenants_among(named))):
+            raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in {self}")
         return named
 
     def tenants_among(self, tenants: Sequence[str]) -> Collection[str]:
@@ -222,16 +220,13 @@ class Place(Protocol):
     kind: ClassVar[str]
     """The option that names such a place: one of ``pipeline.places.NAMED_BY``."""
 
-    def open(self, keyring: Keyring | None = None) -> AbstractContextManager[OpenPlace]:
+    def open(self, keyring: Keyring | None = None, *, is_plan: bool = False) -> AbstractContextManager[OpenPlace]:
         """Hold it in one state while the context lasts. Tasks that read its pieces MUST run within.
 
         With ``keyring``, a manifest that names one of its keys without a valid signature is rejected before parsing.
+        With ``is_plan`` the context ends before tasks run, and they read the current state: no piece reaches beyond
+        the last entry at planning.
         """
-
-    def planned(self) -> AbstractContextManager[OpenPlace]:
-        """As ``open``, for a planner that ends before tasks run, so that tasks read the current state. No piece
-        reaches beyond the last entry at planning."""
-        return self.open()
 
 
 def cut(whole: Piece, occupied: Sequence[int], last_seq: int, rows_a_piece: int) -> list[Piece]:

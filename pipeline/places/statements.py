@@ -125,8 +125,7 @@ def unreadable(types: Types) -> str | None:
         if not any(name == table for name, _ in types):
             return f"there is no table {table}, or this login does not see it"
         for column in columns:
-            type_name = types.get((table, column))
-            if type_name is None:
+            if (type_name := types.get((table, column))) is None:
                 return f"column {column} of {table} is missing"
             if (table, column) in _FOUND_BY and type_name not in (_NUMBERS if column in INTEGERS else _TEXTS):
                 return f"column {column} of {table} is of type {type_name}: its rows cannot be found by it"

@@ -68,8 +68,7 @@ def entry_rows(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_C
     """The entries of a piece as rows of a DataFrame with these columns of ``ROW_COLUMNS``."""
     schema = schema_of(columns)
     # A batch without columns would have no rows to count.
-    read = [name for name in columns if name != "tenant_id"] or ["seq"]
-    for batch in reader.entries(read):
+    for batch in reader.entries([name for name in columns if name != "tenant_id"] or ["seq"]):
         arrays = [
             pa.repeat(piece.tenant_id, batch.num_rows) if name == "tenant_id" else _held(batch.column(name), field.type)
             for name, field in zip(columns, schema, strict=True)
@@ -88,8 +87,7 @@ def over_pieces(
 
     A task reads one piece, or several small ones in order with at most ``rows_a_task`` rows together.
     """
-    groups = in_tasks(pieces, rows_a_task)
-    if not groups:
+    if not (groups := in_tasks(pieces, rows_a_task)):
         return spark.createDataFrame([], schema)
 
     def work(number: int) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,7 @@ from ledger.errors import ConfigurationError, DatabaseWentBackError
 from ledger.verification.verdict import is_number
 from pipeline.arrow import INTEGERS
 from pipeline.places import NAMED_BY, place_of
-from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPlace
+from pipeline.places.postgres import Dsn, PostgresPlace
 from pipeline.places.protocol import ROWS_A_PIECE, Facts, Piece, Place, Times
 from pipeline.source import ROW_COLUMNS, ddl, entry_rows, in_tasks, open_pieces
 
@@ -101,7 +101,7 @@ class LedgerReader(_Entries, DataSourceReader):
         return [partition for place in self._places for partition in self._partitions_of(place)]
 
     def _partitions_of(self, place: Place) -> list[InputPartition]:
-        with place.planned() as opened:
+        with place.open(is_plan=True) as opened:
             tenants = self._tenants
             if len(self._places) > 1 and tenants is not None:
                 tenants = [tenant for tenant in opened.tenants() if tenant in tenants]
@@ -136,7 +136,7 @@ class LedgerStreamReader(_Entries, DataSourceStreamReader, SupportsTriggerAvaila
         super().__init__(options, schema)
         if [place.kind for place in self._places] != [PostgresPlace.kind]:
             raise ConfigurationError("only a ledger in PostgreSQL, option dsn, can be read as a stream")
-        self._dsn = Dsn(options["dsn"].strip())
+        self._place = PostgresPlace(Dsn(options["dsn"].strip()))
         self._rows_a_batch = number_of(options, "rows_a_batch") or ROWS_A_BATCH
         self._target: Offset | None = None
 
@@ -166,7 +166,7 @@ class LedgerStreamReader(_Entries, DataSourceStreamReader, SupportsTriggerAvaila
         moved = {tenant: seq for tenant, seq in end.items() if seq > start.get(tenant, 0)}
         if not moved:
             return []
-        with self._opened() as opened:
+        with self._place.open(is_plan=True) as opened:
             pieces = [
                 piece
                 for tenant, seq in moved.items()
@@ -177,14 +177,11 @@ class LedgerStreamReader(_Entries, DataSourceStreamReader, SupportsTriggerAvaila
         return self._partitions(pieces)
 
     def _ends(self) -> Offset:
-        with self._opened() as opened:
+        with self._place.open(is_plan=True) as opened:
             existing = opened.tenants()
             tenants = existing if self._tenants is None else [name for name in existing if name in self._tenants]
             opened.read_facts(tenants)
             return {tenant: end_of(opened.facts(tenant)) for tenant in tenants}
-
-    def _opened(self) -> AbstractContextManager[OpenPostgres]:
-        return PostgresPlace(self._dsn).planned()
 
 
 def next_offset(start: Mapping[str, int], ends: Mapping[str, int], rows_max: int | None) -> Offset:
@@ -221,8 +218,7 @@ def end_of(facts: Facts) -> int:
     It is the lower of head and last entry, which differ only if one is forged.
     """
     last_seq = facts.last.seq if facts.last is not None else 0
-    head_seq = facts.head.seq if facts.head is not None and is_number(facts.head.seq) else last_seq
-    return max(0, min(last_seq, head_seq))
+    return max(0, min(last_seq, facts.head.seq if facts.head is not None and is_number(facts.head.seq) else last_seq))
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -271,8 +267,7 @@ def number_of(options: Mapping[str, str], name: str) -> int | None:
     Raises:
         ConfigurationError: it is no such number.
     """
-    text = options.get(name)
-    if text is not None and not (_NUMBER.fullmatch(text) and int(text) >= 1):
+    if (text := options.get(name)) is not None and not (_NUMBER.fullmatch(text) and int(text) >= 1):
         raise ConfigurationError(f"option {name} must be a number, at least 1, and is {text!r}")
     return None if text is None else int(text)
 
@@ -288,8 +283,7 @@ def times_of(options: Mapping[str, str]) -> Times:
 
 
 def _milliseconds(options: Mapping[str, str], name: str) -> int | None:
-    text = options.get(name)
-    if text is None:
+    if (text := options.get(name)) is None:
         return None
     moment = None
     with suppress(ValueError):
