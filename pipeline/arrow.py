@@ -6,7 +6,7 @@ An Arrow schema is the only declaration of a batch's columns. Tasks exchange bat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ BYTES_A_BATCH: Final = 4 << 20
 
 Row = tuple[Any, ...]
 """Plain values, column by column."""
+T = TypeVar("T")
 
 _SPARK: Final = {
     pa.bool_(): "boolean",
@@ -95,15 +96,20 @@ def batched(
     rows: Iterable[Sequence[Any]], schema: pa.Schema, bytes_of: Callable[[Any], int] = lambda row: 0
 ) -> Iterator[pa.RecordBatch]:
     """``rows`` in batches that are bounded in number and, as ``bytes_of`` measures each row, in bytes."""
-    held, size_bytes = list[Sequence[Any]](), 0
+    return (batch_of(held, schema) for held in bounded(rows, ROWS_A_BATCH, bytes_of))
+
+
+def bounded(rows: Iterable[T], rows_max: int, bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """``rows`` in lists of at most ``rows_max``, each of which ends with the row that reaches ``BYTES_A_BATCH``."""
+    held, size_bytes = list[T](), 0
     for row in rows:
         held.append(row)
         size_bytes += bytes_of(row)
-        if len(held) == ROWS_A_BATCH or size_bytes >= BYTES_A_BATCH:
-            yield batch_of(held, schema)
+        if len(held) == rows_max or size_bytes >= BYTES_A_BATCH:
+            yield held
             held, size_bytes = [], 0
     if held:
-        yield batch_of(held, schema)
+        yield held
 
 
 def lists_of(batch: pa.RecordBatch) -> list[list[Any]]:

@@ -83,9 +83,9 @@ def lose(stream: Literal["stdout", "stderr"]) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on standard output; file names in it go through ``readable``."""
+    """Print one JSON document on standard output; file names and paths in it go through ``readable``."""
     try:
-        document = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+        document = orjson.dumps(value, option=orjson.OPT_INDENT_2, default=os.fspath)
     except orjson.JSONEncodeError:
         document = orjson.dumps(_readable_within(value), option=orjson.OPT_INDENT_2)
     print(document.decode(), file=out.file)
@@ -97,7 +97,7 @@ def readable(named: object) -> str:
 
 
 def _readable_within(value: Any) -> Any:
-    if isinstance(value, str):
+    if isinstance(value, str | os.PathLike):
         return readable(value)
     if isinstance(value, Mapping):
         return {name: _readable_within(each) for name, each in value.items()}

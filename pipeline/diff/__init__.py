@@ -119,7 +119,7 @@ class Diff:
         return {
             "equal": self.is_equal,
             "tenants": [tenant.to_json() for tenant in self.tenants],
-            "bundles": [each.to_json() for each in self.written],
+            "bundles": [each._asdict() for each in self.written],
         }
 
 
@@ -194,7 +194,7 @@ Chains = Mapping[str, Mapping[str, Chain]]
 
 
 def _names(a: OpenPlace, b: OpenPlace, wanted: Collection[str]) -> list[str]:
-    held = set(a.tenants()) | set(b.tenants())
+    held = {*a.tenants(), *b.tenants()}
     for name in sorted(set(wanted) - held):
         raise TenantNotFoundError(f"neither of them has a tenant {name!r}")
     return sorted(set(wanted) or held)
@@ -218,42 +218,33 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
     found: list[TenantDiff] = []
     apart: Apart = {}
     for name in names:
-        a, b = chains["a"].get(name), chains["b"].get(name)
-        tenant = TenantDiff(name, "merkle")
-        if a is None or b is None:
-            # Each ledger has its own ``_system`` chain.
-            for side, chain in (("a", a), ("b", b)):
-                if chain is not None and name != SYSTEM_TENANT:
-                    _note_rest(tenant, side, chain, None)
-                    found.append(tenant)
-            continue
-        meeting = met[name]
-        if meeting.first_difference is not None:
-            seq = meeting.first_difference
-            tenant.first_difference = {"seq": seq, "a": a.link_at(seq), "b": b.link_at(seq)}
-        if meeting.is_one or name == SYSTEM_TENANT:
-            if meeting.is_one or meeting.common:
-                # If the history is one, each side holds a range of it; else they agree up to the fork.
-                for side, chain, other in (("a", a, b), ("b", b, a)):
-                    one = SeqRange(other.first_seq, other.last_seq)
-                    _note_rest(tenant, side, chain, one if meeting.is_one else SeqRange(1, meeting.common))
-                found.append(tenant)
+        tenant, sides = TenantDiff(name, "merkle"), {side: chains[side][name] for side in SIDES if name in chains[side]}
+        held: dict[str, SeqRange] = {}
+        meeting = met.get(name)
+        if meeting is not None and (seq := meeting.first_difference) is not None:
+            tenant.first_difference = {"seq": seq, **{side: chain.link_at(seq) for side, chain in sides.items()}}
+        if meeting is None:  # Each ledger has its own ``_system`` chain.
+            held = dict.fromkeys(sides if name != SYSTEM_TENANT else (), SeqRange(0, 0))
+        elif meeting.is_one:  # Each side holds a range of the one history.
+            a, b = (SeqRange(sides[side].first_seq, sides[side].last_seq) for side in SIDES)
+            held = {"a": b, "b": a}
+        elif name == SYSTEM_TENANT:  # They agree up to the fork.
+            held = dict.fromkeys(sides if meeting.common else (), SeqRange(1, meeting.common))
         else:
-            tenant.compared = "hlc-ranges"
-            tenant.forked_log = forked_log(a, b, meeting)
+            tenant.compared, tenant.forked_log = "hlc-ranges", forked_log(sides["a"], sides["b"], meeting)
             apart[name] = tenant, meeting.common
+        for side, of_other in held.items():
+            _note_rest(tenant, side, sides[side], of_other)
+        if held:
+            found.append(tenant)
     return found, apart
 
 
-def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: SeqRange | None) -> None:
+def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: SeqRange) -> None:
     """Record the entries of ``chain`` outside ``held``, the other side's range, as entries of ``side`` alone."""
-    rests = [SeqRange(chain.first_seq, chain.last_seq)]
-    if held is not None:
-        rests = [
-            SeqRange(chain.first_seq, min(chain.last_seq, held.from_seq - 1)),
-            SeqRange(max(chain.first_seq, held.to_seq + 1), chain.last_seq),
-        ]
-    rests = [rest for rest in rests if 1 <= rest.from_seq <= rest.to_seq]
+    before = SeqRange(chain.first_seq, min(chain.last_seq, held.from_seq - 1))
+    after = SeqRange(max(chain.first_seq, held.to_seq + 1), chain.last_seq)
+    rests = [rest for rest in (before, after) if 1 <= rest.from_seq <= rest.to_seq]
     tenant.only_in[side] = sum(rest.to_seq - rest.from_seq + 1 for rest in rests)
     tenant.missing[side] = cover(rests)
 
@@ -264,8 +255,7 @@ def _by_events(spark: SparkSession, a: OpenPlace, b: OpenPlace, apart: Apart, *,
 
     of_a, of_b = (events(spark, _pieces(place, apart), by_rows=by_rows) for place in (a, b))
     found = differences(of_a, of_b).persist(StorageLevel.DISK_ONLY)
-    stretch = functions.floor(found.seq / GAP_MAX)
-    summary = found.groupBy("tenant_id", "side", stretch.alias("stretch")).agg(
+    summary = found.groupBy("tenant_id", "side", functions.floor(found.seq / GAP_MAX).alias("stretch")).agg(
         functions.min("seq"), functions.max("seq"), functions.count("seq")
     )
     ranges: dict[tuple[str, str], list[SeqRange]] = {}

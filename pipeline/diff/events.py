@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS: Final = ("seq", "t_hlc", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "action", "payload_digest")
-COLUMNS_BY_ROWS: Final = (*COLUMNS[:-1], "payload")
-"""Columns read if stored digests are not trusted."""
 
 _EVENTS: Final = pa.schema(
     [("tenant_id", pa.string()), ("id", pa.binary()), ("seq", pa.int64()), ("t_hlc", pa.string())]
@@ -67,7 +65,7 @@ def event_id(row: Sequence[Any]) -> bytes:
 
 def events(spark: SparkSession, pieces: Sequence[Piece], *, by_rows: bool = False) -> DataFrame:
     """The events in ``pieces`` as ``EVENTS_SCHEMA``; with ``by_rows`` digests are computed from the payloads."""
-    columns = COLUMNS_BY_ROWS if by_rows else COLUMNS
+    columns = (*COLUMNS[:-1], "payload") if by_rows else COLUMNS
 
     def read(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
         for batch in reader.entries(columns):
@@ -84,14 +82,16 @@ def differences(of_a: DataFrame, of_b: DataFrame) -> DataFrame:
     """Every event of one set alone, as ``EVENTS_SCHEMA`` plus its ``side``, ``a`` or ``b``."""
     from pyspark.sql import functions
 
-    both = of_a.alias("a").join(of_b.alias("b"), ["tenant_id", "id"], "full_outer")
-    side = functions.when(functions.col("b.seq").isNull(), "a").when(functions.col("a.seq").isNull(), "b")
-    return both.select(
-        "tenant_id",
-        "id",
-        *(functions.coalesce(f"a.{name}", f"b.{name}").alias(name) for name in ("seq", "t_hlc")),
-        side.alias("side"),
-    ).where("side IS NOT NULL")
+    return (
+        of_a.alias("a")
+        .join(of_b.alias("b"), ["tenant_id", "id"], "full_outer")
+        .select(
+            *("tenant_id", "id"),
+            *(functions.coalesce(f"a.{name}", f"b.{name}").alias(name) for name in ("seq", "t_hlc")),
+            functions.expr("CASE WHEN b.seq IS NULL THEN 'a' WHEN a.seq IS NULL THEN 'b' END").alias("side"),
+        )
+        .where("side IS NOT NULL")
+    )
 
 
 def conflicts(found: DataFrame) -> DataFrame:
@@ -141,8 +141,10 @@ def first_differences(spark: SparkSession, a: OpenPlace, b: OpenPlace, last_seqs
 def computed_links(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
     """(tenant, seq, link) of each row of a piece."""
     linker = Linker(piece.tenant_id)
-    for batch in reader.entries(LINK_COLUMNS):
-        yield batch_of([(piece.tenant_id, row[0], _link_of(linker, row)) for row in rows_of(batch)], _LINKS)
+    return (
+        batch_of([(piece.tenant_id, row[0], _link_of(linker, row)) for row in rows_of(batch)], _LINKS)
+        for batch in reader.entries(LINK_COLUMNS)
+    )
 
 
 def _link_of(linker: Linker, row: Sequence[Any]) -> bytes:
@@ -212,8 +214,7 @@ class Chain:
 
     def leaves(self, from_seq: int, to_seq: int) -> Iterator[list[bytes]]:
         """The tree leaves of the entries of a range by seq, in batches."""
-        for (links,) in self._stored(("chain_link",), from_seq, to_seq):
-            yield [_leaf(link) for link in links]
+        return ([_leaf(link) for link in links] for (links,) in self._stored(("chain_link",), from_seq, to_seq))
 
     def tile(self, level: int, index: int) -> bytes:
         """A stored tile, as ``ledger.merkle.tiles.GetTile``; empty if it is not stored."""
@@ -221,9 +222,11 @@ class Chain:
         return (self.place.reader(self._first_piece).tiles(level, index, index) or {}).get(index, b"")
 
     def _stored(self, columns: tuple[str, ...], from_seq: int, to_seq: int) -> Iterator[list[list[Any]]]:
-        for piece in self.place.pieces([self.tenant_id], from_seq=from_seq, to_seq=to_seq):
-            for batch in self.place.reader(piece).entries(columns):
-                yield lists_of(batch)
+        return (
+            lists_of(batch)
+            for piece in self.place.pieces([self.tenant_id], from_seq=from_seq, to_seq=to_seq)
+            for batch in self.place.reader(piece).entries(columns)
+        )
 
 
 def _leaf(link: object) -> bytes:
@@ -235,8 +238,7 @@ def _leaf(link: object) -> bytes:
 
 def meet(chain: Chain, other: Chain) -> Meeting:
     """The common part of the two chains by their stored links."""
-    last = overlap(chain, other)
-    if last is None:
+    if (last := overlap(chain, other)) is None:
         return Meeting(0, min(chain.last_seq, other.last_seq) == 0, None)
     is_one = chain.link_at(last) == other.link_at(last)
     if not (chain.has_beginning and other.has_beginning):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ledger import merkle
 from ledger.bundle.rows import CHAIN_LINK, SEQ
@@ -86,8 +86,7 @@ class Endings:
     def reach(self, to_seq: int) -> int:
         """The end for a range that should contain ``to_seq``: at or after it if possible, else the last possible
         end."""
-        ends = [end for end in self._sealed if end is not None]
-        if not ends:
+        if not (ends := [end for end in self._sealed if end is not None]):
             return min(to_seq, self._head(self._sealed[None]).size) if self._sealed else 0
         return min((end for end in ends if end >= to_seq), default=max(ends))
 
@@ -148,10 +147,6 @@ class WrittenBundle(NamedTuple):
     sha256: str
     """Digest of the file, hex."""
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {**self._asdict(), "file": str(self.file)}
-
 
 def write_bundles(
     chain: Chain, ranges: Sequence[SeqRange], lacking: str, folder: Path, signer: Signer
@@ -179,7 +174,7 @@ def write_bundles(
 def _made(
     chain: Chain, within: SeqRange, endings: Endings, lacking: str, folder: Path, signer: Signer
 ) -> WrittenBundle:
-    path = folder / _name(chain.tenant_id, within)
+    path = _path(folder, chain, within)
     log_origin, leaf, end = endings.ending(within.to_seq)
     writer = BundleWriter(tenant_id=chain.tenant_id, node_id=NODE_ID, log_origin=log_origin)
     with closing(writer), whole_file(path) as file:
@@ -189,12 +184,12 @@ def _made(
             try:
                 writer.add_snapshots((row,))
             except (LedgerError, TypeError, ValueError) as error:
-                reason = f"its snapshot from seq {row[FROM_SEQ]} to {row[TO_SEQ]} cannot be read: {error}"
-                raise ChainDamagedError(chain.tenant_id, reason) from error
+                raise ChainDamagedError(
+                    chain.tenant_id, f"its snapshot from seq {row[FROM_SEQ]} to {row[TO_SEQ]} cannot be read: {error}"
+                ) from error
         for piece in writer.finish(end, signer):
             file.write(piece)
-    digest, size = digest_of(path)
-    return WrittenBundle(path, chain.tenant_id, lacking, *within, size, digest)
+    return _written(path, chain, lacking, within)
 
 
 def _copied(chain: Chain, file: Path, lacking: str, folder: Path) -> WrittenBundle:
@@ -203,15 +198,19 @@ def _copied(chain: Chain, file: Path, lacking: str, folder: Path) -> WrittenBund
     within = SeqRange(chain.first_seq, head.seq)
     for _ in _checked(chain, within, None):
         continue
-    path = folder / _name(chain.tenant_id, within)
+    path = _path(folder, chain, within)
     with whole_file(path) as target, open_regular(file) as source:
         shutil.copyfileobj(source, target)
+    return _written(path, chain, lacking, within)
+
+
+def _path(folder: Path, chain: Chain, within: SeqRange) -> Path:
+    return folder / f"{chain.tenant_id}-{within.from_seq}-{within.to_seq}.bundle.tar"
+
+
+def _written(path: Path, chain: Chain, lacking: str, within: SeqRange) -> WrittenBundle:
     digest, size = digest_of(path)
     return WrittenBundle(path, chain.tenant_id, lacking, *within, size, digest)
-
-
-def _name(tenant_id: str, within: SeqRange) -> str:
-    return f"{tenant_id}-{within.from_seq}-{within.to_seq}.bundle.tar"
 
 
 def _checked(chain: Chain, within: SeqRange, leaf: bytes | None) -> Iterator[list[Row]]:
@@ -230,8 +229,7 @@ def _checked(chain: Chain, within: SeqRange, leaf: bytes | None) -> Iterator[lis
         is_prev_known=before is not None or within.from_seq == 1,
     )
     last: Row | None = None
-    pieces = chain.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)
-    for _, reader in open_pieces(pieces):
+    for _, reader in open_pieces(chain.place.pieces([chain.tenant_id], from_seq=within.from_seq, to_seq=within.to_seq)):
         for batch in reader.entries(ENTRY_COLUMNS):
             rows = list(rows_of(batch))
             checker.check(rows)
@@ -246,8 +244,7 @@ def _checked(chain: Chain, within: SeqRange, leaf: bytes | None) -> Iterator[lis
 
 
 def _refuse_broken(chain: Chain, findings: Findings) -> None:
-    found = findings.first_break()
-    if found is not None:
+    if (found := findings.first_break()) is not None:
         raise ChainDamagedError(
             chain.tenant_id, f"nothing of it is carried elsewhere, {found.kind} at seq {found.seq}, {found.detail}"
         )

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-ORIGIN_PREFIX: Final = "merge/"
 SUFFIX: Final = ".bundle.tar"
 """File name of a bundle in a folder, after its tenant."""
 SETTINGS: Final[Mapping[str, str]] = {"spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20)}
@@ -63,7 +62,7 @@ class Merged:
             "duplicates": self.found.duplicates,
             "conflict_count": self.found.conflict_count,
             "conflicts": self.found.conflicts,
-            "bundles": [bundle.to_json() for bundle in self.merged],
+            "bundles": [bundle._asdict() for bundle in self.merged],
             "inputs": [bundle.to_json() for bundle in self.bundles],
         }
 
@@ -105,8 +104,7 @@ def merge(
     taken = take(spark, files, keyring, counter).persist(StorageLevel.DISK_ONLY)
     with stage("verifying", counter):
         bundles = _each_once(bundles_of(taken))
-    refused = [bundle.to_json() for bundle in bundles if bundle.refusal is not None]
-    if refused:
+    if refused := [bundle.to_json() for bundle in bundles if bundle.refusal is not None]:
         raise MergeRefusedError(refused)
     tenants = _tenants(bundles)
     paths = _paths(output, sorted(tenants), files, is_folder=is_folder)
@@ -120,7 +118,7 @@ def merge(
         with stage("sorting", None):
             placed.count()
         # 3. One chain a tenant.
-        origins = {tenant: log_origin or ORIGIN_PREFIX + set_digest(digests) for tenant, digests in tenants.items()}
+        origins = {tenant: log_origin or f"merge/{set_digest(digests)}" for tenant, digests in tenants.items()}
         linked = spark.sparkContext.accumulator(0)
         with stage("linking", linked):
             merged, found = link(placed, lambda tenant: work / (tenant + SUFFIX), origins, signers, linked.add)
@@ -152,8 +150,7 @@ def _tenants(bundles: Sequence[TakenBundle]) -> dict[str, list[str]]:
     beginnings: dict[str, str] = {}
     for bundle in bundles:
         tenants.setdefault(bundle.tenant_id, []).append(bundle.digest)
-        link = bundle.beginning
-        if link is not None and beginnings.setdefault(bundle.tenant_id, link) != link:
+        if (link := bundle.beginning) is not None and beginnings.setdefault(bundle.tenant_id, link) != link:
             raise InvalidInputError(
                 f"{bundle.file} begins another chain of an older link version than the others of tenant "
                 f"{bundle.tenant_id}, and a chain can only begin with one"

@@ -78,10 +78,14 @@ def partitions_of(raw_bytes: int, least: int) -> int:
 def decided(taken: DataFrame, partitions: int) -> DataFrame:
     """The decisions on the entries in ``taken``, as ``SCHEMA``, sorted and decided in this many ranges. Partitions
     and rows are in merge order, except entries of rank 0, which precede all others of their tenant."""
-    entries = taken.where("entry IS NOT NULL").select(*_ORDER)
-    ranges = entries.repartitionByRange(partitions, "tenant_id", "physical_ms", "logical")
-    in_order = ranges.sortWithinPartitions(*_ORDER)
-    return in_order.select("tenant_id", "physical_ms", "logical", "entry").mapInArrow(_decide, SCHEMA)
+    return (
+        taken.where("entry IS NOT NULL")
+        .select(*_ORDER)
+        .repartitionByRange(partitions, "tenant_id", "physical_ms", "logical")
+        .sortWithinPartitions(*_ORDER)
+        .select("tenant_id", "physical_ms", "logical", "entry")
+        .mapInArrow(_decide, SCHEMA)
+    )
 
 
 def _decide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -147,10 +151,6 @@ class MergedBundle(NamedTuple):
     snapshot_count: int
     to_chain_link: str
     tree_root: str
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {**self._asdict(), "file": str(self.file)}
 
 
 @dataclass
@@ -230,9 +230,11 @@ def _append(bundle: OwnChainBundle, placed: Sequence[Placed], tenant_id: str) ->
 
 def _kept_row(entry: Incoming) -> tuple[Any, ...]:
     """An unchanged row of ``ENTRY_COLUMNS``."""
-    event = (entry.t_hlc, *Hlc.parse(entry.t_hlc), entry.job_id, entry.action)
-    links = (entry.link_version, entry.prev_chain_link, entry.chain_link)
-    return (entry.seq, *event, *links, entry.payload_digest, entry.payload, entry.origin)
+    return (
+        *(entry.seq, entry.t_hlc, *Hlc.parse(entry.t_hlc), entry.job_id, entry.action),
+        *(entry.link_version, entry.prev_chain_link, entry.chain_link),
+        *(entry.payload_digest, entry.payload, entry.origin),
+    )
 
 
 def _arrived(tenant_id: str, path: Path, signers: Signers) -> MergedBundle:

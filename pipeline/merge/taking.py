@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,10 +27,10 @@ from ledger.errors import (
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_error
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.hlc import Hlc
-from pipeline.arrow import batch_of_columns, ddl_of
+from pipeline.arrow import batch_of_columns, bounded, ddl_of
 from pipeline.source import over_numbers
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
-from signing.judging import BundleVerdict, judge_bundle, refuse_unless_trusted, refused
+from signing.judging import judge_bundle, refuse_unless_trusted, refused
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BATCH_ENTRIES_MAX: Final = 2000
-BATCH_BYTES_MAX: Final = 4 << 20
-"""Bytes of entries in one batch, unless a single entry is longer."""
 
 _ARROW: Final = pa.schema(
     [
@@ -118,7 +117,14 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
     try:
         with BundleReader.open(file, keyring) as reader:
             found = asyncio.run(judge_bundle(BundleChainReader(reader), keyring))
-            taken = _about(taken, reader, found)
+            taken = taken._replace(
+                digest=reader.digest,
+                exit_code=exit_code_of_bundle(found.verdict),
+                told=found.to_json(),
+                tenant_id=reader.manifest.tenant_id,
+                entries=reader.manifest.entry_count,
+                raw_bytes=sum(part.raw_bytes for part in reader.manifest.entry_parts),
+            )
             refuse_unless_trusted(name, found, "--keys")
             if taken.tenant_id == SYSTEM_TENANT:
                 raise InvalidInputError(
@@ -126,9 +132,8 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
                 )
             for entries in _batches(incoming_entries(reader.source, reader.entry_batches())):
                 if entries[0].key.rank == 0 and taken.beginning is None:
-                    beginnings = dict[str, str]()
-                    note_beginning(beginnings, entries[0])
-                    taken = taken._replace(beginning=beginnings[taken.tenant_id])
+                    note_beginning({}, entries[0])
+                    taken = taken._replace(beginning=entries[0].chain_link)
                 if counter is not None:
                     counter.add(len(entries))
                 yield _arrow(entries, number)
@@ -142,31 +147,10 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
     yield pa.RecordBatch.from_pylist([{"file": number, "about": json.dumps(taken._asdict())}], _ARROW)
 
 
-def _about(taken: TakenBundle, reader: BundleReader, found: BundleVerdict) -> TakenBundle:
-    manifest = reader.manifest
-    return taken._replace(
-        digest=reader.digest,
-        exit_code=exit_code_of_bundle(found.verdict),
-        told=found.to_json(),
-        tenant_id=manifest.tenant_id,
-        entries=manifest.entry_count,
-        raw_bytes=sum(part.raw_bytes for part in manifest.entry_parts),
-    )
-
-
 def _batches(entries: Iterable[Incoming]) -> Iterator[list[Incoming]]:
     """Entries, bounded in number and bytes, those of one rank together."""
-    batch: list[Incoming] = []
-    size = 0
-    for entry in entries:
-        size += len(entry.payload)
-        is_full = len(batch) == BATCH_ENTRIES_MAX or size > BATCH_BYTES_MAX
-        if batch and (is_full or entry.key.rank != batch[0].key.rank):
-            yield batch
-            batch, size = [], len(entry.payload)
-        batch.append(entry)
-    if batch:
-        yield batch
+    for _, of_rank in groupby(entries, key=lambda entry: entry.key.rank):
+        yield from bounded(of_rank, BATCH_ENTRIES_MAX, lambda entry: len(entry.payload))
 
 
 def _arrow(entries: Sequence[Incoming], number: int) -> pa.RecordBatch:
