@@ -40,12 +40,13 @@ __all__ = ["Summary", "committed_files", "read", "rejected", "run"]
 FILES_A_BATCH_MAX: Final = 256
 """Most files that one micro-batch reads; more wait for the next."""
 LOOK_INTERVAL_S: Final = 1
-_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _SETTINGS: Final = {
     # A file that is deleted to make room before it is read does not stop the stream.
     "spark.sql.files.ignoreMissingFiles": "true",
     # Open windows are held outside of Java's heap, and on disk if there are many.
-    "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
     # A checkpoint contains only the changes of a batch; the row count is not needed.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
@@ -118,8 +119,7 @@ def run(
             last = destination.last_tick()
             if close:
                 refuse_behind(last, _clock_ms())
-            tick = next_tick(last, take(), _clock_ms(), close_after_ms)
-            if tick != last:
+            if (tick := next_tick(last, take(), _clock_ms(), close_after_ms)) != last:
                 destination.note_tick(tick, is_later=tick.time_ms > last.time_ms)
             if tick.time_ms > last.time_ms:
                 take()
@@ -201,9 +201,8 @@ def summary_of(progress: Any) -> tuple[Summary, int]:
     newest_ms = read.pop("newest_ms", None) or 0
     rows = observed["written"]["rows"] if "written" in observed else 0
     dropped = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
-    if not (any(read.values()) or rows or dropped):
-        return Summary(), newest_ms
-    return Summary(batches=1, **read, late_groups=dropped, rows=rows), newest_ms
+    is_any = any((*read.values(), rows, dropped))
+    return Summary(batches=int(is_any), **read, late_groups=dropped, rows=rows), newest_ms
 
 
 def _clock_ms() -> int:

@@ -97,16 +97,15 @@ def committed_files(folder: Path) -> list[Path]:
     log = folder / COMMIT_LOG
     if not log.is_dir():
         raise NotFoundError(f"{folder} holds no stats: there is no {COMMIT_LOG}")
-    entries = {path.name: path for path in log.iterdir() if path.name.removesuffix(".compact").isdigit()}
-    batches = sorted(int(name) for name in entries if not name.endswith(".compact"))
-    compacted = max((int(name.removesuffix(".compact")) for name in entries if name.endswith(".compact")), default=-1)
-    names = [f"{compacted}.compact"] if compacted >= 0 else []
-    names += [str(batch) for batch in batches if batch > compacted]
+    numbers = {path: int(path.stem) for path in log.iterdir() if path.name.removesuffix(".compact").isdigit()}
+    compacted = max((number for path, number in numbers.items() if path.suffix), default=-1)
     files: dict[Path, None] = {}
-    for name in names:
-        version, *lines = entries[name].read_text().splitlines()
+    for path in sorted(numbers, key=numbers.__getitem__):
+        if numbers[path] < compacted or (numbers[path] == compacted and not path.suffix):
+            continue  # The compacted file of a batch names the files of all batches up to it.
+        version, *lines = path.read_text().splitlines()
         if version != _LOG_VERSION:
-            raise InvalidInputError(f"{entries[name]} is of version {version}; {_LOG_VERSION} is known here")
+            raise InvalidInputError(f"{path} is of version {version}; {_LOG_VERSION} is known here")
         for line in lines:
             files[Path(unquote(urlsplit(json.loads(line)["path"]).path))] = None
     return list(files)

@@ -122,7 +122,6 @@ _JUDGED: Final = from_arrow_schema(
 
 def judged(lines: DataFrame, watermark_s: int) -> DataFrame:
     """``lines`` with the ``report`` of each and the ``reason`` of its rejection, null if accepted."""
-    read = lines.mapInArrow(with_reports, _JUDGED)
     late_s = fn.col("at").cast("double") - fn.col("report.time").cast("double")
     newest = fn.greatest(fn.col("report.time"), fn.col("at"))
     reason = (
@@ -130,7 +129,7 @@ def judged(lines: DataFrame, watermark_s: int) -> DataFrame:
         .when(newest > fn.current_timestamp() + fn.expr(f"interval {AHEAD_MAX_S} seconds"), "ahead")
         .when(late_s > watermark_s, "late")
     )
-    return read.withColumn("reason", reason)
+    return lines.mapInArrow(with_reports, _JUDGED).withColumn("reason", reason)
 
 
 def rejected_lines(judged_lines: DataFrame) -> DataFrame:
@@ -158,26 +157,30 @@ def windows_of(reports: DataFrame, window_s: int, watermark_s: int) -> DataFrame
     The columns are ``pipeline.stats.destination.WINDOW_SCHEMA``. ``reports`` is a stream of accepted reports; the
     result is a stream for append mode.
     """
-    window = f"{window_s} seconds"
-    measures = _measures(reports.withWatermark("time", f"{2 * watermark_s} seconds"))
-    by_job = measures.groupBy(
-        fn.window("time", window), "tenant_id", "dc_id", "what", "name", "job_id", "workflow_id", "value"
-    ).agg(
-        fn.count(fn.lit(1)).alias("lines"),
-        fn.sum("weight").alias("reports"),
-        fn.sum(fn.col("amount") * fn.col("weight")).alias("sum"),
-        fn.min("amount").alias("min"),
-        fn.max("amount").alias("max"),
-    )
-    by_centre = by_job.groupBy(fn.window("window", window), "tenant_id", "dc_id", "what", "name").agg(
-        fn.sum("lines").alias("lines"),
-        fn.sum("reports").alias("reports"),
-        fn.count("job_id").alias("series"),
-        fn.sum("sum").alias("sum"),
-        fn.sum("max").alias("latest"),
-        fn.min("min").alias("min"),
-        fn.max("max").alias("max"),
-        fn.percentile("value", list(PERCENTILES.values()), fn.col("reports")).alias("percentiles"),
+    window, group = f"{window_s} seconds", ("tenant_id", "dc_id", "what", "name")
+    by_centre = (
+        _measures(reports.withWatermark("time", f"{2 * watermark_s} seconds"))
+        # 1. A job's window.
+        .groupBy(fn.window("time", window), *group, "job_id", "workflow_id", "value")
+        .agg(
+            fn.count(fn.lit(1)).alias("lines"),
+            fn.sum("weight").alias("reports"),
+            fn.sum(fn.col("amount") * fn.col("weight")).alias("sum"),
+            fn.min("amount").alias("min"),
+            fn.max("amount").alias("max"),
+        )
+        # 2. A data centre's window.
+        .groupBy(fn.window("window", window), *group)
+        .agg(
+            fn.sum("lines").alias("lines"),
+            fn.sum("reports").alias("reports"),
+            fn.count("job_id").alias("series"),
+            fn.sum("sum").alias("sum"),
+            fn.sum("max").alias("latest"),
+            fn.min("min").alias("min"),
+            fn.max("max").alias("max"),
+            fn.percentile("value", list(PERCENTILES.values()), fn.col("reports")).alias("percentiles"),
+        )
     )
     return by_centre.select(
         fn.col("window.start").alias("window_start"),
@@ -199,9 +202,9 @@ def windows_of(reports: DataFrame, window_s: int, watermark_s: int) -> DataFrame
     )
 
 
-def _of(whats: tuple[str, ...], amount: Column) -> Column:
+def _of(whats: tuple[str, ...], amount: Column, what: str = "what") -> Column:
     """``amount`` in the rows of these measures, null in others."""
-    return fn.when(fn.col("what").isin(*whats), amount)
+    return fn.when(fn.col(what).isin(*whats), amount)
 
 
 def _measures(reports: DataFrame) -> DataFrame:
@@ -213,17 +216,17 @@ def _measures(reports: DataFrame) -> DataFrame:
     )
     # A tick is no report. The condition includes the time, or Spark would drop ticks before the watermark.
     reported = reports.where(fn.col("tenant_id").isNotNull() | (fn.col("time") < fn.lit(0).cast("timestamp")))
-    exploded = reported.select("*", fn.explode(found).alias("measure"))
-    of_job = fn.col("measure.what").isin("reports", "total")
-    return exploded.where(fn.abs("measure.amount") < fn.lit(float("inf"))).select(
-        "time",
-        "tenant_id",
-        "dc_id",
-        "weight",
-        "measure.*",
-        fn.when(of_job, fn.col("job_id")).alias("job_id"),
-        fn.when(of_job, fn.col("workflow_id")).alias("workflow_id"),
-        fn.when(fn.col("measure.what") == "value", _rounded(fn.col("measure.amount"))).alias("value"),
+    return (
+        reported.select("*", fn.explode(found).alias("measure"))
+        .where(fn.abs("measure.amount") < fn.lit(float("inf")))
+        .select(
+            *("time", "tenant_id", "dc_id", "weight", "measure.*"),
+            *(
+                _of(("reports", "total"), fn.col(name), "measure.what").alias(name)
+                for name in ("job_id", "workflow_id")
+            ),
+            _of(("value",), _rounded(fn.col("measure.amount")), "measure.what").alias("value"),
+        )
     )
 
 
@@ -242,5 +245,4 @@ def _rounded(amount: Column) -> Column:
     unit = fn.greatest(fn.pow(fn.lit(10.0), fn.floor(fn.log10(fn.abs(amount))) - 2), fn.lit(_SMALLEST_UNIT))
     rounded = fn.rint(amount / unit) * unit
     # Rounding up the largest numbers would yield infinity.
-    is_finite = fn.abs(rounded) < fn.lit(float("inf"))
-    return fn.when(amount == 0, fn.lit(0.0)).when(is_finite, rounded).otherwise(amount)
+    return fn.when(amount == 0, fn.lit(0.0)).when(fn.abs(rounded) < fn.lit(float("inf")), rounded).otherwise(amount)
