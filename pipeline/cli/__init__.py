@@ -29,18 +29,8 @@ commands = typer.Typer(
 )
 
 
-@commands.callback()
-def _all_commands() -> None:
-    """Without this, typer would take a single command for the whole program."""
-
-
-commands.command("archive")(archive)
-commands.command("diff")(diff)
-commands.command("merge")(merge)
-commands.command("report")(report)
-commands.command("stats")(stats)
-commands.command("unpack")(unpack)
-commands.command("verify")(verify)
+for command in (archive, diff, merge, report, stats, unpack, verify):
+    commands.command()(command)
 
 
 def main() -> NoReturn:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from ledger.errors import (
     ArchiveInvalidError,
@@ -41,7 +42,6 @@ from terminal.outcome import CommandExit, counted, err, fail, out, print_json, t
 from terminal.program import Json
 
 if TYPE_CHECKING:
-    from ledger.verification.verdict import Break
     from pipeline.archiving import Archived
     from pipeline.archiving.filing import FileAll
 
@@ -97,17 +97,16 @@ def archive(
         raise no_dsn("name the ledger: --dsn postgresql://...")
     from objects.store import ArchiveStore
     from pipeline.archiving import Run
-    from pipeline.archiving.filing import Ledger, file_on
+    from pipeline.archiving.filing import Ledger, UnjudgedBreak, file_on
     from pipeline.places import place_of
 
     place_of("--dsn", dsn)
     signer = open_signer(signing_key)
-    held = load_keys(keys) if keys else None
-    store = ArchiveStore(dest)
+    held, store = load_keys(keys or ()), ArchiveStore(dest)
     with Ledger.connected(dsn) as ledger, ExitStack() as stack:
         # A caller who names keys trusts no others: anyone with write access can insert keys into the database.
-        trusted = held if held is not None else ledger.published_keys()
-        keyring = Keyring([signer.public_key, *trusted], () if held is None else held.log_verifier_keys)
+        trusted = held if keys else ledger.published_keys()
+        keyring = Keyring([signer.public_key, *trusted], held.log_verifier_keys)
 
         @cache
         def file_all() -> FileAll:  # Spark starts once there is a file to be made.
@@ -117,21 +116,14 @@ def archive(
             return file_on(spark, dsn, dest, filed)
 
         done = Run(ledger, store, signer, keyring, lambda names: file_all()(names)).archive(tenants)
+    breaks = [each.first_break for each in done if each.first_break is not None]
     if as_json:
-        broken = [None if each.first_break is None else each.first_break._asdict() for each in done]
-        tenants_done = [{**each._asdict(), "first_break": first} for each, first in zip(done, broken, strict=True)]
-        print_json({"archive": dest, "tenants": tenants_done})
+        found = [{**each._asdict(), "first_break": each.first_break and each.first_break._asdict()} for each in done]
+        print_json({"archive": dest, "tenants": found})
     else:
         _print(done)
-    raise CommandExit(gravest(_exit_code(each.first_break) for each in done))
-
-
-def _exit_code(found: Break | None) -> ExitCode:
-    from pipeline.archiving.filing import UnjudgedBreak
-
-    if found is None:
-        return ExitCode.FINE
-    return ExitCode.UNKNOWN_KEY if isinstance(found, UnjudgedBreak) else ExitCode.TAMPERED
+    codes = (ExitCode.UNKNOWN_KEY if isinstance(each, UnjudgedBreak) else ExitCode.TAMPERED for each in breaks)
+    raise CommandExit(gravest(codes))
 
 
 def _print(done: list[Archived]) -> None:
@@ -148,11 +140,9 @@ def _print(done: list[Archived]) -> None:
             left = counted(each.unsigned, "entry", "entries")
             out.print(f"{each.tenant_id}: {left} left, which no snapshot signs yet: see tally snapshot", markup=False)
         if each.first_break is not None:
-            err.print("[bold red]broken:[/] ", end="")
             err.print(
-                f"{each.tenant_id}: {each.first_break.kind} at seq {each.first_break.seq:,}, "
-                f"{each.first_break.detail}; nothing behind seq {each.to_seq:,} is archived",
-                markup=False,
+                f"[bold red]broken:[/] {each.tenant_id}: {each.first_break.kind} at seq {each.first_break.seq:,}, "
+                f"{escape(each.first_break.detail)}; nothing behind seq {each.to_seq:,} is archived"
             )
 
 
@@ -205,24 +195,35 @@ def unpack(
             entries, snapshots = counted(each.to_seq, "entry", "entries"), counted(each.snapshots, "snapshot")
             out.print(f"{each.file}: {entries} and {snapshots} of {tenant_id}", markup=False)
     if as_json:
-        print_json({"bundles": [{**each._asdict(), "file": str(each.file)} for each in written]})
+        print_json({"bundles": [each._asdict() for each in written]})
     raise CommandExit(gravest(codes))
 
 
-_OUT_HELP: Final = "Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles."
-_ORIGIN_DEFAULT: Final = "merge/ and the digest of what went in"
-_ORIGIN_HELP: Final = "Name of the log that the merged chain is of, without the tenant."
+MergedOutput = Annotated[
+    str,
+    typer.Option(
+        *("--out", "-o"),
+        metavar="FILE|DIR",
+        help="Where the merged bundle goes; a folder when it is one, ends in /, or there are several bundles.",
+    ),
+]
+MergedOrigin = Annotated[
+    str | None,
+    typer.Option(
+        "--log-origin",
+        metavar="ORIGIN",
+        show_default="merge/ and the digest of what went in",
+        help="Name of the log that the merged chain is of, without the tenant.",
+    ),
+]
 
 
 def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles, in any order.")],
-    output: Annotated[str, typer.Option("--out", "-o", metavar="FILE|DIR", help=_OUT_HELP)],
+    output: MergedOutput,
     keys: RequiredKeys,
     signing_key: SigningKey = None,
-    log_origin: Annotated[
-        str | None,
-        typer.Option("--log-origin", metavar="ORIGIN", show_default=_ORIGIN_DEFAULT, help=_ORIGIN_HELP),
-    ] = None,
+    log_origin: MergedOrigin = None,
     master: Master = None,
     as_json: Json = False,
 ) -> None:
@@ -271,8 +272,7 @@ def _print_refused(error: MergeRefusedError, *, as_json: bool) -> None:
     if as_json:
         print_json({"refused": list(error.bundles)})
     for bundle in error.bundles:
-        err.print("[bold red]refused:[/] ", end="")
-        err.print(bundle["error"], markup=False)
+        err.print(f"[bold red]refused:[/] {escape(bundle['error'])}")
     err.print("nothing was written")
 
 
@@ -369,8 +369,7 @@ def _lines_of_tenant(tenant: dict[str, Any]) -> Iterator[str]:
     by = "by its tree" if tenant["compared"] == "merkle" else "by ranges of time"
     only = f"{tenant['only_in_a']:,} only in a, {tenant['only_in_b']:,} only in b"
     yield f"{tenant['tenant_id']}: {'the same events' if tenant['equal'] else only}, {by}"
-    first = tenant["first_difference"]
-    if first is not None and first["seq"] > 1:
+    if (first := tenant["first_difference"]) is not None and first["seq"] > 1:
         yield f"  the chains are the same up to seq {first['seq'] - 1:,}, and differ from there on"
     if tenant["forked_log"] is not None:
         yield (

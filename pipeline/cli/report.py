@@ -17,7 +17,7 @@ import typer
 from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
 from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
 from pipeline.cli.running import InterruptedBySignalError, running, shown
-from pipeline.report import Asked, Clock, asked, duration_text, parse_duration, width_text
+from pipeline.report import SECOND_MS, UNITS_MS, Asked, Clock, asked, duration_text, parse_duration, width_text
 from terminal.outcome import counted, err, tell
 from terminal.program import Json
 
@@ -107,8 +107,16 @@ def report(
     stuck_after_ms = None if stuck_after is None else parse_duration("--stuck-after", stuck_after)
     fields = tuple(by or ())
     _refuse_odd(fields, console)
-    given = {"--from": start, "--to": end, "--window": window, "--time": clock, "--stuck-after": stuck_after}
-    given |= {"--stats": stats, "--console": console, "--dest": str(dest)}
+    given = {
+        "--from": start,
+        "--to": end,
+        "--window": window,
+        "--time": clock,
+        "--stuck-after": stuck_after,
+        "--stats": stats,
+        "--console": console,
+        "--dest": str(dest),
+    }
     told = _make(where, wanted, stuck_after_ms, given, fields, tenants or [], dest, master)
     tell(told, *_lines(told, dest), as_json=as_json)
 
@@ -200,7 +208,8 @@ def _lines(told: dict[str, Any], dest: Path) -> tuple[str, ...]:
         f"{period['from']} to {period['to']}, windows of {width_text(period['window_ms'])}",
         f"{counted(counts['created'], 'job')} created, {counts['ended']:,} ended: {counts['completed']:,} completed, "
         f"{counts['failed']:,} failed, {counts['timed_out']:,} timed out, {counts['cancelled']:,} cancelled",
-        *(_times(name, told["times_s"][span]) for span, name in (("queue", "queue time"), ("run", "run time"))),
+        f"queue time {_times(told['times_s']['queue'])} accepted",
+        f"run time {_times(told['times_s']['run'])} accepted and ended",
         f"{at_end['open']:,} open at the end, {at_end['stuck']:,} of them stuck: silent for over "
         f"{duration_text(at_end['stuck_after_s'])}",
         f"from {entries} of {tenants}, not verified",
@@ -208,13 +217,11 @@ def _lines(told: dict[str, Any], dest: Path) -> tuple[str, ...]:
     )
 
 
-def _times(name: str, times: dict[str, Any]) -> str:
+def _times(times: dict[str, Any]) -> str:
     told = ", ".join(f"p{each} {duration_text(times[f'p{each}'])}" for each in (50, 90, 99))
-    which = "accepted" if name == "queue time" else "accepted and ended"
-    return f"{name} {told}, of {counted(times['jobs'], 'job')} {which}"
+    return f"{told}, of {counted(times['jobs'], 'job')}"
 
 
-_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,6})(s|m|h|d)")
 DURATION_MAX_S: Final = 7 * 86400
 
@@ -295,7 +302,7 @@ def duration_s(name: str, text: str) -> int:
         ConfigurationError: ``text`` is no such duration, or out of bounds.
     """
     found = _DURATION.fullmatch(text)
-    seconds = int(found[1]) * _UNIT_SECONDS[found[2]] if found else 0
+    seconds = int(found[1]) * UNITS_MS[found[2]] // SECOND_MS if found else 0
     if not 1 <= seconds <= DURATION_MAX_S:
         raise ConfigurationError(f"--{name} {text}: must be a duration from 1s to 7d, such as 90s, 10m or 1h")
     return seconds

@@ -64,15 +64,9 @@ class _Interruption:
     def __init__(self) -> None:
         self.spark: SparkSession | None = None
         self._asked = 0
-        self._ending_since_s: float | None = None
+        self._ignored_until_s = 0.0
         self.exit_code = 0
         """Nonzero once a signal arrived."""
-
-    def install(self) -> None:
-        """Install handlers that end the command on stop signals. A signal ignored at process start stays ignored."""
-        for number in stop_signals.handled_signals():
-            signal.signal(number, self._unwind)
-        signal.signal(signal.SIGALRM, self._unwind)
 
     def end(self) -> None:
         """Record that the command no longer waits for Spark."""
@@ -80,7 +74,8 @@ class _Interruption:
             signal.setitimer(signal.ITIMER_REAL, 0)
         self.spark = None
 
-    def _unwind(self, number: int, frame: FrameType | None) -> None:
+    def unwind(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: cancel the jobs that the command waits for, else raise InterruptedBySignalError."""
         if number != signal.SIGALRM:
             self.exit_code = SIGNAL_BASE + number
         if self.spark is not None and _is_waiting_for_a_job(frame) and self._asked < ASKED_MAX:
@@ -88,19 +83,19 @@ class _Interruption:
             threading.Thread(target=_cancel_jobs, args=(self.spark,), daemon=True).start()
             signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
             return
-        now_s = time.monotonic()
-        if self._ending_since_s is not None and now_s - self._ending_since_s < ENDING_S:
-            return
-        self._ending_since_s = now_s
-        raise InterruptedBySignalError(self.exit_code)
+        if (now_s := time.monotonic()) >= self._ignored_until_s:
+            self._ignored_until_s = now_s + ENDING_S
+            raise InterruptedBySignalError(self.exit_code)
 
 
 _interruption = _Interruption()
 
 
 def unwind_on_signals() -> None:
-    """Make stop signals end the command cleanly: jobs are cancelled, Spark stops, files are whole."""
-    _interruption.install()
+    """Make stop signals end the command cleanly: jobs are cancelled, Spark stops, files are whole. A signal ignored at
+    process start stays ignored."""
+    for number in (*stop_signals.handled_signals(), signal.SIGALRM):
+        signal.signal(number, _interruption.unwind)
 
 
 def is_interrupted() -> bool:
@@ -149,10 +144,17 @@ def _is_waiting_for_a_job(frame: FrameType | None) -> bool:
     return any(name.startswith("py4j.") for name in modules) and "pyspark.sql.streaming.query" not in modules
 
 
-def _cancel_jobs(spark: SparkSession) -> None:
+@contextmanager
+def _while_spark_runs() -> Iterator[None]:
+    """Suppress the errors of calls to a Spark that stops or has ended; the command itself reports them."""
     from py4j.protocol import Py4JError
 
-    with suppress(Py4JError, OSError):  # Spark is stopping already, or has ended.
+    with suppress(Py4JError, OSError, AttributeError):  # A context that stops drops its Java objects.
+        yield
+
+
+def _cancel_jobs(spark: SparkSession) -> None:
+    with _while_spark_runs():
         spark.sparkContext.cancelAllJobs()
 
 
@@ -162,12 +164,10 @@ JOIN_TIMEOUT_S: Final = 1.0
 @contextmanager
 def _watching(name: str, watch: Callable[[], None], interval_s: float) -> Iterator[threading.Event]:
     """Call ``watch`` every ``interval_s`` in its own thread until the event is set or the context ends."""
-    from py4j.protocol import Py4JError
-
     ended = threading.Event()
 
     def follow() -> None:
-        with suppress(Py4JError, OSError):  # Java has ended; the command itself reports it.
+        with _while_spark_runs():
             while not ended.wait(interval_s):
                 watch()
 
@@ -327,14 +327,10 @@ def wait_until_printed() -> None:
 
 
 def _is_terminal(path: str) -> bool:
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    try:
-        return os.isatty(descriptor)
-    finally:
-        os.close(descriptor)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "wb", 0) as stream:
+        return stream.isatty()
 
 
 def _reopen(number: int, path: str) -> None:
-    stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
-    os.dup2(stream, number)
-    os.close(stream)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY), "wb", 0) as stream:
+        os.dup2(stream.fileno(), number)

@@ -6,10 +6,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.markup import escape
@@ -94,7 +95,7 @@ def verify(
     keyring = load_keys(keys) if keys else None
     kept = read_kept(checkpoint) if checkpoint is not None else None
     memory = memory_of(state, is_off=no_state or keyring is None)
-    run = partial(_worked, master, None if breaks is None else BreaksFolder.named(breaks))
+    run = partial(_worked, master, None if breaks is None else breaks_url(breaks))
     if where.option == "--bundle":
         told, codes = _verify_bundles([*map(Path, where.names)], keyring, kept, memory, run)
     else:
@@ -143,11 +144,11 @@ def _verify_place(
             said = f"no tenant {', '.join(map(repr, missing))}" if missing else "nothing to verify"
             raise TenantNotFoundError(f"there is {said} in {place}")
         of_log = None if kept is None else _kept_of_tenant(kept, tenants, keyring)
-        observations = Observations(opened, tenants, keyring, memory)
-        heads = {tenant: observations.heads(tenant) for tenant in tenants}
+        observed = observations(opened, tenants, keyring, memory)
+        heads = {tenant: each.heads for tenant, each in observed.items()}
         if of_log is not None and of_log[1].unknown is None:
             tenant, (head, _) = of_log
-            heads[tenant] = [TreeHead(head.size, head.root, SOURCE), *heads[tenant]]
+            heads[tenant] = [TreeHead(head.size, head.root, SOURCE), *heads.get(tenant, ())]
         told, written = run(
             lambda spark, passed: verify_ledgers(
                 spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed
@@ -156,17 +157,20 @@ def _verify_place(
     for verdict in told["tenants"]:
         if of_log is not None and verdict["tenant_id"] == of_log[0]:
             judge_unvouched(verdict, of_log[1].unknown, keyring)
-    told["tenants"] = [observations.told(verdict) for verdict in told["tenants"]]
-    gone = observations.gone({*held}) if wanted is None and not opened.is_copy else []
-    told["gone"] = [{"log": seen.checkpoint.origin, **seen.to_json()} for seen in gone]
-    for seen in gone:
+    told["tenants"] = [
+        observed[name].with_verdict(verdict) if (name := verdict["tenant_id"]) in observed else verdict
+        for verdict in told["tenants"]
+    ]
+    lost = gone(observed, keyring, memory, held) if wanted is None and not opened.is_copy else []
+    told["gone"] = [{"log": seen.checkpoint.origin, **seen.to_json()} for seen in lost]
+    for seen in lost:
         what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
         err.print(f"gone from {place} are {what}", markup=False)
     for tenant in missing:
         err.print(f"there is no tenant {tenant!r} in {place}", markup=False)
     code_of = exit_code_of_bundle if opened.is_copy else exit_code_of_verdict
-    codes = [*map(code_of, told["tenants"]), *(ExitCode.COULD_NOT_RUN for _ in missing), written]
-    return told, [*codes, *(ExitCode.TAMPERED for _ in gone)]
+    others = [ExitCode.COULD_NOT_RUN] * len(missing) + [ExitCode.TAMPERED] * len(lost)
+    return told, [*map(code_of, told["tenants"]), *others, written]
 
 
 def _kept_of_tenant(text: str, tenants: Sequence[str], keyring: Keyring | None) -> tuple[str, JudgedCheckpoint]:
@@ -199,25 +203,25 @@ def _verify_bundles(
     return told, [*codes, written]
 
 
-def _worked(master: str | None, breaks: BreaksFolder | None, work: Work) -> tuple[dict[str, Any], ExitCode]:
-    """The report of a verification (verdict objects, rows, rate), and the exit code of writing the breaks."""
+def _worked(master: str | None, breaks: str | None, work: Work) -> tuple[dict[str, Any], ExitCode]:
+    """The report of a verification (verdict objects, rows, rate), and the exit code of writing the breaks to the URL
+    ``breaks``."""
     with running("verify", master) as spark:
         began_s, passed = time.perf_counter(), spark.sparkContext.accumulator(0)
         with shown(spark, "verifying", passed):
             verified = work(spark, passed)
             seconds = time.perf_counter() - began_s
-            written = ExitCode.FINE if breaks is None else breaks.write(verified.breaks())
+            written = ExitCode.FINE if breaks is None else write_breaks(verified.breaks(), breaks)
             if written is ExitCode.FINE:  # Otherwise Spark may have ended.
                 verified.close()
     entries = sum(each["entries_checked"] for each in verified.objects)
-    told = {
+    return {
         "tenants": verified.objects,
         "entries_checked": entries,
         "seconds": round(seconds, 3),
         "rows_per_second": round(entries / seconds),
-        "breaks_written": breaks.shown if breaks is not None and written is ExitCode.FINE else None,
-    }
-    return told, written
+        "breaks_written": breaks.removeprefix(_FILE) if breaks and written is ExitCode.FINE else None,
+    }, written
 
 
 # --- what was found -----------------------------------------------------------------------------------
@@ -263,8 +267,8 @@ def _print_memory(observations: Sequence[Mapping[str, Any]]) -> None:
 
 def _print_first_break(verdict: dict[str, Any]) -> None:
     first, name, counts = verdict["first_break"], verdict.get("file") or verdict["tenant_id"], verdict["breaks"]
-    out.print("[bold red]broken:[/] ", end="")
-    out.print(f"{name}: {first['kind']} at seq {first['seq']:,}: {first['detail']}", markup=False)
+    found = escape(f"{name}: {first['kind']} at seq {first['seq']:,}: {first['detail']}")
+    out.print(f"[bold red]broken:[/] {found}")
     out.print(f"  all breaks: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}", markup=False)
 
 
@@ -275,99 +279,73 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE: Final = "file://"
 
 
-class BreaksFolder(NamedTuple):
-    """A folder to which the breaks of a verification are written."""
+def breaks_url(text: str) -> str:
+    """The URL of the folder that ``text`` names. A local folder is checked for write access now.
 
-    shown: str
-    """Name for the user: an absolute path, or the URL."""
-    url: str
-    """Name for Spark."""
-    is_there: bool
-    """Whether it exists already, empty."""
+    Raises:
+        ConfigurationError: it cannot be written to.
+    """
+    if _URL.match(text) and not text.startswith(_FILE):
+        return text
+    folder = Path(text.removeprefix(_FILE)).absolute()
+    above = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if above == folder and not folder.is_dir():
+        raise ConfigurationError(f"--breaks {folder} is a file: name a folder that is not there yet")
+    if not above.is_dir() or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--breaks {folder}: {above} is no folder that can be written to")
+    if above == folder and any(folder.iterdir()):
+        raise ConfigurationError(f"--breaks {folder} is there and not empty: name a folder that is not there yet")
+    return f"{_FILE}{folder}"
 
-    @classmethod
-    def named(cls, text: str) -> BreaksFolder:
-        """The folder that ``text`` names. A local folder is checked for write access now.
 
-        Raises:
-            ConfigurationError: it cannot.
-        """
-        if _URL.match(text) and not text.startswith(_FILE):
-            return cls(text, text, is_there=False)
-        folder = Path(text.removeprefix(_FILE)).absolute()
-        above = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-        if above == folder and not folder.is_dir():
-            raise ConfigurationError(f"--breaks {folder} is a file: name a folder that is not there yet")
-        if not above.is_dir() or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
-            raise ConfigurationError(f"--breaks {folder}: {above} is no folder that can be written to")
-        if above == folder and any(folder.iterdir()):
-            raise ConfigurationError(f"--breaks {folder} is there and not empty: name a folder that is not there yet")
-        return cls(str(folder), f"{_FILE}{folder}", is_there=above == folder)
-
-    def write(self, breaks: DataFrame) -> ExitCode:
-        """Write ``breaks`` as Parquet. A failure is reported on standard error, and its exit code returned."""
-        try:
-            breaks.write.mode("append" if self.is_there else "errorifexists").parquet(self.url)
-        except Exception as error:  # Errors of Spark, its Java and its tasks have no common base class.
-            if isinstance(error, CommandExit) or is_interrupted():
-                raise
-            message, code = error_line(error)
-            fail(f"the breaks could not be written to {self.shown}: {message}")
-            return code
-        return ExitCode.FINE
+def write_breaks(breaks: DataFrame, url: str) -> ExitCode:
+    """Write ``breaks`` as Parquet. A failure is reported on standard error, and its exit code returned."""
+    try:
+        # A local folder was found missing or empty; another must not exist.
+        breaks.write.mode("append" if url.startswith(_FILE) else "errorifexists").parquet(url)
+    except Exception as error:  # Errors of Spark, its Java and its tasks have no common base class.
+        if is_interrupted():
+            raise
+        message, code = error_line(error)
+        fail(f"the breaks could not be written to {url.removeprefix(_FILE)}: {message}")
+        return code
+    return ExitCode.FINE
 
 
 # --- what the verifier remembers ------------------------------------------------------------------
 
 
-class Observations:
-    """The remembered and the current checkpoint of each tenant of a database or an archive."""
-
-    def __init__(
-        self, opened: OpenPlace, tenants: Sequence[str], keyring: Keyring | None, memory: Memory | None
-    ) -> None:
-        """Without ``keyring`` no checkpoint can be verified, and without ``memory`` none compared, so nothing is
-        observed."""
-        self._observations: dict[str, Observation] = {}
-        self._keyring, self._memory = keyring, memory
-        if keyring is None or memory is None:
-            return
-        for tenant in tenants:
-            try:
-                newest = next(reversed(opened.sealed(tenant)), None)
-            except ArchiveInvalidError:
-                continue  # Its verification reports the error.
+def observations(
+    opened: OpenPlace, tenants: Sequence[str], keyring: Keyring | None, memory: Memory | None
+) -> dict[str, Observation]:
+    """The remembered and the current checkpoint of each tenant of a database or an archive. Without ``keyring`` no
+    checkpoint can be verified, and without ``memory`` none compared, so nothing is observed."""
+    observed: dict[str, Observation] = {}
+    if keyring is None or memory is None:
+        return observed
+    for tenant in tenants:
+        with suppress(ArchiveInvalidError):  # Its verification reports the error.
+            newest = next(reversed(opened.sealed(tenant)), None)
             note, to_seq = (None, None) if newest is None else (newest.checkpoint, newest.to_seq)
-            self._observations[tenant] = Observation.at(
+            observed[tenant] = Observation.at(
                 memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=to_seq is not None
             )
+    return observed
 
-    def heads(self, tenant: str) -> list[TreeHead]:
-        """Tree heads that the entries of ``tenant`` must agree with."""
-        observed = self._observations.get(tenant)
-        return [] if observed is None else observed.heads
 
-    def gone(self, held: Collection[str]) -> list[Seen]:
-        """Remembered checkpoints of tenants missing from ``held``, the tenants of the ledger. Only logs with the
-        ledger's origin and a signature by a given key are returned."""
-        seen = (
-            each
-            for observed in self._observations.values()
-            for each in (observed.now, *observed.before)
-            if each is not None
-        )
-        bases = {each.checkpoint.origin.rpartition("/")[0] for each in seen}
-        if self._keyring is None or self._memory is None:
-            return []
-        return [
-            each
-            for (origin, _), each in sorted(self._memory.logs.items())
-            if origin.rpartition("/")[0] in bases
-            and origin.rpartition("/")[2] not in held
-            and judge_checkpoint(each.note, self._keyring).unknown is None
-        ]
-
-    def told(self, verdict: Mapping[str, Any]) -> dict[str, Any]:
-        """The verdict object of a tenant with the observations of its log."""
-        observed = self._observations.get(verdict["tenant_id"])
-        return {**verdict} if observed is None else observed.with_verdict(verdict)
+def gone(
+    observed: Mapping[str, Observation], keyring: Keyring | None, memory: Memory | None, held: Collection[str]
+) -> list[Seen]:
+    """Remembered checkpoints of tenants missing from ``held``, the tenants of the ledger. Only logs with the origin of
+    an observed log and a signature by a given key are returned."""
+    if keyring is None or memory is None:
+        return []
+    seen = (each for one in observed.values() for each in (one.now, *one.before) if each is not None)
+    bases = {each.checkpoint.origin.rpartition("/")[0] for each in seen}
+    return [
+        each
+        for (origin, _), each in sorted(memory.logs.items())
+        if origin.rpartition("/")[0] in bases
+        and origin.rpartition("/")[2] not in held
+        and judge_checkpoint(each.note, keyring).unknown is None
+    ]

@@ -21,7 +21,7 @@ from cli.verify_database import kept_head, verify_database
 from lab.tampering import cut_tail
 from ledger.errors import ProofError, StartRefusedError
 from ledger.verification import TreeHead
-from pipeline.cli.verify import Observations
+from pipeline.cli.verify import gone, observations
 from pipeline.places import place_of
 from signing import note, private_keys
 from signing.anchors import ExternalWitnesses
@@ -147,9 +147,11 @@ async def test_on_the_command_line_it_is_a_rollback_to_whoever_looked_before(
     with place_of("--dsn", database.superuser_url).open() as opened:
         assert opened.tenants() == ["_system"]
         memory = Memory.open(Path(first["memory"]["state"]))
-        looks = Observations(opened, ["_system"], Keyring.load(tmp_path / "keys.json"), memory)
-        assert looks.gone(["_system", "acme"]) == []
-        assert [each.checkpoint.origin for each in looks.gone(["_system"])] == ["log.example/acme"]
+        keyring = Keyring.load(tmp_path / "keys.json")
+        observed = observations(opened, ["_system"], keyring, memory)
+        assert gone(observed, keyring, memory, ["_system", "acme"]) == []
+        lost = gone(observed, keyring, memory, ["_system"])
+        assert [each.checkpoint.origin for each in lost] == ["log.example/acme"]
 
 
 async def by_service(client: httpx.AsyncClient, state: Path) -> dict[str, Any]:

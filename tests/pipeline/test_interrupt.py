@@ -17,7 +17,7 @@ from tests.pipeline.spark_process import IMPORTED
 
 COMMAND = """
 import sys, threading
-from pipeline.cli.running import running, unwind_on_signals
+from pipeline.cli.running import _cancel_jobs, running, unwind_on_signals
 
 pipe = sys.argv[1]
 
@@ -28,8 +28,11 @@ def wait(batches):
 
 unwind_on_signals()
 soon = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-with running("wait", "local[1]", soon) as spark:
-    spark.range(1).mapInArrow(wait, "id long").collect()
+try:
+    with running("wait", "local[1]", soon) as spark:
+        spark.range(1).mapInArrow(wait, "id long").collect()
+finally:
+    _cancel_jobs(spark)  # As the thread of a signal that comes while Spark stops: it finds nothing, and is silent.
 """
 
 
