@@ -153,7 +153,7 @@ class Consistency:
         pairs = [(token.node_id, token.epoch) for token in others]
         async for _ in self.attempts():
             async with reading(self._pool) as connection:
-                positions = await reads.positions(connection, pairs)
+                positions = (await reads.seen(connection, pairs, "")).positions
             try:
                 is_seen = all_seen(others, positions, chained)
             except WriteLostError:

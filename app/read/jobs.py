@@ -168,10 +168,11 @@ class JobReader:
         async def find(connection: Connection, place: Place) -> _Found:
             if wanted.looks_inside:
                 return await self._searched(connection, tenant_id, place, wanted, since, below, limit)
-            page = await reads.list_jobs(connection, tenant_id, wanted.statuses, wanted.actor, since, below, limit)
-            states, damaged, cut = await self._states(connection, tenant_id, page.rows, place)
-            last = cut or (page.last_created if page.more else None)
-            return _Found([state for state in states if wanted.finds(state)], damaged, last)
+            rows, last = await reads.list_jobs(
+                connection, tenant_id, wanted.statuses, wanted.actor, since, below, limit
+            )
+            states, damaged, cut = await self._states(connection, tenant_id, rows, place)
+            return _Found([state for state in states if wanted.finds(state)], damaged, cut or last)
 
         return await self._listed(tenant_id, promise, find)
 
@@ -190,19 +191,19 @@ class JobReader:
             damaged: list[DamagedJob] = []
             last = below
             for _ in range(CANCELLATION_PAGES_MAX):
-                page = await reads.list_jobs(
+                rows, last = await reads.list_jobs(
                     connection, tenant_id, (CANCELLING,), None, None, last, CANCELLATIONS_A_PAGE
                 )
-                states, met, cut = await self._states(connection, tenant_id, page.rows, place)
+                states, met, cut = await self._states(connection, tenant_id, rows, place)
+                last = cut or last
                 damaged += met
                 for state in states:
                     if jobs.awaits_ack(state, dc):
                         if len(found) == limit:
                             return _Found(found, damaged, _created(found[-1]))
                         found.append(state)
-                if cut is None and not page.more:
-                    return _Found(found, damaged, None)
-                last = cut or page.last_created
+                if last is None:
+                    break
             return _Found(found, damaged, last)
 
         return await self._listed(tenant_id, promise, find)
@@ -271,7 +272,9 @@ class JobReader:
                 events, more = await reads.list_job_events(connection, check, tenant_id, job_id, after, limit)
                 exists = events or await reads.job_exists(connection, tenant_id, job_id)
                 if not exists and await reads.find_refusal(connection, check, tenant_id, job_id) is not None:
-                    return await reads.list_refused_events(connection, check, tenant_id, job_id, after, limit)
+                    return await reads.list_job_events(
+                        connection, check, tenant_id, job_id, after, limit, are_refused=True
+                    )
                 return (events, more) if exists else None
 
         found, source = await self._copies.read(tenant_id, look, promise)

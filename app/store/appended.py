@@ -45,17 +45,15 @@ class AppendedEntries:
         return [(tenant, last.seq, last.chain_link, last.t_hlc) for tenant, (*_, last) in self.links.items()]
 
 
+@dataclass(slots=True)
 class _End:
     """The end of one chain while entries are appended: its head, and the entries to link onto it."""
 
-    __slots__ = ("entries", "head", "kept", "linker")
-
-    def __init__(self, head: ChainHead, linker: Linker) -> None:
-        self.head = head
-        self.linker = linker
-        self.entries: list[Unlinked] = []
-        self.kept: list[Row] = []
-        """The last rows up to the head, which are in no piece yet."""
+    head: ChainHead
+    linker: Linker
+    entries: list[Unlinked] = field(default_factory=list)
+    kept: list[Row] = field(default_factory=list)
+    """The last rows up to the head, which are in no piece yet."""
 
 
 class ChainAppender:

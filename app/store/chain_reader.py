@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from app.runtime.sharing import turns
 from app.store.job_table import FOLLOWER
@@ -62,8 +62,6 @@ _SEQS, _ENVELOPE = JOB_COLUMNS.index("seqs"), SNAPSHOT_COLUMNS.index("dsse_envel
 _SEQ_MIN, _SEQ_MAX = -(2**63), 2**63 - 1
 _SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
 
-_HEAD = "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid"
-_CHECKPOINT = "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
 _ENTRIES = f"{ENTRIES} WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq, ctid"
 # If seqs repeat, the order is not that of storage: a caller that finds this reads again. Sorting by it costs a fifth.
 _COPIED_ENTRIES = f"{ENTRIES} WHERE tenant_id = {{tenant}} AND seq >= {{first}} AND seq <= {{last}} ORDER BY seq"
@@ -111,6 +109,7 @@ class JobRange(NamedTuple):
         return " AND job_id >= $2 AND job_id < $3" if self.below_id is not None else _LAST_RANGE
 
 
+Value = TypeVar("Value")
 Batches = AsyncGenerator[Sequence[Sequence[Any]]]
 """Batches of rows. The connection is in use until the end: a caller that stops earlier MUST close the generator."""
 _LAST_RANGE = " AND (job_id >= $2 OR job_id IS NULL)"
@@ -141,28 +140,29 @@ class PostgresChainReader:
 
     async def head(self) -> Head | None:
         """The row of ``chain_heads``."""
-        row = await self._row(_HEAD)
-        return Head(*row) if row is not None else None
+        return await self._first(
+            Head,
+            "SELECT head_seq, head_chain_link, head_hlc FROM scheduler.chain_heads WHERE tenant_id = $1 ORDER BY ctid",
+        )
 
     async def last_entry(self) -> Head | None:
         """The entry of highest seq."""
-        row = await self._row(
+        return await self._first(
+            Head,
             "SELECT seq, chain_link, t_hlc FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq IS NOT NULL"
-            " ORDER BY seq DESC, ctid DESC LIMIT 1"
+            " ORDER BY seq DESC, ctid DESC LIMIT 1",
         )
-        return Head(*row) if row is not None else None
 
     async def tree(self) -> StoredTree | None:
         """The stored tree's size and root."""
-        row = await self._row(
-            "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
+        return await self._first(
+            StoredTree, "SELECT tree_size, root_hash FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
         )
-        return StoredTree(*row) if row is not None else None
 
     async def checkpoint(self) -> str | None:
         """The newest checkpoint of the tenant's log, as stored."""
-        row = await self._row(_CHECKPOINT)
-        return row[0] if row is not None else None
+        query = "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
+        return await self._first(lambda note: note, query)
 
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         """Stored tiles ``first..last`` of a level."""
@@ -213,14 +213,13 @@ class PostgresChainReader:
 
     def snapshots(self, from_seq: int, to_seq: int | None) -> Batches:
         """Batches of snapshots by ``from_seq``."""
-        bounds = _bounds(from_seq, to_seq)
         return self._batches(
             _ENVELOPE,
             SNAPSHOTS_A_BATCH,
             f"SELECT {', '.join(SNAPSHOT_COLUMNS)} FROM scheduler.batch_snapshot"
             " WHERE tenant_id = $1 AND (from_seq >= $2 AND to_seq <= $3 OR from_seq IS NULL OR to_seq IS NULL)"
             " ORDER BY from_seq, to_seq, id",
-            *bounds,
+            *_bounds(from_seq, to_seq),
         )
 
     def jobs(self, part: JobRange = ALL_JOBS) -> Batches:
@@ -276,8 +275,7 @@ class PostgresChainReader:
 
     async def followed_seq(self) -> int:
         """The seq up to which these tables have followed the chain."""
-        row = await self._row(f"SELECT {_FOLLOWED}")
-        return row[0] if row is not None and isinstance(row[0], int) else 0
+        return await self._first(lambda seq: seq if isinstance(seq, int) else 0, f"SELECT {_FOLLOWED}") or 0
 
     async def job_ranges(self, jobs_a_range: int) -> list[JobRange]:
         """Ranges that cover all possible job ids, each with ``jobs_a_range`` stored jobs."""
@@ -297,10 +295,11 @@ class PostgresChainReader:
         async with self._lock:
             return str(await self._connection.fetchval("SELECT pg_export_snapshot()"))
 
-    async def _row(self, query: str) -> tuple[Any, ...] | None:
+    async def _first(self, form: Callable[..., Value], query: str) -> Value | None:
+        """The first row of ``query``, in this form."""
         async with self._lock:
             row = await self._connection.fetchrow(query, self.tenant_id, timeout=FETCH_TIMEOUT_S)
-        return tuple(row) if row is not None else None
+        return form(*row) if row is not None else None
 
     async def _in_turns(self, text_column: int, rows_max: int, query: str, *bounds: int | str) -> Batches:
         """The rows of ``query``, in small batches if the text in ``text_column`` is long."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.store.chaining import WalPosition
 from app.store.reading import (
     ENTRIES,
     PAYLOAD_BYTES,
@@ -30,9 +29,12 @@ from app.store.reading import (
 )
 from ledger import rfc3339
 from ledger.chain.conflict import Event, conflict_hlc
-from ledger.errors import ChainDamagedError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, SignatureError, TenantNotFoundError
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.verdict import damaged
+from signing import checkpoint
+from signing.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from asyncpg import Record
@@ -105,16 +107,6 @@ class SnapshotRow(NamedTuple):
     created_at: datetime
 
 
-_HEAD = f"""
-SELECT h.head_seq, h.head_chain_link, h.head_hlc, {told("h.updated_at")},
-       coalesce(m.tree_size, 0) AS tree_size, m.root_hash, m.checkpoint,
-       coalesce((SELECT max(s.to_seq) FROM scheduler.batch_snapshot s
-                  WHERE s.tenant_id = h.tenant_id), 0) AS signed_seq
-  FROM scheduler.chain_heads h
-  LEFT JOIN scheduler.merkle_head m USING (tenant_id)
- WHERE h.tenant_id = $1
-"""
-
 _LISTED_ENTRIES = f"""
 SELECT {columns(ListedEntry, ("created_at",))}, {PAYLOAD_BYTES}
   FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2 ORDER BY seq LIMIT $3 + 1
@@ -126,10 +118,7 @@ _JOB_ENTRIES = f"""
 SELECT {", ".join(ENTRY_COLUMNS)}, {PAYLOAD_BYTES}
   FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND seq <= $3 ORDER BY seq LIMIT $4 + 1
 """
-_ENTRY = f"{ENTRIES} WHERE tenant_id = $1 AND seq = $2"
 _SNAPSHOT = f"SELECT {columns(SnapshotRow, ('created_at',))}, dsse_envelope FROM scheduler.batch_snapshot"
-_SNAPSHOT_OF_ID = f"{_SNAPSHOT} WHERE id = $1"
-_NEWEST_SNAPSHOT = f"{_SNAPSHOT} WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1"
 
 
 async def head(connection: Connection, tenant_id: str) -> HeadRow:
@@ -138,7 +127,20 @@ async def head(connection: Connection, tenant_id: str) -> HeadRow:
     Raises:
         TenantNotFoundError: there is no such tenant.
     """
-    row = await fetch_one_as(connection, HeadRow, _HEAD, tenant_id)
+    row = await fetch_one_as(
+        connection,
+        HeadRow,
+        f"""
+        SELECT h.head_seq, h.head_chain_link, h.head_hlc, {told("h.updated_at")},
+               coalesce(m.tree_size, 0) AS tree_size, m.root_hash, m.checkpoint,
+               coalesce((SELECT max(s.to_seq) FROM scheduler.batch_snapshot s
+                          WHERE s.tenant_id = h.tenant_id), 0) AS signed_seq
+          FROM scheduler.chain_heads h
+          LEFT JOIN scheduler.merkle_head m USING (tenant_id)
+         WHERE h.tenant_id = $1
+        """,
+        tenant_id,
+    )
     if row is None:
         raise TenantNotFoundError(f"there is no tenant {tenant_id}")
     return row
@@ -152,6 +154,18 @@ async def stored_checkpoint(connection: Connection, tenant_id: str) -> str:
         )
         or ""
     )
+
+
+def checkpoint_in(tenant_id: str, note: str | None) -> Checkpoint | None:
+    """The checkpoint in the stored note, None if there is no note; no signature is checked.
+
+    Raises:
+        ChainDamagedError: the note is no checkpoint.
+    """
+    try:
+        return None if note is None else checkpoint.read(note)
+    except SignatureError as error:
+        raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is none: {error}") from error
 
 
 async def require_tenant(connection: Connection, tenant_id: str) -> None:
@@ -216,13 +230,12 @@ async def job_entries(
         to_seq,
         limit,
     )
-    is_whole = not rows or rows[-1][-1] == len(rows)
-    return [row[:-1] for row in rows] if is_whole else None
+    return [row[:-1] for row in rows] if not rows or rows[-1][-1] == len(rows) else None
 
 
 async def entries_at(connection: Connection, tenant_id: str, seq: int) -> list[tuple[Any, ...]]:
     """``ENTRY_COLUMNS`` of the rows at ``seq``: one entry, unless an attacker removed it or added another."""
-    return await fetch_tuples(connection, _ENTRY, tenant_id, seq)
+    return await fetch_tuples(connection, f"{ENTRIES} WHERE tenant_id = $1 AND seq = $2", tenant_id, seq)
 
 
 async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq: int, limit: int) -> list[SnapshotRow]:
@@ -243,13 +256,13 @@ async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq:
 
 async def snapshot(connection: Connection, snapshot_id: int) -> tuple[SnapshotRow, str] | None:
     """One snapshot and its DSSE envelope as stored."""
-    row = await connection.fetchrow(_SNAPSHOT_OF_ID, snapshot_id)
+    row = await connection.fetchrow(f"{_SNAPSHOT} WHERE id = $1", snapshot_id)
     return _with_envelope(row) if row else None
 
 
 async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[SnapshotRow, str] | None:
     """The tenant's last snapshot and its DSSE envelope as stored."""
-    row = await connection.fetchrow(_NEWEST_SNAPSHOT, tenant_id)
+    row = await connection.fetchrow(f"{_SNAPSHOT} WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1", tenant_id)
     return _with_envelope(row) if row else None
 
 
@@ -317,18 +330,6 @@ class SeenChain(NamedTuple):
     root_hash: str | None
     checkpoint: str | None
     """The newest signed note, None before the first."""
-
-
-async def wal_position(connection: Connection, node_id: str) -> WalPosition | None:
-    """The position of the node's WAL in Postgres, read without a lock."""
-    return await fetch_one_as(
-        connection,
-        WalPosition,
-        """
-        SELECT wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions WHERE node_id = $1
-        """,
-        node_id,
-    )
 
 
 async def seen_chains(connection: Connection, after: str, limit: int) -> list[SeenChain]:

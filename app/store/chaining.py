@@ -34,17 +34,6 @@ LOCK_TIMEOUT_S = 2.0
 _LINK = re.compile(r"[0-9a-f]{64}")
 
 
-# OFFSET keeps one index lookup for each head, whatever number of rows the planner assumes.
-_ENDS = """
-SELECT h.tenant_id, e.chain_link, e.is_by_node
-  FROM unnest($1::text[], $2::bigint[]) AS h(tenant_id, seq)
- CROSS JOIN LATERAL (
-       SELECT l.chain_link, l.origin IS NULL AND l.link_version > 1
-              AND EXISTS (SELECT FROM scheduler.wal_positions w WHERE w.node_id = l.hlc_node) AS is_by_node
-         FROM scheduler.scheduler_log l
-        WHERE l.tenant_id = h.tenant_id AND l.seq = h.seq
-       OFFSET 0) e
-"""
 HEAD_SEQ_MAX: Final = 2**63 - 2**32
 """No chain gets that long, and the seqs of entries after a head have to fit a bigint."""
 
@@ -252,7 +241,7 @@ async def copy_entries(connection: Connection, rows: LogRows, on_sent: Callable[
         )
     if copied(status) == len(rows):
         return
-    row = await connection.fetchrow(
+    (row,) = await connection.fetch(
         """
         SELECT n.tenant_id, n.sent, count(l.seq) AS stored
           FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS n(tenant_id, first_seq, last_seq, sent)
@@ -261,7 +250,6 @@ async def copy_entries(connection: Connection, rows: LogRows, on_sent: Callable[
         """,
         *zip(*rows.sent(), strict=True),
     )
-    assert row is not None
     raise dropped(row["tenant_id"], "entries", row["sent"], row["stored"])
 
 
@@ -301,8 +289,25 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
 async def read_ends(connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, ChainEnd]:
     """The existing entries at ``heads``, by tenant."""
     seqs = [(tenant_id, head.seq) for tenant_id, head in heads.items() if head.seq]
-    # Without chains there is no query, which on a new connection alone costs Postgres about 4 ms.
-    rows = await connection.fetch(_ENDS, *zip(*seqs, strict=True)) if seqs else ()
+    # OFFSET keeps one index lookup for each head, whatever number of rows the planner assumes. Without chains there is
+    # no query, which on a new connection alone costs Postgres about 4 ms.
+    rows = (
+        await connection.fetch(
+            """
+            SELECT h.tenant_id, e.chain_link, e.is_by_node
+              FROM unnest($1::text[], $2::bigint[]) AS h(tenant_id, seq)
+             CROSS JOIN LATERAL (
+                   SELECT l.chain_link, l.origin IS NULL AND l.link_version > 1
+                          AND EXISTS (SELECT FROM scheduler.wal_positions w WHERE w.node_id = l.hlc_node) AS is_by_node
+                     FROM scheduler.scheduler_log l
+                    WHERE l.tenant_id = h.tenant_id AND l.seq = h.seq
+                   OFFSET 0) e
+            """,
+            *zip(*seqs, strict=True),
+        )
+        if seqs
+        else ()
+    )
     return {tenant_id: ChainEnd(*end) for tenant_id, *end in rows}
 
 

@@ -362,12 +362,11 @@ async def _run(connection: Connection, batch: Batch, rows: Sequence[str | None] 
         batch.are_keys_checked,
     ]
     if rows is None:
-        found = await connection.fetchrow(_COMMIT_BESIDE_COPY, *given)
+        (found,) = await connection.fetch(_COMMIT_BESIDE_COPY, *given)
     else:
-        found = await connection.fetchrow(
+        (found,) = await connection.fetch(
             _COMMIT_ROWS, *given, *(rows or [""] * len(LOG_COLUMNS)), len(batch.rows), len(batch.keyed)
         )
-    assert found is not None
     return found
 
 

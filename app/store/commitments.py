@@ -21,7 +21,7 @@ from app.runtime.tasks import keep_newest
 from app.store.entry_check import not_as_chained
 from app.store.following import FollowedEntry
 from app.store.job_table import ENTRY, PLACES
-from app.store.reading import ENTRIES
+from app.store.reading import ENTRIES, turned
 from ledger.facts.events import CommitmentAction
 from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX
 from ledger.verification import ENTRY_COLUMNS
@@ -49,36 +49,6 @@ def _of_a_node(row: str) -> str:
 
 
 _FOLLOWED = f"SELECT coalesce(seq, 0) AS seq FROM ({PLACES}) AS place WHERE tenant_id = $1"
-_ENTRIES = f"""
-{ENTRIES} WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS} ORDER BY seq
-"""
-_PAGE = f"""
-WITH followed AS ({_FOLLOWED}), unfollowed AS (
-    SELECT l.seq, l.action, l.job_id FROM followed
-      JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq > followed.seq AND l.seq <= $2 WHERE {_SAYS}
-), ended AS (
-    SELECT {_OF_REVOCATION} AS seq FROM unfollowed WHERE starts_with(job_id, '{INDEX_PREFIX}')
-     UNION ALL
-    SELECT n.seq FROM unfollowed u JOIN scheduler.commitments n
-        ON n.tenant_id = $1 AND n.subject = u.job_id AND n.ended_seq IS NULL AND u.action = 'CAPACITY_SET'
-       AND {_of_a_node("n")}
-     UNION ALL
-    SELECT u.seq FROM unfollowed u
-     WHERE u.action = 'CAPACITY_SET'
-       AND EXISTS (SELECT FROM unfollowed v WHERE v.job_id = u.job_id AND v.seq > u.seq)
-), wanted AS (
-    SELECT c.seq FROM followed JOIN scheduler.commitments c
-        ON c.tenant_id = $1 AND c.seq > $3 AND c.seq <= least($2, followed.seq)
-     WHERE (c.ended_seq IS NULL OR c.ended_seq > $2) AND starts_with(c.subject, '{NODE_PREFIX}') = $4
-     UNION ALL
-    SELECT seq FROM unfollowed
-     WHERE seq > $3 AND NOT starts_with(job_id, '{INDEX_PREFIX}') AND starts_with(job_id, '{NODE_PREFIX}') = $4
-)
-SELECT w.seq, {ENTRY} FROM wanted w
-  LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq = w.seq AND {_SAYS}
- WHERE w.seq NOT IN (SELECT seq FROM ended WHERE seq IS NOT NULL)
- ORDER BY w.seq LIMIT $5
-"""
 
 
 class PromiseEntry(NamedTuple):
@@ -91,62 +61,48 @@ class PromiseEntry(NamedTuple):
 
 async def take(connection: Connection, followed: Mapping[str, Sequence[FollowedEntry]]) -> None:
     """Apply these entries of each tenant, the next ones in its chain."""
-    added: dict[tuple[str, int], tuple[int | None, str]] = {}
-    newest: dict[tuple[str, str], int] = {}
-    revoked: list[tuple[str, int, int]] = []
-    replaced: list[tuple[str, str, int]] = []
-    for tenant_id, entries in followed.items():
-        for entry in entries:
-            if entry.action not in _PROMISES or entry.origin is not None:
-                continue
-            seq, subject = entry.seq, entry.job_id
-            if (target := _revoked_by(subject)) is not None:
-                if (tenant_id, target) in added:
-                    added[tenant_id, target] = seq, added[tenant_id, target][1]
-                else:
-                    revoked.append((tenant_id, target, seq))
-                continue
-            if entry.action == CommitmentAction.CAPACITY_SET:
-                if (before := newest.get((tenant_id, subject))) is None:
-                    replaced.append((tenant_id, subject, seq))
-                else:
-                    added[tenant_id, before] = seq, subject
-                newest[tenant_id, subject] = seq
-            added[tenant_id, seq] = None, subject
-    if revoked:
-        await connection.execute(
-            """
-            UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
-              FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS r(tenant_id, seq, ended_seq)
-             WHERE c.tenant_id = r.tenant_id AND c.seq = r.seq AND c.ended_seq IS NULL AND c.seq < r.ended_seq
-            """,
-            *zip(*revoked, strict=True),
-        )
-    if replaced:
+    said = [
+        (tenant_id, entry.seq, entry.job_id, entry.action)
+        for tenant_id, entries in followed.items()
+        for entry in entries
+        if entry.action in _PROMISES and entry.origin is None
+    ]
+    if not said:
+        return
+    columns = turned(said, 4)
+    await connection.execute(
+        f"""
+        INSERT INTO scheduler.commitments (tenant_id, seq, subject)
+        SELECT tenant_id, seq, job_id FROM unnest($1::text[], $2::bigint[], $3::text[]) AS n(tenant_id, seq, job_id)
+         WHERE {_OF_REVOCATION} IS NULL
+        """,
+        *columns[:3],
+    )
+    if any(subject.startswith(INDEX_PREFIX) for _, _, subject, _ in said):
         await connection.execute(
             f"""
             UPDATE scheduler.commitments AS c SET ended_seq = r.ended_seq
-              FROM unnest($1::text[], $2::text[], $3::bigint[]) AS r(tenant_id, subject, ended_seq)
-             WHERE c.tenant_id = r.tenant_id AND c.subject = r.subject AND {_of_a_node("c")}
-               AND c.ended_seq IS NULL AND c.seq < r.ended_seq
+              FROM (SELECT tenant_id, {_OF_REVOCATION} AS seq, min(seq) AS ended_seq
+                      FROM unnest($1::text[], $2::bigint[], $3::text[]) AS n(tenant_id, seq, job_id)
+                     GROUP BY 1, 2) AS r
+             WHERE c.tenant_id = r.tenant_id AND c.seq = r.seq AND c.ended_seq IS NULL AND c.seq < r.ended_seq
             """,
-            *zip(*replaced, strict=True),
+            *columns[:3],
         )
-    if added:
-        rows = [(tenant_id, seq, *more) for (tenant_id, seq), more in added.items()]
+    if any(action == CommitmentAction.CAPACITY_SET for *_, action in said):
         await connection.execute(
-            """
-            INSERT INTO scheduler.commitments (tenant_id, seq, ended_seq, subject)
-            SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[])
+            f"""
+            UPDATE scheduler.commitments AS c SET ended_seq = r.seq
+              FROM (SELECT tenant_id, subject, seq,
+                           lag(seq, 1, 0::bigint) OVER (PARTITION BY tenant_id, subject ORDER BY seq) AS before_seq
+                      FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
+                           AS n(tenant_id, seq, subject, action)
+                     WHERE action = 'CAPACITY_SET') AS r
+             WHERE c.tenant_id = r.tenant_id AND c.subject = r.subject AND {_of_a_node("c")}
+               AND c.ended_seq IS NULL AND c.seq >= r.before_seq AND c.seq < r.seq
             """,
-            *zip(*rows, strict=True),
+            *columns,
         )
-
-
-def _revoked_by(subject: str) -> int | None:
-    """The index that an entry about ``subject`` revokes, None where it revokes none."""
-    target = subject.removeprefix(INDEX_PREFIX)
-    return int(target) if target != subject and target.isascii() and target.isdigit() and len(target) <= 18 else None
 
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
@@ -162,16 +118,18 @@ async def entries(
     Raises:
         ChainDamagedError: one is not as it was chained.
     """
-    cursor = await connection.cursor(_ENTRIES, tenant_id, after_seq, upto_seq)
+    cursor = await connection.cursor(
+        f"""
+        {ENTRIES} WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS} ORDER BY seq
+        """,
+        tenant_id,
+        after_seq,
+        upto_seq,
+    )
     while rows := [tuple(row) for row in await cursor.fetch(ENTRIES_AT_ONCE)]:
         await check.require(connection, tenant_id, rows)
         for row in rows:
             yield _promise_of(row)
-
-
-async def head_seq(connection: Connection, tenant_id: str) -> int:
-    """Head seq of the tenant's chain, 0 if it has none."""
-    return await connection.fetchval("SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1", tenant_id) or 0
 
 
 async def page(
@@ -189,7 +147,40 @@ async def page(
     Raises:
         ChainDamagedError: an entry is not as it was chained, or the table names one that promises nothing.
     """
-    rows = await connection.fetch(_PAGE, tenant_id, as_of_seq, after_seq, capacities, limit)
+    rows = await connection.fetch(
+        f"""
+        WITH followed AS ({_FOLLOWED}), unfollowed AS (
+            SELECT l.seq, l.action, l.job_id FROM followed
+              JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq > followed.seq AND l.seq <= $2 WHERE {_SAYS}
+        ), ended AS (
+            SELECT {_OF_REVOCATION} AS seq FROM unfollowed WHERE starts_with(job_id, '{INDEX_PREFIX}')
+             UNION ALL
+            SELECT n.seq FROM unfollowed u JOIN scheduler.commitments n
+                ON n.tenant_id = $1 AND n.subject = u.job_id AND n.ended_seq IS NULL AND u.action = 'CAPACITY_SET'
+               AND {_of_a_node("n")}
+             UNION ALL
+            SELECT u.seq FROM unfollowed u
+             WHERE u.action = 'CAPACITY_SET'
+               AND EXISTS (SELECT FROM unfollowed v WHERE v.job_id = u.job_id AND v.seq > u.seq)
+        ), wanted AS (
+            SELECT c.seq FROM followed JOIN scheduler.commitments c
+                ON c.tenant_id = $1 AND c.seq > $3 AND c.seq <= least($2, followed.seq)
+             WHERE (c.ended_seq IS NULL OR c.ended_seq > $2) AND starts_with(c.subject, '{NODE_PREFIX}') = $4
+             UNION ALL
+            SELECT seq FROM unfollowed
+             WHERE seq > $3 AND NOT starts_with(job_id, '{INDEX_PREFIX}') AND starts_with(job_id, '{NODE_PREFIX}') = $4
+        )
+        SELECT w.seq, {ENTRY} FROM wanted w
+          LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq = w.seq AND {_SAYS}
+         WHERE w.seq NOT IN (SELECT seq FROM ended WHERE seq IS NOT NULL)
+         ORDER BY w.seq LIMIT $5
+        """,
+        tenant_id,
+        as_of_seq,
+        after_seq,
+        capacities,
+        limit,
+    )
     for row in rows:
         if row[1] is None:
             raise not_as_chained(tenant_id, _false(row[0], "names an entry that promises nothing"))
@@ -208,14 +199,16 @@ async def first_false(connection: Connection, tenant_id: str, to_seq: int) -> Br
     followed. In a transaction that shows one state. Entries are taken as they are stored."""
     after_seq = 0
     while after_seq < to_seq:
-        asked = (tenant_id, after_seq, to_seq, COMPARED_AT_ONCE - 1)
         upto_seq = (
             await connection.fetchval(
                 f"""
                 SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS}
                  ORDER BY seq OFFSET $4 LIMIT 1
                 """,
-                *asked,
+                tenant_id,
+                after_seq,
+                to_seq,
+                COMPARED_AT_ONCE - 1,
             )
             or to_seq
         )

@@ -72,12 +72,9 @@ class EntryCheck:
         self, connection: Connection, tenant_id: str, indexes: Sequence[int], leaves: Sequence[bytes]
     ) -> Break | None:
         unknown: dict[int, list[_Leaf]] = defaultdict(list)
-        tile_number, tile = -1, b""
         for index, leaf in zip(indexes, leaves, strict=True):
             number, at = divmod(index, TILE_WIDTH)
-            if number != tile_number:
-                tile_number, tile = number, self._tiles.get((tenant_id, number), b"")
-            known = tile[at * HASH_BYTES : (at + 1) * HASH_BYTES]
+            known = self._tiles.get((tenant_id, number), b"")[at * HASH_BYTES : (at + 1) * HASH_BYTES]
             if not known:
                 unknown[number].append((index, leaf))
             elif known != leaf:
@@ -90,16 +87,16 @@ class EntryCheck:
             return Break(1, "rollback", f"the checkpoint that this node keeps cannot be read: {error}")
         if kept is None:
             return None
-        covered = {number: [leaf for leaf in of_tile if leaf[0] < kept.size] for number, of_tile in unknown.items()}
-        return await self._differs_from_tiles(
-            connection, tenant_id, kept, {number: of_tile for number, of_tile in covered.items() if of_tile}
-        )
+        wanted = {
+            number: covered
+            for number, of_tile in unknown.items()
+            if (covered := [leaf for leaf in of_tile if leaf[0] < kept.size])
+        }
+        return await self._differs_from_tiles(connection, tenant_id, kept, wanted) if wanted else None
 
     async def _differs_from_tiles(
         self, connection: Connection, tenant_id: str, kept: Checkpoint, wanted: Mapping[int, Sequence[_Leaf]]
     ) -> Break | None:
-        if not wanted:
-            return None
         stored = await read_tiles(
             connection, tenant_id, {at for number in wanted for at in _tiles_for(number, kept.size)}
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.store import sessions
-from app.store.reading import columns, fetch_as, fetch_column, turned
+from app.store.reading import columns, fetch_as, fetch_column, fetch_dict, turned
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -35,25 +35,6 @@ SELECT p.tenant_id, p.seq, h.head_seq, p.seq = 0
   FROM scheduler.follower_positions p JOIN scheduler.chain_heads h USING (tenant_id)
  WHERE p.follower = $1 AND p.tenant_id = ANY($2::text[]) AND h.head_seq >= 0
  ORDER BY p.tenant_id FOR UPDATE OF p SKIP LOCKED
-"""
-_BEHIND = """
-SELECT h.tenant_id, p.seq FROM scheduler.chain_heads h
-  LEFT JOIN scheduler.follower_positions p ON p.follower = $1 AND p.tenant_id = h.tenant_id
- WHERE h.tenant_id IS NOT NULL AND h.head_seq > 0 AND p.seq IS DISTINCT FROM h.head_seq
-"""
-_MOVE = """
-UPDATE scheduler.follower_positions AS p SET seq = n.new_seq
-  FROM unnest($2::text[], $3::bigint[], $4::bigint[]) AS n(tenant_id, old_seq, new_seq)
- WHERE p.follower = $1 AND p.tenant_id = n.tenant_id AND p.seq = n.old_seq RETURNING p.tenant_id
-"""
-_ENTRIES = f"""
-SELECT {columns(FollowedEntry)} FROM scheduler.scheduler_log
- WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT $4
-"""
-_BEGIN = """
-INSERT INTO scheduler.follower_positions (follower, tenant_id, seq)
-SELECT $1, tenant_id, 0 FROM scheduler.chain_heads WHERE tenant_id = ANY($2::text[]) ORDER BY tenant_id
-    ON CONFLICT DO NOTHING
 """
 
 
@@ -84,7 +65,15 @@ async def connect(url: str, statement_timeout_s: float) -> NodeConnection:
 
 async def behind(connection: Connection, follower: str) -> dict[str, int | None]:
     """Tenants whose head is not at the follower's position, with that position."""
-    return {row["tenant_id"]: row["seq"] for row in await connection.fetch(_BEHIND, follower)}
+    return await fetch_dict(
+        connection,
+        """
+        SELECT h.tenant_id, p.seq FROM scheduler.chain_heads h
+          LEFT JOIN scheduler.follower_positions p ON p.follower = $1 AND p.tenant_id = h.tenant_id
+         WHERE h.tenant_id IS NOT NULL AND h.head_seq > 0 AND p.seq IS DISTINCT FROM h.head_seq
+        """,
+        follower,
+    )
 
 
 async def followed(connection: Connection, follower: str) -> list[str]:
@@ -102,7 +91,15 @@ async def lock_places(connection: Connection, follower: str, tenant_ids: Sequenc
     """
     places = {each[0]: Place(*each[1:]) for each in await connection.fetch(_LOCK, follower, tenant_ids)}
     if missing := [tenant_id for tenant_id in tenant_ids if tenant_id not in places]:
-        await connection.execute(_BEGIN, follower, missing)
+        await connection.execute(
+            """
+            INSERT INTO scheduler.follower_positions (follower, tenant_id, seq)
+            SELECT $1, tenant_id, 0 FROM scheduler.chain_heads WHERE tenant_id = ANY($2::text[]) ORDER BY tenant_id
+                ON CONFLICT DO NOTHING
+            """,
+            follower,
+            missing,
+        )
         places |= {each[0]: Place(*each[1:]) for each in await connection.fetch(_LOCK, follower, missing)}
     if beyond := {name: place.seq for name, place in places.items() if place.seq > place.head_seq}:
         await move(connection, follower, beyond, dict.fromkeys(beyond, 0))
@@ -115,7 +112,16 @@ async def move(
 ) -> set[str]:
     """Move each tenant's position from its old seq to its new one; returns the tenants whose position was not moved."""
     moving = [(name, old_seqs[name], seq) for name, seq in new_seqs.items() if seq != old_seqs[name]]
-    moved = await fetch_column(connection, _MOVE, follower, *turned(moving, 3))
+    moved = await fetch_column(
+        connection,
+        """
+        UPDATE scheduler.follower_positions AS p SET seq = n.new_seq
+          FROM unnest($2::text[], $3::bigint[], $4::bigint[]) AS n(tenant_id, old_seq, new_seq)
+         WHERE p.follower = $1 AND p.tenant_id = n.tenant_id AND p.seq = n.old_seq RETURNING p.tenant_id
+        """,
+        follower,
+        *turned(moving, 3),
+    )
     return {name for name, *_ in moving}.difference(moved)
 
 
@@ -123,4 +129,15 @@ async def entries_behind(
     connection: Connection, tenant_id: str, after_seq: int, upto_seq: int, limit: int
 ) -> list[FollowedEntry]:
     """Up to ``limit`` entries after ``after_seq`` up to ``upto_seq``, in seq order."""
-    return await fetch_as(connection, FollowedEntry, _ENTRIES, tenant_id, after_seq, upto_seq, limit)
+    return await fetch_as(
+        connection,
+        FollowedEntry,
+        f"""
+        SELECT {columns(FollowedEntry)} FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq LIMIT $4
+        """,
+        tenant_id,
+        after_seq,
+        upto_seq,
+        limit,
+    )

@@ -57,12 +57,6 @@ SELECT {_LINE} FROM scheduler.idempotency i LEFT JOIN scheduler.scheduler_log l 
  WHERE i.tenant_id = ANY($1::text[]) AND i.route = $2 AND i.key = $3
  ORDER BY i.line
 """
-_CLAIMS = f"""
-SELECT i.route, i.key, {_LINE}
-  FROM unnest($1::text[], $2::smallint[], $3::text[]) AS wanted(tenant_id, route, key)
-  JOIN scheduler.idempotency i USING (tenant_id, route, key)
-  LEFT JOIN scheduler.scheduler_log l USING (tenant_id, seq)
-"""
 
 
 class NamedEntry(NamedTuple):
@@ -112,7 +106,15 @@ async def find_claims(
     """The rows of these (tenant, route, key) with their entries, as in ``find_lines``."""
     return [
         ((line[0], route, key), ChainedLine(*line))
-        for route, key, *line in await connection.fetch(_CLAIMS, *zip(*keys, strict=True))
+        for route, key, *line in await connection.fetch(
+            f"""
+            SELECT i.route, i.key, {_LINE}
+              FROM unnest($1::text[], $2::smallint[], $3::text[]) AS wanted(tenant_id, route, key)
+              JOIN scheduler.idempotency i USING (tenant_id, route, key)
+              LEFT JOIN scheduler.scheduler_log l USING (tenant_id, seq)
+            """,
+            *zip(*keys, strict=True),
+        )
     ]
 
 

@@ -90,10 +90,13 @@ SELECT edge.*, page.physical, page.logical, page.node, page.job_id, {stored("pag
 """
 
 
-_JOBS = _query(_IN_ORDER.format(of_actor=""))
-_JOBS_OF_ACTOR = _query(_IN_ORDER.format(of_actor=" AND created_by = $12"))
-_JOBS_OF_TERM = _query(_OF_TERM.format(of_actor="", term=12))
-_JOBS_OF_ACTOR_AND_TERM = _query(_OF_TERM.format(of_actor=" AND j.created_by = $12", term=13))
+_QUERIES: Final = {
+    (False, False): _query(_IN_ORDER.format(of_actor="")),
+    (True, False): _query(_IN_ORDER.format(of_actor=" AND created_by = $12")),
+    (False, True): _query(_OF_TERM.format(of_actor="", term=12)),
+    (True, True): _query(_OF_TERM.format(of_actor=" AND j.created_by = $12", term=13)),
+}
+"""By whether the jobs of an actor are wanted, and those with a term."""
 
 
 async def candidates(
@@ -110,12 +113,12 @@ async def candidates(
 ) -> Candidates:
     """Candidates among the jobs of a tenant, newest first as in ``reads.list_jobs``: the first ``limit`` of at most
     ``looked_at_max`` scanned jobs. With a ``term``, only jobs that have it."""
-    bounds = (*(below or EVER), limit, *(since or OLDEST))
-    query = (_JOBS, _JOBS_OF_ACTOR) if term is None else (_JOBS_OF_TERM, _JOBS_OF_ACTOR_AND_TERM)
     rows = await connection.fetch(
-        query[actor is not None],
+        _QUERIES[actor is not None, term is not None],
         tenant_id,
-        *bounds,
+        *(below or EVER),
+        limit,
+        *(since or OLDEST),
         statuses or STATUSES,
         fragments,
         looked_at_max,
@@ -143,15 +146,8 @@ class SearchFields(NamedTuple):
     declared_at: datetime
 
 
-class JobTerm(NamedTuple):
-    """One term of one job, and the job's place in lists."""
-
-    tenant_id: str
-    job_id: str
-    term: int
-    created_physical: int
-    created_logical: int
-    created_node: str
+JobTerm = tuple[str, str, int, int, int, str]
+"""(tenant, job, term, physical, logical, node): one term of one job, and the job's place in lists."""
 
 
 async def declared(connection: Connection, tenant_ids: Collection[str]) -> dict[str, SearchFields]:
@@ -228,8 +224,9 @@ async def store_terms(connection: Connection, jobs: Sequence[JobKey], terms: Ite
     )
     if rows := list(terms):
         await connection.execute(
-            f"""
-            INSERT INTO scheduler.job_terms ({columns(JobTerm)})
+            """
+            INSERT INTO scheduler.job_terms
+                   (tenant_id, job_id, term, created_physical, created_logical, created_node)
             SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[])
             """,
             *map(list, zip(*rows, strict=True)),

@@ -78,31 +78,23 @@ SELECT w.number, {ENTRY}
 """
 # Jobs are sent as two texts, a value a line, because the driver would encode each value separately. Subqueries of one
 # row, because EXISTS may be answered from a hash of a whole table.
-_WANTED = """
-unnest(string_to_array($1, E'\\n'), string_to_array($2, E'\\n')) WITH ORDINALITY AS w(tenant_id, job_id, n)
-"""
-# As ``ledger.machines.jobs.refused_job_id``.
-_REFUSED_ID = "'refused:' || encode(sha256(convert_to(w.job_id, 'UTF8')), 'hex')"
-_ANY_MENTIONED = f"""
-SELECT n FROM {_WANTED}
- WHERE coalesce(
-           (SELECT true FROM scheduler.scheduler_log l
-             WHERE l.tenant_id = w.tenant_id AND l.job_id IN (w.job_id, {_REFUSED_ID}) LIMIT 1),
-           (SELECT true FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id), false
-       )
-"""
-_MENTIONED = f"""
-SELECT n,
-       coalesce(
-           (SELECT true FROM scheduler.scheduler_log l
-             WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id LIMIT 1),
-           (SELECT true FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id), false
-       ) AS has_parts,
-       coalesce(
-           (SELECT true FROM scheduler.scheduler_log l
-             WHERE l.tenant_id = w.tenant_id AND l.job_id = {_REFUSED_ID} LIMIT 1), false
-       ) AS has_refusals
-  FROM {_WANTED}
+# The id of refusals is as in ``ledger.machines.jobs.refused_job_id``.
+_MENTIONED = """
+SELECT * FROM (
+    SELECT n,
+           coalesce(
+               (SELECT true FROM scheduler.scheduler_log l
+                 WHERE l.tenant_id = w.tenant_id AND l.job_id = w.job_id LIMIT 1),
+               (SELECT true FROM scheduler.jobs j WHERE j.tenant_id = w.tenant_id AND j.job_id = w.job_id), false
+           ) AS has_parts,
+           coalesce(
+               (SELECT true FROM scheduler.scheduler_log l
+                 WHERE l.tenant_id = w.tenant_id
+                       AND l.job_id = 'refused:' || encode(sha256(convert_to(w.job_id, 'UTF8')), 'hex') LIMIT 1), false
+           ) AS has_refusals
+      FROM unnest(string_to_array($1, E'\\n'), string_to_array($2, E'\\n'))
+           WITH ORDINALITY AS w(tenant_id, job_id, n) OFFSET 0) AS found
+ WHERE has_parts OR has_refusals
 """
 BEYOND_ENTRIES = 100
 """Entries after the position of the table that are compared with it: if the position is too low, rows cover them."""
@@ -129,17 +121,11 @@ class ListedRow(NamedTuple):
 async def mentioned(connection: Connection, wanted: Sequence[JobKey]) -> tuple[list[JobKey], list[JobKey]]:
     """The jobs of ``wanted`` that have entries, and the jobs with events that PostgreSQL rejected. New jobs rarely have
     any, and this query costs a tenth of the one that reads entries."""
-    there = [wanted[number - 1] for (number,) in await connection.fetch(_ANY_MENTIONED, *_lines(wanted))]
-    if not there:
-        return [], []
-    rows = await connection.fetch(_MENTIONED, *_lines(there))
-    found = [(there[number - 1], has_parts, has_refusals) for number, has_parts, has_refusals in rows]
+    # No name has several lines.
+    lines = ("\n".join([tenant_id for tenant_id, _ in wanted]), "\n".join([job_id for _, job_id in wanted]))
+    rows = await connection.fetch(_MENTIONED, *lines)
+    found = [(wanted[number - 1], has_parts, has_refusals) for number, has_parts, has_refusals in rows]
     return [job for job, has_parts, _ in found if has_parts], [job for job, _, has_refusals in found if has_refusals]
-
-
-def _lines(wanted: Sequence[JobKey]) -> tuple[str, str]:
-    """Tenants and job ids, a value a line; no name has several."""
-    return "\n".join([tenant_id for tenant_id, _ in wanted]), "\n".join([job_id for _, job_id in wanted])
 
 
 async def entries_of(connection: Connection, wanted: Sequence[JobSpan]) -> list[list[EntryRow]]:
@@ -206,7 +192,6 @@ async def jobs_ending(
     connection: Connection, tenant_id: str, after_seq: int, to_seq: int, followed_seq: int
 ) -> list[str]:
     """The jobs that have an entry after ``after_seq``, and none after ``to_seq`` up to ``followed_seq``."""
-    asked = (tenant_id, after_seq, to_seq, followed_seq, list(EVENTS_BY_ACTION))
     return await fetch_column(
         connection,
         """
@@ -216,7 +201,11 @@ async def jobs_ending(
                             WHERE later.tenant_id = l.tenant_id AND later.job_id = l.job_id
                               AND later.seq > $3 AND later.seq <= $4)
         """,
-        *asked,
+        tenant_id,
+        after_seq,
+        to_seq,
+        followed_seq,
+        list(EVENTS_BY_ACTION),
     )
 
 
@@ -346,8 +335,10 @@ class JobFolds:
             if not are_checked:
                 await self.check.require(connection, span.tenant_id, entries)
             folded = folded.onto(span, entries, as_of)
-            if job.is_large and as_of is None:
-                self._remember((span.tenant_id, span.job_id), folded)
+            if job.is_large and as_of is None and folded.state is not None:
+                # No answer shows workflows.
+                known = folded._replace(state=folded.state._replace(workflow={}))
+                keep_newest(self._folds, (span.tenant_id, span.job_id), known, LARGE_JOBS_MAX)
             if len(entries) <= ENTRIES_MAX:
                 return folded
             (entries,) = await entries_of(connection, [span._replace(after_seq=folded.seq)])
@@ -362,9 +353,3 @@ class JobFolds:
         span = JobSpan(tenant_id, job_id)
         (entries,) = await entries_of(connection, [span])
         return (await self.fold(connection, ReadJob(span, _NOTHING, entries), as_of=as_of)).state
-
-    def _remember(self, key: JobKey, folded: Folded) -> None:
-        if folded.state is not None:
-            # No answer shows workflows.
-            shown = folded._replace(state=folded.state._replace(workflow={}))
-            keep_newest(self._folds, key, shown, LARGE_JOBS_MAX)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.reading import ENTRIES, columns, fetch_as, fetch_one_as, fetch_tuples
+from app.store.reading import ENTRIES, columns, fetch_as, fetch_tuples
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification.entry_check import EntryRow
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
@@ -44,13 +44,6 @@ class SystemHead(NamedTuple):
     strays: list[int]
 
 
-_ENTRIES = f"""
-{ENTRIES}
- WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5 OR job_id >= $6 AND job_id < $7)
- ORDER BY seq
-"""
-
-
 async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_ms: int, *, is_known: bool) -> bool:
     """Publish a key, or restore its row; returns whether it had a row.
 
@@ -58,7 +51,6 @@ async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_m
     earliest HLC time that an entry still to be chained may have. A key that is in the chain but has lost its row may
     have signed any entry.
     """
-    said = (key.key_id, key.algorithm, key.public_key_pem)
     return bool(
         await connection.fetchval(
             """
@@ -77,7 +69,9 @@ async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_m
                 ON CONFLICT (key_id) DO UPDATE SET algorithm = $2, public_key_pem = $3
             RETURNING EXISTS (SELECT FROM found)
             """,
-            *said,
+            key.key_id,
+            key.algorithm,
+            key.public_key_pem,
             node_id,
             oldest_ms,
             is_known,
@@ -102,18 +96,17 @@ async def name_in_use(connection: Connection, node_id: str, snapshots_key: str, 
 
 async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str | None]]) -> None:
     """Write the rows of these keys, each with its validity and the reason of its revocation."""
-    rows = []
-    for key, reason in said:
-        rows.append(
-            (
-                key.key_id,
-                key.algorithm,
-                key.public_key_pem,
-                key.not_after,
-                None if key.revoked_from_hlc is None else key.revoked_from_hlc.text(),
-                reason,
-            )
+    rows = [
+        (
+            key.key_id,
+            key.algorithm,
+            key.public_key_pem,
+            key.not_after,
+            None if key.revoked_from_hlc is None else key.revoked_from_hlc.text(),
+            reason,
         )
+        for key, reason in said
+    ]
     await connection.executemany(
         """
         UPDATE scheduler.signing_keys
@@ -149,7 +142,12 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
     return list(
         await fetch_tuples(
             connection,
-            _ENTRIES,
+            f"""
+            {ENTRIES}
+             WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5
+                                   OR job_id >= $6 AND job_id < $7)
+             ORDER BY seq
+            """,
             SYSTEM_TENANT,
             SUBJECT_PREFIX,
             AFTER_SUBJECTS,
@@ -163,8 +161,7 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
 
 async def system_head(connection: Connection) -> SystemHead:
     """The head of the chain of ``_system``; seq 0 without a possible head."""
-    asked = (SYSTEM_TENANT, SUBJECT_PREFIX, AFTER_SUBJECTS, STRAYS_MAX)
-    head = await fetch_one_as(
+    (head,) = await fetch_as(
         connection,
         SystemHead,
         """
@@ -175,9 +172,11 @@ async def system_head(connection: Connection) -> SystemHead:
           FROM (SELECT coalesce(max(head_seq), 0) AS seq, max(head_chain_link) FILTER (WHERE head_seq > 0) AS chain_link
                   FROM scheduler.chain_heads WHERE tenant_id = $1) h
         """,
-        *asked,
+        SYSTEM_TENANT,
+        SUBJECT_PREFIX,
+        AFTER_SUBJECTS,
+        STRAYS_MAX,
     )
-    assert head is not None, "an aggregate has one row"
     return head
 
 

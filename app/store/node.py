@@ -14,7 +14,7 @@ import asyncpg
 
 from app.store import sessions
 from app.store.chaining import WalPosition
-from app.store.reading import fetch_value, json_in
+from app.store.reading import fetch_as, fetch_value, json_in
 from ledger.errors import StartRefusedError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import LOGICAL_MAX, Hlc
@@ -22,19 +22,6 @@ from ledger.positions import Epoch, Lsn
 
 if TYPE_CHECKING:
     from app.store import Connection
-
-_TAKE_EPOCH = """
-INSERT INTO scheduler.wal_positions AS p (node_id, wal_id, epoch, chained_lsn, seen_durable_lsn)
-VALUES ($1, $2, $3, $4, $4)
-    ON CONFLICT (node_id) DO UPDATE
-       SET wal_id = excluded.wal_id, epoch = excluded.epoch, chained_lsn = excluded.chained_lsn,
-           seen_durable_lsn = greatest(p.seen_durable_lsn, excluded.seen_durable_lsn), updated_at = now()
-     WHERE p.epoch < excluded.epoch AND p.epoch = $5 AND p.chained_lsn = $6
-RETURNING true
-"""
-_FORK_LOG = """
-UPDATE scheduler.ledger_identity SET log_origin = $2 WHERE log_origin = $1 AND $1 <> $2 RETURNING true
-"""
 
 
 async def take_epoch(
@@ -53,7 +40,15 @@ async def take_epoch(
     ``ends`` is the last LSN of each past epoch that is still in the WAL.
     """
     if not await connection.fetchval(
-        _TAKE_EPOCH,
+        """
+        INSERT INTO scheduler.wal_positions AS p (node_id, wal_id, epoch, chained_lsn, seen_durable_lsn)
+        VALUES ($1, $2, $3, $4, $4)
+            ON CONFLICT (node_id) DO UPDATE
+               SET wal_id = excluded.wal_id, epoch = excluded.epoch, chained_lsn = excluded.chained_lsn,
+                   seen_durable_lsn = greatest(p.seen_durable_lsn, excluded.seen_durable_lsn), updated_at = now()
+             WHERE p.epoch < excluded.epoch AND p.epoch = $5 AND p.chained_lsn = $6
+        RETURNING true
+        """,
         node_id,
         wal_id,
         epoch,
@@ -149,7 +144,13 @@ async def fork_log(connection: Connection, from_origin: str, to_origin: str) -> 
     """Continue the logs as ``to_origin``, without checkpoints until they are signed again. A repeated call has no
     effect."""
     async with connection.transaction():
-        if await connection.fetchval(_FORK_LOG, from_origin, to_origin):
+        if await connection.fetchval(
+            """
+            UPDATE scheduler.ledger_identity SET log_origin = $2 WHERE log_origin = $1 AND $1 <> $2 RETURNING true
+            """,
+            from_origin,
+            to_origin,
+        ):
             await connection.execute("UPDATE scheduler.merkle_head SET checkpoint = NULL, signed_at = NULL")
 
 
@@ -192,8 +193,8 @@ async def is_recorded(connection: Connection, action: SystemAction, subject: str
 async def positions(connection: Connection) -> dict[str, WalPosition]:
     """By node, the position of every node that ever wrote to this ledger."""
     return {
-        row["node_id"]: WalPosition(row["wal_id"], row["epoch"], row["chained_lsn"], row["seen_durable_lsn"])
-        for row in await connection.fetch(
+        node_id: WalPosition(*position)
+        for node_id, *position in await connection.fetch(
             "SELECT node_id, wal_id, epoch, chained_lsn, seen_durable_lsn FROM scheduler.wal_positions"
         )
     }
@@ -240,7 +241,9 @@ class PostgresLeases:
         self, node_id: str, holder: str, run: str, ttl_s: float, *, seize: bool = False, ran_out: bool = True
     ) -> HeldLease:
         async with self._connected() as connection:
-            row = await connection.fetchrow(
+            (lease,) = await fetch_as(
+                connection,
+                HeldLease,
                 """
                 WITH taken AS (
                     INSERT INTO scheduler.wal_leases AS l (node_id, holder, run, expires_at)
@@ -264,8 +267,7 @@ class PostgresLeases:
                 seize,
                 ran_out,
             )
-        assert row is not None
-        return HeldLease(*row)
+        return lease
 
     async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
         async with self._connected(ttl_s) as connection:

@@ -68,27 +68,10 @@ SELECT tenant_id, tree_size, root_hash, checkpoint FROM scheduler.merkle_head
  WHERE tenant_id = ANY($1::text[]) ORDER BY tenant_id FOR UPDATE
 """
 _LOCK_FREE_TREES = f"{_LOCK_TREES.rstrip()} SKIP LOCKED"
-_TILES = """
-SELECT w.tenant_id, w.level, w.tile_index, t.hashes
-  FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS w(tenant_id, level, tile_index)
- CROSS JOIN LATERAL (SELECT hashes FROM scheduler.merkle_tile
-                      WHERE tenant_id = w.tenant_id AND level = w.level AND tile_index = w.tile_index LIMIT 1) AS t
-"""
-_ENTRY = f"{ENTRIES} WHERE tenant_id = $1 AND seq = $2"
-_ENTRIES = f"""
-{ENTRIES}
- WHERE tenant_id = $1 AND seq >= $2 AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
- ORDER BY seq LIMIT $3
-"""
-_ENTRIES_OF = f"""
-{ENTRIES}
- WHERE tenant_id = $1 AND hlc_node = $2 AND origin IS NULL AND seq BETWEEN $3 AND $4 ORDER BY seq LIMIT $5
-"""
 _SIGNED_TREES = """
   FROM scheduler.merkle_head
  WHERE tenant_id IS NOT NULL AND checkpoint IS NOT NULL AND tree_size >= 0
 """
-_CHECKPOINTS = f"SELECT tenant_id, tree_size, checkpoint {_SIGNED_TREES}"
 CHECKPOINTS_AT_ONCE = 1000
 
 
@@ -148,23 +131,38 @@ async def read_link(connection: Connection, tenant_id: str, seq: int) -> str | N
     )
 
 
-async def read_entry(connection: Connection, tenant_id: str, seq: int) -> EntryRow | None:
-    """The entry at ``seq``, all ``ENTRY_COLUMNS``, None when there is none."""
-    row = await connection.fetchrow(_ENTRY, tenant_id, seq)
-    return tuple(row) if row is not None else None
-
-
 async def read_entries(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> Sequence[EntryRow]:
     """Entries from ``from_seq`` up to the head, all ``ENTRY_COLUMNS``, in seq order. A row beyond the head is not in
     the chain."""
-    return await fetch_tuples(connection, _ENTRIES, tenant_id, from_seq, limit)
+    return await fetch_tuples(
+        connection,
+        f"""
+        {ENTRIES}
+         WHERE tenant_id = $1 AND seq >= $2 AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+         ORDER BY seq LIMIT $3
+        """,
+        tenant_id,
+        from_seq,
+        limit,
+    )
 
 
 async def read_entries_of(
     connection: Connection, tenant_id: str, node_id: str, from_seq: int, to_seq: int, limit: int
 ) -> Sequence[EntryRow]:
     """Entries of this range by ``node_id`` that were not imported, as in ``read_entries``."""
-    return await fetch_tuples(connection, _ENTRIES_OF, tenant_id, node_id, from_seq, to_seq, limit)
+    return await fetch_tuples(
+        connection,
+        f"""
+        {ENTRIES}
+         WHERE tenant_id = $1 AND hlc_node = $2 AND origin IS NULL AND seq BETWEEN $3 AND $4 ORDER BY seq LIMIT $5
+        """,
+        tenant_id,
+        node_id,
+        from_seq,
+        to_seq,
+        limit,
+    )
 
 
 async def read_tiles(
@@ -180,7 +178,16 @@ async def read_tiles_of(
     """By tenant, the hashes of its stored tiles among ``wanted``."""
     asked = [(tenant_id, level, index) for tenant_id, (level, index) in wanted]
     found: dict[str, dict[TileCoordinates, bytes]] = {}
-    for tenant_id, level, index, hashes in await connection.fetch(_TILES, *turned(asked, 3)):
+    for tenant_id, level, index, hashes in await connection.fetch(
+        """
+        SELECT w.tenant_id, w.level, w.tile_index, t.hashes
+          FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS w(tenant_id, level, tile_index)
+         CROSS JOIN LATERAL (SELECT hashes FROM scheduler.merkle_tile
+                              WHERE tenant_id = w.tenant_id AND level = w.level AND tile_index = w.tile_index
+                              LIMIT 1) AS t
+        """,
+        *turned(asked, 3),
+    ):
         found.setdefault(tenant_id, {})[level, index] = hashes
     return found
 
@@ -254,7 +261,6 @@ async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRo
     """
     # A session that holds the lock of one head must not block the notary for all others.
     await connection.execute("SET LOCAL lock_timeout = '1s'")
-    columns = zip(*((tenant_id, *row) for tenant_id, row in rows.items()), strict=True)
     inserted = await connection.fetch(
         f"""
         INSERT INTO scheduler.batch_snapshot (tenant_id, {", ".join(SNAPSHOT_COLUMNS)})
@@ -265,7 +271,7 @@ async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRo
             ON CONFLICT (tenant_id, from_seq) DO NOTHING
         RETURNING *
         """,
-        *columns,
+        *zip(*((tenant_id, *row) for tenant_id, row in rows.items()), strict=True),
     )
     # Last, because the appender waits for these locks: no longer than for the commit.
     await connection.execute(
@@ -288,7 +294,9 @@ async def tree_sizes(connection: Connection) -> dict[str, int]:
 
 async def checkpoints(connection: Connection) -> AsyncIterator[tuple[str, int, str]]:
     """Tenant, size of its tree and newest checkpoint; the transaction is the caller's."""
-    async for row in connection.cursor(_CHECKPOINTS, prefetch=CHECKPOINTS_AT_ONCE):
+    async for row in connection.cursor(
+        f"SELECT tenant_id, tree_size, checkpoint {_SIGNED_TREES}", prefetch=CHECKPOINTS_AT_ONCE
+    ):
         yield row["tenant_id"], row["tree_size"], row["checkpoint"]
 
 

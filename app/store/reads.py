@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import orjson
 
@@ -77,14 +77,6 @@ class JobRows(NamedTuple):
     """Whether PostgreSQL rejected events of it."""
 
 
-class JobPage(NamedTuple):
-    """Rows of the job table, and whether more come after them."""
-
-    rows: list[ListedRow]
-    last_created: CreatedHlc | None
-    more: bool
-
-
 class EventRow(NamedTuple):
     """One event of a job, and its level. ``state`` is GLOBAL: chained; APPLIED: the job table has followed the chain
     that far; COMPACTED: a snapshot covers it."""
@@ -102,31 +94,17 @@ SELECT p.epoch, p.chained_lsn, e.end_lsn
  ORDER BY token.number
 """
 
-_CHAINED = """
-SELECT DISTINCT w.physical, w.logical, w.node
-  FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS w(physical, logical, node)
- CROSS JOIN scheduler.chain_heads h
- CROSS JOIN LATERAL (
-       SELECT FROM scheduler.scheduler_log AS e
-        WHERE e.tenant_id = h.tenant_id
-          AND (e.hlc_physical, e.hlc_logical, e.hlc_node) = (w.physical, w.logical, w.node) LIMIT 1
-       ) AS l
-"""
 _SEEN = f"""
 (SELECT json_agg(json_build_array(epoch, chained_lsn, end_lsn)) FROM ({_POSITIONS}) AS p) AS positions,
        (SELECT epoch FROM scheduler.wal_positions WHERE node_id = $3) AS epoch,
        (SELECT beat_at FROM scheduler.heartbeat) AS beat_at
 """
-_ONLY_SEEN = f"SELECT {_SEEN}"
 _PLACE_AND_SEEN = f"""
 SELECT {_SEEN}, place.tenant_id, place.seq, place.head_seq
   FROM (SELECT) AS asked LEFT JOIN ({PLACES}) AS place ON place.tenant_id = $4
 """
 REFUSALS_MAX = 20
 """Most entries that are read of rejected events of one job, the first ones."""
-_REFUSALS = f"""
-{ENTRIES} WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
-"""
 _JOB_AND_SEEN = f"""
 SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals,
        place.seq AS followed_seq, j.job_id IS NOT NULL AS is_stored, {stored("j")}, {ENTRY}
@@ -205,21 +183,30 @@ _EVENTS = _listed_events()
 _REFUSED_EVENTS = _listed_events("AND action = 'REFUSED'")
 
 
-async def positions(connection: Connection, tokens: Sequence[tuple[str, Epoch]]) -> list[TokenPosition]:
-    """The chained position of each (node, epoch), in order."""
-    return await fetch_as(connection, TokenPosition, _POSITIONS, *_columns(tokens))
-
-
 async def chained(connection: Connection, hlcs: Sequence[Hlc]) -> set[Hlc]:
     """The HLCs among these that an entry of any chain has; one index lookup for each tenant."""
-    return {Hlc(*row) for row in await fetch_tuples(connection, _CHAINED, *turned(hlcs, len(Hlc._fields)))}
+    return {
+        Hlc(*row)
+        for row in await fetch_tuples(
+            connection,
+            """
+            SELECT DISTINCT w.physical, w.logical, w.node
+              FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS w(physical, logical, node)
+             CROSS JOIN scheduler.chain_heads h
+             CROSS JOIN LATERAL (
+                   SELECT FROM scheduler.scheduler_log AS e
+                    WHERE e.tenant_id = h.tenant_id
+                      AND (e.hlc_physical, e.hlc_logical, e.hlc_node) = (w.physical, w.logical, w.node) LIMIT 1
+                   ) AS l
+            """,
+            *turned(hlcs, len(Hlc._fields)),
+        )
+    }
 
 
 async def seen(connection: Connection, tokens: Sequence[tuple[str, Epoch]], node_id: str) -> Seen:
     """The state of the snapshot: the position of each (node, epoch) of ``tokens``, and the epoch of ``node_id``."""
-    row = await connection.fetchrow(_ONLY_SEEN, *_columns(tokens), node_id)
-    assert row is not None
-    return _seen_in(row)
+    return (await place_and_seen(connection, "", tokens, node_id))[1]
 
 
 async def place_and_seen(
@@ -230,8 +217,7 @@ async def place_and_seen(
     Raises:
         ChainDamagedError: as ``job_table.place``.
     """
-    row = await connection.fetchrow(_PLACE_AND_SEEN, *_columns(tokens), node_id, tenant_id)
-    assert row is not None
+    (row,) = await connection.fetch(_PLACE_AND_SEEN, *_columns(tokens), node_id, tenant_id)
     place = None if row["tenant_id"] is None else place_of(tenant_id, row["seq"], row["head_seq"])
     return place, _seen_in(row)
 
@@ -260,7 +246,15 @@ async def find_refusal(connection: Connection, check: EntryCheck, tenant_id: str
     Raises:
         ChainDamagedError: an entry about one is not as it was chained.
     """
-    rows = await fetch_tuples(connection, _REFUSALS, tenant_id, refused_job_id(job_id), REFUSALS_MAX)
+    rows = await fetch_tuples(
+        connection,
+        f"""
+        {ENTRIES} WHERE tenant_id = $1 AND job_id = $2 AND action = 'REFUSED' ORDER BY seq LIMIT $3
+        """,
+        tenant_id,
+        refused_job_id(job_id),
+        REFUSALS_MAX,
+    )
     await check.require(connection, tenant_id, rows)
     return refusal_of(job_id, [(row[_SEQ], row[_T_HLC], row[_PAYLOAD]) for row in rows])
 
@@ -283,59 +277,44 @@ async def list_jobs(
     since: CreatedHlc | None,
     below: CreatedHlc | None,
     limit: int,
-) -> JobPage:
+) -> tuple[list[ListedRow], CreatedHlc | None]:
     """Jobs of a tenant with one of these statuses, newest first, created at ``since`` or later and before ``below``;
-    only those created by the principal ``actor``, if given.
+    only those created by the principal ``actor``, if given. Besides, the last row's place if more jobs follow.
 
     A job whose creation is not in the chain has no place in this order and is not listed.
     """
     bounds = (*(below or EVER), limit, *(since or OLDEST))
     query, by = (_JOBS, ()) if actor is None else (_JOBS_OF_ACTOR, (actor,))
     rows = await connection.fetch(query, tenant_id, *bounds, statuses or STATUSES, *by)
-    if not rows:
-        return JobPage([], None, False)
     listed = [ListedRow(row[0], StoredJob(*row[:-1])) for row in rows]
-    return JobPage(listed, created_of(listed[-1]), rows[-1]["found"] > len(rows))
+    return listed, created_of(listed[-1]) if rows and rows[-1]["found"] > len(rows) else None
 
 
 def created_of(row: ListedRow) -> CreatedHlc:
     """The row's place in list order; a row without a creation is not listed."""
     stored = row.stored
     assert stored is not None
-    assert stored.created_physical is not None
-    assert stored.created_logical is not None
-    assert stored.created_node is not None
-    return stored.created_physical, stored.created_logical, stored.created_node
+    return cast("CreatedHlc", (stored.created_physical, stored.created_logical, stored.created_node))
 
 
 async def list_job_events(
-    connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
-) -> tuple[list[EventRow], bool]:
-    """Events of a job after ``after``, in HLC order, and whether more follow.
-
-    Raises:
-        ChainDamagedError: an entry is not what was chained.
-    """
-    return await _page_of_events(connection, check, _EVENTS, tenant_id, job_id, after, limit)
-
-
-async def list_refused_events(
-    connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, after: CreatedHlc | None, limit: int
-) -> tuple[list[EventRow], bool]:
-    """As ``list_job_events``, for the entries about events of the job that PostgreSQL rejected."""
-    return await _page_of_events(connection, check, _REFUSED_EVENTS, tenant_id, refused_job_id(job_id), after, limit)
-
-
-async def _page_of_events(
     connection: Connection,
     check: EntryCheck,
-    query: str,
     tenant_id: str,
     job_id: str,
     after: CreatedHlc | None,
     limit: int,
+    *,
+    are_refused: bool = False,
 ) -> tuple[list[EventRow], bool]:
-    rows = await connection.fetch(query, tenant_id, job_id, *(after or OLDEST), limit)
+    """Events of a job after ``after``, in HLC order, or the entries about its events that PostgreSQL rejected; and
+    whether more follow.
+
+    Raises:
+        ChainDamagedError: an entry is not what was chained.
+    """
+    query, subject = (_REFUSED_EVENTS, refused_job_id(job_id)) if are_refused else (_EVENTS, job_id)
+    rows = await connection.fetch(query, tenant_id, subject, *(after or OLDEST), limit)
     events = [EventRow(ListedEntry._make(row[:-2]), row[-2]) for row in rows]
     await check.require(connection, tenant_id, [event.entry.columns for event in events])
     return events, bool(rows) and rows[-1]["found"] > len(rows)

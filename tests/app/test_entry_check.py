@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from app.node.start.checks import check_chain
+from app.store.chain_reads import entries_at
 from app.store.chaining import ChainHead
 from app.store.entry_check import EntryCheck
-from app.store.notary import read_entry
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from tests.app.chain_builder import insert
 from tests.app.chains import until
@@ -63,8 +63,7 @@ async def test_a_tree_that_grows_while_an_entry_is_compared_with_it_is_not_damag
     damaged: list[str] = []
     check = EntryCheck(lambda _: kept, damaged.append)
     async with pool.acquire() as connection:
-        entry = await read_entry(connection, "acme", 1)
-        assert entry is not None
+        (entry,) = await entries_at(connection, "acme", 1)
         await check.require(connection, "acme", [entry])
         await until_grown_while(superuser, database, check.require(connection, "acme", [entry]))
     assert damaged == []

@@ -252,8 +252,8 @@ async def test_no_more_than_two_lookups_are_under_way(database: Database, superu
 
 @pytest.mark.parametrize(
     "query",
-    [job_table._ENTRIES, job_table._ANY_MENTIONED, job_table._MENTIONED],
-    ids=["parts", "any", "mentioned"],
+    [job_table._ENTRIES, job_table._MENTIONED],
+    ids=["parts", "mentioned"],
 )
 async def test_a_ledger_that_was_never_analyzed_finds_jobs_by_their_index(database: Database, query: str) -> None:
     parameters = ", ".join(["NULL"] * max(map(int, re.findall(r"\$(\d)", query))))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from app.store import Connection
+from app.store import Connection, chain_reads
 from app.store import commitments as store
 from app.store.chaining import ChainHead
 from app.store.commitments import PromiseEntry
@@ -142,7 +142,8 @@ class CommitmentMemory:
             async with self._reading_one, reading(self._pool, timeout_s=READ_TIMEOUT_S) as connection:
                 log.info("commitments_read_from_log", tenant_id=tenant_id)
                 async with connection.transaction():
-                    await self._read(connection, tenant_id, known, await store.head_seq(connection, tenant_id))
+                    head_seqs = await chain_reads.head_seqs(connection, [tenant_id])
+                    await self._read(connection, tenant_id, known, head_seqs.get(tenant_id, 0))
             self._known[tenant_id] = known
         except ChainDamagedError as error:
             self._unreadable[tenant_id] = error

@@ -158,4 +158,4 @@ def _terms(job: JobKey, state: JobState | None, fields: Iterable[str]) -> list[J
     if state is None or state.created is None:
         return []
     physical, logical, node, *_ = state.created.order
-    return [JobTerm(*job, term, physical, logical, node) for term in sorted(terms_of(state, fields))]
+    return [(*job, term, physical, logical, node) for term in sorted(terms_of(state, fields))]

@@ -36,7 +36,8 @@ from app.runtime.tasks import paced
 from app.store import Connection
 from app.store import chain_reads as store
 from app.store.chain_reads import SeenChain
-from app.store.notary import TileCoordinates, read_entry, read_tiles_of
+from app.store.node import positions
+from app.store.notary import TileCoordinates, read_tiles_of
 from app.store.reading import Pool, reading
 from app.write.chain.view import refuse_older
 from app.write.followers.checkpoints import CheckpointJournal
@@ -150,7 +151,7 @@ class LedgerWatch:
                 chained_lsn = self.node.chained.lsn
                 async with reading(self.pool, snapshot=True) as connection:
                     if after == "":
-                        refuse_older(await store.wal_position(connection, self.node.node_id), self.node, chained_lsn)
+                        refuse_older((await positions(connection)).get(self.node.node_id), self.node, chained_lsn)
                     page = await store.seen_chains(connection, after, PAGE_TENANTS)
                     after = page[-1].tenant_id if len(page) == PAGE_TENANTS else None
                     unseen.difference_update(chain.tenant_id for chain in page)
@@ -220,7 +221,7 @@ class LedgerWatch:
         assert anchor is not None
         async with reading(self.pool, timeout_s=ROOT_TIMEOUT_S, snapshot=True) as connection:
             end_seq = await store.last_seq(connection, tenant_id)
-            row = await read_entry(connection, tenant_id, anchor.size)
+            row = next(iter(await store.entries_at(connection, tenant_id, anchor.size)), None)
             if row is None and end_seq < anchor.size:
                 raise DatabaseWentBackError(
                     f"the chain of tenant {tenant_id} ends at seq {end_seq}, but this node keeps a checkpoint of it of "
