@@ -47,14 +47,19 @@ class Webhook(NamedTuple):
     job: str | None
 
 
-class ListedWebhook(NamedTuple):
-    """A receiver as lists show it."""
+class DeadLetter(NamedTuple):
+    """An entry that the receiver refused; a dead letter unless it is to be retried."""
 
-    webhook_id: str
-    tenant_id: str
-    url: str
-    actions: list[str] | None
-    job: str | None
+    seq: int
+    reason: str
+    is_again: bool
+    created_at: datetime
+
+
+class ShownWebhook(NamedTuple):
+    """A receiver as lists show it, with the number of its refused entries and the first of them."""
+
+    webhook: Webhook
     delivered_seq: int
     head_seq: int
     delivered_at: datetime | None
@@ -64,15 +69,7 @@ class ListedWebhook(NamedTuple):
     created_by: str | None
     created_at: datetime
     dead_letters: int
-
-
-class DeadLetter(NamedTuple):
-    """An entry that the receiver refused; a dead letter unless it is to be retried."""
-
-    seq: int
-    reason: str
-    is_again: bool
-    created_at: datetime
+    refused: Sequence[DeadLetter]
 
 
 class Place(NamedTuple):
@@ -83,16 +80,6 @@ class Place(NamedTuple):
     again_seq: int | None
     head_seq: int
 
-
-_LISTED = f"""
-SELECT w.webhook_id, w.tenant_id, w.url, w.actions, w.job, w.delivered_seq, coalesce(h.head_seq, 0),
-       {told("w.delivered_at")}, {told("w.failing_since")}, w.last_error, w.stopped_at IS NOT NULL, w.created_by,
-       {clamped("w.created_at")},
-       (SELECT count(*) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id)
-  FROM scheduler.webhooks w LEFT JOIN scheduler.chain_heads h USING (tenant_id)
-"""
-_LIST = f"{_LISTED} WHERE w.tenant_id = $1 ORDER BY w.created_at, w.webhook_id"
-_FIND = f"{_LISTED} WHERE w.webhook_id = $1"
 
 _HELD = "webhook_id = $1 AND holder = $2 AND stopped_at IS NULL"
 _WANTED = f"""
@@ -129,7 +116,6 @@ async def add(
 ) -> bool:
     """Register a receiver of entries from ``from_seq`` on, by default after the head; False if the number of webhooks
     is at its bound."""
-    asked = (from_seq, created_by, most, most_of_tenant)
     return bool(
         await connection.fetchval(
             """
@@ -141,22 +127,37 @@ async def add(
             RETURNING true
             """,
             *webhook,
-            *asked,
+            from_seq,
+            created_by,
+            most,
+            most_of_tenant,
         )
     )
 
 
-async def listed(connection: Connection, tenant_id: str) -> list[ListedWebhook]:
-    """The tenant's receivers, oldest first."""
-    return await fetch_as(connection, ListedWebhook, _LIST, tenant_id)
+async def shown(
+    connection: Connection, *, tenant_id: str | None = None, webhook_id: str | None = None
+) -> list[ShownWebhook]:
+    """The tenant's receivers, oldest first, or the one of this id."""
+    rows = await connection.fetch(
+        f"""
+        SELECT {", ".join(f"w.{name}" for name in Webhook._fields)}, w.delivered_seq, coalesce(h.head_seq, 0),
+               {told("w.delivered_at")}, {told("w.failing_since")}, w.last_error, w.stopped_at IS NOT NULL,
+               w.created_by, {clamped("w.created_at")},
+               (SELECT count(*) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id)
+          FROM scheduler.webhooks w LEFT JOIN scheduler.chain_heads h USING (tenant_id)
+         WHERE w.tenant_id = $1 OR w.webhook_id = $2 ORDER BY w.created_at, w.webhook_id
+        """,
+        tenant_id,
+        webhook_id,
+    )
+    width = len(Webhook._fields)
+    return [
+        ShownWebhook._make((Webhook(*row[:width]), *row[width:], await _refused(connection, row[0]))) for row in rows
+    ]
 
 
-async def find(connection: Connection, webhook_id: str) -> ListedWebhook | None:
-    """One receiver; None when there is none of this id."""
-    return await fetch_one_as(connection, ListedWebhook, _FIND, webhook_id)
-
-
-async def dead_letters(connection: Connection, webhook_id: str) -> list[DeadLetter]:
+async def _refused(connection: Connection, webhook_id: str) -> list[DeadLetter]:
     """The refused entries in seq order, at most ``DEAD_LETTERS_LISTED_MAX``."""
     return await fetch_as(
         connection,

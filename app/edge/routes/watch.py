@@ -35,8 +35,9 @@ from app.runtime.principals import Right
 from app.runtime.state.node import Node
 from app.share.watch import Watcher, Watchers
 from app.share.watch.blocks import Wanted
-from app.share.webhooks import ShownWebhook, WebhookRegistry, new_webhook
+from app.share.webhooks import WebhookRegistry, new_webhook
 from app.share.webhooks.sending import secret_text
+from app.store.webhooks import ShownWebhook
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.facts.events import (
     TYPE_OF_ACTION,
@@ -269,22 +270,17 @@ async def redeliver_webhook(
 
 
 def _webhook_answer(shown: ShownWebhook) -> dict[str, Any]:
-    webhook = shown.webhook
     return {
-        "webhook_id": webhook.webhook_id,
-        "tenant_id": webhook.tenant_id,
-        "url": webhook.url,
-        "actions": webhook.actions,
-        "job": webhook.job,
-        "state": "stopped" if webhook.is_stopped else "failing" if webhook.failing_since else "delivering",
-        "delivered_seq": webhook.delivered_seq,
-        "backlog_entries": max(0, webhook.head_seq - webhook.delivered_seq),
-        "delivered_at": webhook.delivered_at,
-        "failing_since": webhook.failing_since,
-        "last_error": webhook.last_error,
-        "created_by": webhook.created_by,
-        "created_at": webhook.created_at,
-        "dead_letter_count": webhook.dead_letters,
+        **shown.webhook._asdict(),
+        "state": "stopped" if shown.is_stopped else "failing" if shown.failing_since else "delivering",
+        "delivered_seq": shown.delivered_seq,
+        "backlog_entries": max(0, shown.head_seq - shown.delivered_seq),
+        "delivered_at": shown.delivered_at,
+        "failing_since": shown.failing_since,
+        "last_error": shown.last_error,
+        "created_by": shown.created_by,
+        "created_at": shown.created_at,
+        "dead_letter_count": shown.dead_letters,
         "dead_letters": [
             {"seq": each.seq, "reason": each.reason, "at": each.created_at, "redelivering": each.is_again}
             for each in shown.refused

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from secrets import token_hex
-from typing import NamedTuple
 
 from app.runtime.principals import Principal, Right
 from app.share.webhooks.delivery import Deliveries, WebhookServices
 from app.store import webhooks as store
 from app.store.reading import reading
-from app.store.webhooks import DeadLetter, ListedWebhook, Webhook
+from app.store.webhooks import ShownWebhook, Webhook
 from ledger.errors import InvalidInputError, NotFoundError
 from ledger.facts.events import SystemAction
 
@@ -20,13 +19,6 @@ WEBHOOKS_MAX = 256
 WEBHOOKS_OF_TENANT_MAX = 16
 
 _is_id = re.compile("[0-9a-f]{16}").fullmatch
-
-
-class ShownWebhook(NamedTuple):
-    """A webhook, and the first entries that it rejected."""
-
-    webhook: ListedWebhook
-    refused: Sequence[DeadLetter]
 
 
 class WebhookRegistry:
@@ -49,24 +41,29 @@ class WebhookRegistry:
         async with reading(self._services.pool) as connection:
             await self._services.keys.begin(connection)
         secret = self._services.secret(webhook)
-        more = {"url": webhook.url, "actions": webhook.actions, "job": webhook.job, "from_seq": from_seq}
-        bounds = {"most": WEBHOOKS_MAX, "most_of_tenant": WEBHOOKS_OF_TENANT_MAX}
         async with reading(self._services.pool) as connection, connection.transaction():
-            if not await store.add(connection, webhook, from_seq, by.id, **bounds):
+            if not await store.add(
+                connection, webhook, from_seq, by.id, most=WEBHOOKS_MAX, most_of_tenant=WEBHOOKS_OF_TENANT_MAX
+            ):
                 raise InvalidInputError(
                     f"a tenant may have {WEBHOOKS_OF_TENANT_MAX} webhooks, the ledger {WEBHOOKS_MAX}: remove one first"
                 )
-            await self._services.record(SystemAction.WEBHOOK_ADDED, webhook, by.id, **more)
+            await self._services.record(
+                SystemAction.WEBHOOK_ADDED,
+                webhook,
+                by.id,
+                url=webhook.url,
+                actions=webhook.actions,
+                job=webhook.job,
+                from_seq=from_seq,
+            )
         self.deliveries.changed.set()
         return await self.find(webhook.webhook_id, by), secret
 
     async def listed(self, tenant_id: str) -> list[ShownWebhook]:
         """The tenant's webhooks, oldest first."""
         async with reading(self._services.pool) as connection:
-            return [
-                ShownWebhook(each, await store.dead_letters(connection, each.webhook_id))
-                for each in await store.listed(connection, tenant_id)
-            ]
+            return await store.shown(connection, tenant_id=tenant_id)
 
     async def find(self, webhook_id: str, by: Principal) -> ShownWebhook:
         """One webhook.
@@ -75,10 +72,10 @@ class WebhookRegistry:
             NotFoundError: the caller may administer no webhook of this id.
         """
         async with reading(self._services.pool) as connection:
-            found = await store.find(connection, webhook_id) if _is_id(webhook_id) else None
-            if found is None or not by.may(Right.ADMIN, found.tenant_id):
-                raise NotFoundError(f"there is no webhook {webhook_id}")
-            return ShownWebhook(found, await store.dead_letters(connection, webhook_id))
+            found = await store.shown(connection, webhook_id=webhook_id) if _is_id(webhook_id) else []
+        if not found or not by.may(Right.ADMIN, found[0].webhook.tenant_id):
+            raise NotFoundError(f"there is no webhook {webhook_id}")
+        return found[0]
 
     async def remove(self, webhook_id: str, by: Principal) -> ShownWebhook:
         """Stop deliveries to the webhook and delete it; returns it as it was.

@@ -47,7 +47,7 @@ from app.store import webhooks as store
 from app.store.chain_reads import ListedEntry
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
-from app.store.webhooks import ListedWebhook, Place, Webhook
+from app.store.webhooks import Place, Webhook
 from app.trust.subject_keys import SubjectKeys
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, LedgerError
 from ledger.facts.events import ACTOR, SystemAction
@@ -101,9 +101,7 @@ class WebhookServices:
         """
         return self.keys.derived(context_of_secret(webhook))
 
-    async def record(
-        self, action: SystemAction, webhook: Webhook | ListedWebhook, actor: str | None, **more: object
-    ) -> None:
+    async def record(self, action: SystemAction, webhook: Webhook, actor: str | None, **more: object) -> None:
         """Record a change of the webhook in ``_system``.
 
         Raises:
@@ -175,8 +173,11 @@ class Delivery:
         """Send one message until the receiver answers it; False if there is nothing to send yet."""
         ends_seq = place.sending_seq if place.again_seq is None else place.again_seq
         if ends_seq > place.head_seq:
-            ends = f"a message to webhook {self.webhook.webhook_id} would end at seq {ends_seq}"
-            raise ChainDamagedError(self.webhook.tenant_id, f"{ends}, and the chain ends at {place.head_seq}")
+            raise ChainDamagedError(
+                self.webhook.tenant_id,
+                f"a message to webhook {self.webhook.webhook_id} would end at seq {ends_seq}, and the chain ends at "
+                f"{place.head_seq}",
+            )
         if place.again_seq is not None:
             await self._send_again(place.again_seq)
             return True
@@ -347,14 +348,15 @@ class Deliveries:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
             self._context = await asyncio.to_thread(ssl.create_default_context)
         rows = {webhook.webhook_id: webhook for webhook in webhooks}
-
-        def is_over(held: Delivery) -> bool:
-            """Its task has ended, its hold has expired, or its row was changed. A webhook without a row may be locked
-            now: its delivery lasts until the hold expires, and detects a removal itself."""
-            is_changed = rows.get(held.webhook.webhook_id, held.webhook) != held.webhook
-            return held.task.done() or asked_s >= held.held_until_s or is_changed
-
-        self._leave(is_over)
+        # A webhook without a row may be locked now: its delivery lasts until the hold expires, and detects a removal
+        # itself.
+        self._leave(
+            lambda held: (
+                held.task.done()
+                or asked_s >= held.held_until_s
+                or rows.get(held.webhook.webhook_id, held.webhook) != held.webhook
+            )
+        )
         for webhook in webhooks:
             held = self._held.get(webhook.webhook_id)
             if held is None:
@@ -371,6 +373,5 @@ class Deliveries:
     def values(self) -> dict[str, float]:
         """Metrics: how many webhooks this node delivers to, and for how many seconds the one that fails longest has."""
         now = datetime.now(UTC)
-        failing = [now - held.failing_since for held in self._held.values() if held.failing_since]
-        failing_s = max((each.total_seconds() for each in failing), default=0.0)
-        return {"webhooks_held": len(self._held), "webhook_failing_seconds": failing_s}
+        failing_s = [(now - held.failing_since).total_seconds() for held in self._held.values() if held.failing_since]
+        return {"webhooks_held": len(self._held), "webhook_failing_seconds": max(failing_s, default=0.0)}
