@@ -34,7 +34,7 @@ from ledger.verification.entry_check import is_link
 from ledger.verification.verdict import damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import WITNESS, OpenNote, judge, opener
+from signing.anchors import RFC_3161, WITNESS, OpenNote, StoredAnchor, judge, opener
 from signing.note import SIGNATURES_MAX, Cosignature, Note, NoteSignature, WitnessKey, cosignatures_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from cryptography import x509
 
     from app.store import Connection
-    from app.store.anchors import CosignatureRow
     from app.store.reading import Pool
     from ledger.verification.verdict import Anchor
     from signing.keys import Keyring
@@ -111,32 +110,12 @@ async def consistency(
     }
 
 
-def newest_checkpoint(tenant_id: str, note_text: str | None) -> checkpoints.Checkpoint | None:
-    """The checkpoint in the stored note, None if there is no note; no signature is checked.
-
-    Raises:
-        ChainDamagedError: the note is no checkpoint.
-    """
-    if note_text is None:
-        return None
-    try:
-        return checkpoints.read(note_text)
-    except SignatureError as error:
-        raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is none: {error}") from error
-
-
-def checkpoint_size(tenant_id: str, note_text: str | None) -> int | None:
-    """Tree size that the stored note states, None when there is no note; raises as ``newest_checkpoint``."""
-    signed = newest_checkpoint(tenant_id, note_text)
-    return None if signed is None else signed.size
-
-
 async def _size(
     connection: Connection, tenant_id: str, asked: int | None, name: str
 ) -> tuple[int, checkpoints.Checkpoint]:
     """The requested tree size, else the newest checkpoint's, after checking that it exists; and that checkpoint."""
     head = await chain_reads.head(connection, tenant_id)
-    signed = newest_checkpoint(tenant_id, head.checkpoint)
+    signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
     if signed is None:
         raise SeqOutOfRangeError(f"there is no checkpoint of {tenant_id} yet; try again soon", (name,))
     size = signed.size if asked is None else asked
@@ -215,7 +194,8 @@ async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index
 
 async def _require_covered(connection: Connection, tenant_id: str, level: int, index: int, width: int) -> None:
     head = await chain_reads.head(connection, tenant_id)
-    size = checkpoint_size(tenant_id, head.checkpoint) or 0
+    signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
+    size = 0 if signed is None else signed.size
     if index * TILE_WIDTH + width > size >> (level * TILE_HEIGHT):
         raise NotFoundError(f"the newest checkpoint of {tenant_id}, of size {size}, does not reach that far")
 
@@ -259,15 +239,9 @@ async def newest_anchors(
     roots: RootsOf,
 ) -> Callable[[], list[Anchor]]:
     """Read the newest statements; returns a function that judges them and does no I/O."""
-    cosigned = await store.newest_cosignatures(connection, tenant_id, _names(witnesses))
-    stamped = await store.newest_timestamps(connection, tenant_id, AUTHORITIES_MAX)
-
-    said = store.anchors_in(cosigned, stamped)
-
-    def judge_all() -> list[Anchor]:
-        return [judge(each, witnesses, () if each.kind == WITNESS else roots(each.by), open_note) for each in said]
-
-    return judge_all
+    said = await store.newest(connection, WITNESS, tenant_id, None, _names(witnesses))
+    said += await store.newest(connection, RFC_3161, tenant_id, AUTHORITIES_MAX)
+    return lambda: [judge(each, witnesses, roots(each.by), open_note) for each in said]
 
 
 ROWS_A_SIZE_MAX = SIGNATURES_MAX - 10
@@ -288,7 +262,7 @@ async def served_checkpoint(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, 
         head = await chain_reads.head(connection, tenant_id)
         if head.checkpoint is None:
             raise NotFoundError(f"no checkpoint of {tenant_id} has been signed yet; try again soon")
-        signed = newest_checkpoint(tenant_id, head.checkpoint)
+        signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
         assert signed is not None
         if (signed.size, signed.root.hex()) != (head.tree_size, head.root_hash):
             raise damaged(tenant_id, "tree", 0, "the stored checkpoint is not that of the stored tree")
@@ -317,20 +291,20 @@ async def cosigned_checkpoint(
     raise NotFoundError(f"no checkpoint of {tenant_id} has been cosigned by a registered witness")
 
 
-def held(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> Cosignature | None:
+def held(row: StoredAnchor, witnesses: Iterable[WitnessKey]) -> Cosignature | None:
     """The cosignature in ``row`` if it is valid and matches the row's witness, size and time; else None."""
     try:
         note = notes.parse(row.note)
-        (found,) = cosignatures_of(note, [each for each in witnesses if each.text() == row.witness])
+        (found,) = cosignatures_of(note, [each for each in witnesses if each.text() == row.by])
         size = checkpoints.parse(note.text).size
     except (SignatureError, ValueError):
         return None
-    return found if (size, found.time) == (row.tree_size, row.cosigned_at) else None
+    return found if (size, found.time) == (row.size, row.time) else None
 
 
-def status_of(row: CosignatureRow, witnesses: Iterable[WitnessKey]) -> str:
+def status_of(row: StoredAnchor, witnesses: Iterable[WitnessKey]) -> str:
     """``ok``, ``broken`` if the cosignature is invalid, or ``unknown_key`` if its witness is not registered."""
-    if row.witness not in _names(witnesses):
+    if row.by not in _names(witnesses):
         return "unknown_key"
     return "broken" if held(row, witnesses) is None else "ok"
 
@@ -339,13 +313,13 @@ def _names(witnesses: Iterable[WitnessKey]) -> list[str]:
     return [witness.text() for witness in witnesses]
 
 
-def _by_log_alone(row: CosignatureRow) -> Note:
+def _by_log_alone(row: StoredAnchor) -> Note:
     note = notes.parse(row.note)
     origin = checkpoints.parse(note.text).origin
     return note._replace(signatures=tuple(line for line in note.signatures if line.name == origin))
 
 
-def _cosigned(note: Note, rows: Iterable[CosignatureRow], witnesses: Sequence[WitnessKey]) -> Note:
+def _cosigned(note: Note, rows: Iterable[StoredAnchor], witnesses: Sequence[WitnessKey]) -> Note:
     """``note`` with the newest cosignature of each witness in ``rows`` that is valid for its text."""
     lines: dict[str, NoteSignature] = {}
     for row in rows:

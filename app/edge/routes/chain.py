@@ -191,11 +191,9 @@ async def read_head(pool: Service[NodePool], tenant_id: TenantQuery) -> Response
         raise damaged(tenant_id, "head", head.head_seq, f"its head at seq {head.head_seq} is not the entry there")
     tree = None
     if head.root_hash is not None:
-        tree = {
-            "size": head.tree_size,
-            "root_hash": head.root_hash,
-            "checkpoint_size": proofs.checkpoint_size(tenant_id, head.checkpoint),
-        }
+        signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
+        size = None if signed is None else signed.size
+        tree = {"size": head.tree_size, "root_hash": head.root_hash, "checkpoint_size": size}
     return json_answer(
         {
             "tenant_id": tenant_id,

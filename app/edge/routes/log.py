@@ -14,6 +14,7 @@ import base64
 import gzip
 import re
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -37,7 +38,7 @@ from app.write.followers.anchors import CosignatureInbox
 from app.write.followers.notary import Notary
 from ledger.errors import NotFoundError
 from ledger.merkle.tiles import TILE_WIDTH
-from signing.anchors import RFC_3161
+from signing.anchors import RFC_3161, WITNESS
 
 router = APIRouter(route_class=StrictRoute, tags=["log"], responses=PROBLEM_RESPONSE)
 
@@ -50,8 +51,12 @@ _GZIP = re.compile(r"(?:x-)?gzip|\*", re.ASCII)
 _NO_WEIGHT = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
-_COSIGNATURES = NewestFirst("cosignatures", anchors.list_cosignatures, lambda row: row.id)
-_TIMESTAMPS = NewestFirst("anchors", anchors.list_timestamps, lambda row: row.id)
+_NAME = (
+    "Which: its number in groups of three digits as C2SP tlog-tiles has it, with .p/ and a width where it is not full."
+)
+_TILE = "Which: its level, /, and its number in groups of three digits, with .p/ and a width where it is not full."
+_COSIGNATURES = NewestFirst("cosignatures", partial(anchors.listed, WITNESS), lambda row: row.number)
+_TIMESTAMPS = NewestFirst("anchors", partial(anchors.listed, RFC_3161), lambda row: row.number)
 
 
 @router.get(
@@ -169,14 +174,14 @@ async def list_cosignatures(
 ) -> Response:
     """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
     rows, following = await _COSIGNATURES.read(pool, tenant_id, cursor, limit)
-    statuses = await asyncio.to_thread(lambda: [proofs.status_of(row, settings.log.witnesses) for row in rows])
+    statuses = await asyncio.to_thread(lambda: [proofs.status_of(row.said, settings.log.witnesses) for row in rows])
     items = [
         {
-            "tree_size": row.tree_size,
-            "witness": row.witness,
-            "time": row.cosigned_at,
+            "tree_size": row.said.size,
+            "witness": row.said.by,
+            "time": row.said.time,
             "status": status,
-            "note": row.note,
+            "note": row.said.note,
         }
         for row, status in zip(rows, statuses, strict=True)
     ]
@@ -195,11 +200,11 @@ async def list_anchors(
     items = [
         {
             "kind": RFC_3161,
-            "tree_size": row.tree_size,
-            "authority": row.authority,
-            "time": row.generated_at,
-            "checkpoint": row.note,
-            "response": base64.b64encode(row.response).decode(),
+            "tree_size": row.said.size,
+            "authority": row.said.by,
+            "time": row.said.time,
+            "checkpoint": row.said.note,
+            "response": base64.b64encode(row.said.response).decode(),
         }
         for row in rows
     ]

@@ -25,7 +25,6 @@ from app.runtime.state.found_breaks import break_of
 from app.runtime.tasks import Slots
 from app.store import anchors as anchors_store
 from app.store import chain_reads
-from app.store.anchors import ANCHORS_A_KIND_MAX, unproven
 from app.store.chain_reader import PostgresChainReader
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
@@ -126,11 +125,13 @@ class BundleExporter:
                 # Read after this state was fixed, so the keys include every key that signed in it.
                 keys = await self._keyring(tenant_id)
                 end = await _end(connection, tenant_id, chosen, keys)
-                async with aclosing(self._entries(connection, tenant_id, chosen, writer)) as pieces:
+                reader = PostgresChainReader(connection, tenant_id)
+                before = await read_link(connection, tenant_id, chosen.from_seq - 1)
+                async with aclosing(self._pieces(reader, writer, chosen[:2], Findings(), before)) as pieces:
                     # A broken row of the first part, or snapshots that cannot be spooled, give an error response, not a
                     # truncated bundle.
                     first = await anext(pieces, b"")
-                    await _add_snapshots(PostgresChainReader(connection, tenant_id), chosen, writer)
+                    await _add_snapshots(reader, chosen, writer)
                     yield b""
                     yield first
                     broken: Break | None = None
@@ -173,17 +174,10 @@ class BundleExporter:
                 yield b""
                 checkpoint = await chain_reads.stored_checkpoint(connection, tenant_id)
                 reader = PostgresChainReader(connection, tenant_id)
-                checker = EntryChecker(tenant_id, findings, first_seq=from_seq or 1, prev_link=None)
-
-                def take(rows: Sequence[Sequence[Any]]) -> bytes:
-                    checker.check(rows)
-                    return writer.add_entries(rows, encode_as_stored)
-
-                async with aclosing(reader.entries(from_seq, to_seq)) as batches:
-                    async for rows in batches:
-                        if self._node.shutting_down:
-                            raise NotReadyError("the service stops; ask for the evidence again")
-                        yield await asyncio.to_thread(take, rows)
+                entries = self._pieces(reader, writer, (from_seq, to_seq), findings, is_evidence=True)
+                async with aclosing(entries) as pieces:
+                    async for piece in pieces:
+                        yield piece
                 async with aclosing(reader.snapshots(from_seq or 1, to_seq)) as batches:
                     async for rows in batches:
                         writer.add_snapshots(rows, snapshot_as_stored)
@@ -192,30 +186,37 @@ class BundleExporter:
             async for last in _last_pieces(writer.finish_as_evidence(end, breaks, self._signer())):
                 yield last
 
-    async def _entries(
-        self, connection: Connection, tenant_id: str, chosen: _Range, writer: BundleWriter
+    async def _pieces(
+        self,
+        reader: PostgresChainReader,
+        writer: BundleWriter,
+        seqs: tuple[int | None, int | None],
+        findings: Findings,
+        before: str | None = None,
+        *,
+        is_evidence: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        findings = Findings()
-        before = await read_link(connection, tenant_id, chosen.from_seq - 1)
-        checker = EntryChecker(tenant_id, findings, first_seq=chosen.from_seq, prev_link=before)
+        """The checked entries of a range, after the link ``before``, as pieces of the file. In evidence a break is a
+        finding, else it ends the export."""
+        checker = EntryChecker(reader.tenant_id, findings, first_seq=seqs[0] or 1, prev_link=before)
 
         def take(rows: Sequence[Sequence[Any]]) -> bytes:
             checker.check(rows)
-            is_whole = findings.first_break() is None
+            is_whole = not is_evidence and findings.first_break() is None
             return writer.add_entries(rows, encode_entry if is_whole else encode_as_stored)
 
-        reader = PostgresChainReader(connection, tenant_id)
-        async with aclosing(reader.entries(chosen.from_seq, chosen.to_seq)) as batches:
+        async with aclosing(reader.entries(*seqs)) as batches:
             async for rows in batches:
                 if self._node.shutting_down:
-                    raise NotReadyError("the service stops; ask for the bundle again")
+                    raise NotReadyError("the service stops; ask for the export again")
                 piece = await asyncio.to_thread(take, rows)
                 if piece:
                     yield piece
-                _refuse_broken(tenant_id, findings)
-        if checker.last_seq != chosen.to_seq:
+                if not is_evidence:
+                    _refuse_broken(reader.tenant_id, findings)
+        if not is_evidence and checker.last_seq != seqs[1]:
             findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
-            _refuse_broken(tenant_id, findings)
+            _refuse_broken(reader.tenant_id, findings)
 
 
 async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: BundleWriter) -> None:
@@ -231,8 +232,11 @@ async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: Bu
                 except OSError as error:
                     raise _unkept(error) from error
                 except (LedgerError, TypeError, ValueError) as error:
-                    reason = f"its snapshot from seq {from_seq} to {to_seq} cannot be read: {error}"
-                    raise ChainDamagedError(reader.tenant_id, f"it is exported no further, {reason}") from error
+                    raise ChainDamagedError(
+                        reader.tenant_id,
+                        f"it is exported no further, its snapshot from seq {from_seq} to {to_seq} cannot be read: "
+                        f"{error}",
+                    ) from error
 
 
 async def _last_pieces(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -271,16 +275,11 @@ def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_
 async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> BundleEnd:
     """Root and proof at the end of the range, from the stored tiles."""
     first, second = chosen.to_seq, chosen.checkpoint_size
-    cosigned = await anchors_store.newest_cosignatures(connection, tenant_id, limit=ANCHORS_A_KIND_MAX)
-    stamped = await anchors_store.newest_timestamps(connection, tenant_id, ANCHORS_A_KIND_MAX)
-    said = unproven(cosigned, stamped, second)
+    said = await anchors_store.newest_unproven(connection, tenant_id, second)
     sizes = (first, *(each.size for each in said))
     wanted = tiles.root_tiles(first).union(*(tiles.consistency_tiles(size, second) for size in sizes))
     stored = await read_tiles(connection, tenant_id, wanted)
-
-    def get_tile(level: int, index: int) -> bytes:
-        return stored.get((level, index), b"")
-
+    get_tile = tiles.getter(stored)
     try:
         root = tiles.root_at(first, get_tile)
         proof = tiles.consistency_proof(first, second, get_tile)
@@ -293,5 +292,6 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
 def _refuse_broken(tenant_id: str, findings: Findings) -> None:
     found = findings.first_break()
     if found is not None:
-        reason = f"it is exported no further, {found.kind} at seq {found.seq}, {found.detail}"
-        raise ChainDamagedError(tenant_id, reason, found)
+        raise ChainDamagedError(
+            tenant_id, f"it is exported no further, {found.kind} at seq {found.seq}, {found.detail}", found
+        )

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from app.runtime.tasks import Slots
 from app.store import anchors, chain_reads
-from app.store.anchors import ANCHORS_A_KIND_MAX, unproven
 from app.store.notary import read_tiles
 from app.store.reading import reading
 from app.trust.key_chain import open_stored
@@ -38,13 +37,10 @@ from ledger.errors import (
     ReceiptTooLargeError,
     SeqOutOfRangeError,
     SessionNotCaughtUpError,
-    SignatureError,
     SigningUnavailableError,
 )
 from ledger.machines.jobs import refused_job_id
 from ledger.verification.verdict import damaged
-from signing.checkpoint import Checkpoint
-from signing.checkpoint import read as read_checkpoint
 from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, draft_of, make
 
 if TYPE_CHECKING:
@@ -154,7 +150,8 @@ class ReceiptMaker:
             async for _ in self.attempts():
                 async with reading(self.pool) as connection:
                     head = await chain_reads.head(connection, tenant_id)
-                if head.checkpoint is not None and _opened(tenant_id, head.checkpoint).size >= seq:
+                signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
+                if signed is not None and signed.size >= seq:
                     return
         except SessionNotCaughtUpError:
             raise SigningUnavailableError(
@@ -166,17 +163,14 @@ class ReceiptMaker:
     ) -> tuple[Material, dict[tuple[int, int], bytes]]:
         """The input of the receipt, from one state of the database."""
         async with reading(self.pool, snapshot=True) as connection:
-            head = await chain_reads.head(connection, tenant_id)
-            note = head.checkpoint or ""
+            note = (await chain_reads.head(connection, tenant_id)).checkpoint or ""
             signed = open_stored(tenant_id, note, keys, f"{self.log_origin}/{tenant_id}")
             if extends is not None and extends > signed.size:
                 raise SeqOutOfRangeError(
                     f"extends {extends} lies beyond the checkpoint, which covers {signed.size} entries", ("extends",)
                 )
             rows = await _rows(connection, tenant_id, wanted, signed.size)
-            covering = (tenant_id, (rows[0][SEQ], rows[-1][SEQ]), signed.size, ANCHORS_A_KIND_MAX)
-            cosigned = await anchors.covering_cosignatures(connection, *covering)
-            stamped = await anchors.covering_timestamps(connection, *covering)
+            said = await anchors.covering(connection, tenant_id, (rows[0][SEQ], rows[-1][SEQ]), signed.size)
             draft = draft_of(
                 tenant_id=tenant_id,
                 log_origin=self.log_origin,
@@ -186,7 +180,7 @@ class ReceiptMaker:
                 checkpoint=note,
                 keys=keys,
             )
-            material = Material(draft, rows, unproven(cosigned, stamped, signed.size), extends)
+            material = Material(draft, rows, said, extends)
             return material, await read_tiles(connection, tenant_id, material.tiles)
 
     def _sign(self, material: Material, stored: dict[tuple[int, int], bytes]) -> bytes:
@@ -209,10 +203,3 @@ async def _rows(connection: Connection, tenant_id: str, wanted: _Wanted, size: i
     if not rows or rows[-1][0] < wanted.to_seq:
         raise damaged(tenant_id, "gap", wanted.to_seq, f"the entry at seq {wanted.to_seq} is there no more")
     return rows
-
-
-def _opened(tenant_id: str, note: str) -> Checkpoint:
-    try:
-        return read_checkpoint(note)
-    except SignatureError as error:
-        raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is none: {error}") from error
