@@ -5,41 +5,29 @@ and the newest checkpoint seen.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from app.store.chaining import ChainHead
 from app.store.reading import fetch_tuples, like, turned
 from ledger.errors import DatabaseUnavailableError
 
 if TYPE_CHECKING:
     from app.store import Connection
 
-_POSITIONS = """
-SELECT log_origin, note, tree_size, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1
-"""
-_IMPORTED = """
-UPDATE scheduler.exchange_positions SET imported_seq = $3, updated_at = now()
- WHERE tenant_id = $1 AND log_origin = $2 AND imported_seq < $3
-"""
-_HELD_OF = """
-SELECT tenant_id, imported_seq FROM scheduler.exchange_positions
- WHERE log_origin = $1 || '/' || tenant_id AND tenant_id > $2 AND tenant_id LIKE ANY($4::text[])
- ORDER BY tenant_id LIMIT $3
-"""
-
 
 class Seen(NamedTuple):
     """The newest checkpoint seen of a peer's chain, and the seq up to which the chain was imported."""
 
     note: str
-    tree_size: int
     imported_seq: int
 
 
 async def positions(connection: Connection, tenant_id: str) -> dict[str, Seen]:
     """The tenant's chains in other ledgers, by the origin in their checkpoints."""
-    return {origin: Seen(*seen) for origin, *seen in await connection.fetch(_POSITIONS, tenant_id)}
+    query = "SELECT log_origin, note, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1"
+    return {origin: Seen(*seen) for origin, *seen in await connection.fetch(query, tenant_id)}
 
 
 async def saw(connection: Connection, tenant_id: str, log_origin: str, note: str, tree_size: int) -> None:
@@ -60,7 +48,15 @@ async def saw(connection: Connection, tenant_id: str, log_origin: str, note: str
 
 async def imported(connection: Connection, tenant_id: str, log_origin: str, seq: int) -> None:
     """Record that everything up to ``seq`` was imported."""
-    await connection.execute(_IMPORTED, tenant_id, log_origin, seq)
+    await connection.execute(
+        """
+        UPDATE scheduler.exchange_positions SET imported_seq = $3, updated_at = now()
+         WHERE tenant_id = $1 AND log_origin = $2 AND imported_seq < $3
+        """,
+        tenant_id,
+        log_origin,
+        seq,
+    )
 
 
 async def held_of(
@@ -68,7 +64,18 @@ async def held_of(
 ) -> list[tuple[str, int]]:
     """(tenant, seq up to which its chain of the ledger ``origin`` was imported), for tenants of these patterns after
     ``after``. Fewer than ``limit`` are the last page."""
-    return [tuple(row) for row in await connection.fetch(_HELD_OF, origin, after, limit, like(patterns))]
+    return await fetch_tuples(
+        connection,
+        """
+        SELECT tenant_id, imported_seq FROM scheduler.exchange_positions
+         WHERE log_origin = $1 || '/' || tenant_id AND tenant_id > $2 AND tenant_id LIKE ANY($4::text[])
+         ORDER BY tenant_id LIMIT $3
+        """,
+        origin,
+        after,
+        limit,
+        like(patterns),
+    )
 
 
 async def take_turn(connection: Connection, peer: str) -> bool:
@@ -85,24 +92,42 @@ async def end_turn(connection: Connection, peer: str) -> None:
     await connection.execute("SELECT pg_advisory_unlock(hashtextextended('tallystick.exchange ' || $1, 0))", peer)
 
 
-class ImportProgress(NamedTuple):
-    """How far the import of one set of bundles has come."""
+class Import(NamedTuple):
+    """The import of one set of bundles, as far as it has come; in the end ``imported + duplicates`` is ``entries``."""
 
-    from_seqs: Mapping[str, int]
+    bundles: int
+    entries: int
+    from_seqs: Mapping[str, int] = {}
     """Head seq of each of its tenants when it began."""
-    position: int
-    """Entries decided, in the order of the merge; ``imported + duplicates``."""
-    imported: int
-    duplicates: int
-    jobs_changed: int
-    conflicts: Sequence[Mapping[str, object]]
-    has_ended: bool
+    position: int = 0
+    """Entries decided before this call, in the order of the merge, by the stored row."""
+    imported: int = 0
+    duplicates: int = 0
+    jobs_changed: int = 0
+    conflicts: Sequence[Mapping[str, object]] = ()
+    has_ended: bool = False
+    """Whether an earlier call imported all of it."""
+    heads: Mapping[str, ChainHead] = {}
+    """The present head of each of its tenants."""
+
+    def to_json(self, *, dry_run: bool) -> dict[str, Any]:
+        """The answer of the interfaces."""
+        heads = {tenant: {"tenant_id": tenant, **head._asdict()} for tenant, head in sorted(self.heads.items())}
+        return {
+            "bundles": self.bundles,
+            "entries": self.entries,
+            "imported": self.imported,
+            "duplicates": self.duplicates,
+            "conflicts": self.conflicts,
+            "jobs_changed": self.jobs_changed,
+            "new_head": next(iter(heads.values())),
+            "new_heads": heads,
+            "dry_run": dry_run,
+        }
 
 
-async def begin_import(
-    connection: Connection, set_digest: str, *, bundles: int, entries: int, from_seqs: Mapping[str, int], node_id: str
-) -> ImportProgress:
-    """The progress of the set, zero if it is new."""
+async def begin_import(connection: Connection, set_digest: str, begun: Import, node_id: str) -> Import:
+    """The stored import of the set, which is ``begun`` if it is new."""
     await connection.execute(
         """
         INSERT INTO scheduler.bundle_import
@@ -111,23 +136,24 @@ async def begin_import(
         VALUES ($1, $2, $3, $4, $5, 0, 0, 0, 0, '[]') ON CONFLICT (set_digest) DO NOTHING
         """,
         set_digest,
-        bundles,
-        entries,
-        orjson.dumps(from_seqs).decode(),
+        begun.bundles,
+        begun.entries,
+        orjson.dumps(begun.from_seqs).decode(),
         node_id,
     )
     return await lock_import(connection, set_digest)
 
 
-async def lock_import(connection: Connection, set_digest: str) -> ImportProgress:
-    """The progress of a started set, locked until the transaction ends.
+async def lock_import(connection: Connection, set_digest: str) -> Import:
+    """The stored import of a started set, locked until the transaction ends.
 
     Raises:
         DatabaseUnavailableError: there is none.
     """
     row = await connection.fetchrow(
         """
-        SELECT from_seqs, position, imported, duplicates, jobs_changed, conflicts, ended_at IS NOT NULL AS has_ended
+        SELECT bundles, entries, from_seqs, position, imported, duplicates, jobs_changed, conflicts,
+               ended_at IS NOT NULL AS has_ended
           FROM scheduler.bundle_import WHERE set_digest = $1 FOR UPDATE
         """,
         set_digest,
@@ -137,21 +163,11 @@ async def lock_import(connection: Connection, set_digest: str) -> ImportProgress
             "PostgreSQL dropped the row of this import in scheduler.bundle_import without an error; remove the trigger "
             "that does it, and import the same bundles again"
         )
-    from_seqs, *counts, conflicts, has_ended = row
-    return ImportProgress._make((orjson.loads(from_seqs), *counts, orjson.loads(conflicts), has_ended))
+    return Import(*row)._replace(from_seqs=orjson.loads(row["from_seqs"]), conflicts=orjson.loads(row["conflicts"]))
 
 
-async def advance_import(
-    connection: Connection,
-    set_digest: str,
-    *,
-    imported: int,
-    duplicates: int,
-    jobs_changed: int,
-    conflicts: Sequence[Mapping[str, object]] | None,
-) -> None:
-    """Move the progress to these counts; ``conflicts`` are all of them, None when none was added."""
-    stored = None if conflicts is None else orjson.dumps(conflicts).decode()
+async def advance_import(connection: Connection, set_digest: str, reached: Import, *, has_new_conflicts: bool) -> None:
+    """Store how far the import has come."""
     await connection.execute(
         """
         UPDATE scheduler.bundle_import
@@ -161,10 +177,10 @@ async def advance_import(
          WHERE set_digest = $1
         """,
         set_digest,
-        imported,
-        duplicates,
-        jobs_changed,
-        stored,
+        reached.imported,
+        reached.duplicates,
+        reached.jobs_changed,
+        orjson.dumps(reached.conflicts).decode() if has_new_conflicts else None,
     )
 
 
@@ -195,7 +211,6 @@ async def count_untouched(
     connection: Connection, jobs: Collection[tuple[str, str]], from_seqs: Mapping[str, int]
 ) -> int:
     """How many of these (tenant, job id) have no entry after their tenant's seq in ``from_seqs``."""
-    asked = [(tenant_id, job_id, from_seqs[tenant_id]) for tenant_id, job_id in jobs]
     return int(
         await connection.fetchval(
             """
@@ -204,6 +219,6 @@ async def count_untouched(
              WHERE NOT EXISTS (SELECT FROM scheduler.scheduler_log l
                                 WHERE l.tenant_id = job.tenant_id AND l.job_id = job.job_id AND l.seq > job.from_seq)
             """,
-            *turned(asked, 3),
+            *turned([(tenant_id, job_id, from_seqs[tenant_id]) for tenant_id, job_id in jobs], 3),
         )
     )

@@ -15,9 +15,10 @@ import asyncpg
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.metrics import Metrics
 from app.runtime.state.node import Node
-from app.share.bundle.importer import BundleImporter, Imported
+from app.share.bundle.importer import BundleImporter
 from app.share.bundle.staging import StagedFile
 from app.store import chaining
+from app.store.exchange import Import
 from ledger.hlc import Clock
 from ledger.machines import jobs
 from ledger.verification import ENTRY_COLUMNS
@@ -59,14 +60,14 @@ def staged(path: Path) -> StagedFile:
 
 async def import_files(
     url: str, trusted_keys: Path, calls: Sequence[Sequence[Path]], *, dry_run: bool = False, skew_ms: int = 5000
-) -> list[Imported]:
+) -> list[Import]:
     """What each call came to, one after the other."""
     async with asyncpg.create_pool(url, min_size=1, max_size=2) as pool:
         importer = importer_on(pool, trusted_keys, skew_ms)
         return [await importer.run([staged(path) for path in paths], dry_run=dry_run) for paths in calls]
 
 
-def import_all(url: str, trusted_keys: Path, *calls: Sequence[Path], dry_run: bool = False) -> list[Imported]:
+def import_all(url: str, trusted_keys: Path, *calls: Sequence[Path], dry_run: bool = False) -> list[Import]:
     """``import_files`` from outside of an event loop."""
     return asyncio.run(import_files(url, trusted_keys, calls, dry_run=dry_run))
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.share.bundle.importer import Imported
 from app.share.bundle.report import counts_of
+from app.store.exchange import Import
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, held_event
 from ledger.errors import ClockSkewError, InvalidInputError
@@ -117,7 +117,7 @@ def test_sets_that_overlap_and_are_imported_at_once_give_every_event_once(
     bundles, keys = apart
     monkeypatch.setattr("app.share.bundle.importer.ENTRIES_A_TRANSACTION", 5)
 
-    async def import_at_once(url: str) -> list[Imported]:
+    async def import_at_once(url: str) -> list[Import]:
         async with asyncpg.create_pool(url, min_size=1, max_size=6) as pool:
             sets = [bundles[:2], bundles[1:], bundles[::2]]
             runs = [importer_on(pool, keys).run([staged(path) for path in paths], dry_run=False) for paths in sets]
@@ -145,7 +145,7 @@ def test_the_next_batch_is_looked_up_while_postgresql_stores_one(
     monkeypatch.setattr("app.share.bundle.importer.ENTRIES_A_TRANSACTION", 4)
     path = store(tmp_path, bundle_of(build(12, snapshots_to=(12,))))
 
-    async def import_held_at_the_first(database: Database) -> Imported:
+    async def import_held_at_the_first(database: Database) -> Import:
         superuser = await asyncpg.connect(database.superuser_url)
         await superuser.execute("SELECT pg_advisory_lock(1)")
         await superuser.execute(

@@ -25,11 +25,11 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 import structlog
@@ -43,6 +43,7 @@ from app.store import node as node_store
 from app.store.appended import AppendedEntries
 from app.store.chain_reads import find_by_seq
 from app.store.chaining import ChainHead
+from app.store.exchange import Import
 from app.store.notary import read_link
 from ledger.bundle.merge import ClockBounds, Incoming, decide, note_beginning, set_digest
 from ledger.chain import Linker
@@ -76,48 +77,6 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Imported:
-    """The outcome of an import. ``imported + duplicates`` is ``entries``."""
-
-    bundles: int
-    entries: int
-    imported: int = 0
-    duplicates: int = 0
-    jobs_changed: int = 0
-    conflicts: list[Mapping[str, Any]] = field(default_factory=list)
-    heads: dict[str, ChainHead] = field(default_factory=dict)
-
-    def with_batch(self, batch: ReadyBatch, jobs_changed: int) -> Imported:
-        """This outcome plus that of ``batch``."""
-        decided = batch.decided
-        if decided.conflicts:
-            log.error("hlc_conflict", count=len(decided.conflicts), first=decided.conflicts[0])
-        return replace(
-            self,
-            imported=self.imported + len(decided.placed),
-            duplicates=self.duplicates + decided.duplicates,
-            jobs_changed=self.jobs_changed + jobs_changed,
-            conflicts=[*self.conflicts, *decided.conflicts][:CONFLICTS_LISTED_MAX],
-            heads=self.heads | batch.heads_after,
-        )
-
-    def to_json(self, *, dry_run: bool) -> dict[str, Any]:
-        """The answer of the interfaces."""
-        heads = {tenant: {"tenant_id": tenant, **head._asdict()} for tenant, head in sorted(self.heads.items())}
-        return {
-            "bundles": self.bundles,
-            "entries": self.entries,
-            "imported": self.imported,
-            "duplicates": self.duplicates,
-            "conflicts": self.conflicts,
-            "jobs_changed": self.jobs_changed,
-            "new_head": next(iter(heads.values())),
-            "new_heads": heads,
-            "dry_run": dry_run,
-        }
-
-
-@dataclass(slots=True)
 class _Set:
     """The bundles of one import, verified, and their entries in order."""
 
@@ -127,14 +86,8 @@ class _Set:
     beginnings: Mapping[str, str]
     """First link of each chain of an older link version, by tenant."""
     in_order: Iterator[Incoming]
-    outcome: Imported
-    """The outcome so far."""
-    from_seqs: Mapping[str, int] = field(default_factory=dict)
-    """Head seq of each tenant when the import started."""
-    position: int = 0
-    """Entries already decided by the stored progress, which is not verified."""
-    is_tracked: bool = True
-    """Whether its progress is stored; false once the set was fully imported."""
+    outcome: Import
+    """The outcome so far, which is stored unless the set was fully imported before."""
 
 
 class BundleImporter:
@@ -201,7 +154,7 @@ class BundleImporter:
         *,
         dry_run: bool,
         admit: Callable[[RangeManifest], Awaitable[None]] | None = None,
-    ) -> Imported:
+    ) -> Import:
         """Import the bundles in ``files``, or with ``dry_run`` do everything except storing. Once all bundles are
         valid, ``admit`` is called with each manifest and rejects one that the caller may not import or did not request.
 
@@ -300,7 +253,7 @@ class BundleImporter:
             frozenset(each.manifest.tenant_id for each in taken),
             beginnings,
             await asyncio.to_thread(sorter.entries),
-            Imported(len(taken), sum(each.count for each in taken)),
+            Import(len(taken), sum(each.count for each in taken)),
         )
 
     async def _check_born(self, tenant_id: str, born: Born) -> None:
@@ -309,8 +262,7 @@ class BundleImporter:
 
     async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, str]) -> None:
         for tenant_id, link in beginnings.items():
-            first = await read_link(connection, tenant_id, 1)
-            if first not in (None, link):
+            if await read_link(connection, tenant_id, 1) not in (None, link):
                 raise InvalidInputError(
                     f"a chain of an older link version can only be imported as the beginning of an empty chain; tenant "
                     f"{tenant_id} has entries"
@@ -329,22 +281,9 @@ class BundleImporter:
             if missing := bundles.tenants - heads.keys():
                 raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
             await self._check_heads(connection, heads)
-            outcome = bundles.outcome
-            bundles.from_seqs = {tenant: head.seq for tenant, head in heads.items()}
-            progress = await exchange.begin_import(
-                connection,
-                bundles.digest,
-                bundles=outcome.bundles,
-                entries=outcome.entries,
-                from_seqs=bundles.from_seqs,
-                node_id=self._node.node_id,
-            )
-        bundles.is_tracked = not progress.has_ended
-        if bundles.is_tracked:
-            bundles.from_seqs, bundles.position = progress.from_seqs, progress.position
-            outcome.imported, outcome.duplicates = progress.imported, progress.duplicates
-            outcome.jobs_changed, outcome.conflicts = progress.jobs_changed, list(progress.conflicts)
-        outcome.heads = heads
+            begun = bundles.outcome._replace(from_seqs={tenant: head.seq for tenant, head in heads.items()})
+            stored = await exchange.begin_import(connection, bundles.digest, begun, self._node.node_id)
+        bundles.outcome = (begun._replace(has_ended=True) if stored.has_ended else stored)._replace(heads=heads)
         batches = self._unstored(bundles)
         ready = await self._prepare(await anext(batches, None), heads)
         while ready is not None:
@@ -353,20 +292,20 @@ class BundleImporter:
             ready = await self._store_and_prepare(bundles, ready, batches)
 
     async def _unstored(self, bundles: _Set) -> AsyncIterator[Sequence[Incoming]]:
-        """The entries after ``position``, in batches. Every batch before it is first looked up in the chains. If one is
-        incomplete there, the stored progress is wrong, and everything from that batch on is decided again."""
+        """The entries after the stored position, in batches. Every batch before it is first looked up in the chains. If
+        one is incomplete there, the stored progress is wrong, and everything from that batch on is decided again."""
         seen, is_borne_out = 0, True
-        async for batch in _batches(islice(bundles.in_order, bundles.position)):
+        async for batch in _batches(islice(bundles.in_order, bundles.outcome.position)):
             if is_borne_out and await self._is_chained(batch):
                 seen += len(batch)
                 continue
             if is_borne_out:
                 is_borne_out = False
-                log.error("import_progress_not_borne_out", set_digest=bundles.digest, position=bundles.position)
+                outcome = bundles.outcome
+                log.error("import_progress_not_borne_out", set_digest=bundles.digest, position=outcome.position)
                 async with self._pool.acquire() as connection:
                     await exchange.restart_import(connection, bundles.digest, seen)
-                outcome = bundles.outcome
-                outcome.imported, outcome.duplicates, outcome.jobs_changed, outcome.conflicts = 0, seen, 0, []
+                bundles.outcome = outcome._replace(imported=0, duplicates=seen, jobs_changed=0, conflicts=())
             yield batch
         async for batch in _batches(bundles.in_order):
             yield batch
@@ -419,7 +358,7 @@ class BundleImporter:
         before = bundles.outcome
         async with self._pool.acquire() as connection, connection.transaction():
             # 1. lock this set and the heads
-            if bundles.is_tracked:
+            if not before.has_ended:
                 now = await exchange.lock_import(connection, bundles.digest)
                 if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
@@ -429,20 +368,18 @@ class BundleImporter:
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
                 ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)
             decided, appended = ready.decided, ready.appended
-            changed = await exchange.count_untouched(connection, decided.jobs(), bundles.from_seqs)
+            changed = await exchange.count_untouched(connection, decided.jobs(), before.from_seqs)
             # 3. store
             if decided.placed:
                 await chaining.copy_entries(connection, appended.log_rows, on_sent)
                 await chaining.move_heads(connection, appended.heads())
-            after = before.with_batch(ready, changed)
-            if bundles.is_tracked:
+            after = _with_batch(before, ready, changed)
+            if not before.has_ended:
                 await exchange.advance_import(
                     connection,
                     bundles.digest,
-                    imported=after.imported,
-                    duplicates=after.duplicates,
-                    jobs_changed=after.jobs_changed,
-                    conflicts=after.conflicts if len(after.conflicts) > len(before.conflicts) else None,
+                    after,
+                    has_new_conflicts=len(after.conflicts) > len(before.conflicts),
                 )
         bundles.outcome = after
         self._metrics.count("scheduler_chain_entries", len(decided.placed))
@@ -459,16 +396,30 @@ class BundleImporter:
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
             heads = await chaining.read_heads(connection, sorted(bundles.tenants))
-            outcome = bundles.outcome
-            outcome.heads = {tenant: heads.get(tenant, ChainHead(0, None, None)) for tenant in bundles.tenants}
+            heads = {tenant: heads.get(tenant, ChainHead(0, None, None)) for tenant in bundles.tenants}
+            outcome = bundles.outcome._replace(heads=heads)
             async for batch in _batches(bundles.in_order):
                 if self._node.shutting_down:
                     raise NotReadyError("the service stops")
                 ready = await decide_and_link(connection, batch, outcome.heads, self._linkers, ready)
                 jobs = ready.decided.jobs()
-                outcome = outcome.with_batch(ready, len(jobs - touched))
+                outcome = _with_batch(outcome, ready, len(jobs - touched))
                 touched |= jobs
         bundles.outcome = outcome
+
+
+def _with_batch(outcome: Import, batch: ReadyBatch, jobs_changed: int) -> Import:
+    """The outcome plus that of ``batch``."""
+    decided = batch.decided
+    if decided.conflicts:
+        log.error("hlc_conflict", count=len(decided.conflicts), first=decided.conflicts[0])
+    return outcome._replace(
+        imported=outcome.imported + len(decided.placed),
+        duplicates=outcome.duplicates + decided.duplicates,
+        jobs_changed=outcome.jobs_changed + jobs_changed,
+        conflicts=[*outcome.conflicts, *decided.conflicts][:CONFLICTS_LISTED_MAX],
+        heads={**outcome.heads, **batch.heads_after},
+    )
 
 
 async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incoming]]:

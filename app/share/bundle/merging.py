@@ -85,8 +85,7 @@ async def decide_and_link(
     # Entries affect each other's decision only if they have the same time.
     if before is not None and before.entries[-1].key[:3] == entries[0].key[:3]:
         for tenant_id, here in existing.items():
-            earlier = before.existing.get(tenant_id, {})
-            here |= {hlc: event for hlc, event in earlier.items() if hlc not in here}
+            here |= {**before.existing.get(tenant_id, {}), **here}
     decided, appended = decide(entries, existing), AppendedEntries()
     batch_heads = {tenant_id: heads[tenant_id] for tenant_id in existing}
     check_beginnings(decided.placed, {tenant_id: head[:2] for tenant_id, head in batch_heads.items()})

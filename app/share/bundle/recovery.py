@@ -183,9 +183,12 @@ def export_from_wal(
         WalCorruptError: the log changed since and is damaged.
         SigningUnavailableError: a signer cannot be reached.
     """
-    origin = f"{report.node_id}.wal/{report.wal_id}"
     bundle = OwnChainBundle(
-        tenant_id=tenant_id, node_id=report.node_id, log_origin=origin, signer=signer, log_signer=log_signer
+        tenant_id=tenant_id,
+        node_id=report.node_id,
+        log_origin=f"{report.node_id}.wal/{report.wal_id}",
+        signer=signer,
+        log_signer=log_signer,
     )
     with closing(bundle):
         entries = _entries(_unchained(report), tenant_id)

@@ -242,8 +242,8 @@ def to_json(files: Sequence[VerifiedFile], against: Against, verified_at: dateti
 def to_markdown(files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str) -> str:
     """The report as text."""
     anchors = [(file, each) for file in files if file.outcome is not None for each in file.outcome.verdict["anchors"]]
-    lines = _rendered("report.md.j2", files, against, verified_at, tool, anchors=anchors, outcomes=OUTCOMES)
-    return lines.rstrip("\n") + "\n\n"
+    text = _rendered("report.md.j2", files, against, verified_at, tool, anchors=anchors, outcomes=OUTCOMES)
+    return text.rstrip("\n") + "\n\n"
 
 
 def to_html(
@@ -284,13 +284,12 @@ def _rendered(
     )
     environment.filters |= _FILTERS
     environment.globals |= _GLOBALS
-    commands = list(_commands(files, against))
     return environment.get_template(template).render(
         files=files,
         against=against,
         verified_at=rfc3339.written(verified_at, "seconds"),
         tool=tool,
-        commands=commands,
+        commands=list(_commands(files, against)),
         **more,
     )
 
@@ -312,8 +311,8 @@ def _commands(files: Sequence[VerifiedFile], against: Against) -> Iterator[str]:
     yield shlex.join(["sha256sum", *names])
     yield shlex.join(["tally", "verify-bundle", *names, *options, *against.external_from])
     for name in names:
-        command = shlex.join(["python3", "verify.py", name, *options])
-        yield f"{command}  # docs/formats/verify.py, a second implementation"
+        repeated = ["python3", "verify.py", name, *options]
+        yield f"{shlex.join(repeated)}  # docs/formats/verify.py, a second implementation"
 
 
 # --- text and values in templates ---------------------------------------------------------------------

@@ -143,8 +143,11 @@ class Upload:
             if name != entries_name(1):
                 raise BundleInvalidError(f"its first member is {name!r}, not {entries_name(1)}")
         except BundleInvalidError as error:
-            verdict = refused(error, self._hash.hexdigest(), len(self._begins)).to_json()
-            raise BundleRefusedError(f"{self._name} is no bundle, {error}", verdict, self._name) from error
+            raise BundleRefusedError(
+                f"{self._name} is no bundle, {error}",
+                refused(error, self._hash.hexdigest(), len(self._begins)).to_json(),
+                self._name,
+            ) from error
 
     def close(self) -> None:
         """Close a file that has not ended."""

@@ -66,17 +66,14 @@ def check_births(born: Born, chained: Mapping[int, ChainedEntry]) -> None:
                 )
 
 
-CheckBorn = Callable[[str, Born], None]
-"""Rejects entries of a tenant with a false origin in its log of this ledger; waits for PostgreSQL."""
-
-
 class Terms(NamedTuple):
     """The checks for the entries of all bundles of a set, and their sorter."""
 
     bounds: ClockBounds
     log_origin: str | None
     """Log origin of the importing ledger."""
-    check_born: CheckBorn
+    check_born: Callable[[str, Born], None]
+    """Rejects entries of a tenant with a false origin in its log of this ledger; waits for PostgreSQL."""
     sorter: Sorter
 
 
@@ -117,8 +114,7 @@ def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
         taken = TakenBundle(file, reader.manifest)
         is_trusted = Manifest.judge(reader.envelope, keys).verdict == "ok"
         rows = _Taking(reader, terms, taken) if is_trusted else BundleChainReader(reader)
-        found = asyncio.run(judge_bundle(rows, keys))
-        refuse_unless_trusted(file.name, found)
+        refuse_unless_trusted(file.name, asyncio.run(judge_bundle(rows, keys)))
         if taken.manifest.tenant_id == SYSTEM_TENANT:
             raise InvalidInputError(
                 f"{file.name} is of {SYSTEM_TENANT}: each ledger has that chain of its own, it is never imported"
@@ -145,8 +141,9 @@ def _opened(file: StagedFile, keys: Keyring) -> BundleReader:
     try:
         return BundleReader.open(file.path, keys)
     except BundleInvalidError as error:
-        verdict = refused(error, file.digest, file.path.stat().st_size).to_json()
-        raise BundleRefusedError(f"{file.name}: {error}", verdict, file.name) from error
+        raise BundleRefusedError(
+            f"{file.name}: {error}", refused(error, file.digest, file.path.stat().st_size).to_json(), file.name
+        ) from error
 
 
 class _Taking(BundleChainReader):
