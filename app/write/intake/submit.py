@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
+from typing import TypeVar
 
 from app.runtime.sharing import LINES_PER_TURN, TURN_S, FairTurns
 from app.runtime.state.node import Node
@@ -66,7 +67,12 @@ FIRST_FENCE_TOKEN = 1
 """Fence of a job that was created without one."""
 
 _ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.part is Part.END)
+_LASTING = _ENDS | {CREATED}
+"""Types of events that each change the known facts of their job."""
 _TENANT, _JOB = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id"))
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -320,11 +326,11 @@ class Submitter:
                     await self.line_turns.next(lines.actor)
                 turn = numbers[first : first + LINES_PER_TURN]
                 entering = _Entering(
-                    jobs=[lines.jobs[number] for number in turn],
-                    types=[lines.types[number] for number in turn],
-                    fences=[fences[number] for number in turn],
-                    payloads=[payloads[number] for number in turn],
-                    creations=[lines.creations[number] for number in turn],
+                    jobs=_at(lines.jobs, turn),
+                    types=_at(lines.types, turn),
+                    fences=_at(fences, turn),
+                    payloads=_at(payloads, turn),
+                    creations=_at(lines.creations, turn),
                     keys=None if key is None else [_line_key(key, number) for number in turn],
                     sealed={
                         at: lines.drafts[number]
@@ -339,6 +345,8 @@ class Submitter:
 
     async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
         """The fence token of each line, by default the highest known of its job; and its payload."""
+        if key is None and lines.are_plain:
+            return await self._encoded_plain(lines)
         fences: list[int] = []
         payloads: list[bytes] = []
         of_jobs: dict[JobOfLine, int] = {}
@@ -357,6 +365,22 @@ class Submitter:
             payloads.append(lines.payload(number, fence, None if key is None else _line_key(key, number)))
             if (reason := self._too_large(payloads[-1])) is not None:
                 raise InvalidEventError(reason, number + 1)
+        return fences, payloads
+
+    async def _encoded_plain(self, lines: EventLines) -> tuple[list[int], list[bytes]]:
+        """``_encoded`` of lines that ``are_plain``, without a key."""
+        fences: list[int] = []
+        payloads: list[bytes] = []
+        for first in range(0, len(lines), LINES_PER_TURN):
+            await self.line_turns.next(lines.actor)
+            here = range(first, min(first + LINES_PER_TURN, len(lines)))
+            jobs = lines.jobs[here.start : here.stop]
+            known = {job: self._fence_of(job) for job in set(jobs)}
+            fences += [known[job] for job in jobs]
+            payloads += lines.payloads(here, fences[first:])
+        for number, payload in enumerate(payloads, 1) if self._too_large(max(payloads, key=len)) else ():
+            if (reason := self._too_large(payload)) is not None:
+                raise InvalidEventError(reason, number)
         return fences, payloads
 
     def _fence_of(self, job: JobOfLine) -> int:
@@ -407,14 +431,21 @@ class Submitter:
         assert queued_lsn == first_lsn
         self.backlog.add([*beginnings, *entered])
         self._tenants.update(begun)
-        for at, pending in enumerate(entered):
-            is_end, creation = events.types[at] in _ENDS, events.creations[at]
-            self.job_index.entered(
-                pending.tenant_id, pending.job_id, events.fences[at], pending.lsn, is_end=is_end, creation=creation
-            )
+        self._learn(events, entered)
         if self._watched is None:
             self._watched = (entered[-1].lsn, time.perf_counter())
         return entered
+
+    def _learn(self, events: _Entering, entered: Sequence[Pending]) -> None:
+        """Add the jobs of the entered events to the index. A line that repeats the one before it is skipped."""
+        last: dict[JobOfLine, int] = {}
+        for job, kind, fence, creation, pending in zip(
+            events.jobs, events.types, events.fences, events.creations, entered, strict=True
+        ):
+            if kind in _LASTING or last.get(job) != fence:
+                last[job] = fence
+                is_end = kind in _ENDS
+                self.job_index.entered(job[0], pending.job_id, fence, pending.lsn, is_end=is_end, creation=creation)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -430,6 +461,13 @@ class _Entering:
     keys: Sequence[record.IdempotencyKey] | None
     sealed: Mapping[int, Draft]
     """Events with a seal, by index."""
+
+
+def _at(column: list[Value], numbers: Sequence[int]) -> list[Value]:
+    """The values of these lines; ``numbers`` rise."""
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return column[numbers[0] : numbers[-1] + 1]
+    return [column[number] for number in numbers]
 
 
 def _line_key(key: RequestKey, line: int) -> record.IdempotencyKey:

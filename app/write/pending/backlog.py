@@ -225,22 +225,28 @@ class Backlog:
 
     def _count(self, events: Sequence[Pending], sign: int) -> None:
         """Count these events, which wait from now on (``sign`` 1) or no longer (-1)."""
+        counted: dict[str, tuple[int, int]] = {}
         for pending in events:
-            entries, size = self._of_tenants.get(pending.tenant_id, _NOTHING)
-            waiting = entries + sign, size + sign * (len(pending.payload) + BYTES_AROUND_PAYLOAD)
-            self._of_tenants[pending.tenant_id] = waiting
-            if waiting == _NOTHING:
-                del self._of_tenants[pending.tenant_id]
-        self._bytes += sign * record_bytes_of(len(events), sum(map(len, map(_PAYLOAD, events))))
+            entries, payload_bytes = counted.get(pending.tenant_id, _NOTHING)
+            counted[pending.tenant_id] = entries + 1, payload_bytes + len(pending.payload)
+        for tenant_id, (entries, payload_bytes) in counted.items():
+            size = sign * record_bytes_of(entries, payload_bytes)
+            held = self._of_tenants.pop(tenant_id, _NOTHING)
+            if (waiting := (held[0] + sign * entries, held[1] + size)) != _NOTHING:
+                self._of_tenants[tenant_id] = waiting
+            self._bytes += size
 
     def __iter__(self) -> Iterator[Pending]:
         return chain(*self._deferred.values(), self._queue)
 
 
 def _within(events: Iterable[Pending], entries_max: int, bytes_max: int, upto_lsn: float) -> list[Pending]:
+    first = list(islice(events, entries_max))
+    if first and first[-1].lsn <= upto_lsn and sum(map(len, map(_PAYLOAD, first))) <= bytes_max:
+        return first
     batch: list[Pending] = []
     size = 0
-    for pending in islice(events, entries_max):
+    for pending in first:
         size += len(pending.payload)
         if (batch and size > bytes_max) or pending.lsn > upto_lsn:
             break

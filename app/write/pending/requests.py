@@ -216,6 +216,21 @@ class EventLines:
         self.fences[number] = draft.fence_token
         self.creations[number] = creation_of(draft)
 
+    @property
+    def are_plain(self) -> bool:
+        """Whether all lines were read and none has a fence."""
+        return not self.drafts and self.fences.count(None) == len(self.fences)
+
+    def payloads(self, lines: range, fences: Sequence[int]) -> list[bytes]:
+        """``payload`` of these lines, without keys; all lines MUST be plain (``are_plain``)."""
+        if fences.count(_FENCE_BEFORE_IT_IS_CHOSEN) != len(fences):
+            return [self.payload(number, fence, None) for number, fence in zip(lines, fences, strict=True)]
+        payloads = self._payloads[lines.start : lines.stop]
+        if self.actor is None:
+            return payloads
+        opening = self._opening
+        return [opening + payload[1:] for payload in payloads]
+
     def __len__(self) -> int:
         return len(self.jobs)
 
