@@ -273,10 +273,11 @@ class StatsFiles:
         if self._file is not None and self._file.tell() > max(0, self.file_bytes_max - len(data)):
             self.close()
         file = self._file = self._file or self._open()
-        size = file.tell()
+        size, written = file.tell(), 0
         try:
-            while data:
-                data = data[file.write(data) :]
+            while written < len(data):
+                written += os.pwrite(file.fileno(), data[written:], size + written)
+            file.seek(size + written)
         except OSError:
             try:
                 file.truncate(size)

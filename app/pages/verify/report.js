@@ -330,7 +330,7 @@ function anchorCard(verdict) {
     "Statements of external witnesses",
     element(
       "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Statements of external witnesses" },
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of statements" },
       element(
         "table",
         {},

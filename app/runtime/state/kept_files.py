@@ -65,6 +65,8 @@ class KeptFile(Generic[Value]):
             if found is None and content is not None:
                 raise ValueError("it holds null, which is never written")
             return found
+        except UnicodeEncodeError:
+            raise  # The locale has no name for the folder.
         except (msgspec.MsgspecError, ValueError, OSError) as error:
             raise StartRefusedError(f"{path} cannot be read: {error}; {self.remedy}") from error
 

@@ -296,7 +296,7 @@ def value_of(reply: Reply) -> Any:
     """The JSON of an answer of success.
 
     Raises:
-        NotTheLedgerError: it is not JSON.
+        NotTheLedgerError: it is no JSON object.
     """
     value = json_in(reply.content)
     if not isinstance(value, dict):
