@@ -104,7 +104,7 @@ class Archiver:
             if last_lsn > archived_lsn:
                 self._put(kept, segment, prefix, suffix)
                 with kept.locked():
-                    kept.archived_lsn = last_lsn
+                    kept.archived_lsn = max(last_lsn, kept.archived_lsn or BEFORE_FIRST)
 
     def _put(self, kept: KeptLog, segment: Segment, prefix: str, suffix: str) -> None:
         """Archive one segment, to which no batch is appended any more.
