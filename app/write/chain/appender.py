@@ -47,6 +47,7 @@ from functools import partial
 
 import asyncpg
 import structlog
+from asyncpg.transaction import Transaction
 
 from app.runtime.metrics import Metrics
 from app.runtime.state.found_breaks import FoundBreaks
@@ -324,11 +325,14 @@ class Appender:
         # A tenant may be found damaged at any time; then it is passed over.
         await self._quarantine.hold(batch)
         attempt.linked = linked
-        following, copied = None if pipelined is None else self._next_batch(batch, linked), None
-        if pipelined is not None and (taken := await self._pipeline.take(connection)) is not None:
-            self._connection, copied = connection, _ = taken
-            self._sent = batch, linked
-            self._copy_next(following)
+        copied: Transaction | None = None
+        if pipelined is not None:
+            following = self._next_batch(batch, linked)  # PostgreSQL still copies this one.
+            if (taken := await self._pipeline.take(connection)) is not None:
+                self._connection = connection = taken.connection
+                copied = taken.transaction
+                self._sent = batch, linked
+                self._copy_next(following)
         answer = await commit.commit(
             connection,
             Batch(
