@@ -9,6 +9,7 @@ others are declared beside their routes.
 from __future__ import annotations
 
 from datetime import datetime
+from types import GenericAlias
 from typing import Annotated, Any, Final, NotRequired
 
 import orjson
@@ -55,8 +56,8 @@ def optional(kind: Any) -> Any:
 
 def _kind_of(kind: Any) -> Any:
     if isinstance(kind, list):
-        return list.__class_getitem__(*kind)
-    return dict.__class_getitem__((str, kind[str])) if isinstance(kind, dict) else kind
+        return GenericAlias(list, kind[0])
+    return GenericAlias(dict, (str, kind[str])) if isinstance(kind, dict) else kind
 
 
 Problem = shape(
