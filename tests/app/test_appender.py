@@ -20,7 +20,7 @@ from app.node.wiring import running
 from app.write.pending.requests import EventLines, Receipt
 from ledger import canonical
 from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
-from ledger.facts.events import JOB_EVENTS, Durability
+from ledger.facts.events import JOB_EVENTS, Durability, SystemAction
 from ledger.hlc import Hlc
 from ledger.machines.jobs import refused_job_id
 from tests.app.chains import Chains, Entry, numbers, until
@@ -205,6 +205,25 @@ async def test_a_node_whose_epoch_was_taken_over_chains_nothing_any_more(
     await refused_ever_after(service, FencedError)
     assert sorted(numbers(await chains.sound("acme"))) == list(range(5))
     assert service.writer.next_lsn == written_lsn + 1
+
+
+async def test_what_a_failed_node_records_of_itself_is_chained_by_the_next_process(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+) -> None:
+    async with run_node(make_settings()) as service:
+        await service.key_changes.recorded.wait()
+        service.lifecycle.fail(FencedError("another process writes this log"))
+        lsn = service.writer.next_lsn
+        recording = asyncio.create_task(
+            service.system_entries.record(SystemAction.BREAK_ACKNOWLEDGED, "tenant:acme", {"reason": "seen"})
+        )
+        await until(lambda: recording.done() or service.node.durable.lsn >= lsn, "it is durable")
+        assert not recording.done()
+        recording.cancel()
+    async with run_node(make_settings()) as service:
+        await until(lambda: service.node.chained.lsn >= lsn, "it is chained")
+        entries = [each for each in await chains.sound("_system") if each["action"] == SystemAction.BREAK_ACKNOWLEDGED]
+        assert [each["job_id"] for each in entries] == ["tenant:acme"]
 
 
 async def test_a_fence_met_by_the_retry_of_a_lost_commit_holds_too(

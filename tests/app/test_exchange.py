@@ -467,7 +467,7 @@ async def test_who_asks_a_peer_is_one_and_leaves_it_to_another_when_it_is_stoppe
             await exchange.end_turn(superuser, "https://peer")
         return is_ours
 
-    assert await is_free(), "whoever ends its turn"
+    assert await is_free(), "the turn has ended"
     assert await is_free(), "leaves it to others"
     for passes in (None, *range(12)):  # of the event loop, before it is stopped
         has_begun = asyncio.Event()
