@@ -177,7 +177,7 @@ async def test_the_tenant_is_quarantined_and_what_was_acknowledged_is_chained_on
 async def test_the_caller_of_a_held_event_learns_where_it_is_kept(damaged: tuple[Service, HeldBackError]) -> None:
     service, error = damaged
     assert error.tenant_id == "acme"
-    assert error.lsn == service.node.chained.lsn
+    assert error.lsn <= service.node.chained.lsn, "the chain goes on behind it, and other records may follow at once"
     assert error.epoch == service.node.epoch
     assert f"kept at LSN {error.lsn}" in str(error)
     assert quarantine.load(service._started.wal.folder)["acme"].lsns == {error.lsn}
