@@ -77,9 +77,7 @@ def up_to(moment: str) -> Hlc:
     Raises:
         InvalidInputError: ``moment`` is neither.
     """
-    if _is_time(moment):
-        return Hlc(milliseconds_of(moment)[0], LOGICAL_MAX, _ABOVE_NODES)
-    return Hlc.parse(moment)
+    return Hlc(milliseconds_of(moment)[0], LOGICAL_MAX, _ABOVE_NODES) if _is_time(moment) else Hlc.parse(moment)
 
 
 def at_or_after(moment: str) -> Hlc:

@@ -44,9 +44,7 @@ def secret_text(value: str, place: str) -> str:
 def control_character(value: str) -> str | None:
     """The name of the first control character of ``value``, None where it has none."""
     found = _CONTROL.search(value)
-    if found is None:
-        return None
-    return f"{_NAMES.get(found[0], 'a control character')} (U+{ord(found[0]):04X})"
+    return None if found is None else f"{_NAMES.get(found[0], 'a control character')} (U+{ord(found[0]):04X})"
 
 
 def without_login(url: str) -> str:

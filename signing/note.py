@@ -185,8 +185,7 @@ def signers_of(note: Note, verifiers: Iterable[VerifierKey | str]) -> tuple[Veri
     known: dict[tuple[str, bytes], VerifierKey] = {}
     for item in verifiers:
         key = VerifierKey.parse(item) if isinstance(item, str) else item
-        twin = known.setdefault((key.name, key.key_hash), key)
-        if twin.public_key.key_id != key.public_key.key_id:
+        if known.setdefault((key.name, key.key_hash), key).public_key.key_id != key.public_key.key_id:
             raise InvalidInputError(f"two verifier keys share {key.name}+{key.key_hash.hex()}; give only one")
     lines = [line for line in note.signatures if (line.name, line.key_hash) in known]
     signers = [known[line.name, line.key_hash] for line in lines]

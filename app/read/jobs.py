@@ -241,8 +241,7 @@ class JobReader:
                 found = _Found([], [], None) if place.is_begun else await find(connection, place)
                 # The list lacks the entries after the table's position; the oldest of them sets the staleness.
                 is_behind = place.seq < place.head_seq
-                behind_ms = await reads.age_ms(connection, tenant_id, place.seq + 1) if is_behind else 0
-                return found, place, behind_ms
+                return found, place, await reads.age_ms(connection, tenant_id, place.seq + 1) if is_behind else 0
 
         found, source = await self._copies.read(tenant_id, look, promise)
         if found is None:

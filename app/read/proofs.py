@@ -114,8 +114,7 @@ async def _size(
     connection: Connection, tenant_id: str, asked: int | None, name: str
 ) -> tuple[int, checkpoints.Checkpoint]:
     """The requested tree size, else the newest checkpoint's, after checking that it exists; and that checkpoint."""
-    head = await chain_reads.head(connection, tenant_id)
-    signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
+    signed = chain_reads.checkpoint_in(tenant_id, (await chain_reads.head(connection, tenant_id)).checkpoint)
     if signed is None:
         raise SeqOutOfRangeError(f"there is no checkpoint of {tenant_id} yet; try again soon", (name,))
     size = signed.size if asked is None else asked
@@ -193,8 +192,7 @@ async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index
 
 
 async def _require_covered(connection: Connection, tenant_id: str, level: int, index: int, width: int) -> None:
-    head = await chain_reads.head(connection, tenant_id)
-    signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
+    signed = chain_reads.checkpoint_in(tenant_id, (await chain_reads.head(connection, tenant_id)).checkpoint)
     size = 0 if signed is None else signed.size
     if index * TILE_WIDTH + width > size >> (level * TILE_HEIGHT):
         raise NotFoundError(f"the newest checkpoint of {tenant_id}, of size {size}, does not reach that far")

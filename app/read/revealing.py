@@ -91,8 +91,7 @@ def _shown(value: Any, path: Path, tenant_id: str, hlc: str, keys: Keys) -> Any:
         if key is None:
             return private_fields.erased()
         try:
-            associated = private_fields.associated_data(tenant_id, hlc, key.key_id, path)
-            return orjson.Fragment(key.open(sealed, associated))
+            return orjson.Fragment(key.open(sealed, private_fields.associated_data(tenant_id, hlc, key.key_id, path)))
         except PrivateValueError as error:
             log.error("private_value_unreadable", tenant_id=tenant_id, hlc=hlc, error=str(error))
             return private_fields.to_json(sealed)

@@ -252,9 +252,7 @@ def status(state: JobState) -> str:
     if state.refused is not None and state.created is None and state.refused.action == CREATION:
         return REFUSED
     if state.cancel is not None:
-        if state.end is not None or _all_acknowledged(state):
-            return CANCELLED
-        return CANCELLING
+        return CANCELLED if state.end is not None or _all_acknowledged(state) else CANCELLING
     fence, value = -1, SUBMITTED
     if state.end is not None:
         fence, value = state.end.rank[0], STATUS_OF_END[state.end.action]

@@ -287,9 +287,7 @@ class PartOfTree:
 
     def nodes(self, level: int) -> tuple[int, list[bytes]]:
         """Index of the first perfect subtree of ``2^level`` leaves in the run, and the roots of all such subtrees."""
-        if level < len(self._levels):
-            return self._levels[level]
-        return -(-self.begin >> level), []
+        return self._levels[level] if level < len(self._levels) else (-(-self.begin >> level), [])
 
     def part(self, begin: int, end: int, *, origin: int = 0) -> list[bytes]:
         """Roots of the subtrees that leaves ``begin..end - 1`` fall into, in the tree that begins at leaf ``origin``.

@@ -153,8 +153,7 @@ async def verify(
     )
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq
-    in_order = InOrder(reader, None if first == 1 else first, to_read)
-    checks = in_order if elsewhere is None or not is_whole else elsewhere
+    checks = InOrder(reader, None if first == 1 else first, to_read) if elsewhere is None or not is_whole else elsewhere
     chain = await _fold_chain(reader, ends, checks, to_read, open_snapshot, findings)
     # 3. The projection.
     if is_whole and (projection or chain.commitments):

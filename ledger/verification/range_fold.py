@@ -132,8 +132,7 @@ class Fold:
         self._passed_seq = ends.first_seq - 1
         self._marks: dict[int, Mark] = {}
         self._parts: dict[Interval, list[IntervalPart]] = {}
-        before = ends.first_seq - 1 if ends.expected_frontier else 0
-        self._tree = Frontier.restore(before, ends.expected_frontier)
+        self._tree = Frontier.restore(ends.first_seq - 1 if ends.expected_frontier else 0, ends.expected_frontier)
         """Tree over the entries from seq 1 on, up to the first missing one."""
         self._trees: dict[int, Frontier] = {}
         """The tree by size: at the sizes of other tree heads, and within the last added range."""

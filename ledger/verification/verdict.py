@@ -157,8 +157,7 @@ class Findings:
 
     def _verdict(self, aspect: str) -> str:
         if self.has(aspect):
-            is_judged = aspect != "signatures" or self.found.has_broken_signature
-            return "broken" if is_judged else "unknown_key"
+            return "broken" if aspect != "signatures" or self.found.has_broken_signature else "unknown_key"
         return "ok" if aspect in self.found.begun and aspect not in self.found.undecided else "not_checked"
 
 
@@ -310,8 +309,7 @@ def with_checkpoint(
 
 def with_break(verdict: Mapping[str, Any], found_break: Mapping[str, Any]) -> dict[str, Any]:
     """``verdict`` with one more break, of the aspect ``checkpoint``."""
-    breaks = [item for item in (verdict["first_break"], found_break) if item is not None]
-    first = min(breaks, key=_break_order)
+    first = min([item for item in (verdict["first_break"], found_break) if item is not None], key=_break_order)
     verdicts = {**verdict["verdicts"], "checkpoint": "broken"}
     counts = {**verdict.get("breaks", {})}
     counts[found_break["kind"]] = counts.get(found_break["kind"], 0) + 1

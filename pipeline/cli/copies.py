@@ -105,8 +105,7 @@ def archive(
     held, store = load_keys(keys or ()), ArchiveStore(dest)
     with Ledger.connected(dsn) as ledger, ExitStack() as stack:
         # A caller who names keys trusts no others: anyone with write access can insert keys into the database.
-        trusted = held if keys else ledger.published_keys()
-        keyring = Keyring([signer.public_key, *trusted], held.log_verifier_keys)
+        keyring = Keyring([signer.public_key, *(held if keys else ledger.published_keys())], held.log_verifier_keys)
 
         @cache
         def file_all() -> FileAll:  # Spark starts once there is a file to be made.

@@ -317,8 +317,7 @@ def _job(tenant_id: str, job_id: str, rows: Iterable[tuple[Any, ...]], clock: Cl
     end = held[state.end.rank[-1]] if state.end is not None and has_ended else None
     with_dc = sorted((fact for fact in held.values() if "dc_id" in fact.fields), key=attrgetter("hlc", "digest"))
     first_accepted = next((fact for fact in with_dc if fact.action == "DEQUEUE"), None)
-    acknowledged = (fact for fact in reversed(with_dc) if fact.action == "CANCEL_ACK" and has_ended)
-    ended = end or next(acknowledged, None)
+    ended = end or next((fact for fact in reversed(with_dc) if fact.action == "CANCEL_ACK" and has_ended), None)
     failed_dc = end.failed_dc if end is not None and status == FAILED else None
     dcs = [failed_dc, max(state.accepted, key=state.accepted.__getitem__, default=None)]
     dcs += state.created.assigned_dcs[:1] if state.created is not None else []

@@ -201,8 +201,7 @@ def summary_of(progress: Any) -> tuple[Summary, int]:
     newest_ms = read.pop("newest_ms", None) or 0
     rows = observed["written"]["rows"] if "written" in observed else 0
     dropped = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
-    is_any = any((*read.values(), rows, dropped))
-    return Summary(batches=int(is_any), **read, late_groups=dropped, rows=rows), newest_ms
+    return Summary(batches=int(any((*read.values(), rows, dropped))), **read, late_groups=dropped, rows=rows), newest_ms
 
 
 def _clock_ms() -> int:

@@ -262,8 +262,7 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             yield next(of_kind)
             return
         # One summary at a time: a long chain has many ranges.
-        of_tasks = zip(chain.tasks, of_kind, strict=True)
-        summaries = (decode(row.data, type=RangeSummary) for _, row in of_tasks)
+        summaries = (decode(row.data, type=RangeSummary) for _, row in zip(chain.tasks, of_kind, strict=True))
         verdict = fold(chain.ends, summaries, jobs, breaks.append)
         yield from _breaks(tenant_id, breaks)
         yield from _breaks(tenant_id, candidates, CANDIDATE)

@@ -165,8 +165,7 @@ class Election:
         if greeting.member_id:
             self._greetings[address] = greeting
             self._learn(greeting.configuration)
-        is_late = self._epoch and greeting.member_id
-        return [(address, self._prepare_message())] if is_late else self._advance()
+        return [(address, self._prepare_message())] if self._epoch and greeting.member_id else self._advance()
 
     def _learn(self, configuration: Configuration) -> None:
         self._newest = max(self._newest, configuration, key=attrgetter("order"))
