@@ -160,5 +160,6 @@ def judge(opened: Envelope, keyring: Keyring | None) -> Signed:
     key_ids = tuple(key.key_id for key in signers)
     if any(key.revoked_from_hlc is None for key in signers):
         return Signed("ok", None, key_ids)
-    why = f"key {signers[0].key_id} is revoked from HLC {signers[0].revoked_from_hlc} on"
-    return Signed("unknown_key", why, key_ids)
+    return Signed(
+        "unknown_key", f"key {signers[0].key_id} is revoked from HLC {signers[0].revoked_from_hlc} on", key_ids
+    )

@@ -259,8 +259,9 @@ def _import(library: ModuleType, uri: str, pin: PinSource) -> tuple[str, Any]:
     elif scheme == "azurekms" and parts.netloc and rest.startswith("/keys/"):
         pinned_uri, key, *_ = library.AzureSigner.import_(parts.netloc.partition(".")[0], rest.split("/")[2])
     elif scheme in _SIGNERS and rest:
-        name = rest.partition("/")[0] if scheme == "hv" else rest
-        pinned_uri, key, *_ = getattr(library, _SIGNERS[scheme]).import_(name)
+        pinned_uri, key, *_ = getattr(library, _SIGNERS[scheme]).import_(
+            rest.partition("/")[0] if scheme == "hv" else rest
+        )
     else:
         raise ConfigurationError(f"key URI {uri!r} is not supported; docs/formats/keys.md lists the kinds")
     if scheme == "hv" and "/" in rest and pinned_uri != uri:

@@ -105,8 +105,9 @@ def judged(
         _judge_content(result, receipt, signed, keyring, kept, memory, external)
     except ReceiptInvalidError as error:
         kind = RECEIPT_SIGNATURE if isinstance(error, ReceiptSignatureError) else RECEIPT
-        tenant_id = None if result.receipt is None else result.receipt.tenant_id
-        result.verdict = refused_verdict(tenant_id, ASPECTS, kind, error)
+        result.verdict = refused_verdict(
+            None if result.receipt is None else result.receipt.tenant_id, ASPECTS, kind, error
+        )
         result.not_checked = ["the entries: the receipt itself does not hold, so nothing in it says anything"]
     result.verdict["duration_ms"] = round((time.perf_counter() - began_s) * 1000, 1)
     return result

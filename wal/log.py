@@ -212,8 +212,9 @@ class Log:
         self.next_lsn = Lsn(last_lsn + 1)
 
     def _open_segment(self, previous_lsn: Lsn) -> None:
-        header = SegmentHeader(self.node_id, self._wal_id, self._epoch, self.next_lsn, previous_lsn)
-        self._descriptor = create_segment(self._folder, header)
+        self._descriptor = create_segment(
+            self._folder, SegmentHeader(self.node_id, self._wal_id, self._epoch, self.next_lsn, previous_lsn)
+        )
         self._path = self._folder / segment_name(self.next_lsn, self._epoch)
         self._inode = os.fstat(self._descriptor).st_ino
         self.guard.made(self._path.name, self._inode)

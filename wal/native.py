@@ -31,8 +31,9 @@ class NativeQueue(_Queue):  # type: ignore[misc]
 
     def __new__(cls, bounds: Bounds, log: Log, *fds: int) -> NativeQueue:
         """A queue over this log."""
-        hashed = node_hash(bounds.node_id)
-        queue: NativeQueue = super().__new__(cls, bounds.node_id, hashed, log.next_lsn, *bounds[1:], *fds)
+        queue: NativeQueue = super().__new__(
+            cls, bounds.node_id, node_hash(bounds.node_id), log.next_lsn, *bounds[1:], *fds
+        )
         return queue
 
     def __init__(self, bounds: Bounds, log: Log, *fds: int) -> None:

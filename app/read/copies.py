@@ -257,8 +257,9 @@ class Replicas:
 
     def _note(self, replica: _Replica, fault: str | None) -> None:
         if fault != replica.fault and not (fault is None and replica.fault == UNSEEN):
-            event = "replica_fit" if fault is None else "replica_unfit"
-            log.warning(event, replica=replica.name, at=replica.at, fault=fault)
+            log.warning(
+                "replica_fit" if fault is None else "replica_unfit", replica=replica.name, at=replica.at, fault=fault
+            )
         replica.fault = fault
         if fault is None:
             replica.fit_s = time.monotonic()

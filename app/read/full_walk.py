@@ -185,8 +185,9 @@ class FullWalk:
                 signed_to.seq, signed_to.chain_link, verdict.signed_digest, verdict.frontiers.get(signed_to.seq)
             )
         elif to_seq - at.from_seq > UNSIGNED_ENTRIES_MAX:
-            link = verdict.to_link if verdict.to_seq == to_seq else None
-            at.go_behind(to_seq, link, None, verdict.frontiers.get(to_seq))
+            at.go_behind(
+                to_seq, verdict.to_link if verdict.to_seq == to_seq else None, None, verdict.frontiers.get(to_seq)
+            )
         return False
 
     async def _store(self, *, is_due: bool = False) -> None:

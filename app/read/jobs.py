@@ -283,8 +283,9 @@ class JobReader:
         payloads = await self._revealing.payloads(tenant_id, [event.entry for event in events])
         items = [_event_item(event, payload) for event, payload in zip(events, payloads, strict=True)]
         end = events[-1].entry if more else None
-        last = None if end is None else (end.hlc_physical, end.hlc_logical, end.hlc_node)
-        return Page(items, last, _kept(promise, source))
+        return Page(
+            items, None if end is None else (end.hlc_physical, end.hlc_logical, end.hlc_node), _kept(promise, source)
+        )
 
     async def _searched(
         self,

@@ -136,8 +136,9 @@ def _anchored_root(size: int, signed: checkpoints.Checkpoint, get_tile: tiles.Ge
         ProofError: it is not.
     """
     root = tiles.root_at(size, get_tile)
-    proof = tiles.consistency_proof(size, signed.size, get_tile)
-    merkle.verify_consistency(size, signed.size, root, signed.root, proof)
+    merkle.verify_consistency(
+        size, signed.size, root, signed.root, tiles.consistency_proof(size, signed.size, get_tile)
+    )
     return root
 
 

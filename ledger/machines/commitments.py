@@ -207,12 +207,19 @@ class Commitments:
                 dimension = ANY_ACCELERATOR if name.startswith(f"{ANY_ACCELERATOR}.") else name
                 if dimension not in reserved:
                     continue
-                says = f"node {bet.node}: {dimension} is claimed, and the node's capacity is not known"
-                return Rejection("node-not-free", says, blocking_index=self._claim_of(bet.node, dimension))
+                return Rejection(
+                    "node-not-free",
+                    f"node {bet.node}: {dimension} is claimed, and the node's capacity is not known",
+                    blocking_index=self._claim_of(bet.node, dimension),
+                )
             free = capacity.of(name) - reserved.get(name, 0)
             if free < amount:
-                says = f"node {bet.node} has {max(free, 0)} of {name} free, {amount} is asked for"
-                return Rejection("node-not-free", says, _free(known, bet.at_least), self._claim_of(bet.node, name))
+                return Rejection(
+                    "node-not-free",
+                    f"node {bet.node} has {max(free, 0)} of {name} free, {amount} is asked for",
+                    _free(known, bet.at_least),
+                    self._claim_of(bet.node, name),
+                )
         return None
 
     def _judge_commitment(self, commitment: Commitment) -> Rejection | None:
@@ -224,8 +231,11 @@ class Commitments:
             case IdentityBind():
                 index = self.state.holders.get(f"identity:{commitment.capsule}")
                 if index is not None:
-                    says = f"capsule {commitment.capsule} has an identity, bound at index {index}"
-                    return Rejection("identity-bound", says, blocking_index=index)
+                    return Rejection(
+                        "identity-bound",
+                        f"capsule {commitment.capsule} has an identity, bound at index {index}",
+                        blocking_index=index,
+                    )
             case ModuleAdjustment() if commitment.replicas < 1:
                 says = f"{commitment.mission}/{commitment.module} cannot have {commitment.replicas} replicas"
                 return Rejection("scale-to-zero", f"{says}; to end it, revoke its placements")
@@ -247,8 +257,9 @@ class Commitments:
                 return Rejection("reservation-over-limit", f"{says}, its limit is {member.limit.of(name)}")
             index = self.state.holders.get(f"capsule:{member.capsule}")
             if index is not None:
-                says = f"capsule {member.capsule} is placed, at index {index}"
-                return Rejection("capsule-placed", says, blocking_index=index)
+                return Rejection(
+                    "capsule-placed", f"capsule {member.capsule} is placed, at index {index}", blocking_index=index
+                )
             if member.capsule in seen:
                 return Rejection("capsule-placed", f"capsule {member.capsule} is in the gang twice")
             seen.add(member.capsule)

@@ -273,12 +273,22 @@ class EntryChecker:
         add = self._findings.add
         payload_digest = sha256(text.encode()).hexdigest()
         if digest != payload_digest:
-            detail = f"the payload of seq {seq} does not have the digest stored with it"
-            add("payload-digest", seq, detail, expected=digest, actual=payload_digest)
+            add(
+                "payload-digest",
+                seq,
+                f"the payload of seq {seq} does not have the digest stored with it",
+                expected=digest,
+                actual=payload_digest,
+            )
         parts = f"{physical}:{logical}:{node}"
         if hlc != parts:
-            detail = f"the HLC columns of seq {seq} are not those of its t_hlc"
-            add("hlc-columns", seq, detail, expected=hlc, actual=parts)
+            add(
+                "hlc-columns",
+                seq,
+                f"the HLC columns of seq {seq} are not those of its t_hlc",
+                expected=hlc,
+                actual=parts,
+            )
         if self._is_prev_known and prev != self.last_link:
             report_prev_link(self._findings, seq, self.last_link, prev)
         computed, problem = self._link_of(row)
@@ -288,8 +298,9 @@ class EntryChecker:
             add("link", seq, problem, expected=computed.hex() or None, actual=stored)
         else:
             is_payload_right = digest == payload_digest and hlc == parts
-            fault = form.fault_of(version, hlc, job, action, text, origin) if is_payload_right else None
-            deferred = DeferredRow(seq, stored, fault)
+            deferred = DeferredRow(
+                seq, stored, form.fault_of(version, hlc, job, action, text, origin) if is_payload_right else None
+            )
             if version == 1 and self.may_be_v1 and self._deferred is not None:
                 self._deferred.append(deferred)
             else:
@@ -339,8 +350,9 @@ def report_duplicate(findings: Findings, expected_seq: int, seq: int) -> None:
 def report_form(findings: Findings, row: DeferredRow, *, is_version_right: bool) -> None:
     """Report a row with a right link that has version 1 after a later version, or violates the form of an entry."""
     if not is_version_right:
-        detail = f"seq {row.seq} has a version 1 link after a later version began"
-        findings.add("link", row.seq, detail, actual=row.chain_link)
+        findings.add(
+            "link", row.seq, f"seq {row.seq} has a version 1 link after a later version began", actual=row.chain_link
+        )
     elif row.fault is not None:
         findings.add("malformed", row.seq, f"seq {row.seq} is an entry that no ledger writes: {row.fault}")
 
@@ -410,8 +422,9 @@ def check_apart(tenant_id: str, rows: Sequence[EntryRow], findings: Findings) ->
         seq, prev_link = run[0][_SEQ], run[0][_PREV_CHAIN_LINK]
         if seq > 1 and not is_link(prev_link):
             findings.add("prev-link", seq, f"seq {seq} names no link before it", actual=prev_link)
-        known = None if seq == 1 else prev_link
-        checker = EntryChecker(tenant_id, findings, first_seq=seq, prev_link=known, may_be_v1=may_be_v1)
+        checker = EntryChecker(
+            tenant_id, findings, first_seq=seq, prev_link=None if seq == 1 else prev_link, may_be_v1=may_be_v1
+        )
         checker.check(run)
         may_be_v1 = checker.may_be_v1
     return any(row[_LINK_VERSION] == 1 for row in rows)

@@ -81,8 +81,9 @@ def stored_form(state: JobState) -> StoredJob:
     """The row for a job of this state."""
     physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
     seqs = f"{{{','.join(map(str, jobs.seqs_of(state)))}}}"
-    creator = jobs.creator_of(state)
-    return StoredJob(state.job_id, jobs.status(state), physical, logical, node, creator, state.last_seq, seqs)
+    return StoredJob(
+        state.job_id, jobs.status(state), physical, logical, node, jobs.creator_of(state), state.last_seq, seqs
+    )
 
 
 async def compare_jobs(entries: Rows, stored_jobs: Rows, on_break: OnBreak | None = None) -> Found:
@@ -132,11 +133,16 @@ def difference(state: JobState | None, stored: StoredJob | None) -> Break | None
     expected = stored_form(state)
     if stored[: len(JOB_COLUMNS)] != expected[: len(JOB_COLUMNS)]:
         column = next(name for name in JOB_COLUMNS if getattr(stored, name) != getattr(expected, name))
-        detail = f"column {column} of job {state.job_id} is not what its entries give"
-        return _break(state.last_seq, detail, getattr(expected, column), getattr(stored, column))
+        return _break(
+            state.last_seq,
+            f"column {column} of job {state.job_id} is not what its entries give",
+            getattr(expected, column),
+            getattr(stored, column),
+        )
     if stored.search_fields is not None and stored.terms != (terms := terms_text(state, stored.search_fields)):
-        detail = f"what job {state.job_id} is searched by is not what its entries give"
-        return _break(state.last_seq, detail, terms, stored.terms)
+        return _break(
+            state.last_seq, f"what job {state.job_id} is searched by is not what its entries give", terms, stored.terms
+        )
     return None
 
 

@@ -218,16 +218,22 @@ class SnapshotJudge:
         self._expected_from = max(snapshot.to_seq + 1, expected or 0)
         self._previous_digest, self._is_previous_known = snapshot.digest, snapshot.digest is not None
         if expected is not None and snapshot.from_seq != expected:
-            detail = f"a snapshot begins at {snapshot.from_seq} where one from {expected} must follow"
             self._findings.add(
-                "snapshot-chain", min(expected, snapshot.from_seq), detail, expected=expected, actual=snapshot.from_seq
+                "snapshot-chain",
+                min(expected, snapshot.from_seq),
+                f"a snapshot begins at {snapshot.from_seq} where one from {expected} must follow",
+                expected=expected,
+                actual=snapshot.from_seq,
             )
             return False
         claim = snapshot.claim
         if claim is not None and is_previous_known and claim.previous_snapshot != previous:
-            detail = f"the snapshot from {snapshot.from_seq} names another one before it than the stored one"
             self._findings.add(
-                "snapshot-chain", snapshot.from_seq, detail, expected=previous, actual=claim.previous_snapshot
+                "snapshot-chain",
+                snapshot.from_seq,
+                f"the snapshot from {snapshot.from_seq} names another one before it than the stored one",
+                expected=previous,
+                actual=claim.previous_snapshot,
             )
             return False
         return True

@@ -93,8 +93,9 @@ def compare_heads(
 def _compare_stored(findings: Findings, stored: StoredTree | None, roots: Mapping[int, bytes], last_seq: int) -> None:
     root = None if stored is None else roots.get(stored.size)
     if stored is not None and stored.size == 0 and stored.root != _EMPTY:
-        detail = "the stored root is not that of a tree without entries"
-        findings.add("tree", 1, detail, expected=_EMPTY, actual=stored.root)
+        findings.add(
+            "tree", 1, "the stored root is not that of a tree without entries", expected=_EMPTY, actual=stored.root
+        )
     if root is None:
         if last_seq > 0:
             findings.leave_undecided("tree")
@@ -110,15 +111,19 @@ def _is_compared(findings: Findings, head: TreeHead, roots: Mapping[int, bytes],
     if is_compared and not head.is_own:
         findings.begin("checkpoint")
     if head.fault is not None:
-        detail = f"the checkpoint held by {head.holder} does not open: {head.fault}"
-        findings.add("rollback", max(last_seq, 1), detail)
+        findings.add("rollback", max(last_seq, 1), f"the checkpoint held by {head.holder} does not open: {head.fault}")
     if root is not None:
         if head.root != root:
             detail = f"the first {head.size} entries are not those of the checkpoint held by {head.holder}"
             report(findings, Break(head.size, "rollback", detail, head.root.hex() or None, root.hex()))
     elif head.size > last_seq:
-        detail = f"the checkpoint held by {head.holder} covers {head.size} entries, there are {last_seq}"
-        findings.add("rollback", last_seq + 1, detail, expected=head.size, actual=last_seq)
+        findings.add(
+            "rollback",
+            last_seq + 1,
+            f"the checkpoint held by {head.holder} covers {head.size} entries, there are {last_seq}",
+            expected=head.size,
+            actual=last_seq,
+        )
     elif head.size > 0 and not head.is_own:
         findings.leave_undecided("checkpoint")
     return is_compared
@@ -169,17 +174,33 @@ def check_head(findings: Findings, head: Head | None, last: Head, reach: int) ->
         reach = max(reach, head.seq)
     if reach > last.seq:
         said_by = "the head says" if head is not None and head.seq == reach else "a snapshot or the tree says"
-        detail = f"entries from seq {last.seq + 1} on are missing: {said_by} that there are {reach}"
-        findings.add("tail-truncated", last.seq + 1, detail, expected=reach, actual=last.seq)
+        findings.add(
+            "tail-truncated",
+            last.seq + 1,
+            f"entries from seq {last.seq + 1} on are missing: {said_by} that there are {reach}",
+            expected=reach,
+            actual=last.seq,
+        )
     if head is None:
         if last.seq > 0:
             findings.add("head", last.seq, "the tenant has no head", expected=last.chain_link)
     elif head.seq < last.seq:
-        detail = f"the head stands at seq {head.seq}, the chain goes on to {last.seq}"
-        findings.add("head", last.seq, detail, expected=last.seq, actual=head.seq)
+        findings.add(
+            "head",
+            last.seq,
+            f"the head stands at seq {head.seq}, the chain goes on to {last.seq}",
+            expected=last.seq,
+            actual=head.seq,
+        )
     elif head.seq == last.seq and head.chain_link != last.chain_link:
-        detail = "the head does not name the link of the last entry"
-        findings.add("head", last.seq, detail, expected=last.chain_link, actual=head.chain_link)
+        findings.add(
+            "head",
+            last.seq,
+            "the head does not name the link of the last entry",
+            expected=last.chain_link,
+            actual=head.chain_link,
+        )
     elif head.seq == last.seq and head.hlc != last.hlc:
-        detail = "the head does not name the HLC of the last entry"
-        findings.add("head", last.seq, detail, expected=last.hlc, actual=head.hlc)
+        findings.add(
+            "head", last.seq, "the head does not name the HLC of the last entry", expected=last.hlc, actual=head.hlc
+        )

@@ -84,8 +84,9 @@ def found_in(error: LedgerError, seq: int) -> Break:
     if isinstance(error, UnknownKeyError):
         return UnjudgedBreak(seq, "archive-signature", str(error), None, None)
     kind = "archive-signature" if isinstance(error, ArchiveSignatureError) else "archive"
-    at = error.seq if isinstance(error, ArchiveInvalidError) and error.seq else seq
-    return Break(at, kind, str(error), None, None)
+    return Break(
+        error.seq if isinstance(error, ArchiveInvalidError) and error.seq else seq, kind, str(error), None, None
+    )
 
 
 class FiledEntries(NamedTuple):

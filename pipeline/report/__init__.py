@@ -147,8 +147,9 @@ def asked(clock: Clock | None, start: str | None, end: str | None, window: str |
     start_ms, end_ms = (None if bound is None else bound[1] for bound in bounds)
     if start_ms is not None and end_ms is not None and start_ms >= end_ms:
         raise InvalidInputError("--from must lie before --to")
-    window_ms = None if window is None else parse_duration("--window", window)
-    wanted = Asked(next(iter(clocks), None), start_ms, end_ms, window_ms)
+    wanted = Asked(
+        next(iter(clocks), None), start_ms, end_ms, None if window is None else parse_duration("--window", window)
+    )
     if wanted.clock is not None and start_ms is not None and end_ms is not None:
         choose_period(wanted, wanted.clock, start_ms, end_ms, end_ms)
     return wanted

@@ -51,8 +51,9 @@ _LOG_VERSION: Final = "v1"
 def together(windows: DataFrame, rejected_lines: DataFrame) -> DataFrame:
     """Rows of both kinds with their partitions, as one stream, so that one commit covers both."""
     rows = windows.selectExpr("'window' AS kind", "to_date(window_start) AS date", "*")
-    others = rejected_lines.selectExpr("'rejected' AS kind", "to_date(closed) AS date", "*")
-    return rows.unionByName(others, allowMissingColumns=True)
+    return rows.unionByName(
+        rejected_lines.selectExpr("'rejected' AS kind", "to_date(closed) AS date", "*"), allowMissingColumns=True
+    )
 
 
 def read(spark: SparkSession, url: str) -> DataFrame:

@@ -82,8 +82,9 @@ class FileLog:
             if control is None:
                 if list_segments(folder):
                     raise WalCorruptError(control_file.CONTROL_NAME, 0, f"{folder} holds segments and no control file")
-                member_id = secrets.token_hex(WAL_ID_BYTES)
-                control = Control(wal_id, node_id, NO_EPOCH, Hlc(0, 0, node_id), member_id=member_id)
+                control = Control(
+                    wal_id, node_id, NO_EPOCH, Hlc(0, 0, node_id), member_id=secrets.token_hex(WAL_ID_BYTES)
+                )
                 control_file.store(folder, control)
             if (control.node_id, control.wal_id) != (node_id, wal_id or control.wal_id):
                 raise WalError(f"{folder} holds WAL {control.wal_id} of node {control.node_id}")

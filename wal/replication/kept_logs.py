@@ -171,8 +171,9 @@ class KeptLog:
             self.archived_lsn = BEFORE_FIRST
         if log.cut is not None:
             self._report_event("wal_recovery_cut_torn_tail", log.cut)
-        held = {"first_lsn": log.first_lsn, "last_lsn": log.tail.lsn, "epoch": log.tail.epoch}
-        self._report_event("wal_recovery_done", held)
+        self._report_event(
+            "wal_recovery_done", {"first_lsn": log.first_lsn, "last_lsn": log.tail.lsn, "epoch": log.tail.epoch}
+        )
         return opened
 
     def fail(self, error: BaseException, event: str = "wal_sync_failure") -> None:

@@ -410,8 +410,9 @@ class Proposer:
 
     def _following(self, members: tuple[Member, ...], *, copies: bool = False) -> Configuration:
         now = self.configuration
-        home = now.home if now.is_quorum else self._home
-        following = Configuration(now.generation + 1, self.epoch, home, copies, members)
+        following = Configuration(
+            now.generation + 1, self.epoch, now.home if now.is_quorum else self._home, copies, members
+        )
         # One voter more or less: a majority of one list always shares a member with a majority of the other.
         assert not now.is_quorum or copies or len(now.voters ^ following.voters) <= 1
         return following
