@@ -88,8 +88,9 @@ def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
 
 def batch_of_columns(columns: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
     """``columns``, all of one length, in the order of ``schema``."""
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
 
 
 def batched(

@@ -236,8 +236,9 @@ def with_anchors(
         anchor = _judged(each, own, keyring, external)
         try:
             if anchor.status == "ok":
-                hashes = [bytes.fromhex(text) for text in each.consistency]
-                verify_consistency(anchor.size, own.size, anchor.root, own.root, hashes)
+                verify_consistency(
+                    anchor.size, own.size, anchor.root, own.root, [bytes.fromhex(text) for text in each.consistency]
+                )
         except ProofError as error:
             detail = f"the log does not begin with what the {anchor.kind} anchor by {anchor.by} is of: {error}"
             root = own.root.hex() if own.size == anchor.size else None

@@ -200,8 +200,9 @@ def named_keys(rows: Iterable[EntryRow]) -> Keyring | None:
 
     A signature that is valid only under these keys is reported as not checked: see ``without_trust``.
     """
-    events = [event for row in rows if holds_together(SYSTEM_TENANT, row) and (event := event_of(row)) is not None]
-    history = history_of(events)
+    history = history_of(
+        [event for row in rows if holds_together(SYSTEM_TENANT, row) and (event := event_of(row)) is not None]
+    )
     return None if history.root_key_id is None else Keyring(history.keys().values(), root_key_id=history.root_key_id)
 
 

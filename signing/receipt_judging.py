@@ -165,8 +165,9 @@ def _check_inclusion(receipt: Receipt, own: Checkpoint, findings: Findings) -> N
     for entry in receipt.entries:
         seq, hashes = entry.row.seq, [bytes.fromhex(each) for each in entry.inclusion]
         try:
-            leaf = leaf_hash(bytes.fromhex(entry.row.chain_link))
-            verify_inclusion(leaf_index_of(Seq(seq)), own.size, leaf, hashes, own.root)
+            verify_inclusion(
+                leaf_index_of(Seq(seq)), own.size, leaf_hash(bytes.fromhex(entry.row.chain_link)), hashes, own.root
+            )
         except (ProofError, ValueError) as error:
             findings.add("tree", seq, f"the checkpoint does not cover seq {seq} as it is here: {error}")
 

@@ -42,8 +42,9 @@ def parse_json(text: str | bytes, what: str) -> object:
     if len(text) > JSON_CHARACTERS_MAX:
         raise SignatureError(f"{what} is longer than {JSON_CHARACTERS_MAX} characters")
     with reported_as(SignatureError, f"{what} is not JSON", ValueError, TypeError, RecursionError):
-        characters = text.decode() if isinstance(text, bytes) else text
-        return json.loads(characters, object_pairs_hook=_unique, parse_constant=_refuse)
+        return json.loads(
+            text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_unique, parse_constant=_refuse
+        )
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

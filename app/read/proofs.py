@@ -62,8 +62,9 @@ async def inclusion(
             raise SeqOutOfRangeError(f"seq {seq} is not in the tree of {size} leaves", ("seq",))
         index = leaf_index_of(Seq(seq))
         leaf_tile = (0, index // tiles.TILE_WIDTH)
-        wanted = tiles.inclusion_tiles(index, size) | _anchoring_tiles(size, signed) | {leaf_tile}
-        stored = await read_tiles(connection, tenant_id, wanted)
+        stored = await read_tiles(
+            connection, tenant_id, tiles.inclusion_tiles(index, size) | _anchoring_tiles(size, signed) | {leaf_tile}
+        )
     get_tile = tiles.getter(stored)
     at = index % tiles.TILE_WIDTH * HASH_BYTES
     with _damage_named(tenant_id):

@@ -206,9 +206,7 @@ def _binary64(value: Any, depth_left: int) -> Any:
             raise CanonicalError(f"an integer of {value.bit_length()} bits is not a binary64") from error
     if isinstance(value, dict):
         return {name: _binary64(part, depth_left - 1) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_binary64(part, depth_left - 1) for part in value]
-    return value
+    return [_binary64(part, depth_left - 1) for part in value] if isinstance(value, list | tuple) else value
 
 
 # --- folding --------------------------------------------------------------------------------------

@@ -162,8 +162,9 @@ class RangeChecker:
         # The first range of a chain begins with the first entry.
         self._is_first = task.from_seq is None and task.first_seq == 1
         verified = [each for each in snapshots if each.stored_from >= task.first_seq]
-        begun = [each for each in verified if task.holds(each.stored_from)]
-        self.summary = RangeSummary(begun, task.begin, task.may_be_v1)
+        self.summary = RangeSummary(
+            [each for each in verified if task.holds(each.stored_from)], task.begin, task.may_be_v1
+        )
         """What is known of the entries so far."""
         self._entries = self._begin(task.begin, None, is_prev_known=self._is_first)
         self._runs: list[PartOfTree] = []

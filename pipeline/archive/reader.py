@@ -434,8 +434,9 @@ async def unpack(store: ArchiveStore, tenant_id: str, folder: Path, keyring: Key
     with whole_file(file) as target:
         for piece in _pieces(archive, keyring, signer):
             target.write(piece)
-    snapshots = sum(each.manifest.snapshot_count for each in archive.sealed)
-    return Unpacked(tenant_id, file, archive.newest.to_seq, snapshots)
+    return Unpacked(
+        tenant_id, file, archive.newest.to_seq, sum(each.manifest.snapshot_count for each in archive.sealed)
+    )
 
 
 def refuse_unless_trusted(verdict: dict[str, Any]) -> None:

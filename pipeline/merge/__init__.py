@@ -111,8 +111,9 @@ def merge(
     refuse_unless_files_can_be(paths.values())
     with workplace(next(iter(paths.values())).parent) as work:
         # 2. The decision on each entry.
-        raw_bytes = sum(bundle.raw_bytes for bundle in bundles)
-        partitions = partitions_of(raw_bytes, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+        partitions = partitions_of(
+            sum(bundle.raw_bytes for bundle in bundles), int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        )
         once = taken.where(taken.file.isin([bundle.number for bundle in bundles]))
         placed = decided(once, partitions).persist(StorageLevel.DISK_ONLY)
         with stage("sorting", None):

@@ -168,8 +168,9 @@ class OpenArchive(OpenPlace):
             try:
                 archive = self._archive(tenant_id, keyring)
                 judge = ArchiveJudge(archive, keyring)
-                bounds = ChainBounds(tenant_id, archive.newest.last, archive.newest.tree, judge.judge())
-                judged[tenant_id] = Judged(bounds, judge.verdict)
+                judged[tenant_id] = Judged(
+                    ChainBounds(tenant_id, archive.newest.last, archive.newest.tree, judge.judge()), judge.verdict
+                )
             except ArchiveInvalidError as error:
                 broken[tenant_id] = error
         return judged, broken

@@ -166,8 +166,9 @@ class OpenPlace(Protocol):
         Raises:
             TenantNotFoundError: a named tenant has no data here.
         """
-        named = self.tenants() if tenants is None else self.existing(tenants)
-        return self.pieces_of(named, rows_a_piece, from_seq, to_seq, times)
+        return self.pieces_of(
+            self.tenants() if tenants is None else self.existing(tenants), rows_a_piece, from_seq, to_seq, times
+        )
 
     def pieces_of(
         self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times

@@ -134,8 +134,9 @@ class CheckRanges:
         findings = Findings(breaks.append)
         try:
             snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
-            opened = opened_for(task, snapshots, partial(open_snapshot, keyring=self.keyring), findings)
-            checker = RangeChecker(task, opened, findings)
+            checker = RangeChecker(
+                task, opened_for(task, snapshots, partial(open_snapshot, keyring=self.keyring), findings), findings
+            )
             yield from self._entries(checker, task, reader, breaks)
             for tiles in checker.tiles():
                 if (stored_tiles := reader.tiles(*tiles)) is None:
