@@ -63,8 +63,7 @@ class Hlc(NamedTuple):
         Raises:
             InvalidInputError: ``text`` is not an HLC, or a part is out of its range.
         """
-        match = _TEXT.fullmatch(text)
-        if match is None:
+        if (match := _TEXT.fullmatch(text)) is None:
             raise InvalidInputError(f"{text[:100]!r} is not an HLC; write physical_ms:logical:node_id")
         hlc = cls(int(match[1]), int(match[2]), match[3])
         if hlc.physical_ms > PHYSICAL_MS_MAX or hlc.logical > LOGICAL_MAX:

@@ -205,8 +205,7 @@ def from_json(value: Any) -> SealedValue | None:
 
 def sealed_values(value: Any) -> Iterator[SealedValue]:
     """Every private value in ``value``; arrays contain none, since no declared path leads through one."""
-    sealed = from_json(value)
-    if sealed is not None:
+    if (sealed := from_json(value)) is not None:
         yield sealed
     elif isinstance(value, dict):
         for item in value.values():
@@ -215,8 +214,7 @@ def sealed_values(value: Any) -> Iterator[SealedValue]:
 
 def shown(value: Any, path: Path, show: Callable[[SealedValue, Path], Any]) -> Any:
     """``value``, which is at ``path``, with each private value replaced by the result of ``show``."""
-    sealed = from_json(value)
-    if sealed is not None:
+    if (sealed := from_json(value)) is not None:
         return show(sealed, path)
     if isinstance(value, dict):
         return {name: shown(item, (*path, name), show) for name, item in value.items()}

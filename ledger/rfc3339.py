@@ -60,8 +60,7 @@ def milliseconds_of(text: str) -> tuple[int, bool]:
     Raises:
         InvalidInputError: ``text`` is no time of RFC 3339.
     """
-    match = _TIME.fullmatch(text)
-    if match is None:
+    if (match := _TIME.fullmatch(text)) is None:
         raise InvalidInputError(f"{text[:100]!r} is no time of RFC 3339; write 2026-11-21T13:40:00.250Z")
     try:
         moment = datetime.fromisoformat(text.upper())

@@ -35,8 +35,7 @@ def secret_text(value: str, place: str) -> str:
         ConfigurationError: it has a control character.
     """
     value = value.rstrip(_LINE_ENDS)
-    found = control_character(value)
-    if found is not None:
+    if (found := control_character(value)) is not None:
         raise ConfigurationError(f"{place} has {found} inside; its value is not repeated here")
     return value
 

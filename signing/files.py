@@ -58,8 +58,7 @@ def path_of(uri: str) -> Path:
     """
     if "\0" in unquote(uri):
         raise ConfigurationError(f"key URI {uri!r} holds a NUL, which no path can")
-    scheme = _SCHEME.match(uri)
-    if scheme is None:
+    if (scheme := _SCHEME.match(uri)) is None:
         return Path(uri)
     parts = urlsplit(uri)
     if scheme[1].lower() != "file" or parts.netloc not in ("", "localhost") or not parts.path:

@@ -301,8 +301,7 @@ class Observation(NamedTuple):
         An attacker who edits a ledger can remove its checkpoint. Without one, all remembered logs of the tenant that a
         trusted key signed are compared.
         """
-        own = _opened(tenant_id, note, keyring, now)
-        if own is None:
+        if (own := _opened(tenant_id, note, keyring, now)) is None:
             return cls(memory, () if to_seq is not None else memory.seen_of_tenant(tenant_id, keyring), None, to_seq)
         before = memory.seen(own)
         if is_file and before is not None and before.checkpoint == own.checkpoint:

@@ -214,8 +214,7 @@ def _compared(
 ) -> dict[str, Any]:
     """``verdict`` with ``kept``, a checkpoint of this log held by ``source``, compared, if the receipt proves the log's
     root at that size."""
-    agrees = _agrees(receipt, own, kept)
-    if agrees is None:
+    if (agrees := _agrees(receipt, own, kept)) is None:
         return verdict
     detail = f"the log of the receipt does not begin with the checkpoint of {source}, of {kept.size} entries"
     root = own.root.hex() if own.size == kept.size else None

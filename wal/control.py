@@ -217,8 +217,7 @@ def last_common(history: History, last_lsn: Lsn, other: History) -> Lsn:
 
     A history may begin late: the oldest records of its first epoch may be gone.
     """
-    common = sorted({*history} & {*other})
-    if not common:
+    if not (common := sorted({*history} & {*other})):
         return BEFORE_FIRST
     following = [start.first_lsn for start in (*history, *other) if start.epoch > common[-1].epoch]
     return min([last_lsn, *map(before, following)])

@@ -128,8 +128,7 @@ class GroupCommit:
         while (lsn := self._queue.append_all(records)) is None:
             is_poisoned, closed = self._poison is not None, "the WAL writer is closed"
             refuse(WalPoisonedError, (is_poisoned, str(self._poison)), (self._closing, closed))
-            fault = fault_of(records, self._bounds, self._queue.state())
-            if fault is not None:
+            if (fault := fault_of(records, self._bounds, self._queue.state())) is not None:
                 raise fault
             # The queue has room again, as records have become durable since: retry.
         return lsn

@@ -167,8 +167,7 @@ def _settled(read: Callable[[], Seen], damage_in: Callable[[Seen], object]) -> S
     for _ in range(SETTLE_ATTEMPTS):
         with suppress(FileNotFoundError):
             seen = read()
-            damage = damage_in(seen)
-            if damage is None:
+            if (damage := damage_in(seen)) is None:
                 return seen
             if damage != before:
                 before, since_s = damage, time.monotonic()
@@ -188,8 +187,7 @@ def _dump_segment(segment: Segment, node_id: str) -> Iterator[dict[str, Any]]:
         above_lsn = Lsn(segment.base_lsn - 1)
         while offset is not None:
             read = partial(batch_at, descriptor, offset, None, node_id)
-            found = _settled(read, partial(_last_damage, descriptor, above_lsn, node_id))
-            if found is None:
+            if (found := _settled(read, partial(_last_damage, descriptor, above_lsn, node_id))) is None:
                 return
             damage = found if isinstance(found, Damage) else None
             batch = found if isinstance(found, Batch) else _sound_part(descriptor, found)

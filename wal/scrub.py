@@ -110,8 +110,7 @@ class Scrubber:
                 segments = list_segments(copy.folder)
             except OSError:
                 continue  # the writer of the log notices, and reports it
-            reading = self._rounds.get(copy.node_id)
-            if reading is None:
+            if (reading := self._rounds.get(copy.node_id)) is None:
                 behind = _due(segments, BEFORE_FIRST, part)
                 self._rounds[copy.node_id] = _Round(part, behind[-1].base_lsn if behind else BEFORE_FIRST)
                 self.ended_s[copy.node_id] = now_s

@@ -143,8 +143,7 @@ class _FirstBreaks:
 
 
 async def _compared(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs:
-    compared = await _compared_copied(reader, request)
-    if compared is not None:
+    if (compared := await _compared_copied(reader, request)) is not None:
         return compared
     breaks = _FirstBreaks()
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)

@@ -146,8 +146,7 @@ class Consistency:
             SessionNotCaughtUpError: not in time.
             WriteLostError: one of them was lost.
         """
-        others = await self.wait_here(tokens)
-        if not others:
+        if not (others := await self.wait_here(tokens)):
             return
         chained: set[Token] = set()
         pairs = [(token.node_id, token.epoch) for token in others]

@@ -226,8 +226,7 @@ class Replicas:
         def judge(seen: Seen) -> None:
             nonlocal staleness_ms
             silence.reschedule(None)
-            staleness_ms = self._heartbeat.age_ms(seen.beat_at)
-            if staleness_ms is None:
+            if (staleness_ms := self._heartbeat.age_ms(seen.beat_at)) is None:
                 raise UnfitError
             replica.staleness_ms = staleness_ms
             promise.check(seen, staleness_ms)
@@ -343,8 +342,7 @@ class Copies:
         if level is ReadLevel.STRONG:
             await self._consistency.chain_own_writes()
         elif self._replicas is not None:
-            answer = await self._replicas.read(look, promise, wait_s)
-            if answer is not None:
+            if (answer := await self._replicas.read(look, promise, wait_s)) is not None:
                 return answer
         return await self._read_primary(look, promise), PRIMARY
 

@@ -119,8 +119,7 @@ class FoldedJobs:
         return states, damaged, len(rows)
 
     def _compare(self, tenant_id: str, job_id: str, stored: StoredJob | None, state: JobState | None) -> None:
-        found = difference(state, stored)
-        if found is not None:
+        if (found := difference(state, stored)) is not None:
             self._doubt(tenant_id, job_id)
             raise not_as_chained(tenant_id, found)
 

@@ -87,8 +87,7 @@ def _shown(value: Any, path: Path, tenant_id: str, hlc: str, keys: Keys) -> Any:
     def show(sealed: SealedValue, path: Path) -> Any:
         if sealed.key_id not in keys:
             return private_fields.to_json(sealed)
-        key = keys[sealed.key_id]
-        if key is None:
+        if (key := keys[sealed.key_id]) is None:
             return private_fields.erased()
         try:
             return orjson.Fragment(key.open(sealed, private_fields.associated_data(tenant_id, hlc, key.key_id, path)))

@@ -182,8 +182,7 @@ class ChainVerifier:
 
         Raises: as ``full``.
         """
-        position = self._positions.by_tenant.get(tenant_id)
-        if position is None:
+        if (position := self._positions.by_tenant.get(tenant_id)) is None:
             return await self.again(tenant_id)
         return await self.again(tenant_id, position.seq + 1, expected_prev=position.chain_link)
 

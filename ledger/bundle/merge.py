@@ -187,8 +187,7 @@ class EntryTaker:
         is_kept = version != LINK_VERSION
         if not is_kept:
             _check_length(action, payload)
-        fault = form.fault_of(version, t_hlc, job_id, action, payload, stored_origin)
-        if fault is not None:
+        if (fault := form.fault_of(version, t_hlc, job_id, action, payload, stored_origin)) is not None:
             raise InvalidInputError(fault)
         texts = (self._source.tenant_id, t_hlc, job_id, action, digest, payload)
         if is_kept:
@@ -268,8 +267,7 @@ def events_to_find(entries: Iterable[Incoming]) -> dict[str, list[Event]]:
     for entry in entries:
         events = wanted.setdefault(entry.tenant_id, [])
         events.append(event_of(entry))
-        held = held_by(entry)
-        if held is not None:
+        if (held := held_by(entry)) is not None:
             events.append(held)
     return wanted
 
@@ -345,8 +343,7 @@ def chained_as(entry: Incoming, kept_digest: str | None) -> tuple[Hlc, str, byte
 
 def _place(entry: Incoming, event: Event, here: ExistingEvents) -> tuple[str | None, str | None]:
     """As ``find_event``; a CONFLICT entry is found by the event that it holds."""
-    held = held_by(entry)
-    if held is None:
+    if (held := held_by(entry)) is None:
         return find_event(event, here)
     if entry.t_hlc in here:
         return entry.t_hlc, None

@@ -98,8 +98,7 @@ ExistingEvents = Mapping[str, Event]
 def find_event(event: Event, existing: ExistingEvents) -> tuple[str | None, str | None]:
     """The HLC at which ``event`` is chained, as itself or in a CONFLICT entry. If it is not chained, but another event
     has its HLC, the payload digest of that event."""
-    first = existing.get(event.t_hlc)
-    if first is None:
+    if (first := existing.get(event.t_hlc)) is None:
         return None, None
     if first == event or _is_verdict_on(event, first):
         return event.t_hlc, None

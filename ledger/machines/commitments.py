@@ -152,8 +152,7 @@ class Commitments:
 
     def decide(self, index: int, proposal: Proposal) -> Rejection | None:
         """Judge the proposal at seq ``index`` and apply it if it is accepted."""
-        rejection = self.judge(proposal)
-        if rejection is None:
+        if (rejection := self.judge(proposal)) is None:
             self.apply(index, proposal.commitment)
         return rejection
 
@@ -198,8 +197,7 @@ class Commitments:
         return None
 
     def _judge_node(self, bet: NodeFreeOf) -> Rejection | None:
-        known = self.state.nodes.get(bet.node)
-        if known is None:
+        if (known := self.state.nodes.get(bet.node)) is None:
             return None
         capacity, reserved = known
         for name, amount in bet.at_least.amounts():
@@ -229,8 +227,7 @@ class Commitments:
             case GangPlacement():
                 return self._judge_gang(commitment.gang) or self._judge_members(commitment.members)
             case IdentityBind():
-                index = self.state.holders.get(f"identity:{commitment.capsule}")
-                if index is not None:
+                if (index := self.state.holders.get(f"identity:{commitment.capsule}")) is not None:
                     return Rejection(
                         "identity-bound",
                         f"capsule {commitment.capsule} has an identity, bound at index {index}",
@@ -244,8 +241,7 @@ class Commitments:
         return None
 
     def _judge_gang(self, gang: str) -> Rejection | None:
-        index = self.state.holders.get(f"gang:{gang}")
-        if index is None:
+        if (index := self.state.holders.get(f"gang:{gang}")) is None:
             return None
         return Rejection("gang-placed", f"gang {gang} is placed, at index {index}", blocking_index=index)
 
@@ -255,8 +251,7 @@ class Commitments:
             if member.limit is not None and (name := member.limit.exceeded_by(member.reservation)) is not None:
                 says = f"capsule {member.capsule} reserves {member.reservation.of(name)} of {name}"
                 return Rejection("reservation-over-limit", f"{says}, its limit is {member.limit.of(name)}")
-            index = self.state.holders.get(f"capsule:{member.capsule}")
-            if index is not None:
+            if (index := self.state.holders.get(f"capsule:{member.capsule}")) is not None:
                 return Rejection(
                     "capsule-placed", f"capsule {member.capsule} is placed, at index {index}", blocking_index=index
                 )

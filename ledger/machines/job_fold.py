@@ -247,8 +247,7 @@ class JobFold:
         Raises:
             InvalidInputError: ``action`` is neither that of a job event nor REFUSED.
         """
-        take = _TAKE.get(action)
-        if take is None:
+        if (take := _TAKE.get(action)) is None:
             raise InvalidInputError(f"{action} is not the action of a job event")
         fence = _count(payload.get("fence_token"))
         if self.is_empty:
@@ -374,8 +373,7 @@ def _take_workflow(fold: JobFold, rank: Rank, action: str, payload: Mapping[str,
 
 
 def _take_refused(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
-    refused = refused_of(payload, fold.job_id)
-    if refused is None:
+    if (refused := refused_of(payload, fold.job_id)) is None:
         return
     refused_action, reason, lost_to = refused
     order = (int(refused_action == CREATION), *rank[1:])

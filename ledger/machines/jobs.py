@@ -123,8 +123,7 @@ def folded(job_id: str, state: JobState | None, rows: Iterable[Sequence[Any]]) -
     """``state`` merged with the facts of rows of ``FOLD_COLUMNS`` about the job; None if there is no fact."""
     fold = JobFold(job_id, state)
     for row in rows:
-        said = said_of_row(*row)
-        if said is not None:
+        if (said := said_of_row(*row)) is not None:
             fold.add(*said, row[1])
     return None if fold.is_empty else fold.state()
 

@@ -51,8 +51,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 def paired(nodes: Sequence[bytes]) -> list[bytes]:
     """Hashes of the nodes above each pair; a last node without a right sibling is left out."""
-    hashes = native.paired(nodes)
-    if hashes is not None:
+    if (hashes := native.paired(nodes)) is not None:
         return hashes
     one_by_one = iter(nodes)
     return [sha256(b"\x01" + left + right).digest() for left, right in zip(one_by_one, one_by_one, strict=False)]
@@ -115,8 +114,7 @@ class Frontier:
             grown.append(nodes)
             if level == len(self._by_level):
                 self._by_level.append(b"")
-            waiting = self._by_level[level]
-            if waiting:
+            if waiting := self._by_level[level]:
                 nodes = [waiting, *nodes]
             self._by_level[level] = nodes[-1] if len(nodes) & 1 else b""
             nodes = paired(nodes)

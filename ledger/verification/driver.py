@@ -74,11 +74,9 @@ class InOrder:
     def _check(self, checker: RangeChecker, ahead: Sequence[EntryRow], to_seq: int) -> Sequence[EntryRow] | None:
         """Check the entries up to ``to_seq``; returns the others, None if there are none."""
         if isinstance(ahead, PackedEntries):
-            passed = checker.check_packed(ahead, to_seq)
-            if passed is not None:
+            if (passed := checker.check_packed(ahead, to_seq)) is not None:
                 return ahead.behind(passed.at)
-        count = next((at for at, row in enumerate(ahead) if row[0] > to_seq), len(ahead))
-        if count:
+        if count := next((at for at, row in enumerate(ahead) if row[0] > to_seq), len(ahead)):
             checker.check(ahead[:count])
         return ahead[count:] or None
 
@@ -86,8 +84,7 @@ class InOrder:
 async def finished(checker: RangeChecker, reader: ChainReader) -> RangeSummary:
     """Compare the stored tiles of a range whose entries were all checked; returns the range's summary."""
     for tiles in checker.tiles():
-        stored = await reader.tiles(*tiles)
-        if stored is None:
+        if (stored := await reader.tiles(*tiles)) is None:
             break
         checker.compare_tiles(tiles, stored)
     return checker.finish()

@@ -229,8 +229,7 @@ class EntryChecker:
         runs: list[EntryRun] = []
         for row in rows:
             expected_seq = self.next_seq
-            link = self._examine(row)
-            if link is None:
+            if (link := self._examine(row)) is None:
                 continue
             if not runs or row[0] != expected_seq:
                 runs.append(EntryRun(row[0], [], []))

@@ -119,8 +119,7 @@ def has_id(job: StoredJob, findings: Findings) -> bool:
 
 def compare(state: JobState | None, stored: StoredJob | None, findings: Findings) -> None:
     """Judge the fold of a job's entries, None if it has none, against its row, None if it has none."""
-    found = difference(state, stored)
-    if found is not None:
+    if (found := difference(state, stored)) is not None:
         findings.add(found.kind, found.seq, *found[2:])
 
 
@@ -185,8 +184,7 @@ class JobComparison:
 
     async def _next(self) -> StoredJob | None:
         while not self._stored:
-            rows = await anext(self._batches, None)
-            if rows is None:
+            if (rows := await anext(self._batches, None)) is None:
                 return None
             self._stored.extend(job for job in starmap(StoredJob, rows) if has_id(job, self._findings))
         return self._stored[0]
@@ -196,8 +194,7 @@ def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[Job
     """Fold ``rows`` onto ``fold``; returns the states of completed jobs, and the fold of the last row's job."""
     folded: list[JobState] = []
     for row in rows:
-        said = jobs.said_of_row(*row)
-        if said is None:
+        if (said := jobs.said_of_row(*row)) is None:
             continue
         if fold is None or fold.job_id != row[0]:
             folded += [] if fold is None else [fold.state()]

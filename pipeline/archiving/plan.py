@@ -160,8 +160,7 @@ def next_plan(
         )
     from_seq = archived + 1
     path = plan_path(signed.tenant_id, from_seq)
-    standing = store.read(path, PLAN_BYTES_MAX)
-    if standing is None:
+    if (standing := store.read(path, PLAN_BYTES_MAX)) is None:
         if from_seq > limit:
             return None
         plan = _new_plan(ledger, log_origin, signed.tenant_id, from_seq, limit, last)

@@ -78,8 +78,7 @@ class FileLog:
         """Packed HLC of the last of them."""
         self._lock = None if lock is not None else FolderLock(folder)
         try:
-            control = control_file.load(folder)
-            if control is None:
+            if (control := control_file.load(folder)) is None:
                 if list_segments(folder):
                     raise WalCorruptError(control_file.CONTROL_NAME, 0, f"{folder} holds segments and no control file")
                 control = Control(
@@ -218,8 +217,7 @@ class FileLog:
         """Remove segments that end at or below ``lsn``, which MUST be committed, durable, and not needed. Returns their
         names."""
         retire = self._log.guard.retire if self._log is not None else lambda _: None
-        removed = remove_segments(self._folder, min(lsn, self.durable_lsn), 0, math.inf, retire)
-        if removed:
+        if removed := remove_segments(self._folder, min(lsn, self.durable_lsn), 0, math.inf, retire):
             self.first_lsn = list_segments(self._folder)[0].base_lsn
         if removed and self._log is not None:
             self._log.guard.check()

@@ -233,8 +233,7 @@ class KeptLog:
             return True
         log, acceptor, note = self.opened
         try:
-            back = self._lent_to.take_back(timeout_s)
-            if back is None:
+            if (back := self._lent_to.take_back(timeout_s)) is None:
                 return False
             offset, last_lsn, committed_lsn, settled_lsn, noted_lsn, is_named = back
             log.wrote(offset, last_lsn)
@@ -383,8 +382,7 @@ class KeptLogs:
         if not _is_node_id(node_id):
             raise InvalidInputError(f"{node_id!r} is no name of a node")
         with self._lock:
-            kept = self._logs.pop(node_id, None)
-            if kept is None:
+            if (kept := self._logs.pop(node_id, None)) is None:
                 if len(self._logs) >= LOGS_MAX:
                     raise WalError(f"{LOGS_MAX} logs are kept here, and there is no room for another")
                 kept = KeptLog(self._folder / node_id, self._region, self._report, self._is_archived)

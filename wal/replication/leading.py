@@ -94,8 +94,7 @@ def carry_out(members: Members, plan: Plan, log: FileLog) -> None:
         OSError: the own copy cannot be written.
     """
     steps = follow(plan, log)
-    request = next(steps, None)
-    if request is None:
+    if (request := next(steps, None)) is None:
         return
     assert plan.donor is not None
     greeting = Greet(log.control.node_id, plan.wal_id, members.run)

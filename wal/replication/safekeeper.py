@@ -242,8 +242,7 @@ class Conversation:
         else:
             log = self._opened.log
             promised_epoch, tail = log.control.promised_epoch, log.tail
-            answer = self._opened.acceptor.handle(self._run, frame)
-            if answer is not None:
+            if (answer := self._opened.acceptor.handle(self._run, frame)) is not None:
                 self._flush(answers)
                 answers.append(answer)
                 self._report(message, answer.message, promised_epoch, tail)

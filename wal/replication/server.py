@@ -107,8 +107,7 @@ class Server:
                 self._safekeeper.report("safekeeper_connection_refused", {"error": str(error)})
                 time.sleep(_NO_DESCRIPTORS_PAUSE_S)
             return
-        connection = self._admit(accepted, f"{host}:{port}")
-        if connection is None:
+        if (connection := self._admit(accepted, f"{host}:{port}")) is None:
             accepted.close()
             return
         connection.thread = threading.Thread(target=self._serve, args=(connection, accepted), daemon=True)

@@ -280,8 +280,7 @@ class _Wire:
         """
         assert self.socket is not None
         with contextlib.suppress(*_NOT_NOW):
-            data = self.socket.recv(RECEIVE_BYTES)
-            if not data:
+            if not (data := self.socket.recv(RECEIVE_BYTES)):
                 raise _closed()
             self.received += data
             while isinstance(self.socket, ssl.SSLSocket) and (pending := self.socket.pending()):
