@@ -196,9 +196,13 @@ def from_json(value: Any) -> SealedValue | None:
     if not isinstance(parts, dict) or parts.keys() != {"alg", "ciphertext", "key", "nonce"}:
         return None
     key_id, nonce, ciphertext = parts["key"], _bytes_of(parts["nonce"]), _bytes_of(parts["ciphertext"])
-    if parts["alg"] != ALGORITHM or not isinstance(key_id, str) or _KEY_ID.fullmatch(key_id) is None:
-        return None
-    if nonce is None or len(nonce) != NONCE_BYTES or ciphertext is None or len(ciphertext) <= TAG_BYTES:
+    if (
+        parts["alg"] != ALGORITHM
+        or not isinstance(key_id, str)
+        or _KEY_ID.fullmatch(key_id) is None
+        or (nonce is None or len(nonce) != NONCE_BYTES)
+        or (ciphertext is None or len(ciphertext) <= TAG_BYTES)
+    ):
         return None
     return SealedValue(key_id, nonce, ciphertext)
 

@@ -269,10 +269,11 @@ def _own_checkpoint(reader: BundleReader, keyring: Keyring | None) -> JudgedChec
     Raises:
         BundleInvalidError: it is of another log, or does not cover the range.
     """
-    of_other = "the bundle's checkpoint is not of a log that begins with its entries"
     with (
         reported_as(BundleInvalidError, "the bundle's checkpoint does not hold", SignatureError),
-        reported_as(BundleInvalidError, of_other, ProofError),
+        reported_as(
+            BundleInvalidError, "the bundle's checkpoint is not of a log that begins with its entries", ProofError
+        ),
     ):
         return manifests.judge_own_checkpoint(reader.manifest, reader.checkpoint(), keyring)
 

@@ -157,8 +157,7 @@ def read_token(facts: Mapping[str, object], issued_hlc: Hlc) -> IssuedToken:
     Raises:
         InvalidInputError: the facts describe no token.
     """
-    malformed = "the facts of a token are malformed"
-    with reported_as(InvalidInputError, malformed, msgspec.ValidationError, OverflowError):
+    with reported_as(InvalidInputError, "the facts of a token are malformed", msgspec.ValidationError, OverflowError):
         said = msgspec.convert(facts, _TokenFacts)
         expires_at = None if said.expires_at is UNSET else said.expires_at.astimezone(UTC)
     digest, issued_by = bytes.fromhex(said.digest), None if said.issued_by is UNSET else said.issued_by

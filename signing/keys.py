@@ -346,8 +346,9 @@ class Keyring:
         Raises:
             InvalidInputError: not of that shape, or a key in it is wrong.
         """
-        form = 'keys must be {"keys": [...]} as /v1/keys answers'
-        with reported_as(InvalidInputError, form, msgspec.ValidationError):
+        with reported_as(
+            InvalidInputError, 'keys must be {"keys": [...]} as /v1/keys answers', msgspec.ValidationError
+        ):
             said = msgspec.convert(value, KeyringJson)
         return cls(map(PublicKey.from_json, said.keys), said.log_verifier_keys, said.root_key_id)
 

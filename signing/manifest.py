@@ -211,8 +211,11 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             LedgerError: as ``INVALID``: malformed, contradicting itself, or of another version.
         """
         form: Any = Statement
-        malformed = "the manifest is malformed, or of another version"
-        with reported_as(cls.INVALID, malformed, msgspec.MsgspecError, UnicodeError, InvalidInputError):
+        with reported_as(
+            cls.INVALID,
+            "the manifest is malformed, or of another version",
+            *(msgspec.MsgspecError, UnicodeError, InvalidInputError),
+        ):
             manifest: Self = msgspec.json.decode(payload, type=form[cls]).predicate
             for hlc in (manifest.first_hlc, manifest.last_hlc):
                 Hlc.parse(hlc)

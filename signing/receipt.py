@@ -170,8 +170,11 @@ def read(file: bytes) -> tuple[Receipt, Envelope]:
     """
     if len(file) > FILE_BYTES_MAX:
         raise ReceiptInvalidError(f"a receipt is at most {FILE_BYTES_MAX} bytes long, this file is longer")
-    other = "it is no receipt, or one of another version"
-    with reported_as(ReceiptInvalidError, other, msgspec.MsgspecError, UnicodeError, RecursionError):
+    with reported_as(
+        ReceiptInvalidError,
+        "it is no receipt, or one of another version",
+        *(msgspec.MsgspecError, UnicodeError, RecursionError),
+    ):
         found = msgspec.json.decode(file, type=_File)
         receipt = msgspec.json.decode(found.receipt, type=Receipt)
     data = msgspec.json.encode(receipt)

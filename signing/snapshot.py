@@ -109,8 +109,9 @@ def _claim(payload: bytes) -> SnapshotClaim:
 
 def _check(predicate: object) -> SnapshotClaim:
     """The claim in a predicate, its fields well-formed and its invariants kept."""
-    malformed = "the predicate of the snapshot is malformed"
-    with reported_as(SignatureError, malformed, msgspec.ValidationError, InvalidInputError):
+    with reported_as(
+        SignatureError, "the predicate of the snapshot is malformed", msgspec.ValidationError, InvalidInputError
+    ):
         claim = msgspec.convert(predicate, SnapshotClaim)
         Hlc.parse(claim.snapshot_hlc)
     size, has_previous = claim.to_seq - claim.from_seq + 1, claim.previous_snapshot is not None

@@ -148,10 +148,11 @@ def load(folder: Path) -> Control | None:
         _FIELDS.unpack_from(data)
     )
     is_control = magic == CONTROL_MAGIC and version in (1, CONTROL_VERSION)
-    member = (chained, NO_EPOCH, bytes(WAL_ID_BYTES), bytes(WAL_ID_BYTES), 0, 0)
-    if version == CONTROL_VERSION and len(data) >= _HISTORY_AT + _CRC_BYTES:
-        member = _MEMBER.unpack_from(data, _FIELDS.size)
-    committed, promised_epoch, promised_run, member_id, generation, epochs = member
+    committed, promised_epoch, promised_run, member_id, generation, epochs = (
+        _MEMBER.unpack_from(data, _FIELDS.size)
+        if version == CONTROL_VERSION and len(data) >= _HISTORY_AT + _CRC_BYTES
+        else (chained, NO_EPOCH, bytes(WAL_ID_BYTES), bytes(WAL_ID_BYTES), 0, 0)
+    )
     end = _FIELDS.size if version == 1 else _HISTORY_AT + epochs * _EPOCH_START.size
     refuse(
         _corrupt,

@@ -242,11 +242,9 @@ def records_below(folder: Path, node_id: str) -> Iterator[Record | Gap]:
 def highest_hlc(folder: Path, node_id: str) -> Hlc | None:
     """The highest HLC of the log whose segments are in ``folder``: that of its last sound record, as LSNs and HLCs of
     a node rise together. None without a sound record."""
-    for segment in reversed(list_segments(folder)):
-        last = deque(_headers_of(segment, node_id, SEGMENT_HEADER_BYTES), maxlen=1)
-        for _, _, _, hlc, _, _ in last:
-            return hlc
-    return None
+    newest_first = reversed(list_segments(folder))
+    lasts = (deque(_headers_of(segment, node_id, SEGMENT_HEADER_BYTES), maxlen=1) for segment in newest_first)
+    return next((hlc for last in lasts for _, _, _, hlc, _, _ in last), None)
 
 
 def _headers_of(segment: Segment, node_id: str, at: int) -> Iterator[tuple[int, int, Lsn, Hlc, int, mmap.mmap]]:

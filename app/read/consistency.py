@@ -74,9 +74,9 @@ class Promise(NamedTuple):
             UnfitError: it does not.
             WriteLostError: no snapshot ever will.
         """
-        if self.level is ReadLevel.BOUNDED_STALENESS and staleness_ms > self.max_staleness_ms:
-            raise UnfitError
-        if self.level in (ReadLevel.SESSION, ReadLevel.STRONG) and not all_seen(self.tokens, seen.positions, chained):
+        if (self.level is ReadLevel.BOUNDED_STALENESS and staleness_ms > self.max_staleness_ms) or (
+            self.level in (ReadLevel.SESSION, ReadLevel.STRONG) and not all_seen(self.tokens, seen.positions, chained)
+        ):
             raise UnfitError
 
 
@@ -89,10 +89,8 @@ def all_seen(
     Raises:
         WriteLostError: a token names a write beyond the end of its epoch.
     """
-    seen = True
-    for token, position in zip(tokens, positions, strict=True):
-        seen = (token in chained or _is_seen(token, position)) and seen
-    return seen
+    seen = [token in chained or _is_seen(token, position) for token, position in zip(tokens, positions, strict=True)]
+    return all(seen)
 
 
 def _is_seen(token: Token, position: reads.TokenPosition) -> bool:

@@ -341,9 +341,8 @@ class Copies:
             wait_s = self._consistency.wait_s * REPLICA_WAIT_PART
         if level is ReadLevel.STRONG:
             await self._consistency.chain_own_writes()
-        elif self._replicas is not None:
-            if (answer := await self._replicas.read(look, promise, wait_s)) is not None:
-                return answer
+        elif self._replicas is not None and (answer := await self._replicas.read(look, promise, wait_s)) is not None:
+            return answer
         return await self._read_primary(look, promise), PRIMARY
 
     async def _read_primary(self, look: Look[Value], promise: Promise, chained: Collection[Token] = ()) -> Value:

@@ -162,12 +162,14 @@ def check_parts(parts: Sequence[Part]) -> int:
         if part.name != name:
             raise BundleInvalidError(f"the manifest lists {part.name[:100]!r} where {name} must stand")
         if name in tail:
-            is_sized = part.raw_bytes == part.bytes <= size_max(name, entry_parts)
-            is_sized = is_sized and (name == SNAPSHOTS or part.rows == 0)
+            is_counted = name == SNAPSHOTS or part.rows == 0
+            is_sized = is_counted and part.raw_bytes == part.bytes <= size_max(name, entry_parts)
         else:
-            raw_bytes_max = ROW_BYTES_MAX if part.rows == 1 else PART_BYTES_MAX
-            is_sized = 1 <= part.rows <= ROWS_A_PART_MAX and part.raw_bytes <= raw_bytes_max
-            is_sized = is_sized and part.bytes <= compressed_bytes_max(part.raw_bytes)
+            is_sized = (
+                1 <= part.rows <= ROWS_A_PART_MAX
+                and part.raw_bytes <= (ROW_BYTES_MAX if part.rows == 1 else PART_BYTES_MAX)
+                and part.bytes <= compressed_bytes_max(part.raw_bytes)
+            )
         if not is_sized:
             raise BundleInvalidError(f"{name} is larger than a bundle allows, or has a wrong number of rows")
     return entry_parts

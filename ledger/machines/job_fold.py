@@ -318,15 +318,11 @@ def _take_cancelled(fold: JobFold, rank: Rank, *_: Any) -> None:
 def _take_ended(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
     if fold.end is not None and fold.end.rank >= rank:
         return
-    outcome: dict[str, Any] = {}
     if action == "COMPLETE":
-        for name in ("final_status", "aggregate_metrics"):
-            if name in payload:
-                outcome[name] = payload[name]
+        outcome = {name: payload[name] for name in ("final_status", "aggregate_metrics") if name in payload}
     else:
         name = "error" if action == "FAIL" else "timeout_type"
-        if name in payload:
-            outcome["error"] = payload[name]
+        outcome = {"error": payload[name]} if name in payload else {}
     fold.end = End(rank, action, outcome)
 
 
@@ -385,11 +381,14 @@ def refused_of(payload: Mapping[str, Any], job_id: str) -> tuple[str, str, Mappi
     """Action, reason and winner of the event of ``job_id`` that a REFUSED entry keeps because the event lost against
     another of its key; None for any other REFUSED entry."""
     reason, lost_to, kind, kept = (payload.get(name) for name in ("reason", "lost_to", "record_type", "job_id"))
-    if not isinstance(reason, str) or not isinstance(lost_to, dict) or kind.__class__ is not int:
-        return None
-    if not all(isinstance(lost_to.get(name), str) for name in ("job_id", "hlc")):
-        return None
-    if ACTIONS.get(kind) not in EVENTS_BY_ACTION or kept != b64encode(job_id.encode("utf-8", "replace")).decode():
+    if (
+        not isinstance(reason, str)
+        or not isinstance(lost_to, dict)
+        or kind.__class__ is not int
+        or not all(isinstance(lost_to.get(name), str) for name in ("job_id", "hlc"))
+        or ACTIONS.get(kind) not in EVENTS_BY_ACTION
+        or kept != b64encode(job_id.encode("utf-8", "replace")).decode()
+    ):
         return None
     return ACTIONS[kind], reason, lost_to
 

@@ -70,8 +70,7 @@ class JobFilter(NamedTuple):
     def fragments(self) -> list[str]:
         """Texts in lower case (ASCII). Every job that is found has each of them in some entry, in any JSON escaping:
         jobs without them need not be folded."""
-        wanted = [each.text for each in self.fields]
-        wanted += [text for text in (self.dc, self.error) if text is not None]
+        wanted = (*(each.text for each in self.fields), *(text for text in (self.dc, self.error) if text is not None))
         return [_lower(max(_ESCAPED.split(text), key=len)) for text in wanted]
 
     def terms(self, fields: Collection[str]) -> list[int]:
@@ -144,11 +143,8 @@ def terms_of(state: JobState, fields: Iterable[str]) -> frozenset[int]:
     """The job's index terms for these fields; none for a job without a creation, which no list has."""
     if state.created is None:
         return frozenset()
-    found: set[int] = set()
-    for field in fields:
-        texts = dcs_of(state) if field == DC else texts_of(state, (*field.split("."),))
-        found.update(term_of(field, text) for text in texts)
-    return frozenset(found)
+    texts = {field: dcs_of(state) if field == DC else texts_of(state, (*field.split("."),)) for field in fields}
+    return frozenset(term_of(field, text) for field, of_field in texts.items() for text in of_field)
 
 
 def texts_of(state: JobState, path: Path) -> frozenset[str]:

@@ -252,9 +252,7 @@ def status(state: JobState) -> str:
         return REFUSED
     if state.cancel is not None:
         return CANCELLED if state.end is not None or _all_acknowledged(state) else CANCELLING
-    fence, value = -1, SUBMITTED
-    if state.end is not None:
-        fence, value = state.end.rank[0], STATUS_OF_END[state.end.action]
+    fence, value = (-1, SUBMITTED) if state.end is None else (state.end.rank[0], STATUS_OF_END[state.end.action])
     for part, reached in REACHED:
         held = state.reached.get(part)
         if held is not None and held[0] > fence:
@@ -283,7 +281,6 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
     if created is None and refusal is not None and refusal.is_creation:
         now = REFUSED
     ended = state.end.outcome if state.end is not None and now in ENDED else {}
-    result = {name: ended[name] for name in ("final_status", "aggregate_metrics") if name in ended}
     return {
         "job_id": state.job_id,
         "status": now,
@@ -298,7 +295,7 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
         "last_hlc": "{}:{}:{}".format(*state.last_hlc),
         "last_at": rfc3339.text_of(state.last_hlc[0]),
         "last_seq": state.last_seq,
-        "result": result or None,
+        "result": {name: ended[name] for name in ("final_status", "aggregate_metrics") if name in ended} or None,
         "error": ended.get("error"),
         "refused": _refused(state.refused, refusal),
     }

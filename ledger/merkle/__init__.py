@@ -160,9 +160,7 @@ def verify_inclusion(
     if len(hashes) != inner + border:
         raise ProofError(f"an inclusion proof has {len(hashes)} hashes here, {inner + border} needed")
 
-    computed = _climb(leaf_hash, hashes[:inner], leaf_index)
-    computed = _climb_border(computed, hashes[inner:])
-    if computed != root_hash:
+    if _climb_border(_climb(leaf_hash, hashes[:inner], leaf_index), hashes[inner:]) != root_hash:
         raise ProofError(f"the proof of leaf {leaf_index} does not lead to the root {root_hash.hex()}")
 
 
@@ -209,9 +207,8 @@ def verify_consistency(first: int, second: int, first_root: bytes, second_root: 
 
 
 def _refuse_malformed(hashes: Sequence[bytes]) -> None:
-    for each in hashes:
-        if not isinstance(each, bytes) or len(each) != HASH_BYTES:
-            raise ProofError(f"a hash of the proof is not {HASH_BYTES} bytes")
+    if any(not isinstance(each, bytes) or len(each) != HASH_BYTES for each in hashes):
+        raise ProofError(f"a hash of the proof is not {HASH_BYTES} bytes")
 
 
 def _proof_lengths(index: int, size: int) -> tuple[int, int]:

@@ -107,12 +107,8 @@ class TileTree:
 
 def right_edge(size: int) -> list[TileCoordinates]:
     """The partial tiles of a tree of ``size`` leaves: what a ``TileTree`` of that size starts from."""
-    edge = []
-    for level in range(_levels(size)):
-        index, width = divmod(size >> (level * TILE_HEIGHT), TILE_WIDTH)
-        if width:
-            edge.append((level, index))
-    return edge
+    edge = ((level, *divmod(size >> (level * TILE_HEIGHT), TILE_WIDTH)) for level in range(_levels(size)))
+    return [(level, index) for level, index, width in edge if width]
 
 
 def root_tiles(size: int) -> set[TileCoordinates]:

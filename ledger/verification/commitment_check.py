@@ -221,9 +221,11 @@ class CommitmentJudge:
     # --- what is wrong ----------------------------------------------------------------------------
 
     def _report_end(self, index: int, due: int | None, ended_seq: Any) -> None:
-        detail = f"scheduler.commitments does not say where the promise of seq {index} ended"
-        if due is None:
-            detail = f"scheduler.commitments says that the promise of seq {index} ended, which it did not"
+        detail = (
+            f"scheduler.commitments says that the promise of seq {index} ended, which it did not"
+            if due is None
+            else f"scheduler.commitments does not say where the promise of seq {index} ended"
+        )
         self._report(index, detail, due, ended_seq)
 
     def _report(self, seq: int, detail: str, expected: str | int | None = None, actual: Any = None) -> None:

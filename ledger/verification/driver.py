@@ -73,9 +73,8 @@ class InOrder:
 
     def _check(self, checker: RangeChecker, ahead: Sequence[EntryRow], to_seq: int) -> Sequence[EntryRow] | None:
         """Check the entries up to ``to_seq``; returns the others, None if there are none."""
-        if isinstance(ahead, PackedEntries):
-            if (passed := checker.check_packed(ahead, to_seq)) is not None:
-                return ahead.behind(passed.at)
+        if isinstance(ahead, PackedEntries) and (passed := checker.check_packed(ahead, to_seq)) is not None:
+            return ahead.behind(passed.at)
         if count := next((at for at, row in enumerate(ahead) if row[0] > to_seq), len(ahead)):
             checker.check(ahead[:count])
         return ahead[count:] or None

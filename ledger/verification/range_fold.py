@@ -191,8 +191,11 @@ class Fold:
         self._sources, self._anchors = compare_heads(findings, tree, ends.checkpoints, ends.anchors, roots, last.seq)
         if ends.is_to_end:
             findings.begin("head")
-            reach = max(self._highest_seq, tree.size if tree is not None else 0)
-            reach = max(reach, ends.first_seq - 1 if ends.expected_prev is not None else 0)
+            reach = max(
+                self._highest_seq,
+                tree.size if tree is not None else 0,
+                ends.first_seq - 1 if ends.expected_prev is not None else 0,
+            )
             check_head(findings, head, last, reach)
         if ends.is_left_over and "tail-truncated" not in findings.counts():
             findings.add("tail-truncated", 1, "other tables name the tenant; neither head nor entries of it are left")

@@ -311,8 +311,8 @@ def with_break(verdict: Mapping[str, Any], found_break: Mapping[str, Any]) -> di
     """``verdict`` with one more break, of the aspect ``checkpoint``."""
     first = min([item for item in (verdict["first_break"], found_break) if item is not None], key=_break_order)
     verdicts = {**verdict["verdicts"], "checkpoint": "broken"}
-    counts = {**verdict.get("breaks", {})}
-    counts[found_break["kind"]] = counts.get(found_break["kind"], 0) + 1
+    kind, counts = found_break["kind"], verdict.get("breaks", {})
+    counts = {**counts, kind: counts.get(kind, 0) + 1}
     return {**verdict, "verdicts": verdicts, "valid": False, "first_break": first, "breaks": counts}
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import Meta
 
 from ledger.chain.form import Count, Hash, Seq
-from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError
+from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError, refuse, reported_as
 from ledger.merkle import Frontier
 from ledger.names import is_readable_tenant
 from ledger.verification.tree_check import StoredTree
@@ -217,32 +217,31 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
         names = [file.parsed for file in self.entry_files]
         odd = [file for file in self.entry_files if file.parsed.to_seq - file.parsed.from_seq + 1 != file.rows]
         snapshots = (FileName(self.tenant_id, self.from_seq, self.to_seq, None), self.snapshot_count)
-        for is_so, otherwise in (
+        refuse(
+            ArchiveInvalidError,
             (
-                (self.from_seq == 1) == (self.previous_manifest is None),
+                (self.from_seq == 1) != (self.previous_manifest is None),
                 "only the manifest that begins at seq 1 has none before it",
             ),
             (
-                self.to_seq - self.from_seq + 1 == self.entry_count,
+                self.to_seq - self.from_seq + 1 != self.entry_count,
                 "range and entry_count of a manifest do not agree",
             ),
-            (self.tree_size == self.to_seq, "tree_size of a manifest is not its to_seq"),
+            (self.tree_size != self.to_seq, "tree_size of a manifest is not its to_seq"),
             (
-                frontier_of(self).root().hex() == self.tree_root,
+                frontier_of(self).root().hex() != self.tree_root,
                 "the frontier of a manifest does not have its tree_root",
             ),
             (
-                end_of_files(self.tenant_id, self.from_seq, names) == self.to_seq,
+                end_of_files(self.tenant_id, self.from_seq, names) != self.to_seq,
                 "the files of a manifest do not cover its range",
             ),
-            (not odd, "".join(f"{file.name} is said to have {file.rows} rows" for file in odd[:1])),
+            (bool(odd), "".join(f"{file.name} is said to have {file.rows} rows" for file in odd[:1])),
             (
-                (self.snapshot_file.parsed, self.snapshot_file.rows) == snapshots,
+                (self.snapshot_file.parsed, self.snapshot_file.rows) != snapshots,
                 "the last file of a manifest is not that of its snapshots",
             ),
-        ):
-            if not is_so:
-                raise ArchiveInvalidError(otherwise)
+        )
 
     @property
     def entry_files(self) -> tuple[ArchivedFile, ...]:
@@ -298,7 +297,5 @@ def frontier_of(manifest: Manifest) -> Frontier:
     Raises:
         ArchiveInvalidError: the number of hashes does not fit a tree of that size.
     """
-    try:
+    with reported_as(ArchiveInvalidError, "the frontier of a manifest is none of its tree", InvalidInputError):
         return Frontier.restore(manifest.tree_size, [bytes.fromhex(each) for each in manifest.frontier])
-    except InvalidInputError as error:
-        raise ArchiveInvalidError(f"the frontier of a manifest is none of its tree: {error}") from error

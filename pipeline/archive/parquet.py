@@ -12,14 +12,14 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from typing import IO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ledger.errors import ArchiveInvalidError, InvalidInputError
+from ledger.errors import ArchiveInvalidError, InvalidInputError, refuse, reported_as
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from objects.store import ArchiveStore
@@ -83,10 +83,12 @@ class FileWriter:
         Raises:
             InvalidInputError: a column holds a forbidden value, such as NULL.
         """
-        try:
+        with reported_as(
+            InvalidInputError,
+            "rows are not of the types of their columns",
+            *(pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError),
+        ):
             batch = batch.cast(self._schema)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-            raise InvalidInputError(f"rows are not of the types of their columns: {error}") from error
         if self._position is None:
             is_entries = self._schema is ENTRY_FILE_SCHEMA
             self._position = (batch.column(0)[0].as_py() - 1) % self._group_rows if is_entries else 0
@@ -185,11 +187,13 @@ def batches(
     Raises:
         ArchiveInvalidError: they cannot be decoded.
     """
-    try:
+    with reported_as(
+        partial(ArchiveInvalidError, seq=file.parsed.from_seq),
+        f"rows of {file.name} cannot be decoded",
+        *(pa.ArrowException, OSError, ValueError),
+    ):
         for batch in found.iter_batches(BATCH_ROWS, columns=None if columns is None else list(columns)):
             yield _decoded(batch, file)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ArchiveInvalidError(f"rows of {file.name} cannot be decoded: {error}", file.parsed.from_seq) from error
 
 
 def _decoded(batch: pa.RecordBatch, file: ArchivedFile) -> pa.RecordBatch:
@@ -218,23 +222,22 @@ def _check_form(found: pq.ParquetFile, file: ArchivedFile, schema: pa.Schema) ->
     )
     unpacked_bytes = max((sum(chunk.total_uncompressed_size for chunk in each) for each in chunks), default=0)
     rows, is_any_odd = [group.num_rows for group in groups], len(groups) > max(FILE_ROWS_MAX, file.rows)
-    for is_wrong, problem in (
+    refuse(
+        partial(ArchiveInvalidError, seq=file.parsed.from_seq),
         (
             not pa.schema([_plain(field) for field in found.schema_arrow]).equals(schema),
-            "does not have the columns that it must",
+            f"{file.name} does not have the columns that it must",
         ),
         (
             {metadata.num_rows, sum(rows)} != {file.rows},
-            f"does not have the {file.rows} rows that its manifest names",
+            f"{file.name} does not have the {file.rows} rows that its manifest names",
         ),
         (
             is_any_odd or any(not 1 <= each <= rows_max for each in rows),
-            "has a row group of a size that none may have",
+            f"{file.name} has a row group of a size that none may have",
         ),
-        (not is_ours or unpacked_bytes > GROUP_UNPACKED_BYTES_MAX, "unpacks to more than it may"),
-    ):
-        if is_wrong:
-            raise ArchiveInvalidError(f"{file.name} {problem}", file.parsed.from_seq)
+        (not is_ours or unpacked_bytes > GROUP_UNPACKED_BYTES_MAX, f"{file.name} unpacks to more than it may"),
+    )
 
 
 def _plain(field: pa.Field) -> pa.Field:

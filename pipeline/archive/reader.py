@@ -33,6 +33,7 @@ from ledger.errors import (
     SignatureError,
     TenantNotFoundError,
     UnknownKeyError,
+    reported_as,
 )
 from ledger.names import is_readable_tenant
 from ledger.verification import verify
@@ -282,10 +283,10 @@ class ArchiveJudge:
             if signed.verdict == "unknown_key" and self._unknown_manifest is None:
                 self._unknown_manifest = (manifest.from_seq, signed.detail or "")
             at = f"the checkpoint in the manifest of seq {manifest.from_seq} to {manifest.to_seq}"
-            try:
+            with reported_as(
+                partial(ArchiveInvalidError, seq=manifest.to_seq), f"{at} does not hold", SignatureError, ProofError
+            ):
                 _, unknown = judge_own_checkpoint(manifest, manifest.checkpoint, self._keyring)
-            except (SignatureError, ProofError) as error:
-                raise ArchiveInvalidError(f"{at} does not hold: {error}", manifest.to_seq) from error
             if unknown is not None and self._unknown_checkpoint is None:
                 self._unknown_checkpoint = f"{at}: {unknown}"
         return [

@@ -34,6 +34,7 @@ from ledger.errors import (
     ProofError,
     TenantNotFoundError,
     UnknownKeyError,
+    reported_as,
 )
 from ledger.merkle import tiles, verify_consistency
 from ledger.verification.range_fold import ChainBounds, Fold
@@ -333,11 +334,11 @@ def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tu
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
             raise broken_at(size, "tree", f"the newest checkpoint does not cover seq {size} any more")
-        try:
+        with reported_as(
+            partial(broken_at, size, "tree"),
+            "the newest checkpoint is not shown to extend these entries",
+            ProofError,
+        ):
             proof = tiles.consistency_proof(size, checkpoint.size, partial(ledger.tile, tenant_id))
             verify_consistency(size, checkpoint.size, root, checkpoint.root, proof)
-        except ProofError as error:
-            raise broken_at(
-                size, "tree", f"the newest checkpoint is not shown to extend these entries: {error}"
-            ) from error
     return text, proof

@@ -25,6 +25,7 @@ from ledger.errors import (
     InvalidInputError,
     SignatureError,
     UnknownKeyError,
+    reported_as,
 )
 from ledger.verification.verdict import is_number
 from objects.store import ArchiveStore
@@ -87,9 +88,9 @@ def cut(
     from_seq, to_seq and hlc_physical, and returns those of the first entry in the range that reaches it.
     """
     start_seq, next_seq, stored_bytes = 0, 0, 0
-    month, limit = "", -1
-    if highest_physical_ms is not None:
-        month, limit = month_of(highest_physical_ms), month_after(highest_physical_ms)
+    month, limit = (
+        ("", -1) if highest_physical_ms is None else (month_of(highest_physical_ms), month_after(highest_physical_ms))
+    )
     for from_seq, to_seq, weight, highest in stretches:
         is_full = (from_seq - 1) % FILE_ROWS_MAX == 0 or stored_bytes + weight > FILE_STORED_BYTES
         if start_seq and is_full:
@@ -122,10 +123,12 @@ def decode_plan(data: bytes) -> Plan:
     """
     if len(data) > PLAN_BYTES_MAX:
         raise ArchiveInvalidError(f"a plan is over {PLAN_BYTES_MAX} bytes")
-    try:
+    with reported_as(
+        ArchiveInvalidError,
+        f"a plan is malformed, or not of version {FORMAT_VERSION}",
+        *(msgspec.MsgspecError, UnicodeError),
+    ):
         plan = msgspec.json.decode(data, type=Plan)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ArchiveInvalidError(f"a plan is malformed, or not of version {FORMAT_VERSION}: {error}") from error
     end_seq = end_of_files(plan.tenant_id, plan.from_seq, plan.entry_files)
     if end_seq != plan.to_seq or plan.files[-1] != plan.snapshot_file.path() or encode_plan(plan) != data:
         raise ArchiveInvalidError(f"the plan of {plan.tenant_id} from seq {plan.from_seq} on is not one of its range")
@@ -186,10 +189,8 @@ def last_snapshot(store: ArchiveStore, manifest: Manifest) -> str:
         ArchiveInvalidError: the file of snapshots differs from its manifest.
     """
     *_, batch = snapshots_of(store, manifest.snapshot_file, {})
-    try:
+    with reported_as(partial(ArchiveInvalidError, seq=manifest.to_seq), manifest.snapshot_file.name, SignatureError):
         return open_snapshot(batch.column("dsse_envelope")[-1].as_py(), None).payload_sha256
-    except SignatureError as error:
-        raise ArchiveInvalidError(f"{manifest.snapshot_file.name}: {error}", manifest.to_seq) from error
 
 
 def checkpoint_of(log_origin: str, tenant_id: str, text: str, keyring: Keyring) -> Checkpoint:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JJavaError
@@ -26,12 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
-from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
+from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError, refuse
 from pipeline.stats.reports import AHEAD_MAX_S
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 # --- what was written -----------------------------------------------------------------------------
 
@@ -283,21 +279,24 @@ def check_logs(
         ConfigurationError: a log is missing, or older than the others.
     """
     committed, in_sink, begun = (_newest(names) for names in (commits, written, offsets))
-    if not is_described and max(committed, in_sink, begun) >= 0:
-        raise ConfigurationError(
+    refuse(
+        ConfigurationError,
+        (
+            not is_described and max(committed, in_sink, begun) >= 0,
             f"{url} was written to before, and {CHECKPOINT}/{_DESCRIPTION} is not there any more: what was read is not "
-            "known. Bring it back, or write elsewhere; what stands there can still be read"
-        )
-    if in_sink > begun:
-        raise ConfigurationError(
+            "known. Bring it back, or write elsewhere; what stands there can still be read",
+        ),
+        (
+            in_sink > begun,
             f"{url} holds batch {in_sink}, and its {CHECKPOINT} knows of none after {begun}: it is gone or older than "
-            "what was written. Bring it back, or write elsewhere; what stands there can still be read"
-        )
-    if committed > in_sink:
-        raise ConfigurationError(
+            "what was written. Bring it back, or write elsewhere; what stands there can still be read",
+        ),
+        (
+            committed > in_sink,
             f"the {CHECKPOINT} of {url} has come to batch {committed}, and {COMMIT_LOG} to {in_sink}: that is gone or "
-            "older. Bring it back, or write elsewhere"
-        )
+            "older. Bring it back, or write elsewhere",
+        ),
+    )
 
 
 def _newest(names: Iterable[str]) -> int:

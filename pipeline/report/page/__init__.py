@@ -202,8 +202,7 @@ def largest(rows: list[Row], key: str, by: str) -> Some:
     if not others:
         return Some(kept, len(kept))
     rest: Row = {name: sum(row[name] for row in others) for name in _COUNTS}
-    for count, rate in RATES.items():
-        rest[rate] = rest[count] / rest["ended"] if rest["ended"] else None
+    rest |= {rate: rest[count] / rest["ended"] if rest["ended"] else None for count, rate in RATES.items()}
     rest |= {f"{span}_p{each}_s": None for span in SPANS for each in PERCENTILES}
     return Some(kept, len(ordered), rest)
 
