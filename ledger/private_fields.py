@@ -269,8 +269,7 @@ def facts_of(action: str, value: Any) -> dict[str, Any]:
     Raises:
         InvalidInputError: ``value`` is not the payload of such an entry.
     """
-    members = _MEMBERS.get(action)
-    if members is None or not isinstance(value, dict):
+    if (members := _MEMBERS.get(action)) is None or not isinstance(value, dict):
         raise InvalidInputError("it is none that says what is private or who was erased")
     facts = {name: value[name] for name in members if name in value}
     for name, (kind, is_optional) in members.items():

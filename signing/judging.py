@@ -312,8 +312,7 @@ def _with_signatures(
             verdicts["checkpoint"] = "unknown_key"
         elif keyring is None or undecided is not None:
             verdicts["checkpoint"] = "not_checked"
-    first = verdict["first_break"]
-    if first is None and signed.verdict == "unknown_key":
+    if (first := verdict["first_break"]) is None and signed.verdict == "unknown_key":
         first = Break(0, BUNDLE_SIGNATURE, f"the manifest's signature: {signed.detail}")._asdict()
     return {
         **verdict,

@@ -253,8 +253,7 @@ class _Folding:
             InvalidInputError: it holds no such facts.
         """
         if event.action == SystemAction.TOKEN_REVOKED:
-            token_id = str(event.facts.get("token_id"))
-            if token_id in self._tokens:
+            if (token_id := str(event.facts.get("token_id"))) in self._tokens:
                 token, signer_id = self._tokens[token_id]
                 self._tokens[token_id] = token._replace(is_revoked=True), signer_id
             return

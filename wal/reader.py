@@ -320,8 +320,7 @@ def read(folder: Path, from_lsn: Lsn, node_id: str, upto_lsn: Lsn | None = None)
     """
     if upto_lsn is not None and upto_lsn < from_lsn:
         return
-    segments = list_segments(folder)
-    if segments and from_lsn < segments[0].base_lsn:
+    if (segments := list_segments(folder)) and from_lsn < segments[0].base_lsn:
         raise WalError(
             f"LSN {from_lsn} is no longer in {folder}; its oldest segment begins with {segments[0].base_lsn}"
         )

@@ -207,8 +207,7 @@ def write_fully(descriptor: int, parts: Sequence[bytes | memoryview], offset: in
         return
     rest = memoryview(b"".join(parts))
     while written < total:
-        step = os.pwrite(descriptor, rest[written:], offset + written)
-        if step == 0:
+        if (step := os.pwrite(descriptor, rest[written:], offset + written)) == 0:
             raise OSError(f"a write of {total - written} bytes wrote nothing")
         written += step
 

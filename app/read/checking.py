@@ -207,8 +207,7 @@ async def verified(
 
     If the processes fail, the chain is verified without them, and ``on_break`` is called again for the same breaks.
     """
-    last = await reader.last_entry()
-    if last is None or last.seq < LONG_ENTRIES:
+    if (last := await reader.last_entry()) is None or last.seq < LONG_ENTRIES:
         return await verify_rows()
     try:
         async with checking(database_url, reader, kept) as elsewhere:

@@ -323,7 +323,6 @@ def _cosigned(note: Note, rows: Iterable[StoredAnchor], witnesses: Sequence[Witn
     """``note`` with the newest cosignature of each witness in ``rows`` that is valid for its text."""
     lines: dict[str, NoteSignature] = {}
     for row in rows:
-        found = held(row, witnesses)
-        if found is not None and notes.parse(row.note).text == note.text:
+        if (found := held(row, witnesses)) is not None and notes.parse(row.note).text == note.text:
             lines.setdefault(found.witness.text(), found.line)
     return note._replace(signatures=(*note.signatures, *(lines[name] for name in sorted(lines))))

@@ -89,8 +89,7 @@ class VerifiedPositions(KeptByTenant[Position]):
         Returns:
             Whether the position changed, so that the caller must call ``store``.
         """
-        held = self.by_tenant.get(tenant_id)
-        if held is not None and held.seq >= position.seq:
+        if (held := self.by_tenant.get(tenant_id)) is not None and held.seq >= position.seq:
             return False
         self.by_tenant[tenant_id] = position
         return True

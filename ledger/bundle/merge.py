@@ -280,8 +280,7 @@ def decide(entries: Sequence[Incoming], existing: Mapping[str, dict[str, Event]]
     decided = Decided()
     for entry in entries:
         here, event = existing[entry.tenant_id], event_of(entry)
-        first = here.get(entry.t_hlc)
-        if first is None and entry.action != _CONFLICT:
+        if (first := here.get(entry.t_hlc)) is None and entry.action != _CONFLICT:
             decided.placed.append((entry, None))
             here[entry.t_hlc] = event
             continue

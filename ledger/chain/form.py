@@ -150,8 +150,7 @@ def check_conflict(payload: Mapping[str, Any], job_id: str, hlc: Hlc) -> None:
     Raises:
         InvalidInputError: it does not, or that event lacks the form of an entry.
     """
-    held = held_event(payload, job_id)
-    if held is None or conflict_hlc(held.event) != hlc:
+    if (held := held_event(payload, job_id)) is None or conflict_hlc(held.event) != hlc:
         raise InvalidInputError("it is a CONFLICT entry that does not hold the event it is named for")
     check_names(held.event.action, job_id)
     if held.event.action == SystemAction.CONFLICT:

@@ -101,8 +101,7 @@ class Overlay(MutableMapping[Any, Any]):
         return value
 
     def get(self, key: Any, default: Any = None) -> Any:
-        value = self._changed.get(key, _UNCHANGED)
-        if value is _UNCHANGED:
+        if (value := self._changed.get(key, _UNCHANGED)) is _UNCHANGED:
             return self._base.get(key, default)
         return default if value is _GONE else value
 

@@ -337,15 +337,13 @@ def _take_reached(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, 
 
 
 def _raise_rank(ranks: dict[_Key, Rank], key: _Key, rank: Rank) -> None:
-    held = ranks.get(key)
-    if held is None or rank > held:
+    if (held := ranks.get(key)) is None or rank > held:
         ranks[key] = rank
 
 
 def _raise_facts(facts: dict[str, _Fact], others: Mapping[str, _Fact]) -> None:
     for name, fact in others.items():
-        held = facts.get(name)
-        if held is None or fact.rank > held.rank:
+        if (held := facts.get(name)) is None or fact.rank > held.rank:
             facts[name] = fact
 
 
@@ -353,8 +351,7 @@ def _take_progress(fold: JobFold, rank: Rank, action: str, payload: Mapping[str,
     _raise_rank(fold.reached, Part.RUN, rank)
     dc = payload.get("dc_id")
     if dc.__class__ is str:
-        held = fold.progress.get(dc)
-        if held is None or rank > held.rank:
+        if (held := fold.progress.get(dc)) is None or rank > held.rank:
             fold.progress[dc] = Progress(rank, _count(payload.get("completed")), _count(payload.get("failed")))
 
 
@@ -363,8 +360,7 @@ def _take_workflow(fold: JobFold, rank: Rank, action: str, payload: Mapping[str,
     dc, workflow_id = payload.get("dc_id"), payload.get("workflow_id")
     if dc.__class__ is str and workflow_id.__class__ is str:
         facts = fold.workflow.setdefault(dc, {})
-        held = facts.get(workflow_id)
-        if held is None or rank > held.rank:
+        if (held := facts.get(workflow_id)) is None or rank > held.rank:
             facts[workflow_id] = Workflow(rank, action)
 
 

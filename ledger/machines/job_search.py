@@ -160,8 +160,7 @@ def _values_at(value: Any, path: Path) -> Iterator[Any]:
         yield from value[:ELEMENTS_MAX] if isinstance(value, list) else (value,)
     elif isinstance(value, dict) and PRIVATE_MARK not in value:
         for count in range(1, len(path) + 1):
-            name = ".".join(path[:count])
-            if name in value:
+            if (name := ".".join(path[:count])) in value:
                 yield from _values_at(value[name], path[count:])
 
 

@@ -254,8 +254,7 @@ def status(state: JobState) -> str:
         return CANCELLED if state.end is not None or _all_acknowledged(state) else CANCELLING
     fence, value = (-1, SUBMITTED) if state.end is None else (state.end.rank[0], STATUS_OF_END[state.end.action])
     for part, reached in REACHED:
-        held = state.reached.get(part)
-        if held is not None and held[0] > fence:
+        if (held := state.reached.get(part)) is not None and held[0] > fence:
             fence, value = held[0], reached
     for rank in state.accepted.values():
         if rank[0] > fence:

@@ -202,8 +202,7 @@ class RangeChecker:
         """As ``check``, for entries up to ``stop_seq``. None, with no entry taken, if ``check`` must be called."""
         found, entries = self.summary, self._entries
         first_seq, is_begun = entries.next_seq, self._is_first or entries.entries_checked
-        passed = entries.check_packed(packed, stop_seq, self._to_mark)
-        if passed is None or not passed.leaves:
+        if (passed := entries.check_packed(packed, stop_seq, self._to_mark)) is None or not passed.leaves:
             return passed
         if not is_begun:
             found.border = Border(first_seq, passed.first_prev, False)

@@ -311,8 +311,7 @@ class _SharedTiles:
                 at = (index - first) * HASH_BYTES
                 self._put(level, index, hashes[at : at + HASH_BYTES])
         for level, index, stored in summary.tiles:
-            end = min((index + 1) << ((level + 1) * TILE_HEIGHT), size)
-            if end > reach:
+            if (end := min((index + 1) << ((level + 1) * TILE_HEIGHT), size)) > reach:
                 continue
             width = (end >> (level * TILE_HEIGHT)) - index * TILE_WIDTH
             nodes = self._nodes[level, index]

@@ -117,8 +117,7 @@ class Findings:
             self.on_break(found)
 
     def _keep(self, found: Break) -> None:
-        held = self.found.first.get(found.kind)
-        if held is None or _order(found) < _order(held):
+        if (held := self.found.first.get(found.kind)) is None or _order(found) < _order(held):
             self.found.first[found.kind] = found
 
     def merge(self, found: Found) -> None:

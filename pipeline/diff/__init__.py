@@ -220,8 +220,7 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
     for name in names:
         tenant, sides = TenantDiff(name, "merkle"), {side: chains[side][name] for side in SIDES if name in chains[side]}
         held: dict[str, SeqRange] = {}
-        meeting = met.get(name)
-        if meeting is not None and (seq := meeting.first_difference) is not None:
+        if (meeting := met.get(name)) is not None and (seq := meeting.first_difference) is not None:
             tenant.first_difference = {"seq": seq, **{side: chain.link_at(seq) for side, chain in sides.items()}}
         if meeting is None:  # Each ledger has its own ``_system`` chain.
             held = dict.fromkeys(sides if name != SYSTEM_TENANT else (), SeqRange(0, 0))

@@ -98,8 +98,7 @@ class Archiver:
             segments = list_segments(kept.folder)
         prefix, suffix = f"{kept.node_id}/{control.wal_id}", control.member_id
         for segment, follower in pairwise(segments):
-            last_lsn = before(follower.base_lsn)
-            if last_lsn > committed_lsn or closing.is_set():
+            if (last_lsn := before(follower.base_lsn)) > committed_lsn or closing.is_set():
                 return
             if last_lsn > archived_lsn:
                 self._put(kept, segment, prefix, suffix)

@@ -126,8 +126,7 @@ class FrameSocket:
         """Bytes of the next frame; of its prefix, if that has not arrived yet."""
         if self._end - self._at < PREFIX_BYTES:
             return PREFIX_BYTES
-        length = messages.length_of(memoryview(self._buffer)[self._at : self._end])
-        if length > frame_bytes_max:
+        if (length := messages.length_of(memoryview(self._buffer)[self._at : self._end])) > frame_bytes_max:
             raise InvalidInputError(f"a frame of {length} bytes is out of bounds here")
         return length
 

@@ -310,8 +310,7 @@ class Proposer:
     # --- the committed position ------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        reached = self._held_lsn()
-        if reached >= self._epoch_start_lsn:
+        if (reached := self._held_lsn()) >= self._epoch_start_lsn:
             self.committed_lsn = max(self.committed_lsn, reached)
 
     def _held_lsn(self) -> Lsn:

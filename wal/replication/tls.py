@@ -53,8 +53,7 @@ class PeerTls:
         """The context of the current files; of the previous ones if they cannot be loaded, for example because only one
         of two is replaced."""
         with self._lock:
-            stamps = self._stamps_now()
-            if stamps != self._stamps:
+            if (stamps := self._stamps_now()) != self._stamps:
                 with suppress(ConfigurationError):
                     self._context, self._stamps = self._load(), stamps
             return self._context
