@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from app.read.consistency import Promise, ReadLevel
+from app.read.copies import Copies, Judge
 from app.store import chain_reads, commitments
-from app.store.reading import reading
+from app.store.commitments import PromiseCheck, PromiseEntry
+from app.store.entry_check import EntryCheck
+from app.store.reading import Pool, reading
 from ledger.errors import ChainDamagedError, SeqOutOfRangeError
-
-if TYPE_CHECKING:
-    from app.read.copies import Copies, Judge
-    from app.store.commitments import PromiseCheck, PromiseEntry
-    from app.store.entry_check import EntryCheck
-    from app.store.reading import Pool
 
 _STRONG = Promise(ReadLevel.STRONG, (), 0)
 

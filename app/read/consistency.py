@@ -22,10 +22,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from app.runtime.state.node import Node
+from app.runtime.state.session import Token
 from app.store import reads
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger.errors import (
     DurabilityTimeoutError,
     FencedError,
@@ -35,11 +37,6 @@ from ledger.errors import (
 )
 from ledger.hlc import Hlc
 from ledger.positions import Epoch
-
-if TYPE_CHECKING:
-    from app.runtime.state.node import Node
-    from app.runtime.state.session import Token
-    from app.store.reading import Pool
 
 POLL_FIRST_S = 0.005
 POLL_LONGEST_S = 0.1

@@ -32,17 +32,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
 
-from app.read.consistency import Promise, ReadLevel, UnfitError, turns
+from app.read.consistency import Consistency, Promise, ReadLevel, UnfitError, turns
 from app.runtime.postgres import DATABASE_FAULTS, text_of
+from app.runtime.state.node import Node
+from app.runtime.state.session import Token
+from app.store import Connection, reads, sessions
 from app.store import node as node_store
-from app.store import reads, sessions
 from app.store.node import beat
-from app.store.reading import READ_TIMEOUT_S, reading
+from app.store.reading import READ_TIMEOUT_S, Pool, reading
+from app.store.reads import Seen
 from app.store.sessions import PLANNED_ONCE
 from ledger.errors import (
     DatabaseUnavailableError,
@@ -52,14 +55,6 @@ from ledger.errors import (
     WriteLostError,
 )
 from ledger.positions import Epoch
-
-if TYPE_CHECKING:
-    from app.read.consistency import Consistency
-    from app.runtime.state.node import Node
-    from app.runtime.state.session import Token
-    from app.store import Connection
-    from app.store.reading import Pool
-    from app.store.reads import Seen
 
 BEAT_INTERVAL_S = 0.25
 """Pause between two beats, and the resolution of every age."""
@@ -119,9 +114,9 @@ REPORTED_AFTER_S = 10.0
 UNSEEN = "it was not asked yet"
 
 Value = TypeVar("Value")
-Judge = Callable[["Seen"], None]
+Judge = Callable[[Seen], None]
 """Raises ``UnfitError`` if a snapshot cannot keep the promise."""
-Look = Callable[["Pool", Judge], Awaitable[Value]]
+Look = Callable[[Pool, Judge], Awaitable[Value]]
 """Takes a snapshot of the pool's copy, shows it to the judge, and reads from it."""
 
 log = structlog.get_logger()

@@ -19,25 +19,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
 from app.runtime.tasks import paced
-from app.store import job_table
+from app.store import Connection, job_table
 from app.store.chain_reads import list_tenants
 from app.store.entry_check import not_as_chained
-from app.store.job_table import Folded, JobFolds, JobSpan, ReadJob
-from app.store.reading import reading
+from app.store.job_table import Folded, JobFolds, JobSpan, ListedRow, ReadJob
+from app.store.reading import Pool, reading
+from app.store.reads import JobRows
 from ledger.errors import ChainDamagedError
 from ledger.machines.jobs import JobState
 from ledger.verification.projection_check import StoredJob, difference
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.job_table import ListedRow
-    from app.store.reading import Pool
-    from app.store.reads import JobRows
 
 LARGE_JOBS_A_PAGE_MAX: Final = 5
 """Most jobs of a page that are folded in parts: after these the page ends, and another follows."""

@@ -22,23 +22,20 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import structlog
 
+from app.read.verification import ChainVerifier
 from app.runtime.state.found_breaks import DAMAGED
 from app.runtime.state.kept_files import WALK, KeptFile, Verified
 from app.runtime.tasks import paced
 from app.store.chain_reads import last_seq, list_tenants, next_seq
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger.errors import DatabaseUnavailableError, InvalidInputError, StartRefusedError, TenantNotFoundError
 from ledger.merkle import Frontier
 from ledger.verification.verdict import KINDS
-
-if TYPE_CHECKING:
-    from app.read.verification import ChainVerifier
-    from app.store.reading import Pool
 
 NAME: Final = "walk.json"
 SHARE: Final = 0.1

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-from app.read.consistency import ReadLevel, UnfitError
-from app.read.copies import PRIMARY
-from app.store import job_search, reads
-from app.store.reading import json_in, reading
+from app.read.consistency import Promise, ReadLevel, UnfitError
+from app.read.copies import PRIMARY, Copies, Judge, Source
+from app.read.folded_jobs import DamagedJob, FoldedJobs
+from app.read.revealing import Revealing
+from app.store import Connection, job_search, reads
+from app.store.chain_reads import ListedEntry
+from app.store.following import Place
+from app.store.job_table import ListedRow
+from app.store.reading import Pool, json_in, reading
+from app.store.reads import CreatedHlc
 from ledger import rfc3339
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.facts.events import ACTOR
 from ledger.facts.statuses import CANCELLING
+from ledger.hlc import Hlc
 from ledger.machines import jobs
+from ledger.machines.job_search import JobFilter
 from ledger.machines.jobs import Refusal
-
-if TYPE_CHECKING:
-    from app.read.consistency import Promise
-    from app.read.copies import Copies, Judge, Source
-    from app.read.folded_jobs import DamagedJob, FoldedJobs
-    from app.read.revealing import Revealing
-    from app.store import Connection
-    from app.store.chain_reads import ListedEntry
-    from app.store.following import Place
-    from app.store.job_table import ListedRow
-    from app.store.reading import Pool
-    from app.store.reads import CreatedHlc
-    from ledger.hlc import Hlc
-    from ledger.machines.job_search import JobFilter
 
 State = jobs.JobState | None
 

@@ -19,32 +19,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import asyncpg
+from cryptography import x509
+
+from app.store import Connection, chain_reads
 from app.store import anchors as store
-from app.store import chain_reads
 from app.store.notary import read_links, read_tiles
-from app.store.reading import reading
+from app.store.reading import Pool, reading
 from ledger import merkle
 from ledger.errors import NotFoundError, ProofError, SeqOutOfRangeError, SignatureError
 from ledger.merkle import HASH_BYTES, leaf_hash, tiles
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.positions import LeafIndex, Seq, leaf_index_of, seq_of
 from ledger.verification.entry_check import is_link
-from ledger.verification.verdict import damaged
+from ledger.verification.verdict import Anchor, damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.anchors import RFC_3161, WITNESS, OpenNote, StoredAnchor, judge, opener
+from signing.keys import Keyring
 from signing.note import SIGNATURES_MAX, Cosignature, Note, NoteSignature, WitnessKey, cosignatures_of
-
-if TYPE_CHECKING:
-    import asyncpg
-    from cryptography import x509
-
-    from app.store import Connection
-    from app.store.reading import Pool
-    from ledger.verification.verdict import Anchor
-    from signing.keys import Keyring
 
 
 async def inclusion(
@@ -214,7 +209,7 @@ AUTHORITIES_MAX = 64
 """Most authorities whose newest stamp is judged, former ones included."""
 
 
-RootsOf: TypeAlias = Callable[[str], "Sequence[x509.Certificate]"]
+RootsOf: TypeAlias = Callable[[str], Sequence[x509.Certificate]]
 """Gives the root certificates for an authority's stamps, none if none are configured."""
 
 

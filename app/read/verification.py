@@ -21,14 +21,16 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
+import asyncpg
 import msgspec
 import structlog
 
 from app.read.checking import KeptProcesses, verified
+from app.runtime.metrics import Metrics
 from app.runtime.postgres import DATABASE_FAULTS
-from app.runtime.state.found_breaks import DAMAGED, VERIFICATION
+from app.runtime.state.found_breaks import DAMAGED, VERIFICATION, FoundBreaks
 from app.runtime.state.kept_files import (
     NO_TENANTS,
     NODE,
@@ -48,14 +50,8 @@ from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.verdict import ASPECT_OF_KIND, KINDS, Break
+from signing.keys import Keyring
 from signing.snapshot import open_snapshot
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from app.runtime.metrics import Metrics
-    from app.runtime.state.found_breaks import FoundBreaks
-    from signing.keys import Keyring
 
 POSITIONS_FILE_NAME = "verified.json"
 
@@ -102,11 +98,11 @@ READ_WHOLE: Final = frozenset({*KINDS, DAMAGED})
 VERIFICATION_TIMEOUT_S = 6 * 3600.0
 """Longest that one verification may take."""
 
-KeyringProvider = Callable[[], Awaitable["Keyring"]]
+KeyringProvider = Callable[[], Awaitable[Keyring]]
 """Gives the keys for judging signatures; the provider knows afterwards whether they are faulty."""
-AnchorProvider = Callable[[str, "Keyring"], Awaitable[Sequence[Anchor]]]
+AnchorProvider = Callable[[str, Keyring], Awaitable[Sequence[Anchor]]]
 """Gives the judged statements of external witnesses about a tenant's tree."""
-CheckpointProvider = Callable[[str, "Keyring"], Sequence[TreeHead]]
+CheckpointProvider = Callable[[str, Keyring], Sequence[TreeHead]]
 """Gives the tree heads of a tenant that are kept outside the database, each with its source."""
 
 log = structlog.get_logger()

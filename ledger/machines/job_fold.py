@@ -350,9 +350,8 @@ def _raise_facts(facts: dict[str, _Fact], others: Mapping[str, _Fact]) -> None:
 def _take_progress(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
     _raise_rank(fold.reached, Part.RUN, rank)
     dc = payload.get("dc_id")
-    if dc.__class__ is str:
-        if (held := fold.progress.get(dc)) is None or rank > held.rank:
-            fold.progress[dc] = Progress(rank, _count(payload.get("completed")), _count(payload.get("failed")))
+    if dc.__class__ is str and ((held := fold.progress.get(dc)) is None or rank > held.rank):
+        fold.progress[dc] = Progress(rank, _count(payload.get("completed")), _count(payload.get("failed")))
 
 
 def _take_workflow(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:

@@ -143,7 +143,8 @@ class CommitmentJudge:
             return
         is_followed = seq <= self._followed_seq
         if effect.ended is not None and is_followed and effect.ended in self._ends:
-            if (ended_seq := self._ends.pop(effect.ended)) != seq:
+            ended_seq = self._ends.pop(effect.ended)
+            if ended_seq != seq:
                 self._report_end(effect.ended, seq, ended_seq)
         if effect.subject is None or not is_followed:
             if rows:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SystemAction
@@ -25,9 +26,6 @@ from pipeline.report import Asked, Clock, Period
 from pipeline.report.folder import in_order, table, write_table
 from pipeline.report.jobs import SHOWN, shown_count, shown_text
 from pipeline.report.tables import moment, within
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 TABLES: Final = ("actors", "readers", "acts", "refusals")
 ENDS: Final = ("complete", "fail", "timeout")

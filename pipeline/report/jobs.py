@@ -15,12 +15,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from ledger.canonical import INTEGER_MAX
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SYSTEM_TENANT, SystemAction
@@ -34,9 +34,6 @@ from pipeline.places import OpenPlace
 from pipeline.places.protocol import Times
 from pipeline.report import Clock
 from pipeline.source import entries as entries_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 TENANTS_ASKED_MAX: Final = 20
 """Most tenants whose log origin is read; the tenants of a ledger nearly always share it."""

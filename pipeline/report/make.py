@@ -13,9 +13,10 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 
 from ledger.errors import InvalidInputError
 from ledger.facts.statuses import STATUSES
@@ -24,9 +25,6 @@ from pipeline.report import folder as files
 from pipeline.report.jobs import before_end, facts, fold
 from pipeline.report.page import write_page
 from pipeline.report.tables import OUTCOMES, PERCENTILES, SPANS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 FORMAT: Final = "tallystick.report.v1"
 TABLES: Final = (*tables.COUNTS, "open", *tables.LISTS, *access.TABLES, "ledger")

@@ -22,10 +22,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
 
 from ledger.errors import ConfigurationError, DatabaseWentBackError
 from ledger.verification.verdict import is_number
@@ -34,12 +37,6 @@ from pipeline.places import NAMED_BY, place_of
 from pipeline.places.postgres import Dsn, PostgresPlace
 from pipeline.places.protocol import ROWS_A_PIECE, Facts, Piece, Place, Times
 from pipeline.source import ROW_COLUMNS, ddl, entry_rows, in_tasks, open_pieces
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
-
 
 FORMAT: Final = "tallystick"
 
