@@ -25,6 +25,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, from_url
 
 from ledger.errors import ArchiveInvalidError, ArchiveUnavailableError, ConfigurationError
+from objects import sync_folder
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -231,11 +232,7 @@ def _locked_file(writing: Path) -> Iterator[IO[bytes]]:
 
 def _sync_folders(lowest: Path, highest: Path) -> None:
     for folder in (lowest, *lowest.parents):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(folder)
         if folder in (highest.parent, folder.parent):
             return
 

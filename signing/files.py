@@ -34,6 +34,7 @@ from urllib.parse import unquote, urlsplit
 
 from ledger.bundle.format import EVIDENCE, TAIL_ANCHORED, entries_name
 from ledger.errors import ConfigurationError, refuse, reported_as
+from objects import sync_folder
 
 FILE_BYTES_MAX = 16 * 2**10
 FILE_MODE = 0o600
@@ -213,15 +214,6 @@ def make_folder(folder: Path) -> None:
     make_folder(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Fsync ``folder``, so that its names survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 HEAD_BYTES: Final = 4096

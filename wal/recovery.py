@@ -38,11 +38,12 @@ from typing import NamedTuple
 from ledger.errors import WalCorruptError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn
+from objects import sync_folder
 from wal import control as control_file
 from wal.control import Control, History, begin_epoch, epoch_of
 from wal.format import BATCH_RECORD_BYTES, SEGMENT_HEADER_BYTES, FormatError, batch_of, encode_batch, hlc_of
 from wal.reader import WINDOW_BYTES, Damage, end_of_data, find_batch, scan_segment
-from wal.segment import Segment, list_segments, misplaced, opened, read_header, remove_unnamed, sync_folder, write_fully
+from wal.segment import Segment, list_segments, misplaced, opened, read_header, remove_unnamed, write_fully
 from wal.truncation import CUT_PREFIX, keep_segment, keep_tail
 
 

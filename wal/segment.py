@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ledger.errors import WalCorruptError, WalError, WalLockedError
 from ledger.positions import NO_EPOCH, Epoch, Lsn
+from objects import sync_folder
 from wal.format import (
     SEGMENT_HEADER_BYTES,
     FormatError,
@@ -210,15 +211,6 @@ def write_fully(descriptor: int, parts: Sequence[bytes | memoryview], offset: in
         if (step := os.pwrite(descriptor, rest[written:], offset + written)) == 0:
             raise OSError(f"a write of {total - written} bytes wrote nothing")
         written += step
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def store_file(path: Path, data: bytes) -> None:

@@ -41,6 +41,7 @@ from ledger.errors import WalError, refuse
 from ledger.facts.events import BATCH_RECORD_TYPE
 from ledger.hlc import Hlc, node_hash
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after, before
+from objects import sync_folder
 from wal import control as control_file
 from wal.format import (
     BATCH,
@@ -59,7 +60,6 @@ from wal.segment import (
     list_segments,
     opened,
     read_header,
-    sync_folder,
     write_fully,
 )
 

@@ -17,7 +17,8 @@ import msgspec
 
 from app.dev.account import Account, account_for, reachable_binaries, reachable_folder
 from ledger.errors import StartRefusedError
-from wal.segment import store_file, sync_folder
+from objects import sync_folder
+from wal.segment import store_file
 
 DATABASE = "tallystick"
 SUPERUSER = "postgres"

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ledger.errors import ArchiveConflictError, LedgerError, WalCorruptError, WalError
 from ledger.hlc import Hlc
 from ledger.positions import BEFORE_FIRST, NO_EPOCH, Epoch, Lsn, after, before
+from objects import sync_folder
 from wal import control as control_file
 from wal.control import Control
 from wal.format import WAL_ID_BYTES
@@ -34,7 +35,7 @@ from wal.replication.file_log import FileLog
 from wal.replication.kept_logs import KeptLog, KeptLogs
 from wal.replication.messages import Position
 from wal.scrub import Report
-from wal.segment import Segment, list_segments, open_regular, opened, segment_name, sync_folder, write_fully
+from wal.segment import Segment, list_segments, open_regular, opened, segment_name, write_fully
 
 if TYPE_CHECKING:
     from objects.store import ArchiveStore

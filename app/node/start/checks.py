@@ -25,6 +25,7 @@ from app.write.followers.signed_chain import root_of_chain, tree_agrees
 from app.write.pending import quarantine
 from ledger.errors import LedgerError, StartRefusedError, UnknownKeyError, WalCorruptError
 from ledger.positions import BEFORE_FIRST
+from objects import sync_folder
 from signing import private_keys
 from signing.checkpoint import Checkpoint, open_checkpoint, read
 from signing.files import folder_of_others, path_of
@@ -33,7 +34,7 @@ from signing.private_keys import is_remote
 from wal import control as wal_control
 from wal.control import Control
 from wal.replication.configuration import MEMBERS_NAME
-from wal.segment import FOLDER_MODE, list_segments, sync_folder
+from wal.segment import FOLDER_MODE, list_segments
 
 if TYPE_CHECKING:
     from app.store import Connection

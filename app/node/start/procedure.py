@@ -72,11 +72,12 @@ from ledger.errors import ClockSkewError, InvalidInputError, LedgerError, StartR
 from ledger.facts.events import ACTIONS, SystemAction
 from ledger.hlc import Clock, Hlc
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
+from objects import sync_folder
 from wal import control as wal_control
 from wal.control import Control, begin_epoch
 from wal.format import WAL_ID_BYTES
 from wal.replication.leading import Members
-from wal.segment import FolderLock, sync_folder
+from wal.segment import FolderLock
 
 if TYPE_CHECKING:
     from app.store import Connection

@@ -33,9 +33,10 @@ import structlog
 
 from ledger.errors import StartRefusedError
 from ledger.names import GATE, NODE_ID
+from objects import sync_folder
 from signing.files import read_regular
 from wal.control import CONTROL_NAME
-from wal.segment import store_file, sync_folder
+from wal.segment import store_file
 
 Value = TypeVar("Value")
 log = structlog.get_logger()

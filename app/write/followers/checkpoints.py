@@ -27,10 +27,11 @@ import orjson
 
 from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
 from ledger.names import is_readable_tenant
+from objects import sync_folder
 from signing import checkpoint
 from signing.checkpoint import Checkpoint
 from signing.files import read_regular
-from wal.segment import store_file, sync_folder, write_fully
+from wal.segment import store_file, write_fully
 
 NAME: Final = "checkpoints.journal"
 VERSION: Final = 1
