@@ -97,11 +97,6 @@ def tail_of(names: Sequence[str]) -> tuple[str, ...]:
     return TAIL_ANCHORED if ANCHORS in names[-2:] else TAIL
 
 
-def member_names(entry_parts: int, tail: Sequence[str] = TAIL) -> tuple[str, ...]:
-    """Names of all members of a bundle with ``entry_parts`` entry parts, in order."""
-    return (*map(entries_name, range(1, entry_parts + 1)), *tail)
-
-
 def tar_header(name: str, size: int) -> bytes:
     """The only valid header of a member: a plain file, mode 0644, without owner, with time 0."""
     header = tarfile.TarInfo(name)
@@ -158,7 +153,8 @@ def check_parts(parts: Sequence[Part]) -> int:
     entry_parts = len(parts) - len(tail) + 1
     if not 1 <= entry_parts <= ENTRY_PARTS_MAX:
         raise BundleInvalidError(f"a bundle has 1 to {ENTRY_PARTS_MAX} entry parts")
-    for part, name in zip(parts, member_names(entry_parts, tail)[:-1], strict=True):
+    names = (*map(entries_name, range(1, entry_parts + 1)), *tail[:-1])
+    for part, name in zip(parts, names, strict=True):
         if part.name != name:
             raise BundleInvalidError(f"the manifest lists {part.name[:100]!r} where {name} must stand")
         if name in tail:

@@ -117,11 +117,6 @@ class OpenedRow(NamedTuple):
         return self.stored_to if self.claim is None else self.claim.to_seq
 
     @property
-    def is_stored_as_signed(self) -> bool:
-        """Whether the row has the signed range."""
-        return (self.from_seq, self.to_seq) == (self.stored_from, self.stored_to)
-
-    @property
     def name(self) -> str:
         return f"snapshot of {self.from_seq}..{self.to_seq}"
 
@@ -194,7 +189,7 @@ class SnapshotJudge:
         fits, recomputed = self._follows(snapshot), None
         if self.is_next(snapshot):
             self._covered_to = snapshot.to_seq
-            if snapshot.is_stored_as_signed:
+            if (snapshot.from_seq, snapshot.to_seq) == (snapshot.stored_from, snapshot.stored_to):
                 recomputed = recompute(snapshot.from_seq, snapshot.to_seq)
         for problem in _disagreements(snapshot, self._tenant_id):
             self._findings.add("snapshot-root", snapshot.to_seq, *problem)
