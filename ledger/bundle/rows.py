@@ -53,7 +53,8 @@ class EntryObject(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         Raises:
             InvalidInputError: a number is beyond what JSON holds exactly.
         """
-        entry = cls(*_in_line_order(row), tenant_id)
+        columns: tuple[Any, ...] = (*_in_line_order(row), tenant_id)
+        entry = cls(*columns)
         if max(entry.seq, entry.hlc_physical) > INTEGER_MAX:
             raise InvalidInputError(f"a number of seq {entry.seq} is beyond 2^53 - 1")
         return entry
