@@ -161,8 +161,9 @@ class PostgresChainReader:
 
     async def checkpoint(self) -> str | None:
         """The newest checkpoint of the tenant's log, as stored."""
-        query = "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
-        return await self._first(lambda note: note, query)
+        return await self._first(
+            lambda note: note, "SELECT checkpoint::text FROM scheduler.merkle_head WHERE tenant_id = $1 ORDER BY ctid"
+        )
 
     async def tiles(self, level: int, first: int, last: int) -> Mapping[int, bytes]:
         """Stored tiles ``first..last`` of a level."""
@@ -287,8 +288,7 @@ class PostgresChainReader:
                 jobs_a_range,
                 timeout=FETCH_TIMEOUT_S,
             )
-        borders = [row[0] for row in rows]
-        return [JobRange(*bounds) for bounds in pairwise((None, *borders, None))]
+        return [JobRange(*bounds) for bounds in pairwise((None, *(row[0] for row in rows), None))]
 
     async def exported(self) -> str:
         """The name of the snapshot, which other connections can import while this transaction is open."""
@@ -350,8 +350,7 @@ def _rows_in(data: bytes) -> bytes:
 
 def _rows_after(rows: Sequence[Sequence[Any]], text_column: int, rows_max: int) -> int:
     """How many rows to fetch after ``rows``, the last batch; all columns but ``text_column`` are short."""
-    size = sum(getsizeof(row[text_column]) for row in rows)
-    return max(1, min(rows_max, FETCH_BYTES * len(rows) // size))
+    return max(1, min(rows_max, FETCH_BYTES * len(rows) // sum(getsizeof(row[text_column]) for row in rows)))
 
 
 def _bounds(from_seq: int | None, to_seq: int | None) -> tuple[int, int]:

@@ -269,8 +269,7 @@ async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[Snaps
 def _with_envelope(row: Record) -> tuple[SnapshotRow, str]:
     found = SnapshotRow(*list(row)[:-1])
     whole(found.tenant_id, found)
-    envelope = row["dsse_envelope"]
-    if envelope is None or not envelope.lstrip().startswith("{"):
+    if (envelope := row["dsse_envelope"]) is None or not envelope.lstrip().startswith("{"):
         raise ChainDamagedError(found.tenant_id, f"the snapshot from seq {found.from_seq} on has no envelope")
     return found, envelope
 
@@ -431,7 +430,6 @@ async def highest_hlc(connection: Connection, tenant_id: str) -> tuple[int, int,
 
 
 async def _by_hlc(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:
-    parts = zip(*map(Hlc.parse, t_hlcs), strict=True) if t_hlcs else ((), (), ())
     found = map(
         _chained,
         await connection.fetch(
@@ -443,7 +441,7 @@ async def _by_hlc(connection: Connection, tenant_id: str, t_hlcs: Sequence[str])
              WHERE seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
             """,
             tenant_id,
-            *map(list, parts),
+            *map(list, zip(*map(Hlc.parse, t_hlcs), strict=True) if t_hlcs else ((), (), ())),
         ),
     )
     return {entry.event.t_hlc: entry for entry in found}

@@ -226,8 +226,7 @@ async def copy_entries(connection: Connection, rows: LogRows, on_sent: Callable[
     Raises:
         ChainDamagedError: not all were stored; names a tenant with missing rows. The transaction MUST be rolled back.
     """
-    encoded = rows.for_copy()
-    if encoded is None:
+    if (encoded := rows.for_copy()) is None:
         status = await connection.copy_records_to_table(
             "scheduler_log", schema_name="scheduler", columns=LOG_COLUMNS, records=_then(rows, on_sent)
         )

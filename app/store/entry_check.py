@@ -101,8 +101,7 @@ class EntryCheck:
             connection, tenant_id, {at for number in wanted for at in _tiles_for(number, kept.size)}
         )
         for number, of_tile in sorted(wanted.items()):
-            hashes = _proved(number, kept, stored)
-            if hashes is None:
+            if (hashes := _proved(number, kept, stored)) is None:
                 if await tree_size(connection, tenant_id) < kept.size:
                     # A replica that lags behind the kept checkpoint.
                     return None

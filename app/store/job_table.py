@@ -284,8 +284,9 @@ class Folded(NamedTuple):
     def onto(self, span: JobSpan, entries: Sequence[EntryRow], as_of: Hlc | None = None) -> Folded:
         """This fold with verified ``entries`` of the job added; only those up to the HLC ``as_of`` if given."""
         folded = entries if as_of is None else [row for row in entries if _HLC(row) <= as_of]
-        state = jobs.folded(span.job_id, self.state, map(FOLDED, folded))
-        return Folded(state, entries[-1][0] if entries else self.seq)
+        return Folded(
+            jobs.folded(span.job_id, self.state, map(FOLDED, folded)), entries[-1][0] if entries else self.seq
+        )
 
 
 _NOTHING: Final = Folded(None, 0)

@@ -96,17 +96,6 @@ async def name_in_use(connection: Connection, node_id: str, snapshots_key: str, 
 
 async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str | None]]) -> None:
     """Write the rows of these keys, each with its validity and the reason of its revocation."""
-    rows = [
-        (
-            key.key_id,
-            key.algorithm,
-            key.public_key_pem,
-            key.not_after,
-            None if key.revoked_from_hlc is None else key.revoked_from_hlc.text(),
-            reason,
-        )
-        for key, reason in said
-    ]
     await connection.executemany(
         """
         UPDATE scheduler.signing_keys
@@ -115,7 +104,17 @@ async def write_rows(connection: Connection, said: Iterable[tuple[PublicKey, str
            AND (algorithm, public_key_pem, not_after, revoked_from_hlc, revocation_reason)
                IS DISTINCT FROM ($2, $3, $4, $5, $6)
         """,
-        rows,
+        [
+            (
+                key.key_id,
+                key.algorithm,
+                key.public_key_pem,
+                key.not_after,
+                None if key.revoked_from_hlc is None else key.revoked_from_hlc.text(),
+                reason,
+            )
+            for key, reason in said
+        ],
     )
 
 

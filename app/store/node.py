@@ -131,8 +131,7 @@ async def read_log_origin(connection: Connection) -> str:
     Raises:
         StartRefusedError: there is none, so no node ever started on this database.
     """
-    origin = await log_origin(connection)
-    if origin is None:
+    if (origin := await log_origin(connection)) is None:
         raise StartRefusedError(
             "no node ever started on this database, so there is no log in it to restore, or somebody removed the row "
             "of scheduler.ledger_identity; a start names what has to be in it"

@@ -125,8 +125,7 @@ async def _recomputed(connection: Connection, check: EntryCheck, rows: Sequence[
     found = PrivacyEntries([], [])
     for tenant_id, of_tenant in groupby(rows, itemgetter(0)):
         entries = [row[1:] for row in of_tenant]
-        damage = await _damage(connection, check, tenant_id, entries)
-        if damage is not None:
+        if (damage := await _damage(connection, check, tenant_id, entries)) is not None:
             found.damaged.append(damage)
             entries = [row for row in entries if await _damage(connection, check, tenant_id, [row]) is None]
         found.said.extend(_entry_of(tenant_id, row) for row in entries)
@@ -250,8 +249,7 @@ async def read_state(connection: Connection, *, is_locked: bool = False) -> Priv
     """The state of the ledger; None before the first declaration. With ``is_locked`` no key is made or destroyed until
     this transaction ends."""
     query = f"SELECT {columns(PrivacyState)} FROM scheduler.privacy_state {'FOR UPDATE' if is_locked else ''}"
-    state = await fetch_one_as(connection, PrivacyState, query)
-    if state is not None and None in state:
+    if (state := await fetch_one_as(connection, PrivacyState, query)) is not None and None in state:
         raise PrivacyDamagedError("the row of privacy_state is not as it was written; bring it back from a backup")
     return state
 

@@ -218,8 +218,7 @@ async def place_and_seen(
         ChainDamagedError: as ``job_table.place``.
     """
     (row,) = await connection.fetch(_PLACE_AND_SEEN, *_columns(tokens), node_id, tenant_id)
-    place = None if row["tenant_id"] is None else place_of(tenant_id, row["seq"], row["head_seq"])
-    return place, _seen_in(row)
+    return (None if row["tenant_id"] is None else place_of(tenant_id, row["seq"], row["head_seq"])), _seen_in(row)
 
 
 async def job_and_seen(

@@ -305,8 +305,7 @@ async def confirm(
 ) -> bool:
     """Record that the receiver accepted all entries up to ``seq`` but ``refused``, which are to be retried."""
     async with connection.transaction():
-        is_held = bool(await connection.fetchval(_CONFIRM, webhook_id, holder, seq))
-        if is_held and refused:
+        if (is_held := bool(await connection.fetchval(_CONFIRM, webhook_id, holder, seq))) and refused:
             await connection.execute(_REFUSE, webhook_id, refused, reason, True)
     return is_held
 
@@ -314,8 +313,7 @@ async def confirm(
 async def settle(connection: Connection, webhook_id: str, holder: str, seq: int, refusal: str | None) -> bool:
     """Record the retry of a refused entry: accepted, or refused again, which makes it a dead letter."""
     async with connection.transaction():
-        is_held = bool(await connection.fetchval(_CONFIRM, webhook_id, holder, 0))
-        if is_held and refusal is None:
+        if (is_held := bool(await connection.fetchval(_CONFIRM, webhook_id, holder, 0))) and refusal is None:
             await connection.execute(
                 "DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1 AND seq = $2", webhook_id, seq
             )

@@ -82,13 +82,10 @@ class Callers:
         Raises:
             UnauthenticatedError: nothing that the request shows says it.
         """
-        credentials = self._credentials(scope)
-        if credentials is None:
-            names = scope.get(CERTIFICATE)
-            if names is None:
+        if (credentials := self._credentials(scope)) is None:
+            if (names := scope.get(CERTIFICATE)) is None:
                 raise UnauthenticatedError("say who calls: Authorization: Bearer and a token")
-            principal = self.by_certificate(names)
-            if principal is None:
+            if (principal := self.by_certificate(names)) is None:
                 raise UnauthenticatedError("the certificate of the connection has no name in auth.certificates")
             return principal
         if self.issuer is not None and credentials.count(b".") == 2:
@@ -102,16 +99,14 @@ class Callers:
             UnauthenticatedError: nothing that the request shows says it.
             NotReadyError: the issuer does not answer.
         """
-        principal = self.known(scope)
-        if principal is None:
+        if (principal := self.known(scope)) is None:
             assert self.issuer is not None
             principal = await self.issuer.caller(self._credentials(scope) or b"", self.now_s())
         return principal
 
     def _credentials(self, scope: Scope) -> bytes | None:
         """The token of a request, from its header or from a session of the console; None without either."""
-        credentials = _credentials(scope)
-        if credentials is None and self.sessions is not None:
+        if (credentials := _credentials(scope)) is None and self.sessions is not None:
             cookie = shown_cookie(scope["headers"], scope.get("scheme", "http"))
             if cookie is not None:
                 return self.sessions.open(cookie, self.now_s()).token
@@ -146,8 +141,7 @@ def check(principal: Principal, rule: Rule, scope: Scope) -> None:
 
 def named_tenants(scope: Scope) -> Iterator[str]:
     """Every tenant that path or query names, whether or not the route uses it."""
-    named = scope.get("path_params", {}).get("tenant_id")
-    if named is not None:
+    if (named := scope.get("path_params", {}).get("tenant_id")) is not None:
         yield named
     if scope["query_string"]:
         for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
@@ -222,8 +216,7 @@ class KnownTokens:
         for token in issued:
             if token.is_revoked or token.token_id in revoked:
                 continue
-            before = self._known.get(token.digest)
-            if before is not None and before.token_id == token.token_id:
+            if (before := self._known.get(token.digest)) is not None and before.token_id == token.token_id:
                 known[token.digest] = before
                 continue
             try:
@@ -245,8 +238,7 @@ class KnownTokens:
         Raises:
             UnauthenticatedError: it is no token, was revoked, or has expired.
         """
-        found = self._known.get(hashlib.sha256(credentials).digest())
-        if found is None:
+        if (found := self._known.get(hashlib.sha256(credentials).digest())) is None:
             if _TOKEN.fullmatch(credentials) is None:
                 raise UnauthenticatedError("what Authorization says is no token of this ledger")
             raise UnauthenticatedError("the token is not known here, or was revoked")

@@ -167,8 +167,7 @@ def shown_cookie(headers: Iterable[tuple[bytes, bytes]], scheme: str) -> str | N
 
 def _is_own_page(said: dict[bytes, list[bytes]], scheme: str) -> bool:
     site, origin = said.get(b"sec-fetch-site"), said.get(b"origin")
-    own = [b"%b://%b" % (scheme.encode(), host) for host in said.get(b"host", ())]
-    if origin is not None and origin != own:
+    if origin is not None and origin != [b"%b://%b" % (scheme.encode(), host) for host in said.get(b"host", ())]:
         return False
     return origin is not None if site is None else site == [b"same-origin"]
 

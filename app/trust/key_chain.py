@@ -236,8 +236,7 @@ class KeyChain:
         if kept is not None and kept.size > self._proved.size:
             if self._read.size > kept.size:
                 self._read = self._proved
-            fault = await self._read_to(connection, kept.size)
-            if fault is not None:
+            if (fault := await self._read_to(connection, kept.size)) is not None:
                 return fault
             if merkle.Frontier.restore(self._read.size, self._read.hashes).root() != kept.root:
                 self._read = self._proved
@@ -271,13 +270,12 @@ class KeyChain:
             return
         frontier = merkle.Frontier.restore(self._read.size, self._read.hashes)
         frontier.extend(merkle.leaf_hashes([bytes.fromhex(row[_LINK]) for row in rows]))
-        events = tuple(event for event in map(event_of, rows) if event is not None)
         self._read = _Read(
             size=frontier.size,
             link=rows[-1][_LINK],
             may_be_v1=rows[-1][_VERSION] == 1,
             hashes=tuple(frontier.hashes),
-            events=(*self._read.events, *events),
+            events=(*self._read.events, *(event for event in map(event_of, rows) if event is not None)),
         )
 
     async def _proved_singly(
@@ -382,8 +380,7 @@ class Trust:
     def checkpoints(self, tenant_id: str, ring: Keyring) -> list[TreeHead]:
         """The newest checkpoint beside the WAL; one that cannot be opened is reported as such."""
         try:
-            text = self.chain.load_checkpoint(tenant_id)
-            if text is None:
+            if (text := self.chain.load_checkpoint(tenant_id)) is None:
                 return []
             origin = self.origin(tenant_id)
             # The folder is the node's own, so a checkpoint that it signed itself is usable, admitted or not.

@@ -115,8 +115,7 @@ async def publish_at_start(connection: Connection, node: Node, chain: KeyChain, 
         key = signer.public_key
         if not await store.publish(connection, key, node.node_id, oldest_ms, is_known=is_known) and is_known:
             log.error("own_key_was_removed", key_id=key.key_id, done="published again")
-    signed_ms = await store.highest_signed_ms(connection) if keys.retired else 0
-    end_ms = last_signed_ms(node.clock, now_ms, signed_ms)
+    end_ms = last_signed_ms(node.clock, now_ms, await store.highest_signed_ms(connection) if keys.retired else 0)
     keys.retired = [
         item if item.not_after_ms is not None else structs.replace(item, not_after_ms=end_ms) for item in keys.retired
     ]

@@ -164,8 +164,7 @@ class KeyInUse:
             raise self._failed(
                 f"key {signer.key_id} is not admitted to the ledger; see tally keys list", is_of_window=True
             )
-        window = key or self.node_keys.bounded(signer.public_key)
-        for refusal in filter(None, map(window.refusal, hlcs)):
+        for refusal in filter(None, map((key or self.node_keys.bounded(signer.public_key)).refusal, hlcs)):
             raise self._failed(f"{refusal}; take another with: tally keys rotate", is_of_window=True)
         signed_ms = [hlc.physical_ms for hlc in hlcs]
         await store.widen(connection, signer.key_id, time_of(min(signed_ms)))

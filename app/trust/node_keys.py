@@ -237,8 +237,7 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
     """
     configured = settings.signing_key_uri
     pin = settings.signing.read_pin
-    kept = _load(folder)
-    if kept is None or not _is_as_configured(kept, configured):
+    if (kept := _load(folder)) is None or not _is_as_configured(kept, configured):
         # The first start, or the setting names a new key, which replaces the one that signed.
         signer = open_signer(configured, pin, may_generate=True)
         configured_key_id = signer.key_id
@@ -346,8 +345,7 @@ def offline_root(settings: Settings) -> PublicKey | None:
 
 def forget_root(folder: Path) -> None:
     """Let the node of ``folder`` learn the root again, as a fork of the log may have lost it."""
-    kept = _load(folder)
-    if kept is not None:
+    if (kept := _load(folder)) is not None:
         _store(folder, msgspec.structs.replace(kept, root_key_id=None))
 
 

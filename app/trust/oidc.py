@@ -116,8 +116,7 @@ class IssuerKeys:
         Raises:
             NotReadyError: there are none, and none can be had now.
         """
-        keys = self.counting()
-        if keys is None or keys.find(name, kind) is None:
+        if (keys := self.counting()) is None or keys.find(name, kind) is None:
             await self._fetch_again()
             keys = self.counting()
         if keys is None:
@@ -295,8 +294,7 @@ class OidcIssuer:
         header = signed.protected
         kind = self._registry.algorithms[header["alg"]].key_type
         keys = await self.keys.with_key(header.get("kid"), kind)
-        key = keys.find(header.get("kid"), kind)
-        if key is None:
+        if (key := keys.find(header.get("kid"), kind)) is None:
             raise UnauthenticatedError("the token is signed with a key that its issuer does not publish")
         try:
             holds = jws.validate_compact(signed, key, registry=self._registry)
@@ -305,8 +303,9 @@ class OidcIssuer:
         if not holds:
             raise UnauthenticatedError("the signature of the token does not hold")
         principal, expires_s = self._named(_claims(signed), now_s)
-        verified = _Verified(principal, expires_s, keys)
-        keep_newest(self._known, hashlib.sha256(credentials).digest(), verified, TOKENS_KNOWN_MAX)
+        keep_newest(
+            self._known, hashlib.sha256(credentials).digest(), _Verified(principal, expires_s, keys), TOKENS_KNOWN_MAX
+        )
         return principal
 
     def _opened(self, credentials: bytes) -> jws.CompactSignature:

@@ -199,8 +199,7 @@ class PrivacyKnowledge:
                 self._doubt(each.tenant_id, str(error))
         for fault in faults:
             self._doubt(fault.tenant_id, fault.reason)
-        erased = await store.erased_since(connection, self.revision)
-        if erased is None:
+        if (erased := await store.erased_since(connection, self.revision)) is None:
             self.keys.forget_all()
         for tenant_id, key_id, tag in erased or ():
             self.keys.forget(tenant_id, key_id, tag)
@@ -249,8 +248,7 @@ class PrivacyKnowledge:
 
     def learn(self, declared: store.DeclaredFields) -> None:
         """Put a declaration into force on this node, unless a newer one is."""
-        learned = self._learned.get(declared.tenant_id)
-        if learned is not None and declared.revision <= learned:
+        if (learned := self._learned.get(declared.tenant_id)) is not None and declared.revision <= learned:
             return
         try:
             self.declarations[declared.tenant_id] = declaration_of(declared.fields, declared.subject)

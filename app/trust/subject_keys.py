@@ -86,8 +86,7 @@ class SubjectKeys:
             PrivacyDamagedError: the ledger had one, but the record that names it is gone.
         """
         asked_s = monotonic()
-        state = await store.read_state(connection)
-        if state is None:
+        if (state := await store.read_state(connection)) is None:
             if self._secret is None and await store.any_living_key(connection):
                 raise PrivacyDamagedError(
                     "the row of privacy_state is gone, and without it nobody can tell whose keys are whose; bring it "
@@ -196,8 +195,7 @@ class SubjectKeys:
                         raise PrivacyDamagedError(
                             f"{_back(tenant_id, row.key_id)}; restart the node, which destroys it"
                         )
-                    key = self._opened(tenant_id, row)
-                    if key is None:
+                    if (key := self._opened(tenant_id, row)) is None:
                         raise PrivacyUnavailableError("the key of a subject cannot be opened on this node")
                     found[row.subject_tag] = key
                 missing = [tag for tag in tags if tag not in found]
@@ -320,8 +318,7 @@ async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) 
         does not open with ``old``: the table was edited.
     """
     async with connection.transaction():
-        state = await store.read_state(connection, is_locked=True)
-        if state is None:
+        if (state := await store.read_state(connection, is_locked=True)) is None:
             raise PrivacyUnavailableError("this ledger has no private fields, so there is no master key to rotate")
         if state.master_key_id != old.master_key_id:
             raise PrivacyUnavailableError(

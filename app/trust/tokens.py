@@ -169,8 +169,7 @@ class Tokens:
         """
         if token_id not in self._issued:
             await self.refresh()
-        token = self._issued.get(token_id)
-        if token is None or not _may_issue(by, token.tenants):
+        if (token := self._issued.get(token_id)) is None or not _may_issue(by, token.tenants):
             raise NotFoundError(f"there is no token {token_id}")
         if not token.is_revoked:
             facts: Facts = {"token_id": token_id}
@@ -197,8 +196,7 @@ class Tokens:
 
     def _first(self) -> IssuedToken | None:
         """The first token, if there is one. Blocks."""
-        first = FIRST_TOKEN.load(self.folder)
-        if first is None:
+        if (first := FIRST_TOKEN.load(self.folder)) is None:
             return None
         return IssuedToken(
             FIRST_ID,
@@ -214,8 +212,7 @@ class Tokens:
     async def _issue_first(self) -> None:
         """Issue the first token from its file beside the data, unless the ledger has tokens."""
         async with self._issuing_first:
-            first = await asyncio.to_thread(self._first)
-            if first is None:
+            if (first := await asyncio.to_thread(self._first)) is None:
                 return
             if not self._is_issued(first):
                 if not self.counting():

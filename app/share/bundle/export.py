@@ -123,8 +123,7 @@ class BundleExporter:
             ):
                 chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
                 # Read after this state was fixed, so the keys include every key that signed in it.
-                keys = await self._keyring(tenant_id)
-                end = await _end(connection, tenant_id, chosen, keys)
+                end = await _end(connection, tenant_id, chosen, await self._keyring(tenant_id))
                 reader = PostgresChainReader(connection, tenant_id)
                 before = await read_link(connection, tenant_id, chosen.from_seq - 1)
                 async with aclosing(self._pieces(reader, writer, chosen[:2], Findings(), before)) as pieces:
@@ -157,8 +156,7 @@ class BundleExporter:
             NotFoundError: this node knows no break of the tenant.
             NotReadyError, DatabaseUnavailableError: as ``export``.
         """
-        known = self._known_breaks(tenant_id)
-        if not known:
+        if not (known := self._known_breaks(tenant_id)):
             raise NotFoundError(
                 f"this node knows of no break of tenant {tenant_id} that evidence could be about: verify it, or export "
                 "a bundle"
@@ -209,8 +207,7 @@ class BundleExporter:
             async for rows in batches:
                 if self._node.shutting_down:
                     raise NotReadyError("the service stops; ask for the export again")
-                piece = await asyncio.to_thread(take, rows)
-                if piece:
+                if piece := await asyncio.to_thread(take, rows):
                     yield piece
                 if not is_evidence:
                     _refuse_broken(reader.tenant_id, findings)
@@ -278,8 +275,7 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
     said = await anchors_store.newest_unproven(connection, tenant_id, second)
     sizes = (first, *(each.size for each in said))
     wanted = tiles.root_tiles(first).union(*(tiles.consistency_tiles(size, second) for size in sizes))
-    stored = await read_tiles(connection, tenant_id, wanted)
-    get_tile = tiles.getter(stored)
+    get_tile = tiles.getter(await read_tiles(connection, tenant_id, wanted))
     try:
         root = tiles.root_at(first, get_tile)
         proof = tiles.consistency_proof(first, second, get_tile)
@@ -290,8 +286,7 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
 
 
 def _refuse_broken(tenant_id: str, findings: Findings) -> None:
-    found = findings.first_break()
-    if found is not None:
+    if (found := findings.first_break()) is not None:
         raise ChainDamagedError(
             tenant_id, f"it is exported no further, {found.kind} at seq {found.seq}, {found.detail}", found
         )

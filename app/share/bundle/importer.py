@@ -145,8 +145,7 @@ class BundleImporter:
             BundleRefusedError: it is no whole bundle.
             Exception: as ``admit``.
         """
-        keys = await asyncio.to_thread(self._keys)
-        await admit(await asyncio.to_thread(signed_manifest, file, keys))
+        await admit(await asyncio.to_thread(signed_manifest, file, await asyncio.to_thread(self._keys)))
 
     async def run(
         self,
@@ -227,8 +226,7 @@ class BundleImporter:
             raise UntrustedKeyError(f"bundle.trusted_keys: {error}") from error
 
     async def _terms(self, sorter: Sorter) -> Terms:
-        latest_ms = self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms
-        bounds = ClockBounds(latest_ms, self._node.clock.last)
+        bounds = ClockBounds(self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms, self._node.clock.last)
         async with self._pool.acquire() as connection:
             log_origin = await node_store.log_origin(connection)
         loop = asyncio.get_running_loop()

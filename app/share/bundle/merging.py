@@ -100,11 +100,9 @@ async def read_existing(connection: Connection, batch: Sequence[Incoming]) -> di
     existing: dict[str, dict[str, Event]] = {}
     if batch[0].key.rank and SystemAction.CONFLICT.value not in {entry.action for entry in batch}:
         for tenant in lowest:
-            highest = await highest_hlc(connection, tenant)
-            if highest is None or highest < lowest[tenant]:
+            if (highest := await highest_hlc(connection, tenant)) is None or highest < lowest[tenant]:
                 existing[tenant] = {}
-    among = [entry for entry in batch if entry.tenant_id not in existing]
-    for tenant, events in events_to_find(among).items():
+    for tenant, events in events_to_find([entry for entry in batch if entry.tenant_id not in existing]).items():
         found = await find_existing(connection, tenant, events)
         existing[tenant] = {t_hlc: entry.event for t_hlc, entry in found.items()}
     return existing

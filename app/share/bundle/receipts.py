@@ -99,8 +99,7 @@ class ReceiptMaker:
         """
         async with reading(self.pool) as connection:
             for name in (job_id, refused_job_id(job_id)):
-                last = await chain_reads.last_seq_of_job(connection, tenant_id, name)
-                if last is not None:
+                if (last := await chain_reads.last_seq_of_job(connection, tenant_id, name)) is not None:
                     break
             else:
                 await chain_reads.require_tenant(connection, tenant_id)

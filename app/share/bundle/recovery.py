@@ -84,8 +84,7 @@ async def restore_bundle(connection: Connection, reader: BundleReader, log_origi
         )
     async with connection.transaction():
         # 1. the head
-        head = (await chaining.lock_heads(connection, [tenant_id])).get(tenant_id)
-        if head is None:
+        if (head := (await chaining.lock_heads(connection, [tenant_id])).get(tenant_id)) is None:
             await chaining.create_heads(connection, [tenant_id])
             head = ChainHead(0, None, None)
         if manifest.from_seq > head.seq + 1:

@@ -55,8 +55,7 @@ class Actors:
 
     def add(self, payload: Mapping[str, Any]) -> None:
         """Count the actor of one payload."""
-        actor = payload.get(ACTOR)
-        if actor is None:
+        if (actor := payload.get(ACTOR)) is None:
             self.unnamed += 1
         elif not isinstance(actor, str):
             self.private += 1
@@ -115,8 +114,7 @@ def counts_of(reader: BundleReader) -> Counts:
                 readers.add(jobs.payload_of(text))
             elif (told := _told(action, job_id, text)) in VERDICTS:
                 proposals["accepted" if told == CommitmentAction.PROPOSE_ACCEPTED else "rejected"] += 1
-            said = jobs.said_of_row(*foldable)
-            if said is None:
+            if (said := jobs.said_of_row(*foldable)) is None:
                 continue
             if said[0] in EVENTS_BY_ACTION:
                 senders.add(said[1])

@@ -312,8 +312,7 @@ class Peer:
             raise SignatureError(f"the peer shows a checkpoint of {origin} for tenant {tenant_id}")
         async with self.pool.acquire() as connection:
             kept = await exchange.positions(connection, tenant_id)
-        seen = kept.get(origin)
-        if seen is None:
+        if (seen := kept.get(origin)) is None:
             self._recall(tenant_id, kept, signer_of(note, keyring))
         if self._log_origin not in ("", log_origin):
             raise PeerWentBackError(
@@ -362,8 +361,7 @@ class Peer:
         while chain.imported_seq < chain.size:
             from_seq, to_seq = chain.imported_seq + 1, min(chain.imported_seq + self.range_entries, chain.size)
             name = f"{chain.tenant_id} {from_seq}-{to_seq} of {self.settings.url}"
-            is_last = to_seq == chain.size
-            proof = [] if is_last else await client.consistency(chain.tenant_id, to_seq, chain.size)
+            proof = [] if to_seq == chain.size else await client.consistency(chain.tenant_id, to_seq, chain.size)
             await self.take(
                 name,
                 client.bundle(chain.tenant_id, from_seq, to_seq),

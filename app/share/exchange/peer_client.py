@@ -74,8 +74,7 @@ class PeerClient(NamedTuple):
             named = [item.tenant_id for item in page.items]
             self._check_order("/v1/tenants", found[-1:] + named)
             found += named
-            cursor = page.next_cursor
-            if cursor is None:
+            if (cursor := page.next_cursor) is None:
                 return found
         raise self._endless("/v1/tenants")
 

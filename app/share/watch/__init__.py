@@ -94,8 +94,7 @@ class Watcher:
         while not self._is_over and self.seq < self._to_seq:
             if self._is_beat_due:
                 return self._beat()
-            block = self._tail.after(self.seq)
-            if block is not None and self._knows(block):
+            if (block := self._tail.after(self.seq)) is not None and self._knows(block):
                 if has_turn:
                     has_turn, piece = False, self._take()
                     if piece:
@@ -177,8 +176,7 @@ class Watcher:
         found: list[Chosen] = []
         size = 0
         while size < BLOCK_BYTES_MAX and self.seq < self._to_seq:
-            block = self._tail.after(self.seq)
-            if block is None or not self._knows(block):
+            if (block := self._tail.after(self.seq)) is None or not self._knows(block):
                 break
             chosen = block.chosen_between(self._wanted, self.seq, self._to_seq)
             size += len(chosen.events)

@@ -86,8 +86,7 @@ class Block:
         """The events of the ``wanted`` entries."""
         if wanted.job_id is not None:
             return _joined(entry for entry in self._of_job(wanted.job_id) if wanted.takes(entry))
-        found = self._chosen.get(wanted)
-        if found is None:
+        if (found := self._chosen.get(wanted)) is None:
             found = _joined(entry for entry in self.entries if wanted.takes(entry))
             if len(self._chosen) < CHOICES_KEPT_MAX:
                 self._chosen[wanted] = found
@@ -157,8 +156,7 @@ def _watched(entry: ListedEntry, dcs_of_jobs: DcsOfJobs | None) -> WatchedEntry:
 
 def _dcs_of(entry: ListedEntry, dcs_of_jobs: DcsOfJobs) -> frozenset[str] | None:
     payload = payload_of(entry.payload)
-    reporting = jobs.reporting_dc(payload)
-    if reporting is not None:
+    if (reporting := jobs.reporting_dc(payload)) is not None:
         return frozenset((reporting,))
     named = jobs.named_dcs(payload)
     if entry.action not in jobs.ABOUT_JOBS:

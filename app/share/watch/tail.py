@@ -215,8 +215,7 @@ class Tails:
             TenantNotFoundError: there is no such tenant.
             DatabaseUnavailableError: Postgres does not answer.
         """
-        tail = self._tails.get(tenant_id)
-        if tail is None:
+        if (tail := self._tails.get(tenant_id)) is None:
             head_seq = await self.head_seq(tenant_id)
             tail = self._tails.get(tenant_id) or self._begin(tenant_id, head_seq)
         tail.users += 1
@@ -246,8 +245,7 @@ class Tails:
         if not self._tails:
             return
         for piece in appended.log_rows.pieces:
-            tail = self._tails.get(piece.tenant_id)
-            if tail is not None:
+            if (tail := self._tails.get(piece.tenant_id)) is not None:
                 tail.chained(piece)
 
     async def run(self) -> None:

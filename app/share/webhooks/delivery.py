@@ -358,8 +358,7 @@ class Deliveries:
             )
         )
         for webhook in webhooks:
-            held = self._held.get(webhook.webhook_id)
-            if held is None:
+            if (held := self._held.get(webhook.webhook_id)) is None:
                 assert self._context is not None
                 held = Delivery(webhook, self._holder, self._services, self._names, self._context)
                 held.task = asyncio.create_task(kept_running(held.run))

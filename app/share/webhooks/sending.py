@@ -100,8 +100,7 @@ class Names:
         Raises:
             OSError, UnicodeError: ``host`` has none, or is no valid name.
         """
-        found = self._under_way.get(host)
-        if found is None:
+        if (found := self._under_way.get(host)) is None:
             found = self._under_way[host] = in_own_thread(partial(_look_up, host), "look up")
             found.add_done_callback(lambda _: self._under_way.pop(host))
         return await asyncio.shield(found)

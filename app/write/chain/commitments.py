@@ -101,8 +101,7 @@ class CommitmentMemory:
 
     async def _at(self, connection: Connection, tenant_id: str, head: ChainHead) -> _Known | None:
         """The tenant's commitments at its head; None if its history is long: a task starts to read it."""
-        known = self._known.get(tenant_id)
-        if known is not None and known.seq == head.seq:
+        if (known := self._known.get(tenant_id)) is not None and known.seq == head.seq:
             return known
         is_judged = known is not None and known.seq < head.seq
         if known is None or not is_judged:
@@ -178,8 +177,7 @@ class CommitmentMemory:
         for machine in linked.commitments.values():
             commit(machine.state)
         for tenant_id, links in linked.links.items():
-            known = self._known.get(tenant_id)
-            if known is not None and known.seq == links[0].seq - 1:
+            if (known := self._known.get(tenant_id)) is not None and known.seq == links[0].seq - 1:
                 known.seq = links[-1].seq
         if not linked.commitments:
             return

@@ -99,13 +99,13 @@ class Heads:
         Raises:
             ChainDamagedError: a head is missing, or as ``check``.
         """
-        unknown = sorted(name for name in tenant_ids if name in self._stale or not self._is_usable(name))
-        if unknown:
+        if unknown := sorted(name for name in tenant_ids if name in self._stale or not self._is_usable(name)):
             found = await chaining.read_heads(connection, unknown)
             for tenant_id in unknown:
                 if tenant_id not in found and (seen := self.seen.get(tenant_id)) is not None:
-                    detail = f"its head is gone, which this node has seen at seq {seen.seq}"
-                    raise damaged(tenant_id, "head", seen.seq, detail)
+                    raise damaged(
+                        tenant_id, "head", seen.seq, f"its head is gone, which this node has seen at seq {seen.seq}"
+                    )
             self._learn_time(found, await self.check(connection, found))
             self.seen.update(found)
             self._stale.difference_update(unknown)

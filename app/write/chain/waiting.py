@@ -68,15 +68,13 @@ class WaitingTenants:
     ) -> None:
         """``chain`` the batches, given by ``next_of``, of the tenants whose wait has ended; does nothing before the
         next retry is due."""
-        waiting = self._quarantine.waiting
-        if not waiting or self._timer is not None:
+        if not (waiting := self._quarantine.waiting) or self._timer is not None:
             return
         for tenant_id in sorted(waiting):
             if self._is_reading(tenant_id):
                 continue
             batch = next_of(tenant_id)
-            locked = await self._locked_of(batch)
-            if locked is None:
+            if (locked := await self._locked_of(batch)) is None:
                 break
             if locked:
                 continue

@@ -89,8 +89,9 @@ class Timestamper:
 
     async def run(self) -> None:
         """Stamp checkpoints until cancelled."""
-        context = await asyncio.to_thread(httpx.create_ssl_context)
-        client = client_of(context, timeout_s=REQUEST_TIMEOUT_S, has_proxies=True)
+        client = client_of(
+            await asyncio.to_thread(httpx.create_ssl_context), timeout_s=REQUEST_TIMEOUT_S, has_proxies=True
+        )
         async with client, asyncio.TaskGroup() as group:
             for authority in self.authorities:
                 group.create_task(self._keep_stamping(client, authority))
@@ -146,7 +147,6 @@ async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> 
         SignatureError: its response is not a valid stamp of ``note``.
     """
     body, nonce = make_request(note)
-    headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
     response = await read_answer(
         client,
         "POST",
@@ -154,7 +154,7 @@ async def _ask(client: httpx.AsyncClient, authority: Authority, note: bytes) -> 
         bytes_max=RESPONSE_BYTES_MAX,
         within_s=REQUEST_TIMEOUT_S,
         content=body,
-        headers=headers,
+        headers={"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"},
     )
     return response, await asyncio.to_thread(open_timestamp, response, note, authority.roots or None, nonce)
 

@@ -276,8 +276,9 @@ class TableFollower:
                 # Also without entries: the table learns that another node followed these chains.
                 await self._table.take(connection, turn)
                 if unmoved := await store.move(connection, FOLLOWER, turn.after, turn.places):
-                    reason = f"PostgreSQL did not move the place of follower {FOLLOWER} and said no error"
-                    raise ChainDamagedError(min(unmoved), reason)
+                    raise ChainDamagedError(
+                        min(unmoved), f"PostgreSQL did not move the place of follower {FOLLOWER} and said no error"
+                    )
         except Exception as error:
             # Edited rows may hold any value. An unforeseen error, such as a TypeError, is logged with its trace.
             # Nothing of the turn is stored, these tenants are retried one by one, and /readyz reports why.
@@ -330,8 +331,7 @@ class TableFollower:
         if begun := [name for name, place in places.items() if place.is_begun]:
             await self._table.empty(connection, begun)
         for name, (after, head_seq, _) in places.items():
-            entries = self._remembered(name, after, head_seq, room)
-            if not entries and room and after < head_seq:
+            if not (entries := self._remembered(name, after, head_seq, room)) and room and after < head_seq:
                 entries = await store.entries_behind(connection, name, after, head_seq, room)
                 if len(entries) < room and (not entries or entries[-1].seq != head_seq):
                     raise damaged(

@@ -195,8 +195,9 @@ class LedgerWatch:
         links = await store.links_at(connection, {name: anchor.size for name, anchor in anchors.items()})
         known = {name: self._watched[name].link for name in anchors}
         unknown = {name: anchor for name, anchor in anchors.items() if known[name] is None}
-        wanted = [(name, at) for name, anchor in unknown.items() for at in leaf_tiles(anchor)]
-        stored = await read_tiles_of(connection, wanted)
+        stored = await read_tiles_of(
+            connection, [(name, at) for name, anchor in unknown.items() for at in leaf_tiles(anchor)]
+        )
         proved = [name for name, anchor in unknown.items() if is_in_tree(links.get(name), anchor, stored.get(name, {}))]
         for name in proved:
             known[name] = self._watched[name].link = links[name]
@@ -276,10 +277,10 @@ class LedgerWatch:
         anchors = {tenant_id: self._watched[tenant_id].anchor for tenant_id in heads}
         sizes = {tenant_id: anchor.size for tenant_id, anchor in anchors.items() if anchor is not None and anchor.size}
         async with reading(self.pool, snapshot=True) as connection:
-            wanted = [
-                (name, at) for name, size in sizes.items() for at in tiles.consistency_tiles(size, heads[name].size)
-            ]
-            stored = await read_tiles_of(connection, wanted)
+            stored = await read_tiles_of(
+                connection,
+                [(name, at) for name, size in sizes.items() for at in tiles.consistency_tiles(size, heads[name].size)],
+            )
         for tenant_id, head in heads.items():
             if not _extends(anchors[tenant_id], head, stored.get(tenant_id, {})):
                 log.error("checkpoint_does_not_extend", tenant_id=tenant_id, size=head.size)
@@ -307,8 +308,9 @@ class LedgerWatch:
                 new[name] = self._why_unfollowed(chain)
         unfollowed.update(new)
         if new:
-            named = dict(sorted(new.items())[:TENANTS_LOGGED_MAX])
-            log.warning("checkpoints_not_followed", tenants=len(new), faults=named)
+            log.warning(
+                "checkpoints_not_followed", tenants=len(new), faults=dict(sorted(new.items())[:TENANTS_LOGGED_MAX])
+            )
 
     def _why_unfollowed(self, chain: SeenChain) -> str:
         watched = self._watched[chain.tenant_id]

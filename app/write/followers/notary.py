@@ -196,8 +196,7 @@ class Notary:
             now = set(random.sample(sorted(wanted), min(len(wanted), TENANTS_SIGNED_A_TURN)))
             self._unsigned = wanted - now
             # A slow signer holds up few tenants.
-            together = TENANTS_PER_TRANSACTION_MAX if self.keys.signs_at_once else 1
-            await self._in_turns(now, together, self._sign)
+            await self._in_turns(now, TENANTS_PER_TRANSACTION_MAX if self.keys.signs_at_once else 1, self._sign)
         self._raise_watermark()
 
     async def _find_behind(self) -> None:
@@ -384,8 +383,9 @@ class Notary:
         for name in names:
             if tenants[name].tree is None:
                 await self._advance_alone(connection, name)
-        rest = {name for name in names if self._is_overdue(tenants[name])}
-        await self._snapshots.sign(connection, tenants, rest, SNAPSHOTS_PER_TURN)
+        await self._snapshots.sign(
+            connection, tenants, {name for name in names if self._is_overdue(tenants[name])}, SNAPSHOTS_PER_TURN
+        )
         for name, tenant in tenants.items():
             self._memory.forget_signed(tenant)
             if self._is_snapshot_due(tenant):
@@ -489,6 +489,7 @@ class Notary:
         waiting = {name: seq for name, seq in waiting.items() if (self._tenants[name].signed_seq or 0) < seq}
         if not waiting:
             self.signed_lsn, lsn = lsn, self.node.chained.lsn
-            unsigned = self._tenants.items()
-            waiting = {name: each.head_seq for name, each in unsigned if (each.signed_seq or 0) < each.head_seq}
+            waiting = {
+                name: each.head_seq for name, each in self._tenants.items() if (each.signed_seq or 0) < each.head_seq
+            }
         self._watermark = (lsn, waiting)

@@ -69,8 +69,7 @@ async def tree_agrees(connection: Connection, tenant_id: str, checkpoint: Checkp
     if checkpoint.size == 0:
         return True
     stored = await store.read_tiles(connection, tenant_id, leaf_tiles(checkpoint))
-    link = await store.read_link(connection, tenant_id, checkpoint.size)
-    return is_in_tree(link, checkpoint, stored)
+    return is_in_tree(await store.read_link(connection, tenant_id, checkpoint.size), checkpoint, stored)
 
 
 def leaf_tiles(checkpoint: Checkpoint) -> set[TileCoordinates]:
@@ -134,11 +133,13 @@ async def rebuild_tree(connection: Connection, tenant_id: str, kept: str | None)
     """
     tree, prev_link, anchor = TileTree(0, {}), None, _anchor(kept)
     while anchor is not None and tree.size < anchor.size:
-        wanted = min(ENTRIES_A_READ, anchor.size - tree.size)
-        rows = await store.read_entries(connection, tenant_id, tree.size + 1, wanted)
+        rows = await store.read_entries(
+            connection, tenant_id, tree.size + 1, min(ENTRIES_A_READ, anchor.size - tree.size)
+        )
         if not rows:
-            why = f"its chain ends at seq {tree.size}, but this node signed it up to {anchor.size}"
-            raise not_signed(tenant_id, why)
+            raise not_signed(
+                tenant_id, f"its chain ends at seq {tree.size}, but this node signed it up to {anchor.size}"
+            )
         links = checked_links(tenant_id, tree.size, prev_link, rows, ())
         tree.append_leaf_hashes(merkle.leaf_hashes([bytes.fromhex(link.chain_link) for link in links]))
         prev_link = links[-1].chain_link
@@ -186,8 +187,7 @@ def checked_links(
     """
     if not rows:
         return []
-    found = first_break_in(tenant_id, rows, first_seq=tree_size + 1, prev_link=prev_link)
-    if found is not None:
+    if (found := first_break_in(tenant_id, rows, first_seq=tree_size + 1, prev_link=prev_link)) is not None:
         raise not_signed(tenant_id, f"{found.kind} at seq {found.seq}, {found.detail}", found=found)
     links = [LinkRow(row[_SEQ], row[_T_HLC], row[_CHAIN_LINK]) for row in rows]
     known = {link.seq: link for link in ours}
@@ -228,14 +228,16 @@ async def proved_root(
         ChainBrokenError: it does not; rows or tiles were changed after they were followed.
     """
     to_seq = from_seq + len(leaf_hashes) - 1
-    wanted = {*tiles.right_edge(from_seq - 1), *tiles.consistency_tiles(to_seq, tree.size)}
-    stored = await store.read_tiles(connection, tenant_id, wanted)
+    stored = await store.read_tiles(
+        connection, tenant_id, {*tiles.right_edge(from_seq - 1), *tiles.consistency_tiles(to_seq, tree.size)}
+    )
     try:
         prefix = TileTree(from_seq - 1, stored)
         prefix.append_leaf_hashes(leaf_hashes)
         root = prefix.root()
-        proof = tiles.consistency_proof(to_seq, tree.size, tiles.getter(stored))
-        merkle.verify_consistency(to_seq, tree.size, root, tree.root(), proof)
+        merkle.verify_consistency(
+            to_seq, tree.size, root, tree.root(), tiles.consistency_proof(to_seq, tree.size, tiles.getter(stored))
+        )
     except ProofError as error:
         why = f"entries {from_seq} to {to_seq} are not those that this node followed, rows or tiles were changed"
         raise not_signed(tenant_id, why) from error
@@ -271,8 +273,7 @@ class OwnEntries:
 
     def chained(self, tenant_id: str, first_seq: int, last_seq: int) -> None:
         """This node chained these consecutive entries."""
-        runs = self._runs.setdefault(tenant_id, [])
-        if runs and runs[-1][1] + 1 == first_seq:
+        if (runs := self._runs.setdefault(tenant_id, [])) and runs[-1][1] + 1 == first_seq:
             first_seq, _ = runs.pop()
         runs.append((first_seq, last_seq))
         self._newest[tenant_id] = max(self._newest.get(tenant_id, 0), last_seq)
@@ -360,8 +361,7 @@ def _physical_ms(row: EntryRow) -> int:
 
 def _mark(*parts: object) -> bytes:
     """The mark of a record: a hash of tenant, HLC, job, action and payload digest."""
-    text = "\0".join(map(str, parts))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:_MARK_BYTES]
+    return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")).digest()[:_MARK_BYTES]
 
 
 def _mark_of(tenant_id: str, row: EntryRow) -> bytes:

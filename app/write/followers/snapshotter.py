@@ -90,8 +90,9 @@ class Snapshotter:
                 envelope, digests[name] = await self.keys.sign(partial(sign_snapshot, claim, signer))
                 rows[name] = (*_claimed(claim), orjson.dumps(envelope).decode())
             async with connection.transaction():
-                hlcs = [Hlc.parse(claim.snapshot_hlc) for claim in claims.values()]
-                await self.keys.check_window(connection, signer, hlcs)
+                await self.keys.check_window(
+                    connection, signer, [Hlc.parse(claim.snapshot_hlc) for claim in claims.values()]
+                )
                 inserted = await store.insert_snapshots(connection, rows)
         for name in inserted:
             tenant = tenants[name]

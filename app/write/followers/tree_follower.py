@@ -180,8 +180,9 @@ class TreeFollower:
                 except Exception as error:
                     name = stored.tenant_id
                     faults[name] = error if isinstance(error, LedgerError) else unforeseen(name, error)
-            signed = [tree for tree in grown.values() if tree.checkpoint is not None]
-            for name in await store.store_trees(connection, signed):
+            for name in await store.store_trees(
+                connection, [tree for tree in grown.values() if tree.checkpoint is not None]
+            ):
                 faults[name] = not_stored(name, "its Merkle tree")
                 del grown[name]
         for name in faults:
@@ -279,8 +280,7 @@ class TreeFollower:
         self, connection: Connection, tenant_id: str, tenant: FollowedTenant, tree_size: int
     ) -> list[LinkRow]:
         """The links after ``tree_size``, from memory; else from Postgres, with every row checked."""
-        links = tenant.links_from(tree_size + 1, LINKS_PER_TURN)
-        if not links:
+        if not (links := tenant.links_from(tree_size + 1, LINKS_PER_TURN)):
             prev_link = await store.read_link(connection, tenant_id, tree_size)
             rows = await store.read_entries(connection, tenant_id, tree_size + 1, ENTRIES_PER_TURN)
             links = checked_links(tenant_id, tree_size, prev_link, rows, tenant.recent)

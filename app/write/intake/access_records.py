@@ -137,8 +137,7 @@ class AccessRecords:
     async def _note_refusals(self) -> None:
         refusals, others, first = self._refusals, self._others, self._from
         listed = [facts_of(**refusal._asdict(), count=count) for refusal, count in refusals.items()]
-        to = rfc3339.text_of(self._now_ms())
-        facts = facts_of(**{"from": first}, to=to, refusals=listed, others=others or None)
+        facts = facts_of(**{"from": first}, to=rfc3339.text_of(self._now_ms()), refusals=listed, others=others or None)
         self._refusals, self._others, self._from = Counter(), 0, None
         self._was_refused.clear()
         try:

@@ -326,8 +326,7 @@ class Answers:
     def _reached(self, lsn: Lsn, tenant_ids: Iterable[str]) -> Durability:
         """The level that a record of these tenants at ``lsn`` has reached; one that is held back is not chained."""
         node = self._node
-        chained_lsn = min(map(node.chained_lsn_of, tenant_ids))
-        if lsn <= (node.committed.lsn if self._is_replicated else chained_lsn):
+        if lsn <= (node.committed.lsn if self._is_replicated else min(map(node.chained_lsn_of, tenant_ids))):
             return Durability.REGIONAL
         return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
 

@@ -114,8 +114,9 @@ class WriteCoalescer:
         if self._timer is not None:
             self._timer.cancel()
         self._wanted = len(self._records) + given
-        hold_s = min((time.monotonic() - self._given_at_s) * RETURN_PART, GATHER_S)
-        self._timer = asyncio.get_running_loop().call_later(hold_s, self.flush)
+        self._timer = asyncio.get_running_loop().call_later(
+            min((time.monotonic() - self._given_at_s) * RETURN_PART, GATHER_S), self.flush
+        )
 
     def flush(self) -> None:
         """Append the collected records."""

@@ -126,8 +126,9 @@ class MemberCopies:
             if in_regions:
                 regional.update(each for each in left if self._is_shown(each, reports, in_regions=False))
             if is_once or loop.time() + pause_s >= ends_s:
-                achieved = Durability.REGIONAL if regional.issuperset(left) else Durability.LOCAL
-                raise self._late(left, reports, achieved, in_regions)
+                raise self._late(
+                    left, reports, Durability.REGIONAL if regional.issuperset(left) else Durability.LOCAL, in_regions
+                )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
@@ -152,8 +153,9 @@ class MemberCopies:
         waiting = set(asked)
         try:
             while waiting:
-                left_s = ends_s - asyncio.get_running_loop().time()
-                done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=ends_s - asyncio.get_running_loop().time(), return_when=asyncio.FIRST_COMPLETED
+                )
                 for each in done:
                     try:
                         reports.logs[asked[each]] = {log.node_id: log for log in each.result().wals}
@@ -195,14 +197,13 @@ class MemberCopies:
         Raises:
             one of ``FAULTS``: it does not report it.
         """
-        earlier = self._asking.get(address)
-        if earlier is not None and not earlier.done():
+        if (earlier := self._asking.get(address)) is not None and not earlier.done():
             await asyncio.wait((earlier,))
-        asking = self._asking.get(address)
-        if asking is earlier or asking is None:
+        if (asking := self._asking.get(address)) is earlier or asking is None:
             host, _, port = address.rpartition(":")
-            ask = partial(self._status, host.strip("[]"), int(port))
-            asking = self._asking[address] = in_own_thread(ask, "member-copies")
+            asking = self._asking[address] = in_own_thread(
+                partial(self._status, host.strip("[]"), int(port)), "member-copies"
+            )
         return await asyncio.shield(asking)
 
 

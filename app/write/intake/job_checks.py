@@ -66,8 +66,7 @@ class JobIndex:
 
     def get(self, tenant_id: str, job_id: str) -> KnownJob | None:
         """The known facts of the job, None if there are none."""
-        known = self._jobs.get((tenant_id, job_id))
-        if known is not None:
+        if (known := self._jobs.get((tenant_id, job_id))) is not None:
             self._jobs.move_to_end((tenant_id, job_id))
         return known
 
@@ -114,8 +113,7 @@ class JobIndex:
         self._jobs.pop((tenant_id, job_id), None)
 
     def _known(self, tenant_id: str, job_id: str, fence_token: int, creation: str | None) -> KnownJob:
-        known = self._jobs.get((tenant_id, job_id))
-        if known is None:
+        if (known := self._jobs.get((tenant_id, job_id))) is None:
             known = KnownJob(fence_token)
             keep_newest(self._jobs, (tenant_id, job_id), known, JOBS_MAX)
         elif fence_token > known.fence_token:
@@ -168,8 +166,7 @@ class JobChecks:
                     raise _of_line(error, number, in_lines)
                 looked_at.add(job)
         if wanted := self._wanted(created, unknown, requested):
-            found = await self._read(wanted, unknown)
-            for number, error in self._refusals(lines, created, unknown, found):
+            for number, error in self._refusals(lines, created, unknown, await self._read(wanted, unknown)):
                 raise _of_line(error, number, in_lines)
 
     def _refusals(
@@ -203,8 +200,9 @@ class JobChecks:
             return {}
         for job, chained in found.items():
             if chained.is_made or job in doubted:
-                lsn = chained_lsn[job[0]]
-                self._jobs.chained(*job, chained.fence_token, chained.ended, chained.seq, lsn, chained.creation)
+                self._jobs.chained(
+                    *job, chained.fence_token, chained.ended, chained.seq, chained_lsn[job[0]], chained.creation
+                )
         return found
 
     def is_known(self, draft: Draft) -> bool:
@@ -275,5 +273,6 @@ def _of_line(error: LedgerError, number: int, in_lines: bool) -> LedgerError:
     """``error``; for one of several lines, with the line number and the member that is wrong."""
     if not in_lines or isinstance(error, OtherRegionError):
         return error
-    path = ("job_id",) if isinstance(error, InvalidInputError | JobExistsError) else ()
-    return InvalidEventError(str(error), number + 1, path)
+    return InvalidEventError(
+        str(error), number + 1, ("job_id",) if isinstance(error, InvalidInputError | JobExistsError) else ()
+    )

@@ -50,8 +50,9 @@ class KeyedRequest:
 
     def present(self) -> frozenset[int]:
         """Numbers of the lines that must not be added again."""
-        recovered = (pending.idempotency.line for pending in self.recovered if pending.idempotency is not None)
-        return frozenset(line.line for line in self.chained) | frozenset(recovered)
+        return frozenset(line.line for line in self.chained) | frozenset(
+            pending.idempotency.line for pending in self.recovered if pending.idempotency is not None
+        )
 
     def entered(self, last: Pending) -> None:
         """Its records are in the WAL; from now on other requests of the same key wait for them."""
@@ -83,8 +84,7 @@ class KeyedRequests:
 
     def recover(self, pending: Pending) -> None:
         """Take over a record that the WAL holds and the chain lacks, if it is keyed. Called in LSN order."""
-        key = pending.idempotency
-        if key is None:
+        if (key := pending.idempotency) is None:
             return
         self._recovered.setdefault((pending.tenant_id, key.route, key.key), []).append(pending)
         self._unsettled.append(pending)

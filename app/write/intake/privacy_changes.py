@@ -70,8 +70,7 @@ class PrivacyChanges:
             PrivacyDamagedError: its rows are not as they were written.
         """
         async with reading(self.pool) as connection:
-            declared = await store.read_declared(connection, tenant_id)
-            if declared is None:
+            if (declared := await store.read_declared(connection, tenant_id)) is None:
                 if tenant_id in self.knowledge.declarations:
                     raise PrivacyDamagedError(f"the row of tenant {tenant_id} in private_fields is gone")
                 return None
@@ -117,20 +116,17 @@ class PrivacyChanges:
             DatabaseUnavailableError, DurabilityTimeoutError, WalFullError: not possible now; retry.
         """
         async with reading(self.pool) as connection:
-            state = await store.read_state(connection)
-            if state is None:
+            if (state := await store.read_state(connection)) is None:
                 raise _unknown_subject(tenant_id)
             self.knowledge.keys.use(state)
             tag = self.knowledge.keys.tag(tenant_id, subject)
             async with connection.transaction():
                 revision = await store.next_revision(connection)
-                key_ids = await store.destroy_keys(connection, tenant_id, tag, revision)
-                if key_ids:
+                if key_ids := await store.destroy_keys(connection, tenant_id, tag, revision):
                     facts = facts_of(id=_new_id(), key_ids=sorted(key_ids), reason=reason)
                     await self._note(connection, tenant_id, revision, SystemAction.SUBJECT_ERASED, facts)
                 else:
-                    erased_at_revision = await store.last_erasure(connection, tenant_id, tag)
-                    if erased_at_revision is None:
+                    if (erased_at_revision := await store.last_erasure(connection, tenant_id, tag)) is None:
                         raise _unknown_subject(tenant_id)
                     revision = erased_at_revision
             record = await _noted(connection, tenant_id, revision)
@@ -184,8 +180,7 @@ class PrivacyChanges:
         """Seq of the entry that records ``record``; the entry is written if the chain does not have it."""
         action = SystemAction(record.action)
         name = name_of(action, record.facts["id"])
-        seq = await self._seq_of(record)
-        if seq is None:
+        if (seq := await self._seq_of(record)) is None:
             try:
                 seq = (await self.system_entries.record_once(record.tenant_id, action, name, record.facts)).seq
             except DuplicateLineError:
@@ -220,8 +215,7 @@ def _declaration(declared: DeclaredFields, seq: int | None, record: PrivacyRecor
 
 
 async def _noted(connection: Connection, tenant_id: str, revision: int) -> PrivacyRecord:
-    record = await store.read_record(connection, tenant_id, revision)
-    if record is None:
+    if (record := await store.read_record(connection, tenant_id, revision)) is None:
         raise _damaged(tenant_id, revision)
     return record
 
@@ -229,8 +223,7 @@ async def _noted(connection: Connection, tenant_id: str, revision: int) -> Priva
 async def _sound(connection: Connection, tenant_id: str) -> DeclaredFields | None:
     """The tenant's last declaration; None if there is none or its rows are damaged, so that it can be repeated."""
     try:
-        declared = await store.read_declared(connection, tenant_id)
-        if declared is not None:
+        if (declared := await store.read_declared(connection, tenant_id)) is not None:
             await _noted(connection, tenant_id, declared.revision)
     except PrivacyDamagedError as error:
         log.error("privacy_declared_over_damage", tenant_id=tenant_id, error=str(error))

@@ -79,8 +79,9 @@ class Proposals:
         named = IdempotencyKey(key.route, key.key, 0, key.body_digest)
         payload = self._encoded({**said, keyed.MEMBER: keyed.key_digest(tenant_id, named)}, actor)
         proposal = read_proposal(payload)
-        subject = proposal.commitment.subject
-        pending = self.system.enter_about(PROPOSED_RECORD_TYPE, subject, payload, tenant_id, named, actor)
+        pending = self.system.enter_about(
+            PROPOSED_RECORD_TYPE, proposal.commitment.subject, payload, tenant_id, named, actor
+        )
         pending.proposal = proposal
         return self._awaited(pending)
 

@@ -46,8 +46,7 @@ class Sealing:
             InvalidInputError: it has private fields and names no subject, or one that is not allowed.
             PrivacyUnavailableError, DatabaseUnavailableError: the key is not available now.
         """
-        found = self._examine(draft)
-        if found is None:
+        if (found := self._examine(draft)) is None:
             return draft
         tag, values = found
         keys = await self._knowledge.keys.of_subjects(draft.tenant_id, [tag])
@@ -93,8 +92,7 @@ class Sealing:
         """The tag of the event's subject, and its private values in canonical form; None if it has none."""
         if self._knowledge.doubts and (draft.subject is not None or private_fields.may_hold_private(draft.fields)):
             self._knowledge.check_certain(draft.tenant_id)
-        declaration = self._knowledge.declarations.get(draft.tenant_id)
-        if declaration is None and draft.subject is None:
+        if (declaration := self._knowledge.declarations.get(draft.tenant_id)) is None and draft.subject is None:
             return None
         if declaration is None:
             raise InvalidInputError(

@@ -82,8 +82,7 @@ class SystemEntries:
             DurabilityTimeoutError: not chained in time; it may still be.
             WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError: as ``Submitter.submit``.
         """
-        digest = hashlib.sha256(canonical.encode(facts)).digest()
-        key = IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, digest)
+        key = IdempotencyKey(LEDGER_ROUTE, f"{action}:{name}", 0, hashlib.sha256(canonical.encode(facts)).digest())
         pending = self._enter_checked(action, name, facts, tenant_id, key)
         pending.outcome = asyncio.get_running_loop().create_future()
         return await outcome_within(pending.outcome, self.write_timeout_s)
@@ -142,8 +141,9 @@ class SystemEntries:
         key: IdempotencyKey | None = None,
     ) -> Pending:
         """The event at ``lsn``, its HLC drawn now. It MUST be queued before another HLC is drawn."""
-        payload = canonical.encode({"type": action.value, **facts})
-        return self._pending(_TYPE_OF_ACTION[action], subject, payload, lsn, tenant_id, key)
+        return self._pending(
+            _TYPE_OF_ACTION[action], subject, canonical.encode({"type": action.value, **facts}), lsn, tenant_id, key
+        )
 
     def _pending(
         self, kind: int, subject: str, payload: bytes, lsn: Lsn, tenant_id: str, key: IdempotencyKey | None

@@ -139,8 +139,7 @@ def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pendi
     """
     pending = of_request.get(line.line)
     try:
-        event = keyed.kept_event(line.job_id, line.action, line.payload)
-        if event is None:
+        if (event := keyed.kept_event(line.job_id, line.action, line.payload)) is None:
             return False
         if pending is not None and pending.hlc.text() == line.t_hlc:
             return event == (pending.job_id, ACTIONS[pending.record_type], pending.payload.decode())
@@ -150,8 +149,7 @@ def is_bound(line: ChainedLine, key: RequestName, of_request: Mapping[int, Pendi
             del facts["type"]
             digest_of_facts = sha256(canonical.encode(facts)).digest()
             return (name, line.body_digest) == (f"{event.action}:{event.job_id}", digest_of_facts)
-        digest = keyed.digest_in(facts)
-        if digest is not None:
+        if (digest := keyed.digest_in(facts)) is not None:
             return digest == keyed.key_digest(tenant_id, IdempotencyKey(route, name, line.line, line.body_digest))
         if pending is not None:
             return _is_same_fact(event, Hlc.parse(line.t_hlc), pending)
@@ -182,8 +180,7 @@ def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
     Raises:
         KeyRowError: the entry has another key.
     """
-    said = _said_by(line)
-    if said is None:
+    if (said := _said_by(line)) is None:
         return line
     for body_digest in (line.body_digest, key.body_digest, key.other_digest):
         if body_digest is not None and said == key_digest_of(line.tenant_id, key, line.line, body_digest):
@@ -234,8 +231,7 @@ def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEve
     event = keyed.kept_event(line.job_id, line.action, line.payload)
     if event is None or line.epoch <= 0 or line.lsn <= 0 or line.tenant_id != draft.tenant_id:
         return None
-    hlc = Hlc.parse(line.t_hlc)
-    is_job = _is_made_at(event.job_id, hlc) if draft.job_id is None else event.job_id == draft.job_id
+    is_job = _is_made_at(event.job_id, Hlc.parse(line.t_hlc)) if draft.job_id is None else event.job_id == draft.job_id
     if event.action != draft.event.action or not is_job:
         return None
     facts = orjson.loads(event.payload)

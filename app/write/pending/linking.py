@@ -129,8 +129,7 @@ class LinkedBatch(AppendedEntries):
             if isinstance(outcome, EventRefusedError | IdempotencyReusedError) and pending.tenant_id not in deferred:
                 pending.refusal = outcome
                 log.error("event_refused", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
-            future = pending.outcome
-            if future is None or future.done() or pending.tenant_id in deferred:
+            if (future := pending.outcome) is None or future.done() or pending.tenant_id in deferred:
                 continue
             if isinstance(outcome, LedgerError):
                 future.set_exception(outcome)
@@ -252,8 +251,7 @@ class _Decider:
 
     def _lost(self, pending: Pending) -> _KeyConflict | None:
         """The conflict if another event of its key was chained first: that one wins."""
-        key = pending.idempotency
-        if key is None:
+        if (key := pending.idempotency) is None:
             return None
         request = (pending.tenant_id, key.route, key.key)
         lines_here = self.keys.setdefault(request, {})
@@ -265,19 +263,18 @@ class _Decider:
                 reused = f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
                 return _KeyConflict(IdempotencyReusedError(reused), first)
             if key.line in lines:
-                chained = f"line {key.line} of this keyed request is chained already"
-                return _KeyConflict(DuplicateLineError(chained), lines[key.line])
+                return _KeyConflict(
+                    DuplicateLineError(f"line {key.line} of this keyed request is chained already"), lines[key.line]
+                )
         lines_here[key.line] = FirstUseOfKey(key.body_digest, pending.hlc.text(), pending.job_id)
         return None
 
     def _find(self, pending: Pending) -> tuple[ChainedEntry | None, str | None]:
         """The existing entry of the event; else the payload digest of another event with its HLC, if there is one."""
-        chained = self.view.entries.get(pending.tenant_id)
-        if not chained:
+        if not (chained := self.view.entries.get(pending.tenant_id)):
             return None, None
         event = event_of(pending)
-        entry = chained.get(event.t_hlc)
-        if entry is not None and is_refused_in(pending, entry.event):
+        if (entry := chained.get(event.t_hlc)) is not None and is_refused_in(pending, entry.event):
             return entry, None
         found_at, kept_digest = find_event(event, self.events[pending.tenant_id])
         return None if found_at is None else chained[found_at], kept_digest
@@ -318,12 +315,12 @@ class _Decider:
         if pending.record_type == CAPACITY_RECORD_TYPE:
             machine.set_capacity(*read_capacity(pending.payload))
             return Judged(hlc, job_id, CommitmentAction.CAPACITY_SET.value, pending.payload)
-        rejection = machine.decide(seq, pending.proposal or read_proposal(pending.payload))
-        if rejection is None:
+        if (rejection := machine.decide(seq, pending.proposal or read_proposal(pending.payload))) is None:
             return Judged(hlc, job_id, CommitmentAction.PROPOSE_ACCEPTED.value, pending.payload)
         payload = rejected_payload(pending.payload, rejection)
-        error = conflict_of(rejection, seq, hlc.text())
-        return Judged(hlc, job_id, CommitmentAction.PROPOSE_REJECTED.value, payload, error)
+        return Judged(
+            hlc, job_id, CommitmentAction.PROPOSE_REJECTED.value, payload, conflict_of(rejection, seq, hlc.text())
+        )
 
 
 def decide(batch: Sequence[Pending], view: ChainView) -> list[Decision]:
@@ -357,8 +354,9 @@ def apply(
             seq = decision.seq or 0
         linked.has_existing |= isinstance(decision, Existing)
         if key is not None and decision.is_keyed:
-            row = (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
-            linked.keyed_rows.append(row)
+            linked.keyed_rows.append(
+                (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
+            )
     linked.has_existing |= bool(linked.conflicts)
     appender.finish()
     for number, tenant_id, seq in awaited:
@@ -436,13 +434,12 @@ def is_refused_in(pending: Pending, existing: Event | None) -> bool:
 
 def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConflictError:
     """The proposer's error for the rejection that the entry at ``index`` records."""
-    free = None if rejection.free is None else msgspec.to_builtins(rejection.free)
     return CommitmentConflictError(
         rejection.detail,
         reason=rejection.reason,
         index=index,
         hlc=t_hlc,
-        free=free,
+        free=None if rejection.free is None else msgspec.to_builtins(rejection.free),
         blocking_index=rejection.blocking_index,
         current_epoch=rejection.epoch,
     )
@@ -463,8 +460,9 @@ def events_by_hlc(chained: Chained) -> ExistingEvents:
 
 def event_of(pending: Pending) -> Event:
     """The event as the chain knows it."""
-    digest = hashlib.sha256(pending.payload).hexdigest()
-    return Event(pending.hlc.text(), pending.job_id, ACTIONS[pending.record_type], digest)
+    return Event(
+        pending.hlc.text(), pending.job_id, ACTIONS[pending.record_type], hashlib.sha256(pending.payload).hexdigest()
+    )
 
 
 def tenants_decided_by(batch: Iterable[Pending]) -> set[str]:

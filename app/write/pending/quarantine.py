@@ -125,8 +125,7 @@ class Quarantine:
         Raises:
             QuarantinedError: it is quarantined.
         """
-        reason = self._damaged.get(tenant_id)
-        if reason is not None:
+        if (reason := self._damaged.get(tenant_id)) is not None:
             raise QuarantinedError(tenant_id, reason)
 
     def check_chained(self, entered: Iterable[Pending]) -> None:
@@ -138,8 +137,7 @@ class Quarantine:
         if not self._listed:
             return
         for pending in entered:
-            listed = self._listed.get(pending.tenant_id)
-            if listed is not None and pending.lsn in listed.lsns:
+            if (listed := self._listed.get(pending.tenant_id)) is not None and pending.lsn in listed.lsns:
                 raise self.held_back(pending)
 
     def held_back(self, pending: Pending) -> HeldBackError:

@@ -270,8 +270,7 @@ def creation_of(draft: Draft) -> str | None:
 
 def creation_in(payload: bytes) -> str | None:
     """``creation_of`` a creation that waits in the WAL."""
-    is_sealed = f'"{PRIVATE_MARK}"'.encode() in payload
-    return None if is_sealed else _digest_of(orjson.loads(payload))
+    return None if f'"{PRIVATE_MARK}"'.encode() in payload else _digest_of(orjson.loads(payload))
 
 
 def _digest_of(fields: Mapping[str, Any]) -> str:
