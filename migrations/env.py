@@ -3,6 +3,7 @@
 The URL comes from ``migrate`` or, with the ``alembic`` command, from ``TALLY_MIGRATE_URL``; ``--sql`` needs none.
 """
 
+import asyncio
 import os
 
 from alembic import context
@@ -15,4 +16,4 @@ if context.is_offline_mode():
 elif not url:
     raise SystemExit("Say with TALLY_MIGRATE_URL which database; its user must own the schema.")
 else:
-    run_in_transaction(url)
+    asyncio.run(run_in_transaction(url))

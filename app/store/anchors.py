@@ -92,16 +92,18 @@ async def listed(
     kind: str, connection: Connection, tenant_id: str, below_number: int, limit: int
 ) -> list[NumberedAnchor]:
     """Up to ``limit`` statements of this kind, the newest first, from below ``below_number``."""
-    rows = await connection.fetch(
-        f"""
-        SELECT id, {_COLUMNS} FROM {_STATEMENTS[kind]}
-         WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
-        """,
-        tenant_id,
-        below_number,
-        limit,
-    )
-    return [NumberedAnchor(number, StoredAnchor(*said)) for number, *said in rows]
+    return [
+        NumberedAnchor(number, StoredAnchor(*said))
+        for number, *said in await connection.fetch(
+            f"""
+            SELECT id, {_COLUMNS} FROM {_STATEMENTS[kind]}
+             WHERE tenant_id = $1 AND id < $2 ORDER BY id DESC LIMIT $3
+            """,
+            tenant_id,
+            below_number,
+            limit,
+        )
+    ]
 
 
 async def cosignatures_of_size(
@@ -157,8 +159,8 @@ async def newest(
 
 async def newest_unproven(connection: Connection, tenant_id: str, size_max: int) -> list[StoredAnchor]:
     """The newest statement of each witness and authority, of trees up to ``size_max``."""
-    said = [await newest(connection, kind, tenant_id, ANCHORS_A_KIND_MAX) for kind in _STATEMENTS]
-    return _unproven([row for of_kind in said for row in of_kind], size_max)
+    said = [row for kind in _STATEMENTS for row in await newest(connection, kind, tenant_id, ANCHORS_A_KIND_MAX)]
+    return _unproven(said, size_max)
 
 
 async def covering(connection: Connection, tenant_id: str, seqs: tuple[int, int], size_max: int) -> list[StoredAnchor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.store.reading import (
@@ -29,7 +30,7 @@ from app.store.reading import (
 )
 from ledger import rfc3339
 from ledger.chain.conflict import Event, conflict_hlc
-from ledger.errors import ChainDamagedError, SignatureError, TenantNotFoundError
+from ledger.errors import ChainDamagedError, SignatureError, TenantNotFoundError, reported_as
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.verdict import damaged
@@ -162,10 +163,8 @@ def checkpoint_in(tenant_id: str, note: str | None) -> Checkpoint | None:
     Raises:
         ChainDamagedError: the note is no checkpoint.
     """
-    try:
+    with reported_as(partial(damaged, tenant_id, "tree", 0), "the stored checkpoint is none", SignatureError):
         return None if note is None else checkpoint.read(note)
-    except SignatureError as error:
-        raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is none: {error}") from error
 
 
 async def require_tenant(connection: Connection, tenant_id: str) -> None:
@@ -240,18 +239,20 @@ async def entries_at(connection: Connection, tenant_id: str, seq: int) -> list[t
 
 async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq: int, limit: int) -> list[SnapshotRow]:
     """Up to ``limit`` snapshots of the tenant, newest first, from below ``below_from_seq``."""
-    found = await fetch_as(
-        connection,
-        SnapshotRow,
-        f"""
-        SELECT {columns(SnapshotRow, ("created_at",))} FROM scheduler.batch_snapshot
-         WHERE tenant_id = $1 AND from_seq < $2 ORDER BY from_seq DESC LIMIT $3
-        """,
-        tenant_id,
-        below_from_seq,
-        limit,
-    )
-    return [whole(tenant_id, row) for row in found]
+    return [
+        whole(tenant_id, row)
+        for row in await fetch_as(
+            connection,
+            SnapshotRow,
+            f"""
+            SELECT {columns(SnapshotRow, ("created_at",))} FROM scheduler.batch_snapshot
+             WHERE tenant_id = $1 AND from_seq < $2 ORDER BY from_seq DESC LIMIT $3
+            """,
+            tenant_id,
+            below_from_seq,
+            limit,
+        )
+    ]
 
 
 async def snapshot(connection: Connection, snapshot_id: int) -> tuple[SnapshotRow, str] | None:
@@ -303,18 +304,20 @@ async def stamps(connection: Connection, tenant_id: str, from_seq: int, to_seq: 
     Raises:
         ChainDamagedError: such a column of one entry was edited.
     """
-    found = await fetch_as(
-        connection,
-        Stamp,
-        f"""
-        SELECT seq, id, {told("created_at")} FROM scheduler.scheduler_log
-         WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq
-        """,
-        tenant_id,
-        from_seq,
-        to_seq,
-    )
-    return [whole(tenant_id, stamp) if None in stamp else stamp for stamp in found]
+    return [
+        whole(tenant_id, stamp) if None in stamp else stamp
+        for stamp in await fetch_as(
+            connection,
+            Stamp,
+            f"""
+            SELECT seq, id, {told("created_at")} FROM scheduler.scheduler_log
+             WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq
+            """,
+            tenant_id,
+            from_seq,
+            to_seq,
+        )
+    ]
 
 
 class SeenChain(NamedTuple):
@@ -373,8 +376,16 @@ async def last_seq(connection: Connection, tenant_id: str) -> int:
 
 async def next_seq(connection: Connection, tenant_id: str, seq: int) -> int:
     """Seq of the tenant's first entry after ``seq``; ``seq + 1`` when there is none."""
-    query = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2"
-    return await fetch_value(connection, int, query, tenant_id, seq) or seq + 1
+    return (
+        await fetch_value(
+            connection,
+            int,
+            "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2",
+            tenant_id,
+            seq,
+        )
+        or seq + 1
+    )
 
 
 class ChainedEntry(NamedTuple):
@@ -401,20 +412,22 @@ async def find_existing(connection: Connection, tenant_id: str, events: Sequence
 
 async def find_by_seq(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> dict[int, ChainedEntry]:
     """The entries of the tenant's chain at ``seqs``, by seq."""
-    found = map(
-        _chained,
-        await connection.fetch(
-            """
-            SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
-              FROM scheduler.scheduler_log
-             WHERE tenant_id = $1 AND seq = ANY($2::bigint[])
-               AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
-            """,
-            tenant_id,
-            seqs,
-        ),
-    )
-    return {entry.seq: entry for entry in found}
+    return {
+        entry.seq: entry
+        for entry in map(
+            _chained,
+            await connection.fetch(
+                """
+                SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
+                  FROM scheduler.scheduler_log
+                 WHERE tenant_id = $1 AND seq = ANY($2::bigint[])
+                   AND seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+                """,
+                tenant_id,
+                seqs,
+            ),
+        )
+    }
 
 
 async def highest_hlc(connection: Connection, tenant_id: str) -> tuple[int, int, str] | None:
@@ -430,21 +443,23 @@ async def highest_hlc(connection: Connection, tenant_id: str) -> tuple[int, int,
 
 
 async def _by_hlc(connection: Connection, tenant_id: str, t_hlcs: Sequence[str]) -> dict[str, ChainedEntry]:
-    found = map(
-        _chained,
-        await connection.fetch(
-            """
-            SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
-              FROM unnest($2::bigint[], $3::bigint[], $4::text[]) AS hlc(physical, logical, node)
-              JOIN scheduler.scheduler_log l ON l.tenant_id = $1
-                   AND l.hlc_physical = hlc.physical AND l.hlc_logical = hlc.logical AND l.hlc_node = hlc.node
-             WHERE seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
-            """,
-            tenant_id,
-            *map(list, zip(*map(Hlc.parse, t_hlcs), strict=True) if t_hlcs else ((), (), ())),
-        ),
-    )
-    return {entry.event.t_hlc: entry for entry in found}
+    return {
+        entry.event.t_hlc: entry
+        for entry in map(
+            _chained,
+            await connection.fetch(
+                """
+                SELECT seq, chain_link, prev_chain_link, t_hlc, job_id, action, payload_digest
+                  FROM unnest($2::bigint[], $3::bigint[], $4::text[]) AS hlc(physical, logical, node)
+                  JOIN scheduler.scheduler_log l ON l.tenant_id = $1
+                       AND l.hlc_physical = hlc.physical AND l.hlc_logical = hlc.logical AND l.hlc_node = hlc.node
+                 WHERE seq <= (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1)
+                """,
+                tenant_id,
+                *map(list, zip(*map(Hlc.parse, t_hlcs), strict=True) if t_hlcs else ((), (), ())),
+            ),
+        )
+    }
 
 
 def _chained(row: Record) -> ChainedEntry:

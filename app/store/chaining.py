@@ -268,18 +268,20 @@ async def move_heads(connection: Connection, heads: Sequence[tuple[str, int, str
     Raises:
         ChainDamagedError: not all heads were moved; names a tenant. The transaction MUST be rolled back.
     """
-    rows = await connection.fetch(
-        """
-        UPDATE scheduler.chain_heads AS h
-           SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
-          FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
-               AS n(tenant_id, head_seq, head_chain_link, head_hlc)
-         WHERE h.tenant_id = n.tenant_id
-        RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
-        """,
-        *zip(*heads, strict=True),
-    )
-    moved = {tenant_id: tuple(head) for tenant_id, *head in rows}
+    moved = {
+        tenant_id: tuple(head)
+        for tenant_id, *head in await connection.fetch(
+            """
+            UPDATE scheduler.chain_heads AS h
+               SET head_seq = n.head_seq, head_chain_link = n.head_chain_link, head_hlc = n.head_hlc, updated_at = now()
+              FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[])
+                   AS n(tenant_id, head_seq, head_chain_link, head_hlc)
+             WHERE h.tenant_id = n.tenant_id
+            RETURNING h.tenant_id, h.head_seq, h.head_chain_link, h.head_hlc
+            """,
+            *zip(*heads, strict=True),
+        )
+    }
     for tenant_id, seq, chain_link, hlc in heads:
         if moved.get(tenant_id) != (seq, chain_link, hlc):
             raise unmoved(tenant_id, seq)

@@ -302,7 +302,11 @@ async def _commit(
 ) -> Answer:
     is_small = len(batch.rows) <= ROWS_IN_STATEMENT_MAX and not batch.new_chains
     # An error would abort a transaction of the caller.
-    if is_small and not connection.is_in_transaction() and None not in (rows := _lines(zip(*batch.rows, strict=True))):
+    if (
+        is_small
+        and not connection.is_in_transaction()
+        and None not in (rows := list(map(_lines, zip(*batch.rows, strict=True))))
+    ):
         try:
             return _answer(await _run(connection, batch, rows))
         except asyncpg.DivisionByZeroError:
@@ -358,7 +362,7 @@ async def _run(connection: Connection, batch: Batch, rows: Sequence[str | None] 
     given = [
         *batch.step,
         *turned([(tenant_id, *old, *new) for tenant_id, old, new in batch.moves], 7),
-        *_lines(_keyed(batch.keyed)),
+        *map(_lines, _keyed(batch.keyed)),
         batch.are_keys_checked,
     ]
     if rows is None:
@@ -388,12 +392,8 @@ def _keyed(rows: Sequence[KeyedRow]) -> Iterable[Sequence[Any]]:
     return columns
 
 
-def _lines(columns: Iterable[Sequence[Any]]) -> list[str | None]:
-    """Each column as one text, a value a line; None if PostgreSQL would read other values from it."""
-    return [_joined(column) for column in columns]
-
-
-def _joined(column: Sequence[Any]) -> str | None:
+def _lines(column: Sequence[Any]) -> str | None:
+    """The column as one text, a value a line; None if PostgreSQL would read other values from it."""
     if column.count(None) == len(column):
         return ""
     if isinstance(column[-1], int):

@@ -68,27 +68,24 @@ class EdgeLookups:
     async def _look_up(self) -> None:
         """Answer waiting requests until there are none."""
         try:
-            await self._answer_all()
+            while asking := self._waiting:
+                self._waiting = []
+                try:
+                    async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
+                        known = await self._find_jobs(
+                            connection, [*dict.fromkeys(job for jobs, _ in asking for job in jobs)]
+                        )
+                        # Before the connection is released, which takes some turns of the event loop.
+                        for wanted, found in asking:
+                            if not found.done():
+                                found.set_result({job: known[job] for job in wanted if job in known})
+                except Exception as error:
+                    for _, found in asking:
+                        if not found.done():
+                            found.set_exception(error)
         finally:
             # Now, and not by a callback one turn later: a request in between would wait for a lookup that has ended.
             self._lookups.discard(asyncio.current_task())
-
-    async def _answer_all(self) -> None:
-        while asking := self._waiting:
-            self._waiting = []
-            try:
-                async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
-                    known = await self._find_jobs(
-                        connection, [*dict.fromkeys(job for jobs, _ in asking for job in jobs)]
-                    )
-                    # Before the connection is released, which takes some turns of the event loop.
-                    for wanted, found in asking:
-                        if not found.done():
-                            found.set_result({job: known[job] for job in wanted if job in known})
-            except Exception as error:
-                for _, found in asking:
-                    if not found.done():
-                        found.set_exception(error)
 
     async def newest_keyed(self, tenant_id: str) -> list[KeyedEntry]:
         """Entries with a key among the last entries of the tenant."""

@@ -26,8 +26,12 @@ class Seen(NamedTuple):
 
 async def positions(connection: Connection, tenant_id: str) -> dict[str, Seen]:
     """The tenant's chains in other ledgers, by the origin in their checkpoints."""
-    query = "SELECT log_origin, note, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1"
-    return {origin: Seen(*seen) for origin, *seen in await connection.fetch(query, tenant_id)}
+    return {
+        origin: Seen(*seen)
+        for origin, *seen in await connection.fetch(
+            "SELECT log_origin, note, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1", tenant_id
+        )
+    }
 
 
 async def saw(connection: Connection, tenant_id: str, log_origin: str, note: str, tree_size: int) -> None:

@@ -80,18 +80,20 @@ def key_row_error(tenant_id: str, key: str, seq: int, what: str, meanwhile: str 
 
 async def named_entries(connection: Connection, tenant_id: str, seqs: Sequence[int]) -> list[NamedEntry]:
     """The entries of the tenant at ``seqs``, each with every row that names it. Reads all rows of the tenant."""
-    rows = await connection.fetch(
-        """
-        SELECT hlc_physical, job_id, action, payload, route, key, line, body_digest
-          FROM unnest($2::bigint[]) AS wanted(seq)
-          LEFT JOIN (SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1) AS l USING (seq)
-          LEFT JOIN (SELECT seq, route, key, line, body_digest FROM scheduler.idempotency WHERE tenant_id = $1) AS i
-               USING (seq)
-        """,
-        tenant_id,
-        seqs,
-    )
-    return [NamedEntry._make((*row[:4], None if row["key"] is None else IdempotencyKey(*row[4:]))) for row in rows]
+    return [
+        NamedEntry._make((*row[:4], None if row["key"] is None else IdempotencyKey(*row[4:])))
+        for row in await connection.fetch(
+            """
+            SELECT hlc_physical, job_id, action, payload, route, key, line, body_digest
+              FROM unnest($2::bigint[]) AS wanted(seq)
+              LEFT JOIN (SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1) AS l USING (seq)
+              LEFT JOIN (SELECT seq, route, key, line, body_digest FROM scheduler.idempotency WHERE tenant_id = $1) AS i
+                   USING (seq)
+            """,
+            tenant_id,
+            seqs,
+        )
+    ]
 
 
 async def find_lines(connection: Connection, tenant_ids: Sequence[str], route: int, key: str) -> list[ChainedLine]:

@@ -211,16 +211,18 @@ async def jobs_ending(
 
 async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]) -> list[ListedRow]:
     """The rows of these jobs."""
-    rows = await connection.fetch(
-        f"""
-        SELECT w.job_id, j.job_id IS NOT NULL, {stored("j")}
-          FROM unnest((SELECT $2::text[])) AS w(job_id)
-          LEFT JOIN scheduler.jobs j ON j.tenant_id = $1 AND j.job_id = w.job_id
-        """,
-        tenant_id,
-        job_ids,
-    )
-    return [ListedRow(row[0], StoredJob(row[0], *row[2:]) if row[1] else None) for row in rows]
+    return [
+        ListedRow(row[0], StoredJob(row[0], *row[2:]) if row[1] else None)
+        for row in await connection.fetch(
+            f"""
+            SELECT w.job_id, j.job_id IS NOT NULL, {stored("j")}
+              FROM unnest((SELECT $2::text[])) AS w(job_id)
+              LEFT JOIN scheduler.jobs j ON j.tenant_id = $1 AND j.job_id = w.job_id
+            """,
+            tenant_id,
+            job_ids,
+        )
+    ]
 
 
 async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:

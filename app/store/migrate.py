@@ -7,8 +7,6 @@ data of a newer one.
 
 from __future__ import annotations
 
-import asyncio
-
 import asyncpg
 import structlog
 from alembic import command, context, op
@@ -46,7 +44,8 @@ def migrate(url: str) -> None:
         StartRefusedError: the server cannot be reached or is unfit, or the login may not do this; nothing was
             changed.
     """
-    config = _config()
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["url"] = url
     try:
         command.upgrade(config, "head")
@@ -68,9 +67,12 @@ def engine(url: str) -> AsyncEngine:
     return create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
 
 
-def run_in_transaction(url: str) -> None:
+async def run_in_transaction(url: str) -> None:
     """Run Alembic's requested migrations; called by ``migrations/env.py``."""
-    asyncio.run(_run(url))
+    async with engine(url).begin() as connection:
+        found, reached = await connection.run_sync(_migrate)
+    if found != reached:
+        log.info("schema_migration", from_revision=found, to_revision=reached)
 
 
 def print_statements() -> None:
@@ -106,19 +108,6 @@ def run_sql_file(name: str) -> None:
     driver = op.get_bind().connection.driver_connection
     assert driver is not None
     await_only(driver.execute(statements))
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    return config
-
-
-async def _run(url: str) -> None:
-    async with engine(url).begin() as connection:
-        found, reached = await connection.run_sync(_migrate)
-    if found != reached:
-        log.info("schema_migration", from_revision=found, to_revision=reached)
 
 
 def _migrate(connection: SyncConnection) -> tuple[str | None, str | None]:

@@ -24,7 +24,7 @@ import orjson
 
 from app.store.job_table import ENTRY
 from app.store.reading import columns, fetch_as, fetch_column, fetch_one_as, fetch_tuples, fetch_value, json_in, turned
-from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyDamagedError
+from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyDamagedError, reported_as
 from ledger.facts.events import SystemAction
 from ledger.private_fields import facts_of, name_of
 from ledger.verification import ENTRY_COLUMNS
@@ -518,10 +518,8 @@ async def declaration_records(connection: Connection) -> tuple[list[PrivacyRecor
 
 def _record(row: asyncpg.Record) -> PrivacyRecord:
     where = f"the row of tenant {row['tenant_id']} at revision {row['revision']} in privacy_records"
-    try:
+    with reported_as(PrivacyDamagedError, f"{where} is not as it was written", InvalidInputError):
         facts = facts_of(row["action"], json_in(row["facts"]))
-    except InvalidInputError as error:
-        raise PrivacyDamagedError(f"{where} is not as it was written: {error}") from error
     if row["revision"] is None or row["created_at"] is None:
         raise PrivacyDamagedError(f"{where} is not as it was written")
     return PrivacyRecord(row["tenant_id"], row["revision"], row["action"], facts, row["seq"], row["created_at"])

@@ -291,9 +291,8 @@ async def list_jobs(
 
 def created_of(row: ListedRow) -> CreatedHlc:
     """The row's place in list order; a row without a creation is not listed."""
-    stored = row.stored
-    assert stored is not None
-    return cast("CreatedHlc", (stored.created_physical, stored.created_logical, stored.created_node))
+    assert row.stored is not None
+    return cast("CreatedHlc", (row.stored.created_physical, row.stored.created_logical, row.stored.created_node))
 
 
 async def list_job_events(
@@ -347,22 +346,24 @@ async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence
 
     The index of the log begins with the tenant, so each tenant costs one lookup.
     """
-    rows = await connection.fetch(
-        """
-        SELECT h.tenant_id
-          FROM scheduler.chain_heads h
-         WHERE h.tenant_id LIKE ANY($4::text[])
-           AND EXISTS (SELECT FROM scheduler.scheduler_log
-                        WHERE tenant_id = h.tenant_id AND (job_id = $1 AND action = ANY($3::text[])
-                                                           OR job_id = $2 AND action = 'REFUSED'))
-         LIMIT 2
-        """,
-        job_id,
-        refused_job_id(job_id),
-        list(ABOUT_JOBS),
-        like(patterns),
-    )
-    return [row["tenant_id"] for row in rows]
+    return [
+        row["tenant_id"]
+        for row in await connection.fetch(
+            """
+            SELECT h.tenant_id
+              FROM scheduler.chain_heads h
+             WHERE h.tenant_id LIKE ANY($4::text[])
+               AND EXISTS (SELECT FROM scheduler.scheduler_log
+                            WHERE tenant_id = h.tenant_id AND (job_id = $1 AND action = ANY($3::text[])
+                                                               OR job_id = $2 AND action = 'REFUSED'))
+             LIMIT 2
+            """,
+            job_id,
+            refused_job_id(job_id),
+            list(ABOUT_JOBS),
+            like(patterns),
+        )
+    ]
 
 
 async def age_ms(connection: Connection, tenant_id: str, seq: int) -> int:

@@ -24,7 +24,7 @@ import app
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store import sessions
 from app.store.reading import fetch_column
-from ledger.errors import StartRefusedError
+from ledger.errors import StartRefusedError, reported_as
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -89,14 +89,12 @@ async def is_newest(url: str) -> bool:
     Raises:
         StartRefusedError: the database cannot be reached.
     """
-    try:
+    with reported_as(StartRefusedError, "the database could not be asked for its schema", *DATABASE_FAULTS):
         connection = await sessions.connect(url)
         try:
             return await _revision(connection) == newest_revision()
         finally:
             await connection.close()
-    except DATABASE_FAULTS as error:
-        raise StartRefusedError(f"the database could not be asked for its schema: {error}") from error
 
 
 async def catalog(connection: Connection) -> list[str]:

@@ -229,8 +229,7 @@ def _literal(text: str) -> str:
 
 def _set_socket_options(connection: NodeConnection, options: Mapping[str, int]) -> None:
     """Set the options that this system has, by their names in ``socket``; a Unix socket has none."""
-    transport = connection._transport  # type: ignore[attr-defined]
-    given = transport.get_extra_info("socket")
+    given = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
     if not options or given is None or given.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with socket.socket(fileno=os.dup(given.fileno())) as same:

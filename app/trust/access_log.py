@@ -24,7 +24,7 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from ledger.errors import NotReadyError
+from ledger.errors import NotReadyError, reported_as
 from wal.segment import FILE_MODE
 
 FILE_BYTES: Final = 8 << 20
@@ -83,10 +83,8 @@ class AccessLog:
         """
         await self.flush()
         async with self._writing:
-            try:
+            with reported_as(NotReadyError, "the access log of this node cannot be read", OSError):
                 return await asyncio.to_thread(self._newest, tenant_id, below, limit)
-            except OSError as error:
-                raise NotReadyError(f"the access log of this node cannot be read: {error.strerror}") from error
 
     def _taken(self) -> list[Line]:
         lines = [*self._waiting]
@@ -119,8 +117,11 @@ class AccessLog:
         self._fault = fault
 
     def _newest(self, tenant_id: str, below: int, limit: int) -> tuple[list[Line], int | None]:
-        lines = enumerate(self._lines(), 1)
-        found = [(number, line) for number, line in lines if line.get("tenant_id") == tenant_id and number < below]
+        found = [
+            (number, line)
+            for number, line in enumerate(self._lines(), 1)
+            if line.get("tenant_id") == tenant_id and number < below
+        ]
         page = found[-limit:]
         return [line for _, line in reversed(page)], page[0][0] if len(found) > len(page) else None
 

@@ -179,8 +179,10 @@ class KeyChain:
         if history is None:
             history = await self.history(connection)
         counting = await self.keys.narrowed(self._counting(history))
-        order = [key_id for key_id in rows if key_id in counting]
-        order += [key_id for key_id in counting if key_id not in rows]
+        order = [
+            *(key_id for key_id in rows if key_id in counting),
+            *(key_id for key_id in counting if key_id not in rows),
+        ]
         return PublishedKeys(
             [_published(counting[key_id], rows.get(key_id, _NO_ROW), history) for key_id in order],
             list(history.waiting.values()),

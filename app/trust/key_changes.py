@@ -238,14 +238,19 @@ class KeyChanges:
         introduced = history.admitted.keys() | history.waiting.keys() | {item.successor_id for item in keys.retired}
         for signer in keys.signers():
             if signer.key_id not in introduced:
-                facts = added_facts(signer.public_key, self.node.node_id)
-                facts = await self.stated(SystemAction.KEY_ADDED, facts, history, keys.signers())
+                facts = await self.stated(
+                    SystemAction.KEY_ADDED,
+                    added_facts(signer.public_key, self.node.node_id),
+                    history,
+                    keys.signers(),
+                )
                 await self.enter(SystemAction.KEY_ADDED, facts)
         # 4. A chain without statements accepts no further change without one.
         root = next((signer for signer in keys.signers() if signer.key_id == history.root_key_id), None)
         if history.is_old_form and root is not None:
-            facts = added_facts(root.public_key, self.node.node_id)
-            facts = await self.stated(SystemAction.KEY_ADMITTED, facts, history, (root,))
+            facts = await self.stated(
+                SystemAction.KEY_ADMITTED, added_facts(root.public_key, self.node.node_id), history, (root,)
+            )
             if key_statement.FIELD in facts:
                 await self.enter(SystemAction.KEY_ADMITTED, facts)
 

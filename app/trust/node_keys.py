@@ -30,6 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ from msgspec import Meta
 
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
-from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError
+from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError, reported_as
 from ledger.hlc import Clock, Hlc
 from signing import private_keys
 from signing.files import path_of, read_regular
@@ -312,11 +313,11 @@ def retired_signer(item: Retired, keys: NodeKeys, pin: private_keys.PinSource) -
 
 def _is_as_configured(kept: _KeysFile, configured: str) -> bool:
     """Whether the setting names what it named before; a key file that was moved is the same key."""
-    if kept.configured.uri == configured:
-        return True
-    if private_keys.is_remote(configured) or not path_of(configured).exists():
-        return False
-    return bool(private_keys.load(configured).key_id == kept.configured.key_id)
+    return kept.configured.uri == configured or (
+        not private_keys.is_remote(configured)
+        and path_of(configured).exists()
+        and bool(private_keys.load(configured).key_id == kept.configured.key_id)
+    )
 
 
 def _reopened(described: _Signer, configured: str, pin: private_keys.PinSource, *, may_generate: bool) -> LocalOrRemote:
@@ -324,9 +325,9 @@ def _reopened(described: _Signer, configured: str, pin: private_keys.PinSource, 
     uri = described.uri
     if private_keys.is_remote(uri):
         return private_keys.RemoteSigner(uri, PublicKey.of(described.public_key_pem), pin)
-    if may_generate:
-        return private_keys.load_or_generate(configured)
-    return private_keys.load(str(file_of(uri, configured)))
+    return (
+        private_keys.load_or_generate(configured) if may_generate else private_keys.load(str(file_of(uri, configured)))
+    )
 
 
 def offline_root(settings: Settings) -> PublicKey | None:
@@ -432,10 +433,8 @@ def open_named(uri: str, allowed: Sequence[str], pin: private_keys.PinSource) ->
     if private_keys.is_remote(uri):
         if not any(_covers(entry, uri) for entry in allowed):
             raise _refused()
-        try:
+        with reported_as(partial(InvalidInputError, path=("new_key_uri",)), "new_key_uri", ConfigurationError):
             return open_signer(uri, pin, may_generate=False)
-        except ConfigurationError as error:
-            raise InvalidInputError(f"new_key_uri: {error}", ("new_key_uri",)) from error
     try:
         return open_signer(str(_named_file(uri, allowed)), pin, may_generate=False)
     except (ConfigurationError, OSError, RuntimeError) as error:

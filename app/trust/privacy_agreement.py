@@ -29,7 +29,7 @@ import structlog
 
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord, RowFault
-from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError
+from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError, reported_as
 from ledger.facts.events import SystemAction
 from ledger.private_fields import Declaration, declaration_of, facts_of, name_of
 
@@ -211,10 +211,8 @@ def _newest(
     unknown = [entry for entry in chained if entry.name not in known]
     if unknown and (last_place is None or place[unknown[-1].name] > last_place):
         entry, action = unknown[-1], SystemAction.PRIVACY_DECLARED
-        try:
+        with reported_as(InvalidInputError, f"its entry {entry.name} does not say what is private", InvalidInputError):
             return PrivacyRecord(tenant_id, NO_REVISION, action, _facts(entry, action), entry.seq, _time(entry))
-        except InvalidInputError as error:
-            raise InvalidInputError(f"its entry {entry.name} does not say what is private: {error}") from error
     if last is None:
         return None
     return last._replace(seq=None if last_place is None else chained[last_place].seq)
@@ -281,7 +279,5 @@ def says(entry: PrivacyEntry, record: PrivacyRecord) -> bool:
 
 
 def _time(entry: PrivacyEntry) -> datetime:
-    try:
+    with reported_as(InvalidInputError, "its time is none", OverflowError, ValueError, OSError, TypeError):
         return datetime.fromtimestamp(entry.at_ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError, TypeError) as error:
-        raise InvalidInputError(f"its time is none: {error}") from error

@@ -40,7 +40,7 @@ OnRefused = Callable[[str], object]
 class Rate:
     """Token buckets of one size, by key. ``count`` tokens come in ``per_s`` seconds; a bucket holds ``burst``."""
 
-    __slots__ = ("_burst", "_clock_ns", "_count", "_full_at", "_name", "_on_refused", "_per_s", "_sweep_at", "_token")
+    __slots__ = ("_clock_ns", "_count", "_full_at", "_name", "_on_refused", "_per_s", "_sweep_at", "_token", "burst")
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Rate:
         assert burst > 0
         self._name = name
         self._count = count
-        self._burst = burst
+        self.burst = burst
+        """Most tokens that may be taken at once."""
         self._per_s = per_s
         self._on_refused = on_refused
         self._clock_ns = clock_ns
@@ -69,11 +70,6 @@ class Rate:
     def __len__(self) -> int:
         """Number of buckets kept."""
         return len(self._full_at)
-
-    @property
-    def burst(self) -> int:
-        """Most tokens that may be taken at once."""
-        return self._burst
 
     def take(self, key: Key, amount: int) -> None:
         """Take ``amount`` from the bucket of ``key``.
@@ -91,8 +87,8 @@ class Rate:
         Raises:
             as ``take``; the time to wait is for the whole request.
         """
-        if self._owed(key) + amount * self._token > self._burst * self._token:
-            self._refuse(key, amount, min(amount + more_max, max(amount, self._burst)))
+        if self._owed(key) + amount * self._token > self.burst * self._token:
+            self._refuse(key, amount, min(amount + more_max, max(amount, self.burst)))
 
     def owe(self, key: Key, amount: int) -> float:
         """Take ``amount`` even if the bucket lacks it; returns the seconds until it would have held it, 0 if it did."""
@@ -100,7 +96,7 @@ class Rate:
         key = self._key_of(key)
         full_at = max(self._full_at.get(key, 0), now) + amount * self._token
         self._full_at[key] = full_at
-        return max(0, full_at - now - self._burst * self._token) / (self._count * _SECOND_NS)
+        return max(0, full_at - now - self.burst * self._token) / (self._count * _SECOND_NS)
 
     def _owed(self, key: Key) -> int:
         """How far the bucket of ``key`` is from full, in units of ``_token``."""
@@ -113,18 +109,18 @@ class Rate:
         now = self._clock_ns() * self._count
         if now >= self._sweep_at:
             self._full_at = {each: full_at for each, full_at in self._full_at.items() if full_at > now}
-            self._sweep_at = now + self._burst * self._token
+            self._sweep_at = now + self.burst * self._token
         return key if len(self._full_at) < KEYS_MAX else _OTHERS
 
     def _refuse(self, key: Key, amount: int, whole: int) -> None:
         self._on_refused(self._name)
         unit = _UNITS[self._per_s]
-        if amount > self._burst:
+        if amount > self.burst:
             raise RequestTooLargeError(
                 f"the request asks for {amount} of quota.{self._name}, which is {self._count} {unit} and never more "
-                f"than {self._burst} at once: send less"
+                f"than {self.burst} at once: send less"
             )
-        missing = self._owed(key) + (whole - self._burst) * self._token
+        missing = self._owed(key) + (whole - self.burst) * self._token
         wait_s = max(1, -(-missing // (self._count * _SECOND_NS)))
         raise QuotaExceededError(
             f"quota.{self._name} of {self._count} {unit} is used up; there is enough of it again in {wait_s} s", wait_s

@@ -30,7 +30,13 @@ from app.runtime.tasks import keep_newest
 from app.store import privacy as store
 from app.store.reading import reading
 from ledger import canonical
-from ledger.errors import ConfigurationError, PrivacyDamagedError, PrivacyUnavailableError, PrivateValueError
+from ledger.errors import (
+    ConfigurationError,
+    PrivacyDamagedError,
+    PrivacyUnavailableError,
+    PrivateValueError,
+    reported_as,
+)
 from signing.private_keys import DataKey, MasterKey, new_key_id, new_secret
 
 if TYPE_CHECKING:
@@ -93,10 +99,8 @@ class SubjectKeys:
                     "back from a backup"
                 )
             self.trust(asked_s)
-            try:
+            with reported_as(PrivacyUnavailableError, "privacy.master_key_uri", ConfigurationError):
                 master = MasterKey.load_or_generate(self._uri)
-            except ConfigurationError as error:
-                raise PrivacyUnavailableError(f"privacy.master_key_uri: {error}") from error
             state = await store.begin(
                 connection, master.master_key_id, master.wrap(self._secret or new_secret(), context_of_secret())
             )
@@ -213,10 +217,10 @@ class SubjectKeys:
     async def _make(self, connection: Connection, tenant_id: str, tags: Sequence[Tag]) -> None:
         self.check_usable()
         assert self._master is not None
-        keys = []
-        for tag in tags:
-            key_id = new_key_id()
-            keys.append((key_id, tag, self._master.wrap(new_secret(), context_of_key(tenant_id, key_id))))
+        named = [(new_key_id(), tag) for tag in tags]
+        keys = [
+            (key_id, tag, self._master.wrap(new_secret(), context_of_key(tenant_id, key_id))) for key_id, tag in named
+        ]
         await store.add_keys(connection, tenant_id, keys, self._master.master_key_id)
 
     async def by_id(self, tenant_id: str, key_ids: Iterable[str]) -> Mapping[str, DataKey | None]:
@@ -317,6 +321,10 @@ async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) 
         PrivacyUnavailableError: ``old`` is not the master key of this ledger, or it has none. PrivateValueError: a key
         does not open with ``old``: the table was edited.
     """
+
+    def rewrapped(by_old: bytes, context: bytes) -> bytes:
+        return new.wrap(old.unwrap(by_old, context), context)
+
     async with connection.transaction():
         if (state := await store.read_state(connection, is_locked=True)) is None:
             raise PrivacyUnavailableError("this ledger has no private fields, so there is no master key to rotate")
@@ -325,16 +333,13 @@ async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) 
                 f"the keys of this ledger are wrapped by master key {state.master_key_id}, and {old.path} holds "
                 f"{old.master_key_id}"
             )
-        rewrapped, last = 0, ("", "")
+        count, last = 0, ("", "")
         while keys := await store.living_keys_after(connection, *last):
-            wrapped = []
-            for tenant_id, key_id, by_old in keys:
-                context = context_of_key(tenant_id, key_id)
-                wrapped.append((tenant_id, key_id, new.wrap(old.unwrap(by_old, context), context)))
-            await store.rewrap(connection, wrapped)
-            rewrapped, last = rewrapped + len(keys), keys[-1][:2]
-        context = context_of_secret()
-        await store.replace_master(
-            connection, new.master_key_id, new.wrap(old.unwrap(state.wrapped_secret, context), context)
-        )
-    return rewrapped
+            await store.rewrap(
+                connection,
+                [(*named, rewrapped(by_old, context_of_key(*named))) for *named, by_old in keys],
+            )
+            count, last = count + len(keys), keys[-1][:2]
+        secret = rewrapped(state.wrapped_secret, context_of_secret())
+        await store.replace_master(connection, new.master_key_id, secret)
+    return count

@@ -26,7 +26,7 @@ from cryptography import x509
 
 from app.runtime.principals import Grant, Principal
 from ledger import rfc3339
-from ledger.errors import ConfigurationError
+from ledger.errors import ConfigurationError, reported_as
 from signing import files
 
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
@@ -106,12 +106,13 @@ def _loaded(given: TlsFiles) -> tuple[ssl.SSLContext, datetime]:
     context.set_alpn_protocols(["http/1.1"])
     files.read(given.key)
     expires_at = _expires_at(given.cert, "tls.cert")
-    try:
+    with reported_as(
+        ConfigurationError,
+        f"tls.cert {given.cert} and tls.key {given.key} are no certificate and its unencrypted key in PEM",
+        OSError,
+        ValueError,
+    ):
         context.load_cert_chain(given.cert, given.key, password=lambda: "")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"tls.cert {given.cert} and tls.key {given.key} are no certificate and its unencrypted key in PEM: {error}"
-        ) from None
     if given.client_ca is not None:
         expires_at = min(expires_at, _expires_at(given.client_ca, "auth.client_ca"))
         context.load_verify_locations(given.client_ca)
@@ -125,12 +126,11 @@ def _expires_at(path: Path, setting: str) -> datetime:
     Raises:
         ConfigurationError: it cannot be read, or holds none.
     """
-    try:
+    with (
+        reported_as(ConfigurationError, f"{setting} {path} cannot be read", OSError),
+        reported_as(ConfigurationError, f"{setting} {path} holds no certificates in PEM", ValueError),
+    ):
         return min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(files.read_regular(path)))
-    except OSError as error:
-        raise ConfigurationError(f"{setting} {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ConfigurationError(f"{setting} {path} holds no certificates in PEM") from None
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
@@ -160,8 +160,9 @@ def shown(certificate: Mapping[str, Any] | None) -> CallerCertificate | None:
     """The certificate in the form of ``ssl.SSLSocket.getpeercert``; None when there is none."""
     if not certificate:
         return None
-    alternative = certificate.get("subjectAltName", ())
-    found = [name for wanted in ("URI", "DNS") for kind, name in alternative if kind == wanted]
+    found = [
+        name for wanted in ("URI", "DNS") for kind, name in certificate.get("subjectAltName", ()) if kind == wanted
+    ]
     found += [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
     return CallerCertificate(tuple(found), float(ssl.cert_time_to_seconds(certificate["notAfter"])))
 

@@ -172,9 +172,7 @@ class Tokens:
         if (token := self._issued.get(token_id)) is None or not _may_issue(by, token.tenants):
             raise NotFoundError(f"there is no token {token_id}")
         if not token.is_revoked:
-            facts: Facts = {"token_id": token_id}
-            if by.id is not None:
-                facts["revoked_by"] = by.id
+            facts: Facts = {"token_id": token_id, **({} if by.id is None else {"revoked_by": by.id})}
             revoked = sorted({*self._kept.revoked, token_id})
             self.known.learn(self._issued.values(), frozenset(revoked))
             await self._keep(KeptTokens([each for each in self._kept.counting if each != token_id], revoked))

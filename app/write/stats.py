@@ -118,12 +118,10 @@ class StatsIntake:
         self._draw = draw
         self._changed = threading.Condition()
         self._chunks: list[Chunk] = []
-        self._bytes_waiting = 0
-        self._lines_waiting = 0
+        self._bytes_waiting = self._lines_waiting = self._checked_bytes = 0
         self._is_urgent = False
         """Whether the writer takes the chunks without waiting for more."""
         self._turn = asyncio.Lock()
-        self._checked_bytes = 0
         self._answering = LoopShare(ANSWERING_SHARE, ANSWERING_BURST_S)
         self.checking = LoopShare(CHECKING_SHARE, CHECKING_BURST_S)
 
@@ -154,8 +152,7 @@ class StatsIntake:
 
     def weight(self) -> int:
         """Current weight: one line in this many is kept."""
-        queued = max(self._bytes_waiting / self._bytes_max, self._lines_waiting / self._lines_max)
-        share = max(queued, self.checking.spent())
+        share = max(self._bytes_waiting / self._bytes_max, self._lines_waiting / self._lines_max, self.checking.spent())
         return next((weight for up_to, weight in WEIGHTS if share < up_to), WEIGHTS[-1][1])
 
     def sample(self, items: Sequence[Item], weight: int) -> Sequence[Item]:

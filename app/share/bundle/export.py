@@ -19,6 +19,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.runtime.state.found_breaks import break_of
@@ -37,6 +38,7 @@ from ledger.errors import (
     ProofError,
     SeqOutOfRangeError,
     SigningUnavailableError,
+    reported_as,
 )
 from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
@@ -276,12 +278,10 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
     sizes = (first, *(each.size for each in said))
     wanted = tiles.root_tiles(first).union(*(tiles.consistency_tiles(size, second) for size in sizes))
     get_tile = tiles.getter(await read_tiles(connection, tenant_id, wanted))
-    try:
+    with reported_as(partial(damaged, tenant_id, "tree", second), "the stored tree is incomplete", ProofError):
         root = tiles.root_at(first, get_tile)
         proof = tiles.consistency_proof(first, second, get_tile)
         anchors = [each.bundled(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
-    except ProofError as error:
-        raise damaged(tenant_id, "tree", second, f"the stored tree is incomplete: {error}") from error
     return BundleEnd(root.hex(), chosen.checkpoint, proof, keys, anchors)
 
 

@@ -56,6 +56,7 @@ from ledger.errors import (
     InvalidInputError,
     NotReadyError,
     UntrustedKeyError,
+    reported_as,
 )
 from signing.files import close_for_good
 from signing.keys import Keyring
@@ -220,10 +221,8 @@ class BundleImporter:
                 "this ledger trusts no keys to import from: name a PEM file, a folder of them or saved /v1/keys JSON "
                 "in bundle.trusted_keys"
             )
-        try:
+        with reported_as(UntrustedKeyError, "bundle.trusted_keys", ConfigurationError):
             return Keyring.load(self._trusted_keys)
-        except ConfigurationError as error:
-            raise UntrustedKeyError(f"bundle.trusted_keys: {error}") from error
 
     async def _terms(self, sorter: Sorter) -> Terms:
         bounds = ClockBounds(self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms, self._node.clock.last)

@@ -66,8 +66,12 @@ class Actors:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, the most frequent names first."""
-        named = dict(sorted(self.named.items(), key=lambda each: (-each[1], each[0])))
-        return {"named": named, "others": self.others, "private": self.private, "unnamed": self.unnamed}
+        return {
+            "named": dict(sorted(self.named.items(), key=lambda each: (-each[1], each[0]))),
+            "others": self.others,
+            "private": self.private,
+            "unnamed": self.unnamed,
+        }
 
 
 class Counts(NamedTuple):

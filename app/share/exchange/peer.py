@@ -41,7 +41,7 @@ from app.runtime.settings.sections import PeerSettings
 from app.share.exchange.peer_client import TENANTS_MAX, PeerClient
 from app.store import exchange
 from app.store.exchange import Seen
-from ledger.errors import LedgerError, ProofError, SignatureError
+from ledger.errors import LedgerError, ProofError, SignatureError, reported_as
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.merkle import verify_consistency
 from ledger.text import token_in
@@ -236,7 +236,11 @@ class Peer:
         # 1. The listed tenants. Tenants that went back are kept even if they are not listed.
         keyring = await asyncio.to_thread(self.keys)
         before = self._chains
-        listed = {each: before.get(each) or _Chain(each) for each in await client.tenants() if self._is_wanted(each)}
+        listed = {
+            each: before.get(each) or _Chain(each)
+            for each in await client.tenants()
+            if each != SYSTEM_TENANT and any(covers(pattern, each) for pattern in self.settings.tenants)
+        }
         self._chains = {each: chain for each, chain in before.items() if chain.went_back} | listed
         # 2. The newest checkpoint of each, proved.
         seen = await self._each(listed.values(), lambda chain: self._look(client, keyring, chain))
@@ -268,9 +272,6 @@ class Peer:
         if not kept:
             self._log_origin = ""
         return [tenant_id for tenant_id, _ in kept]
-
-    def _is_wanted(self, tenant_id: str) -> bool:
-        return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)
 
     async def _each(self, chains: Iterable[_Chain], work: Callable[[_Chain], Awaitable[None]]) -> list[_Chain]:
         """Do ``work`` for each, failures notwithstanding; returns the chains that did not fail."""
@@ -347,13 +348,13 @@ class Peer:
         if checkpoint.size == before.size or not before.size:
             return
         hashes = await client.consistency(tenant_id, before.size, checkpoint.size)
-        try:
+        with reported_as(
+            PeerWentBackError,
+            f"tenant {tenant_id} of {self.settings.url}: nothing proves that its tree of {checkpoint.size} entries "
+            f"goes on from that of {before.size} seen before",
+            ProofError,
+        ):
             verify_consistency(before.size, checkpoint.size, before.root, checkpoint.root, hashes)
-        except ProofError as error:
-            raise PeerWentBackError(
-                f"tenant {tenant_id} of {self.settings.url}: nothing proves that its tree of {checkpoint.size} entries "
-                f"goes on from that of {before.size} seen before: {error}"
-            ) from error
 
     async def _import(self, client: PeerClient, chain: _Chain) -> None:
         """Import the missing entries, range by range. After a failure the tenant pauses, longer each time."""
@@ -389,13 +390,13 @@ async def _admit(chain: _Chain, from_seq: int, to_seq: int, proof: Sequence[byte
             f"entries {from_seq} to {to_seq} of {chain.origin} were asked for, and the bundle is of {bundle.from_seq} "
             f"to {bundle.to_seq} of {bundle.origin}"
         )
-    try:
+    with reported_as(
+        ProofError,
+        f"nothing proves that the entries {from_seq} to {to_seq} in the bundle are those of the checkpoint of "
+        f"{chain.size}",
+        ProofError,
+    ):
         verify_consistency(to_seq, chain.size, bytes.fromhex(bundle.tree_root), chain.root, proof)
-    except ProofError as error:
-        raise ProofError(
-            f"nothing proves that the entries {from_seq} to {to_seq} in the bundle are those of the checkpoint of "
-            f"{chain.size}: {error}"
-        ) from error
 
 
 def _context_of(ca: Path | None) -> ssl.SSLContext:

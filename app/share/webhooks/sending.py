@@ -38,6 +38,7 @@ from app.runtime.tasks import in_own_thread
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
 from ledger import canonical
+from ledger.errors import reported_as
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 (says what follows)
 TYPE = "chain.entries"
@@ -187,10 +188,8 @@ async def address_of(host: str, names: Names, networks: Sequence[IpNetwork]) -> 
     Raises:
         NoAnswerError: ``host`` has none.
     """
-    try:
+    with reported_as(NoAnswerError, f"{host} is not found", OSError, UnicodeError):
         found = await names.addresses(host)
-    except (OSError, UnicodeError) as error:
-        raise NoAnswerError(f"{host} is not found: {error}") from error
     allowed = [address for address in found if may_be_asked(address, networks)]
     if not allowed:
         raise NoAnswerError(f"{host} has no address that is public or in webhooks.networks")

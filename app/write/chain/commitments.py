@@ -107,9 +107,10 @@ class CommitmentMemory:
         if known is None or not is_judged:
             self._known.pop(tenant_id, None)
             known = _Known()
-        entries_max = None if is_judged else AT_ONCE_MAX
         async with connection.transaction():
-            is_whole = await self._read(connection, tenant_id, known, head.seq, entries_max, is_judged=is_judged)
+            is_whole = await self._read(
+                connection, tenant_id, known, head.seq, None if is_judged else AT_ONCE_MAX, is_judged=is_judged
+            )
         if is_whole:
             return known
         self._reading[tenant_id] = asyncio.create_task(self._read_rest(tenant_id, known))
@@ -193,6 +194,5 @@ def _ends_nothing(machine: Commitments, entry: PromiseEntry) -> bool:
     Raises:
         InvalidInputError: its payload is not that of a proposal.
     """
-    is_accepted = entry.action == CommitmentAction.PROPOSE_ACCEPTED
-    commitment = read_proposal(entry.payload).commitment if is_accepted else None
+    commitment = read_proposal(entry.payload).commitment if entry.action == CommitmentAction.PROPOSE_ACCEPTED else None
     return isinstance(commitment, Revocation) and commitment.index not in machine.state.active

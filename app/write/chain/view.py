@@ -169,8 +169,12 @@ async def read_keys(connection: Connection, batch: Iterable[Pending]) -> Chained
     found: ChainedKeys = {}
     for name, line in await idempotency.find_claims(connection, sorted(requests)) if requests else ():
         if not is_bound(line, name, requests[name]):
-            what = f"names seq {line.seq}, whose entry did not come with that key: somebody put the row there"
-            raise idempotency.key_row_error(line.tenant_id, name[2], line.seq, what)
+            raise idempotency.key_row_error(
+                line.tenant_id,
+                name[2],
+                line.seq,
+                f"names seq {line.seq}, whose entry did not come with that key: somebody put the row there",
+            )
         found.setdefault(name, {})[line.line] = FirstUseOfKey(line.body_digest, line.t_hlc, line.job_id)
     return found
 

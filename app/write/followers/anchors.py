@@ -27,6 +27,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 import httpx
@@ -45,6 +46,7 @@ from ledger.errors import (
     ProblemError,
     ProofError,
     SignatureError,
+    reported_as,
 )
 from ledger.facts.problems import COSIGNATURE_REFUSED
 from ledger.merkle import tiles
@@ -218,10 +220,10 @@ async def _require_same_tree(
     if not 1 <= checkpoint.size <= newest:
         raise ProblemError(COSIGNATURE_REFUSED, f"the checkpoint is of size {checkpoint.size}, the log of {newest}")
     stored = await store.read_tiles(connection, tenant_id, tiles.root_tiles(checkpoint.size))
-    try:
+    with reported_as(
+        partial(ProblemError, COSIGNATURE_REFUSED), f"the root at size {checkpoint.size} is not known", ProofError
+    ):
         root = tiles.root_at(checkpoint.size, tiles.getter(stored))
-    except ProofError as error:
-        raise ProblemError(COSIGNATURE_REFUSED, f"the root at size {checkpoint.size} is not known: {error}") from error
     if root != checkpoint.root:
         raise ProblemError(
             COSIGNATURE_REFUSED,

@@ -25,7 +25,7 @@ from zlib import crc32
 
 import orjson
 
-from ledger.errors import InvalidInputError, SignatureError, StartRefusedError
+from ledger.errors import InvalidInputError, SignatureError, StartRefusedError, reported_as
 from ledger.names import is_readable_tenant
 from objects import sync_folder
 from signing import checkpoint
@@ -66,11 +66,10 @@ class CheckpointJournal:
         Raises:
             SignatureError: the note is not a checkpoint.
         """
-        text = self.load(tenant_id)
-        try:
-            return 0 if text is None else int(text.split("\n")[1])
-        except (IndexError, ValueError) as error:
-            raise SignatureError(f"what {self._path} has of tenant {tenant_id} is no checkpoint: {error}") from error
+        with reported_as(
+            SignatureError, f"what {self._path} has of tenant {tenant_id} is no checkpoint", IndexError, ValueError
+        ):
+            return 0 if (text := self.load(tenant_id)) is None else int(text.split("\n")[1])
 
     def newest(self, tenant_id: str) -> Checkpoint | None:
         """The checkpoint of the tenant's newest note, None before the first. It is trusted because of its place.

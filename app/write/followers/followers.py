@@ -153,6 +153,8 @@ class TableFollower:
         self._idle = asyncio.Event()
         self.last_error: str | None = None
         self._locks = LongLocks("following_delayed")
+        self.locked = self._locks.tenants
+        """Tenants whose positions another session has kept locked for long."""
         self._positions_before: dict[str, int | None] = {}
         """Positions of the tenants that lagged at the last search."""
 
@@ -171,13 +173,12 @@ class TableFollower:
 
     def _collected(self) -> None:
         """Follow the collected entries, or collect more."""
-        is_rush = self._is_rush()
+        self._is_lull = not self._is_rush()
         self._arrived = 0
-        self._is_lull = not is_rush
-        if is_rush and self._recent_bytes() < RUSH_BYTES_MAX and time.monotonic() < self._rush_ends_s:
-            asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
-        else:
+        if self._is_lull or self._recent_bytes() >= RUSH_BYTES_MAX or time.monotonic() >= self._rush_ends_s:
             self._follow_collected()
+        else:
+            asyncio.get_running_loop().call_later(COLLECT_S, self._collected)
 
     def _is_rush(self) -> bool:
         return max(self._arrived, self._waiting()) >= RUSH_ENTRIES
@@ -305,11 +306,6 @@ class TableFollower:
             if name not in turn.covered_lsn and not (name in self._collected_tenants and is_lull_over):
                 self._behind[name] = None
         return True
-
-    @property
-    def locked(self) -> set[str]:
-        """Tenants whose positions another session has kept locked for long."""
-        return self._locks.tenants
 
     async def _fill(self, turn: Turn, connection: asyncpg.Connection[asyncpg.Record], names: Sequence[str]) -> None:
         """Put the next entries of these tenants into ``turn``; this transaction locks their positions.

@@ -157,7 +157,12 @@ class LedgerWatch:
                     unseen.difference_update(chain.tenant_id for chain in page)
                     if after is None:
                         page += [SeenChain(tenant_id, None, None, None, None, None, None) for tenant_id in unseen]
-                    chains = [chain for chain in page if self._is_watched(chain.tenant_id)]
+                    # A quarantined tenant is not extended anyway.
+                    chains = [
+                        chain
+                        for chain in page
+                        if is_readable_tenant(chain.tenant_id) and chain.tenant_id not in self.node.damaged
+                    ]
                     changed = self._changed(chains)
                     doubtful = await self._unproved(connection, changed)
                 for tenant_id in doubtful:
@@ -169,10 +174,6 @@ class LedgerWatch:
                 self._take_own([*changed, *longer])
                 await self._follow([chain for chain in chains if self._is_behind(chain)])
                 self._report_unfollowed(chains)
-
-    def _is_watched(self, tenant_id: str) -> bool:
-        """Whether the chain is checked; a quarantined tenant is not extended anyway."""
-        return is_readable_tenant(tenant_id) and tenant_id not in self.node.damaged
 
     # --- 1. the entry that was signed -----------------------------------------------------------------
 
@@ -341,7 +342,12 @@ def _extends(anchor: Checkpoint | None, head: Checkpoint, stored: dict[TileCoord
     if anchor is None or not anchor.size:
         return True
     with suppress(LedgerError, ValueError, TypeError):
-        proof = tiles.consistency_proof(anchor.size, head.size, tiles.getter(stored))
-        merkle.verify_consistency(anchor.size, head.size, anchor.root, head.root, proof)
+        merkle.verify_consistency(
+            anchor.size,
+            head.size,
+            anchor.root,
+            head.root,
+            tiles.consistency_proof(anchor.size, head.size, tiles.getter(stored)),
+        )
         return True
     return False

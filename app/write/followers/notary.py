@@ -121,6 +121,8 @@ class Notary:
         self._retry_at_s: dict[str, float] = {}
         """Time of the next retry of tenants with broken rows."""
         self._locks = LongLocks("signing_delayed")
+        self.locked = self._locks.tenants
+        """Tenants whose trees another session has kept locked for long."""
         self._rebuilding: asyncio.Task[None] | None = None
         self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
         self._wake = asyncio.Event()
@@ -141,11 +143,6 @@ class Notary:
     def checkpoint_fault(self) -> str | None:
         """Why the last checkpoints could not be stored beside the WAL, None if they could."""
         return self._trees.checkpoint_fault
-
-    @property
-    def locked(self) -> set[str]:
-        """Tenants whose trees another session has kept locked for long."""
-        return self._locks.tenants
 
     def chained(self, linked: AppendedEntries) -> None:
         """``linked`` was committed, by the appender or an import; two commits may come in any order."""

@@ -37,7 +37,7 @@ from app.store import notary as store
 from app.store.notary import GrownTree, LinkRow, LockedTree, TileCoordinates
 from ledger import merkle
 from ledger.chain import record
-from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeBehindError, StoredTreeError
+from ledger.errors import ChainBrokenError, LedgerError, ProofError, StoredTreeBehindError, StoredTreeError, reported_as
 from ledger.facts.events import ACTIONS, VERDICTS, CommitmentAction, SystemAction
 from ledger.machines.promises import proposed_payload
 from ledger.merkle import tiles
@@ -111,7 +111,13 @@ async def extended_tree(connection: Connection, stored: LockedTree, kept: str | 
         raise StoredTreeBehindError(
             f"the stored tree of tenant {stored.tenant_id} has size {size}, this node signed one of size {anchor.size}"
         )
-    try:
+    with reported_as(
+        StoredTreeError,
+        f"the stored tree of tenant {stored.tenant_id} is damaged",
+        LedgerError,
+        TypeError,
+        ValueError,
+    ):
         wanted = {*tiles.right_edge(size), *tiles.root_tiles(size), *tiles.root_tiles(anchor.size if anchor else 0)}
         found = await store.read_tiles(connection, stored.tenant_id, wanted)
         if anchor is not None and tiles.root_at(anchor.size, tiles.getter(found)) != anchor.root:
@@ -119,8 +125,6 @@ async def extended_tree(connection: Connection, stored: LockedTree, kept: str | 
         tree = TileTree(size, found)
         if tree.root().hex() != stored.root_hash:
             raise ProofError(f"its root is {stored.root_hash}, that of its tiles {tree.root().hex()}")
-    except (LedgerError, TypeError, ValueError) as error:
-        raise StoredTreeError(f"the stored tree of tenant {stored.tenant_id} is damaged: {error}") from error
     return tree
 
 
@@ -239,8 +243,10 @@ async def proved_root(
             to_seq, tree.size, root, tree.root(), tiles.consistency_proof(to_seq, tree.size, tiles.getter(stored))
         )
     except ProofError as error:
-        why = f"entries {from_seq} to {to_seq} are not those that this node followed, rows or tiles were changed"
-        raise not_signed(tenant_id, why) from error
+        raise not_signed(
+            tenant_id,
+            f"entries {from_seq} to {to_seq} are not those that this node followed, rows or tiles were changed",
+        ) from error
     return root
 
 

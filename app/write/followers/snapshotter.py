@@ -63,8 +63,11 @@ class Snapshotter:
                 await self._load_signed(connection, name, tenant)
         made: list[dict[str, object]] = []
         for _ in range(snapshots_max):
-            wanted = {name: 1 if name in rest else self.batch_size for name in tenants}
-            due = {name: tenant for name, tenant in tenants.items() if tenant.unsigned_count() >= wanted[name]}
+            due = {
+                name: tenant
+                for name, tenant in tenants.items()
+                if tenant.unsigned_count() >= (1 if name in rest else self.batch_size)
+            }
             if not due:
                 break
             rows = await self._sign_next(connection, due)

@@ -267,8 +267,7 @@ class TreeFollower:
         Raises:
             ChainBrokenError: one is not.
         """
-        kept_size = self.checkpoints.size(name)
-        seq = kept_size
+        seq = kept_size = self.checkpoints.size(name)
         while rows := await store.read_entries_of(
             connection, name, self.node.node_id, seq + 1, tree_size, ENTRIES_PER_TURN
         ):

@@ -103,10 +103,11 @@ class AccessRecords:
             self._add("read", request, tenant_id, what)
         if any(covers(pattern, tenant_id) for pattern in self._log_reads):
             facts = facts_of(route=request.route, **what, actor=request.actor)
-            subject = _subject("read", request.actor or "nobody")
             if tenant_id not in self._entries.tenants:
                 self._entries.charge_new(request.actor, 1)
-            await self._entries.note(SystemAction.PAYLOADS_READ, subject, facts, tenant_id)
+            await self._entries.note(
+                SystemAction.PAYLOADS_READ, _subject("read", request.actor or "nobody"), facts, tenant_id
+            )
 
     def refused(self, request: RecordedRequest, problem: str, tenant_id: str | None) -> None:
         """Record a refusal, later and together with others; a text that cannot be a tenant's name is left out."""
@@ -150,9 +151,16 @@ class AccessRecords:
             raise
 
     def _add(self, kind: str, request: RecordedRequest, tenant_id: str, what: dict[str, object]) -> None:
-        at = rfc3339.text_of(self._now_ms())
-        request = request._replace(path=request.path[:PATH_CHARACTERS_MAX])
-        self.log.add({"at": at, "kind": kind, "tenant_id": tenant_id, **request._asdict(), "what": what})
+        self.log.add(
+            {
+                "at": rfc3339.text_of(self._now_ms()),
+                "kind": kind,
+                "tenant_id": tenant_id,
+                **request._asdict(),
+                "path": request.path[:PATH_CHARACTERS_MAX],
+                "what": what,
+            }
+        )
 
 
 def _subject(kind: str, actor: str) -> str:

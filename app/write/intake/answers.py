@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import orjson
 
@@ -285,10 +285,12 @@ class Answers:
             async with asyncio.timeout(None) as limit:
                 self._asking.add(limit)
                 if copies is not None:
-                    is_spread = self._spreads and level is Durability.GLOBAL
                     try:
                         await copies.hold(
-                            stretches, in_regions=is_spread, timeout_s=self._write_timeout_s, is_once=not has_quorum
+                            stretches,
+                            in_regions=self._spreads and level is Durability.GLOBAL,
+                            timeout_s=self._write_timeout_s,
+                            is_once=not has_quorum,
                         )
                     except DurabilityTimeoutError as error:
                         # If the chain alone is enough for GLOBAL, it is for REGIONAL.
@@ -380,19 +382,35 @@ class Answers:
     def of_lines(self, entered: Sequence[Pending], requested: Durability) -> BatchReceipt:
         """The answer to a request all of whose lines were entered now."""
         job_ids = [pending.job_id for pending in entered if pending.record_type == CREATED]
-        hlcs = entered[0].hlc.text(), entered[-1].hlc.text()
-        place = entered[-1].epoch, entered[-1].lsn
-        return BatchReceipt(len(entered), requested, *self._claims[requested], *hlcs, job_ids, *place, replayed=False)
+        return BatchReceipt(
+            len(entered),
+            requested,
+            *self._claims[requested],
+            entered[0].hlc.text(),
+            entered[-1].hlc.text(),
+            job_ids,
+            entered[-1].epoch,
+            entered[-1].lsn,
+            replayed=False,
+        )
 
     def of_chained_lines(
         self, chained: Sequence[ChainedLine], lines: EventLines, requested: Durability, *, replayed: bool
     ) -> BatchReceipt:
         """The answer to a request all of whose lines are chained, in line order."""
         job_ids = [line.job_id for line in chained if lines.types[line.line] == CREATED]
-        hlcs = chained[0].t_hlc, chained[-1].t_hlc
         last = max(chained, key=lambda line: line.lsn)
-        place = last.epoch, last.lsn
-        return BatchReceipt(len(lines), requested, *self._claims[requested], *hlcs, job_ids, *place, replayed=replayed)
+        return BatchReceipt(
+            len(lines),
+            requested,
+            *self._claims[requested],
+            chained[0].t_hlc,
+            chained[-1].t_hlc,
+            job_ids,
+            last.epoch,
+            last.lsn,
+            replayed=replayed,
+        )
 
     def receipt(
         self,
@@ -405,8 +423,19 @@ class Answers:
         replayed: bool = False,
     ) -> Receipt:
         """The answer about an event that has reached its level, from what was entered or is chained."""
-        identity = at.job_id, at.tenant_id, draft.event, hlc, at.epoch, at.lsn, fence_token
-        return Receipt(*identity, draft.durability, *self._claims[draft.durability], chain, replayed)
+        return Receipt(
+            at.job_id,
+            at.tenant_id,
+            draft.event,
+            hlc,
+            at.epoch,
+            at.lsn,
+            fence_token,
+            draft.durability,
+            *self._claims[draft.durability],
+            chain,
+            replayed,
+        )
 
 
 def _line_at(pending: Pending, chain: ChainPosition) -> ChainedLine:
@@ -439,8 +468,7 @@ async def outcome_within(outcome: asyncio.Future[ChainPosition], timeout_s: floa
 
 def fence_token_of(payload: bytes | str) -> int:
     """The fence token frozen in a canonical payload; 0 if a REFUSED entry took the event's place."""
-    fence_token: int = orjson.loads(payload).get("fence_token", 0)
-    return fence_token
+    return cast("int", orjson.loads(payload).get("fence_token", 0))
 
 
 def refused(line: ChainedLine) -> EventRefusedError:

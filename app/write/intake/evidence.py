@@ -56,8 +56,12 @@ class Stretch(NamedTuple):
 
     def is_held_in(self, status: WalStatus) -> bool:
         """Whether the member that reports this log holds these records."""
-        is_of_epoch = status.state == "open" and status.tail.epoch >= self.epoch
-        return is_of_epoch and status.first_lsn <= self.first_lsn and self.last_lsn <= status.durable_lsn
+        return (
+            status.state == "open"
+            and status.tail.epoch >= self.epoch
+            and status.first_lsn <= self.first_lsn
+            and self.last_lsn <= status.durable_lsn
+        )
 
 
 class Reports(NamedTuple):
@@ -135,10 +139,11 @@ class MemberCopies:
     def _late(
         self, left: Sequence[Stretch], reports: Reports, achieved: Durability, in_regions: bool
     ) -> DurabilityTimeoutError:
-        faults = dict(reports.faults)
-        for address, logs in reports.logs.items():
-            if any(each.node_id not in logs or not each.is_held_in(logs[each.node_id]) for each in left):
-                faults[address] = "does not hold it"
+        faults = reports.faults | {
+            address: "does not hold it"
+            for address, logs in reports.logs.items()
+            if any(each.node_id not in logs or not each.is_held_in(logs[each.node_id]) for each in left)
+        }
         needed = "a majority of the regions" if in_regions else "enough safekeepers"
         away = [address for address in self._addresses if address in faults]
         members = "; ".join(f"{address}: {faults[address]}" for address in away)

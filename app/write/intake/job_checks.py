@@ -228,8 +228,10 @@ class JobChecks:
         job = (tenant_id, job_id)
         is_creation = kind == CREATED
         if is_creation and self._made_here.fullmatch(job_id) is not None:
-            reason = f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another"
-            return InvalidInputError(reason, ("job_id",))
+            return InvalidInputError(
+                f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another",
+                ("job_id",),
+            )
         made = _MADE_SOMEWHERE.fullmatch(job_id) if self._homes and not is_creation else None
         if made is not None and made["region"] in self._homes:
             return OtherRegionError(job_id, made["region"], self._homes[made["region"]])

@@ -95,8 +95,14 @@ class PrivacyChanges:
                 if before is None or (before.fields, before.subject) != (fields, subject):
                     declared = DeclaredFields(tenant_id, fields, subject, revision)
                     await store.declare(connection, declared)
-                    facts = facts_of(fields=fields, id=_new_id(), subject=subject)
-                    await self._note(connection, tenant_id, revision, SystemAction.PRIVACY_DECLARED, facts)
+                    await self._note(
+                        connection,
+                        tenant_id,
+                        revision,
+                        SystemAction.PRIVACY_DECLARED,
+                        fields=fields,
+                        subject=subject,
+                    )
                 else:
                     declared = before
             record = await _noted(connection, tenant_id, declared.revision)
@@ -123,20 +129,29 @@ class PrivacyChanges:
             async with connection.transaction():
                 revision = await store.next_revision(connection)
                 if key_ids := await store.destroy_keys(connection, tenant_id, tag, revision):
-                    facts = facts_of(id=_new_id(), key_ids=sorted(key_ids), reason=reason)
-                    await self._note(connection, tenant_id, revision, SystemAction.SUBJECT_ERASED, facts)
+                    await self._note(
+                        connection,
+                        tenant_id,
+                        revision,
+                        SystemAction.SUBJECT_ERASED,
+                        key_ids=sorted(key_ids),
+                        reason=reason,
+                    )
                 else:
-                    if (erased_at_revision := await store.last_erasure(connection, tenant_id, tag)) is None:
+                    if (erased_revision := await store.last_erasure(connection, tenant_id, tag)) is None:
                         raise _unknown_subject(tenant_id)
-                    revision = erased_at_revision
+                    revision = erased_revision
             record = await _noted(connection, tenant_id, revision)
         for key_id in key_ids:
             self.knowledge.keys.forget(tenant_id, key_id, tag)
         log.info("subject_erased", tenant_id=tenant_id, revision=revision, key_ids=key_ids)
         if record.action != SystemAction.SUBJECT_ERASED:
             raise _damaged(tenant_id, revision)
-        seq = await self._said(record)
-        return {"key_ids": list(record.facts["key_ids"]), "seq": seq, "erased_at": record.created_at}
+        return {
+            "key_ids": list(record.facts["key_ids"]),
+            "seq": await self._said(record),
+            "erased_at": record.created_at,
+        }
 
     async def finish(self) -> None:
         """Chain the entries that earlier processes of this node left unchained, retrying until all are chained.
@@ -171,8 +186,10 @@ class PrivacyChanges:
         return left
 
     async def _note(
-        self, connection: Connection, tenant_id: str, revision: int, action: SystemAction, facts: Facts
+        self, connection: Connection, tenant_id: str, revision: int, action: SystemAction, **said: object
     ) -> None:
+        # The id is random, as the tenant's chain may hold what another ledger recorded of the same tenant.
+        facts = facts_of(id=secrets.token_hex(16), **said)
         record = PrivacyRecord(tenant_id, revision, action.value, facts, None, datetime.now(UTC))
         await store.add_record(connection, record, self.node.node_id)
 
@@ -233,11 +250,6 @@ async def _sound(connection: Connection, tenant_id: str) -> DeclaredFields | Non
 
 def _damaged(tenant_id: str, revision: int) -> PrivacyDamagedError:
     return PrivacyDamagedError(f"privacy_records lacks what tenant {tenant_id} changed at revision {revision}")
-
-
-def _new_id() -> str:
-    """Random, as the tenant's chain may hold what another ledger recorded of the same tenant."""
-    return secrets.token_hex(16)
 
 
 def _unknown_subject(tenant_id: str) -> LedgerError:

@@ -151,8 +151,12 @@ def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey)
     except (InvalidInputError, ValueError, TypeError, KeyError):
         rejection = None
     if rejection is None:
-        what = f"names seq {line.seq}, whose entry is not the proposal of this request"
-        raise key_row_error(pending.tenant_id, key.key, line.seq, what)
+        raise key_row_error(
+            pending.tenant_id,
+            key.key,
+            line.seq,
+            f"names seq {line.seq}, whose entry is not the proposal of this request",
+        )
     conflict = conflict_of(rejection, line.seq, line.t_hlc)
     conflict.replayed = True
     raise conflict

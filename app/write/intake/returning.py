@@ -144,8 +144,11 @@ class Returning:
                     later = self.kept[at + 1 :]
                     held.append((start.first_lsn, min([self.kept_lsn, *(each.first_lsn - 1 for each in later)])))
             for first_lsn, last_lsn in without([(gap.first_lsn, gap.last_lsn)], held):
-                payloads = tuple(each for each in gap.payloads if first_lsn <= each[0] <= last_lsn)
-                yield gap._replace(first_lsn=Lsn(first_lsn), last_lsn=Lsn(last_lsn), payloads=payloads)
+                yield gap._replace(
+                    first_lsn=Lsn(first_lsn),
+                    last_lsn=Lsn(last_lsn),
+                    payloads=tuple(each for each in gap.payloads if first_lsn <= each[0] <= last_lsn),
+                )
 
     async def _absent(self, events: Sequence[Pending]) -> list[Pending]:
         """The events that are not in the chain."""

@@ -120,8 +120,10 @@ def _subject_of(draft: Draft, declaration: Declaration) -> str:
             "subject: the event has private fields and does not say whose they are; add this member", ("subject",)
         )
     if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_CHARACTERS_MAX:
-        says = f"names the subject, so it must be a text of 1 to {SUBJECT_CHARACTERS_MAX} characters"
-        raise InvalidInputError(f"{'.'.join(path)}: {says}", path)
+        raise InvalidInputError(
+            f"{'.'.join(path)}: names the subject, so it must be a text of 1 to {SUBJECT_CHARACTERS_MAX} characters",
+            path,
+        )
     return subject
 
 

@@ -148,8 +148,18 @@ class SystemEntries:
     def _pending(
         self, kind: int, subject: str, payload: bytes, lsn: Lsn, tenant_id: str, key: IdempotencyKey | None
     ) -> Pending:
-        hlc = self.node.clock.tick(self.node.wall.now_ms())
-        return Pending(lsn, self.node.epoch, hlc, kind, tenant_id, subject, payload, key, None, answered_early=False)
+        return Pending(
+            lsn,
+            self.node.epoch,
+            self.node.clock.tick(self.node.wall.now_ms()),
+            kind,
+            tenant_id,
+            subject,
+            payload,
+            key,
+            None,
+            answered_early=False,
+        )
 
     def begin_in_queue(self, tenant_id: str) -> None:
         """Queue the beginning of a tenant, before its first record; the caller has reserved room."""

@@ -112,14 +112,19 @@ async def check_lines(chained: Sequence[ChainedLine], drafts: EventLines | Seque
     """
     async for line in in_turns(chained):
         if not 0 <= line.line < len(drafts):
-            what = f"is of line {line.line}, and the request has {len(drafts)} lines"
-            raise key_row_error(line.tenant_id, key.key, line.seq, what)
+            raise key_row_error(
+                line.tenant_id, key.key, line.seq, f"is of line {line.line}, and the request has {len(drafts)} lines"
+            )
         event = None
         with suppress(*_UNREADABLE):
             event = _event_of(line, drafts[line.line], key)
         if event is None:
-            what = f"names seq {line.seq}, whose entry is not the event of this request"
-            raise key_row_error(line.tenant_id, key.key, line.seq, what)
+            raise key_row_error(
+                line.tenant_id,
+                key.key,
+                line.seq,
+                f"names seq {line.seq}, whose entry is not the event of this request",
+            )
         if keyed.digest_in(orjson.loads(event.payload)) is None:
             raise ProblemError(
                 IDEMPOTENCY_KEY_UNPROVEN,
@@ -185,8 +190,12 @@ def proven(line: ChainedLine, key: RequestKey) -> ChainedLine:
     for body_digest in (line.body_digest, key.body_digest, key.other_digest):
         if body_digest is not None and said == key_digest_of(line.tenant_id, key, line.line, body_digest):
             return line._replace(body_digest=body_digest)
-    what = f"names seq {line.seq}, whose entry came with another key or body than the row says"
-    raise key_row_error(line.tenant_id, key.key, line.seq, what)
+    raise key_row_error(
+        line.tenant_id,
+        key.key,
+        line.seq,
+        f"names seq {line.seq}, whose entry came with another key or body than the row says",
+    )
 
 
 def are_rows_whole(tenant_id: str, named: Iterable[NamedEntry], now_ms: int) -> bool:

@@ -366,8 +366,7 @@ def apply(
 
 def link(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) -> LinkedBatch:
     """``batch`` linked onto the heads of ``view``; a batch of plain events takes a fast path."""
-    is_usual = view.refused_sqlstate is None and not view.entries
-    if is_usual and (plain := _link_plain(batch, view, linkers)) is not None:
+    if view.refused_sqlstate is None and not view.entries and (plain := _link_plain(batch, view, linkers)) is not None:
         return plain
     return apply(batch, decide(batch, view), view, linkers)
 
@@ -427,9 +426,11 @@ def event_refused(sqlstate: object, seq: int, t_hlc: str, epoch: Epoch, lsn: Lsn
 
 def is_refused_in(pending: Pending, existing: Event | None) -> bool:
     """Whether ``existing``, at the event's HLC, is the REFUSED entry that keeps it."""
-    if existing is None or existing.action != SystemAction.REFUSED:
-        return False
-    return existing.job_id in (pending.job_id, refused_job_id(pending.job_id))
+    return (
+        existing is not None
+        and existing.action == SystemAction.REFUSED
+        and existing.job_id in (pending.job_id, refused_job_id(pending.job_id))
+    )
 
 
 def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConflictError:
@@ -447,10 +448,12 @@ def conflict_of(rejection: Rejection, index: int, t_hlc: str) -> CommitmentConfl
 
 def _not_judged(index: int, hlc: Hlc) -> CommitmentConflictError:
     """The error for a proposal that an import chained before this node could."""
-    says = (
-        f"the proposal came into the chain at seq {index} by an import, as history, and was not judged; propose again"
+    return CommitmentConflictError(
+        f"the proposal came into the chain at seq {index} by an import, as history, and was not judged; propose again",
+        reason="imported",
+        index=index,
+        hlc=hlc.text(),
     )
-    return CommitmentConflictError(says, reason="imported", index=index, hlc=hlc.text())
 
 
 def events_by_hlc(chained: Chained) -> ExistingEvents:
