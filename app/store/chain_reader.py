@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from app.runtime.sharing import turns
 from app.store.job_table import FOLLOWER
@@ -209,8 +209,7 @@ class PostgresChainReader:
 
     async def _types_of(self, query: str) -> tuple[str, ...]:
         """The type names of the query's columns, which cannot change until the transaction ends."""
-        statement = await self._connection.prepare(query)
-        return tuple(attribute.type.name for attribute in statement.get_attributes())
+        return tuple(attribute.type.name for attribute in (await self._connection.prepare(query)).get_attributes())
 
     def snapshots(self, from_seq: int, to_seq: int | None) -> Batches:
         """Batches of snapshots by ``from_seq``."""
@@ -323,8 +322,7 @@ class PostgresChainReader:
 
     async def _fetch(self, cursor: Cursor[Any], count: int) -> Sequence[Sequence[Any]]:
         async with self._lock:
-            rows: Sequence[Sequence[Any]] = await cursor.fetch(count, timeout=FETCH_TIMEOUT_S)
-        return rows
+            return cast("Sequence[Sequence[Any]]", await cursor.fetch(count, timeout=FETCH_TIMEOUT_S))
 
 
 @asynccontextmanager

@@ -404,8 +404,7 @@ Chained = Mapping[str, ChainedEntry]
 async def find_existing(connection: Connection, tenant_id: str, events: Sequence[Event]) -> dict[str, ChainedEntry]:
     """The entries with the HLC of one of ``events``, and the CONFLICT entries that hold one of them."""
     existing = await _by_hlc(connection, tenant_id, [event.t_hlc for event in events])
-    clashing = [event for event in events if event.t_hlc in existing and existing[event.t_hlc].event != event]
-    if clashing:
+    if clashing := [event for event in events if event.t_hlc in existing and existing[event.t_hlc].event != event]:
         existing |= await _by_hlc(connection, tenant_id, [conflict_hlc(event).text() for event in clashing])
     return existing
 

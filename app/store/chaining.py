@@ -350,9 +350,9 @@ class Piece(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """About their memory."""
-        if isinstance(self.kept, bytes):
-            return _PIECE_BYTES + len(self.kept)
-        return _PIECE_BYTES + sum(_ROW_BYTES + len(row[-2]) for row in self.kept)
+        return _PIECE_BYTES + (
+            len(self.kept) if isinstance(self.kept, bytes) else sum(_ROW_BYTES + len(row[-2]) for row in self.kept)
+        )
 
     def rows(self) -> Sequence[Row]:
         """The rows as tuples."""

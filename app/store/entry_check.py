@@ -74,8 +74,7 @@ class EntryCheck:
         unknown: dict[int, list[_Leaf]] = defaultdict(list)
         for index, leaf in zip(indexes, leaves, strict=True):
             number, at = divmod(index, TILE_WIDTH)
-            known = self._tiles.get((tenant_id, number), b"")[at * HASH_BYTES : (at + 1) * HASH_BYTES]
-            if not known:
+            if not (known := self._tiles.get((tenant_id, number), b"")[at * HASH_BYTES : (at + 1) * HASH_BYTES]):
                 unknown[number].append((index, leaf))
             elif known != leaf:
                 return _not_signed(index, leaf)

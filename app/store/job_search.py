@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from app.store.job_table import EVER, ListedRow, stored
-from app.store.reading import columns, fetch_as, fetch_column, page_of
+from app.store.reading import columns, fetch_as, fetch_column, fetch_value, page_of
 from app.store.reads import OLDEST, ORDER, CreatedHlc, size_of_job
 from ledger.errors import ChainDamagedError
 from ledger.facts.statuses import STATUSES
@@ -240,8 +240,10 @@ async def empty_terms(connection: Connection, tenant_ids: Sequence[str]) -> None
 
 async def narrowest(connection: Connection, tenant_id: str, terms: Sequence[int]) -> int | None:
     """The rarest of these terms, as far as their jobs are counted; None without terms."""
-    found: int | None = (
-        await connection.fetchval(
+    return (
+        await fetch_value(
+            connection,
+            int,
             """
             SELECT term FROM unnest($2::bigint[]) AS wanted(term)
              CROSS JOIN LATERAL (
@@ -257,4 +259,3 @@ async def narrowest(connection: Connection, tenant_id: str, terms: Sequence[int]
         if terms
         else None
     )
-    return found

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import asyncpg
 
@@ -100,12 +100,14 @@ async def database_ms(connection: Connection) -> int:
 
 async def beat(connection: Connection) -> datetime:
     """Set the heartbeat to the primary's present time; returns that time."""
-    beat_at: datetime = await connection.fetchval("""
-        INSERT INTO scheduler.heartbeat (beat_at) VALUES (clock_timestamp())
-            ON CONFLICT ("only") DO UPDATE SET beat_at = clock_timestamp()
-        RETURNING beat_at
-    """)
-    return beat_at
+    return cast(
+        "datetime",
+        await connection.fetchval("""
+            INSERT INTO scheduler.heartbeat (beat_at) VALUES (clock_timestamp())
+                ON CONFLICT ("only") DO UPDATE SET beat_at = clock_timestamp()
+            RETURNING beat_at
+        """),
+    )
 
 
 async def settle_session_secret(connection: Connection, proposed: bytes) -> bytes | None:

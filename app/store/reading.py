@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import asyncpg
 import orjson
@@ -162,8 +162,7 @@ async def fetch_dict(connection: Connection, query: str, *arguments: object) -> 
 
 async def fetch_value(connection: Connection, _kind: type[Value], query: str, *arguments: object) -> Value | None:
     """The value of ``query``, which selects one column; None without a row."""
-    found: Value | None = await connection.fetchval(query, *arguments)
-    return found
+    return cast("Value | None", await connection.fetchval(query, *arguments))
 
 
 async def fetch_tuples(connection: Connection, query: str, *arguments: object) -> list[tuple[Any, ...]]:

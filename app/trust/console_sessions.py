@@ -155,8 +155,7 @@ def shown_cookie(headers: Iterable[tuple[bytes, bytes]], scheme: str) -> str | N
     for name, value in headers:
         said.setdefault(name, []).append(value)
     pairs = [each.strip().partition(b"=") for value in said.get(b"cookie", ()) for each in value.split(b";")]
-    found = [value for key, separator, value in pairs if separator and key == wanted]
-    if not found:
+    if not (found := [value for key, separator, value in pairs if separator and key == wanted]):
         return None
     if len(found) > 1 or not found[0].isascii():
         raise UnauthenticatedError("the session of the console comes twice, or damaged; sign in again")

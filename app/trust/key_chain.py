@@ -153,8 +153,7 @@ class KeyChain:
     def admission_fault(self, history: KeyHistory) -> str | None:
         """Why the node signs nothing, and what to do; None when its keys are trusted."""
         counting = self._counting(history)
-        missing = [signer.key_id for signer in self.keys.signers() if signer.key_id not in counting]
-        if not missing:
+        if not (missing := [signer.key_id for signer in self.keys.signers() if signer.key_id not in counting]):
             return None
         commands = " && ".join(f"tally keys admit {key_id}" for key_id in missing)
         return (
@@ -371,8 +370,10 @@ class Trust:
         """C2SP verifier keys of the tenant's log, ``origin+id+key``, of all nodes, this node's first, then the
         newest."""
         own_id = self.chain.keys.log_signer.key_id
-        counting = [key for key in ring if key.algorithm == ED25519 and key.revoked_from_hlc is None]
-        counting.sort(key=lambda key: key.key_id == own_id)
+        counting = sorted(
+            (key for key in ring if key.algorithm == ED25519 and key.revoked_from_hlc is None),
+            key=lambda key: key.key_id == own_id,
+        )
         return [VerifierKey.of(self.origin(tenant_id), key).text() for key in reversed(counting[-LOG_KEYS_MAX:])]
 
     async def log_keys(self, tenant_id: str) -> list[VerifierKey]:

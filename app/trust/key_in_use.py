@@ -77,11 +77,6 @@ class KeyInUse:
         """The signer of checkpoints."""
         return self.node_keys.log_signer
 
-    @property
-    def signs_at_once(self) -> bool:
-        """Whether a signature never waits: the key is in a file."""
-        return isinstance(self.signer, FileSigner)
-
     def own(self) -> list[PublicKey]:
         """The public keys this node signs with."""
         return [signer.public_key for signer in self.node_keys.signers()]

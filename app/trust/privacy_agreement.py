@@ -128,8 +128,7 @@ async def _destroy(connection: Connection, keys: SubjectKeys, entries: Iterable[
     left = await store.not_destroyed(connection, named)
     for entry, facts, at in erased if left else ():
         tenant_id = entry.tenant_id
-        key_ids = [key_id for key_id in facts["key_ids"] if (tenant_id, key_id) in left]
-        if key_ids:
+        if key_ids := [key_id for key_id in facts["key_ids"] if (tenant_id, key_id) in left]:
             revision = await _revision(connection)
             await store.destroy_erased(connection, tenant_id, key_ids, revision)
             if revision != NO_REVISION:
@@ -213,9 +212,7 @@ def _newest(
         entry, action = unknown[-1], SystemAction.PRIVACY_DECLARED
         with reported_as(InvalidInputError, f"its entry {entry.name} does not say what is private", InvalidInputError):
             return PrivacyRecord(tenant_id, NO_REVISION, action, _facts(entry, action), entry.seq, _time(entry))
-    if last is None:
-        return None
-    return last._replace(seq=None if last_place is None else chained[last_place].seq)
+    return None if last is None else last._replace(seq=None if last_place is None else chained[last_place].seq)
 
 
 def _said_last(chained: Sequence[PrivacyEntry]) -> Declaration | None:

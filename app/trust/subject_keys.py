@@ -202,8 +202,7 @@ class SubjectKeys:
                     if (key := self._opened(tenant_id, row)) is None:
                         raise PrivacyUnavailableError("the key of a subject cannot be opened on this node")
                     found[row.subject_tag] = key
-                missing = [tag for tag in tags if tag not in found]
-                if not missing:
+                if not (missing := [tag for tag in tags if tag not in found]):
                     break
                 await self._make(connection, tenant_id, missing)
         if len(found) < len(tags):
@@ -234,8 +233,7 @@ class SubjectKeys:
         found = {key_id: self._by_id[tenant_id, key_id] for key_id in wanted if (tenant_id, key_id) in self._by_id}
         for key_id in found:
             self._by_id.move_to_end((tenant_id, key_id))
-        missing = [key_id for key_id in wanted if key_id not in found]
-        if missing:
+        if missing := [key_id for key_id in wanted if key_id not in found]:
             erasures = self._erasures
             async with reading(self._pool, timeout_s=LOOKUP_TIMEOUT_S) as connection:
                 rows = await store.find_keys(connection, tenant_id, missing)
@@ -337,7 +335,10 @@ async def rotate_master(connection: Connection, old: MasterKey, new: MasterKey) 
         while keys := await store.living_keys_after(connection, *last):
             await store.rewrap(
                 connection,
-                [(*named, rewrapped(by_old, context_of_key(*named))) for *named, by_old in keys],
+                [
+                    (tenant_id, key_id, rewrapped(by_old, context_of_key(tenant_id, key_id)))
+                    for tenant_id, key_id, by_old in keys
+                ],
             )
             count, last = count + len(keys), keys[-1][:2]
         secret = rewrapped(state.wrapped_secret, context_of_secret())

@@ -71,8 +71,7 @@ class ServerTls:
 
     def look(self) -> None:
         """Reload the files if they changed and are complete. Blocks."""
-        stamp = self._files.stamp()
-        if stamp == self._stamp:
+        if (stamp := self._files.stamp()) == self._stamp:
             return
         # The stamp from before the files were read: the next check sees a change made meanwhile.
         self._stamp = stamp

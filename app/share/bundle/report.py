@@ -199,8 +199,12 @@ class VerifiedFile:
         """The verdict object with the file's name."""
         if self.outcome is None:
             return {"file": self.name, "exit_code": self.exit_code, "error": self.error}
-        counts = {} if self.counts is None else {"counts": self.counts.to_json()}
-        return {**self.outcome.to_json(), **counts, "file": self.name, "exit_code": self.exit_code}
+        return {
+            **self.outcome.to_json(),
+            **({} if self.counts is None else {"counts": self.counts.to_json()}),
+            "file": self.name,
+            "exit_code": self.exit_code,
+        }
 
 
 @dataclass(frozen=True)
@@ -216,9 +220,13 @@ class Against:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        keys = None if self.keyring is None else [key.to_json() for key in self.keyring]
-        kept = None if self.kept is None else {"file": self.checkpoint_from, **self.kept.checkpoint.to_json()}
-        return {"keys_from": self.keys_from, "keys": keys, "checkpoint": kept}
+        return {
+            "keys_from": self.keys_from,
+            "keys": None if self.keyring is None else [key.to_json() for key in self.keyring],
+            "checkpoint": None
+            if self.kept is None
+            else {"file": self.checkpoint_from, **self.kept.checkpoint.to_json()},
+        }
 
 
 class SignedWith(NamedTuple):

@@ -73,9 +73,7 @@ class Watcher:
         """The entries that wake it: any entry can bring a bounded watch to its end."""
         self._to_seq = to_seq
         self._metrics = metrics
-        self._is_live = False
-        self._is_over = False
-        self._is_beat_due = False
+        self._is_live = self._is_over = self._is_beat_due = False
         self._woken: asyncio.Future[None] | None = None
         self._turn_began_s: float | None = None
         self._told_seq = after_seq

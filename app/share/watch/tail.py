@@ -88,9 +88,8 @@ class Tail:
         """Follows the chain from after ``seq``."""
         self.tenant_id = tenant_id
         self.seq = self.head_seq = seq
-        self.users = 0
-        self.dc_users = 0
-        """Users that need the data centres of entries."""
+        self.users = self.dc_users = 0
+        """Users, and the users that need the data centres of entries."""
         self.error: ChainDamagedError | None = None
         """Why the tail has ended."""
         self.grown = asyncio.Event()

@@ -250,11 +250,9 @@ class Delivery:
 
     async def _answer(self, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Answer:
         """The receiver's answer to the entries; retried while it is away."""
-        while True:
-            answer = await self._try(entries, redelivered=redelivered)
-            if answer.outcome is not Outcome.AWAY:
-                return answer
+        while (answer := await self._try(entries, redelivered=redelivered)).outcome is Outcome.AWAY:
             await self._failed(answer)
+        return answer
 
     async def _try(self, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Answer:
         message = message_of(self.webhook, entries, redelivered=redelivered)

@@ -190,8 +190,7 @@ async def address_of(host: str, names: Names, networks: Sequence[IpNetwork]) -> 
     """
     with reported_as(NoAnswerError, f"{host} is not found", OSError, UnicodeError):
         found = await names.addresses(host)
-    allowed = [address for address in found if may_be_asked(address, networks)]
-    if not allowed:
+    if not (allowed := [address for address in found if may_be_asked(address, networks)]):
         raise NoAnswerError(f"{host} has no address that is public or in webhooks.networks")
     return random.choice(allowed)  # noqa: S311 (another one with the next attempt, no secret)
 

@@ -199,9 +199,9 @@ class CosignatureInbox:
                     "no witness that log.witnesses names has cosigned this note; register its verifier key first",
                 )
             # 4. not in the future
-            for each in found:
-                if each.time > now + timedelta(milliseconds=self.max_skew_ms):
-                    raise ClockSkewError(f"the cosignature by {each.witness.name} is of {each.time}, which is to come")
+            latest = max(found, key=lambda each: each.time)
+            if latest.time > now + timedelta(milliseconds=self.max_skew_ms):
+                raise ClockSkewError(f"the cosignature by {latest.witness.name} is of {latest.time}, which is to come")
             # 5. new
             async with connection.transaction():
                 added = [each for each in found if await _insert(connection, tenant_id, checkpoint, signed, each)]

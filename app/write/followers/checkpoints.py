@@ -120,8 +120,10 @@ class CheckpointJournal:
         return False
 
     def _write_anew(self, notes: Mapping[str, str]) -> None:
-        lines = [_line({"version": VERSION, "tenants": len(notes)})]
-        lines += [_line({tenant_id: text}) for tenant_id, text in notes.items()]
+        lines = [
+            _line({"version": VERSION, "tenants": len(notes)}),
+            *(_line({tenant_id: text}) for tenant_id, text in notes.items()),
+        ]
         store_file(self._path, b"".join(lines))
         self._left = _Left.of(self._path.stat())
         self._bytes_anew = self._left.size

@@ -169,8 +169,11 @@ class LedgerWatch:
                     await self._settle(tenant_id)
                 # A chain may look unchanged though this node has stored a longer checkpoint: its new entries were lost
                 # again between two rounds.
-                names = [chain.tenant_id for chain in chains]
-                longer = [name for name in names if self.checkpoints.size(name) > self._watched[name].kept_size]
+                longer = [
+                    name
+                    for name in [chain.tenant_id for chain in chains]
+                    if self.checkpoints.size(name) > self._watched[name].kept_size
+                ]
                 self._take_own([*changed, *longer])
                 await self._follow([chain for chain in chains if self._is_behind(chain)])
                 self._report_unfollowed(chains)
@@ -190,8 +193,7 @@ class LedgerWatch:
     async def _unproved(self, connection: Connection, changed: Sequence[str]) -> list[str]:
         """The ``changed`` chains whose signed entry is missing, or not proved by the stored tree."""
         kept = {name: self._watched[name].anchor for name in changed}
-        anchors = {name: anchor for name, anchor in kept.items() if anchor is not None and anchor.size}
-        if not anchors:
+        if not (anchors := {name: anchor for name, anchor in kept.items() if anchor is not None and anchor.size}):
             return []
         links = await store.links_at(connection, {name: anchor.size for name, anchor in anchors.items()})
         known = {name: self._watched[name].link for name in anchors}

@@ -64,6 +64,7 @@ from ledger.positions import BEFORE_FIRST, Lsn
 from ledger.verification.verdict import Break
 from signing.checkpoint import Checkpoint
 from signing.keys import PublicKey
+from signing.private_keys import FileSigner
 
 TENANTS_SIGNED_A_TURN = 64
 """Most tenants that get snapshots between two turns of the trees, so that checkpoints do not wait for thousands."""
@@ -192,8 +193,9 @@ class Notary:
             # A random part, so that tenants that cannot be signed do not block the others.
             now = set(random.sample(sorted(wanted), min(len(wanted), TENANTS_SIGNED_A_TURN)))
             self._unsigned = wanted - now
-            # A slow signer holds up few tenants.
-            await self._in_turns(now, TENANTS_PER_TRANSACTION_MAX if self.keys.signs_at_once else 1, self._sign)
+            # A slow signer holds up few tenants; a key in a file never waits.
+            is_slow = not isinstance(self.keys.signer, FileSigner)
+            await self._in_turns(now, 1 if is_slow else TENANTS_PER_TRANSACTION_MAX, self._sign)
         self._raise_watermark()
 
     async def _find_behind(self) -> None:
@@ -207,8 +209,7 @@ class Notary:
             except DATABASE_FAULTS as error:
                 self._retry_later((), error)
             await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
-        unreadable = {name for name in (*behind, *tree_sizes) if not is_readable_tenant(name)}
-        if unreadable:
+        if unreadable := {name for name in (*behind, *tree_sizes) if not is_readable_tenant(name)}:
             detail = f"there are heads or trees of tenants that no tenant can be called: {sorted(unreadable)[:10]!r}"
             self.breaks.report(SYSTEM_TENANT, Break(0, "head", detail, None, detail), NOTARY)
         for tenant_id in behind.keys() - unreadable:

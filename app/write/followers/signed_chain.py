@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import math
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -325,11 +326,9 @@ class OwnEntries:
         with self._reading:
             if not self._marks.issuperset(marks):
                 self._read_back_to(min(map(_physical_ms, rows)))
-        for row, mark in zip(rows, marks, strict=True):
-            reaches_back = self._first_ms is not None and self._first_ms <= _physical_ms(row)
-            if mark not in self._marks and (is_kept or reaches_back):
-                return row
-        return None
+        first_ms = math.inf if self._first_ms is None else self._first_ms
+        missing = (row for row, mark in zip(rows, marks, strict=True) if mark not in self._marks)
+        return next((row for row in missing if is_kept or first_ms <= _physical_ms(row)), None)
 
     def _read_back_to(self, oldest_ms: int) -> None:
         """Read the records back to the segment that may hold HLCs of ``oldest_ms``: WAL order is HLC order."""

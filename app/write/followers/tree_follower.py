@@ -227,8 +227,7 @@ class TreeFollower:
                 await self._check_followed(connection, name, size)
             except LedgerError as error:
                 faults[name] = error
-        vouched = {name: text for name, text in notes.items() if name not in faults}
-        if vouched:
+        if vouched := {name: text for name, text in notes.items() if name not in faults}:
             await asyncio.to_thread(self.checkpoints.store, vouched)
         for name in vouched:
             self.own.forget(name, sizes[name])
@@ -256,10 +255,8 @@ class TreeFollower:
         links = await self._links_to_follow(connection, name, tenant, tree.size)
         self._append(tenant, tree, links)
         head = Checkpoint(self.origin(name), tree.size, tree.root())
-        is_signed = (stored.checkpoint or "").startswith(checkpoint.body(head))
-        if not tree.size or (not links and tenant.is_kept and is_signed):
-            return GrownTree(name, tree, None)
-        return GrownTree(name, tree, sign_checkpoint(head, self.keys.log_signer))
+        is_new = links or not tenant.is_kept or not (stored.checkpoint or "").startswith(checkpoint.body(head))
+        return GrownTree(name, tree, sign_checkpoint(head, self.keys.log_signer) if tree.size and is_new else None)
 
     async def _check_followed(self, connection: Connection, name: str, tree_size: int) -> None:
         """Check that the entries in this node's name between its stored checkpoint and ``tree_size`` are its own.

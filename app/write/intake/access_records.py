@@ -116,8 +116,7 @@ class AccessRecords:
             tenant_id = None
         self._add("refusal", request, tenant_id or SYSTEM_TENANT, {"problem": problem})
         refusal = _Refusal(request.actor, request.route, problem, tenant_id)
-        if self._from is None:
-            self._from = rfc3339.text_of(self._now_ms())
+        self._from = self._from or rfc3339.text_of(self._now_ms())
         if refusal in self._refusals or len(self._refusals) < REFUSALS_LISTED_MAX:
             self._refusals[refusal] += 1
         else:

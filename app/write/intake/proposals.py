@@ -71,13 +71,14 @@ class Proposals:
             LedgerError: as ``Submitter.submit``; nothing was taken.
         """
         tenant_id: str = wanted["tenant_id"]
+        named = IdempotencyKey(key.route, key.key, 0, key.body_digest)
         said = {
             "type": PROPOSAL_TYPE,
             "commitment": wanted["commitment"],
             "precondition": wanted.get("precondition", NO_BET),
+            keyed.MEMBER: keyed.key_digest(tenant_id, named),
         }
-        named = IdempotencyKey(key.route, key.key, 0, key.body_digest)
-        payload = self._encoded({**said, keyed.MEMBER: keyed.key_digest(tenant_id, named)}, actor)
+        payload = self._encoded(said, actor)
         proposal = read_proposal(payload)
         pending = self.system.enter_about(
             PROPOSED_RECORD_TYPE, proposal.commitment.subject, payload, tenant_id, named, actor

@@ -86,9 +86,10 @@ class Returning:
             return returned
         in_backlog = {(each.tenant_id, each.hlc, each.payload) for each in self.waiting}
         cut = self.asides.get(CUT, Aside(0, is_known=False))
-        sources = [(name, self._below(name), aside) for name, aside in self.asides.items() if name != CUT]
-        sources += [(path.name, records_in(path, self.node.node_id), cut) for path in returned.ends]
-        for source in sources:
+        for source in (
+            *((name, self._below(name), aside) for name, aside in self.asides.items() if name != CUT),
+            *((path.name, records_in(path, self.node.node_id), cut) for path in returned.ends),
+        ):
             await self._bring_back(*source, in_backlog, returned)
         returned.found = merged(returned.found)
         return returned
@@ -141,8 +142,8 @@ class Returning:
             held = [(0, aside.chained_lsn)]
             for at, start in enumerate(self.kept):
                 if start.epoch == gap.epoch:
-                    later = self.kept[at + 1 :]
-                    held.append((start.first_lsn, min([self.kept_lsn, *(each.first_lsn - 1 for each in later)])))
+                    ends_lsn = min([self.kept_lsn, *(each.first_lsn - 1 for each in self.kept[at + 1 :])])
+                    held.append((start.first_lsn, ends_lsn))
             for first_lsn, last_lsn in without([(gap.first_lsn, gap.last_lsn)], held):
                 yield gap._replace(
                     first_lsn=Lsn(first_lsn),

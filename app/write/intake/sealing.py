@@ -105,9 +105,7 @@ class Sealing:
             there, value = private_fields.value_at(draft.fields, path)
             if there:
                 values.append((path, _canonical(value, path)))
-        if not values:
-            return None
-        return self._knowledge.keys.tag(draft.tenant_id, _subject_of(draft, declaration)), values
+        return (self._knowledge.keys.tag(draft.tenant_id, _subject_of(draft, declaration)), values) if values else None
 
 
 def _subject_of(draft: Draft, declaration: Declaration) -> str:
