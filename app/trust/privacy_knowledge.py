@@ -186,9 +186,15 @@ class PrivacyKnowledge:
             self._take_damage([error])
             return False
 
+    async def _declared_since(self, connection: Connection, revision: int) -> list[store.DeclaredFields]:
+        """The declarations above ``revision``; a tenant whose row is damaged comes into doubt."""
+        declared, faults = await store.declared_since(connection, revision)
+        for fault in faults:
+            self._doubt(fault.tenant_id, fault.reason)
+        return declared
+
     async def _read_new(self, connection: Connection) -> None:
-        declared, faults = await store.declared_since(connection, self.revision)
-        for each in declared:
+        for each in await self._declared_since(connection, self.revision):
             try:
                 await store.check_noted(connection, each)
                 known, learned = self.declarations.get(each.tenant_id), self._learned.get(each.tenant_id, 0)
@@ -197,8 +203,6 @@ class PrivacyKnowledge:
                     self._keep_until_said(each, known)
             except PrivacyDamagedError as error:
                 self._doubt(each.tenant_id, str(error))
-        for fault in faults:
-            self._doubt(fault.tenant_id, fault.reason)
         if (erased := await store.erased_since(connection, self.revision)) is None:
             self.keys.forget_all()
         for tenant_id, key_id, tag in erased or ():
@@ -207,15 +211,12 @@ class PrivacyKnowledge:
     async def _read_again(self, connection: Connection) -> None:
         """Postgres was replaced or edited: merge its rows with what is known."""
         log.error("privacy_went_back", known_revision=self.revision)
-        declared, faults = await store.declared_since(connection, 0)
-        for each in declared:
+        for each in await self._declared_since(connection, 0):
             known = self.declarations.get(each.tenant_id)
             self._learned.pop(each.tenant_id, None)
             self.learn(each)
             if known is not None:
                 self.declarations[each.tenant_id] = private_in_either(self.declarations[each.tenant_id], known)
-        for fault in faults:
-            self._doubt(fault.tenant_id, fault.reason)
         self.keys.forget_all()
 
     async def _settle_doubts(self) -> None:
@@ -230,7 +231,7 @@ class PrivacyKnowledge:
         finally:
             self._agreed_s = monotonic()
         async with self._turn, reading(self._pool) as connection:
-            declared, faults = await store.declared_since(connection, 0)
+            declared = await self._declared_since(connection, 0)
             self._damaged.clear()
             self._take_damage(agreed.damaged)
             # The chains may have been read before these tenants came into doubt.
@@ -241,8 +242,6 @@ class PrivacyKnowledge:
                 is_newest = self._learned.get(each.tenant_id) == each.revision
                 if is_newest and said not in (None, self.declarations[each.tenant_id]):
                     self._keep_until_said(each, said)
-            for fault in faults:
-                self._doubt(fault.tenant_id, fault.reason)
             for tenant_id, reason in agreed.doubts.items():
                 self._doubt(tenant_id, reason)
 

@@ -252,8 +252,11 @@ class LedgerWatch:
     def _is_behind(self, chain: SeenChain) -> bool:
         """Whether the chain may have a newer checkpoint, and its next read is due."""
         watched = self._watched[chain.tenant_id]
-        is_ahead = type(chain.tree_size) is int and chain.tree_size > watched.kept_size
-        return is_ahead and watched.follow_at_s <= time.monotonic()
+        return (
+            type(chain.tree_size) is int
+            and chain.tree_size > watched.kept_size
+            and watched.follow_at_s <= time.monotonic()
+        )
 
     async def _follow(self, chains: Sequence[SeenChain]) -> None:
         """Store newer checkpoints of these chains, if a trusted key signed them and they extend the stored ones."""

@@ -211,8 +211,11 @@ class TreeFollower:
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
         """Whether the checkpoint beside the WAL has that size and the signature of the current key."""
         kept, keys = self.checkpoints.load(tenant_id), (self.keys.log_signer.public_key,)
-        is_signed = kept is not None and is_signed_by_any(kept, self.origin(tenant_id), keys)
-        return is_signed and self.checkpoints.size(tenant_id) >= tree_size
+        return (
+            kept is not None
+            and is_signed_by_any(kept, self.origin(tenant_id), keys)
+            and self.checkpoints.size(tenant_id) >= tree_size
+        )
 
     async def keep_followed(self, connection: Connection, notes: Mapping[str, str]) -> dict[str, LedgerError]:
         """Store these checkpoints of other nodes beside the WAL. A trusted key signed each, and each was proved to
@@ -313,8 +316,11 @@ class TreeFollower:
         for name, note in notes.items():
             tenant = self.memory.tenants[name]
             self.own.forget(name, checkpoint.read(note).size)
-            covers = tenant.tree is not None and tenant.tree.size >= tenant.head_seq
-            tenant.is_kept = covers and is_signed_by(note, self.origin(name), self.keys.log_signer.public_key)
+            tenant.is_kept = (
+                tenant.tree is not None
+                and tenant.tree.size >= tenant.head_seq
+                and is_signed_by(note, self.origin(name), self.keys.log_signer.public_key)
+            )
 
 
 def is_signed_by_any(note: str, origin: str, keys: Sequence[PublicKey]) -> bool:
