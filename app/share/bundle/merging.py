@@ -21,8 +21,8 @@ import heapq
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -44,7 +44,7 @@ from ledger.bundle.merge import (
 )
 from ledger.chain import Linker
 from ledger.chain.conflict import Event
-from ledger.errors import InvalidInputError, NotReadyError, reported_as
+from ledger.errors import InvalidInputError, NotReadyError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 
@@ -240,9 +240,11 @@ def _read(descriptor: int, at: int, size: int) -> bytes:
     return data
 
 
-_on_disk = partial(
-    reported_as,
-    NotReadyError,
-    "make room on the disk of the WAL, then import again: entries cannot be sorted in a file beside the WAL",
-    OSError,
-)
+@contextmanager
+def _on_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotReadyError(
+            f"entries cannot be sorted in a file beside the WAL: {error.strerror}; make room there, then import again"
+        ) from error

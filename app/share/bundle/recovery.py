@@ -164,8 +164,10 @@ def survey(path: Path) -> WalReport:
     """
     folders = wal_inspect.wal_folders(path)
     if len(folders) > 1:
-        names = ", ".join(folder.name for folder in folders)
-        raise InvalidInputError(f"{path} holds the logs of several nodes ({names}); name the folder of one")
+        raise InvalidInputError(
+            f"{path} holds the logs of several nodes ({', '.join(folder.name for folder in folders)}); name the folder "
+            "of one"
+        )
     (report,) = wal_inspect.verify(folders[0])
     if report.verdict == "corrupt":
         raise WalCorruptError(report.segment or folders[0].name, report.offset or 0, report.reason or "damaged")

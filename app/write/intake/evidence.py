@@ -193,8 +193,10 @@ class MemberCopies:
 
     def _is_removed(self, stretch: Stretch, reports: Reports) -> bool:
         """Whether the logs of a majority of the members begin after its first record: that does not change."""
-        begin_behind = [each.state == "open" and each.first_lsn > stretch.first_lsn for each in reports.of(stretch)]
-        return sum(begin_behind) > len(self._addresses) // 2
+        return (
+            sum(each.state == "open" and each.first_lsn > stretch.first_lsn for each in reports.of(stretch))
+            > len(self._addresses) // 2
+        )
 
     async def _ask(self, address: str) -> StatusReport:
         """The state of the member and its logs, at a moment after the call.

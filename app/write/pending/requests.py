@@ -254,8 +254,11 @@ class EventLines:
 
 def payload_of(draft: Draft, fence_token: int, key: IdempotencyKey | None, hlc: str = "") -> bytes:
     """The canonical payload of an event; its private fields are sealed for this HLC."""
-    fields = draft.fields if draft.seal is None else draft.seal.seal(draft.fields, hlc)
-    facts = {"type": draft.event.name, "fence_token": fence_token, **fields}
+    facts = {
+        "type": draft.event.name,
+        "fence_token": fence_token,
+        **(draft.fields if draft.seal is None else draft.seal.seal(draft.fields, hlc)),
+    }
     if key is not None:
         facts[keyed.MEMBER] = keyed.key_digest(draft.tenant_id, key)
     return canonical.encode(facts)
