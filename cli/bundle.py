@@ -15,7 +15,7 @@ from app.share.bundle.recovery import export_from_wal, survey
 from app.trust import node_keys
 from cli.client import LedgerClient, Service
 from cli.options import Tenant, Url
-from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError
+from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError, refuse
 from ledger.exit_code import ExitCode
 from signing import private_keys
 from signing.bundle.reader import BundleReader
@@ -75,15 +75,23 @@ def export(
       tally bundle export -t acme --from-wal /mnt/disk/var/wal -o stranded.bundle.tar
       tally bundle export -t acme --evidence -o acme.evidence.tar
     """
+    refuse(
+        InvalidInputError,
+        (evidence and from_wal is not None, "--evidence is of a chain; leave --from-wal out"),
+        (
+            key is not None and from_wal is None and not evidence,
+            "--key goes with --from-wal; the service signs with its own key",
+        ),
+        (
+            from_wal is not None and (from_seq, to_seq) != (None, None),
+            "records in a WAL have no seq; leave --from-seq and --to-seq out",
+        ),
+    )
     if evidence:
-        if from_wal is not None:
-            raise InvalidInputError("--evidence is of a chain; leave --from-wal out")
         _export_evidence(url, tenant, (from_seq, to_seq), output, as_json)
         return
     with whole_file(output) as file:
         if from_wal is None:
-            if key is not None:
-                raise InvalidInputError("--key goes with --from-wal; the service signs with its own key")
             try:
                 with LedgerClient(url) as client:
                     client.export_bundle(tenant, file.write, from_seq=from_seq, to_seq=to_seq)
@@ -91,8 +99,6 @@ def export(
                 code = ExitCode.TAMPERED if error.kind == "chain-damaged" else ExitCode.COULD_NOT_RUN
                 raise fail(str(error), code) from error
         else:
-            if (from_seq, to_seq) != (None, None):
-                raise InvalidInputError("records in a WAL have no seq; leave --from-seq and --to-seq out")
             _export_from_wal(from_wal, tenant, key, file)
         file.flush()
         try:
@@ -137,10 +143,15 @@ def import_(
             head = file.read(HEAD_BYTES)
         if not is_like_bundle(head):
             raise InvalidInputError(f"{readable(path)} is no bundle; it looks like {looks_like(head)}")
-    total = sum(file.stat().st_size for file in files)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, disable=as_json) as progress:
-        task = progress.add_task("sending", total=total)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        console=err,
+        disable=as_json,
+    ) as progress:
+        task = progress.add_task("sending", total=sum(file.stat().st_size for file in files))
 
         def advance(count: int) -> None:
             progress.advance(task, count)

@@ -20,7 +20,7 @@ from app.runtime.settings.config import Settings, load_settings
 from cli.options import Keys
 from cli.pipeline import prepared
 from cli.serve import running_postgres
-from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.errors import ConfigurationError, InvalidInputError, refuse
 from terminal.outcome import CommandExit, counted, err, tell
 from terminal.program import Json
 
@@ -70,18 +70,17 @@ def restore(
       tally restore --from archive s3://ledger-archive/prod && tally restore --from wal
       tally restore --fork --reason "disk of db1 lost on 3 May, newest backup from 1 May"
     """
-    settings = load_settings()
-    if fork == (source is not None):
-        raise InvalidInputError(
-            "say either --from wal, --from bundle FILE..., --from archive [URL], or --fork --reason TEXT"
-        )
-    files = places or []
-    if source != "archive" and (source == "bundle") != bool(files):
-        raise InvalidInputError("files go with --from bundle, and it needs some")
-    if fork != bool(reason and reason.strip()):
-        raise InvalidInputError("--reason goes with --fork, and it needs one")
-    if accept_lost_wal and not fork and source != "wal":
-        raise InvalidInputError("--accept-lost-wal goes with --from wal or --fork")
+    settings, files = load_settings(), places or []
+    refuse(
+        InvalidInputError,
+        (
+            fork == (source is not None),
+            "say either --from wal, --from bundle FILE..., --from archive [URL], or --fork --reason TEXT",
+        ),
+        (source != "archive" and bool(files) != (source == "bundle"), "files go with --from bundle, and it needs some"),
+        (fork != bool(reason and reason.strip()), "--reason goes with --fork, and it needs one"),
+        (accept_lost_wal and not fork and source != "wal", "--accept-lost-wal goes with --from wal or --fork"),
+    )
     configure_logs()
     with _database(settings, may_be_new=source == "archive") as url:
         if source == "wal":

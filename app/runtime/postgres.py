@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import asyncpg
 
-from ledger.errors import ConfigurationError
+from ledger.errors import ConfigurationError, refuse
 
 RELIED_UPON: Final[Mapping[str, str]] = {
     "search_path": "pg_catalog, pg_temp",
@@ -166,21 +166,25 @@ def _parameters(query: str) -> dict[str, str]:
 
 def _check(name: str, value: str) -> None:
     """Raises ConfigurationError unless the parameter is supported."""
-    if name not in NAMES:
-        near = get_close_matches(name, NAMES, n=1)
-        meant = f"did you mean {near[0]}?" if near else "a setting of the session is options=-c%20NAME%3DVALUE"
-        raise ConfigurationError(f"{name!r} is no parameter of an address of PostgreSQL: {meant}")
-    if name in _REFUSED:
-        raise ConfigurationError(f"the parameter {name} of the address is not supported: {_REFUSED[name]}")
-    allowed = _AS_IT_IS.get(name)
-    if allowed is not None and value.lower() not in allowed:
-        raise ConfigurationError(
-            f"the parameter {name} of the address is not supported, unless it is {' or '.join(allowed)}"
-        )
-    if (name == "connect_timeout" or name in _KEEPALIVE) and not re.fullmatch("[0-9]{1,9}", value):
-        raise ConfigurationError(f"the parameter {name} of the address must be a whole number, 0 or more")
-    if name == "ssl" and value != "true":
-        raise ConfigurationError("the parameter ssl of the address can be true; write sslmode for anything else")
+    near, allowed = get_close_matches(name, NAMES, n=1), _AS_IT_IS.get(name, ())
+    meant = f"did you mean {near[0]}?" if near else "a setting of the session is options=-c%20NAME%3DVALUE"
+    refuse(
+        ConfigurationError,
+        (name not in NAMES, f"{name!r} is no parameter of an address of PostgreSQL: {meant}"),
+        (name in _REFUSED, f"the parameter {name} of the address is not supported: {_REFUSED.get(name)}"),
+        (
+            bool(allowed) and value.lower() not in allowed,
+            f"the parameter {name} of the address is not supported, unless it is {' or '.join(allowed)}",
+        ),
+        (
+            (name == "connect_timeout" or name in _KEEPALIVE) and not re.fullmatch("[0-9]{1,9}", value),
+            f"the parameter {name} of the address must be a whole number, 0 or more",
+        ),
+        (
+            name == "ssl" and value != "true",
+            "the parameter ssl of the address can be true; write sslmode for anything else",
+        ),
+    )
 
 
 def _options(options: str) -> dict[str, str]:

@@ -63,7 +63,7 @@ from app.runtime.settings.types import (
     sized,
 )
 from app.runtime.settings.words import ENV_PREFIX, explain, unknown_variables
-from ledger.errors import ConfigurationError
+from ledger.errors import ConfigurationError, refuse
 from ledger.names import TENANT_ID, anchored
 from terminal.outcome import readable
 from terminal.program import locale_fault
@@ -373,25 +373,38 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
-        if self.auth.mode == "none" and not self.auth.allow_open:
-            open_by = None
-            if not self.http.is_loopback:
-                open_by = f"http.listen is {self.http.listen}, which others can reach"
-            elif self.http.trusted_proxies:
-                open_by = "http.trusted_proxies names a proxy, through which others can reach the service"
-            if open_by is not None:
-                raise ValueError(
-                    f"{open_by}, and there is no authentication: set auth.mode to tokens or oidc, listen on 127.0.0.1 "
-                    "without a proxy, or set auth.allow_open to true"
-                )
-        if self.wal.ack_mode.is_replicated and not self.replication.members:
-            raise ValueError(f"wal.ack_mode is {self.wal.ack_mode}: set replication.members to the safekeepers")
-        if self.exchange.peers and self.bundle.trusted_keys is None:
-            raise ValueError("exchange.peers needs bundle.trusted_keys: the keys with which the peers sign")
-        if self.region in {peer.region for peer in self.exchange.peers}:
-            raise ValueError(f"exchange.peers has a ledger of region {self.region}, which is this one's")
-        if self.auth.client_ca is not None and self.tls.cert is None:
-            raise ValueError("auth.client_ca needs tls.cert and tls.key: certificates are shown over TLS only")
+        is_open = self.auth.mode == "none" and not self.auth.allow_open
+        no_authentication = (
+            "and there is no authentication: set auth.mode to tokens or oidc, listen on 127.0.0.1 without a proxy, or "
+            "set auth.allow_open to true"
+        )
+        refuse(
+            ValueError,
+            (
+                is_open and not self.http.is_loopback,
+                f"http.listen is {self.http.listen}, which others can reach, {no_authentication}",
+            ),
+            (
+                is_open and bool(self.http.trusted_proxies),
+                f"http.trusted_proxies names a proxy, through which others can reach the service, {no_authentication}",
+            ),
+            (
+                self.wal.ack_mode.is_replicated and not self.replication.members,
+                f"wal.ack_mode is {self.wal.ack_mode}: set replication.members to the safekeepers",
+            ),
+            (
+                bool(self.exchange.peers) and self.bundle.trusted_keys is None,
+                "exchange.peers needs bundle.trusted_keys: the keys with which the peers sign",
+            ),
+            (
+                self.region in {peer.region for peer in self.exchange.peers},
+                f"exchange.peers has a ledger of region {self.region}, which is this one's",
+            ),
+            (
+                self.auth.client_ca is not None and self.tls.cert is None,
+                "auth.client_ca needs tls.cert and tls.key: certificates are shown over TLS only",
+            ),
+        )
         return self
 
     @model_validator(mode="after")
@@ -399,8 +412,10 @@ class Settings(BaseSettings):
         named = (self.data_dir, self.wal_dir, self.stats_dir, self.signing_key_uri, self.privacy_master_key_uri)
         for each in map(str, named):
             if readable(each) != each:
-                reason = locale_fault() or "it is not valid UTF-8"
-                raise ValueError(f"the folder or key {readable(each)} cannot be written down: {reason}")
+                raise ValueError(
+                    f"the folder or key {readable(each)} cannot be written down: "
+                    f"{locale_fault() or 'it is not valid UTF-8'}"
+                )
         return self
 
     @property
@@ -448,10 +463,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then environment, then the TOML file; nothing else."""
-        toml = _toml_path()
-        if toml is None:
-            return init_settings, env_settings
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml)
+        sources, toml = (init_settings, env_settings), _toml_path()
+        return sources if toml is None else (*sources, TomlConfigSettingsSource(settings_cls, toml))
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -460,8 +473,7 @@ def load_settings(**overrides: object) -> Settings:
     Raises:
         ConfigurationError: one is wrong or unknown; the text names each such setting and what it may be.
     """
-    unknown = unknown_variables(Settings)
-    if unknown:
+    if unknown := unknown_variables(Settings):
         raise ConfigurationError("; ".join(unknown))
     try:
         return Settings(**overrides)  # type: ignore[arg-type]

@@ -21,7 +21,9 @@ from app.runtime.settings.types import (
     Network,
     TenantsPattern,
     between,
+    comma_separated,
 )
+from ledger.errors import refuse
 from wal.replication.configuration import MEMBERS_MAX
 
 
@@ -43,13 +45,11 @@ class MemberSettings(_Section):
 
 def _members(value: object) -> object:
     """Addresses separated by commas, or a list of addresses and tables; in the environment one with tables is JSON."""
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        value = json.loads(value)
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if isinstance(value, list):
-        return [{"address": each} if isinstance(each, str) else each for each in value]
-    return value
+    is_json = isinstance(value, str) and value.lstrip().startswith("[{")
+    value = json.loads(str(value)) if is_json else comma_separated(value)
+    return (
+        [{"address": each} if isinstance(each, str) else each for each in value] if isinstance(value, list) else value
+    )
 
 
 class LeaseSettings(_Section):
@@ -85,16 +85,17 @@ class ReplicationSettings(_Section):
     @model_validator(mode="after")
     def _speaks_tls_to_others(self) -> ReplicationSettings:
         files = [self.tls_cert, self.tls_key, self.tls_ca]
-        if any(files) and not all(files):
-            raise ValueError("tls_cert, tls_key and tls_ca belong together: set all three")
-        others = [each.address for each in self.members if not each.is_on_loopback]
-        if others and not all(files):
-            raise ValueError(
-                f"members has {others[0]}, which is not on this machine: set tls_cert, tls_key and tls_ca, so that "
-                "nobody else can write this node's log there"
-            )
-        if len({each.address for each in self.members}) < len(self.members):
-            raise ValueError("members has an address twice")
+        other = next((each.address for each in self.members if not each.is_on_loopback), None)
+        refuse(
+            ValueError,
+            (any(files) and not all(files), "tls_cert, tls_key and tls_ca belong together: set all three"),
+            (
+                other is not None and not all(files),
+                f"members has {other}, which is not on this machine: set tls_cert, tls_key and tls_ca, so that "
+                "nobody else can write this node's log there",
+            ),
+            (len({each.address for each in self.members}) < len(self.members), "members has an address twice"),
+        )
         return self
 
 
@@ -159,15 +160,23 @@ class AuthSettings(_Section):
 
     @model_validator(mode="after")
     def _certificates_count(self) -> AuthSettings:
-        if self.mode == "none" and (self.client_ca is not None or self.certificates):
-            raise ValueError("client_ca and certificates need another mode than none, which asks nobody who he is")
-        if self.mode != "oidc" and self.oidc.issuer is not None:
-            raise ValueError(f"oidc.issuer is set and mode is {self.mode}, which asks no issuer: set auth.mode to oidc")
-        if self.certificates and self.client_ca is None:
-            raise ValueError("certificates need client_ca, which vouches for them")
         missing = [f"auth.oidc.{name}" for name in ("issuer", "audience") if not getattr(self.oidc, name)]
-        if self.mode == "oidc" and missing:
-            raise ValueError(f"auth.mode is oidc, which needs {' and '.join(missing)}")
+        refuse(
+            ValueError,
+            (
+                self.mode == "none" and (self.client_ca is not None or bool(self.certificates)),
+                "client_ca and certificates need another mode than none, which asks nobody who he is",
+            ),
+            (
+                self.mode != "oidc" and self.oidc.issuer is not None,
+                f"oidc.issuer is set and mode is {self.mode}, which asks no issuer: set auth.mode to oidc",
+            ),
+            (
+                bool(self.certificates) and self.client_ca is None,
+                "certificates need client_ca, which vouches for them",
+            ),
+            (self.mode == "oidc" and bool(missing), f"auth.mode is oidc, which needs {' and '.join(missing)}"),
+        )
         return self
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from operator import methodcaller
 from typing import Annotated, Any, TypeVar
 
@@ -99,25 +100,18 @@ def sized(low: str, high: str) -> AfterValidator:
     return AfterValidator(Bounds(low, high, parse_size))
 
 
-def _one_line(value: str) -> str:
-    """A secret as it is used; pydantic names the setting."""
+def _one_line(value: str, check: Callable[[str], object] = str) -> str:
+    """A secret as it is used, if ``check`` takes it; pydantic names the setting."""
     try:
-        return secret_text(value, "what is set")
+        text = secret_text(value, "what is set")
+        check(text)
+        return text
     except ConfigurationError as error:
         raise ValueError(str(error)) from None
 
 
 def _secret(value: SecretStr) -> SecretStr:
     return SecretStr(_one_line(value.get_secret_value()))
-
-
-def _database_url(value: str) -> str:
-    value = _one_line(value)
-    try:
-        parse_address(value)
-    except ConfigurationError as error:
-        raise ValueError(str(error)) from None
-    return value
 
 
 def _fitting(fits: Callable[[str], object], words: str) -> AfterValidator:
@@ -131,11 +125,9 @@ def _fitting(fits: Callable[[str], object], words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _comma_separated(value: object) -> object:
+def comma_separated(value: object) -> object:
     """The list that text stands for in the environment; what is no text as it is."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def _witness(value: object) -> WitnessKey:
@@ -192,7 +184,7 @@ def _is_key_place(value: str) -> bool:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
-CommaSeparated = Annotated[list[Item], NoDecode, BeforeValidator(_comma_separated)]
+CommaSeparated = Annotated[list[Item], NoDecode, BeforeValidator(comma_separated)]
 """A list, in the environment separated by commas."""
 Size = Annotated[int, BeforeValidator(parse_size)]
 ListenAddress = Annotated[str, _fitting(_is_listen_address, "must be host:port, such as 127.0.0.1:8080 or [::1]:8080")]
@@ -220,7 +212,7 @@ Network = Annotated[IpNetwork, PlainValidator(_network)]
 Witness = Annotated[WitnessKey, PlainValidator(_witness)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 """Shown nowhere; the end of a line behind it is no part of it."""
-DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+DatabaseUrl = Annotated[str, AfterValidator(partial(_one_line, check=parse_address))]
 TenantsPattern = Annotated[
     str,
     _fitting(

@@ -51,9 +51,7 @@ def words_of(item: Mapping[str, Any]) -> str:
     """What pydantic found wrong with a value, an item of its ``errors()``, in words."""
     if item["type"] == "string_pattern_mismatch":
         return WORDS.get(item["ctx"]["pattern"], "is not of the form that it must have")
-    if item["type"] == "missing":
-        return "is required"
-    return str(item["msg"]).removeprefix("Value error, ")
+    return "is required" if item["type"] == "missing" else str(item["msg"]).removeprefix("Value error, ")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
