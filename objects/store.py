@@ -24,7 +24,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, from_url
 
-from ledger.errors import ArchiveInvalidError, ArchiveUnavailableError, ConfigurationError
+from ledger.errors import ArchiveInvalidError, ArchiveUnavailableError, ConfigurationError, reported_as
 from objects import sync_folder
 
 if TYPE_CHECKING:
@@ -64,12 +64,10 @@ class ArchiveStore:
         if self._folder is None:
             self._store()
             return
-        try:
+        with reported_as(ArchiveUnavailableError, f"{self.url} cannot be written to", OSError):
             (self._folder / WRITING).mkdir(parents=True, exist_ok=True)
             for left in (self._folder / WRITING).iterdir():
                 _remove_if_left(left)
-        except OSError as error:
-            raise ArchiveUnavailableError(f"{self.url} cannot be written to: {error}") from error
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -140,8 +138,8 @@ class ArchiveStore:
             ArchiveUnavailableError: they cannot be listed.
         """
         with self._named(name):
-            found = obstore.list_with_delimiter(self._store(), name)
-        return sorted(each.removeprefix(f"{name}/") for each in found["common_prefixes"])
+            found = obstore.list_with_delimiter(self._store(), name)["common_prefixes"]
+            return sorted(each.removeprefix(f"{name}/") for each in found)
 
     def objects(self, name: str) -> list[str]:
         """The names of all objects below ``name``, sorted.

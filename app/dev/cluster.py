@@ -141,8 +141,7 @@ def write_credentials(data_dir: Path, credentials: Credentials) -> None:
 def free_port() -> int:
     """A free port of 127.0.0.1."""
     for _ in range(_PORT_TRIES_MAX):
-        port = secrets.choice(_PORTS)
-        if is_free(port):
+        if is_free(port := secrets.choice(_PORTS)):
             return port
     raise StartRefusedError(f"found no free port from {_PORTS.start} to {_PORTS.stop - 1} on 127.0.0.1")
 
@@ -159,8 +158,7 @@ def is_free(port: int) -> bool:
 
 
 def _find_home(data_dir: Path) -> Path | None:
-    location = data_dir / "location"
-    if location.exists():
+    if (location := data_dir / "location").exists():
         return Path(os.fsdecode(location.read_bytes()).strip())
     inside = data_dir / "cluster"
     return inside if inside.exists() else None
@@ -202,8 +200,7 @@ def _make_roles(binaries: Path, data: Path, account: Account, credentials: Crede
 
 def _check_version(binaries: Path, data: Path, account: Account) -> None:
     made_by = (data / "PG_VERSION").read_text().strip()
-    ours = _version(binaries, account)
-    if made_by != str(ours):
+    if made_by != str(ours := _version(binaries, account)):
         raise StartRefusedError(
             f"the cluster {data} was made by PostgreSQL {made_by}, and this is {ours}. Move its content with "
             "pg_dump and psql, or run the version of Tallystick that made it."

@@ -300,8 +300,7 @@ async def refuse_ahead(connection: Connection, max_skew_ms: int) -> None:
         StartRefusedError: it is; times that were issued could never be taken back.
     """
     before = read_clocks()
-    ahead_ms = before.wall_ms - await node_store.database_ms(connection)
-    if ahead_ms > max_skew_ms:
+    if (ahead_ms := before.wall_ms - await node_store.database_ms(connection)) > max_skew_ms:
         raise StartRefusedError(
             f"this machine's clock is {ahead_ms} ms ahead of that of Postgres, more than the {max_skew_ms} ms of "
             "hlc.max_clock_skew. Set the wrong one right: times from the future cannot be taken back once chained"

@@ -236,9 +236,17 @@ async def _start_locked(
     # 4. the safekeepers
     lead = None
     if members is not None:
-        accept_loss = takeover == "accepts loss"
         lead = await to_its_end(
-            partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss),
+            partial(
+                take_lead,
+                settings,
+                members,
+                folder,
+                who.node_id,
+                position,
+                lock,
+                accept_loss=takeover == "accepts loss",
+            ),
             members.given_up.set,
         )
 
@@ -261,8 +269,7 @@ async def _start_locked(
         head, name = heads.get(tenant_id), f"{origin}/{tenant_id}"
         if tenant_id in damaged:
             continue
-        tree = await check_chain(connection, tenant_id, head, note, name, keys.log_signer)
-        if tree != "whole":
+        if (tree := await check_chain(connection, tenant_id, head, note, name, keys.log_signer)) != "whole":
             faulty_trees[tenant_id] = tree
     ends = await chaining.read_ends(connection, heads)
     astray = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
@@ -489,8 +496,8 @@ async def _forget_recorded_fork(connection: Connection, folder: Path, origin: st
     subject, is_given_up = fork_subject(fork.to_origin), fork.to_origin != origin
     if is_given_up:
         log.warning("log_fork_given_up", to_origin=fork.to_origin, origin=origin)
-    is_pending = any(event.job_id == subject for event in pending)
-    if is_given_up or is_pending or await node_store.is_recorded(connection, SystemAction.LOG_FORKED, subject):
+    is_settled = is_given_up or any(event.job_id == subject for event in pending)
+    if is_settled or await node_store.is_recorded(connection, SystemAction.LOG_FORKED, subject):
         FORK.store(folder, None)
 
 
