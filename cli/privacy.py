@@ -13,7 +13,7 @@ from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
 from app.runtime.settings.config import load_settings
 from cli.client import Service, given
 from cli.options import Tenant
-from ledger.errors import DatabaseUnavailableError, InvalidInputError
+from ledger.errors import DatabaseUnavailableError, InvalidInputError, reported_as
 from ledger.text import secret_text
 from terminal.outcome import tell
 from terminal.program import Json
@@ -114,14 +114,12 @@ async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
     from signing.private_keys import MasterKey
 
     old, new = MasterKey.load(old_uri), MasterKey.load_or_generate(new_uri)
-    try:
+    with reported_as(DatabaseUnavailableError, "nothing was changed, PostgreSQL failed", *DATABASE_FAULTS):
         connection = await sessions.connect_alone(url, timeout_s=CONNECT_TIMEOUT_S)
         try:
             return await keys.rotate_master(connection, old, new), old.master_key_id, new.master_key_id
         finally:
             await connection.close()
-    except DATABASE_FAULTS as error:
-        raise DatabaseUnavailableError(f"nothing was changed, PostgreSQL failed: {error}") from error
 
 
 def erase(
@@ -148,5 +146,8 @@ def erase(
     answer = client.post(
         f"/v1/tenants/{tenant}/erasures", given({"subject": subject, "reason": reason}), ErasureAnswer, repeatable=True
     )
-    where = f"on record at seq {answer['seq']} of tenant {answer['tenant_id']}"
-    tell(answer, f"erased: {', '.join(answer['key_ids'])}, {where}", as_json=as_json)
+    tell(
+        answer,
+        f"erased: {', '.join(answer['key_ids'])}, on record at seq {answer['seq']} of tenant {answer['tenant_id']}",
+        as_json=as_json,
+    )

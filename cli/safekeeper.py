@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from app.runtime.logs import DRAIN_S, configure_logs
 from app.runtime.settings.types import Bounds, parse_duration
 from ledger import rfc3339
-from ledger.errors import ArchiveUnavailableError, ConfigurationError, StartRefusedError
+from ledger.errors import ArchiveUnavailableError, ConfigurationError, StartRefusedError, reported_as
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
 from ledger.text import secret_text
@@ -183,21 +183,17 @@ def show_status(
     tls = _tls(tls_cert, tls_key, tls_ca, server_side=False)
     dsn = None if dsn is None else secret_text(dsn, "--dsn")
     found: list[dict[str, Any]] = []
-    lines: list[str] = []
     positions, database_error = _positions(dsn) if dsn is not None else ({}, None)
-    if database_error is not None:
-        lines.append(f"PostgreSQL does not say what is chained: {database_error}")
+    lines = [] if database_error is None else [f"PostgreSQL does not say what is chained: {database_error}"]
     for address in addresses:
-        keeper = status_or_fault(address, tls, STATUS_TIMEOUT_S)
-        if isinstance(keeper, str):
+        if isinstance(keeper := status_or_fault(address, tls, STATUS_TIMEOUT_S), str):
             found.append({"address": address, "region": None, "error": keeper, "wals": []})
             lines.append(f"{address}: {keeper}")
         else:
             found.append({"address": address, "error": None, **_json_of(keeper, positions)})
             lines.append(f"{address}: region {keeper.region}, {len(keeper.wals)} logs")
             lines += [_line_of(wal, _unchained(wal, positions)) for wal in keeper.wals]
-    states = [wal["state"] for each in found for wal in each["wals"]]
-    is_whole = "failed" not in states and all(each["error"] is None for each in found)
+    is_whole = all(each["error"] is None and "failed" not in (wal["state"] for wal in each["wals"]) for each in found)
     tell({"safekeepers": found, "database_error": database_error}, *lines, as_json=as_json)
     raise CommandExit(ExitCode.FINE if is_whole else ExitCode.COULD_NOT_RUN)
 
@@ -294,10 +290,8 @@ def _duration_s(option: str, text: str, bounds: Bounds) -> float:
     Raises:
         ConfigurationError: it is no duration, or out of bounds.
     """
-    try:
+    with reported_as(ConfigurationError, f"{option} {text!r}", ValueError):
         duration: timedelta = bounds(parse_duration(text))
-    except ValueError as error:
-        raise ConfigurationError(f"{option} {text!r}: {error}") from None
     return duration.total_seconds()
 
 

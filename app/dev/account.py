@@ -18,7 +18,7 @@ import subprocess
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ledger.errors import StartRefusedError
+from ledger.errors import StartRefusedError, reported_as
 
 ACCOUNT_NAME = "tallystick"
 FALLBACK_ACCOUNT_NAME = "postgres"
@@ -40,7 +40,7 @@ class Account(NamedTuple):
         Raises:
             StartRefusedError: it failed; the text has its output.
         """
-        try:
+        with reported_as(StartRefusedError, f"{command[0]} could not be run", OSError, subprocess.TimeoutExpired):
             done: subprocess.CompletedProcess[str] = subprocess.run(
                 command,
                 input=said,
@@ -52,8 +52,6 @@ class Account(NamedTuple):
                 timeout=COMMAND_TIMEOUT_S,
                 **self._surroundings(),
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise StartRefusedError(f"{command[0]} could not be run: {error}") from error
         if done.returncode != 0:
             raise StartRefusedError(f"{command[0]} failed ({done.returncode}):\n{done.stdout.strip()[-2000:]}")
         return done.stdout
@@ -233,11 +231,10 @@ def _find_account(name: str) -> Account | None:
 
 
 def _make_account() -> Account | None:
-    commands = (
+    for command in (
         ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT_NAME],
         ["adduser", "-S", "-D", "-H", ACCOUNT_NAME],  # Alpine's
-    )
-    for command in commands:
+    ):
         if shutil.which(command[0]) is not None:
             subprocess.run(command, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
             break

@@ -115,8 +115,7 @@ class EmbeddedPostgres:
         self.stop()
         if self.postmaster_pid() is not None:
             raise StartRefusedError(f"another process uses the embedded PostgreSQL in {self.data_dir}")
-        data = find_data(self.data_dir)
-        if data is not None:
+        if (data := find_data(self.data_dir)) is not None:
             shutil.rmtree(data.parent)
         shutil.rmtree(self.data_dir)
 

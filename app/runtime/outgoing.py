@@ -25,6 +25,7 @@ import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -33,7 +34,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore
 import httpx
 
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, reported_as
 
 RATE_WINDOW_S: Final = 20.0
 RATE_BYTES_MIN: Final = 128 * 1024
@@ -52,7 +53,7 @@ def client_of(
     """A client whose answers have the bounds of this module. ``timeout_s`` is for each step of a request; with
     ``has_proxies`` it uses the proxies of the environment."""
     return httpx.AsyncClient(
-        transport=BoundedTransport(context, has_proxies=has_proxies), timeout=timeout_s, trust_env=False, **given
+        transport=BoundedTransport(context, has_proxies), timeout=timeout_s, trust_env=False, **given
     )
 
 
@@ -100,10 +101,8 @@ async def stream_answer(
 
 def _request(client: httpx.AsyncClient, method: str, url: str, asked: dict[str, Any]) -> httpx.Request:
     headers = {"Accept-Encoding": "identity", **asked.pop("headers", {})}
-    try:
+    with reported_as(NoAnswerError, f"{url} cannot be asked", *NO_ANSWER):
         return client.build_request(method, url, headers=headers, **asked)
-    except NO_ANSWER as error:
-        raise NoAnswerError(f"{url} cannot be asked: {reason_of(error)}") from error
 
 
 @asynccontextmanager
@@ -204,14 +203,14 @@ KEEPALIVE_S: Final = 5.0
 _READ_BYTES: Final = 64 * 1024
 
 
+@dataclass(eq=False)
 class BoundedTransport(httpx.AsyncBaseTransport):
     """HTTP/1.1 over connections that bound the heads of answers."""
 
-    def __init__(self, context: ssl.SSLContext, *, has_proxies: bool) -> None:
-        """With ``has_proxies`` it uses those of the environment (``HTTPS_PROXY``, ``ALL_PROXY``, ``NO_PROXY``)."""
-        self._context = context
-        self._has_proxies = has_proxies
-        self._pools: dict[str | None, httpcore.AsyncConnectionPool] = {}
+    _context: ssl.SSLContext
+    _has_proxies: bool
+    """Whether it uses the proxies of the environment (``HTTPS_PROXY``, ``ALL_PROXY``, ``NO_PROXY``)."""
+    _pools: dict[str | None, httpcore.AsyncConnectionPool] = field(default_factory=dict)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         assert isinstance(request.stream, httpx.AsyncByteStream)
@@ -274,11 +273,11 @@ class BoundedTransport(httpx.AsyncBaseTransport):
         )
 
 
+@dataclass(eq=False)
 class _Body(httpx.AsyncByteStream):
     """The body of an answer, whose errors are those of ``httpx``."""
 
-    def __init__(self, answer: httpcore.Response) -> None:
-        self._answer = answer
+    _answer: httpcore.Response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         with _as_httpx():
@@ -360,9 +359,8 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         return BoundedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
 
     def get_extra_info(self, info: str) -> Any:
-        if info == "is_readable" and (self._ahead or self._body_left is None):
-            return True
-        return self._stream.get_extra_info(info)
+        is_readable = info == "is_readable" and (self._ahead or self._body_left is None)
+        return True if is_readable else self._stream.get_extra_info(info)
 
     async def _next_head(self, timeout: float | None) -> bytes:
         """The next whole head; its beginning if the connection ends in it."""

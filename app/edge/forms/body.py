@@ -24,7 +24,7 @@ from app.edge.accepted import ACCEPTED, AcceptedDep, Service, body_chunks
 from app.edge.answers import JSON_MEDIA_TYPE
 from app.edge.forms.validation import parse
 from app.runtime.state.node import Node
-from ledger.errors import InvalidInputError, NotReadyError, ProblemError, UploadTooLargeError
+from ledger.errors import InvalidInputError, NotReadyError, ProblemError, UploadTooLargeError, reported_as
 from ledger.facts.problems import PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
         NotReadyError: other requests hold as many bytes as may be in memory.
     """
     headers = request.headers
-    content_type = headers.get("content-type", "")
-    if content_type != media_type:
+    if (content_type := headers.get("content-type", "")) != media_type:
         _check_media_type(content_type, media_type)
     if "content-encoding" in headers:
         raise ProblemError(UNSUPPORTED_MEDIA_TYPE, "send the body plain, without a Content-Encoding")
@@ -62,8 +61,7 @@ async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
         body += chunk
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
-        counted = min(len(chunk), len(body) - FREE_BYTES)
-        if counted > 0:
+        if (counted := min(len(chunk), len(body) - FREE_BYTES)) > 0:
             request.scope[ACCEPTED].hold(counted)
     return bytes(body)
 
@@ -140,7 +138,8 @@ async def uploaded(request: Request, staging: Staging) -> AsyncIterator[Upload]:
 
 async def _read_files(first: bytes, pieces: AsyncIterator[bytes], boundary: bytes, upload: Upload) -> None:
     files = _Files(upload)
-    try:
+    malformed = reported_as(InvalidInputError, "the body is not well-formed multipart/form-data", FormParserError)
+    with malformed, reported_as(NotReadyError, "the files cannot be kept beside the WAL", OSError):
         parser = MultipartParser(boundary, files.callbacks())
         await asyncio.to_thread(parser.write, first)
         body_bytes = len(first)
@@ -151,10 +150,6 @@ async def _read_files(first: bytes, pieces: AsyncIterator[bytes], boundary: byte
                 raise UploadTooLargeError(
                     f"the body has more than {FRAMING_BYTES_MAX} bytes beside those of its files; send the files alone"
                 )
-    except FormParserError as error:
-        raise InvalidInputError(f"the body is not well-formed multipart/form-data: {error}") from None
-    except OSError as error:
-        raise NotReadyError(f"the files cannot be kept beside the WAL: {error.strerror}") from error
     if not files.is_whole:
         raise InvalidInputError("the body ends before its last boundary")
     if not upload.files:
@@ -199,15 +194,12 @@ class _Files:
 
     def __init__(self, upload: Upload) -> None:
         self._upload = upload
-        self._name = b""
-        self._value = b""
-        self._disposition = b""
+        self._name = self._value = self._disposition = b""
         self.is_whole = False
 
     def callbacks(self) -> MultipartCallbacks:
         """The callbacks of the parser."""
         return {
-            "on_part_begin": self._begin_part,
             "on_header_field": self._header_field,
             "on_header_value": self._header_value,
             "on_header_end": self._end_header,
@@ -216,9 +208,6 @@ class _Files:
             "on_part_end": self._upload.end_file,
             "on_end": self._end,
         }
-
-    def _begin_part(self) -> None:
-        self._disposition = b""
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
@@ -233,7 +222,7 @@ class _Files:
 
     def _end_headers(self) -> None:
         header = Message()
-        header["Content-Disposition"] = self._disposition.decode("utf-8", "replace")
+        header["Content-Disposition"], self._disposition = self._disposition.decode("utf-8", "replace"), b""
         name = _parameter(header, "Content-Disposition", "filename")
         if name is None:
             raise InvalidInputError("the body may hold files only, each with a filename")

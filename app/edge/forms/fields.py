@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from app.runtime.principals import Right
 from ledger import hlc, names, rfc3339
 from ledger.canonical import INTEGER_MAX
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, reported_as
 from ledger.facts.events import Kind
 from ledger.hlc import Hlc
 from ledger.machines.job_fold import CREATOR_CHARACTERS_MAX
@@ -30,9 +31,7 @@ JOB_ID_PATTERN = names.anchored(names.JOB_ID)
 
 
 def _number(value: object) -> int | float:
-    if type(value) is int and abs(value) <= INTEGER_MAX:
-        return value
-    if type(value) is float and math.isfinite(value):
+    if (type(value) is int and abs(value) <= INTEGER_MAX) or (type(value) is float and math.isfinite(value)):
         return value
     raise ValueError("must be a number that binary64 holds exactly or nearly")
 
@@ -117,10 +116,8 @@ def moment(name: str, text: str | None, read: Callable[[str], Hlc]) -> Hlc | Non
     Raises:
         InvalidInputError: ``text`` is neither a time nor an HLC.
     """
-    try:
+    with reported_as(partial(InvalidInputError, path=(name,)), name, InvalidInputError):
         return None if text is None else read(text)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{name}: {error}", (name,)) from None
 
 
 SESSION_PATTERN = r"^[A-Za-z0-9_-]+([ \t]*,[ \t]*[A-Za-z0-9_-]+)*$"

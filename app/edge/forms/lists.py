@@ -50,9 +50,8 @@ class Cursors(Generic[Position]):
 
     def next(self, scope: str, position: tuple[int | str, ...] | None) -> str | None:
         """The cursor within ``scope`` at ``position``; None after the last page."""
-        if not position:
-            return None
-        return base64.urlsafe_b64encode(orjson.dumps([self.name, scope, *position])).rstrip(b"=").decode()
+        content = orjson.dumps([self.name, scope, *position]) if position else b""
+        return base64.urlsafe_b64encode(content).rstrip(b"=").decode() or None
 
     def at(self, scope: str, cursor: str | None) -> Position | None:
         """The position of ``cursor``; None when there is no cursor.
@@ -184,10 +183,8 @@ def ndjson(items: Iterable[object]) -> bytes:
 def csv_rows(columns: Sequence[str], items: Iterable[Mapping[str, Any]]) -> bytes:
     """One row an item: its members named by ``columns``."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
-    for item in items:
-        plain = orjson.loads(json_bytes(item))
-        writer.writerow([_cell(plain[name]) for name in columns])
+    plain = (orjson.loads(json_bytes(item)) for item in items)
+    csv.writer(text, quoting=csv.QUOTE_NONNUMERIC).writerows([_cell(row[name]) for name in columns] for row in plain)
     return text.getvalue().encode()
 
 

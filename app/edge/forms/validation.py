@@ -61,11 +61,12 @@ def invalid(
         return InvalidInputError(f"{error.error_count()} fields are wrong or unknown")
     items = error.errors(include_url=False, include_input=False)
     first = items[0]
-    if first["type"].startswith("union_tag_"):
-        # A tag is chosen before any field is checked.
-        path, message = _wrong_tag(first, error.errors(include_url=False)[0]["input"])
-    else:
-        path, message = first_error(items, form)
+    # A tag is chosen before any field is checked.
+    path, message = (
+        _wrong_tag(first, error.errors(include_url=False)[0]["input"])
+        if first["type"].startswith("union_tag_")
+        else first_error(items, form)
+    )
     # A tag comes first, or after the field of its value.
     return _wrong(tuple(part for at, part in enumerate(path) if at > 1 or part not in tags), message)
 
@@ -75,8 +76,7 @@ def _wrong_tag(item: Mapping[str, Any], given: object) -> tuple[tuple[str | int,
     if item["type"] == "union_tag_not_found":
         # The field may be there, misspelt.
         written = [key for key in given if isinstance(key, str)] if isinstance(given, dict) else []
-        meant = nearest(name, written)
-        if meant is not None:
+        if (meant := nearest(name, written)) is not None:
             return (*item["loc"], meant), f"there is no such field; the nearest is {name}, which is required"
         return (*item["loc"], name), "is required"
     return (*item["loc"], name), words_of(item)
@@ -98,25 +98,20 @@ def first_error(items: Sequence[Mapping[str, Any]], form: TypeAdapter[Any] | Non
     beside it, of which it may be a misspelling. ``form`` is the violated form, None if unknown."""
     first = items[0]
     parent = tuple(first["loc"][:-1])
-    if first["type"] not in ("missing", "extra_forbidden"):
-        return tuple(first["loc"]), words_of(first)
     beside = [item for item in items if tuple(item["loc"][:-1]) == parent]
     missing = [str(item["loc"][-1]) for item in beside if item["type"] == "missing"]
     unknown = [str(item["loc"][-1]) for item in beside if item["type"] == "extra_forbidden"]
-    if not unknown:
+    if first["type"] not in ("missing", "extra_forbidden") or not unknown:
         return tuple(first["loc"]), words_of(first)
     name = next((name for name in unknown if nearest(name, missing)), unknown[0])
     return (*parent, name), _unknown(name, missing, [] if form is None else fields_at(_schema_of(form), parent))
 
 
 def _unknown(name: str, missing: Sequence[str], known: Sequence[str]) -> str:
-    near = nearest(name, missing) or nearest(name, known)
-    if near is not None:
+    if (near := nearest(name, missing) or nearest(name, known)) is not None:
         required = ", which is required" if near in missing else ""
         return f"there is no such field; the nearest is {near}{required}"
-    if not known:
-        return "there is no such field"
-    return f"there is no such field; there are {first_of(known, LISTED_MAX)}"
+    return "there is no such field" + (f"; there are {first_of(known, LISTED_MAX)}" if known else "")
 
 
 def fields_at(schema: Mapping[str, Any], path: Sequence[str | int]) -> list[str]:
@@ -129,13 +124,10 @@ def fields_at(schema: Mapping[str, Any], path: Sequence[str | int]) -> list[str]
 
 
 def _step(node: Mapping[str, Any], part: str | int) -> Mapping[str, Any]:
-    forms = node.get("discriminator", {}).get("mapping", {})
-    if part in forms:
+    if part in (forms := node.get("discriminator", {}).get("mapping", {})):
         return {"$ref": forms[part]}
-    if isinstance(part, int):
-        found = node.get("items")
-    else:
-        found = node.get("properties", {}).get(part) or node.get("additionalProperties")
+    member = node.get("properties", {}).get(part) or node.get("additionalProperties")
+    found = node.get("items") if isinstance(part, int) else member
     return found if isinstance(found, dict) else {}
 
 

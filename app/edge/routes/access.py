@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
@@ -22,7 +23,7 @@ from app.runtime.state.node import Node
 from app.trust.tokens import Tokens
 from app.write.intake.access_records import AccessRecords
 from ledger import rfc3339
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, reported_as
 from signing.key_statement import IssuedToken
 
 router = APIRouter(route_class=StrictRoute, tags=["access"], responses=PROBLEM_RESPONSE)
@@ -75,8 +76,9 @@ async def issue_token(
     tokens: Service[Tokens], accepted: AcceptedDep, wanted: Annotated[dict[str, Any], json_body(TokenRequest)]
 ) -> Response:
     """Issue a token, with rights for tenants that the caller administers. The answer has it, and nothing else ever."""
-    expires_at = _end(wanted.get("expires_in"))
-    token, text = await tokens.issue(wanted["name"], wanted["rights"], wanted["tenants"], expires_at, accepted.caller)
+    token, text = await tokens.issue(
+        wanted["name"], wanted["rights"], wanted["tenants"], _end(wanted.get("expires_in")), accepted.caller
+    )
     return json_answer({**_answer(token), "token": text}, 201, {"Cache-Control": "no-store"})
 
 
@@ -103,17 +105,16 @@ async def revoke_token(
 async def tell_caller(accepted: AcceptedDep) -> Response:
     """Who the service takes the caller for, and what he may do."""
     caller = accepted.caller
-    grants = [
-        {"rights": [right for right in Right if right in grant.rights], "tenants": list(grant.tenants)}
-        for grant in caller.grants
-    ]
     return json_answer(
         {
             "principal": caller.id,
             "source": caller.source,
             "token_id": caller.token_id,
             "expires_at": caller.expires_at,
-            "grants": grants,
+            "grants": [
+                {"rights": [right for right in Right if right in grant.rights], "tenants": list(grant.tenants)}
+                for grant in caller.grants
+            ],
         }
     )
 
@@ -134,12 +135,11 @@ async def list_access(
 def _end(expires_in: str | None) -> datetime | None:
     if expires_in is None:
         return None
-    try:
+    invalid = partial(InvalidInputError, path=("expires_in",))
+    with reported_as(invalid, "expires_in", ValueError, OverflowError):
         life = parse_duration(expires_in)
-    except (ValueError, OverflowError) as error:
-        raise InvalidInputError(f"expires_in: {error}", ("expires_in",)) from None
     if not timedelta() < life <= LIFE_MAX:
-        raise InvalidInputError(f"expires_in: a token lives at most {LIFE_MAX.days} days", ("expires_in",))
+        raise invalid(f"expires_in: a token lives at most {LIFE_MAX.days} days")
     return (datetime.now(UTC) + life).replace(microsecond=0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -53,7 +54,7 @@ from app.runtime.principals import Right
 from app.runtime.state.session import SessionTokens
 from app.store.reads import CreatedHlc
 from ledger import rfc3339
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, reported_as
 from ledger.facts.statuses import STATUSES
 from ledger.machines.job_search import CONDITIONS_MAX, VALUE_CHARACTERS_MAX, FieldIs, JobFilter, field_is
 from ledger.positions import Epoch, Lsn
@@ -317,8 +318,15 @@ async def list_jobs(
 
     media_type = media_type_of(request.headers.getlist("accept"))
     if media_type != JSON_MEDIA_TYPE and limit is None:
-        pieces = _all_pages(media_type, page_below, begin)
-        return await streamed(request, accepted, pieces, media_type, _VARIES, tenant_id, jobs="all that are found")
+        return await streamed(
+            request,
+            accepted,
+            _all_pages(media_type, page_below, begin),
+            media_type,
+            _VARIES,
+            tenant_id,
+            jobs="all that are found",
+        )
     found = await page_below(begin, limit or LIMIT)
     await accepted.record_read(tenant_id, jobs=len(found.items))
     next_cursor = _JOBS.next(scope, found.last)
@@ -329,10 +337,8 @@ async def list_jobs(
 
 
 def _conditions(texts: Sequence[str]) -> tuple[FieldIs, ...]:
-    try:
+    with reported_as(partial(InvalidInputError, path=("where",)), "where", InvalidInputError):
         return tuple(map(field_is, texts))
-    except InvalidInputError as error:
-        raise InvalidInputError(f"where: {error}", ("where",)) from None
 
 
 async def _all_pages(

@@ -49,6 +49,7 @@ from ledger.errors import (
     JobExistsError,
     JobNotFoundError,
     ProblemError,
+    reported_as,
 )
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.facts.problems import PAYLOAD_TOO_LARGE
@@ -112,8 +113,8 @@ async def record_lineage(
         accepted.check_tenant(tenant_id)
         by_run[tenant_id, event.run_id].append(event)
         tenants[tenant_id] += 1
-    if accepted.quotas.bounds_tenants and tenants:
-        accepted.quotas.admit_tenants(tenants, dict.fromkeys(tenants, len(body) // len(tenants)))
+    if accepted.access.quotas.bounds_tenants and tenants:
+        accepted.access.quotas.admit_tenants(tenants, dict.fromkeys(tenants, len(body) // len(tenants)))
     at_once = asyncio.Semaphore(RUNS_AT_ONCE)
 
     async def submit(tenant_id: str, event: RunEvent, types: Sequence[str]) -> None:
@@ -153,8 +154,7 @@ def tenant_of(namespace: str, tenants: Mapping[str, str], caller: Principal) -> 
     """
     if namespace in tenants:
         return tenants[namespace]
-    begun = [name for name in tenants if name.endswith("*") and namespace.startswith(name[:-1])]
-    if begun:
+    if begun := [name for name in tenants if name.endswith("*") and namespace.startswith(name[:-1])]:
         return tenants[max(begun, key=len)]
     match caller.patterns(Right.WRITE):
         # The ledger's own chain has no jobs, whatever a token says.
@@ -167,10 +167,8 @@ def tenant_of(namespace: str, tenants: Mapping[str, str], caller: Principal) -> 
 
 
 def _values(body: bytes) -> list[Any]:
-    try:
+    with reported_as(InvalidInputError, "the body is not JSON", orjson.JSONDecodeError):
         value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidInputError(f"the body is not JSON: {error}") from None
     values = value if isinstance(value, list) else [value]
     if len(values) > EVENTS_MAX:
         raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {EVENTS_MAX} events go into one request")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
@@ -25,7 +26,7 @@ from app.trust.privacy_knowledge import REFRESH_S
 from app.trust.subject_keys import TRUSTED_S
 from app.write.intake.privacy_changes import Facts, PrivacyChanges
 from app.write.intake.system_entries import SystemEntries
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, reported_as
 from ledger.machines.job_search import check_indexed
 from ledger.private_fields import declaration_of
 
@@ -82,8 +83,13 @@ async def erase_subject(
     wanted: Annotated[dict[str, Any], json_body(ErasureRequest)],
 ) -> Response:
     """Destroy the key of a person's private fields, for good. The chain stays whole, and says so."""
-    erased = await privacy.erase(tenant_id, wanted["subject"], wanted.get("reason"))
-    return json_answer({"tenant_id": tenant_id, **erased, "other_nodes_within_s": TRUSTED_S})
+    return json_answer(
+        {
+            "tenant_id": tenant_id,
+            **await privacy.erase(tenant_id, wanted["subject"], wanted.get("reason")),
+            "other_nodes_within_s": TRUSTED_S,
+        }
+    )
 
 
 def _answer(tenant_id: str, declared: Facts | None) -> Response:
@@ -109,10 +115,8 @@ async def declare_search_fields(
     """Index the tenant's jobs by these fields, and no others: inside `spec`, or `dc`. Searches find the same jobs
     without, more slowly. The jobs that are there are indexed behind the answer."""
     for number, field in enumerate(wanted["fields"]):
-        try:
+        with reported_as(partial(InvalidInputError, path=("fields", number)), f"fields.{number}", InvalidInputError):
             check_indexed(field)
-        except InvalidInputError as error:
-            raise InvalidInputError(f"fields.{number}: {error}", ("fields", number)) from None
     async with reading(pool) as connection:
         declared = await job_search.declare(connection, tenant_id, sorted(set(wanted["fields"])))
     return _search_answer(tenant_id, declared)
