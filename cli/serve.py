@@ -21,7 +21,7 @@ import uvloop
 
 from app.runtime.logs import DRAIN_S, configure_logs, drain_logs, write_line
 from app.runtime.settings.config import Settings, load_settings
-from app.runtime.tasks import StopDeadline
+from app.runtime.tasks import stop_deadline
 from cli import nodes
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.exit_code import ExitCode
@@ -190,10 +190,10 @@ def _child_of(descriptor: int) -> Iterator[Callable[[], None]]:
             loop.remove_reader(parent)
 
 
-def _run(settings: Settings, serving: Callable[[StopDeadline], Coroutine[Any, Any, int]]) -> NoReturn:
+def _run(settings: Settings, serving: Callable[[Callable[[], None]], Coroutine[Any, Any, int]]) -> NoReturn:
     """Serve until the stop, which is bounded in time; exits with the code that ``serving`` returns."""
-    with StopDeadline(settings.shutdown_grace.total_seconds() + STOP_MARGIN_S, drain_logs) as deadline:
-        raise CommandExit(uvloop.run(serving(deadline)))
+    with stop_deadline(settings.shutdown_grace.total_seconds() + STOP_MARGIN_S, drain_logs) as begin_stop:
+        raise CommandExit(uvloop.run(serving(begin_stop)))
 
 
 async def _serve(
@@ -202,7 +202,7 @@ async def _serve(
     accept_lost_wal: bool,
     parent: int | None,
     own_port: int | None,
-    deadline: StopDeadline,
+    on_stop: Callable[[], None],
 ) -> int:
     from app.node import serving
 
@@ -213,12 +213,12 @@ async def _serve(
             accept_lost_wal=accept_lost_wal,
             own_port=own_port,
             on_ready=partial(_say_ready, tell_parent=tell_parent),
-            on_stop=deadline.begin,
+            on_stop=on_stop,
         )
 
 
 async def _serve_and_watch(
-    settings: Settings, postgres: EmbeddedPostgres, accept_lost_wal: bool, deadline: StopDeadline
+    settings: Settings, postgres: EmbeddedPostgres, accept_lost_wal: bool, on_stop: Callable[[], None]
 ) -> int:
     """Serve, and restart PostgreSQL whenever it dies; writes received meanwhile wait in the WAL."""
     from app.node import serving
@@ -230,7 +230,7 @@ async def _serve_and_watch(
             postgres.service_url(),
             accept_lost_wal=accept_lost_wal,
             on_ready=_say_ready,
-            on_stop=deadline.begin,
+            on_stop=on_stop,
         )
     finally:
         watching.cancel()

@@ -24,6 +24,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, TextIO, cast
 
 import structlog
@@ -38,19 +39,19 @@ DRAIN_S: Final = 2.0
 _LEFT_OUT: Final = "log_lines_left_out"
 
 
+@dataclass(eq=False)
 class LineBudget:
     """Decides which lines are written, and counts the others. Thread-safe.
 
-    ``tell`` is called with an event and how many lines of it were left out, once for each about a second later.
+    ``_tell`` is called with an event and how many lines of it were left out, once for each about a second later.
     """
 
-    def __init__(self, tell: Callable[[str, int], object], clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._tell = tell
-        self._clock_s = clock_s
-        self._lock = threading.Lock()
-        self._written: dict[str, tuple[float, int]] = {}
-        """By event, the start of the current second, and the lines written in it."""
-        self._left_out: Counter[str] = Counter()
+    _tell: Callable[[str, int], object]
+    _clock_s: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _written: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By event, the start of the current second, and the lines written in it."""
+    _left_out: Counter[str] = field(default_factory=Counter)
 
     def admits(self, event: str) -> bool:
         """Whether one more line of ``event`` is written."""

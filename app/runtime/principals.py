@@ -42,9 +42,8 @@ class Right(enum.StrEnum):
 
 def covers(pattern: str, other: str) -> bool:
     """Whether ``pattern`` matches the tenant ``other``, or all tenants that the pattern ``other`` matches."""
-    if pattern.endswith("*"):
-        return pattern == EVERY_TENANT or (other.startswith(pattern[:-1]) and other != SYSTEM_TENANT)
-    return pattern == other
+    is_every = pattern in (EVERY_TENANT, other)
+    return is_every or (pattern.endswith("*") and other.startswith(pattern[:-1]) and other != SYSTEM_TENANT)
 
 
 class Grant(NamedTuple):
@@ -108,8 +107,7 @@ def grant_of(rights: Collection[str], tenants: Collection[str]) -> Grant:
     Raises:
         InvalidInputError: there is no such right, or no such pattern.
     """
-    unknown = set(rights).difference(Right)
-    if unknown:
+    if unknown := set(rights).difference(Right):
         raise InvalidInputError(f"{min(unknown)[:100]!r} is no right; there are {', '.join(Right)}", ("rights",))
     for pattern in tenants:
         if re.fullmatch(names.TENANTS, pattern) is None:

@@ -19,7 +19,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, count
 from pathlib import Path
@@ -41,20 +41,20 @@ REST_FROM_S: Final = 0.0005
 """Turns pause once they have spent so much: timers are no finer."""
 
 
+@dataclass(eq=False)
 class Share:
     """Hands out turns. Belongs to one event loop; ``run`` MUST run for turns to come."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._wanted = asyncio.Event()
-        self._owed_s = 0.0
-        """Spent since the last pause."""
-        self._spent_s = 0.0
-        """Spent since the last check of other work."""
-        self._share = BUSY
-        self._got = 1.0
-        """Part of its wanted processor time that the loop got."""
-        self._looked_at = _scheduled()
+    _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _owed_s: float = 0.0
+    """Spent since the last pause."""
+    _spent_s: float = 0.0
+    """Spent since the last check of other work."""
+    _share: float = BUSY
+    _got: float = 1.0
+    """Part of its wanted processor time that the loop got."""
+    _looked_at: tuple[float, float, float] = field(default_factory=lambda: _scheduled())
 
     def grant(self, future: asyncio.Future[None]) -> None:
         """Set ``future`` when its turn has come; the task that awaits it has the turn until its next await."""
@@ -78,8 +78,7 @@ class Share:
             await self._wanted.wait()
             handed_out = 0
             while self._waiting and handed_out < TURNS_AT_ONCE:
-                future = self._waiting.popleft()
-                if not future.done():
+                if not (future := self._waiting.popleft()).done():
                     future.set_result(None)
                     handed_out += 1
             if not self._waiting:
@@ -147,15 +146,15 @@ async def in_turns(items: Iterable[Item], turn_s: float | None = None) -> AsyncI
         yield item
 
 
+@dataclass(eq=False)
 class FairTurns:
     """Hands out turns, one in each pass of the event loop, by keys in rotation; of one key, the oldest task first, so
     that one request is done before the next starts. Belongs to one event loop."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[str | None, list[tuple[int, int, asyncio.Future[None]]]] = {}
-        """By key, in the order of the keys' next turns: a heap of waiting tasks, by place, then by arrival."""
-        self._places: WeakKeyDictionary[asyncio.Task[object], _Place] = WeakKeyDictionary()
-        self._numbers = count()
+    _waiting: dict[str | None, list[tuple[int, int, asyncio.Future[None]]]] = field(default_factory=dict)
+    """By key, in the order of the keys' next turns: a heap of waiting tasks, by place, then by arrival."""
+    _places: WeakKeyDictionary[asyncio.Task[object], _Place] = field(default_factory=WeakKeyDictionary)
+    _numbers: Iterator[int] = field(default_factory=count)
 
     async def next(self, key: str | None) -> None:
         """Return when it is the turn of ``key``, and of this task within the key. The turn lasts until the task's next

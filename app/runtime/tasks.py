@@ -1,7 +1,7 @@
 """How background tasks run, pause and end.
 
 ``kept_running`` restarts a task that failed; ``paced`` keeps one to its share of the time; ``called_in`` lets another
-thread call into the loop, ``in_own_thread`` waits for work that may hang; ``StopDeadline`` ends a process whose stop
+thread call into the loop, ``in_own_thread`` waits for work that may hang; ``stop_deadline`` ends a process whose stop
 hangs. ``Slots`` and ``MemoryBudget`` bound heavy work, ``keep_newest`` a cache. Acknowledged records are durable, so a
 kill loses none of them: the next start recovers them.
 """
@@ -16,10 +16,10 @@ import sys
 import threading
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar, TypeVarTuple
 
 import structlog
@@ -102,39 +102,32 @@ def in_own_thread(work: Callable[[], Value], name: str) -> asyncio.Future[Value]
     return outcome
 
 
-class StopDeadline:
-    """Ends the process, with exit code 1, ``seconds`` after the first call of ``begin``, unless the context was left
-    before. ``before_end`` is called first, after the last line of the log, and MUST NOT wait long."""
+@contextmanager
+def stop_deadline(seconds: float, before_end: Callable[[], object] = lambda: None) -> Iterator[Callable[[], None]]:
+    """Ends the process, with exit code 1, ``seconds`` after the first call of what it yields, unless the context was
+    left before. ``before_end`` is called first, after the last line of the log, and MUST NOT wait long."""
 
-    def __init__(self, seconds: float, before_end: Callable[[], object] = lambda: None) -> None:
-        self._seconds = seconds
-        self._before_end = before_end
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-
-    def __enter__(self) -> StopDeadline:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-
-    def begin(self) -> None:
-        """The stop begins; more calls change nothing."""
-        with contextlib.suppress(RuntimeError):  # It has begun.
-            self._timer.start()
-
-    def _end(self) -> None:
+    def end() -> None:
         frames = sys._current_frames()
         stands = {
             thread.name: "".join(traceback.format_stack(frames[thread.ident], limit=3)).strip().splitlines()
             for thread in threading.enumerate()
             if thread is not threading.current_thread() and thread.ident in frames
         }
-        log.critical("stop_overdue", after_s=self._seconds, threads=stands)
-        self._before_end()
+        log.critical("stop_overdue", after_s=seconds, threads=stands)
+        before_end()
         os._exit(ExitCode.COULD_NOT_RUN)
+
+    def begin() -> None:
+        with contextlib.suppress(RuntimeError):  # It has begun.
+            timer.start()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    try:
+        yield begin
+    finally:
+        timer.cancel()
 
 
 WAIT_S = 30.0
@@ -180,15 +173,15 @@ def keep_newest(cache: OrderedDict[Key, Value], key: Key, value: Value, count_ma
         cache.popitem(last=False)
 
 
+@dataclass(eq=False)
 class MemoryBudget:
     """Bytes that all requests together may hold in memory; one principal may hold three quarters of them."""
 
-    def __init__(self, bytes_max: int, what: str) -> None:
-        """``what`` says what they are."""
-        self._bytes_max = bytes_max
-        self._what = what
-        self._held_bytes = 0
-        self._held_by: Counter[str] = Counter()
+    _bytes_max: int
+    _what: str
+    """What the bytes are."""
+    _held_bytes: int = 0
+    _held_by: Counter[str] = field(default_factory=Counter)
 
     def take(self, count: int, principal: str | None = None) -> None:
         """Hold ``count`` more bytes for ``principal``; None has no share of its own.

@@ -35,15 +35,13 @@ class ConnectionBounds:
     body_timeout_s: float
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """How long one stage of a connection has made no progress."""
 
-    __slots__ = ("_moved_bytes", "_since_s", "_stage")
-
-    def __init__(self) -> None:
-        self._stage: object = None
-        self._since_s = 0.0
-        self._moved_bytes = 0
+    _stage: object = None
+    _since_s: float = 0.0
+    _moved_bytes: int = 0
 
     def stalled_s(self, stage: object, moved_bytes: int, now_s: float) -> float:
         """Seconds since ``stage`` was first seen, or since it moved ``PROGRESS_BYTES``.

@@ -133,12 +133,15 @@ class FoundBreaks:
         if not waiting:
             return None
         named = first_of([*map(_named, waiting)], NAMED_MAX, "; ")
-        steps = []
-        if any(each.mended_at is None for each in waiting):
-            steps.append("to mend, restore the rows, then run tally verify --tenant T on the whole chain")
-        if not all(each.acknowledged for each in waiting):
-            steps.append("to acknowledge, run tally verify --tenant T --acknowledge REASON")
-        return f"found: {named}. What to do: {'; '.join(steps)}"
+        steps = {
+            "to mend, restore the rows, then run tally verify --tenant T on the whole chain": any(
+                each.mended_at is None for each in waiting
+            ),
+            "to acknowledge, run tally verify --tenant T --acknowledge REASON": not all(
+                each.acknowledged for each in waiting
+            ),
+        }
+        return f"found: {named}. What to do: {'; '.join(step for step, is_due in steps.items() if is_due)}"
 
     def mended(self, tenant_id: str, *, kinds: Collection[str] | None = None) -> None:
         """Mark the breaks of the tenant, or those of these ``kinds``, as repaired. Does not block on the disk."""
@@ -158,8 +161,7 @@ class FoundBreaks:
         known break is counted and not logged again."""
         self._count(met_by)
         with self._changing:
-            noted = self._note(tenant_id, found, met_by)
-            if noted is None:
+            if (noted := self._note(tenant_id, found, met_by)) is None:
                 return
             if not self._is_closed:
                 self._writer.submit(self._store_reported)
@@ -180,9 +182,7 @@ class FoundBreaks:
     def is_acknowledged(self, tenant_id: str, found: Break) -> bool:
         """Whether exactly this break is acknowledged and was not repaired since."""
         known = self._by_place.get((tenant_id, found.kind, found.seq))
-        if known is None or known.is_settled:
-            return False
-        return known.acknowledged and known.actual == _actual(found)
+        return known is not None and not known.is_settled and known.acknowledged and known.actual == _actual(found)
 
     def found(self, tenant_id: str, breaks: Iterable[Break]) -> None:
         """Keep breaks that verification found, until they are repaired and acknowledged; it logs them itself. Blocks on
@@ -212,7 +212,7 @@ class FoundBreaks:
 
     def _forget_acknowledged(self) -> bool:
         """Evict a break to make room: first a settled one, then an acknowledged one, which verification finds again."""
-        acknowledged = [place for place, each in self._by_place.items() if each.acknowledged]
+        acknowledged = (place for place, each in self._by_place.items() if each.acknowledged)
         place = min(acknowledged, key=lambda place: not self._by_place[place].is_settled, default=None)
         return place is not None and self._by_place.pop(place) is not None
 

@@ -95,10 +95,8 @@ class Loss(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The range, and the jobs as far as they are known."""
-        if self.last_lsn < self.first_lsn:
-            what = f"from LSN {self.first_lsn} on, nobody knows how many"
-        else:
-            what = f"LSN {self.first_lsn}" + (f" to {self.last_lsn}" if self.last_lsn > self.first_lsn else "")
+        span = f"LSN {self.first_lsn}" + (f" to {self.last_lsn}" if self.last_lsn > self.first_lsn else "")
+        what = f"from {span} on, nobody knows how many" if self.last_lsn < self.first_lsn else span
         named = first_of([f"{each.tenant_id}/{each.job_id}" for each in self.jobs], NAMED_MAX)
         return what + (f" ({named})" if named else "")
 
@@ -132,9 +130,8 @@ class Losses:
 
     def wanted(self, tenant_id: str, kind: str | None, seq: int | None) -> list[Loss]:
         """The losses that a request acknowledges."""
-        if tenant_id != SYSTEM_TENANT or kind not in (None, KIND):
-            return []
-        return [each for each in self._open if seq in (None, each.seq)]
+        is_wanted = tenant_id == SYSTEM_TENANT and kind in (None, KIND)
+        return [each for each in self._open if is_wanted and seq in (None, each.seq)]
 
     def note(self, loss: Loss) -> None:
         """Keep a loss until ``_system`` records it. Blocks on the disk."""

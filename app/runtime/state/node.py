@@ -130,10 +130,6 @@ class Watermark(Places):
         super().__init__(lsn)
         self.name = name
 
-    def when_wanted(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` whenever a wait is for a position not yet reached."""
-        self.on_wanted = wake
-
     def give_up(self, message: str) -> None:
         """Expire all current waits."""
         for future in self.leave():

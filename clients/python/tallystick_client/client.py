@@ -117,8 +117,17 @@ class LedgerMethods(Generic[J]):
         key: str | None = None,
     ) -> Answer[Recorded]:
         """Record a new job. Not by way of the spool, as every method of the client but ``job``."""
-        body = {"tenant_id": tenant_id, "spec": spec, "assigned_dcs": list(assigned_dcs)}
-        return self._write("/v1/jobs", body | {"job_id": job_id, "durability": durability}, key)
+        return self._write(
+            "/v1/jobs",
+            {
+                "tenant_id": tenant_id,
+                "spec": spec,
+                "assigned_dcs": list(assigned_dcs),
+                "job_id": job_id,
+                "durability": durability,
+            },
+            key,
+        )
 
     @operation
     def send_event(
@@ -278,8 +287,17 @@ class LedgerMethods(Generic[J]):
         that fell behind goes on from the first entry that it was not told, or raises ``LaggedError`` if
         ``raise_lagged``.
         """
-        params = {"tenant_id": tenant_id, "job": job, "dc": dc, "from_seq": from_seq}
-        return watched(self._core, params | {"actions": ",".join(actions) or None}, raise_lagged)
+        return watched(
+            self._core,
+            {
+                "tenant_id": tenant_id,
+                "job": job,
+                "dc": dc,
+                "from_seq": from_seq,
+                "actions": ",".join(actions) or None,
+            },
+            raise_lagged,
+        )
 
     @operation
     def request(

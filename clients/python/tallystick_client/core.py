@@ -142,8 +142,7 @@ class Core:
                 await self.ask("GET", path, params={"limit": PAGE, **params, "cursor": cursor}, patience_s=patience_s)
             )
             yield page
-            cursor = page["next_cursor"]
-            if cursor is None:
+            if (cursor := page["next_cursor"]) is None:
                 return
 
     @asynccontextmanager
@@ -369,8 +368,7 @@ Event: TypeAlias = tuple[int | None, str, bytes | None]
 class Events:
     """The events in the bytes of a stream (HTML Living Standard, server-sent events)."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    _rest = b""
 
     def feed(self, piece: bytes) -> list[Event]:
         """The events that ``piece`` completes."""

@@ -124,9 +124,8 @@ TRANSIENT_STATUS = frozenset({408, 429, 502, 503, 504})
 def problem(status: int, document: Mapping[str, Any], location: str | None) -> ProblemError:
     """The exception for a problem document."""
     kind = str(document["type"]).rsplit("/", 1)[-1]
-    detail = str(document.get("detail") or document.get("title") or f"status {status}")
-    if "line" in document:
-        detail = f"line {document['line']}: {detail}"
+    line = f"line {document['line']}: " if "line" in document else ""
+    detail = line + str(document.get("detail") or document.get("title") or f"status {status}")
     known = _BY_KIND.get(kind, FinalError if kind in FINAL_KINDS else ProblemError)
     if document.get("reason") == "copies-removed":
         known = CopiesRemovedError

@@ -175,10 +175,9 @@ class JobMethods:
     def _accepted(self, worker_count: int) -> Request:
         self._began = datetime.now(UTC), time.monotonic()
         body = {"type": "JobAccepted", "dc_id": self.dc_id, "worker_count": worker_count}
-        key = f"py-{self.job_id}-accepted-{self.dc_id}"
-        if not KEY.fullmatch(key):
-            key = f"py-{self.job_id}-accepted-{hashlib.sha256(self.dc_id.encode()).hexdigest()}"
-        return self._event(body, key)
+        is_fit = KEY.fullmatch(f"py-{self.job_id}-accepted-{self.dc_id}")
+        place = self.dc_id if is_fit else hashlib.sha256(self.dc_id.encode()).hexdigest()
+        return self._event(body, f"py-{self.job_id}-accepted-{place}")
 
     def _event(self, event: dict[str, Any], key: str) -> Request:
         return Request(path=f"{self._path}/events", key=key, body=json_of({**self._common, **event}))

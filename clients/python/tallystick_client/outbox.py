@@ -86,14 +86,14 @@ class _Sending:
     """Why it ended early."""
 
 
+@dataclass(eq=False)
 class Outbox:
     """Records parts of jobs, through the spool if there is one."""
 
-    def __init__(self, core: Core, spool: Spool | None) -> None:
-        self._core = core
-        self._spool = spool
-        self._failures = 0
-        self._quiet_until = 0.0
+    _core: Core
+    _spool: Spool | None
+    _failures: int = 0
+    _quiet_until: float = 0.0
 
     async def record(self, tenant_id: str, job_id: str, part: Part, requests: Sequence[Request]) -> list[Reply] | None:
         """Record one part of a job: the answers, None when the spool keeps it, [] when it was recorded before.
@@ -123,9 +123,8 @@ class Outbox:
             except TallystickError as error:
                 error.add_note(str(full))
                 raise
-        if time.monotonic() < self._quiet_until:
-            return None
-        return await self._flush(self._spool, _Sending(SpoolReport(), own, SPOOLED_WAIT_S), SPOOLED_WAIT_S)
+        is_quiet, sending = time.monotonic() < self._quiet_until, _Sending(SpoolReport(), own, SPOOLED_WAIT_S)
+        return None if is_quiet else await self._flush(self._spool, sending, SPOOLED_WAIT_S)
 
     async def flush(self) -> SpoolReport:
         """Send waiting files, until none was accepted for the client's patience, or waiting cannot help.

@@ -21,6 +21,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NotRequired, TypedDict, cast
 
@@ -62,11 +63,11 @@ class Kept(TypedDict):
     name: NotRequired[str]
 
 
+@dataclass(eq=False)
 class Spool:
     """The spool in ``folder``, which is created with the first file. All methods raise ``SpoolError``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def keep(self, kept: Kept) -> Path:
         """Store one part of a job; it is durable when this returns its path."""
