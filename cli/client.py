@@ -187,8 +187,7 @@ def _token() -> str:
     Raises:
         ConfigurationError: the text cannot be a token.
     """
-    in_environment = os.environ.get(TOKEN_VARIABLE, "")
-    return token_text(in_environment, TOKEN_VARIABLE) if _token_of_file is None else _token_of_file
+    return token_text(os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE) if _token_of_file is None else _token_of_file
 
 
 def _read_token(_context: object, _parameter: object, path: str | Path | None) -> None:

@@ -155,8 +155,8 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
     lines = [[printable(text) for text in line] for line in (head, *told)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
-        text = "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        out.print(text, markup=False)
+        cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        out.print("  ".join(cells).rstrip(), markup=False)
     if len(found) > limit:
         err.print(f"the newest {limit}; there are more (--limit)", markup=False)
 
@@ -164,8 +164,9 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
 def _show(client: LedgerClient, tenant: str, job_id: str, as_json: bool) -> None:
     path = f"/v1/jobs/{quote(job_id, safe='')}"
     job = client.get(path, JobAnswer, tenant_id=tenant)
-    pages = client.pages(f"{path}/events", JobEventList, tenant_id=tenant)
-    events: list[dict[str, Any]] = [event for page in pages for event in page["items"]]
+    events: list[dict[str, Any]] = [
+        event for page in client.pages(f"{path}/events", JobEventList, tenant_id=tenant) for event in page["items"]
+    ]
     ended = "" if job["error"] is None else f": {_short(job['error'])}"
     tell(
         {**job, "events": events},
@@ -249,5 +250,6 @@ def watch(
 def _line(entry: Entry) -> str:
     payload = entry["payload"]
     shown = payload if len(payload) <= PAYLOAD_CHARACTERS else payload[:PAYLOAD_CHARACTERS] + "…"
-    when = entry["at"] or entry["t_hlc"]
-    return printable(f"{entry['seq']:>8}  {when}  {entry['action']:<17}  {entry['job_id']}  {shown}")
+    return printable(
+        f"{entry['seq']:>8}  {entry['at'] or entry['t_hlc']}  {entry['action']:<17}  {entry['job_id']}  {shown}"
+    )

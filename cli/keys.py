@@ -303,8 +303,7 @@ def _told(key: Mapping[str, Any], root_key_id: str | None) -> str:
         *([f"up to {key['not_after']}"] if key["not_after"] else ()),
         *([f"revoked from HLC {key['revoked_from_hlc']} on ({reason})"] if key["revoked_from_hlc"] else ()),
     ]
-    entry = key["introduced_by"]
-    made = f"introduced at seq {entry['seq']} of _system, " if entry else ""
+    made = f"introduced at seq {entry['seq']} of _system, " if (entry := key["introduced_by"]) else ""
     return (
         f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, "
         f"{f'signs {signs}' if signs else 'signs no more'}{role}\n"

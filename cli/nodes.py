@@ -96,8 +96,7 @@ class _Node:
             log.info("node_started", node=self._number, pid=process.pid)
             stopping = asyncio.create_task(self._end(process))
             try:
-                was_ready = bool(await asyncio.get_running_loop().sock_recv(ours, 1))
-                if was_ready:
+                if was_ready := bool(await asyncio.get_running_loop().sock_recv(ours, 1)):
                     self.ready.set()
                 code = await process.wait()
             finally:

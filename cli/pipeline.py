@@ -47,8 +47,7 @@ def prepared(settings: Settings) -> dict[str, str]:
 
 def _install() -> None:
     """Install the pipeline's packages from the lock file of this command's checkout."""
-    makefile = _CHECKOUT / "Makefile"
-    if not makefile.exists() or Path(sys.prefix) != _CHECKOUT / ".venv":
+    if not (_CHECKOUT / "Makefile").exists() or Path(sys.prefix) != _CHECKOUT / ".venv":
         raise fail("the packages of the pipeline are not installed: pip install 'tallystick[pipeline]'")
     err.print("installing what the pipeline needs, once: Spark and Arrow, about a minute ...")
     if subprocess.run(["make", "--silent", "-C", _CHECKOUT, "pipeline"], stdout=sys.stderr, check=False).returncode:
@@ -60,11 +59,9 @@ def _known_of(settings: Settings) -> dict[str, str]:
     known = {
         "TALLY_PIPELINE_SIGNING_KEY": uri_in_use(settings),
         "TALLY_PIPELINE_LOGS": str(settings.data_dir / "logs"),
+        **({} if settings.signing.pin is None else {"TALLY_PIPELINE_SIGNING_PIN": settings.signing.read_pin()}),
+        **({} if settings.archive.url is None else {"TALLY_PIPELINE_ARCHIVE": settings.archive.url}),
     }
-    if settings.signing.pin is not None:
-        known["TALLY_PIPELINE_SIGNING_PIN"] = settings.signing.read_pin()
-    if settings.archive.url is not None:
-        known["TALLY_PIPELINE_ARCHIVE"] = settings.archive.url
     if settings.database_url is not None:
         return {**known, "TALLY_PIPELINE_DSN": settings.database_url}
     from cli.serve import embedded_postgres

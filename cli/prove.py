@@ -72,8 +72,7 @@ def prove(
         raise
     client.json(reply, Any)
     outcome = judged(reply.content, keyring, kept, memory)
-    code = exit_code_of_receipt(outcome.verdict)
-    if code not in _WRITTEN:
+    if (code := exit_code_of_receipt(outcome.verdict)) not in _WRITTEN:
         first = outcome.verdict["first_break"]
         raise fail(
             f"the receipt of {client.url} does not hold and is not kept: {first['kind']}: {first['detail']}", code
@@ -95,11 +94,9 @@ def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> int | N
 
 
 def _is_asked(receipt: Receipt, tenant: str, job: str | None, seq: int | None) -> bool:
-    if receipt.tenant_id != tenant:
-        return False
-    if job is None:
-        return receipt.covers == ENTRY and receipt.seqs == [seq]
-    return receipt.covers == JOB and receipt.job_id in (job, refused_job_id(job))
+    is_entry = job is None and receipt.covers == ENTRY and receipt.seqs == [seq]
+    is_job = job is not None and receipt.covers == JOB and receipt.job_id in (job, refused_job_id(job))
+    return receipt.tenant_id == tenant and (is_entry or is_job)
 
 
 def _tell(outcome: ReceiptVerdict, subject: list[str], output: Path, *, as_json: bool) -> None:

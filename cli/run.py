@@ -328,9 +328,8 @@ def run_command(command: Sequence[str]) -> Ended:
     program.restore_umask()
     started = time.monotonic()
     pid = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=(), setsigdef=_IGNORED_BY_PYTHON)
-    status = _status_at_end(pid, waited_for)
+    code = os.waitstatus_to_exitcode(_status_at_end(pid, waited_for))
     duration_s = time.monotonic() - started
-    code = os.waitstatus_to_exitcode(status)
     return Ended(code, None, duration_s) if code >= 0 else Ended(128 - code, signal.Signals(-code).name, duration_s)
 
 

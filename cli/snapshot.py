@@ -59,8 +59,8 @@ def _sign_all(client: LedgerClient, as_json: bool) -> tuple[list[dict[str, Any]]
     is_patient = True
     # The ledger's own chain last, to include the entries that the others cause in it.
     pages = client.pages("/v1/tenants", TenantList, limit=PAGE_TENANTS)
-    tenants = [item["tenant_id"] for page in pages for item in page["items"]]
-    for tenant in sorted(tenants, key=lambda name: (name == SYSTEM_TENANT, name)):
+    listed = (item["tenant_id"] for page in pages for item in page["items"])
+    for tenant in sorted(listed, key=lambda name: (name == SYSTEM_TENANT, name)):
         try:
             made.append(_sign(client, tenant, is_patient=is_patient))
         except ProblemError as error:

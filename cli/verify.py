@@ -165,9 +165,11 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
                 raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
             verdict = _compared(log, request, verdict, present, ring)
         # 4. The remembered checkpoint.
-        if memory is None:
-            return verdict
-        return _looked(log, Observation.at(memory, tenant, present, ring, datetime.now(UTC)), verdict, is_any=is_any)
+        return (
+            verdict
+            if memory is None
+            else _looked(log, Observation.at(memory, tenant, present, ring, datetime.now(UTC)), verdict, is_any=is_any)
+        )
 
 
 def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring) -> dict[str, Any]:
@@ -343,22 +345,19 @@ class Request:
 
 def served_anchors(client: LedgerClient, tenant: str, external: ExternalWitnesses, open_note: OpenNote) -> list[Anchor]:
     """The service's newest statement of each external witness."""
-    cosigned, stamped = list[dict[str, Any]](), list[dict[str, Any]]()
+    said: list[StoredAnchor] = []
     if external.witnesses:
         known = {witness.text() for witness in external.witnesses}
         items = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList, limit=LISTED_MAX)["items"]
-        cosigned = _newest([item for item in items if item["witness"] in known], "witness")
-    if external.roots:
-        items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
-        stamped = _newest(items, "authority")
-    said = [
-        *(
+        said += [
             StoredAnchor(
                 WITNESS, each["witness"], each["note"], each["tree_size"], datetime.fromisoformat(each["time"])
             )
-            for each in cosigned
-        ),
-        *(
+            for each in _newest([item for item in items if item["witness"] in known], "witness")
+        ]
+    if external.roots:
+        items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
+        said += [
             StoredAnchor(
                 RFC_3161,
                 each["authority"],
@@ -367,9 +366,8 @@ def served_anchors(client: LedgerClient, tenant: str, external: ExternalWitnesse
                 datetime.fromisoformat(each["time"]),
                 base64.b64decode(each["response"]),
             )
-            for each in stamped
-        ),
-    ]
+            for each in _newest(items, "authority")
+        ]
     return [judge(each, external.witnesses, external.roots, open_note) for each in said]
 
 
@@ -388,6 +386,5 @@ def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
 
 
 def _newest(items: list[dict[str, Any]], whose: str) -> list[dict[str, Any]]:
-    by_age = sorted(items, key=lambda item: (item["tree_size"], item["time"]))
-    newest = {item[whose]: item for item in by_age}
+    newest = {item[whose]: item for item in sorted(items, key=lambda item: (item["tree_size"], item["time"]))}
     return [newest[name] for name in sorted(newest)]

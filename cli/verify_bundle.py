@@ -159,8 +159,7 @@ def _store(path: Path, content: bytes, document: dict[str, Any], signer: FileSig
 def _lines(file: VerifiedFile) -> list[RenderableType]:
     summary = f"[{_CODE_COLOURS[file.exit_code]}]{report.OUTCOMES[file.exit_code]}[/]"
     lines = [marked(f"{escape(file.name)}: {summary}")]
-    outcome = file.outcome
-    if outcome is None:
+    if (outcome := file.outcome) is None:
         return [*lines, f"  {file.error}"]
     verdict, manifest = outcome.verdict, outcome.manifest
     lines.append(f"SHA-256 {outcome.digest}")

@@ -88,8 +88,8 @@ async def _verify(
     try:
         async with consistent_reader(connection, tenant) as reader:
             look = await _look(reader, request)
-            is_seen = look is not None and bool(look.before)
-            if not is_seen and await reader.head() is None and await reader.last_entry() is None:
+            is_new = look is None or not look.before
+            if is_new and await reader.head() is None and await reader.last_entry() is None:
                 raise TenantNotFoundError(f"there is no tenant {tenant}")
             if keyring is not None and external.are_any:
                 trusted = keyring
@@ -101,8 +101,6 @@ async def _verify(
                     lambda _authority: external.roots,
                 )
                 anchors = anchors + judge()
-            if look is not None:
-                heads = [*heads, *look.heads]
             ring = keyring if keyring is not None else named_keys(await key_store.list_entries(connection))
             verify_rows = partial(
                 verify,
@@ -111,7 +109,7 @@ async def _verify(
                 from_seq=request.from_seq,
                 to_seq=request.to_seq,
                 open_snapshot=partial(open_snapshot, keyring=ring),
-                checkpoints=heads,
+                checkpoints=[*heads, *(() if look is None else look.heads)],
                 anchors=anchors,
             )
             is_whole = (request.from_seq, request.to_seq) == (None, None)

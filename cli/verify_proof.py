@@ -122,9 +122,11 @@ def _judged(path: Path, trusted: Trusted) -> ReceiptVerdict | str:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         return error.strerror or readable(error)
-    if not is_like_receipt(data):
-        return f"it is no receipt; it looks like {looks_like(data[:HEAD_BYTES])}"
-    return judged(data, *trusted)
+    return (
+        judged(data, *trusted)
+        if is_like_receipt(data)
+        else f"it is no receipt; it looks like {looks_like(data[:HEAD_BYTES])}"
+    )
 
 
 def _lines(found: ReceiptVerdict | str) -> list[RenderableType]:
@@ -143,10 +145,9 @@ def _lines(found: ReceiptVerdict | str) -> list[RenderableType]:
 
 def subject_of(receipt: Receipt, size: int) -> list[str]:
     """The subject of the receipt, in two lines."""
-    count = counted(len(receipt.entries), "entry", "entries")
-    what = f"all {count} of job" if receipt.covers == JOB else "one entry of job"
+    what = f"all {counted(len(receipt.entries), 'entry', 'entries')}" if receipt.covers == JOB else "one entry"
     return [
-        f"{what} {receipt.job_id} of tenant {receipt.tenant_id}",
+        f"{what} of job {receipt.job_id} of tenant {receipt.tenant_id}",
         f"in log {receipt.origin}, up to its checkpoint of {size} entries, says {receipt.node_id}",
     ]
 

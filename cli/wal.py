@@ -84,6 +84,5 @@ def _line(item: dict[str, Any]) -> str:
     head = f"{item['lsn']:>10} {item['hlc']} {item['state']:<9} {what}"
     if "first_lsn" in item:
         return f"{head} LSN {item['first_lsn']} to {item['last_lsn']}"
-    if "payload" in item:
-        return f"{head} {item['tenant_id']} {item['job_id']} {item['payload']}"
-    return f"{head} {item['payload_hex']}"
+    payload = f"{item['tenant_id']} {item['job_id']} {item['payload']}" if "payload" in item else item["payload_hex"]
+    return f"{head} {payload}"

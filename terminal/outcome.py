@@ -156,9 +156,11 @@ def findings(
 ) -> list[RenderableType]:
     """The comparisons, the statements of external witnesses, the omitted checks, and the first break."""
     lines: list[RenderableType] = [] if memory is None else [f"memory: {memory['says']}"]
-    for anchor in verdict["anchors"]:
-        said = f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
-        lines.append(said + " ".join(filter(None, (anchor["status"], anchor["detail"]))))
+    lines += [
+        f"anchored to seq {anchor['to_seq']} by {anchor['kind']} {anchor['by']} at {anchor['time']}: "
+        + " ".join(filter(None, (anchor["status"], anchor["detail"])))
+        for anchor in verdict["anchors"]
+    ]
     lines += [f"not checked: {text}" for text in not_checked]
     if (first := verdict["first_break"]) is not None:
         place = f"seq {first['seq']}, " if first["seq"] else ""
@@ -180,13 +182,13 @@ def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[st
         for verdict in verdicts
         if "error" not in verdict
     ]
-    unsigned = [each.unsigned_entries for each in left if each.unsigned_entries]
-    late = [each.entries_before for each in left if each.entries_before]
     aspects = dict.fromkeys(aspect for each in left for aspect in each.aspects)
-    reasons = [f"not checked: {', '.join(aspects)}"] if aspects else []
-    if not is_any_key:
-        reasons = ["no --keys are given, so no signature is judged"]
-    for found, where in ((unsigned, "that no snapshot signs yet"), (late, "before the first one here")):
+    unchecked_here = [f"not checked: {', '.join(aspects)}"] if aspects else []
+    reasons = unchecked_here if is_any_key else ["no --keys are given, so no signature is judged"]
+    for found, where in (
+        ([each.unsigned_entries for each in left if each.unsigned_entries], "that no snapshot signs yet"),
+        ([each.entries_before for each in left if each.entries_before], "before the first one here"),
+    ):
         if found:
             entries, ledgers = counted(sum(found), "entry", "entries"), counted(len(found), "ledger")
             reasons.append(f"{entries} of {ledgers} {where}")

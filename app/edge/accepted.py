@@ -66,11 +66,6 @@ class Accepted:
     held_bytes: int = 0
     """Bytes that the body holds of the memory budget, until the request is answered."""
 
-    @property
-    def quotas(self) -> Quotas:
-        """The quotas of callers and tenants."""
-        return self.access.quotas
-
     def header_values(self, name: bytes) -> list[str]:
         """The values of a header, whose ``name`` is in small letters."""
         return [value.decode("latin-1") for given, value in self.scope["headers"] if given == name]
@@ -92,8 +87,8 @@ class Accepted:
             RequestTooLargeError: the quota never holds as much.
         """
         self.check_tenant(tenant_id)
-        if self.quotas.bounds_tenants and not self.is_tenant_charged:
-            self.quotas.admit_tenants({tenant_id: 1}, {tenant_id: body_bytes})
+        if self.access.quotas.bounds_tenants and not self.is_tenant_charged:
+            self.access.quotas.admit_tenants({tenant_id: 1}, {tenant_id: body_bytes})
             self.is_tenant_charged = True
 
     def check_again(self) -> None:
@@ -138,8 +133,11 @@ class Accepted:
         Raises:
             LedgerError: as ``AccessRecords.read``.
         """
-        facts = {name: value for name, value in what.items() if value is not None}
-        await self.access.records.read(recorded_request(self.scope), tenant_id, facts)
+        await self.access.records.read(
+            recorded_request(self.scope),
+            tenant_id,
+            {name: value for name, value in what.items() if value is not None},
+        )
 
     def report_break(self, error: Exception) -> None:
         """As ``AccessControl.report_break``, for an error that the answer does not carry."""
@@ -189,10 +187,9 @@ class AccessControl:
         if self.quotas.bounds_principals:
             self._charge_caller(accepted)
         # A route without a right has no tenant: a request that names one is refused, and charges no tenant.
-        if self.quotas.bounds_tenants and rule.right is not None:
-            named = dict.fromkeys(named_tenants(scope), 1)
-            if named:
-                self.quotas.admit_tenants(named, {})
+        has_tenants = self.quotas.bounds_tenants and rule.right is not None
+        if has_tenants and (named := dict.fromkeys(named_tenants(scope), 1)):
+            self.quotas.admit_tenants(named, {})
         return accepted
 
     def _charge_caller(self, accepted: Accepted) -> None:
@@ -249,7 +246,7 @@ async def body_chunks(request: Request) -> AsyncIterator[bytes]:
         UnauthenticatedError: the caller's credentials are no longer valid once the body is whole.
     """
     accepted: Accepted | None = request.scope.get(ACCEPTED)
-    sizes = accepted.quotas.principal_bytes if accepted is not None and accepted.is_body_rate_limited else None
+    sizes = accepted.access.quotas.principal_bytes if accepted is not None and accepted.is_body_rate_limited else None
     async for chunk in request.stream():
         if sizes is not None and accepted is not None:
             await asyncio.sleep(sizes.owe(accepted.caller.id, len(chunk)))
@@ -295,9 +292,7 @@ class LineCharges:
 def _declared_bytes(scope: Scope) -> int:
     """Bytes of the body; 0 when there is none, -1 when its length is not stated."""
     fields = dict(scope["headers"])
-    if b"transfer-encoding" in fields:
-        return -1
-    return int(fields.get(b"content-length", 0))
+    return -1 if b"transfer-encoding" in fields else int(fields.get(b"content-length", 0))
 
 
 Kind = TypeVar("Kind")

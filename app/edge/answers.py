@@ -47,8 +47,8 @@ class Answer(NamedTuple):
     def response(self) -> Response:
         """The answer for the framework."""
         response = Response(self.body, self.status)
-        named = (line.partition(b": ") for line in self.lines.splitlines())
-        response.raw_headers = [(name, value) for name, _, value in named]
+        fields = (line.partition(b": ") for line in self.lines.splitlines())
+        response.raw_headers = [(name, value) for name, _, value in fields]
         return response
 
 
@@ -79,8 +79,12 @@ class Streamed(Response):
         Raises:
             LedgerError: as ``send_all``; nothing was sent.
         """
-        head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        await self._send_all(head, scope, receive, send)
+        await self._send_all(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers},
+            scope,
+            receive,
+            send,
+        )
 
 
 async def streamed(
@@ -100,7 +104,7 @@ async def streamed(
         LedgerError: as the first piece, or as ``Accepted.record_read``; nothing was sent.
     """
     async with AsyncExitStack() as held:
-        held.enter_context(accepted.quotas.exports.one(accepted.caller.id))
+        held.enter_context(accepted.access.quotas.exports.one(accepted.caller.id))
         await held.enter_async_context(aclosing(pieces))
         async with while_connected(request):
             await anext(pieces)

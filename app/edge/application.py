@@ -96,8 +96,7 @@ def create_app(services: Services) -> FastAPI:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     app.router.routes.extend(routes)
     for route in routes:
-        missing = set(kinds_named_by(route.dependant)) - services.keys()
-        if missing:
+        if missing := set(kinds_named_by(route.dependant)) - services.keys():
             raise LookupError(f"{route.path} names services that are not wired: {sorted(map(str, missing))}")
     app.add_middleware(Observed, access=services[AccessControl], metrics=services[Metrics])
 

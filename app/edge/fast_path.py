@@ -109,8 +109,7 @@ class HeaderCache:
         if known is None or len(body) != known[1]:
             return None
         fields, _, authorization = known
-        headers = [*fields, (_KEY, key)] if key else fields.copy()
-        return CachedHead(path, key, headers, body, authorization)
+        return CachedHead(path, key, [*fields, (_KEY, key)] if key else fields.copy(), body, authorization)
 
     def remember(self, data: bytes, headers: Fields) -> None:
         """Cache the block of a plain request that the parser found at the start of ``data``, with these ``headers``.
@@ -121,9 +120,8 @@ class HeaderCache:
         _, key, block, body = split
         fields = [field for field in headers if field[0] != _KEY]
         said = [value for name, value in fields if name == b"authorization"]
-        if len(said) > 1 or any(fold in block for fold in (b"\r\n ", b"\r\n\t")):
-            return
-        if dict(headers).get(_KEY, b"") != key or len(body) != int(dict(fields)[b"content-length"]):
+        is_ambiguous = len(said) > 1 or any(fold in block for fold in (b"\r\n ", b"\r\n\t"))
+        if is_ambiguous or dict(headers).get(_KEY, b"") != key or len(body) != int(dict(fields)[b"content-length"]):
             return
         if len(self._known) == BLOCKS_MAX:
             self._known.clear()
@@ -140,8 +138,7 @@ def _split(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     if end < 0:
         return None
     for field in _KEY_FIELDS:
-        at = data.find(field, begin, end)
-        if at >= 0:
+        if (at := data.find(field, begin, end)) >= 0:
             key_end = data.find(b"\r\n", at + len(field))
             key = data[at + len(field) : key_end]
             if _is_visible(key) is None:

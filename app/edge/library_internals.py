@@ -84,8 +84,7 @@ def check_libraries() -> None:
         StartRefusedError: a part is missing; names it, and the version to install.
     """
     for kind, (library, names) in USED.items():
-        missing = set(names.split()) - _names_of(kind)
-        if missing:
+        if missing := set(names.split()) - _names_of(kind):
             declared = metadata.requires("tallystick") or ()
             wanted = next((each for each in declared if each.startswith((library + "<", library + ">"))), library)
             raise StartRefusedError(

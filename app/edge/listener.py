@@ -74,8 +74,9 @@ def connection_bounds(settings: Settings) -> ConnectionBounds:
     allowed = connections_allowed(wanted, soft, reserved)
     if allowed < wanted:
         log.warning("connections_limited", connections_max=allowed, wanted=wanted, descriptors=soft, reserved=reserved)
-    timeouts = settings.http.header_timeout, settings.http.body_timeout
-    return ConnectionBounds(allowed, *(timeout.total_seconds() for timeout in timeouts))
+    return ConnectionBounds(
+        allowed, settings.http.header_timeout.total_seconds(), settings.http.body_timeout.total_seconds()
+    )
 
 
 def _protocol_for(services: Services) -> Callable[..., asyncio.Protocol]:

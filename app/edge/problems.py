@@ -53,10 +53,9 @@ def problem_response(
         "detail": cut(detail, DETAIL_CHARACTERS_MAX),
         **(members or {}),
     }
+    is_passing = kind.status == 503 and (members or {}).get("reason") != errors.COPIES_REMOVED
     # Caches may store a 404 like any answer, and the missing object may be created later.
-    all_headers = {"Cache-Control": "no-store", **(headers or {})}
-    if kind.status == 503 and (members or {}).get("reason") != errors.COPIES_REMOVED:
-        all_headers.setdefault("Retry-After", "1")
+    all_headers = {"Cache-Control": "no-store", **({"Retry-After": "1"} if is_passing else {}), **(headers or {})}
     return Response(orjson.dumps(body, default=str), kind.status, all_headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
@@ -76,9 +75,7 @@ def _headers_of(error: Exception) -> dict[str, str]:
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, errors.CommitmentConflictError) and error.replayed:
         return {"Idempotent-Replay": "true"}
-    if isinstance(error, errors.OtherRegionError):
-        return {"Location": error.url}
-    return {}
+    return {"Location": error.url} if isinstance(error, errors.OtherRegionError) else {}
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -88,8 +85,7 @@ def dotted(path: Sequence[str | int]) -> str:
 
 def _members_of(error: Exception) -> dict[str, object]:
     members = {name: getattr(error, name) for name in _MEMBERS if hasattr(error, name)}
-    said = {name: getattr(error, name, None) for name in _MEMBERS_IF_SAID}
-    members |= {name: value for name, value in said.items() if value is not None}
+    members |= {name: value for name in _MEMBERS_IF_SAID if (value := getattr(error, name, None)) is not None}
     if "achieved" in members:
         members["achieved"] = getattr(members["achieved"], "name", None)
     if isinstance(error, errors.InvalidInputError) and error.path:

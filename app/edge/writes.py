@@ -161,8 +161,7 @@ class EventWrites:
             else {"seq": chain.seq, "chain_link": chain.chain_link, "prev_chain_link": chain.prev_chain_link},
             "session": session,
         }
-        headers = write_headers(session, receipt.replayed)
-        headers["location"] = f"/v1/jobs/{receipt.job_id}"
+        headers = {**write_headers(session, receipt.replayed), "location": f"/v1/jobs/{receipt.job_id}"}
         return Answer.of(201, json_bytes(body), headers)
 
 
@@ -242,8 +241,8 @@ class ProposalWrites:
 
     def _answer(self, recorded: Recorded, status: int, facts: Mapping[str, Any]) -> Answer:
         session = token_of(self.sessions, recorded.hlc, recorded.epoch, recorded.lsn)
-        body = json_bytes({"index": recorded.seq, "hlc": recorded.hlc, **facts})
-        return Answer.of(status, body, write_headers(session, recorded.replayed))
+        body = {"index": recorded.seq, "hlc": recorded.hlc, **facts}
+        return Answer.of(status, json_bytes(body), write_headers(session, recorded.replayed))
 
 
 def request_key(accepted: Accepted, route: Route, body: bytes, scope: str) -> RequestKey | None:
@@ -284,7 +283,5 @@ def durability_answer(requested: Durability, achieved: Durability, survives: Seq
 
 def write_headers(session: str, replayed: bool) -> dict[str, str]:
     """Headers of every answer to a write."""
-    headers = {"tally-session": session}
-    if replayed:
-        headers["idempotent-replay"] = "true"
-    return headers
+    replay = {"idempotent-replay": "true"} if replayed else {}
+    return {"tally-session": session, **replay}

@@ -158,8 +158,9 @@ class EtcdLeases:
 
     def __init__(self, urls: Sequence[str], tls: PeerTls | None) -> None:
         self._urls = list(urls)
-        of_system = cache(partial(httpx.create_ssl_context, trust_env=False))
-        self._context: Callable[[], ssl.SSLContext] = tls.context if tls is not None else of_system
+        self._context: Callable[[], ssl.SSLContext] = (
+            tls.context if tls is not None else cache(partial(httpx.create_ssl_context, trust_env=False))
+        )
         self._ids: dict[tuple[str, str], str] = {}
         """etcd's id of the lease by node and run."""
 
@@ -169,13 +170,12 @@ class EtcdLeases:
         # ran_out: etcd itself lets every lease last for its ttl once more when its cluster has a leader again
         key = _text(PREFIX + node_id)
         lease_id = (await self._post("/v3/lease/grant", {"TTL": max(1, round(ttl_s))}))["ID"]
-        value = _text(json.dumps({"holder": holder, "run": run}))
-        put = {"requestPut": {"key": key, "value": value, "lease": lease_id}}
+        put = {"key": key, "value": _text(json.dumps({"holder": holder, "run": run})), "lease": lease_id}
         expected: dict[str, object] = {"key": key, "target": "CREATE", "result": "EQUAL", "createRevision": "0"}
         while True:
             done = await self._post(
                 "/v3/kv/txn",
-                {"compare": [expected], "success": [put], "failure": [{"requestRange": {"key": key}}]},
+                {"compare": [expected], "success": [{"requestPut": put}], "failure": [{"requestRange": {"key": key}}]},
             )
             if done.get("succeeded"):
                 self._ids[node_id, run] = lease_id
@@ -194,17 +194,14 @@ class EtcdLeases:
 
     async def renew(self, node_id: str, run: str, ttl_s: float) -> bool:
         lease_id = self._ids.get((node_id, run))
-        if lease_id is None:
-            return False
-        kept = await self._post("/v3/lease/keepalive", {"ID": lease_id})
+        kept = {} if lease_id is None else await self._post("/v3/lease/keepalive", {"ID": lease_id})
         if not int(kept.get("result", {}).get("TTL", 0)):
             return False
         found = await self._post("/v3/kv/range", {"key": _text(PREFIX + node_id)})
         return bool(found.get("kvs")) and found["kvs"][0].get("lease") == lease_id
 
     async def release(self, node_id: str, run: str) -> None:
-        lease_id = self._ids.pop((node_id, run), None)
-        if lease_id is not None:
+        if (lease_id := self._ids.pop((node_id, run), None)) is not None:
             await self._post("/v3/lease/revoke", {"ID": lease_id})
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -218,10 +215,11 @@ class EtcdLeases:
             for url in list(self._urls):
                 place = url.rstrip("/") + path
                 try:
-                    answer = await read_answer(
-                        client, "POST", place, bytes_max=ANSWER_BYTES_MAX, within_s=TIMEOUT_S, json=body
+                    found: dict[str, Any] = json.loads(
+                        await read_answer(
+                            client, "POST", place, bytes_max=ANSWER_BYTES_MAX, within_s=TIMEOUT_S, json=body
+                        )
                     )
-                    found: dict[str, Any] = json.loads(answer)
                     return found
                 except (NoAnswerError, ValueError) as error:
                     failed = f"{url}: {error}"

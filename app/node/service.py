@@ -112,8 +112,11 @@ class Service:
         )
         self.metrics.read(lambda: node_values(self.node, len(self.backlog), self.backlog.entries_max))
         self.metrics.count("wal_fencing_rejects", times_fenced(started.wal.folder))
-        count_met = partial(self.metrics.count, "scheduler_chain_breaks_met", 1)
-        self.breaks = FoundBreaks(started.wal.folder, count_met, called_in(self._loop, self._record_break))
+        self.breaks = FoundBreaks(
+            started.wal.folder,
+            partial(self.metrics.count, "scheduler_chain_breaks_met", 1),
+            called_in(self._loop, self._record_break),
+        )
         self.metrics.read(lambda: {"scheduler_chain_breaks": len(self.breaks.open())})
         self.quotas = Quotas.of(
             settings.quota.model_dump(exclude={"burst"}),
@@ -218,7 +221,7 @@ class Service:
             on_chained=self._chained,
             on_failure=self.lifecycle.fail,
         )
-        self.node.chained.when_wanted(self.appender.wake)
+        self.node.chained.on_wanted = self.appender.wake
         self.coalescer = WriteCoalescer(self.writer, lambda: self.appender.is_chaining, self.lifecycle.fail)
 
     def _wire_intake(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
@@ -256,8 +259,9 @@ class Service:
         self.regions = Regions([])
         """The peers of this ledger, each asked by a task."""
         if (trusted := settings.bundle.trusted_keys) is not None:
-            keyring = partial(Keyring.load, trusted)
-            self.regions = Regions.of(settings.exchange, started.log_origin, pool, keyring, self._take_bundle)
+            self.regions = Regions.of(
+                settings.exchange, started.log_origin, pool, partial(Keyring.load, trusted), self._take_bundle
+            )
         self.submitter = self._make_submitter(settings, lookups)
 
     def _wire_followers(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
@@ -364,8 +368,7 @@ class Service:
             self.metrics.observe("wal_batch_entries", batch.entries)
         if (lsn := self.writer.durable_lsn) <= self.node.durable.lsn:
             return
-        waited_s = self.submitter.became_durable(lsn)
-        if waited_s is not None:
+        if (waited_s := self.submitter.became_durable(lsn)) is not None:
             self.metrics.observe("wal_append_seconds", waited_s)
         self.node.durable.advance(lsn)
         if self.leadership is None:

@@ -45,9 +45,8 @@ async def record_start(started: StartedNode, system_entries: SystemEntries, key_
     An earlier process may have ended at any point here, so the chain is queried once it holds all records of that
     process. While Postgres does not answer, this waits.
     """
-    node = started.node
     try:
-        await node.chained.reached(started.wal.last_lsn)
+        await started.node.chained.reached(started.wal.last_lsn)
         if (fork := FORK.load(started.wal.folder)) is not None:
             subject, facts = fork_subject(fork.to_origin), msgspec.to_builtins(fork)
             await _unless_refused(system_entries.record(SystemAction.LOG_FORKED, subject, facts))

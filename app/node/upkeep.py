@@ -156,8 +156,11 @@ class LogScrub:
 
     def damaged(self) -> list[str]:
         """The damaged segments that still exist, and what is wrong with each."""
-        damaged = sorted(self._damaged.copy().items())
-        return [f"{name} {detail}" for name, detail in damaged if (self._folder / name).exists()]
+        return [
+            f"{name} {detail}"
+            for name, detail in sorted(self._damaged.copy().items())
+            if (self._folder / name).exists()
+        ]
 
     def _read(self, copy: LogCopy, segment: Segment, error: WalCorruptError | None) -> None:
         if error is None:

@@ -170,8 +170,13 @@ async def _private_fields(
     pool: NodePool, master_key_uri: str, started: StartedNode, service: Service
 ) -> PrivacyKnowledge:
     """The ledger's private fields, loaded before the first event is taken."""
-    keys = SubjectKeys(pool, master_key_uri)
-    knowledge = PrivacyKnowledge(pool, keys, service.node.node_id, service.entry_check, service.breaks.report_error)
+    knowledge = PrivacyKnowledge(
+        pool,
+        SubjectKeys(pool, master_key_uri),
+        service.node.node_id,
+        service.entry_check,
+        service.breaks.report_error,
+    )
     unchained = {
         action: [
             PrivacyEntry(each.tenant_id, None, each.job_id, each.payload, each.hlc.physical_ms)
@@ -219,8 +224,7 @@ def _authorities(settings: Settings) -> list[Authority]:
     Raises:
         ConfigurationError: a CA file cannot be read, or the package that makes requests is not installed.
     """
-    configured = settings.log.timestamp_authorities
-    if configured:
+    if configured := settings.log.timestamp_authorities:
         require_available()
     return [Authority(each.url, load_authorities(each.ca_file) if each.ca_file else ()) for each in configured]
 

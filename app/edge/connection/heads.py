@@ -56,11 +56,9 @@ class ServedNames:
     def has_origin(self, value: bytes, host: bytes) -> bool:
         """Whether a page of this ``Origin`` may change something here, in a request to ``host``."""
         scheme, separator, authority = value.lower().partition(b"://")
-        if not separator:
-            return False
         port = _DEFAULT_PORTS.get(scheme, b"")
         is_same = authority.removesuffix(port) == host.strip().lower().removesuffix(port)
-        return is_same or _name_of(authority) in self._named
+        return bool(separator) and (is_same or _name_of(authority) in self._named)
 
 
 def check_head(version: str, method: bytes, headers: Sequence[tuple[bytes, bytes]], names: ServedNames) -> None:

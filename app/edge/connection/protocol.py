@@ -130,16 +130,28 @@ class ProblemProtocol(HttpToolsProtocol):
         """The client half-closed. A write that arrived whole is still answered, if TCP allows that; for any other
         request the client counts as disconnected."""
         running = self._running
-        if running is None or running.more_body or running.response_complete or self.pipeline:
-            return False
-        if self.scheme == "https" or self._fast_path is None or not self._fast_path.is_write(running.scope):
+        if (
+            running is None
+            or running.more_body
+            or running.response_complete
+            or self.pipeline
+            or self.scheme == "https"
+            or self._fast_path is None
+            or not self._fast_path.is_write(running.scope)
+        ):
             return False
         running.keep_alive = False
         return True
 
     def data_received(self, data: bytes) -> None:
         """Take data of the client; refuse a head or trailer without end."""
-        is_idle = self._fast_path is not None and self._is_idle()
+        is_idle = (
+            self._fast_path is not None
+            and not (self._head_is_open or self._body_is_open or self._fault is not None)
+            and self._is_answered()
+            and self._proxies is None
+            and self._certificate is None
+        )
         if is_idle and self._takes_cached(data):
             return
         self._first = data if is_idle else None
@@ -147,15 +159,6 @@ class ProblemProtocol(HttpToolsProtocol):
         while rest is not None and self._fault is None:
             rest = self._feed(rest)
         self._first = None
-
-    def _is_idle(self) -> bool:
-        """Whether a request that arrives now is the only one, and only its head identifies its caller."""
-        return (
-            not (self._head_is_open or self._body_is_open or self._fault is not None)
-            and self._is_answered()
-            and self._proxies is None
-            and self._certificate is None
-        )
 
     def _takes_cached(self, data: bytes) -> bool:
         """Take ``data`` without the parser, if it is a request with a cached head."""
@@ -317,8 +320,7 @@ class ProblemProtocol(HttpToolsProtocol):
             self._start_framework(self.cycle, self.app)
 
     def _settled(self, write: FastWrite, entered: Awaited[Any], cycle: RequestResponseCycle, _reached: object) -> None:
-        answer = write.answer(entered)
-        if answer is None:
+        if (answer := write.answer(entered)) is None:
             self._start_framework(cycle, self.app)
         elif not cycle.disconnected:
             self._send(cycle, answer.status, answer.lines, answer.body)

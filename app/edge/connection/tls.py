@@ -37,8 +37,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._plain: asyncio.Transport
-        self._is_secured = False
-        self._is_closing = False
+        self._is_secured = self._is_closing = False
         self._has_ended = False
         """Whether close_notify was sent; further data of the client is discarded."""
         self.waiting_since_s = 0.0
@@ -183,9 +182,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         """As asyncio's own transports for TLS, else as the plain one."""
         if name == "sslcontext":
             return self._context
-        if name == "peercert":
-            return self._tls.getpeercert()
-        return self._plain.get_extra_info(name, default)
+        return self._tls.getpeercert() if name == "peercert" else self._plain.get_extra_info(name, default)
 
     # --- as all connections are asked, while the handshake runs -----------------------------------
 

@@ -60,8 +60,16 @@ async def export_bundle(
     headers = {
         "Content-Disposition": f'attachment; filename="{tenant_id}.{"evidence" if is_evidence else "bundle"}.tar"'
     }
-    pieces = give(tenant_id, from_seq, to_seq)
-    return await streamed(request, accepted, pieces, MEDIA_TYPE, headers, tenant_id, from_seq=from_seq, to_seq=to_seq)
+    return await streamed(
+        request,
+        accepted,
+        give(tenant_id, from_seq, to_seq),
+        MEDIA_TYPE,
+        headers,
+        tenant_id,
+        from_seq=from_seq,
+        to_seq=to_seq,
+    )
 
 
 @router.post(
@@ -107,7 +115,7 @@ async def import_bundles(
             system_entries.charge_new(accepted.caller.id, 1)
             charged.add(tenant_id)
 
-    with accepted.quotas.imports.one(accepted.caller.id):
+    with accepted.access.quotas.imports.one(accepted.caller.id):
         async with uploaded(request, staging) as upload:
             outcome = await importer.run(upload.files, dry_run=dry_run, admit=admit)
     return json_answer(outcome.to_json(dry_run=dry_run))
@@ -144,8 +152,7 @@ async def prove_job(
 ) -> Response:
     """A file that proves what was recorded of a job, alone and offline. Entries that no checkpoint covers yet are
     waited for; the writes of a session, too."""
-    tokens = shown_session(accepted, sessions, consistency)
-    if tokens:
+    if tokens := shown_session(accepted, sessions, consistency):
         await consistency.wait_for_session(tokens)
     with notary.mending(tenant_id):
         made = await receipts.of_job(tenant_id, job_id, extends)
@@ -170,8 +177,11 @@ async def prove_entry(
 
 
 def _receipt_answer(made: Made, name: str) -> Response:
-    headers = {
-        "Content-Disposition": f'attachment; filename="{name.replace(":", "-")}.receipt.json"',
-        "Cache-Control": "no-store",
-    }
-    return Response(made.file, headers=headers, media_type=JSON_MEDIA_TYPE)
+    return Response(
+        made.file,
+        headers={
+            "Content-Disposition": f'attachment; filename="{name.replace(":", "-")}.receipt.json"',
+            "Cache-Control": "no-store",
+        },
+        media_type=JSON_MEDIA_TYPE,
+    )

@@ -115,7 +115,7 @@ async def verify_chain(
         raise InvalidInputError("tenant_id: needed once, as tenant_id or tenantId", ("tenant_id",))
     if from_seq is not None and to_seq is not None and from_seq > to_seq:
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
-    with accepted.quotas.verifications.one(accepted.caller.id):
+    with accepted.access.quotas.verifications.one(accepted.caller.id):
         async with while_connected(request):
             verification = await verifier.full(given[0], from_seq, to_seq, by=accepted.caller.id or UNKNOWN_CALLER)
     verdict = verification.verdict
@@ -192,8 +192,11 @@ async def read_head(pool: Service[NodePool], tenant_id: TenantQuery) -> Response
     tree = None
     if head.root_hash is not None:
         signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
-        size = None if signed is None else signed.size
-        tree = {"size": head.tree_size, "root_hash": head.root_hash, "checkpoint_size": size}
+        tree = {
+            "size": head.tree_size,
+            "root_hash": head.root_hash,
+            "checkpoint_size": None if signed is None else signed.size,
+        }
     return json_answer(
         {
             "tenant_id": tenant_id,

@@ -88,7 +88,7 @@ async def submit_events(
     """Record many events, all or none."""
     node.check_writable()
     body = await read_body(request, NDJSON_MEDIA_TYPE, settings.http.body_bytes_max)
-    charges = LineCharges(accepted.quotas) if accepted.quotas.bounds_tenants else None
+    charges = LineCharges(accepted.access.quotas) if accepted.access.quotas.bounds_tenants else None
 
     def admit(lines: EventLines) -> None:
         for tenant_id in lines.tenants:
@@ -101,11 +101,12 @@ async def submit_events(
         charges.charge()
     is_sealed = await sealing.prepare_lines(lines)
     key = sealing.key_of(request_key(accepted, Route.EVENTS, body, durability or ""), is_sealed)
-    tokens = shown_session(accepted, sessions, consistency)
-    if tokens:
+    if tokens := shown_session(accepted, sessions, consistency):
         await consistency.wait_for_session(tokens)
-    level = None if durability is None else Durability[durability]
-    return _answer(sessions, await submitter.submit_lines(lines, durability=level, key=key))
+    receipt = await submitter.submit_lines(
+        lines, durability=None if durability is None else Durability[durability], key=key
+    )
+    return _answer(sessions, receipt)
 
 
 async def lines_of(
@@ -140,14 +141,16 @@ async def lines_of(
 
 def _answer(sessions: SessionTokens, receipt: BatchReceipt) -> Response:
     session = token_of(sessions, receipt.last_hlc, receipt.epoch, receipt.last_lsn)
-    body = {
-        "accepted": receipt.accepted,
-        "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),
-        "first_hlc": receipt.first_hlc,
-        "first_at": rfc3339.time_of(receipt.first_hlc),
-        "last_hlc": receipt.last_hlc,
-        "last_at": rfc3339.time_of(receipt.last_hlc),
-        "job_ids": receipt.job_ids,
-        "session": session,
-    }
-    return json_answer(body, headers=write_headers(session, receipt.replayed))
+    return json_answer(
+        {
+            "accepted": receipt.accepted,
+            "durability": durability_answer(receipt.requested, receipt.achieved, receipt.survives),
+            "first_hlc": receipt.first_hlc,
+            "first_at": rfc3339.time_of(receipt.first_hlc),
+            "last_hlc": receipt.last_hlc,
+            "last_at": rfc3339.time_of(receipt.last_hlc),
+            "job_ids": receipt.job_ids,
+            "session": session,
+        },
+        headers=write_headers(session, receipt.replayed),
+    )

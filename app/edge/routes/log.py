@@ -175,17 +175,19 @@ async def list_cosignatures(
     """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
     rows, following = await _COSIGNATURES.read(pool, tenant_id, cursor, limit)
     statuses = await asyncio.to_thread(lambda: [proofs.status_of(row.said, settings.log.witnesses) for row in rows])
-    items = [
-        {
-            "tree_size": row.said.size,
-            "witness": row.said.by,
-            "time": row.said.time,
-            "status": status,
-            "note": row.said.note,
-        }
-        for row, status in zip(rows, statuses, strict=True)
-    ]
-    return page(items, following)
+    return page(
+        [
+            {
+                "tree_size": row.said.size,
+                "witness": row.said.by,
+                "time": row.said.time,
+                "status": status,
+                "note": row.said.note,
+            }
+            for row, status in zip(rows, statuses, strict=True)
+        ],
+        following,
+    )
 
 
 @router.get("/v1/log/{tenant_id}/anchors", responses=answered(TimestampList))
@@ -197,18 +199,20 @@ async def list_anchors(
 ) -> Response:
     """Time stamps (RFC 3161) on the tenant's checkpoints, newest first, as they came: whoever holds the CA judges."""
     rows, following = await _TIMESTAMPS.read(pool, tenant_id, cursor, limit)
-    items = [
-        {
-            "kind": RFC_3161,
-            "tree_size": row.said.size,
-            "authority": row.said.by,
-            "time": row.said.time,
-            "checkpoint": row.said.note,
-            "response": base64.b64encode(row.said.response).decode(),
-        }
-        for row in rows
-    ]
-    return page(items, following)
+    return page(
+        [
+            {
+                "kind": RFC_3161,
+                "tree_size": row.said.size,
+                "authority": row.said.by,
+                "time": row.said.time,
+                "checkpoint": row.said.note,
+                "response": base64.b64encode(row.said.response).decode(),
+            }
+            for row in rows
+        ],
+        following,
+    )
 
 
 def _kept_for_ever(settings: Settings) -> dict[str, str]:

@@ -97,11 +97,12 @@ async def sign_out(
 ) -> Response:
     """Sign out: the browser forgets the cookie, and this node takes no copy of it any more. The token goes on
     counting."""
-    session = _session_of(request, console_sessions)
-    if session is not None:
+    if (session := _session_of(request, console_sessions)) is not None:
         console_sessions.end(session, time.time())
-    forgotten = set_cookie(request.scope["scheme"], "", 0)
-    return json_answer(_answer(settings, code_flow, None, None), headers={**_NOT_KEPT, "Set-Cookie": forgotten})
+    return json_answer(
+        _answer(settings, code_flow, None, None),
+        headers={**_NOT_KEPT, "Set-Cookie": set_cookie(request.scope["scheme"], "", 0)},
+    )
 
 
 @router.get("/v1/console/oidc", include_in_schema=False)
@@ -147,8 +148,7 @@ async def finish_oidc(
     except (NoAnswerError, LedgerError) as error:
         log.warning("console_sign_in_failed", error=str(error))
         access.record_refusal(request.scope, error)
-        why = "refused" if isinstance(error, UnauthenticatedError) else "unanswered"
-        return _to_console(why, forgotten)
+        return _to_console("refused" if isinstance(error, UnauthenticatedError) else "unanswered", forgotten)
 
 
 def _session_of(request: Request, console_sessions: ConsoleSessions) -> ConsoleSession | None:
@@ -170,11 +170,11 @@ async def _begin(
         NotReadyError: the issuer's keys cannot be fetched now.
         InvalidInputError: the token is too long for a cookie.
     """
-    scheme = request.scope["scheme"]
     caller = await access.callers.caller({"headers": [(b"authorization", b"Bearer " + token)]})
     now_s = time.time()
     session, value = console_sessions.begin(token, caller.expires_at, now_s)
-    return caller, session, set_cookie(scheme, value, max(0, session.expires_s - int(now_s)))
+    cookie = set_cookie(request.scope["scheme"], value, max(0, session.expires_s - int(now_s)))
+    return caller, session, cookie
 
 
 def _answer(

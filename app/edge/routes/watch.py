@@ -139,8 +139,11 @@ async def watch_chain(
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     after_seq = last_event_id if last_event_id is not None else None if from_seq is None else from_seq - 1
     wanted = Wanted(_actions(actions), job, dc)
-    send_all = partial(_send_watch, watchers, accepted, tenant_id, wanted, (after_seq, to_seq))
-    return Streamed(send_all, MEDIA_TYPE, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    return Streamed(
+        partial(_send_watch, watchers, accepted, tenant_id, wanted, (after_seq, to_seq)),
+        MEDIA_TYPE,
+        {"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
 
 
 def _actions(text: str | None) -> frozenset[str] | None:
@@ -153,8 +156,10 @@ def _actions(text: str | None) -> frozenset[str] | None:
         return None
     named = frozenset(name.strip().upper() for name in text.split(","))
     if unknown := named - TYPE_OF_ACTION.keys():
-        known = ", ".join(sorted(TYPE_OF_ACTION))
-        raise InvalidInputError(f"actions: there is no action {min(unknown)[:100]!r}; there are {known}", ("actions",))
+        raise InvalidInputError(
+            f"actions: there is no action {min(unknown)[:100]!r}; there are {', '.join(sorted(TYPE_OF_ACTION))}",
+            ("actions",),
+        )
     return named
 
 
@@ -175,9 +180,8 @@ async def _send_watch(
     Raises:
         LedgerError: the stream could not start; nothing was sent.
     """
-    may_watch = partial(_may_watch, accepted, tenant_id)
-    with accepted.quotas.watches.one(accepted.caller.id):
-        async with watchers.open(tenant_id, wanted, *seqs, may_watch) as watcher:
+    with accepted.access.quotas.watches.one(accepted.caller.id):
+        async with watchers.open(tenant_id, wanted, *seqs, partial(_may_watch, accepted, tenant_id)) as watcher:
             await accepted.record_read(
                 tenant_id,
                 watched_from=watcher.seq + 1,

@@ -20,12 +20,6 @@ CONNECT_PAUSE_S = 0.5
 LOCK_TIMEOUT_S = 10.0
 """How long a start or a restore waits for a lock of another session: nodes and imports hold locks for a fraction of
 it."""
-_REFUSES = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.InsufficientPrivilegeError,
-)
-"""Errors of a login that may not connect."""
 _WENT_AWAY = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -105,8 +99,6 @@ async def _connect(url: str) -> NodeConnection:
     while True:
         try:
             return await connect(url, AT_A_NODE)
-        except _REFUSES as error:
-            raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
         except DATABASE_FAULTS as error:
             if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _PASSING):
                 raise StartRefusedError(f"Postgres refuses: {error}; check database_url") from error
@@ -141,10 +133,9 @@ def went_away(error: Exception) -> StartRefusedError:
 def remedy(error: BaseException) -> str:
     """What to do about a fault of the database, or about its cause: "start again" if it may pass."""
     said = _said_of(error)
-    for kind, what_to_do in _REMEDIES.items():
-        if any(isinstance(fault, kind) for fault in said):
-            return what_to_do
-    return "mend what it says, then start again" if said and not isinstance(said[0], _PASSING) else "start again"
+    is_lasting = bool(said) and not isinstance(said[0], _PASSING)
+    known = (do for kind, do in _REMEDIES.items() if any(isinstance(fault, kind) for fault in said))
+    return next(known, "mend what it says, then start again" if is_lasting else "start again")
 
 
 def _said_of(error: BaseException) -> list[asyncpg.PostgresError]:

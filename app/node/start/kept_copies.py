@@ -163,9 +163,11 @@ def _at_members(keepers: Mapping[str, StatusReport], positions: Mapping[str, Wal
     ]
     longest = {copy[0]: copy for copy in sorted(copies, key=lambda copy: copy[:3])}
     for node_id, last_lsn, address, wal in longest.values():
-        remedy = f"take its log over: tally failover --node {node_id}"
-        if not wal.configuration.is_quorum:
-            remedy = f"bring its records in by a bundle: tally bundle export --from-wal, in the folder {node_id} there"
+        remedy = (
+            f"take its log over: tally failover --node {node_id}"
+            if wal.configuration.is_quorum
+            else f"bring its records in by a bundle: tally bundle export --from-wal, in the folder {node_id} there"
+        )
         yield _left(node_id, address, last_lsn, positions[node_id].chained_lsn, remedy)
 
 

@@ -125,9 +125,8 @@ async def restore_from_wal(
 
 
 def _grown(before: dict[str, ChainHead], after: dict[str, ChainHead]) -> list[Grown]:
-    before_seqs = {tenant_id: head.seq for tenant_id, head in before.items()}
-    grown = (Grown(name, head.seq - before_seqs.get(name, 0), head.seq) for name, head in sorted(after.items()))
-    return [each for each in grown if each.entries]
+    begun = {name: before[name].seq if name in before else 0 for name in sorted(after)}
+    return [Grown(name, after[name].seq - seq, after[name].seq) for name, seq in begun.items() if after[name].seq > seq]
 
 
 async def _lower_chained(locked: _Locked) -> None:
@@ -138,8 +137,8 @@ async def _lower_chained(locked: _Locked) -> None:
     if position is None or known is None:
         return
     chained_lsn = min(known.chained_lsn, position.chained_lsn)
-    signed_lsn = min(known.signed_lsn, chained_lsn)
-    wal_control.store(locked.folder, known._replace(chained_lsn=Lsn(chained_lsn), signed_lsn=Lsn(signed_lsn)))
+    lowered = known._replace(chained_lsn=Lsn(chained_lsn), signed_lsn=Lsn(min(known.signed_lsn, chained_lsn)))
+    wal_control.store(locked.folder, lowered)
 
 
 async def _find_wal(locked: _Locked, position: WalPosition | None, *, accept_lost_wal: bool) -> FoundWal:
@@ -149,9 +148,10 @@ async def _find_wal(locked: _Locked, position: WalPosition | None, *, accept_los
         StartRefusedError: WAL and PostgreSQL do not belong together, or the WAL is damaged or ends early and that is
             not accepted.
     """
-    node_id = locked.who.node_id
     try:
-        return await find_wal(locked.folder, node_id, position, accept_lost_wal=accept_lost_wal, restoring=True)
+        return await find_wal(
+            locked.folder, locked.who.node_id, position, accept_lost_wal=accept_lost_wal, restoring=True
+        )
     except WalFilesError as error:
         raise StartRefusedError(
             f"{error.damage}. Where safekeepers vote, start the node once: it takes the log from them. Else restore "
@@ -240,9 +240,10 @@ async def _lacking(settings: Settings, locked: _Locked, origin: str) -> list[tup
     heads = await chaining.read_heads(locked.connection)
     lacking = []
     for tenant_id, text in CheckpointJournal(locked.folder).load_all().items():
-        name = f"{origin}/{tenant_id}"
         try:
-            await check_chain(locked.connection, tenant_id, heads.get(tenant_id), text, name, log_signer)
+            await check_chain(
+                locked.connection, tenant_id, heads.get(tenant_id), text, f"{origin}/{tenant_id}", log_signer
+            )
         except StartRefusedError as error:
             kept = checkpoints_format.read(text)
             lacking.append((SignedHead(tenant_id, kept.size, kept.root.hex()), error))
@@ -328,8 +329,7 @@ async def _begin_fork(
 ) -> Fork:
     connection = locked.connection
     origin = await node_store.read_log_origin(connection)
-    from_origin = kept_origin(CheckpointJournal(locked.folder)) or origin
-    if from_origin != origin:
+    if (from_origin := kept_origin(CheckpointJournal(locked.folder)) or origin) != origin:
         if not await node_store.is_recorded(connection, SystemAction.LOG_FORKED, fork_subject(origin)):
             raise StartRefusedError(
                 f"this node signed the log {from_origin}, the ledger is {origin}, and _system records no fork between "

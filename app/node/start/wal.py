@@ -151,8 +151,9 @@ async def find_wal(
     )
 
     # 6. what is gone, and was accepted as gone
-    how_to_accept = None if accept_lost_wal else accepting(restoring=restoring)
-    lost += _give_up_held(held, recovered, chained_lsn, node_id, how_to_accept)
+    lost += _give_up_held(
+        held, recovered, chained_lsn, node_id, None if accept_lost_wal else accepting(restoring=restoring)
+    )
     _list_waiting(folder, node_id, held, recovered, chained_lsn)
     if recovered.first_lsn > chained_lsn + 1:
         if not restoring:
@@ -264,8 +265,7 @@ def _not_found(held: dict[str, TenantDamage], found: range, chained_lsn: Lsn) ->
     it includes chained records of other tenants.
     """
     gone = [(lsn, lsn) for damage in held.values() for lsn in damage.lsns if lsn not in found]
-    first_lsns = [damage.from_lsn for damage in held.values() if damage.from_lsn is not None]
-    if first_lsns:
+    if first_lsns := [damage.from_lsn for damage in held.values() if damage.from_lsn is not None]:
         first_lsn = min(first_lsns)
         before_found = (first_lsn, min(chained_lsn, Lsn(found.start - 1)))
         behind_found = (max(first_lsn, Lsn(found.stop)), chained_lsn)
