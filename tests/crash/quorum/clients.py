@@ -28,7 +28,7 @@ PROPOSED_MAX = 5
 """Times that one proposal is sent until its answer counts as lost."""
 NOBODY_S = 0.05
 """How long a client waits when no process answers."""
-PAUSE_S = 0.0 if os.environ.get("TORTURE_ROUNDS") else 0.04
+PAUSE_S = 0.0 if os.environ.get("TORTURE_ROUNDS") else 0.1
 """How long a client pauses between its requests: in `make test` their number is not what matters."""
 
 

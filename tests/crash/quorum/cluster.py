@@ -39,7 +39,7 @@ SETTINGS = {
     "wal__record_bytes_max": 1 << 15,
     "wal__retain": "1s",
     "replication__timeout": "1s",
-    "lease__ttl": "1s",
+    "lease__ttl": "2s",
     "write__timeout": "4s",
     "read__wait": "2s",
     "shutdown_grace": "4s",
@@ -182,6 +182,11 @@ class Cluster:
         self._told.append(asyncio.create_task(self._listen(name, child)))
         return child
 
+    async def begin_standby(self) -> None:
+        """From here on a second process of node-a waits on a disk of its own."""
+        self.disks = (*self.disks, "a-2")
+        await self.launch("a-2")
+
     async def _listen(self, name: str, child: ServeProcess) -> None:
         """Know when it answers, that it is fenced, and that it has ended."""
         url = await child.ready_or_ended()
@@ -294,9 +299,9 @@ async def running_cluster(
     pair: tuple[EmbeddedPostgres, Standby],
     history: History,
     members: int,
-    disks: Sequence[str] = ("a-1", "b-1", "a-2"),
+    disks: Sequence[str],
 ) -> AsyncIterator[Cluster]:
-    """A whole cluster, both nodes ready and followed by all members; it is gone afterwards."""
+    """A cluster, both nodes ready on ``disks`` and followed by all members; it is gone afterwards."""
     async with AsyncExitStack() as stack:
         port = urlsplit(pair[0].superuser_url()).port
         assert port is not None
@@ -314,8 +319,7 @@ async def running_cluster(
                 await link.open()
         for disk in disks:
             await cluster.launch(disk)
-            if disk != "a-2":
-                await cluster.answers(disk)
+            await cluster.answers(disk)
         await cluster.settled()
         yield cluster
 

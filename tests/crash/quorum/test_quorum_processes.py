@@ -1,4 +1,4 @@
-"""A replicated ledger under load and faults: what its clients were told holds, whatever happened."""
+"""A replicated ledger under load, modes and faults: what its clients were told holds, whatever happened."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.crash.quorum.clients import CONSISTENCIES, working
 from tests.crash.quorum.cluster import Cluster, running_cluster
 from tests.crash.quorum.faults import ALL, Faults
 from tests.crash.quorum.history import History, Line, Read, Wrote
+from tests.crash.quorum.modes import DISK, OTHER, change_modes
 
 Pair = tuple[EmbeddedPostgres, Standby]
 SHORT = ("member_disk_is_full", "writer_hangs_without_a_quorum", "postgres_fails_over")
@@ -52,14 +53,16 @@ async def returned(cluster: Cluster, disk: str) -> None:
     await until(lambda: not list(folder.glob("cut-*")), f"what lost on {disk} is appended again")
 
 
-async def run(folder: Path, pair: Pair, seed: int, members: int, faults: list[str]) -> None:
+async def run(folder: Path, pair: Pair, seed: int, members: int, faults: list[str], *, every_mode: bool) -> None:
     draw = random.Random(seed)
     history = History(folder / "history.jsonl")
     recorder = Recorder(folder / "operations.jsonl")
     print(f"faults {faults}, history {history.path}, operations {recorder.path}")
-    async with running_cluster(folder, pair, history, members) as cluster:
+    async with running_cluster(folder, pair, history, members, (DISK, OTHER)) as cluster:
         async with working(cluster, draw, recorder):
             await history.goes_on(10, "GLOBAL")
+            await change_modes(cluster, draw, every=every_mode)
+            await cluster.begin_standby()
             for fault in faults:
                 await Faults(cluster, draw).strike(fault)
         await drained(cluster)
@@ -88,9 +91,10 @@ def _answered(lines: list[Line]) -> list[Wrote | Read]:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(0)
 async def test_what_clients_were_told_holds_whatever_happens(
     open_folder: Path, pair: Pair, seed: int, torture_rounds: Callable[[int], int]
 ) -> None:
     draw = random.Random(seed)
     faults = [draw.choice(ALL) for _ in range(torture_rounds(0))]
-    await run(open_folder, pair, seed, 5 if faults else 3, faults or list(SHORT))
+    await run(open_folder, pair, seed, 5 if faults else 3, faults or list(SHORT), every_mode=bool(faults))
