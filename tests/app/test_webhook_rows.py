@@ -2,85 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import asyncpg
 import pytest
 
 from tests.app.chain_builder import edit
 from tests.app.chains import followed, until
+from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
-from tests.app.receiver import Receiver
-from tests.app.test_webhooks import LOOPBACK, add, receiver, shown, soon, until_taken, write
+from tests.app.receiver import Receiver, receiving
+from tests.app.test_webhooks import LOOPBACK, add, node, receiver, shared, shown, soon, until_taken, write
 
-__all__ = ["receiver", "soon"]
+__all__ = ["node", "receiver", "shared", "soon"]
+ADDRESS, SENDING = (f"UPDATE scheduler.webhooks SET {column}" for column in ("url", "sending_seq"))
 
 
 @pytest.mark.parametrize("time", ["infinity", "-infinity", "20000-01-01", "4000-01-01 BC"])
 async def test_no_time_fails_what_is_read_beside_it(
-    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver, time: str
+    node: Client, shared_superuser: asyncpg.Connection, receiver: Receiver, time: str
 ) -> None:
-    async with run_server(make_settings(**LOOPBACK)) as client:
-        await write(client, 3)
-        await add(client, receiver, from_seq=1)
-        await until_taken(receiver, 3)
-        receiver.judge = lambda _: 503
-        await write(client, 1)
+    await write(node, 3)
+    await add(node, receiver, from_seq=1)
+    await until_taken(receiver, 3)
+    receiver.judge = lambda _: 503
+    await write(node, 1)
 
-        async def is_failing() -> bool:
-            return (await shown(client))["state"] == "failing"
+    async def is_failing() -> bool:
+        return (await shown(node))["state"] == "failing"
 
-        await until(is_failing, "the list says so")
-        set_times = "failing_since = $1::text::timestamptz, created_at = $1::text::timestamptz"
-        await superuser.execute(
-            f"UPDATE scheduler.webhooks SET {set_times}, delivered_at = $1::text::timestamptz", time
-        )
-        refused = len(receiver.requests)
-        await until(lambda: len(receiver.requests) > refused + 2, "it is tried again")
-        await until(is_failing, "the list still says so")
-        assert (await client.get("/metrics")).status_code == 200
-        receiver.judge = lambda _: 200
-        await until_taken(receiver, 4)
+    await until(is_failing, "the list says so")
+    set_times = "failing_since = $1::text::timestamptz, created_at = $1::text::timestamptz"
+    await shared_superuser.execute(
+        f"UPDATE scheduler.webhooks SET {set_times}, delivered_at = $1::text::timestamptz WHERE tenant_id = $2",
+        time,
+        node.tenant,
+    )
+    refused = len(receiver.requests)
+    await until(lambda: len(receiver.requests) > refused + 2, "it is tried again")
+    await until(is_failing, "the list still says so")
+    assert (await node.get("/metrics")).status_code == 200
+    receiver.judge = lambda _: 200
+    await until_taken(receiver, 4)
 
 
 async def test_a_message_that_would_end_behind_the_chain_is_told_and_passes_nothing_over(
-    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver
+    node: Client, shared_superuser: asyncpg.Connection, receiver: Receiver
 ) -> None:
-    async with run_server(make_settings(**LOOPBACK)) as client:
-        await write(client, 3)
-        await add(client, receiver, from_seq=1)
-        await until_taken(receiver, 3)
-        await superuser.execute("UPDATE scheduler.webhooks SET sending_seq = 1000000000000")
+    await write(node, 3)
+    await add(node, receiver, from_seq=1)
+    await until_taken(receiver, 3)
+    await shared_superuser.execute(f"{SENDING} = 1000000000000 WHERE tenant_id = $1", node.tenant)
 
-        async def is_told() -> bool:
-            return "the chain ends at 3" in ((await shown(client))["last_error"] or "")
+    async def is_told() -> bool:
+        return "the chain ends at 3" in ((await shown(node))["last_error"] or "")
 
-        await until(is_told, "the list says what is wrong")
-        await superuser.execute("UPDATE scheduler.webhooks SET sending_seq = 3")
-        await write(client, 1)
-        await until_taken(receiver, 4)
+    await until(is_told, "the list says what is wrong")
+    await shared_superuser.execute(f"{SENDING} = 3 WHERE tenant_id = $1", node.tenant)
+    await write(node, 1)
+    await until_taken(receiver, 4)
 
 
 async def test_a_dead_letter_behind_the_chain_is_told_and_is_no_gap_in_the_chain(
-    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver
+    node: Client, shared_superuser: asyncpg.Connection, receiver: Receiver
 ) -> None:
-    async with run_server(make_settings(**LOOPBACK)) as client:
-        await write(client, 3)
-        await add(client, receiver, from_seq=1)
-        await until_taken(receiver, 3)
-        await superuser.execute(
-            "INSERT INTO scheduler.webhook_dead_letters (webhook_id, seq, reason, is_again)"
-            " SELECT webhook_id, 1000, '', true FROM scheduler.webhooks"
-        )
+    await write(node, 3)
+    await add(node, receiver, from_seq=1)
+    await until_taken(receiver, 3)
+    await shared_superuser.execute(
+        "INSERT INTO scheduler.webhook_dead_letters (webhook_id, seq, reason, is_again)"
+        " SELECT webhook_id, 1000, '', true FROM scheduler.webhooks WHERE tenant_id = $1",
+        node.tenant,
+    )
 
-        async def told() -> str:
-            return (await shown(client))["last_error"] or ""
+    async def told() -> str:
+        return (await shown(node))["last_error"] or ""
 
-        await until(told, "the list says what is wrong")
-        assert "would end at seq 1000, and the chain ends at 3" in await told()
-        await superuser.execute("DELETE FROM scheduler.webhook_dead_letters")
-        await write(client, 1)
-        await until_taken(receiver, 4)
+    await until(told, "the list says what is wrong")
+    assert "would end at seq 1000, and the chain ends at 3" in await told()
+    await shared_superuser.execute("DELETE FROM scheduler.webhook_dead_letters WHERE seq = 1000")
+    await write(node, 1)
+    await until_taken(receiver, 4)
 
 
 FALSE_ENTRIES = [
@@ -93,7 +93,6 @@ FALSE_ENTRIES = [
 
 
 @pytest.mark.parametrize(("edited", "kind"), FALSE_ENTRIES)
-@pytest.mark.parametrize("asked", [{}, {"actions": ["ENQUEUE"]}])
 async def test_no_entry_is_sent_that_was_not_chained_and_none_that_was_removed_is_passed_over(
     run_server: RunServer,
     make_settings: MakeSettings,
@@ -101,33 +100,39 @@ async def test_no_entry_is_sent_that_was_not_chained_and_none_that_was_removed_i
     receiver: Receiver,
     edited: str,
     kind: str,
-    asked: dict[str, Any],
 ) -> None:
-    async with run_server(make_settings(**LOOPBACK)) as client:
+    async with receiving() as of_one_action, run_server(make_settings(**LOOPBACK)) as client:
         await write(client, 6)
         await until(lambda: followed(superuser), "the job table has followed")
         await edit(superuser, f"{edited} AND tenant_id = 'acme'")
-        await add(client, receiver, from_seq=1, **asked)
+        await add(client, receiver, from_seq=1)
+        await add(client, of_one_action, from_seq=1, actions=["ENQUEUE"])
 
         async def named() -> bool:
             return f"{kind} at seq" in ((await client.get("/readyz")).json()["checks"]["breaks"]["detail"] or "")
 
         await until(named, "the break is reported")
+
+        async def are_told() -> bool:
+            listed = (await client.get("/v1/webhooks?tenant_id=acme")).json()["items"]
+            return len(listed) == 2 and all(each["last_error"] for each in listed)
+
+        await until(are_told, "both have come to it")
         assert not receiver.taken
+        assert not of_one_action.taken
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://127.0.0.1:99999/", "https://[1:2]/", "https://xn--a/", ""])
 async def test_an_address_that_cannot_be_asked_is_told(
-    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, receiver: Receiver, url: str
+    node: Client, shared_superuser: asyncpg.Connection, receiver: Receiver, url: str
 ) -> None:
-    async with run_server(make_settings(**LOOPBACK)) as client:
-        await add(client, receiver, from_seq=1)
-        await superuser.execute("UPDATE scheduler.webhooks SET url = $1", url)
+    await add(node, receiver, from_seq=1)
+    await shared_superuser.execute(f"{ADDRESS} = $1 WHERE tenant_id = $2", url, node.tenant)
 
-        async def is_told() -> bool:
-            await write(client, 1)
-            return f"{url} is no address for a webhook" in ((await shown(client))["last_error"] or "")
+    async def is_told() -> bool:
+        await write(node, 1)
+        return f"{url} is no address for a webhook" in ((await shown(node))["last_error"] or "")
 
-        await until(is_told, "the list says what is wrong")
-        await superuser.execute("UPDATE scheduler.webhooks SET url = $1", receiver.url)
-        await until(lambda: receiver.taken, "it is delivered once the address is right")
+    await until(is_told, "the list says what is wrong")
+    await shared_superuser.execute(f"{ADDRESS} = $1 WHERE tenant_id = $2", receiver.url, node.tenant)
+    await until(lambda: receiver.taken, "it is delivered once the address is right")
