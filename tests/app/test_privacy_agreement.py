@@ -96,27 +96,31 @@ async def test_what_a_restored_backup_does_not_know_of_counts_all_the_same(
                 assert (await client.get("/v1/chain/verify", params={"tenant_id": tenant_id})).json()["valid"]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "DELETE FROM scheduler.private_fields",
-        "UPDATE scheduler.private_fields SET fields = '[]', subject = NULL",
-        "UPDATE scheduler.private_fields SET revision = -1",
-    ],
-)
+EDITED_AWAY = {
+    "removed": "DELETE FROM scheduler.private_fields WHERE tenant_id = $1",
+    "empty": "UPDATE scheduler.private_fields SET fields = '[]', subject = NULL WHERE tenant_id = $1",
+    "old": "UPDATE scheduler.private_fields SET revision = -1 WHERE tenant_id = $1",
+}
+"""Statements by the tenant whose declaration they are about."""
+
+
 async def test_a_declaration_that_was_edited_away_is_in_force_again(
-    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, chains: Chains, damage: str
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, chains: Chains
 ) -> None:
     async with run_server(settings) as client:
-        before = await declare_for(client, "acme")
-        await superuser.execute(damage)
-        assert (await client.post("/v1/jobs", json=BODY)).status_code == 201
+        before = {tenant_id: await declare_for(client, tenant_id) for tenant_id in EDITED_AWAY}
+        for tenant_id, damage in EDITED_AWAY.items():
+            await superuser.execute(damage, tenant_id)
+            assert (await client.post("/v1/jobs", json={**BODY, "tenant_id": tenant_id})).status_code == 201
     async with run_server(settings) as client:
-        assert (await client.get("/v1/tenants/acme/privacy")).json() == before
-        await submit(client, spec={"user": ALICE})
-        assert not any(name in payload for payload in await payloads(client, "acme") for name in (ALICE, BOB))
-    actions = [entry["action"] for entry in await chains.sound("acme")]
-    assert actions == ["PRIVACY_DECLARED", "ENQUEUE", "ENQUEUE"], "nothing new was declared"
+        for tenant_id in EDITED_AWAY:
+            assert (await client.get(f"/v1/tenants/{tenant_id}/privacy")).json() == before[tenant_id]
+            await submit(client, tenant_id=tenant_id, spec={"user": ALICE})
+            found = await payloads(client, tenant_id)
+            assert not any(name in payload for payload in found for name in (ALICE, BOB)), tenant_id
+    for tenant_id in EDITED_AWAY:
+        actions = [entry["action"] for entry in await chains.sound(tenant_id)]
+        assert actions == ["PRIVACY_DECLARED", "ENQUEUE", "ENQUEUE"], "nothing new was declared"
 
 
 DAMAGE = {
@@ -207,48 +211,54 @@ async def test_a_newer_declaration_that_nobody_noted_is_not_believed(
 FORGED = """
 UPDATE scheduler.privacy_state SET revision = revision + 1;
 UPDATE scheduler.private_fields
-   SET fields = '[]', subject = NULL, revision = (SELECT revision FROM scheduler.privacy_state);
+   SET fields = '[]', subject = NULL, revision = (SELECT revision FROM scheduler.privacy_state)
+ WHERE tenant_id = '{tenant_id}';
 INSERT INTO scheduler.privacy_records (tenant_id, revision, action, facts, node_id, seq)
-SELECT 'acme', revision, 'PRIVACY_DECLARED', {facts}, 'nobody', {seq} FROM scheduler.privacy_state
+SELECT '{tenant_id}', revision, 'PRIVACY_DECLARED', {facts}, 'nobody', {seq} FROM scheduler.privacy_state
 """
-INVENTED = """'{"fields":[],"id":"00000000000000000000000000000000"}'"""
-EDITED = """
-(SELECT json_build_object('fields', '[]'::json, 'id', facts->>'id')
-   FROM scheduler.privacy_records ORDER BY revision DESC LIMIT 1)
-"""
-AGAIN = "(SELECT facts FROM scheduler.privacy_records ORDER BY revision LIMIT 1)"
-"""The tenant's first declaration, which its chain has."""
+NOTED = {
+    "invented": """'{"fields":[],"id":"00000000000000000000000000000000"}'""",
+    "edited": """
+        (SELECT json_build_object('fields', '[]'::json, 'id', facts->>'id')
+           FROM scheduler.privacy_records WHERE tenant_id = '%s' ORDER BY revision DESC LIMIT 1)""",
+    # The tenant's first declaration, which its chain has.
+    "again": "(SELECT facts FROM scheduler.privacy_records WHERE tenant_id = '%s' ORDER BY revision LIMIT 1)",
+}
+"""What is noted of a tenant."""
 
 
-@pytest.mark.parametrize("seq", ["1", "NULL"])
-@pytest.mark.parametrize("facts", [INVENTED, EDITED, AGAIN], ids=["invented", "edited", "noted again"])
 async def test_what_was_private_stays_so_until_the_chain_says_otherwise_whatever_is_noted(
-    run_server: RunServer,
-    settings: Settings,
-    pool: asyncpg.Pool,
-    superuser: asyncpg.Connection,
-    facts: str,
-    seq: str,
+    run_server: RunServer, settings: Settings, pool: asyncpg.Pool, superuser: asyncpg.Connection
 ) -> None:
+    forged = {f"{facts}-{seq.lower()}": (facts, seq) for facts in NOTED for seq in ("1", "NULL")}
     async with run_server(settings) as client:
-        await declare(client, [], None)
-        await declare_for(client, "acme")
+        for tenant_id in forged:
+            nothing = await client.put(f"/v1/tenants/{tenant_id}/privacy", json={"fields": [], "subject": None})
+            assert nothing.status_code == 200, nothing.text
+            await declare_for(client, tenant_id)
     keys = SubjectKeys(pool, settings.privacy_master_key_uri)
 
-    def is_private(knowledge: PrivacyKnowledge) -> bool:
-        return knowledge.declarations["acme"].fields == (("spec", "user"),) or "acme" in knowledge.doubts
+    def not_private(knowledge: PrivacyKnowledge) -> list[str]:
+        declared = knowledge.declarations
+        return [
+            tenant_id
+            for tenant_id in forged
+            if declared[tenant_id].fields != (("spec", "user"),) and tenant_id not in knowledge.doubts
+        ]
 
     running = PrivacyKnowledge(pool, keys, "node-b")
     await running.start(Unchained())
-    await superuser.execute(FORGED.format(facts=facts, seq=seq))
-    for _ in range(2):
-        await running.refresh()
-        assert is_private(running)
+    for tenant_id, (facts, seq) in forged.items():
+        noted = NOTED[facts].replace("%s", tenant_id)
+        await superuser.execute(FORGED.format(tenant_id=tenant_id, facts=noted, seq=seq))
+        for _ in range(2):
+            await running.refresh()
+            assert not_private(running) == []
     started = PrivacyKnowledge(pool, keys, "node-c")
     await started.start(Unchained())
-    assert is_private(started)
+    assert not_private(started) == []
     await started.refresh()
-    assert is_private(started)
+    assert not_private(started) == []
 
 
 async def test_a_declaration_of_another_node_makes_less_private_once_its_chain_says_so(
