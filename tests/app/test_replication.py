@@ -259,20 +259,16 @@ def lose_the_control_file(folder: Path) -> None:
     (folder / "control").unlink()
 
 
-@pytest.mark.parametrize("damage", [flip_a_bit, lose_a_segment, lose_the_control_file])
-async def test_a_node_whose_disk_is_damaged_has_all_that_was_committed(
-    replicated: MakeReplicated,
-    run_server: RunServer,
-    tmp_path: Path,
-    chains: Chains,
-    damage: Callable[[Path], None],
+async def test_a_node_whose_disk_is_damaged_again_and_again_has_all_that_was_committed(
+    replicated: MakeReplicated, run_server: RunServer, tmp_path: Path, chains: Chains
 ) -> None:
     async with run_server(replicated()) as client:
-        first = [(await submit(client, level))["job_id"] for level in ("REGIONAL", "GLOBAL", "REGIONAL")]
-    damage(tmp_path / "disk" / "wal" / NODE)
-    async with run_server(replicated()) as client:
-        created = await submit(client, "GLOBAL")
-    assert [entry["job_id"] for entry in await chains.entries("acme")] == [*first, created["job_id"]]
+        committed = [(await submit(client, level))["job_id"] for level in ("REGIONAL", "GLOBAL", "REGIONAL")]
+    for damage in (flip_a_bit, lose_a_segment, lose_the_control_file):
+        damage(tmp_path / "disk" / "wal" / NODE)
+        async with run_server(replicated()) as client:
+            committed += [(await submit(client, level))["job_id"] for level in ("REGIONAL", "GLOBAL")]
+        assert [entry["job_id"] for entry in await chains.entries("acme")] == committed, damage
 
 
 async def test_what_lost_against_another_writer_is_appended_again(
@@ -594,22 +590,19 @@ async def waiting_for_regions(
             proposer = service.leadership.shipper.proposer
             await until(lambda: len(proposer.configuration.members) == 5, "all are members")
             keepers.stop(3, 4)
-            draft = created("acme", 1, durability=Durability.GLOBAL)
-            writing = asyncio.create_task(service.submitter.submit(draft, key=None))
-            spread = service.node.spread
-            await until(lambda: spread.wanted_lsn == service.writer.written_lsn, "it is chained, and waits for regions")
-            assert not writing.done()
-            yield service, keepers, writing
+            yield service, keepers, await waiting(service, 1)
     finally:
         keepers.stop(*keepers.running)
 
 
-async def test_a_region_that_catches_up_ends_the_waiting_though_nothing_more_is_committed(
-    tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
-) -> None:
-    async with waiting_for_regions(tmp_path, make_settings, run_node) as (_, keepers, writing):
-        keepers.start(3)
-        assert (await asyncio.wait_for(writing, 30)).achieved is Durability.GLOBAL
+async def waiting(service: Service, number: int) -> asyncio.Task[Receipt]:
+    """A GLOBAL write that is chained, and waits for the members of other regions."""
+    draft = created("acme", number, durability=Durability.GLOBAL)
+    writing = asyncio.create_task(service.submitter.submit(draft, key=None))
+    spread = service.node.spread
+    await until(lambda: spread.wanted_lsn == service.writer.written_lsn, "it is chained, and waits for regions")
+    assert not writing.done()
+    return writing
 
 
 async def test_who_waits_for_regions_learns_at_once_that_the_node_is_fenced(
@@ -621,10 +614,15 @@ async def test_who_waits_for_regions_learns_at_once_that_the_node_is_fenced(
             await asyncio.wait_for(writing, 30)
 
 
-async def test_who_waits_for_regions_is_answered_before_the_service_stops(
+async def test_who_waits_for_regions_is_answered_once_one_catches_up_and_before_the_service_stops(
     tmp_path: Path, make_settings: MakeSettings, run_node: RunNode
 ) -> None:
-    async with waiting_for_regions(tmp_path, make_settings, run_node) as (service, _, writing):
+    async with waiting_for_regions(tmp_path, make_settings, run_node) as (service, keepers, writing):
+        keepers.start(3)
+        # Though nothing more is committed.
+        assert (await asyncio.wait_for(writing, 30)).achieved is Durability.GLOBAL
+        keepers.stop(3)
+        writing = await waiting(service, 2)
         service.lifecycle.begin_stop()
         with pytest.raises(DurabilityTimeoutError) as late:
             await asyncio.wait_for(writing, 30)
