@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
-import httpx
 import orjson
 import pytest
 
@@ -16,6 +15,7 @@ from app.read import jobs as read_jobs
 from app.store import job_search
 from app.write.followers import job_table
 from tests.app.chains import until
+from tests.app.client import Client
 from tests.app.conftest import RunServer
 
 FIELDS = {"fields": ["spec.image", "spec.tags", "dc"]}
@@ -30,8 +30,8 @@ SEARCHES: tuple[dict[str, Any], ...] = (
 )
 
 
-async def send(client: httpx.AsyncClient, *lines: dict[str, Any]) -> None:
-    body = b"".join(orjson.dumps({"tenant_id": "acme", **line}) + b"\n" for line in lines)
+async def send(client: Client, *lines: dict[str, Any]) -> None:
+    body = b"".join(orjson.dumps({"tenant_id": client.tenant, **line}) + b"\n" for line in lines)
     headers = {"Content-Type": "application/x-ndjson"}
     answer = await client.post("/v1/events?durability=GLOBAL", content=body, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -50,21 +50,21 @@ def made(numbers: range) -> Iterator[dict[str, Any]]:
             yield {**job, "type": "JobCompleted"}
 
 
-async def declare(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    (await client.put("/v1/tenants/acme/search", json=body)).raise_for_status()
+async def declare(client: Client, body: dict[str, Any]) -> None:
+    (await client.put(f"/v1/tenants/{client.tenant}/search", json=body)).raise_for_status()
 
     async def is_built() -> bool:
-        built: bool = (await client.get("/v1/tenants/acme/search")).json()["is_built"]
+        built: bool = (await client.get(f"/v1/tenants/{client.tenant}/search")).json()["is_built"]
         return built
 
     await until(is_built, "the terms are all there", timeout_s=30)
 
 
-async def found(client: httpx.AsyncClient, **params: Any) -> list[str]:
+async def found(client: Client, **params: Any) -> list[str]:
     ids: list[str] = []
     cursor: dict[str, str] = {}
     while True:
-        answer = await client.get("/v1/jobs", params={"tenant_id": "acme", "limit": 7, **params, **cursor})
+        answer = await client.get("/v1/jobs", params={"tenant_id": client.tenant, "limit": 7, **params, **cursor})
         assert answer.status_code == 200, answer.text
         ids += [job["job_id"] for job in answer.json()["items"]]
         if answer.json()["next_cursor"] is None:
@@ -72,12 +72,12 @@ async def found(client: httpx.AsyncClient, **params: Any) -> list[str]:
         cursor = {"cursor": answer.json()["next_cursor"]}
 
 
-async def all_found(client: httpx.AsyncClient) -> list[list[str]]:
+async def all_found(client: Client) -> list[list[str]]:
     return [await found(client, **asked) for asked in SEARCHES]
 
 
-async def sound(client: httpx.AsyncClient) -> dict[str, Any]:
-    verdict: dict[str, Any] = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
+async def sound(client: Client) -> dict[str, Any]:
+    verdict: dict[str, Any] = (await client.get("/v1/chain/verify", params={"tenant_id": client.tenant})).json()
     return verdict
 
 
@@ -127,71 +127,70 @@ async def test_jobs_from_before_and_after_the_declaration_are_found_by_it_as_the
         assert await superuser.fetchval("SELECT count(*) FROM scheduler.job_terms") == 0
 
 
-async def test_what_was_answered_is_found_at_once_by_its_terms(run_server: RunServer) -> None:
-    async with run_server() as client:
-        await send(client, {"type": "JobCreated", "job_id": "first"})
-        await declare(client, FIELDS)
-        for number in range(8):
-            job = {"job_id": f"j-{number}"}
-            await send(client, {**job, "type": "JobCreated", "spec": {"image": f"i-{number}"}, "assigned_dcs": ["x"]})
-            assert await found(client, where=f"spec.image:i-{number}", dc="x") == [f"j-{number}"]
-            await send(client, {**job, "type": "JobAccepted", "dc_id": f"d-{number}"})
-            assert await found(client, dc=f"d-{number}") == [f"j-{number}"]
+async def test_what_was_answered_is_found_at_once_by_its_terms(shared_client: Client) -> None:
+    await send(shared_client, {"type": "JobCreated", "job_id": "first"})
+    await declare(shared_client, FIELDS)
+    for number in range(8):
+        job = {"job_id": f"j-{number}"}
+        await send(
+            shared_client, {**job, "type": "JobCreated", "spec": {"image": f"i-{number}"}, "assigned_dcs": ["x"]}
+        )
+        assert await found(shared_client, where=f"spec.image:i-{number}", dc="x") == [f"j-{number}"]
+        await send(shared_client, {**job, "type": "JobAccepted", "dc_id": f"d-{number}"})
+        assert await found(shared_client, dc=f"d-{number}") == [f"j-{number}"]
 
 
-async def test_private_values_have_no_terms(run_server: RunServer, superuser: asyncpg.Connection) -> None:
-    async with run_server() as client:
-        private = {"fields": ["spec.image"], "subject": "spec.image"}
-        (await client.put("/v1/tenants/acme/privacy", json=private)).raise_for_status()
-        await declare(client, FIELDS)
-        await send(client, {"type": "JobCreated", "spec": {"image": "alice", "tags": "x"}})
-        assert await found(client, where="spec.image:alice") == []
-        assert len(await found(client, where="spec.tags:x")) == 1
-        assert await superuser.fetchval("SELECT count(*) FROM scheduler.job_terms") == 1
+async def test_private_values_have_no_terms(shared_client: Client, shared_superuser: asyncpg.Connection) -> None:
+    private = {"fields": ["spec.image"], "subject": "spec.image"}
+    (await shared_client.put(f"/v1/tenants/{shared_client.tenant}/privacy", json=private)).raise_for_status()
+    await declare(shared_client, FIELDS)
+    await send(shared_client, {"type": "JobCreated", "spec": {"image": "alice", "tags": "x"}})
+    assert await found(shared_client, where="spec.image:alice") == []
+    assert len(await found(shared_client, where="spec.tags:x")) == 1
+    terms = "SELECT count(*) FROM scheduler.job_terms WHERE tenant_id = $1"
+    assert await shared_superuser.fetchval(terms, shared_client.tenant) == 1
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        "DELETE FROM scheduler.job_terms WHERE job_id = 'one'",
-        "UPDATE scheduler.job_terms SET term = term + 1 WHERE job_id = 'one'",
-        "UPDATE scheduler.job_terms SET created_physical = 1 WHERE job_id = 'one'",
-        "INSERT INTO scheduler.job_terms SELECT tenant_id, job_id, 7, 1, 1, 'n' FROM scheduler.jobs",
+        "DELETE FROM scheduler.job_terms WHERE tenant_id = $1 AND job_id = 'one'",
+        "UPDATE scheduler.job_terms SET term = term + 1 WHERE tenant_id = $1 AND job_id = 'one'",
+        "UPDATE scheduler.job_terms SET created_physical = 1 WHERE tenant_id = $1 AND job_id = 'one'",
+        "INSERT INTO scheduler.job_terms VALUES ($1, 'one', 7, 1, 1, 'n')",
     ],
 )
 async def test_a_job_that_somebody_hides_from_searches_is_named_by_verification(
-    run_server: RunServer, superuser: asyncpg.Connection, damage: str
+    shared_client: Client, shared_superuser: asyncpg.Connection, damage: str
 ) -> None:
-    async with run_server() as client:
-        await send(client, {"type": "JobCreated", "job_id": "one", "spec": {"image": "a"}})
-        await declare(client, FIELDS)
-        assert await found(client, where="spec.image:a") == ["one"]
-        assert (await sound(client))["valid"]
-        await superuser.execute(damage)
-        verdict = await sound(client)
-        assert (verdict["verdicts"]["projection"], verdict["first_break"]["kind"]) == ("broken", "projection")
-        assert "what job one is searched by" in verdict["first_break"]["detail"]
+    await send(shared_client, {"type": "JobCreated", "job_id": "one", "spec": {"image": "a"}})
+    await declare(shared_client, FIELDS)
+    assert await found(shared_client, where="spec.image:a") == ["one"]
+    assert (await sound(shared_client))["valid"]
+    await shared_superuser.execute(damage, shared_client.tenant)
+    verdict = await sound(shared_client)
+    assert (verdict["verdicts"]["projection"], verdict["first_break"]["kind"]) == ("broken", "projection")
+    assert "what job one is searched by" in verdict["first_break"]["detail"]
 
 
 async def test_a_follower_that_knows_no_terms_stops_before_it_would_leave_some_out(
-    run_server: RunServer, superuser: asyncpg.Connection
+    shared_client: Client, shared_superuser: asyncpg.Connection, tenant: str
 ) -> None:
-    move = "UPDATE scheduler.follower_positions SET seq = seq + 1 WHERE tenant_id = 'acme'"
-    async with run_server() as client:
-        await send(client, {"type": "JobCreated", "job_id": "one"})
-        await found(client)
-        await superuser.execute("SET tallystick.follows_commitments = 'yes'")
-        async with superuser.transaction():
-            await superuser.execute(move)
-            await superuser.execute(move.replace("+", "-"))
-        await declare(client, FIELDS)
-        with pytest.raises(asyncpg.RaiseError, match="job_terms does not follow"):
-            await superuser.execute(move)
+    move = "UPDATE scheduler.follower_positions SET seq = seq + 1 WHERE tenant_id = $1"
+    await send(shared_client, {"type": "JobCreated", "job_id": "one"})
+    await found(shared_client)
+    await shared_superuser.execute("SET tallystick.follows_commitments = 'yes'")
+    async with shared_superuser.transaction():
+        await shared_superuser.execute(move, tenant)
+        await shared_superuser.execute(move.replace("+", "-"), tenant)
+    await declare(shared_client, FIELDS)
+    with pytest.raises(asyncpg.RaiseError, match="job_terms does not follow"):
+        await shared_superuser.execute(move, tenant)
 
 
-async def test_what_no_job_is_searched_by_cannot_be_declared(client: httpx.AsyncClient) -> None:
+async def test_what_no_job_is_searched_by_cannot_be_declared(shared_client: Client) -> None:
     for field in ("image", "spec", "error", "actor", "spec..a", "spec" + ".a" * 16):
-        answer = await client.put("/v1/tenants/acme/search", json={"fields": ["dc", field]})
+        answer = await shared_client.put(f"/v1/tenants/{shared_client.tenant}/search", json={"fields": ["dc", field]})
         assert (answer.status_code, answer.json()["path"]) == (422, "fields.1"), field
 
 
