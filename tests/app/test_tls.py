@@ -1,4 +1,4 @@
-"""TLS of the service's own: what it speaks, whom it lets wait, and how its certificates change; on both event loops."""
+"""TLS of the service's own: what it speaks, whom it lets wait, and how its certificates change."""
 
 from __future__ import annotations
 
@@ -66,21 +66,15 @@ class Secured:
             yield connection
 
 
-def loop_of(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}[name]
-
-
-@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
-def secured(
-    request: pytest.FixtureRequest, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Secured]:
+@pytest.fixture(scope="module")
+def secured(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """One in the event loop of ``tally serve``."""
     folder: Path = tmp_path_factory.mktemp("tls")
     authority = Authority(folder / "certificates")
     pair = authority.issue("service", with_rsa=True)
     http = {"connections_max": CONNECTIONS_MAX, "header_timeout": "3s", "body_timeout": "3s"}
     tls = {"cert": pair.cert, "key": pair.key}
-    name = f"tls_{request.param}"
-    with serving(postgres, folder, name, loop_of(request.param), http=http, tls=tls) as url:
+    with serving(postgres, folder, "tls", uvloop.new_event_loop, http=http, tls=tls) as url:
         yield Secured(url, authority, pair)
 
 
