@@ -221,8 +221,13 @@ def told(said: Said) -> dict[str, Any]:
 
 def disagreements(asked: Sequence[Asked], in_page: InPage, folder: Path) -> list[str]:
     """Names of the files of which page and product say different things, and what."""
-    found = []
-    for each, page_said in zip(asked, in_page(asked), strict=True):
+    return compared(asked, in_page, folder)[0]
+
+
+def compared(asked: Sequence[Asked], in_page: InPage, folder: Path) -> tuple[list[str], list[Said]]:
+    """The same, and what the page says."""
+    found, by_page = [], in_page(asked)
+    for each, page_said in zip(asked, by_page, strict=True):
         product_said = of_product(each, folder)
         ours, theirs = told(page_said), told(product_said)
         if product_said[1] == {}:
@@ -231,7 +236,7 @@ def disagreements(asked: Sequence[Asked], in_page: InPage, folder: Path) -> list
             found.append(
                 f"{each.name}: " + str([(k, ours.get(k), theirs.get(k)) for k in theirs if ours.get(k) != theirs[k]])
             )
-    return found
+    return found, by_page
 
 
 # --- one verdict from both --------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ def disagreements(asked: Sequence[Asked], in_page: InPage, folder: Path) -> list
 
 @pytest.mark.exhaustive
 def test_page_and_product_agree_on_every_bundle(in_page: InPage, tmp_path: Path) -> None:
-    asked = [Asked(case.name, case.bundle, RING, case.kept) for case in spread(bundle_cases.cases(), 120)]
+    asked = [Asked(case.name, case.bundle, RING, case.kept) for case in spread(bundle_cases.cases(), 70)]
     assert disagreements(asked, in_page, tmp_path) == []
 
 
@@ -253,7 +258,7 @@ def test_product_second_implementation_and_page_judge_every_form_of_an_entry_ali
     in_page: InPage, tmp_path: Path
 ) -> None:
     """What a key that is trusted signed, and no ledger writes, is broken for all of them."""
-    forms = spread(entry_forms(), 70)
+    forms = spread(entry_forms(), 40)
     ledgers = [form.ledger() for form in forms]
     bundles = [Asked(form.name, bundle_of(ledger)) for form, ledger in zip(forms, ledgers, strict=True)]
     # No receipt holds U+0000.
@@ -293,9 +298,12 @@ def test_a_file_that_is_neither_bundle_nor_receipt_is_named_and_not_judged(
     assert page.locator(".outcome").count() == 0
 
 
+@pytest.mark.exhaustive
 def test_they_agree_without_keys_where_nothing_is_wrong_with_the_file_itself(in_page: InPage, tmp_path: Path) -> None:
-    bundles = [Asked(each.name, each.bundle, None, each.kept) for each in bundle_cases.cases() if each.code != 2]
-    receipts = [Asked(each.name, each.receipt, None, each.kept) for each in receipt_cases.cases() if each.code != 2]
+    whole = [each for each in bundle_cases.cases() if each.code != 2]
+    proved = [each for each in receipt_cases.cases() if each.code != 2]
+    bundles = [Asked(each.name, each.bundle, None, each.kept) for each in spread(whole, 20)]
+    receipts = [Asked(each.name, each.receipt, None, each.kept) for each in spread(proved, 20)]
     assert disagreements(bundles + receipts, in_page, tmp_path) == []
 
 
@@ -317,8 +325,9 @@ def test_they_agree_on_cosignatures_by_witnesses_that_were_given(in_page: InPage
     asked.append(Asked("before its key was revoked", bundles["two"], revoked, witnesses=witnesses))
     receipt = receipt_of(example_ledger(), said=[cosigned(example_ledger(), 4, SIGNER)])
     asked.append(Asked("a receipt", receipt, witnesses=[DOCUMENTED_WITNESS.verifier_key]))
-    assert disagreements(asked, in_page, tmp_path) == []
-    assert [verdict["anchors"][0]["status"] for _, verdict in in_page(asked)] == [
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert differing == []
+    assert [verdict["anchors"][0]["status"] for _, verdict in by_page] == [
         *("ok", "ok", "ok", "invalid", "invalid", "invalid", "ok", "ok"),
     ]
 
@@ -337,8 +346,9 @@ def test_they_agree_on_when_a_key_counts(in_page: InPage, tmp_path: Path) -> Non
     rings = [Keyring([PublicKey.of(SIGNER.public_key_pem, **window)]) for window in windows]
     rings += [Keyring([STRANGER.public_key]), Keyring([STRANGER.public_key, SIGNER.public_key]), Keyring([])]
     asked = [Asked(f"ring {number}", GOOD, ring) for number, ring in enumerate(rings)]
-    assert disagreements(asked, in_page, tmp_path) == []
-    assert [code for code, _ in in_page(asked)] == [4, 0, 4, 0, 4, 4, 4, 0, 4]
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert differing == []
+    assert [code for code, _ in by_page] == [4, 0, 4, 0, 4, 4, 4, 0, 4]
 
 
 def timezone_of(hours: int) -> Any:
@@ -373,8 +383,9 @@ def test_they_agree_on_every_spelling_of_a_p256_signature(in_page: InPage, tmp_p
         held["signatures"][0]["sig"] = base64.b64encode(spelt).decode()
         changed = members | {"manifest.dsse.json": canonical.encode(held)}
         asked.append(Asked(name, container(changed.items()), ring))
-    assert disagreements(asked, in_page, tmp_path) == []
-    assert [code for code, _ in in_page(asked)] == [0] + [2] * (len(spellings) - 1)
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert differing == []
+    assert [code for code, _ in by_page] == [0] + [2] * (len(spellings) - 1)
 
 
 def test_they_agree_on_signatures_in_the_name_of_another(in_page: InPage, tmp_path: Path) -> None:
@@ -395,8 +406,9 @@ def test_they_agree_on_signatures_in_the_name_of_another(in_page: InPage, tmp_pa
         Asked("a checkpoint under another name", bundle_of(LEDGER, checkpoint=note), Keyring([*RING], [named])),
         Asked("a tree that nothing leads from", unproved),
     ]
-    assert disagreements(asked, in_page, tmp_path) == []
-    assert [code for code, _ in in_page(asked)] == [2, 4, 2]
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert differing == []
+    assert [code for code, _ in by_page] == [2, 4, 2]
 
 
 def test_they_agree_on_texts_of_every_script(in_page: InPage, tmp_path: Path) -> None:
@@ -453,8 +465,9 @@ def test_they_agree_on_every_word_of_a_verdict_on_a_proposal(in_page: InPage, tm
     broken = rows_of(asked[0].file)
     broken[3]["payload"] = "{}"
     asked.append(Asked("in a chain that is broken itself", with_rows(asked[0].file, broken)))
-    assert disagreements(asked, in_page, tmp_path) == []
-    assert [code for code, _ in in_page(asked)] == [0, 3, 0] + [2] * (len(edits) + 1)
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert differing == []
+    assert [code for code, _ in by_page] == [0, 3, 0] + [2] * (len(edits) + 1)
 
 
 # --- files that were made to do harm ----------------------------------------------------------------------
@@ -482,8 +495,8 @@ def test_no_byte_of_a_bundle_or_a_receipt_can_be_changed(page: Page) -> None:
 
 
 def test_a_part_that_unpacks_to_more_than_is_listed_is_not_unpacked_further(in_page: InPage, tmp_path: Path) -> None:
-    zeros = zipped(bytes(24 << 20))
-    bomb = reseal(GOOD, {ENTRIES: zeros}, parts=lambda parts: parts[0].update(raw_bytes=8 << 20, rows=30))
+    zeros = zipped(bytes(12 << 20))
+    bomb = reseal(GOOD, {ENTRIES: zeros}, parts=lambda parts: parts[0].update(raw_bytes=4 << 20, rows=30))
     assert disagreements([Asked("a bomb", bomb)], in_page, tmp_path) == []
 
 
