@@ -29,17 +29,17 @@ from tests.running_copy import copy_running
 from wal.format import RECORD, SEGMENT_HEADER_BYTES
 from wal.segment import list_segments
 
-ACME, BOTH = ("acme",), ("acme", "beta")
+ACME, BOTH = (10, ("acme",)), (10, ("acme", "beta"))
 CRASHES = spread(
     [
-        ((10, tenants), kept, again)
-        for tenants in (ACME, BOTH)
+        (drafts, kept, again)
+        for drafts in (ACME, BOTH)
         for again in ("while the rest is pending", "once the rest is chained", "after another restart")
         for kept in (0, 1, 6, 10)
     ],
-    10,
+    6,
 )
-"""Tenants of the lines, how many of these the crash left, and when they are sent again."""
+"""Number and tenants of the lines, how many of these the crash left, and when they are sent again."""
 
 
 class Crashed(NamedTuple):
@@ -167,7 +167,7 @@ async def test_a_repetition_adds_only_the_lines_that_a_crash_tore_off(
     assert [entry["job_id"] for n in range(10) for entry in entries if numbers([entry]) == [n]] == receipt.job_ids
 
 
-@pytest.mark.parametrize("drafts", [(1, ACME)], indirect=True)
+@pytest.mark.parametrize("drafts", [(1, ("acme",))], indirect=True)
 async def test_a_repetition_after_a_crash_waits_for_the_event_that_the_wal_kept(
     run_node: RunNode, make_settings: MakeSettings, crashed: Crashed, superuser: asyncpg.Connection, chains: Chains
 ) -> None:
