@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -20,9 +20,11 @@ from app.write.pending import quarantine
 from app.write.pending.requests import EventLines
 from ledger.errors import DurabilityTimeoutError
 from tests.app.chains import Chains, numbers, until
-from tests.app.conftest import MakeSettings, RunNode, RunServer
+from tests.app.client import Client
+from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, LOCAL, created, key, progressed
 from tests.app.hurry import hurried
+from tests.app.shared import Shared, sharing
 from tests.app.test_followers import halted
 from tests.app.test_notary import covered
 from tests.app.test_start_refused import damage_control, recorded_losses
@@ -33,17 +35,29 @@ from wal.segment import list_segments
 HEAD = "SELECT FROM scheduler.chain_heads WHERE tenant_id = 'acme' FOR UPDATE"
 """What another session holds."""
 OF_TREES = {
-    "locked": HEAD.replace("chain_heads", "merkle_head"),
-    "written": "UPDATE scheduler.merkle_head SET signed_at = signed_at WHERE tenant_id = 'acme'",
-    "deleted": "DELETE FROM scheduler.merkle_head WHERE tenant_id = 'acme'",
+    "locked": "SELECT FROM scheduler.merkle_head WHERE tenant_id = '{}' FOR UPDATE",
+    "written": "UPDATE scheduler.merkle_head SET signed_at = signed_at WHERE tenant_id = '{}'",
+    "deleted": "DELETE FROM scheduler.merkle_head WHERE tenant_id = '{}'",
 }
-of_trees = pytest.mark.parametrize("how", OF_TREES.values(), ids=OF_TREES)
+"""By a name, what it does with the tree of a tenant."""
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("app.write.followers.followers.LOCK_REPORTED_AFTER_S", 0.3)
+@pytest.fixture(autouse=True, scope="module")
+def soon() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("app.store.chaining.LOCK_TIMEOUT_S", 0.3)
+        patched.setattr("app.write.followers.followers.LOCK_REPORTED_AFTER_S", 0.3)
+        patched.setattr("app.write.followers.followers.SEARCH_INTERVAL_S", 0.1)
+        patched.setattr("app.read.readiness.DATABASE_CHECK_TIMEOUT_S", 0.3)
+        patched.setitem(AT_A_NODE, "lock_timeout", "300ms")
+        yield
+
+
+@pytest.fixture(scope="module")
+async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
+    """A node that does not let a read wait for long."""
+    async with sharing(make_shared_settings(read={"wait": "300ms"}), shared_database) as shared:
+        yield shared
 
 
 async def local(service: Service, *ns: int) -> None:
@@ -90,194 +104,184 @@ async def test_one_tenant_waits_in_order_while_all_others_are_chained(
     assert numbers(await chains.sound("beta")) == list(range(10))
 
 
+async def enqueue(client: Client, tenant_id: str, durability: str = "GLOBAL") -> dict[str, str]:
+    job = {"tenant_id": tenant_id, "durability": durability}
+    answer = await client.post("/v1/jobs", json=job)
+    assert answer.status_code == 201
+    written: dict[str, str] = answer.json()
+    return written
+
+
 async def test_readyz_names_the_tenant_and_a_session_waits_for_its_writes(
-    run_server: RunServer, make_settings: MakeSettings, database: Database
+    shared_client: Client, shared_database: Database, tenant: str
 ) -> None:
-    async with run_server(make_settings(read={"wait": "300ms"})) as client:
-        job = {"tenant_id": "acme", "durability": "GLOBAL"}
-        assert (await client.post("/v1/jobs", json=job)).status_code == 201
-        async with halted(database, HEAD):
-            early = (await client.post("/v1/jobs", json=job | {"durability": "LOCAL"})).json()
+    client = shared_client
 
-            async def named() -> bool:
-                answer = await client.get("/readyz")
-                return answer.status_code == 200 and "acme" in str(answer.json())
+    async def is_named() -> bool:
+        answer = await client.get("/readyz")
+        return answer.status_code == 200 and tenant in str(answer.json())
 
-            await until(named, "/readyz names it")
-            await client.post("/v1/jobs", json=job | {"tenant_id": "beta"})
-            read = await _read(client, early)
-            assert (read.status_code, read.json()["type"].rpartition("/")[2]) == (503, "session-not-caught-up")
+    async def read() -> httpx.Response:
+        headers = {"Tally-Session": early["session"]}
+        return await client.get(f"/v1/jobs/{early['job_id']}", params={"tenant_id": tenant}, headers=headers)
 
-        async def found() -> bool:
-            return (await _read(client, early)).status_code == 200
+    async def is_found() -> bool:
+        return (await read()).status_code == 200
 
-        await until(found, "it is chained")
-        assert "acme" not in str((await client.get("/readyz")).json())
+    await enqueue(client, tenant)
+    async with halted(shared_database, HEAD.replace("acme", tenant)):
+        early = await enqueue(client, tenant, "LOCAL")
+        await until(is_named, "/readyz names it")
+        await enqueue(client, f"{tenant}-other")
+        answer = await read()
+        assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (503, "session-not-caught-up")
+    await until(is_found, "it is chained")
+    assert not await is_named()
 
 
 async def test_readyz_names_the_tenant_that_the_job_table_cannot_follow(
-    run_server: RunServer, make_settings: MakeSettings, database: Database, monkeypatch: pytest.MonkeyPatch
+    shared_client: Client, shared_database: Database, tenant: str
 ) -> None:
-    monkeypatch.setattr("app.write.followers.followers.SEARCH_INTERVAL_S", 0.1)
-    place = "SELECT FROM scheduler.follower_positions WHERE tenant_id = 'acme' FOR UPDATE"
-    async with run_server(make_settings(read={"wait": "300ms"})) as client:
+    place = f"SELECT FROM scheduler.follower_positions WHERE tenant_id = '{tenant}' FOR UPDATE"
+    client, beta = shared_client, f"{tenant}-other"
 
-        async def write(tenant_id: str) -> None:
-            job = {"tenant_id": tenant_id, "durability": "GLOBAL"}
-            assert (await client.post("/v1/jobs", json=job)).status_code == 201
+    async def listed(tenant_id: str) -> int:
+        answer = await client.get("/v1/jobs", params={"tenant_id": tenant_id, "consistency": "strong"})
+        return len(answer.json()["items"]) if answer.status_code == 200 else -answer.status_code
 
-        async def listed(tenant_id: str) -> int:
-            answer = await client.get("/v1/jobs", params={"tenant_id": tenant_id, "consistency": "strong"})
-            return len(answer.json()["items"]) if answer.status_code == 200 else -answer.status_code
+    async def said() -> str:
+        return str((await client.get("/readyz")).json()["checks"]["locks"]["detail"])
 
-        async def said() -> str:
-            return str((await client.get("/readyz")).json()["checks"]["locks"]["detail"])
+    await enqueue(client, tenant)
+    assert await listed(tenant) == 1
+    async with halted(shared_database, place):
+        for tenant_id in (tenant, beta):
+            await enqueue(client, tenant_id)
 
-        await write("acme")
-        assert await listed("acme") == 1
-        async with halted(database, place):
-            for tenant_id in ("acme", "beta"):
-                await write(tenant_id)
+        async def is_named() -> bool:
+            return (await said()).endswith(f"places locked: {tenant}")
 
-            async def is_named() -> bool:
-                return (await said()).endswith("places locked: acme")
+        await until(is_named, "/readyz names it")
+        assert (await listed(tenant), await listed(beta)) == (-503, 1)
 
-            await until(is_named, "/readyz names it")
-            assert (await listed("acme"), await listed("beta")) == (-503, 1)
+    async def is_well() -> bool:
+        return await said() == "None"
 
-        async def is_well() -> bool:
-            return await said() == "None"
-
-        await until(is_well, "nothing is told any more")
-        assert await listed("acme") == 2
+    await until(is_well, "nothing is told any more")
+    assert await listed(tenant) == 2
 
 
-@pytest.mark.parametrize("table", ["scheduler_log_p0", "jobs", "idempotency"])
 async def test_a_node_is_not_ready_while_a_table_is_locked_that_a_write_asks(
-    run_server: RunServer,
-    make_settings: MakeSettings,
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    table: str,
+    shared_client: Client, shared_database: Database
 ) -> None:
-    monkeypatch.setattr("app.read.readiness.DATABASE_CHECK_TIMEOUT_S", 0.3)
-    async with run_server(make_settings()) as client:
-        async with halted(database, f"LOCK TABLE scheduler.{table}"):
-            answer = await client.get("/readyz")
+    async def is_ready() -> bool:
+        return (await shared_client.get("/readyz")).status_code == 200
+
+    for table in ("scheduler_log_p0", "jobs", "idempotency"):
+        async with halted(shared_database, f"LOCK TABLE scheduler.{table}"):
+            answer = await shared_client.get("/readyz")
             assert (answer.status_code, "pg_locks" in answer.json()["checks"]["database"]["detail"]) == (503, True)
-
-        async def is_ready() -> bool:
-            return (await client.get("/readyz")).status_code == 200
-
         await until(is_ready, "the lock is gone")
 
 
-@of_trees
+@pytest.mark.parametrize("how", OF_TREES.values(), ids=OF_TREES)
 async def test_a_tree_that_is_kept_locked_waits_while_all_others_are_signed(
-    run_server: RunServer, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection, how: str
+    shared_client: Client, shared_database: Database, shared_superuser: asyncpg.Connection, tenant: str, how: str
 ) -> None:
-    async with run_server(make_settings()) as client:
+    client, superuser, other = shared_client, shared_superuser, f"{tenant}-other"
 
-        async def write(tenant_id: str) -> None:
-            job = {"tenant_id": tenant_id, "durability": "GLOBAL"}
-            assert (await client.post("/v1/jobs", json=job)).status_code == 201
+    async def is_named() -> bool:
+        return f"trees locked: {tenant}" in str((await client.get("/readyz")).json())
 
-        await write("acme")
-        await until(lambda: covered(superuser, "acme", 1), "it has a tree")
-        async with halted(database, how):
-            await write("acme")
-            for size in range(1, 4):
-                await write("beta")
-                await until(lambda size=size: covered(superuser, "beta", size), "the other is signed", 5)
+    await enqueue(client, tenant)
+    await until(lambda: covered(superuser, tenant, 1), "it has a tree")
+    async with halted(shared_database, how.format(tenant)):
+        await enqueue(client, tenant)
+        for size in range(1, 4):
+            await enqueue(client, other)
+            await until(lambda size=size: covered(superuser, other, size), "the other is signed", 5)  # type: ignore[misc]
+        await until(is_named, "/readyz names it")
+        assert not await covered(superuser, tenant, 2)
+    await until(lambda: covered(superuser, tenant, 2), "it is signed")
 
-            async def named() -> bool:
-                return "trees locked: acme" in str((await client.get("/readyz")).json())
+    async def is_well() -> bool:
+        return tenant not in str((await client.get("/readyz")).json())
 
-            await until(named, "/readyz names it")
-            assert not await covered(superuser, "acme", 2)
-        await until(lambda: covered(superuser, "acme", 2), "it is signed")
-
-        async def is_well() -> bool:
-            return "acme" not in str((await client.get("/readyz")).json())
-
-        await until(is_well, "nothing waits any more")
+    await until(is_well, "nothing waits any more")
 
 
-@of_trees
+@pytest.fixture
+async def two_trees(shared: Shared, tenant: str) -> tuple[str, str]:
+    """Tenants that have a tree."""
+    tenants = tenant, f"{tenant}-other"
+    for tenant_id in tenants:
+        await shared.service.submitter.submit(created(tenant_id, 0), key=None)
+        await until(lambda tenant_id=tenant_id: covered(shared.superuser, tenant_id, 1), "it has a tree")  # type: ignore[misc]
+    return tenants
+
+
+async def made_again(shared: Shared, tenant_id: str) -> None:
+    """Wait until the tree that was damaged is made again."""
+    await until(lambda: not shared.service.notary._tenants[tenant_id].is_tree_damaged, "it is made again", 5)
+
+
+@pytest.mark.parametrize("how", OF_TREES.values(), ids=OF_TREES)
 async def test_a_damaged_tree_that_is_kept_locked_is_made_again_later_and_no_other_waits(
-    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection, how: str
+    shared: Shared, shared_database: Database, two_trees: tuple[str, str], how: str
 ) -> None:
-    async with run_node(make_settings()) as service:
-        for tenant_id in ("acme", "beta"):
-            await service.submitter.submit(created(tenant_id, 0), key=None)
-            await until(lambda tenant_id=tenant_id: covered(superuser, tenant_id, 1), "it has a tree")
-        async with halted(database, how):
-            for tenant_id in ("acme", "beta"):
-                service.notary.rebuild(tenant_id)
-            await until(lambda: not service.notary._tenants["beta"].is_tree_damaged, "the other is made again", 5)
-            assert service.notary._tenants["acme"].is_tree_damaged
-        await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
+    locked, other = two_trees
+    async with halted(shared_database, how.format(locked)):
+        for tenant_id in two_trees:
+            shared.service.notary.rebuild(tenant_id)
+        await made_again(shared, other)
+        assert shared.service.notary._tenants[locked].is_tree_damaged
+    await made_again(shared, locked)
 
 
 async def test_who_waits_for_a_locked_tree_to_be_signed_keeps_no_other_from_being_made_again(
-    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+    shared: Shared, shared_database: Database, two_trees: tuple[str, str]
 ) -> None:
-    async with run_node(make_settings()) as service:
-        for tenant_id in ("acme", "beta"):
-            await service.submitter.submit(created(tenant_id, 0), key=None)
-            await until(lambda tenant_id=tenant_id: covered(superuser, tenant_id, 1), "it has a tree")
-        async with halted(database, OF_TREES["locked"]):
-            signing = asyncio.create_task(service.notary.sign_now("acme"))
-            await until(service.notary._tenants["acme"].lock.locked, "it is being signed")
-            for tenant_id in ("acme", "beta"):
-                service.notary.rebuild(tenant_id)
-            await until(lambda: not service.notary._tenants["beta"].is_tree_damaged, "the other is made again", 5)
-            assert not signing.done()
-        await signing
-        await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
+    locked, other = two_trees
+    notary = shared.service.notary
+    async with halted(shared_database, OF_TREES["locked"].format(locked)):
+        signing = asyncio.create_task(notary.sign_now(locked))
+        await until(notary._tenants[locked].lock.locked, "it is being signed")
+        for tenant_id in two_trees:
+            notary.rebuild(tenant_id)
+        await made_again(shared, other)
+        assert not signing.done()
+    await signing
+    await made_again(shared, locked)
 
 
 async def test_a_tree_that_is_gone_can_be_passed_over_while_it_is_made_again(
-    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+    shared: Shared, shared_database: Database, shared_superuser: asyncpg.Connection, two_trees: tuple[str, str]
 ) -> None:
-    async with run_node(make_settings()) as service:
-        await service.submitter.submit(created("acme", 0), key=None)
-        await until(lambda: covered(superuser, "acme", 1), "it has a tree")
-        async with halted(database, OF_TREES["locked"].replace("merkle_head", "merkle_tile")):
-            await superuser.execute(OF_TREES["deleted"])
-            service.notary.rebuild("acme")
-            there = "SELECT count(*) > 0 FROM scheduler.merkle_head WHERE tenant_id = 'acme'"
-            await until(lambda: superuser.fetchval(there), "others see it", 5)
-            assert service.notary._tenants["acme"].is_tree_damaged
-        await until(lambda: not service.notary._tenants["acme"].is_tree_damaged, "it is made again", 5)
+    gone, _ = two_trees
+    tiles = OF_TREES["locked"].replace("merkle_head", "merkle_tile")
+    async with halted(shared_database, tiles.format(gone)):
+        await shared_superuser.execute(OF_TREES["deleted"].format(gone))
+        shared.service.notary.rebuild(gone)
+        there = "SELECT count(*) > 0 FROM scheduler.merkle_head WHERE tenant_id = $1"
+        await until(lambda: shared_superuser.fetchval(there, gone), "others see it", 5)
+        assert shared.service.notary._tenants[gone].is_tree_damaged
+    await made_again(shared, gone)
 
 
 @pytest.mark.parametrize("table", ["merkle_tile", "jobs", "scheduler_log"])
 async def test_verification_and_export_do_not_wait_for_a_locked_table_and_say_what_is_wrong(
-    run_server: RunServer,
-    make_settings: MakeSettings,
-    database: Database,
-    superuser: asyncpg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    table: str,
+    shared_client: Client, shared_database: Database, shared_superuser: asyncpg.Connection, tenant: str, table: str
 ) -> None:
-    monkeypatch.setitem(AT_A_NODE, "lock_timeout", "300ms")
-    async with run_server(make_settings()) as client:
-        assert (await client.post("/v1/jobs", json={"tenant_id": "acme", "durability": "GLOBAL"})).status_code == 201
-        await until(lambda: covered(superuser, "acme", 1), "it has a tree")
-        verify = functools.partial(client.get, "/v1/chain/verify", params={"tenant_id": "acme"})
-        export = functools.partial(client.post, "/v1/bundles/export", json={"tenant_id": "acme"})
-        async with halted(database, f"LOCK TABLE scheduler.{table}"), asyncio.timeout(30):
-            for ask in (verify, export) if table == "scheduler_log" else (verify,):
-                answer = await ask()
-                assert (answer.status_code, "pg_locks" in answer.json()["detail"]) == (503, True)
-        assert (await verify()).json()["valid"]
-        assert (await export()).status_code == 200
-
-
-async def _read(client: httpx.AsyncClient, job: dict[str, str]) -> httpx.Response:
-    headers = {"Tally-Session": job["session"]}
-    return await client.get(f"/v1/jobs/{job['job_id']}", params={"tenant_id": "acme"}, headers=headers)
+    await enqueue(shared_client, tenant)
+    await until(lambda: covered(shared_superuser, tenant, 1), "it has a tree")
+    verify = functools.partial(shared_client.get, "/v1/chain/verify", params={"tenant_id": tenant})
+    export = functools.partial(shared_client.post, "/v1/bundles/export", json={"tenant_id": tenant})
+    async with halted(shared_database, f"LOCK TABLE scheduler.{table}"), asyncio.timeout(30):
+        for ask in (verify, export) if table == "scheduler_log" else (verify,):
+            answer = await ask()
+            assert (answer.status_code, "pg_locks" in answer.json()["detail"]) == (503, True)
+    assert (await verify()).json()["valid"]
+    assert (await export()).status_code == 200
 
 
 @pytest.mark.parametrize("is_chained", [False, True], ids=["while they wait", "once they are chained"])
