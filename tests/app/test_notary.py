@@ -8,15 +8,19 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import pytest
 
+from app.dev.embedded import EmbeddedPostgres
 from app.node.service import Service
+from app.node.wiring import running
+from app.runtime.settings.config import Settings
 from app.write.followers import notary as notary_module
 from app.write.followers.checkpoints import NAME, CheckpointJournal
 from app.write.followers.notary import TURNS_AT_ONCE_MAX, Notary
@@ -32,8 +36,9 @@ from tests.app.admitting import run_two
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, created
+from tests.app.shared import Shared, sharing
 from tests.app.starting import checkpoints_blocked, wal_folder
-from tests.conftest import Database, connected_to
+from tests.conftest import Database, connected_to, fresh_database
 from tests.ledger import naive_merkle
 from tests.running_copy import copy_running
 
@@ -116,150 +121,133 @@ async def edit(superuser: asyncpg.Connection, assignment: str, seq: int, tenant_
     await chain_builder.edit(superuser, change, tenant_id, seq)
 
 
+RARELY = {"batch_size": 10, "batch_interval": "1h"}
+"""A snapshot is signed every ten entries, or after an hour."""
+
+
 @pytest.fixture
-def rarely(make_settings: MakeSettings) -> Any:
-    """Settings of a node that signs a snapshot every ten entries, or after an hour."""
-    return make_settings(chain={"batch_size": 10, "batch_interval": "1h"})
+def rarely(make_settings: MakeSettings) -> Settings:
+    return make_settings(chain=RARELY)
+
+
+@pytest.fixture(scope="module")
+async def shared(make_shared_settings: MakeSettings, shared_database: Database) -> AsyncIterator[Shared]:
+    """A node that signs a snapshot every ten entries, or after an hour."""
+    async with sharing(make_shared_settings(chain=RARELY), shared_database) as shared:
+        yield shared
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
 async def test_every_entry_is_soon_covered_by_a_signed_checkpoint_of_its_own_tree(
-    service: Service, chains: Chains, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+    shared: Shared, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await write(service, "acme", 1)
-    await until(chains.key_recorded, "the node has recorded its key")
+    await write(shared.service, tenant, 1)
     # Because entries were chained, that is, and not when tenants are looked at the next time.
     monkeypatch.setattr(notary_module, "HOUSEKEEPING_INTERVAL_S", 3600.0)
     size = 1
-    for more in (1, 1, 5, 250, 2, 300):
-        await write(service, "acme", more)
+    for more in (1, 1, 5, 250, 2):
+        await write(shared.service, tenant, more)
         size += more
-        checkpoint = await until(lambda size=size: covered(superuser, "acme", size), f"a checkpoint covers {size}")
-        assert (checkpoint.size, checkpoint.root) == (size, naive_root(await links_of(chains, "acme")))
+        checkpoint = await until(
+            lambda size=size: covered(shared.superuser, tenant, size),  # type: ignore[misc]
+            f"a checkpoint covers {size}",
+        )
+        assert (checkpoint.size, checkpoint.root) == (size, naive_root(await links_of(shared.chains, tenant)))
 
 
-async def test_the_newest_checkpoint_is_kept_beside_the_wal(
-    service: Service, superuser: asyncpg.Connection, make_settings: MakeSettings
+async def test_the_newest_checkpoint_is_kept_beside_the_wal_and_where_it_cannot_be_as_soon_as_it_can(
+    shared: Shared, tenant: str
 ) -> None:
-    await write(service, "acme", 3)
-    await until(lambda: covered(superuser, "acme", 3), "a checkpoint covers all")
-    folder = wal_folder(make_settings())
-    await until(lambda: CheckpointJournal(folder).size("acme") == 3, "it is kept")
-    assert CheckpointJournal(folder).load("acme") == await superuser.fetchval(
-        "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'"
+    notary, folder, later = shared.service.notary, shared.service._started.wal.folder, f"{tenant}-later"
+    await write(shared.service, tenant, 3)
+    await until(lambda: covered(shared.superuser, tenant, 3), "a checkpoint covers all")
+    await until(lambda: CheckpointJournal(folder).size(tenant) == 3, "it is kept")
+    assert CheckpointJournal(folder).load(tenant) == await shared.superuser.fetchval(
+        "SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1", tenant
     )
-
-
-async def test_a_checkpoint_that_could_not_be_kept_is_kept_as_soon_as_it_can_be(
-    service: Service, superuser: asyncpg.Connection, make_settings: MakeSettings
-) -> None:
-    folder = wal_folder(make_settings())
-    await until(lambda: CheckpointJournal(folder).size("_system"), "the first is kept")
     with checkpoints_blocked(folder):
-        await write(service, "acme", 3)
-        await until(lambda: service.notary.last_error, "the notary says that it cannot keep it")
-        await until(lambda: covered(superuser, "acme", 3), "the checkpoint is in the database")
-    await until(lambda: CheckpointJournal(folder).size("acme") == 3, "it is kept")
-    await until(lambda: service.notary.last_error is None, "the notary is well again")
-    assert service.node.failure is None
-
-
-async def test_what_was_chained_while_nobody_could_sign_is_signed_after_a_restart(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
-) -> None:
-    settings = make_settings(shutdown_grace="1s", chain={"batch_interval": "100ms"})
-    async with superuser.transaction():
-        await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
-        async with run_node(settings) as service:
-            await write(service, "acme", 700)
-            await write(service, "beta", 3)
-    async with run_node(settings):
-        for tenant, size in (("acme", 700), ("beta", 3)):
-            await until(lambda tenant=tenant, size=size: covered(superuser, tenant, size), f"{tenant} is covered")
-            links = await links_of(chains, tenant)
-            checkpoint = await checkpoint_of(superuser, tenant)
-            assert checkpoint is not None
-            assert checkpoint.root == naive_root(links)
-            await until(lambda tenant=tenant: snapshots_of(superuser, tenant), f"{tenant} has a snapshot")
-            assert_snapshots_cover(await snapshots_of(superuser, tenant), links)
+        await write(shared.service, later, 3)
+        await until(lambda: notary.last_error, "the notary says that it cannot keep it")
+        await until(lambda: covered(shared.superuser, later, 3), "the checkpoint is in the database")
+    await until(lambda: CheckpointJournal(folder).size(later) == 3, "it is kept")
+    await until(lambda: notary.last_error is None, "the notary is well again")
+    assert shared.service.node.failure is None
 
 
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-async def test_a_snapshot_is_signed_for_every_batch_size_entries_exactly(
-    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
-) -> None:
-    async with run_node(rarely) as service:
-        await write(service, "acme", 35)
-        await until(lambda: covered(superuser, "acme", 35), "a checkpoint covers all")
+async def test_a_snapshot_is_signed_for_every_batch_size_entries_exactly(shared: Shared, tenant: str) -> None:
+    service, superuser = shared.service, shared.superuser
+    await write(service, tenant, 35)
+    await until(lambda: covered(superuser, tenant, 35), "a checkpoint covers all")
 
-        async def ranges() -> list[tuple[int, int]]:
-            return [(row["from_seq"], row["to_seq"]) for row in await snapshots_of(superuser, "acme")]
+    async def ranges() -> list[tuple[int, int]]:
+        return [(row["from_seq"], row["to_seq"]) for row in await snapshots_of(superuser, tenant)]
 
-        async def three() -> bool:
-            return len(await ranges()) >= 3
+    async def three() -> bool:
+        return len(await ranges()) >= 3
 
-        await until(three, "three snapshots")
-        assert await ranges() == [(1, 10), (11, 20), (21, 30)]
-        await write(service, "acme", 4)
-        await until(lambda: covered(superuser, "acme", 39), "a checkpoint covers all")
-        assert len(await ranges()) == 3
-        await write(service, "acme", 1)
-        await until(lambda: covered(superuser, "acme", 40), "a checkpoint covers all")
+    await until(three, "three snapshots")
+    assert await ranges() == [(1, 10), (11, 20), (21, 30)]
+    await write(service, tenant, 4)
+    await until(lambda: covered(superuser, tenant, 39), "a checkpoint covers all")
+    assert len(await ranges()) == 3
+    await write(service, tenant, 1)
+    await until(lambda: covered(superuser, tenant, 40), "a checkpoint covers all")
 
-        async def four() -> bool:
-            return len(await ranges()) == 4
+    async def four() -> bool:
+        return len(await ranges()) == 4
 
-        await until(four, "the fourth batch is full")
-        assert_snapshots_cover(await snapshots_of(superuser, "acme"), await links_of(chains, "acme"))
+    await until(four, "the fourth batch is full")
+    assert_snapshots_cover(await snapshots_of(superuser, tenant), await links_of(shared.chains, tenant))
 
 
-@pytest.fixture
-async def ten_each(rarely: Any, run_node: RunNode) -> AsyncIterator[Service]:
-    """A node that signs ten entries at a time, and has signed ten of each tenant."""
-    async with run_node(rarely) as service:
-        await write_ten(service)
-        await until(lambda: all(service.notary._tenants[each].signed_seq == 10 for each in THREE), "all are signed")
-        yield service
-
-
-THREE = ("a", "b", "c")
-
-
-async def write_ten(service: Service) -> None:
+async def write_ten(service: Service, tenants: Sequence[str]) -> None:
     """Chain ten entries of each tenant in one transaction."""
-    drafts = [created(tenant_id, n) for tenant_id in THREE for n in range(10)]
+    drafts = [created(tenant_id, n) for tenant_id in tenants for n in range(10)]
     await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
 
 
+@pytest.fixture
+async def ten_each(shared: Shared, tenant: str) -> list[str]:
+    """Tenants of which ten entries each are signed."""
+    tenants, notary = [f"{tenant}-{name}" for name in "abc"], shared.service.notary
+    await write_ten(shared.service, tenants)
+    await until(lambda: all(notary._tenants[each].signed_seq == 10 for each in tenants), "all are signed")
+    return tenants
+
+
 async def test_full_batches_of_several_tenants_are_stored_in_one_transaction(
-    ten_each: Service, superuser: asyncpg.Connection
+    shared: Shared, ten_each: list[str]
 ) -> None:
-    await write_ten(ten_each)
-    for tenant_id in THREE:
-        await until(lambda name=tenant_id: signed_to(superuser, name, 20), "the next batch is signed")
-        assert [each["to_seq"] for each in await snapshots_of(superuser, tenant_id)] == [10, 20]
-    stored = "SELECT count(DISTINCT xmin::text) FROM scheduler.batch_snapshot WHERE from_seq = 11"
-    assert await superuser.fetchval(stored) == 1
-    assert all(ten_each.notary._tenants[each].unsigned_since_s is None for each in THREE)
+    await write_ten(shared.service, ten_each)
+    for tenant_id in ten_each:
+        await until(lambda name=tenant_id: signed_to(shared.superuser, name, 20), "the next batch is signed")  # type: ignore[misc]
+        assert [each["to_seq"] for each in await snapshots_of(shared.superuser, tenant_id)] == [10, 20]
+    stored = (
+        "SELECT count(DISTINCT xmin::text) FROM scheduler.batch_snapshot WHERE from_seq = 11 AND tenant_id = ANY($1)"
+    )
+    assert await shared.superuser.fetchval(stored, ten_each) == 1
+    assert all(shared.service.notary._tenants[each].unsigned_since_s is None for each in ten_each)
 
 
 async def test_a_tenant_whose_snapshot_cannot_be_stored_keeps_none_of_those_in_its_transaction_from_theirs(
-    ten_each: Service, superuser: asyncpg.Connection
+    shared: Shared, ten_each: list[str]
 ) -> None:
+    superuser, (a, b, c) = shared.superuser, ten_each
     await superuser.execute(
-        "ALTER TABLE scheduler.batch_snapshot ADD CONSTRAINT no_b CHECK (tenant_id <> 'b') NOT VALID"
+        f"ALTER TABLE scheduler.batch_snapshot ADD CONSTRAINT no_b CHECK (tenant_id <> '{b}') NOT VALID"
     )
-    await write_ten(ten_each)
-    for tenant_id in ("a", "c"):
-        await until(lambda name=tenant_id: signed_to(superuser, name, 20), "the others are signed")
-    assert not await signed_to(superuser, "b", 20)
+    await write_ten(shared.service, ten_each)
+    for tenant_id in (a, c):
+        await until(lambda name=tenant_id: signed_to(superuser, name, 20), "the others are signed")  # type: ignore[misc]
+    assert not await signed_to(superuser, b, 20)
     await superuser.execute("ALTER TABLE scheduler.batch_snapshot DROP CONSTRAINT no_b")
-    await until(lambda: signed_to(superuser, "b", 20), "it is signed once it can be")
-    assert len(await snapshots_of(superuser, "b")) == 2
+    await until(lambda: signed_to(superuser, b, 20), "it is signed once it can be")
+    assert len(await snapshots_of(superuser, b)) == 2
 
 
 async def signed_to(superuser: asyncpg.Connection, tenant_id: str, seq: int) -> bool:
@@ -309,29 +297,29 @@ async def test_between_two_looks_at_the_trees_only_a_few_tenants_get_snapshots(
 
 
 async def test_an_entry_chained_while_the_others_are_being_signed_is_signed_after_the_interval_too(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+    shared: Shared, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is not remembered is proved by tiles, and waits for them here.
     monkeypatch.setattr("app.write.followers.tree_follower.RECENT_LINKS_MAX", 0)
-    async with run_node(make_settings(chain={"batch_interval": "1h"})) as service:
-        await write(service, "acme", 1)
-        await until(lambda: covered(superuser, "acme", 1), "a checkpoint covers it")
-        async with superuser.transaction():
-            await superuser.execute("LOCK TABLE scheduler.merkle_tile IN ACCESS EXCLUSIVE MODE")
-            signing = asyncio.create_task(service.notary.sign_now("acme"))
-            await until(lambda: waits_for_a_lock(superuser), "signing has begun")
-            await write(service, "acme", 1)
-            half_a_second = {"batch_interval": timedelta(seconds=0.5)}
-            service.notary.settings = service.notary.settings.model_copy(update=half_a_second)
-        await signing
+    superuser, notary = shared.superuser, shared.service.notary
+    await write(shared.service, tenant, 1)
+    await until(lambda: covered(superuser, tenant, 1), "a checkpoint covers it")
+    async with superuser.transaction():
+        await superuser.execute("LOCK TABLE scheduler.merkle_tile IN ACCESS EXCLUSIVE MODE")
+        signing = asyncio.create_task(notary.sign_now(tenant))
+        await until(lambda: waits_for_a_lock(superuser), "signing has begun")
+        await write(shared.service, tenant, 1)
+        half_a_second = {"batch_interval": timedelta(seconds=0.5)}
+        monkeypatch.setattr(notary, "settings", notary.settings.model_copy(update=half_a_second))
+    await signing
 
-        async def signed_seq() -> int:
-            return max((row["to_seq"] for row in await snapshots_of(superuser, "acme")), default=0)
+    async def signed_seq() -> int:
+        return max((row["to_seq"] for row in await snapshots_of(superuser, tenant)), default=0)
 
-        async def all_signed() -> bool:
-            return await signed_seq() == 2
+    async def all_signed() -> bool:
+        return await signed_seq() == 2
 
-        await until(all_signed, "the second entry is signed")
+    await until(all_signed, "the second entry is signed")
 
 
 async def waits_for_a_lock(superuser: asyncpg.Connection) -> bool:
@@ -344,17 +332,17 @@ async def waits_for_a_lock(superuser: asyncpg.Connection) -> bool:
 
 
 async def test_signing_on_request_signs_the_rest_at_once_and_then_has_nothing_to_sign(
-    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
+    shared: Shared, tenant: str
 ) -> None:
-    async with run_node(rarely) as service:
-        await write(service, "acme", 13)
-        made = await service.notary.sign_now("acme")
-        assert (made[-1]["to_seq"], made[-1]["tenant_id"]) == (13, "acme")
-        assert await service.notary.sign_now("acme") == []
-        await write(service, "acme", 2)
-        (row,) = await service.notary.sign_now("acme")
-        assert (row["from_seq"], row["to_seq"], row["entry_count"]) == (14, 15, 2)
-        assert_snapshots_cover(await snapshots_of(superuser, "acme"), await links_of(chains, "acme"))
+    service = shared.service
+    await write(service, tenant, 13)
+    made = await service.notary.sign_now(tenant)
+    assert (made[-1]["to_seq"], made[-1]["tenant_id"]) == (13, tenant)
+    assert await service.notary.sign_now(tenant) == []
+    await write(service, tenant, 2)
+    (row,) = await service.notary.sign_now(tenant)
+    assert (row["from_seq"], row["to_seq"], row["entry_count"]) == (14, 15, 2)
+    assert_snapshots_cover(await snapshots_of(shared.superuser, tenant), await links_of(shared.chains, tenant))
 
 
 async def test_a_node_that_signs_no_snapshots_still_signs_checkpoints_and_may_forget_its_wal(
@@ -368,56 +356,6 @@ async def test_a_node_that_signs_no_snapshots_still_signs_checkpoints_and_may_fo
         assert await snapshots_of(superuser, "acme") == []
         assert service.notary.unsigned_age_s() == 0, "none is due"
         await until(lambda: service.notary.signed_lsn == service.node.chained.lsn, "the WAL is covered")
-
-
-async def test_snapshots_go_on_from_those_of_an_earlier_process(
-    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
-) -> None:
-    for count in (7, 1, 25):
-        async with run_node(rarely) as service:
-            await write(service, "acme", count)
-            await until(lambda service=service: service.notary.unsigned_age_s() > 0, "entries wait")
-            await service.notary.sign_now("acme")
-    snapshots = await snapshots_of(superuser, "acme")
-    assert snapshots[-1]["to_seq"] == 33
-    assert_snapshots_cover(snapshots, await links_of(chains, "acme"))
-
-
-async def test_two_nodes_that_sign_the_same_tenant_make_one_gapless_row_of_snapshots(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
-) -> None:
-    chain = {"batch_size": 7, "batch_interval": "100ms"}
-    settings = [make_settings(name, chain=chain) for name in ("one", "two")]
-    async with run_two(run_node, *settings) as (one, two):
-
-        async def write_many(service: Service) -> None:
-            for _ in range(15):
-                await write(service, "acme", 3)
-
-        await asyncio.gather(write_many(one), write_many(two), write_many(one))
-        await until(lambda: covered(superuser, "acme", 135), "a checkpoint covers all")
-
-        async def both_signed() -> bool:
-            await asyncio.gather(write(one, "acme", 3), write(two, "acme", 3))
-            return len({row["claim"].node_id for row in await snapshots_of(superuser, "acme")}) == 2
-
-        await until(both_signed, "either has signed some of it")
-        length = len(await chains.entries("acme"))
-
-        async def all_signed() -> bool:
-            return (await snapshots_of(superuser, "acme"))[-1]["to_seq"] == length
-
-        await until(lambda: covered(superuser, "acme", length), "a checkpoint covers all")
-        await until(all_signed, "all is signed")
-        assert one.node.failure is None
-        assert two.node.failure is None
-    snapshots = await snapshots_of(superuser, "acme")
-    links = await links_of(chains, "acme")
-    assert_snapshots_cover(snapshots, links)
-    assert len({row["claim"].node_id for row in snapshots}) == 2
-    checkpoint = await checkpoint_of(superuser, "acme")
-    assert checkpoint is not None
-    assert checkpoint.root == naive_root(links)
 
 
 # --- many tenants ---------------------------------------------------------------------------------
@@ -448,12 +386,12 @@ async def assert_kept_are_prefixes(superuser: asyncpg.Connection, kept: Checkpoi
 async def test_hundreds_of_tenants_that_grow_at_once_all_get_their_checkpoints(
     service: Service, superuser: asyncpg.Connection
 ) -> None:
-    tenants = [f"tenant-{n:03d}" for n in range(300)]
+    tenants = [f"tenant-{n:03d}" for n in range(200)]
     kept = service._started.checkpoints
     for size in (1, 2):
         drafts = [created(tenant, size) for tenant in tenants]
         await service.submitter.submit_lines(EventLines.of(drafts), durability=GLOBAL, key=None)
-        await until(lambda: all_covered(superuser, 300), "all are covered")
+        await until(lambda: all_covered(superuser, 200), "all are covered")
         await until(lambda size=size: all(kept.size(tenant) == size for tenant in tenants), "all are kept")  # type: ignore[misc]
         await assert_kept_are_prefixes(superuser, kept, 1)
     assert service.notary.last_error is None
@@ -508,35 +446,18 @@ async def test_what_keeps_checkpoints_from_being_stored_is_told_as_long_as_it_la
 
 
 async def test_a_tenant_with_a_long_backlog_keeps_no_other_waiting(
-    service: Service, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+    shared: Shared, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.write.followers.tree_follower.LINKS_PER_TURN", 5)
+    superuser, beta = shared.superuser, f"{tenant}-beta"
     async with superuser.transaction():
         await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
-        await write(service, "acme", 150)
-        await write(service, "beta", 3)
-    await until(lambda: covered(superuser, "beta", 3), "the short one is covered")
-    behind = await checkpoint_of(superuser, "acme")
+        await write(shared.service, tenant, 150)
+        await write(shared.service, beta, 3)
+    await until(lambda: covered(superuser, beta, 3), "the short one is covered")
+    behind = await checkpoint_of(superuser, tenant)
     assert behind is None or behind.size < 150
-    await until(lambda: covered(superuser, "acme", 150), "the long one is covered")
-
-
-async def test_a_damaged_tenant_keeps_none_of_those_in_its_transaction_from_being_signed(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
-) -> None:
-    tenants = ["acme", *(f"tenant-{n}" for n in range(9))]
-    settings = make_settings(shutdown_grace="1s")
-    async with superuser.transaction():
-        await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
-        async with run_node(settings) as service:
-            for tenant in tenants:
-                await write(service, tenant, 4)
-    await edit(superuser, "payload = '{}'", 4)
-    async with run_node(settings) as service:
-        for tenant in tenants[1:]:
-            await until(lambda tenant=tenant: covered(superuser, tenant, 4), f"{tenant} is covered")
-        assert await checkpoint_of(superuser, "acme") is None
-        assert service.node.failure is None
+    await until(lambda: covered(superuser, tenant, 150), "the long one is covered")
 
 
 @pytest.mark.parametrize("torn_bytes", [0, 100])
@@ -591,21 +512,19 @@ async def test_a_crash_between_checkpoints_in_postgres_and_those_beside_the_wal_
 # --- what is signed is what was chained -----------------------------------------------------------
 
 
-async def test_a_row_edited_before_the_tree_follows_is_not_what_is_signed(
-    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
-) -> None:
-    async with run_node(rarely) as service:
-        await write(service, "acme", 1)
-        await until(lambda: covered(superuser, "acme", 1), "the tree is there")
-        async with superuser.transaction():
-            await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
-            await write(service, "acme", 9)
-            links = await links_of(chains, "acme")
-            await edit(superuser, "chain_link = repeat('ab', 32)", 4)
-        checkpoint = await until(lambda: covered(superuser, "acme", 10), "a checkpoint covers all")
-        assert checkpoint.root == naive_root(links)
-        await until(lambda: snapshots_of(superuser, "acme"), "the batch is signed")
-        assert_snapshots_cover(await snapshots_of(superuser, "acme"), links)
+async def test_a_row_edited_before_the_tree_follows_is_not_what_is_signed(shared: Shared, tenant: str) -> None:
+    service, superuser, chains = shared.service, shared.superuser, shared.chains
+    await write(service, tenant, 1)
+    await until(lambda: covered(superuser, tenant, 1), "the tree is there")
+    async with superuser.transaction():
+        await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
+        await write(service, tenant, 9)
+        links = await links_of(chains, tenant)
+        await edit(superuser, "chain_link = repeat('ab', 32)", 4, tenant)
+    checkpoint = await until(lambda: covered(superuser, tenant, 10), "a checkpoint covers all")
+    assert checkpoint.root == naive_root(links)
+    await until(lambda: snapshots_of(superuser, tenant), "the batch is signed")
+    assert_snapshots_cover(await snapshots_of(superuser, tenant), links)
 
 
 EDITS = {
@@ -619,78 +538,184 @@ EDITS = {
 """By the tenant whose row is edited."""
 
 
-async def test_a_row_edited_while_no_node_ran_is_never_signed_and_the_ledger_goes_on(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+async def test_what_was_chained_while_nobody_could_sign_is_signed_after_a_restart_unless_it_was_edited(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
-    settings = make_settings(shutdown_grace="1s", chain={"batch_size": 5, "batch_interval": "100ms"})
+    settings = make_settings(shutdown_grace="1s", chain={"batch_interval": "100ms"})
+    whole = {"acme": 700, "beta": 3, **{f"tenant-{n}": 4 for n in range(9)}}
     async with superuser.transaction():
         await superuser.execute("LOCK TABLE scheduler.merkle_head IN ACCESS EXCLUSIVE MODE")
         async with run_node(settings) as service:
-            for tenant_id in EDITS:
-                await write(service, tenant_id, 12)
+            for tenant_id, size in {**whole, **dict.fromkeys(EDITS, 12)}.items():
+                await write(service, tenant_id, size)
     for tenant_id, assignment in EDITS.items():
         await edit(superuser, assignment, 4, tenant_id)
     async with run_node(settings) as service:
         await until(lambda: service.node.unsigned.keys() >= EDITS.keys(), "the notary finds the rows")
-        receipt = await service.submitter.submit(created("beta", 1), key=None)
+        receipt = await service.submitter.submit(created("late", 1), key=None)
         assert receipt.chain is not None
-        await until(lambda: covered(superuser, "beta", 1), "the other tenant is signed")
+        await until(lambda: covered(superuser, "late", 1), "the other tenant is signed")
         for tenant_id in EDITS:
             with pytest.raises(SigningUnavailableError):
                 await service.notary.sign_now(tenant_id)
             assert await checkpoint_of(superuser, tenant_id) is None
             assert await snapshots_of(superuser, tenant_id) == []
+        # Those that are damaged kept none of those in their transactions from being signed.
+        for tenant_id, size in whole.items():
+            await until(lambda name=tenant_id, size=size: covered(superuser, name, size), f"{tenant_id} is covered")  # type: ignore[misc]
+        for tenant_id in ("acme", "beta"):
+            links = await links_of(chains, tenant_id)
+            checkpoint = await checkpoint_of(superuser, tenant_id)
+            assert checkpoint is not None
+            assert checkpoint.root == naive_root(links)
+            await until(lambda name=tenant_id: snapshots_of(superuser, name), f"{tenant_id} has a snapshot")  # type: ignore[misc]
+            assert_snapshots_cover(await snapshots_of(superuser, tenant_id), links)
         assert service.node.failure is None
 
 
-async def test_a_row_edited_after_the_tree_followed_is_in_no_snapshot(
-    run_node: RunNode, rarely: Any, superuser: asyncpg.Connection
+async def test_a_restart_goes_on_from_what_is_whole_and_signs_nothing_of_a_tenant_whose_rows_were_edited(
+    run_node: RunNode, make_settings: MakeSettings, rarely: Settings, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(rarely) as service:
-        await write(service, "acme", 9)
-        await until(lambda: covered(superuser, "acme", 9), "the tree follows")
-    await edit(superuser, "chain_link = repeat('ab', 32)", 4)
-    async with run_node(rarely) as service:
+        await write(service, "edited", 9)
+        await until(lambda: covered(superuser, "edited", 9), "the tree follows")
+        for tenant_id in ("whole", "forged"):
+            await write(service, tenant_id, 7)
+            await service.notary.sign_now(tenant_id)
+        kept = service._started.checkpoints.load("whole")
+    await edit(superuser, "chain_link = repeat('ab', 32)", 4, "edited")
+    await superuser.execute(
+        """
+        INSERT INTO scheduler.batch_snapshot (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link,
+          to_chain_link, entry_count, merkle_root, dsse_envelope) VALUES ('forged', 8, 900, 'x', 'x', 'x', 1, 'x', '7');
+        -- Its name leads to the file of another tenant.
+        INSERT INTO scheduler.chain_heads SELECT './whole', head_seq, head_chain_link, head_hlc
+          FROM scheduler.chain_heads WHERE tenant_id = 'whole'
+        """
+    )
+    async with run_node(make_settings(chain={"batch_interval": "100ms"})) as service:
         with pytest.raises(SigningUnavailableError):
-            await service.notary.sign_now("acme")
-        assert await snapshots_of(superuser, "acme") == []
+            await service.notary.sign_now("edited")
+        assert await snapshots_of(superuser, "edited") == []
+        await write(service, "forged", 1)
+        with pytest.raises(SigningUnavailableError):
+            await service.notary.sign_now("forged")
+        await until(lambda: "forged" in service.node.unsigned, "the snapshot is met")
+        assert "up to seq 900" in service.node.unsigned["forged"]
+        await write(service, "beta", 1)
+        await service.notary.sign_now("beta")
+        assert await snapshots_of(superuser, "beta")
+        assert service._started.checkpoints.load("whole") == kept
+        for count in (1, 25):
+            await write(service, "whole", count)
+            await service.notary.sign_now("whole")
         assert service.node.failure is None
+    snapshots = await snapshots_of(superuser, "whole")
+    assert snapshots[-1]["to_seq"] == 33
+    assert_snapshots_cover(snapshots, await links_of(chains, "whole"))
 
 
 FLIP = "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, get_byte(hashes, 40) # 1)"
 
 
+class Both(NamedTuple):
+    """Two nodes, and the superuser of their database."""
+
+    one: Service
+    two: Service
+    superuser: asyncpg.Connection
+
+
+@pytest.fixture(scope="module")
+def database_of_both(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    with fresh_database(postgres) as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
+async def both(make_shared_settings: MakeSettings, database_of_both: Database) -> AsyncIterator[Both]:
+    """Two nodes that sign, of a ledger of their own."""
+
+    @asynccontextmanager
+    async def run(settings: Settings) -> AsyncIterator[Service]:
+        async with running(settings, database_of_both.service_url) as (service, _services):
+            yield service
+
+    chain = {"batch_size": 7, "batch_interval": "100ms"}
+    one, two = (make_shared_settings(name, chain=chain) for name in ("one", "two"))
+    async with (
+        run_two(run, one, two) as (first, second),
+        connected_to(database_of_both.superuser_url) as superuser,
+    ):
+        yield Both(first, second, superuser)
+
+
+async def test_two_nodes_that_sign_the_same_tenant_make_one_gapless_row_of_snapshots(both: Both, tenant: str) -> None:
+    one, two, superuser = both
+    chains = Chains(superuser)
+
+    async def write_many(service: Service) -> None:
+        for _ in range(10):
+            await write(service, tenant, 3)
+
+    await asyncio.gather(write_many(one), write_many(two), write_many(one))
+    await until(lambda: covered(superuser, tenant, 90), "a checkpoint covers all")
+
+    async def both_signed() -> bool:
+        await asyncio.gather(write(one, tenant, 3), write(two, tenant, 3))
+        return len({row["claim"].node_id for row in await snapshots_of(superuser, tenant)}) == 2
+
+    await until(both_signed, "either has signed some of it")
+    length = len(await chains.entries(tenant))
+
+    async def all_signed() -> bool:
+        return (await snapshots_of(superuser, tenant))[-1]["to_seq"] == length
+
+    await until(lambda: covered(superuser, tenant, length), "a checkpoint covers all")
+    await until(all_signed, "all is signed")
+    assert one.node.failure is two.node.failure is None
+    snapshots = await snapshots_of(superuser, tenant)
+    links = await links_of(chains, tenant)
+    assert_snapshots_cover(snapshots, links)
+    assert len({row["claim"].node_id for row in snapshots}) == 2
+    checkpoint = await checkpoint_of(superuser, tenant)
+    assert checkpoint is not None
+    assert checkpoint.root == naive_root(links)
+
+
 async def test_a_node_keeps_a_checkpoint_of_what_it_chained_even_when_another_node_signs_first(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+    both: Both, tenant: str
 ) -> None:
-    async with run_two(run_node, make_settings("slow"), make_settings("quick")) as (node, quick):
-        await write(node, "acme", 1)
-        await until(lambda: node._started.checkpoints.size("acme") == 1, "the checkpoint is kept")
-        async with node.notary._tenants["acme"].lock:
-            await write(node, "acme", 1)
-            await write(quick, "acme", 1)
-            await until(lambda: covered(superuser, "acme", 3), "the other node signs")
-            assert node._started.checkpoints.size("acme") == 1
-        await until(lambda: node._started.checkpoints.size("acme") == 3, "the checkpoint is kept")
+    node, quick, superuser = both
+    kept = node._started.checkpoints
+    await write(node, tenant, 1)
+    await until(lambda: kept.size(tenant) == 1, "the checkpoint is kept")
+    async with node.notary._tenants[tenant].lock:
+        await write(node, tenant, 1)
+        await write(quick, tenant, 1)
+        await until(lambda: covered(superuser, tenant, 3), "the other node signs")
+        assert kept.size(tenant) == 1
+    await until(lambda: kept.size(tenant) == 3, "the checkpoint is kept")
 
 
 async def test_what_is_kept_of_a_chain_does_not_go_back_to_an_older_checkpoint_of_another_node(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+    both: Both, tenant: str
 ) -> None:
-    async with run_two(run_node, make_settings("one"), make_settings("two")) as (one, two):
-        await write(two, "acme", 3)
-        await until(lambda: covered(superuser, "acme", 3), "the other node signs")
-        older = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = 'acme'")
-        anchors = {"acme": one._started.checkpoints.newest("acme")}
-        await write(one, "acme", 3)
-        await until(lambda: one._started.checkpoints.size("acme") == 6, "the checkpoint is kept")
-        assert await one.notary.keep_followed({"acme": older}, anchors) == []
-        assert one._started.checkpoints.size("acme") == 6
-        # Else it would take its own entries above the older one for forged by now.
-        for node, size in ((two, 9), (one, 12)):
-            await write(node, "acme", 3)
-            await until(lambda size=size: covered(superuser, "acme", size), "both sign on")
-        assert one.node.unsigned == {}
+    one, two, superuser = both
+    kept = one._started.checkpoints
+    await write(two, tenant, 3)
+    await until(lambda: covered(superuser, tenant, 3), "the other node signs")
+    older = await superuser.fetchval("SELECT checkpoint FROM scheduler.merkle_head WHERE tenant_id = $1", tenant)
+    anchors = {tenant: kept.newest(tenant)}
+    await write(one, tenant, 3)
+    await until(lambda: kept.size(tenant) == 6, "the checkpoint is kept")
+    assert await one.notary.keep_followed({tenant: older}, anchors) == []
+    assert kept.size(tenant) == 6
+    # Else it would take its own entries above the older one for forged by now.
+    for node, size in ((two, 9), (one, 12)):
+        await write(node, tenant, 3)
+        await until(lambda size=size: covered(superuser, tenant, size), "both sign on")  # type: ignore[misc]
+    assert one.node.unsigned == {}
 
 
 LOOSEN = "ALTER TABLE scheduler.merkle_head ALTER tree_size DROP NOT NULL, ALTER root_hash DROP NOT NULL"
@@ -707,81 +732,59 @@ DAMAGE = {
 """By the tenant whose tree is damaged."""
 
 
-async def test_a_stored_tree_that_was_damaged_is_made_again_from_the_chain(
-    service: Service, chains: Chains, superuser: asyncpg.Connection
-) -> None:
+async def test_a_stored_tree_that_was_damaged_is_made_again_from_the_chain(shared: Shared, tenant: str) -> None:
+    service, superuser = shared.service, shared.superuser
     await superuser.execute(LOOSEN)
-    for name, change in DAMAGE.items():
+    for damage, change in DAMAGE.items():
+        name = f"{tenant}-{damage}"
         await write(service, name, 9)
         await until(lambda name=name: covered(superuser, name, 9), "the tree follows")  # type: ignore[misc]
         await until(lambda name=name: service._started.checkpoints.size(name) == 9, "the checkpoint is kept")  # type: ignore[misc]
-        tenant = service.notary._tenants[name]
-        async with tenant.lock:
-            tenant.tree = None
+        trees = service.notary._tenants[name]
+        async with trees.lock:
+            trees.tree = None
             await superuser.execute(f"{change} WHERE tenant_id = '{name}'")
         await write(service, name, 1)
         await until(lambda name=name: covered(superuser, name, 10), "the tree follows again")  # type: ignore[misc]
         checkpoint = await checkpoint_of(superuser, name)
         assert checkpoint is not None
-        assert (checkpoint.size, checkpoint.root) == (10, naive_root(await links_of(chains, name)))
+        assert (checkpoint.size, checkpoint.root) == (10, naive_root(await links_of(shared.chains, name)))
         assert service.node.failure is None
-        assert service.node.unsigned == {}
+        assert not any(each.startswith(tenant) for each in service.node.unsigned)
 
 
 async def test_a_tree_that_is_found_damaged_while_another_is_made_again_is_made_again_behind_it(
-    run_node: RunNode, make_settings: MakeSettings, database: Database, superuser: asyncpg.Connection
+    shared: Shared, tenant: str, shared_database: Database
 ) -> None:
-    async with run_node(make_settings("one")) as one, connected_to(database.superuser_url) as other:
-        for tenant_id in ("acme", "beta"):
-            await write(one, tenant_id, 9)
-            await one.notary.sign_now(tenant_id)
-        async with other.transaction():
-            await other.execute("SELECT FROM scheduler.merkle_tile WHERE tenant_id = 'acme' FOR UPDATE")
-            one.notary.rebuild("acme")
-            waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
-            await until(lambda: superuser.fetchval(waiting), "the tree of one waits for the lock")
-            one.notary.rebuild("beta")
-            await until(lambda: "beta" not in one.notary._due, "it was looked at what the other needs")
-        await until(lambda: not one.notary._tenants["beta"].is_tree_damaged, "the other tree is made again", 10)
+    notary, beta = shared.service.notary, f"{tenant}-beta"
+    for tenant_id in (tenant, beta):
+        await write(shared.service, tenant_id, 9)
+        await notary.sign_now(tenant_id)
+    async with connected_to(shared_database.superuser_url) as other, other.transaction():
+        await other.execute("SELECT FROM scheduler.merkle_tile WHERE tenant_id = $1 FOR UPDATE", tenant)
+        notary.rebuild(tenant)
+        waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+        await until(lambda: shared.superuser.fetchval(waiting), "the tree of one waits for the lock")
+        notary.rebuild(beta)
+        await until(lambda: beta not in notary._due, "it was looked at what the other needs")
+    await until(lambda: not notary._tenants[beta].is_tree_damaged, "the other tree is made again", 10)
 
 
-async def test_a_tree_whose_chain_is_not_the_one_that_was_signed_is_not_made_again(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
-) -> None:
-    async with run_node(make_settings("one")) as one:
-        await write(one, "acme", 9)
-        await one.notary.sign_now("acme")
-        before = await checkpoint_of(superuser, "acme")
-        await edit(superuser, "payload = '{}', payload_digest = encode(sha256('{}'::bytea), 'hex')", 4)
-        await superuser.execute(FLIP + " WHERE tenant_id = 'acme'")
-        one.notary.rebuild("acme")
-        await until(lambda: one.node.unsigned, "the broken row is met")
-        assert "link at seq 4" in one.node.unsigned["acme"]
-        await write(one, "acme", 1)
-        await write(one, "beta", 1)
-        await until(lambda: covered(superuser, "beta", 1), "the other tenant is signed")
-        assert await checkpoint_of(superuser, "acme") == before
-        assert one.node.failure is None
-
-
-async def test_a_forged_newest_snapshot_stops_the_signing_of_its_tenant_alone(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
-) -> None:
-    settings = make_settings("one", chain={"batch_interval": "100ms"})
-    async with run_node(settings) as one:
-        await write(one, "acme", 3)
-        await one.notary.sign_now("acme")
-    await superuser.execute(
-        "INSERT INTO scheduler.batch_snapshot (tenant_id, from_seq, to_seq, snapshot_hlc, from_chain_link,"
-        " to_chain_link, entry_count, merkle_root, dsse_envelope) VALUES ('acme', 4, 900, 'x', 'x', 'x', 1, 'x', '7')"
-    )
-    async with run_node(settings) as one:
-        await write(one, "acme", 1)
-        await until(lambda: one.node.unsigned, "the snapshot is met")
-        assert "up to seq 900" in one.node.unsigned["acme"]
-        await write(one, "beta", 1)
-        await one.notary.sign_now("beta")
-        assert await snapshots_of(superuser, "beta")
+async def test_a_tree_whose_chain_is_not_the_one_that_was_signed_is_not_made_again(shared: Shared, tenant: str) -> None:
+    one, superuser, beta = shared.service, shared.superuser, f"{tenant}-beta"
+    await write(one, tenant, 9)
+    await one.notary.sign_now(tenant)
+    before = await checkpoint_of(superuser, tenant)
+    await edit(superuser, "payload = '{}', payload_digest = encode(sha256('{}'::bytea), 'hex')", 4, tenant)
+    await superuser.execute(FLIP + " WHERE tenant_id = $1", tenant)
+    one.notary.rebuild(tenant)
+    await until(lambda: tenant in one.node.unsigned, "the broken row is met")
+    assert "link at seq 4" in one.node.unsigned[tenant]
+    await write(one, tenant, 1)
+    await write(one, beta, 1)
+    await until(lambda: covered(superuser, beta, 1), "the other tenant is signed")
+    assert await checkpoint_of(superuser, tenant) == before
+    assert one.node.failure is None
 
 
 # --- how far the WAL is signed --------------------------------------------------------------------
@@ -797,7 +800,7 @@ async def turns(service: Service, superuser: asyncpg.Connection) -> None:
 
 
 async def test_signed_lsn_rises_only_when_every_tenant_is_signed(
-    run_node: RunNode, rarely: Any, chains: Chains, superuser: asyncpg.Connection
+    run_node: RunNode, rarely: Settings, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(rarely) as service:
         receipt = await service.submitter.submit(created("acme", 1), key=None)
@@ -818,7 +821,7 @@ async def test_signed_lsn_rises_only_when_every_tenant_is_signed(
 
 
 async def test_what_an_earlier_process_left_unsigned_holds_signed_lsn_back(
-    run_node: RunNode, rarely: Any, superuser: asyncpg.Connection
+    run_node: RunNode, rarely: Settings, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(rarely) as service:
         await write(service, "acme", 3)
@@ -833,32 +836,16 @@ async def test_what_an_earlier_process_left_unsigned_holds_signed_lsn_back(
         await until(lambda: service.notary.signed_lsn >= last_lsn, "what was left is signed")
 
 
-async def test_a_head_whose_name_leads_to_another_tenants_file_is_not_followed(
-    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
+async def test_who_follows_and_who_keeps_checkpoints_of_others_do_not_wait_for_each_other(
+    shared: Shared, tenant: str
 ) -> None:
-    async with run_node(make_settings("node")) as service:
-        await service.submitter.submit(created("acme", 1), key=None)
-        await service.notary.sign_now("acme")
-        kept = service._started.checkpoints.load("acme")
-    await superuser.execute(
-        "INSERT INTO scheduler.chain_heads SELECT './acme', head_seq, head_chain_link, head_hlc"
-        "  FROM scheduler.chain_heads WHERE tenant_id = 'acme'"
-    )
-    async with run_node(make_settings("node")) as service:
-        await service.submitter.submit(created("beta", 1), key=None)
-        await service.notary.sign_now("beta")
-        assert service._started.checkpoints.load("acme") == kept
-        assert service.node.failure is None
-
-
-async def test_who_follows_and_who_keeps_checkpoints_of_others_do_not_wait_for_each_other(service: Service) -> None:
-    tenants = ["a", "b", "c"]
+    tenants = [f"{tenant}-{name}" for name in "abc"]
     for tenant_id in tenants:
-        await write(service, tenant_id, 1)
-    notary, kept = service.notary, service.notary.checkpoints
+        await write(shared.service, tenant_id, 1)
+    notary, kept = shared.service.notary, shared.service.notary.checkpoints
     locks = [notary._memory.tenants[each].lock for each in tenants]
     await until(lambda: all(map(kept.load, tenants)) and not any(each.locked() for each in locks), "all are signed")
-    lock, notes = locks[1], {name: kept.load(name) or "" for name in ("c", "b")}
+    lock, notes = locks[1], {name: kept.load(name) or "" for name in (tenants[2], tenants[1])}
     await lock.acquire()
     behind = asyncio.ensure_future(lock.acquire())
     await asyncio.sleep(0)
@@ -870,4 +857,4 @@ async def test_who_follows_and_who_keeps_checkpoints_of_others_do_not_wait_for_e
     lock.release()
     async with asyncio.timeout(60):
         await following
-        assert sorted(await keeping) == ["b", "c"]
+        assert sorted(await keeping) == tenants[1:]
