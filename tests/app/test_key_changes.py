@@ -98,8 +98,8 @@ async def about_keys(chains: Chains) -> list[tuple[str, dict[str, Any]]]:
     return [(entry["action"], json.loads(entry["payload"])) for entry in entries if entry["job_id"].startswith("key:")]
 
 
-async def test_after_a_rotation_the_new_key_signs_and_the_old_ones_snapshots_stay_valid(
-    client: Client, chains: Chains, make_settings: MakeSettings
+async def test_after_a_rotation_the_new_key_signs_and_of_the_old_one_only_what_came_before_stays_valid(
+    client: Client, chains: Chains, superuser: asyncpg.Connection, make_settings: MakeSettings
 ) -> None:
     await add_jobs(client, 2)
     first = await sign(client)
@@ -130,22 +130,22 @@ async def test_after_a_rotation_the_new_key_signs_and_the_old_ones_snapshots_sta
     ]
     assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600]
 
-
-async def test_what_a_rotated_key_signs_for_later_entries_does_not_verify(
-    client: Client, superuser: asyncpg.Connection, make_settings: MakeSettings
-) -> None:
-    await add_jobs(client, 2)
-    await sign(client)
     thief = private_keys.load(str(make_settings().data_dir / "keys" / "signing.pem"))
-    await rotate(client)
     await add_jobs(client, 2)
     forged_seq = await forge(superuser, client, thief)
-
     verdict = await verdict_of(client)
-
     assert (verdict["valid"], verdict["verdicts"]["signatures"]) == (False, "unknown_key")
     assert (verdict["first_break"]["seq"], verdict["first_break"]["kind"]) == (forged_seq, "snapshot-signature")
     assert "expired" in verdict["first_break"]["detail"]
+
+    # An end and a revocation that are taken out of the table hold by the chain.
+    assert (await client.post(f"/v1/keys/{old}/revoke", json={"from_hlc": "1:0:n"})).status_code == 200
+    await superuser.execute("UPDATE scheduler.signing_keys SET not_after = NULL, revoked_from_hlc = NULL")
+    listed = await keys_of(client)
+    assert (listed[old]["revoked_from_hlc"], listed[old]["not_after"] is not None) == ("1:0:n", True)
+    assert (await verdict_of(client))["verdicts"]["signatures"] == "unknown_key"
+    await superuser.execute("DELETE FROM scheduler.signing_keys WHERE key_id = $1", old)
+    assert (await keys_of(client))[old]["revoked_from_hlc"] == "1:0:n"
 
 
 async def forge(superuser: asyncpg.Connection, client: Client, thief: private_keys.FileSigner) -> int:
@@ -234,45 +234,39 @@ async def test_a_rotation_that_died_before_it_was_kept_has_changed_nothing(
         assert list(await keys_of(client)) == [old]
 
 
-@pytest.mark.parametrize("is_end_known", [True, False])
-async def test_a_rotation_that_died_once_it_was_kept_is_completed_by_the_next_start(
-    run_server: RunServer, make_settings: MakeSettings, chains: Chains, *, is_end_known: bool
+async def test_rotations_that_died_once_they_were_kept_are_completed_by_the_next_start(
+    run_server: RunServer, make_settings: MakeSettings, chains: Chains
 ) -> None:
     settings = make_settings()
     async with run_server(settings) as client:
         await add_jobs(client, 2)
         old = signer_of(await sign(client))
         await add_jobs(client, 1)
-    new = switch_keys(settings, end_ms=time.time_ns() // 1_000_000 if is_end_known else None)
-    async with run_server(settings) as client:
-        assert signer_of(await sign(client)) == new
-        await until(lambda: action_recorded(chains, "KEY_ROTATED"), "the rotation is recorded")
-        await add_jobs(client, 1)
-        await sign(client)
-        assert (await verdict_of(client))["valid"]
-        listed = await keys_of(client)
-    assert listed[old]["not_after"] is not None
-    assert [listed[key_id]["signs_snapshots"] for key_id in (old, new)] == [False, True]
+    recorded = ["KEY_ADDED"]
+
+    async def are_recorded() -> bool:
+        return [action for action, _ in await about_keys(chains)] == recorded
+
+    # Whether or not the end of the old key is known; and one rotation behind another.
+    for are_ends_known in ([True], [False], [True, True]):
+        end_ms = time.time_ns() // 1_000_000
+        for number, is_end_known in enumerate(are_ends_known):
+            new = switch_keys(settings, end_ms + number if is_end_known else None, number=len(recorded))
+            recorded.append("KEY_ROTATED")
+        async with run_server(settings) as client:
+            assert signer_of(await sign(client)) == new
+            await until(are_recorded, "the rotations are recorded")
+            await add_jobs(client, 1)
+            assert signer_of(await sign(client)) == new
+            assert (await verdict_of(client))["valid"]
+            listed = await keys_of(client)
+            assert listed[old]["not_after"] is not None
+            assert [listed[key_id]["signs_snapshots"] for key_id in (old, new)] == [False, True]
+            await add_jobs(client, 1)
+        old = new
     async with run_server(settings) as client:
         assert await signing_key(client) == new
-    assert [action for action, _ in await about_keys(chains)] == ["KEY_ADDED", "KEY_ROTATED"]
-
-
-async def test_two_rotations_that_died_once_they_were_kept_are_completed_one_by_the_other(
-    run_server: RunServer, make_settings: MakeSettings, chains: Chains
-) -> None:
-    settings = make_settings()
-    async with run_server(settings) as client:
-        await add_jobs(client, 1)
-        await sign(client)
-    end_ms = time.time_ns() // 1_000_000
-    switch_keys(settings, end_ms)
-    new = switch_keys(settings, end_ms + 1, number=2)
-    async with run_server(settings) as client:
-        await until(lambda: action_recorded(chains, "KEY_ROTATED"), "the rotations are recorded")
-        await add_jobs(client, 1)
-        assert signer_of(await sign(client)) == new
-    assert [action for action, _ in await about_keys(chains)] == ["KEY_ADDED", "KEY_ROTATED", "KEY_ROTATED"]
+    assert await are_recorded()
 
 
 def switch_keys(settings: Settings, end_ms: int | None, *, number: int = 1) -> str:
@@ -445,10 +439,10 @@ async def test_a_caller_names_only_keys_of_the_folders_that_the_settings_name(
         "awskms:alias/other",
         "gpg:whatever",
     ]
-    settings = make_settings(signing={"uris_allowed": [f"file:{allowed}", "awskms:alias/ledger"]})
+    own_keys = str(tmp_path / "node" / "keys")
+    settings = make_settings(signing={"uris_allowed": [f"file:{allowed}", "awskms:alias/ledger", own_keys]})
     async with run_server(settings) as client:
-        await add_jobs(client, 1)
-        await until(chains.key_recorded, "the start is recorded")
+        await refuse_what_cannot_be(client, tmp_path, chains)
         with refusals() as reasons:
             answers = [await client.post("/v1/keys/rotate", json={"new_key_uri": uri}) for uri in refused]
         assert {answer.status_code for answer in answers} == {422}
@@ -460,18 +454,17 @@ async def test_a_caller_names_only_keys_of_the_folders_that_the_settings_name(
         )
 
 
-async def test_what_cannot_be_rotated_or_revoked_is_refused(
-    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path, chains: Chains
-) -> None:
-    settings = make_settings(signing={"uris_allowed": [str(tmp_path / "node" / "keys")]})
-    async with run_server(settings) as client:
-        await refuse_what_cannot_be(client, tmp_path, chains)
-
-
 async def refuse_what_cannot_be(client: Client, tmp_path: Path, chains: Chains) -> None:
+    """Ask for what can be neither rotated nor revoked, and revoke an old key."""
     await add_jobs(client, 1)
     await until(chains.key_recorded, "the start is recorded")
     own = await signing_key(client)
+    for uri in ("\0", "file:/a%00b", "a" * 5000):
+        answer = await client.post("/v1/keys/rotate", json={"new_key_uri": uri})
+        assert problem(answer) == (422, "invalid-request"), uri
+    for uri in ("hsm:\0", "hv:\0"):
+        answer = await client.post("/v1/keys/rotate", json={"new_key_uri": uri})
+        assert problem(answer) in [(422, "invalid-request"), (503, "signing-unavailable")], uri
     missing = {"new_key_uri": f"file:{tmp_path}/none.pem"}
     assert problem(await client.post("/v1/keys/rotate", json=missing)) == (422, "invalid-request")
     assert problem(await client.post("/v1/keys/rotate", json={"log_key": True})) == (422, "invalid-request")
@@ -536,26 +529,6 @@ async def test_a_key_that_stands_in_the_table_alone_is_not_trusted(
     assert thief.key_id not in await keys_of(client)
     verdict = await verdict_of(client)
     assert (verdict["verdicts"]["signatures"], verdict["first_break"]["kind"]) == ("unknown_key", "snapshot-signature")
-
-
-async def test_an_end_and_a_revocation_taken_out_of_the_table_hold_by_the_chain(
-    client: Client, superuser: asyncpg.Connection, make_settings: MakeSettings
-) -> None:
-    await add_jobs(client, 2)
-    await sign(client)
-    thief = private_keys.load(str(make_settings().data_dir / "keys" / "signing.pem"))
-    await rotate(client)
-    await add_jobs(client, 2)
-    await forge(superuser, client, thief)
-    assert (await client.post(f"/v1/keys/{thief.key_id}/revoke", json={"from_hlc": "1:0:n"})).status_code == 200
-    await superuser.execute("UPDATE scheduler.signing_keys SET not_after = NULL, revoked_from_hlc = NULL")
-
-    listed = (await keys_of(client))[thief.key_id]
-    assert (listed["revoked_from_hlc"], listed["not_after"] is not None) == ("1:0:n", True)
-    assert (await verdict_of(client))["verdicts"]["signatures"] == "unknown_key"
-
-    await superuser.execute("DELETE FROM scheduler.signing_keys WHERE key_id = $1", thief.key_id)
-    assert (await keys_of(client))[thief.key_id]["revoked_from_hlc"] == "1:0:n"
 
 
 # --- several nodes ------------------------------------------------------------------------------------

@@ -273,15 +273,6 @@ async def test_bounds_of_the_key_in_use_that_no_key_can_have_do_not_keep_it_from
     assert (await sign(client))["to_seq"] == 2
 
 
-async def test_a_key_uri_that_names_nothing_is_refused(client: Client) -> None:
-    for uri in ("\0", "file:/a%00b", "a" * 5000):
-        answer = await client.post("/v1/keys/rotate", json={"new_key_uri": uri})
-        assert problem(answer) == (422, "invalid-request"), uri
-    for uri in ("hsm:\0", "hv:\0"):
-        answer = await client.post("/v1/keys/rotate", json={"new_key_uri": uri})
-        assert problem(answer) in [(422, "invalid-request"), (503, "signing-unavailable")], uri
-
-
 async def test_rows_that_were_edited_neither_keep_a_key_from_signing_nor_stay_as_they_are(
     client: Client, superuser: asyncpg.Connection, make_settings: MakeSettings
 ) -> None:
