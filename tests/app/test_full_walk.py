@@ -30,24 +30,28 @@ from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import wal_folder, write
 from tests.conftest import Database
 
-DAMAGE = "UPDATE scheduler.scheduler_log SET payload = $2::text::json WHERE tenant_id = 'acme' AND seq = $1"
+DAMAGE = "UPDATE scheduler.scheduler_log SET payload = $2::text::json WHERE tenant_id = $3 AND seq = $1"
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
+def settings(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings of a node that walks every second, and does not rest on the way."""
+    monkeypatch.setattr(full_walk, "SHARE", 1.0)
     return make_settings(
         chain={"batch_size": 4, "batch_interval": "100ms", "checkpoint_interval": "20ms"},
         verify={"on_start": False, "full_interval": "1s"},
     )
 
 
-async def damage(superuser: asyncpg.Connection, seq: int, payload: str = '{"forged":true}') -> None:
-    await edit(superuser, DAMAGE, seq, payload)
+async def damage(
+    superuser: asyncpg.Connection, seq: int, payload: str = '{"forged":true}', tenant_id: str = "acme"
+) -> None:
+    await edit(superuser, DAMAGE, seq, payload, tenant_id)
 
 
-async def signed_to(superuser: asyncpg.Connection, seq: int) -> None:
-    query = "SELECT max(to_seq) >= $1 FROM scheduler.batch_snapshot WHERE tenant_id = 'acme'"
-    await until(lambda: superuser.fetchval(query, seq), "snapshots cover it")
+async def signed_to(superuser: asyncpg.Connection, seq: int, tenant_id: str = "acme") -> None:
+    query = "SELECT max(to_seq) >= $1 FROM scheduler.batch_snapshot WHERE tenant_id = $2"
+    await until(lambda: superuser.fetchval(query, seq, tenant_id), "snapshots cover it")
 
 
 async def walked(services: Services) -> None:
@@ -66,63 +70,7 @@ async def breaks_of(client: httpx.AsyncClient) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("range_entries", [20_000, 5])
-async def test_a_row_changed_below_what_was_verified_is_found_by_the_walk_whole_or_in_ranges(
-    settings: Settings,
-    database: Database,
-    superuser: asyncpg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    range_entries: int,
-) -> None:
-    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", range_entries)
-    async with running(settings, database.service_url) as (service, services):
-        await write(service, *range(11))
-        await signed_to(superuser, 11)
-        assert (await services[ChainVerifier].incremental("acme")).verdict.is_valid
-        await walked(services)
-        assert not services[FoundBreaks].open()
-        await damage(superuser, 3)
-        assert (await services[ChainVerifier].incremental("acme")).verdict.is_valid, "what is new is in order"
-        (found,) = await until(services[FoundBreaks].open, "the walk finds it")
-    assert (found.tenant_id, found.kind, found.seq) == ("acme", "payload-digest", 3)
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 3",
-        "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 5",
-        "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq = 6",
-        "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq BETWEEN 4 AND 17",
-        "UPDATE scheduler.scheduler_log SET chain_link = 'none' WHERE tenant_id = 'acme' AND seq = 7",
-        "UPDATE scheduler.scheduler_log SET seq = 9223372036854775806 WHERE tenant_id = 'acme' AND seq = 11",
-    ],
-)
-async def test_what_was_acknowledged_hides_nothing_behind_it_from_the_walk(
-    settings: Settings,
-    database: Database,
-    superuser: asyncpg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    first: str,
-) -> None:
-    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
-    async with running(settings, database.service_url) as (service, services):
-        await write(service, *range(24))
-        await signed_to(superuser, 24)
-        await edit(superuser, first)
-        await damage(superuser, 20)
-
-        def found_behind() -> bool:
-            found = services[FoundBreaks].unacknowledged("acme")
-            for each in found:
-                services[FoundBreaks].acknowledge(each, "ops")
-            return 20 in {each.seq for each in found}
-
-        await until(services[FoundBreaks].open, "the walk finds what comes first")
-        await until(found_behind, "the walk finds what is behind it")
-
-
-async def test_a_snapshot_that_is_taken_away_where_a_range_begins_is_missed_by_the_walk(
+async def test_what_is_changed_below_what_was_verified_is_found_by_the_walk_whole_or_in_ranges(
     settings: Settings,
     database: Database,
     superuser: asyncpg.Connection,
@@ -130,20 +78,76 @@ async def test_a_snapshot_that_is_taken_away_where_a_range_begins_is_missed_by_t
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
-    query = "SELECT from_seq, to_seq FROM scheduler.batch_snapshot WHERE tenant_id = 'acme' ORDER BY from_seq"
+    query = "SELECT from_seq, to_seq FROM scheduler.batch_snapshot WHERE tenant_id = 'snapshots' ORDER BY from_seq"
     async with running(settings, database.service_url) as (service, services):
+        sizes = {"ranges": 11, "whole": 5}
+        for tenant_id, size in sizes.items():
+            await write(service, *range(size), tenant_id=tenant_id)
         for last in (4, 8, 11):
-            await write(service, *range(last - 3, last))
-            await service.notary.sign_now("acme")
+            await write(service, *range(last - 3, last), tenant_id="snapshots")
+            await service.notary.sign_now("snapshots")
         snapshots = [tuple(row) for row in await superuser.fetch(query)]
         begin = max(to_seq for _, to_seq in snapshots if to_seq <= 5) + 1
         assert snapshots[-1][0] > begin
+        for tenant_id, size in sizes.items():
+            await signed_to(superuser, size, tenant_id)
+            assert (await services[ChainVerifier].incremental(tenant_id)).verdict.is_valid
         await walked(services)
         assert not services[FoundBreaks].open()
-        await edit(superuser, "DELETE FROM scheduler.batch_snapshot WHERE from_seq = $1", begin)
-        (found,) = await until(services[FoundBreaks].open, "the walk finds it")
-    assert (found.tenant_id, found.kind, found.seq) == ("acme", "snapshot-chain", begin)
-    assert "job_states_not_compared" in capsys.readouterr().out
+        for tenant_id in sizes:
+            await damage(superuser, 3, tenant_id=tenant_id)
+            assert (await services[ChainVerifier].incremental(tenant_id)).verdict.is_valid, "what is new is in order"
+        # Where a range begins.
+        await edit(
+            superuser, "DELETE FROM scheduler.batch_snapshot WHERE tenant_id = 'snapshots' AND from_seq = $1", begin
+        )
+        await until(lambda: len(services[FoundBreaks].open()) >= 3, "the walk finds them")
+        found = {(each.tenant_id, each.kind, each.seq) for each in services[FoundBreaks].open()}
+    assert found == {
+        ("ranges", "payload-digest", 3),
+        ("whole", "payload-digest", 3),
+        ("snapshots", "snapshot-chain", begin),
+    }
+    in_ranges = [line for line in capsys.readouterr().out.splitlines() if "job_states_not_compared" in line]
+    assert {each for each in (*sizes, "snapshots") if any(each in line for line in in_ranges)} == {
+        "ranges",
+        "snapshots",
+    }
+
+
+FIRST = {
+    "third": "DELETE FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 3",
+    "fifth": "DELETE FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 5",
+    "sixth": "DELETE FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 6",
+    "ranges": "DELETE FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq BETWEEN 4 AND 17",
+    "link": "UPDATE scheduler.scheduler_log SET chain_link = 'none' WHERE tenant_id = $1 AND seq = 7",
+    "moved": "UPDATE scheduler.scheduler_log SET seq = 9223372036854775806 WHERE tenant_id = $1 AND seq = 11",
+}
+"""By tenant, what comes first of what is wrong with its chain."""
+
+
+async def test_what_was_acknowledged_hides_nothing_behind_it_from_the_walk(
+    settings: Settings, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
+    async with running(settings, database.service_url) as (service, services):
+        await asyncio.gather(*(write(service, *range(24), tenant_id=tenant_id) for tenant_id in FIRST))
+        for tenant_id, first in FIRST.items():
+            await signed_to(superuser, 24, tenant_id)
+            await edit(superuser, first, tenant_id)
+            await damage(superuser, 20, tenant_id=tenant_id)
+        behind = set[str]()
+
+        def all_found_behind() -> bool:
+            for tenant_id in FIRST:
+                found = services[FoundBreaks].unacknowledged(tenant_id)
+                for each in found:
+                    services[FoundBreaks].acknowledge(each, "ops")
+                if 20 in {each.seq for each in found}:
+                    behind.add(tenant_id)
+            return behind == FIRST.keys()
+
+        await until(all_found_behind, "the walk finds what is behind what comes first")
 
 
 async def test_a_rewritten_chain_is_found_by_the_kept_checkpoint_where_the_walk_goes_in_ranges(
@@ -223,35 +227,35 @@ async def test_a_break_lasts_over_restarts_until_it_is_mended_and_acknowledged_a
 
 
 async def test_an_acknowledged_break_that_still_stands_hides_none_behind_it(
-    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verify = {"tenant_id": "acme"}
-    async with run_server(settings) as client:
-        for n in range(5):
-            (await client.post("/v1/jobs", json={"tenant_id": "acme", "spec": {"n": n}})).raise_for_status()
-        await damage(superuser, 2)
-        await client.get("/v1/chain/verify", params=verify)
-        (await client.post("/v1/chain/acknowledge", json={**verify, "reason": "known"})).raise_for_status()
-        await damage(superuser, 4)
-        await client.get("/v1/chain/verify", params=verify)
-        assert "payload-digest at seq 4 of acme" in (await breaks_of(client))["detail"]
+    monkeypatch.setattr("app.runtime.state.found_breaks.NAMED_MAX", 4)
+    edit = "UPDATE scheduler.jobs SET status = 'FAILED' WHERE tenant_id = 'beta' AND last_seq = $1"
 
+    async def verify(tenant_id: str) -> None:
+        await client.get("/v1/chain/verify", params={"tenant_id": tenant_id})
 
-async def test_an_acknowledged_job_state_hides_no_other(
-    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
-) -> None:
-    verify = {"tenant_id": "acme"}
-    edit = "UPDATE scheduler.jobs SET status = 'FAILED' WHERE tenant_id = 'acme' AND last_seq = $1"
+    async def acknowledge(tenant_id: str) -> None:
+        body = {"tenant_id": tenant_id, "reason": "known"}
+        (await client.post("/v1/chain/acknowledge", json=body)).raise_for_status()
+
     async with run_server(settings) as client:
-        for n in range(5):
-            (await client.post("/v1/jobs", json={"tenant_id": "acme", "spec": {"n": n}})).raise_for_status()
+        for tenant_id in ("acme", "beta"):
+            for n in range(5):
+                (await client.post("/v1/jobs", json={"tenant_id": tenant_id, "spec": {"n": n}})).raise_for_status()
         await until(lambda: followed(superuser), "the table has followed")
+        await damage(superuser, 2)
+        await verify("acme")
+        await acknowledge("acme")
+        await damage(superuser, 4)
+        await verify("acme")
+        assert "payload-digest at seq 4 of acme" in (await breaks_of(client))["detail"]
         await superuser.execute(edit, 2)
-        await client.get("/v1/chain/verify", params=verify)
-        (await client.post("/v1/chain/acknowledge", json={**verify, "reason": "known"})).raise_for_status()
+        await verify("beta")
+        await acknowledge("beta")
         await superuser.execute(edit, 4)
-        await client.get("/v1/chain/verify", params=verify)
-        assert "projection at seq 4 of acme" in (await breaks_of(client))["detail"]
+        await verify("beta")
+        assert "projection at seq 4 of beta" in (await breaks_of(client))["detail"]
 
 
 def test_a_thousand_acknowledged_breaks_leave_room_for_the_next(tmp_path: Path) -> None:

@@ -24,11 +24,12 @@ from ledger.errors import (
     JobEndedError,
     JobExistsError,
 )
-from tests.app.chains import Chains, until
+from tests.app.chains import Chains, followed, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
-from tests.app.drafts import GLOBAL, LOCAL, completed, created, key
+from tests.app.drafts import LOCAL, completed, created, key
 from tests.app.hurry import hurried
 from tests.app.postgres_proxy import PostgresProxy
+from tests.app.shared import Shared
 from tests.conftest import Database, connected_to
 from tests.turns import counted_turns
 
@@ -76,13 +77,13 @@ async def test_another_spec_is_refused_where_the_first_is_known_and_the_same_aga
     assert len(await chains.sound("acme")) == 4
 
 
-async def test_of_two_that_come_together_one_is_refused(service: Service) -> None:
-    both = [service.submitter.submit(creation(n), key=None) for n in (1, 2)]
+async def test_of_two_that_come_together_one_is_refused(shared: Shared, tenant: str) -> None:
+    both = [shared.service.submitter.submit(created(tenant, n, job_id=JOB), key=None) for n in (1, 2)]
     outcomes = await asyncio.gather(*both, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes].count(JobExistsError) == 1
 
 
-async def test_a_creation_that_waits_in_the_wal_is_known_also_after_a_restart(
+async def test_without_postgres_a_creation_is_taken_and_is_known_while_it_waits_in_the_wal_also_after_a_restart(
     run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy
 ) -> None:
     settings = make_settings(shutdown_grace="1s")
@@ -91,6 +92,8 @@ async def test_a_creation_that_waits_in_the_wal_is_known_also_after_a_restart(
         await service.key_changes.recorded.wait()
         await until(lambda: not service.backlog, "nothing waits")
         await proxy.refuse()
+        early = created("acme", 0, job_id="early", durability=LOCAL)
+        assert (await service.submitter.submit(early, key=None)).achieved is LOCAL
         with hurried(service), pytest.raises(DurabilityTimeoutError):
             await service.submitter.submit(creation(1), key=None)
         await refused(service, creation(2, durability=LOCAL))
@@ -137,25 +140,15 @@ async def test_what_was_not_known_is_shown_to_the_jobs_reader(
     await chains.sound("acme")
 
 
-async def test_without_postgres_a_creation_is_taken_as_before(run_node: RunNode, proxy: PostgresProxy) -> None:
-    async with run_node(url=proxy.url) as service:
-        await service.submitter.submit(created("acme", 0), key=None)
-        await proxy.refuse()
-        assert (await service.submitter.submit(creation(1, durability=LOCAL), key=None)).achieved is LOCAL
-        with hurried(service), pytest.raises(DurabilityTimeoutError):
-            await service.submitter.submit(created("acme", 1, job_id="another", durability=GLOBAL), key=None)
-        await proxy.accept()
-
-
 async def test_others_get_their_turn_while_large_creations_are_compared(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.runtime.sharing.TURN_S", -1.0)
 
     async def find_none(_wanted: object) -> dict[tuple[str, str], ChainedJob]:
         return {}
 
-    checks = JobChecks(service.node, JobIndex(), find_none)
+    checks = JobChecks(shared.service.node, JobIndex(), find_none)
     with counted_turns() as turns:
         lines = EventLines.of([created("acme", n, job_id=f"j{n}") for n in range(20)])
         await checks.check(lines, LOCAL, in_lines=True)
@@ -179,21 +172,26 @@ async def test_the_store_is_asked_for_any_number_of_jobs_in_as_many_statements(d
     assert counts[0] == counts[1] > 0
 
 
-async def test_requests_that_come_together_ask_the_store_together(run_node: RunNode, database: Database) -> None:
-    async with run_node() as service:
-        for n in range(3):
-            await service.submitter.submit(created("acme", n, job_id=f"job-{n}"), key=None)
+async def test_requests_that_come_together_ask_the_store_together(
+    shared: Shared, tenant: str, shared_database: Database
+) -> None:
+    for n in range(3):
+        await shared.service.submitter.submit(created(tenant, n, job_id=f"job-{n}"), key=None)
+    await until(lambda: followed(shared.superuser), "the table has followed")
     asked: list[str] = []
-    async with asyncpg.create_pool(database.service_url, min_size=0, init=lambda each: logged(each, asked)) as pool:
+    beta = (f"{tenant}-beta", "job-0")
+    async with asyncpg.create_pool(
+        shared_database.service_url, min_size=0, init=lambda each: logged(each, asked)
+    ) as pool:
         lookups = EdgeLookups(pool, JobFolds(EntryCheck(lambda _: None)), lambda *_: None)
-        wanted = [[("acme", "job-0")], [("acme", "job-1"), ("acme", "job-0")], [("beta", "job-0")], [("acme", "job-2")]]
+        wanted = [[(tenant, "job-0")], [(tenant, "job-1"), (tenant, "job-0")], [beta], [(tenant, "job-2")]]
         one = await lookups.find_jobs(wanted[0])
         alone = len(asked)
         gone, *looking = [asyncio.ensure_future(lookups.find_jobs(each)) for each in (wanted[0], *wanted)]
         await asyncio.sleep(0)
         gone.cancel()
         found = await asyncio.gather(*looking)
-        assert [sorted(each) for each in found] == [sorted(set(each) - {("beta", "job-0")}) for each in wanted]
+        assert [sorted(each) for each in found] == [sorted(set(each) - {beta}) for each in wanted]
         assert found[0] == one
         assert len(asked) == 2 * alone
         pool.terminate()

@@ -78,13 +78,24 @@ async def assert_stopped(*services: Service, match: str) -> None:
             await service.submitter.submit(created("quite-another", 1), key=None)
 
 
-async def test_a_tail_cut_with_everything_made_to_fit_stops_the_node_that_only_watches_too(
+async def test_a_damaged_tree_is_made_again_and_a_tail_cut_with_everything_made_to_fit_stops_who_only_watches_too(
     run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
 ) -> None:
     writer, other = both
+    stored = "SELECT hashes FROM scheduler.merkle_tile WHERE tenant_id = 'acme'"
     async with run_both(run_node, writer, other) as (first, second):
-        await write(first, *range(ENTRIES))
+        await write(first, *range(ENTRIES - 1))
+        await followed(other, ENTRIES - 1)
+        whole = await superuser.fetchval(stored)
+        await superuser.execute(
+            "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 0, get_byte(hashes, 0) # 1)"
+            " WHERE tenant_id = 'acme'"
+        )
+        await write(first, ENTRIES)
         await followed(other)
+        assert (await superuser.fetchval(stored))[: len(whole)] == whole
+        assert first.node.failure is second.node.failure is None, "that is no rollback"
+
         await job_table_followed(superuser)
         await superuser.execute("SET session_replication_role = replica")
         await cut_tail(superuser, "acme", 3)
@@ -121,9 +132,15 @@ async def test_a_replaced_chain_of_the_same_length_stops_every_node(
         await assert_refused(run_node, settings, StartRefusedError, "history was rewritten")
 
 
-async def test_a_tenant_that_vanished_stops_every_node(
-    run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
+async def test_a_tenant_that_vanished_stops_every_node_soon_however_long_a_page_took(
+    run_node: RunNode,
+    both: tuple[Settings, Settings],
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # As where the database took a thousand times as long: by its share alone the watch would rest for many minutes.
+    monkeypatch.setattr("app.write.followers.ledger_watch.SHARE", 1e-6)
+    monkeypatch.setattr("app.write.followers.ledger_watch.REST_MAX_S", 0.1)
     writer, other = both
     async with run_both(run_node, writer, other) as (first, second):
         await write(first, *range(ENTRIES))
@@ -221,43 +238,6 @@ async def test_a_database_that_lost_what_nobody_had_signed_stops_an_idle_node(
                 " FROM public.wal_positions AS o WHERE o.node_id = p.node_id"
             )
         await assert_stopped(service, match="but this node had chained up to LSN")
-
-
-async def test_however_long_a_page_took_the_next_is_looked_at_soon(
-    database: Database,
-    both: tuple[Settings, Settings],
-    superuser: asyncpg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # As where the database took a thousand times as long: by its share alone the watch would rest for many minutes.
-    monkeypatch.setattr("app.write.followers.ledger_watch.SHARE", 1e-6)
-    monkeypatch.setattr("app.write.followers.ledger_watch.REST_MAX_S", 0.1)
-    writer, _ = both
-    async with running(writer, database.service_url) as (service, services):
-        await write(service, *range(ENTRIES))
-        watched = services[LedgerWatch]._watched
-        await until(lambda: "acme" in watched and watched["acme"].kept_size == ENTRIES, "the checkpoint is taken up")
-        await remove_acme(superuser)
-        await assert_stopped(service, match="tenant acme ends at seq 0")
-
-
-async def test_a_damaged_tree_is_no_rollback_and_is_made_again(
-    run_node: RunNode, both: tuple[Settings, Settings], superuser: asyncpg.Connection
-) -> None:
-    writer, other = both
-    async with run_both(run_node, writer, other) as (first, second):
-        await write(first, *range(ENTRIES))
-        await followed(other)
-        whole = await superuser.fetchval("SELECT hashes FROM scheduler.merkle_tile WHERE tenant_id = 'acme'")
-        await superuser.execute(
-            "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 0, get_byte(hashes, 0) # 1)"
-            " WHERE tenant_id = 'acme'"
-        )
-        await write(first, ENTRIES)
-        await followed(other, ENTRIES + 1)
-        tile = await superuser.fetchval("SELECT hashes FROM scheduler.merkle_tile WHERE tenant_id = 'acme'")
-        assert tile[: len(whole)] == whole
-        assert first.node.failure is second.node.failure is None
 
 
 async def test_a_checkpoint_by_a_key_that_is_not_admitted_is_neither_kept_nor_believed(

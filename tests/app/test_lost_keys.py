@@ -167,36 +167,36 @@ async def test_a_key_whose_rows_cannot_be_read_is_no_damage(
     assert len(await chains.sound("acme")) == 1
 
 
-@pytest.mark.parametrize("lines", [1, 3])
 async def test_a_key_that_another_node_chains_between_two_looks_is_no_damage(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains, lines: int
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains
 ) -> None:
-    def send(service: Service) -> asyncio.Task[Any]:
-        draft = created("acme", 1)
+    def send(service: Service, tenant_id: str, lines: int) -> asyncio.Task[Any]:
         if lines == 1:
-            return asyncio.ensure_future(service.submitter.submit(draft, key=key("k")))
-        drafts = EventLines.of([created("acme", n) for n in range(lines)])
+            return asyncio.ensure_future(service.submitter.submit(created(tenant_id, 1), key=key("k")))
+        drafts = EventLines.of([created(tenant_id, n) for n in range(lines)])
         return asyncio.ensure_future(service.submitter.submit_lines(drafts, key=key("k"), durability=None))
 
     async with run_node(make_settings("one")) as one, run_node(make_settings("two")) as two:
         looking = two.keyed._entries._loading
-        async with looking:
-            # Node two has found no row, and waits to look into the chain.
-            later = send(two)
-            await until(lambda: bool(looking._waiters), "node two looks into the chain")
-            first = await send(one)
-        again = await later
-        assert again.replayed
-        assert again._replace(replayed=False) == first
-        assert not two.breaks.open()
-    assert len(await chains.sound("acme")) == lines
+        for tenant_id, lines in (("acme", 1), ("beta", 3)):
+            async with looking:
+                # Node two has found no row, and waits to look into the chain.
+                later = send(two, tenant_id, lines)
+                await until(lambda: bool(looking._waiters), "node two looks into the chain")
+                first = await send(one, tenant_id, lines)
+            again = await later
+            assert again.replayed
+            assert again._replace(replayed=False) == first
+            assert not two.breaks.open()
+            assert len(await chains.sound(tenant_id)) == lines
 
 
 # --- rows of the table of keys that somebody copied -----------------------------------------------
 
 COPY = """
 INSERT INTO scheduler.idempotency (tenant_id, route, key, line, body_digest, seq, epoch, lsn)
-SELECT tenant_id, route, $1, line, body_digest, seq, epoch, lsn FROM scheduler.idempotency WHERE key = 'k'
+SELECT tenant_id, route, $1, line, body_digest, seq, epoch, lsn FROM scheduler.idempotency
+ WHERE tenant_id = $2 AND key = 'k'
 """
 
 
@@ -207,7 +207,7 @@ async def test_a_row_copied_under_another_key_answers_for_no_write(
         body = {"spec": {"n": 1}}
         first = await post(client, "/v1/jobs", "k", **body)
         unkeyed = (await post(client, "/v1/jobs", None, **body)).json()
-        await superuser.execute(COPY, "copied")
+        await superuser.execute(COPY, "copied", "acme")
         assert kind(await post(client, "/v1/jobs", "copied", **body)) == (409, "chain-damaged")
         await superuser.execute("UPDATE scheduler.idempotency SET seq = $1", unkeyed["chain"]["seq"])
         unproven = await post(client, "/v1/jobs", "k", **body)
@@ -229,48 +229,40 @@ async def test_a_copied_row_decides_nothing_in_the_chain(
     run_node: RunNode, make_settings: MakeSettings, proxy: PostgresProxy, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
     settings = make_settings(shutdown_grace="2s")
+    # By tenant, the body of the request under the key of the copied row; some are made to name an entry without a key.
+    bodies = {"copied": "body", "unkeyed-same": "body", "unkeyed-another": "another"}
+    named, taken = {}, {}
     async with run_node(settings, url=proxy.url) as service:
-        await service.submitter.submit(created("acme", 1), key=key("k"))
+        submit = service.submitter.submit
+        for tenant_id in bodies:
+            await submit(created(tenant_id, 1), key=key("k"))
+            unkeyed = await submit(created(tenant_id, 7), key=None)
+            assert unkeyed.chain is not None
+            named[tenant_id] = unkeyed.chain.seq
         await proxy.refuse()
-        await superuser.execute(COPY, "copied")
-        taken = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("copied"))
+        rename = "UPDATE scheduler.idempotency SET seq = $1 WHERE key = 'copied' AND tenant_id = $2"
+        for tenant_id, body in bodies.items():
+            await superuser.execute(COPY, "copied", tenant_id)
+            if tenant_id != "copied":
+                await superuser.execute(rename, named[tenant_id], tenant_id)
+            taken[tenant_id] = await submit(created(tenant_id, 1, durability=LOCAL), key=key("copied", body))
         await proxy.accept()
-        await until(lambda: "acme" in service.node.damaged, "the row is met")
-        assert "Idempotency-Key 'copied'" in service.node.damaged["acme"]
+
+        def are_met() -> bool:
+            chained = service.node.chained.lsn >= max(each.lsn for each in taken.values())
+            return bodies.keys() <= service.node.damaged.keys() or chained
+
+        await until(are_met, "the rows are met")
+        assert "Idempotency-Key 'copied'" in service.node.damaged["copied"]
+        for tenant_id in ("unkeyed-same", "unkeyed-another"):
+            said = f"Idempotency-Key 'copied' in scheduler.idempotency names seq {named[tenant_id]}"
+            assert said in service.node.damaged[tenant_id]
     await superuser.execute("DELETE FROM scheduler.idempotency WHERE key = 'copied'")
     async with run_node(settings) as service:
         await until(lambda: service.quarantine.keeps_from() is None, "what was held back is chained")
-    entries = await chains.sound("acme")
-    assert [(entry["action"], entry["t_hlc"]) for entry in entries][1:] == [("ENQUEUE", taken.hlc)]
-
-
-@pytest.mark.parametrize("body", ["body", "another"])
-async def test_a_row_that_names_an_entry_without_a_key_decides_nothing_in_the_chain(
-    run_node: RunNode,
-    make_settings: MakeSettings,
-    proxy: PostgresProxy,
-    chains: Chains,
-    superuser: asyncpg.Connection,
-    body: str,
-) -> None:
-    settings = make_settings(shutdown_grace="2s")
-    async with run_node(settings, url=proxy.url) as service:
-        await service.submitter.submit(created("acme", 1), key=key("k"))
-        unkeyed = await service.submitter.submit(created("acme", 7), key=None)
-        assert unkeyed.chain is not None
-        await proxy.refuse()
-        await superuser.execute(COPY, "copied")
-        await superuser.execute("UPDATE scheduler.idempotency SET seq = $1 WHERE key = 'copied'", unkeyed.chain.seq)
-        taken = await service.submitter.submit(created("acme", 1, durability=LOCAL), key=key("copied", body))
-        await proxy.accept()
-        await until(lambda: "acme" in service.node.damaged or service.node.chained.lsn >= taken.lsn, "the row is met")
-        named = f"Idempotency-Key 'copied' in scheduler.idempotency names seq {unkeyed.chain.seq}"
-        assert named in service.node.damaged["acme"]
-    await superuser.execute("DELETE FROM scheduler.idempotency WHERE key = 'copied'")
-    async with run_node(settings) as service:
-        await until(lambda: service.quarantine.keeps_from() is None, "what was held back is chained")
-    entries = await chains.sound("acme")
-    assert [(entry["action"], entry["t_hlc"]) for entry in entries][2:] == [("ENQUEUE", taken.hlc)]
+    for tenant_id in bodies:
+        entries = await chains.sound(tenant_id)
+        assert [(entry["action"], entry["t_hlc"]) for entry in entries][2:] == [("ENQUEUE", taken[tenant_id].hlc)]
 
 
 def entry_of(pending: Pending, payload: bytes | None = None) -> ChainedLine:
