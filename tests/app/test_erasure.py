@@ -147,7 +147,10 @@ async def test_a_ledger_that_imports_the_bundle_has_ciphertext_and_no_keys(
         assert (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()["valid"]
 
 
-async def test_what_comes_after_an_erasure_gets_a_key_of_its_own(client: Client, superuser: asyncpg.Connection) -> None:
+async def test_what_comes_after_an_erasure_gets_a_key_of_its_own(
+    shared_client: Client, shared_superuser: asyncpg.Connection
+) -> None:
+    client = shared_client
     await declare(client)
     await submit(client, job_id="old", spec={"user": ALICE})
     first = (await erase(client, ALICE)).json()
@@ -159,46 +162,52 @@ async def test_what_comes_after_an_erasure_gets_a_key_of_its_own(client: Client,
     assert (await job(client, "new"))["spec"] == {"user": GONE}
     assert problem(await erase(client, BOB)) == (404, "subject-not-found")
     with pytest.raises(asyncpg.RestrictViolationError, match="stays erased"):
-        await superuser.execute(
+        await shared_superuser.execute(
             "UPDATE scheduler.subject_keys SET wrapped_key = '\\x00', erased_at = NULL, erased_revision = NULL"
         )
 
 
-async def test_nobody_can_be_erased_where_nothing_is_private(client: Client) -> None:
+async def test_nobody_can_be_erased_where_nothing_is_private(shared_client: Client, tenant: str) -> None:
+    client = shared_client
     assert problem(await erase(client, ALICE)) == (404, "subject-not-found")
     await declare(client)
     answer = await client.post("/v1/tenants/other/erasures", json={"subject": ALICE})
     assert problem(answer) == (404, "subject-not-found")
     for body in ({}, {"subject": ""}, {"subject": 1}, {"subject": "a", "more": 1}):
-        answer = await client.post("/v1/tenants/acme/erasures", json=body)
+        answer = await client.post(f"/v1/tenants/{tenant}/erasures", json=body)
         assert problem(answer) == (422, "invalid-request")
 
 
-@pytest.mark.parametrize("how", ["the next start", "the same call"])
-async def test_an_erasure_that_a_crash_cut_off_is_put_on_record_once(
-    run_server: RunServer, settings: Settings, pool: asyncpg.Pool, chains: Chains, how: str
+async def test_an_erasure_that_a_crash_cut_off_is_put_on_record_once_by_the_next_start_or_the_same_call(
+    run_server: RunServer, settings: Settings, pool: asyncpg.Pool, chains: Chains
 ) -> None:
+    tenants = ("by-start", "by-call")
     async with run_server(settings) as client:
-        await declare(client)
-        await submit(client, job_id="a", spec={"user": ALICE})
+        for client.tenant in tenants:
+            await declare(client)
+            await submit(client, job_id="a", spec={"user": ALICE})
         node_id = (await client.get("/v1/node")).json()["node_id"]
-    if how == "the same call":
-        node_id = "another"
-    key_id = await _erase_and_die(pool, settings, node_id)
+    # What another node left, no start of this one puts on record.
+    key_ids = {
+        tenant_id: await _erase_and_die(pool, settings, who, tenant_id)
+        for tenant_id, who in zip(tenants, (node_id, "another"), strict=True)
+    }
+
+    async def recorded() -> bool:
+        return bool((await chains.entries("by-start"))[-1]["action"] == "SUBJECT_ERASED")
+
     for _ in range(2):
         async with run_server(settings) as client:
-            if how == "the same call":
-                assert (await erase(client, ALICE)).json()["seq"] == 3
-
-            async def recorded() -> bool:
-                return bool((await chains.entries("acme"))[-1]["action"] == "SUBJECT_ERASED")
-
             await until(recorded, "the chain says so")
-            assert (await job(client, "a"))["spec"] == {"user": GONE}
-            assert (await erase(client, ALICE)).json()["seq"] == 3
-    entries = await chains.sound("acme")
-    assert [entry["action"] for entry in entries] == ["PRIVACY_DECLARED", "ENQUEUE", "SUBJECT_ERASED"]
-    assert json.loads(entries[-1]["payload"])["key_ids"] == [key_id]
+            for client.tenant in tenants:
+                if client.tenant == "by-call":
+                    assert (await erase(client, ALICE)).json()["seq"] == 3
+                assert (await job(client, "a"))["spec"] == {"user": GONE}
+                assert (await erase(client, ALICE)).json()["seq"] == 3
+    for tenant_id, key_id in key_ids.items():
+        entries = await chains.sound(tenant_id)
+        assert [entry["action"] for entry in entries] == ["PRIVACY_DECLARED", "ENQUEUE", "SUBJECT_ERASED"]
+        assert json.loads(entries[-1]["payload"])["key_ids"] == [key_id]
 
 
 async def test_a_damaged_chain_keeps_no_other_from_saying_what_was_erased(
