@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import threading
 import time
@@ -19,9 +20,13 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Of the Javas that work out how to launch another."""
 JAVA_OPTIONS = f"{SHORT_LIVED} {class_archive_options()}"
 """Of master, workers, executors and drivers."""
+DAEMON_MEMORY = "-Xmx256m"
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 SPARK_HOME = Path(pyspark.__file__).parent
+SCALA = "2.13"
+CLASSES = (SPARK_HOME / "conf", next(SPARK_HOME.glob("jars/slf4j-api-*.jar")), SPARK_HOME / "jars" / "*")
+"""The class path that Spark gives to all of its Javas, in its order: for another they pass the archive over."""
 LOOK_INTERVAL_S = 0.1
 _LOOK_AGAIN = threading.Event()
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
@@ -35,11 +40,8 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
         "JAVA_HOME": str(find_java_home(folder)),
         "PATH": os.environ["PATH"],
         "SPARK_HOME": str(SPARK_HOME),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
-        "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_SCALA_VERSION": SCALA,
     }
     here = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
@@ -57,10 +59,16 @@ def cluster(folder: Path, workers: int) -> Iterator[str]:
 
 @contextmanager
 def _daemon(name: str, options: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Path]:
-    """A daemon of Spark, in ``folder``; the file it writes its log to."""
+    """A daemon of Spark, in ``folder``; the file it writes its log to.
+
+    It is what Spark's scripts start, without the Java that works out how.
+    """
     folder.mkdir()
     log = folder / "log"
-    command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *options]
+    java = Path(environment["JAVA_HOME"]) / "bin" / "java"
+    classes = ":".join(map(str, CLASSES))
+    command = [java, "-cp", classes, DAEMON_MEMORY, *shlex.split(JAVA_OPTIONS), f"org.apache.spark.deploy.{name}"]
+    command += options
     with log.open("wb") as file:
         daemon = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
     try:

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -21,12 +22,16 @@ from ledger.exit_code import ExitCode
 from pipeline.java import find_java_home
 from pipeline.spark import pack
 from tests.app.chain_builder import insert
-from tests.conftest import Database
+from tests.conftest import EXAMPLES, EXAMPLES_USUAL, Database
+from tests.forked import Forked
 from tests.ledger.ledger_in_memory import SIGNER, build
+from tests.pipeline.spark_process import IMPORTED
 from tests.pipeline.standalone import JAVA_OPTIONS, SHORT_LIVED, SPARK_HOME, cluster, said
 
+WORKERS = 2 if EXAMPLES > EXAMPLES_USUAL else 1
+"""Each is three more Javas: one, which is a process that finds nothing of the project, as two are; two in torture."""
 SETTINGS = {
-    "spark.cores.max": "2",
+    "spark.cores.max": str(WORKERS),
     "spark.sql.shuffle.partitions": "2",
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.ui.enabled": "false",
@@ -53,8 +58,10 @@ def where(piece, reader):
     yield pa.RecordBatch.from_pylist([{"seqs": len(seqs), "of": ledger.__file__, "in": os.getcwd()}])
 
 
-# Tasks wait for both workers, so that each gets one.
+# Tasks wait for all workers, so that each gets one. The plan is small: the command below compiles its own.
 settings = json.loads(given) | {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
 }
@@ -89,9 +96,9 @@ def bare_python(tmp_path: Path) -> Path:
     return script
 
 
-# Eight Javas are started, on a machine that has other tests to run.
+# Eight Javas and more are started, on a machine that has other tests to run.
 @pytest.mark.timeout(900)
-async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
+async def test_a_standalone_cluster_runs_the_pipeline_with_what_is_sent_to_its_workers(
     superuser: asyncpg.Connection, database: Database, bare_python: Path, tmp_path: Path
 ) -> None:
     await superuser.execute("SET session_replication_role = replica")
@@ -116,11 +123,10 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
         "TMPDIR": str(temporary),
     }
     pipe = subprocess.PIPE
-    with cluster(tmp_path, workers=2) as master, (tmp_path / "told").open("wb") as told:
+    with cluster(tmp_path, WORKERS) as master, (tmp_path / "told").open("wb") as told:
 
         @contextmanager
-        def begin(*command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-            process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=told)
+        def begun(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
             with process:
                 try:
                     yield process
@@ -128,14 +134,15 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
                     process.kill()
 
         # 1. A driver that sends what tasks import.
-        read = (sys.executable, "-c", READ, master, database.service_url, tmp_path / "spark.log", json.dumps(SETTINGS))
-        with begin(*read) as reading:
+        read = ("-c", READ, master, database.service_url, tmp_path / "spark.log", json.dumps(SETTINGS))
+        files: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stdin": pipe, "stdout": pipe, "stderr": told}
+        with begun(Forked(IMPORTED, *read, **files)) as reading:
             assert reading.stdout is not None
             tasks = json.loads(reading.stdout.readline() or "[]")
             assert [task["seqs"] for task in tasks] == [200, 200], (tmp_path / "told").read_text()
             assert all("tallystick.zip" in task["of"] for task in tasks)
             worked = {Path(task["in"]).relative_to(tmp_path).parts[0] for task in tasks}
-            assert worked == {"worker-0", "worker-1"}
+            assert worked == {f"worker-{number}" for number in range(WORKERS)}
 
             # 2. A command under spark-submit, while all cores are still taken.
             await superuser.execute(
@@ -143,7 +150,7 @@ async def test_a_standalone_cluster_of_two_workers_runs_the_pipeline(
             )
             options = ("--dsn", database.service_url, "--keys", "keys.pem", "--json")
             submit = (SPARK_HOME / "bin" / "spark-submit", "--master", master, "--properties-file", properties, MAIN)
-            with begin(*submit, "verify", *options) as verifying:
+            with begun(subprocess.Popen([*submit, "verify", *options], **files)) as verifying:
                 assert said(tmp_path / "told", WAITING)[1] == master
                 reading.communicate(b"\n", TIMEOUT_S)
                 printed, _ = verifying.communicate(timeout=TIMEOUT_S)
