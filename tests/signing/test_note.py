@@ -14,6 +14,7 @@ from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
 from signing import note
 from signing.note import Note, VerifierKey
 from signing.private_keys import FileSigner
+from tests.conftest import spread
 
 TEXT = "If you think cryptography is the answer to your problem,\nthen you don't know what your problem is.\n"
 PETER_SEED = base64.b64decode("AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz")[1:]
@@ -219,9 +220,10 @@ def test_malformed_notes_are_refused(content: str | bytes) -> None:
         opened(content, [PETER_KEY])
 
 
+@pytest.mark.exhaustive
 def test_no_flip_of_any_bit_of_a_note_is_accepted() -> None:
     whole = PETERS_NOTE.encode()
-    for bit in range(len(whole) * 8):
+    for bit in spread(range(len(whole) * 8), len(whole) * 8 // 3):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << (bit % 8)
         with pytest.raises(SignatureError):
