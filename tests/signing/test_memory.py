@@ -150,8 +150,8 @@ def test_a_full_memory_forgets_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_ledger_of_very_many_tenants_is_remembered_and_looked_up_in_a_breath(tmp_path: Path) -> None:
-    """Looking through all logs for each tenant would take minutes."""
-    one, count = seen(5), 8_000
+    """Looking through all logs for each tenant would take many seconds."""
+    one, count = seen(5), 2_000
     notes = [one.note.replace(ORIGIN, f"{ORIGIN}-{number}") for number in range(count)]
     logs = [Seen(note, one.root_key, one.seen_at) for note in notes]
     Memory.open(tmp_path).remember(logs)
@@ -159,7 +159,7 @@ def test_a_ledger_of_very_many_tenants_is_remembered_and_looked_up_in_a_breath(t
     began_s = time.thread_time()
     assert all(memory.seen(each) is not None for each in logs)
     assert all(memory.seen_of_tenant(f"nobody-{number}", RING) == [] for number in range(count))
-    assert time.thread_time() - began_s < 4
+    assert time.thread_time() - began_s < 1
 
 
 def test_a_file_that_would_be_too_long_to_be_read_is_not_written(
