@@ -28,11 +28,17 @@ def long() -> Ledger:
     return build(23_000, snapshots_to=(4_000, 12_000, 23_000))
 
 
+@cache
+def long_bundle() -> bytes:
+    """The bundle of ``long``."""
+    return bundle_of(long())
+
+
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """The bundle of ``long``."""
+    """A file with ``long_bundle``."""
     path = tmp_path / "acme.bundle.tar"
-    path.write_bytes(bundle_of(long()))
+    path.write_bytes(long_bundle())
     return path
 
 
@@ -104,7 +110,7 @@ def test_a_bundle_put_in_the_place_of_another_is_refused(bundle: Path, tmp_path:
     with parse_place(str(bundle)).open() as opened:
         pieces = opened.pieces()
         other = tmp_path / "other"
-        other.write_bytes(reseal(bundle_of(long()), node_id="node-2"))
+        other.write_bytes(reseal(long_bundle(), node_id="node-2"))
         os.replace(other, bundle)
         with pytest.raises(BundleInvalidError):
             list(open_pieces(pieces))

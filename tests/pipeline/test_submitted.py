@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
+from tests.forked import Forked
+
+IMPORTED = "import pipeline.cli.running"
 PRINT = """
 import fcntl, sys, struct, termios
 from pipeline.cli import running
@@ -28,7 +30,7 @@ def printing() -> Iterator[subprocess.Popen[bytes]]:
     """A process that has printed 1001 bytes to a pipe, and now waits until they are read."""
     environment = {**os.environ, "PYSPARK_GATEWAY_PORT": "1"}
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", PRINT], env=environment, stdout=pipe, stderr=pipe) as process:
+    with Forked(IMPORTED, "-c", PRINT, env=environment, stdout=pipe, stderr=pipe) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == b"printed\n"
         yield process
