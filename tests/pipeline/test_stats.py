@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +21,8 @@ from pipeline.cli.report import duration_s, summary_line
 from pipeline.stats import Summary, committed_files, read, rejected, run
 from pipeline.stats.destination import Tick, next_tick, refuse_behind
 from pipeline.stats.reports import LINE_BYTES_MAX
+from tests.forked import Forked
+from tests.pipeline.spark_process import IMPORTED
 
 START = datetime(2024, 1, 15, 13, 0, tzinfo=UTC)
 WATERMARK_S = 600
@@ -317,10 +318,9 @@ def test_a_run_that_is_killed_is_gone_on_with_and_each_report_counts_once(spark:
         job = [report(60 * number + n, job_id=f"job-{n % 7}", counts={"n": 1}, completed=n) for n in range(LINES)]
         source.put(60 * number + 60, *job, "torn")
     source.put(END_S, report(END_S))
-    program = "import sys; from tests.pipeline.stats_process import main; main(*sys.argv[1:])"
-    command = [sys.executable, "-c", program, str(source.path), str(dest)]
+    program = "import os, sys; os.setsid(); from tests.pipeline.stats_process import main; main(*sys.argv[1:])"
     with (tmp_path / "said.txt").open("wb") as said:
-        child = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        child = Forked(IMPORTED, "-c", program, source.path, dest, stdout=said, stderr=said)
     try:
         wait_for_uncommitted_files(child, dest)
     finally:
