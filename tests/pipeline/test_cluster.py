@@ -97,6 +97,7 @@ def bare_python(tmp_path: Path) -> Path:
 
 
 # Eight Javas and more are started, on a machine that has other tests to run.
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 async def test_a_standalone_cluster_runs_the_pipeline_with_what_is_sent_to_its_workers(
     superuser: asyncpg.Connection, database: Database, bare_python: Path, tmp_path: Path
