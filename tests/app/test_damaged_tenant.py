@@ -46,11 +46,9 @@ MEND_HEAD = (
     "DELETE FROM scheduler.chain_heads WHERE tenant_id = 'acme';"
     "INSERT INTO scheduler.chain_heads SELECT * FROM kept_head"
 )
-LOOSEN = "ALTER TABLE scheduler.chain_heads ALTER {0} DROP NOT NULL"
-TIGHTEN = "ALTER TABLE scheduler.chain_heads ALTER {0} SET NOT NULL"
 DROP_CHECKS = (
-    "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT chain_heads_link, DROP CONSTRAINT chain_heads_hlc,"
-    " DROP CONSTRAINT chain_heads_seq"
+    "ALTER TABLE scheduler.chain_heads DROP CONSTRAINT IF EXISTS chain_heads_link,"
+    " DROP CONSTRAINT IF EXISTS chain_heads_hlc, DROP CONSTRAINT IF EXISTS chain_heads_seq"
 )
 MAKE_CHECKS = (
     "ALTER TABLE scheduler.chain_heads ADD CONSTRAINT chain_heads_seq CHECK (head_seq >= 0),"
@@ -59,10 +57,15 @@ MAKE_CHECKS = (
 )
 
 
-def head(change: str, *, damage: str = DROP_CHECKS, mend: str = MAKE_CHECKS) -> tuple[str, str]:
-    """Damage to the head, and what mends it."""
-    done = f"{KEEP_HEAD};{damage};UPDATE scheduler.chain_heads SET {change} WHERE tenant_id = 'acme'"
-    return done, f"{MEND_HEAD};{mend}"
+def head(change: str) -> tuple[str, str]:
+    """Damage to the head, and what mends it, but for the checks of the table."""
+    done = f"{KEEP_HEAD};{DROP_CHECKS};UPDATE scheduler.chain_heads SET {change} WHERE tenant_id = 'acme'"
+    return done, MEND_HEAD
+
+
+def of_tenant(tenant: str, statements: str) -> str:
+    """Of another tenant than acme."""
+    return statements.replace("'acme'", f"'{tenant}'").replace("kept_head", f'"kept_head_{tenant}"')
 
 
 class Case(NamedTuple):
@@ -92,7 +95,8 @@ CASES = [
     Case("a head whose link is no hex", *head("head_chain_link = 'zz'"), "link 'zz'"),
     Case(
         "a head without seq",
-        *head("head_seq = NULL", damage=LOOSEN.format("head_seq"), mend=TIGHTEN.format("head_seq")),
+        "ALTER TABLE scheduler.chain_heads ALTER head_seq DROP NOT NULL;" + head("head_seq = NULL")[0],
+        f"{MEND_HEAD};ALTER TABLE scheduler.chain_heads ALTER head_seq SET NOT NULL",
         "seq None",
     ),
     Case(
@@ -141,37 +145,44 @@ async def damaged(
         yield service, await meet(service, "duplicate key")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_the_tenant_is_quarantined_and_what_was_acknowledged_is_chained_once_after_the_repair(
-    case: Case, run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Connection
+async def test_tenants_are_quarantined_and_what_was_acknowledged_is_chained_once_after_the_repair(
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: Connection
 ) -> None:
     settings = make_settings()
+    cases = [(f"tenant-{at:02}", case) for at, case in enumerate(CASES)]
     async with run_node(settings) as service:
-        await chained(service, "acme", 1)
-        await chained(service, "acme", 2)
         await until(chains.key_recorded, "the node has recorded its key")
-        await edit(superuser, case.damage)
-        # 1. Acknowledged before the node can know, in one batch with another tenant.
-        drafts = [created("acme", 3, durability=LOCAL), created("beta", 4, durability=LOCAL)]
-        await service.submitter.submit_lines(EventLines.of(drafts), durability=LOCAL, key=None)
-        await until(lambda: "acme" in service.node.damaged, "the damage is met")
-        assert case.said in service.node.damaged["acme"]
-        # 2. Refused from now on, while others go on.
-        with pytest.raises(ChainDamagedError, match="tally verify --tenant acme"):
-            await chained(service, "acme", 5)
-        await chained(service, "beta", 6)
-        await chained(service, "gamma", 7)
-        assert service.node.failure is None
-    assert set(quarantine.load(service._started.wal.folder)) == {"acme"}
+        for tenant, case in cases:
+            beside = f"{tenant}-beside"
+            await chained(service, tenant, 1)
+            await chained(service, tenant, 2)
+            await edit(superuser, of_tenant(tenant, case.damage))
+            # 1. Acknowledged before the node can know, in one batch with another tenant.
+            drafts = [created(tenant, 3, durability=LOCAL), created(beside, 4, durability=LOCAL)]
+            await service.submitter.submit_lines(EventLines.of(drafts), durability=LOCAL, key=None)
+            await until(lambda tenant=tenant: tenant in service.node.damaged, f"{case.name} is met")
+            assert case.said in service.node.damaged[tenant], case.name
+            # 2. Refused from now on, while others go on.
+            with pytest.raises(ChainDamagedError, match=f"tally verify --tenant {tenant}"):
+                await chained(service, tenant, 5)
+            await chained(service, beside, 6)
+            await chained(service, f"{tenant}-new", 7)
+            assert service.node.failure is None, case.name
+        folder = service._started.wal.folder
+    assert set(quarantine.load(folder)) == {tenant for tenant, _ in cases}
     # 3. Mended and started again.
-    await edit(superuser, case.mend)
+    for tenant, case in cases:
+        await edit(superuser, of_tenant(tenant, case.mend))
+    await edit(superuser, MAKE_CHECKS)
     async with run_node(settings) as service:
-        await until(lambda: not quarantine.load(service._started.wal.folder), "what was held back is chained")
-        await chained(service, "acme", 8)
+        await until(lambda: not quarantine.load(folder), "what was held back is chained")
+        for tenant, _ in cases:
+            await chained(service, tenant, 8)
         assert service.node.damaged == {}
-    assert numbers(await chains.sound("acme")) == [1, 2, 3, 8]
-    assert numbers(await chains.sound("beta")) == [4, 6]
-    assert numbers(await chains.sound("gamma")) == [7]
+    for tenant, case in cases:
+        assert numbers(await chains.sound(tenant)) == [1, 2, 3, 8], case.name
+        assert numbers(await chains.sound(f"{tenant}-beside")) == [4, 6], case.name
+        assert numbers(await chains.sound(f"{tenant}-new")) == [7], case.name
 
 
 async def test_the_caller_of_a_held_event_learns_where_it_is_kept(damaged: tuple[Service, HeldBackError]) -> None:
