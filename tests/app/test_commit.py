@@ -37,6 +37,7 @@ from ledger.errors import IdempotencyReusedError
 from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn
+from tests.app.chain_builder import unguarded
 from tests.app.chains import Chains, Entry, committed, numbers, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created, key
@@ -72,12 +73,24 @@ def to_commit(batch: LinkedBatch | None = None, step: Step = STEP, *, are_keys_c
     return Batch(step, moves, batch.log_rows, batch.keyed_rows, are_keys_checked=are_keys_checked)
 
 
+@pytest.fixture(scope="module")
+async def admin(shared_database: Database) -> AsyncIterator[asyncpg.Connection]:
+    """A superuser's connection to the database of the tests without a node."""
+    async with connected_to(shared_database.superuser_url) as connection:
+        yield connection
+
+
 @pytest.fixture
-async def connection(database: Database, superuser: asyncpg.Connection) -> AsyncIterator[Connection]:
-    """Of node-1, whose position is where ``STEP`` begins; tenants acme and beta have no entry."""
-    await superuser.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('acme', 0), ('beta', 0)")
-    await superuser.execute("INSERT INTO scheduler.wal_positions VALUES ('node-1', 'w', 3, 10, 10)")
-    connection = await chaining.connect(database.service_url, 10, 10)
+async def connection(shared_database: Database, admin: asyncpg.Connection) -> AsyncIterator[Connection]:
+    """Of node-1, whose position is where ``STEP`` begins; tenants acme and beta have no entry. What tests before left
+    there is gone; checks of heads, which one of them takes away, do not come back."""
+    async with unguarded(admin):
+        for table in ("scheduler_log", "idempotency", "chain_heads", "wal_positions"):
+            await admin.execute(f"DELETE FROM scheduler.{table}")
+    await admin.execute("DROP FUNCTION IF EXISTS scheduler.harm() CASCADE")
+    await admin.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('acme', 0), ('beta', 0)")
+    await admin.execute("INSERT INTO scheduler.wal_positions VALUES ('node-1', 'w', 3, 10, 10)")
+    connection = await chaining.connect(shared_database.service_url, 10, 10)
     yield connection
     connection.terminate()
 
@@ -103,36 +116,36 @@ def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("each_way")
 async def test_rows_keys_heads_and_position_are_committed_together(
-    connection: Connection, superuser: asyncpg.Connection
+    connection: Connection, admin: asyncpg.Connection
 ) -> None:
     batch = linked()
     assert await commit.commit(connection, to_commit(batch)) == Committed()
-    assert await committed(superuser) == ALL
+    assert await committed(admin) == ALL
     columns = ", ".join(chaining.LOG_COLUMNS)
-    rows = await superuser.fetch(f"SELECT {columns} FROM scheduler.scheduler_log ORDER BY tenant_id, seq")
+    rows = await admin.fetch(f"SELECT {columns} FROM scheduler.scheduler_log ORDER BY tenant_id, seq")
     assert sorted(map(tuple, rows)) == sorted(batch.log_rows)
     columns = "tenant_id, route, key, line, body_digest, seq, epoch, lsn"
-    rows = await superuser.fetch(f"SELECT {columns} FROM scheduler.idempotency")
+    rows = await admin.fetch(f"SELECT {columns} FROM scheduler.idempotency")
     assert [tuple(row) for row in rows] == batch.keyed_rows
     ends = {tenant: ChainHead(*head) for tenant, *head in batch.heads()}
-    assert await chaining.read_heads(superuser) == ends
+    assert await chaining.read_heads(admin) == ends
 
 
 @pytest.mark.parametrize("job_id", ["a\nb", "\n", ""])
 async def test_a_text_that_a_statement_would_read_as_another_is_stored_as_it_is(
-    connection: Connection, superuser: asyncpg.Connection, job_id: str
+    connection: Connection, admin: asyncpg.Connection, job_id: str
 ) -> None:
     odd = event(12, "beta", KEY)
     odd.job_id = job_id
     assert await commit.commit(connection, to_commit(linked((EVENTS[0], odd, EVENTS[2])))) == Committed()
-    assert await committed(superuser) == ALL
-    assert await superuser.fetchval("SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = 'beta'") == job_id
+    assert await committed(admin) == ALL
+    assert await admin.fetchval("SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = 'beta'") == job_id
 
 
-async def test_a_batch_of_one_has_no_values_but_its_own(connection: Connection, superuser: asyncpg.Connection) -> None:
+async def test_a_batch_of_one_has_no_values_but_its_own(connection: Connection, admin: asyncpg.Connection) -> None:
     batch = linked(EVENTS[:1])
     assert await commit.commit(connection, to_commit(batch)) == Committed()
-    rows = await superuser.fetch(f"SELECT {', '.join(chaining.LOG_COLUMNS)} FROM scheduler.scheduler_log")
+    rows = await admin.fetch(f"SELECT {', '.join(chaining.LOG_COLUMNS)} FROM scheduler.scheduler_log")
     assert list(map(tuple, rows)) == [*batch.log_rows]
 
 
@@ -144,11 +157,11 @@ async def test_a_batch_of_one_has_no_values_but_its_own(connection: Connection, 
     ids=["epoch", "position", "node"],
 )
 async def test_nothing_passes_the_fence_of_another(
-    connection: Connection, superuser: asyncpg.Connection, step: Step, is_empty: bool
+    connection: Connection, admin: asyncpg.Connection, step: Step, is_empty: bool
 ) -> None:
     batch = to_commit(LinkedBatch() if is_empty else linked(), step)
     assert await commit.commit(connection, batch) == Fenced()
-    assert await committed(superuser) == NOTHING
+    assert await committed(admin) == NOTHING
 
 
 @pytest.mark.usefixtures("each_way")
@@ -163,26 +176,26 @@ async def test_nothing_passes_the_fence_of_another(
     ],
 )
 async def test_nothing_is_chained_onto_another_head_than_it_was_linked_to(
-    connection: Connection, superuser: asyncpg.Connection, change: str
+    connection: Connection, admin: asyncpg.Connection, change: str
 ) -> None:
     for guard in ("seq", "link", "hlc"):
-        await superuser.execute(f"ALTER TABLE scheduler.chain_heads DROP CONSTRAINT IF EXISTS chain_heads_{guard}")
-    await superuser.execute(f"{change} WHERE tenant_id = 'beta'")
-    before = await committed(superuser)
+        await admin.execute(f"ALTER TABLE scheduler.chain_heads DROP CONSTRAINT IF EXISTS chain_heads_{guard}")
+    await admin.execute(f"{change} WHERE tenant_id = 'beta'")
+    before = await committed(admin)
     assert await commit.commit(connection, to_commit()) == HeadsMoved()
-    assert await committed(superuser) == before
+    assert await committed(admin) == before
 
 
 async def test_a_chain_that_another_node_began_is_not_begun_again(
-    connection: Connection, superuser: asyncpg.Connection
+    connection: Connection, admin: asyncpg.Connection
 ) -> None:
     batch = linked([event(11, "gamma")])
     begins = Batch(STEP, to_commit(batch).moves, batch.log_rows, new_chains={"gamma"})
-    await superuser.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('gamma', 0)")
+    await admin.execute("INSERT INTO scheduler.chain_heads (tenant_id, head_seq) VALUES ('gamma', 0)")
     assert await commit.commit(connection, begins) == HeadsMoved()
-    await superuser.execute("DELETE FROM scheduler.chain_heads WHERE tenant_id = 'gamma'")
+    await admin.execute("DELETE FROM scheduler.chain_heads WHERE tenant_id = 'gamma'")
     assert await commit.commit(connection, begins) == Committed()
-    assert (await committed(superuser))["heads"] == {"acme": 0, "beta": 0, "gamma": 1}
+    assert (await committed(admin))["heads"] == {"acme": 0, "beta": 0, "gamma": 1}
 
 
 @pytest.mark.usefixtures("each_way")
@@ -190,20 +203,20 @@ async def test_a_chain_that_another_node_began_is_not_begun_again(
     ("line", "digest"), [(0, b"a" * 32), (0, b"b" * 32), (7, b"b" * 32)], ids=["same", "other body", "other line"]
 )
 async def test_nothing_is_chained_of_a_batch_with_a_key_that_the_chain_has(
-    connection: Connection, superuser: asyncpg.Connection, line: int, digest: bytes
+    connection: Connection, admin: asyncpg.Connection, line: int, digest: bytes
 ) -> None:
-    await superuser.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', $1, $2, 1, 1, 1)", line, digest)
+    await admin.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', $1, $2, 1, 1, 1)", line, digest)
     assert await commit.commit(connection, to_commit()) == KeysChained()
-    assert await committed(superuser) == {**NOTHING, "keys": 1}
+    assert await committed(admin) == {**NOTHING, "keys": 1}
 
 
 @pytest.mark.usefixtures("each_way")
 async def test_lines_are_added_to_a_key_of_which_it_is_known_what_the_chain_has(
-    connection: Connection, superuser: asyncpg.Connection
+    connection: Connection, admin: asyncpg.Connection
 ) -> None:
-    await superuser.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', 7, $1, 1, 1, 1)", b"a" * 32)
+    await admin.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', 7, $1, 1, 1, 1)", b"a" * 32)
     assert await commit.commit(connection, to_commit(are_keys_checked=True)) == Committed()
-    assert await committed(superuser) == {**ALL, "keys": 2}
+    assert await committed(admin) == {**ALL, "keys": 2}
 
 
 @pytest.mark.usefixtures("both")
@@ -217,50 +230,48 @@ async def test_lines_are_added_to_a_key_of_which_it_is_known_what_the_chain_has(
     ],
 )
 async def test_all_is_stored_or_nothing(
-    connection: Connection, superuser: asyncpg.Connection, event: str, table: str, does: str
+    connection: Connection, admin: asyncpg.Connection, event: str, table: str, does: str
 ) -> None:
-    await superuser.execute(
+    await admin.execute(
         f"CREATE FUNCTION scheduler.harm() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {does}; END $$;"
         f"CREATE TRIGGER harm BEFORE {event} ON scheduler.{table} FOR EACH ROW EXECUTE FUNCTION scheduler.harm()"
     )
     answer = await commit.commit(connection, to_commit())
     assert isinstance(answer, TenantDamaged)
     assert answer.error.tenant_id in ("acme", "beta")
-    assert await committed(superuser) == NOTHING
+    assert await committed(admin) == NOTHING
 
 
 @pytest.mark.usefixtures("each_way")
-async def test_a_position_that_a_trigger_keeps_is_not_passed(
-    connection: Connection, superuser: asyncpg.Connection
-) -> None:
-    await superuser.execute(
+async def test_a_position_that_a_trigger_keeps_is_not_passed(connection: Connection, admin: asyncpg.Connection) -> None:
+    await admin.execute(
         "CREATE FUNCTION scheduler.harm() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;"
         "CREATE TRIGGER harm BEFORE UPDATE ON scheduler.wal_positions FOR EACH ROW EXECUTE FUNCTION scheduler.harm()"
     )
     assert await commit.commit(connection, to_commit()) == Fenced()
-    assert await committed(superuser) == NOTHING
+    assert await committed(admin) == NOTHING
 
 
 @pytest.mark.usefixtures("both")
 async def test_rows_that_are_there_already_are_refused_and_the_connection_is_used_again(
-    connection: Connection, superuser: asyncpg.Connection
+    connection: Connection, admin: asyncpg.Connection
 ) -> None:
     assert await commit.commit(connection, to_commit()) == Committed()
-    await superuser.execute("UPDATE scheduler.chain_heads SET head_seq = 0, head_chain_link = NULL, head_hlc = NULL")
+    await admin.execute("UPDATE scheduler.chain_heads SET head_seq = 0, head_chain_link = NULL, head_hlc = NULL")
     again = STEP._replace(old_chained_lsn=Lsn(20), new_chained_lsn=Lsn(30))
     answer = await commit.commit(connection, to_commit(linked(EVENTS[::2]), again))
     assert isinstance(answer, RowRefused)
     assert answer.is_duplicate
-    assert (await committed(superuser))["position"] == (20, 25)
+    assert (await committed(admin))["position"] == (20, 25)
     assert await commit.commit(connection, to_commit(LinkedBatch(), again)) == Committed()
 
 
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("is_moved", [True, False])
 async def test_a_commit_that_waits_for_a_head_sees_it_as_it_was_left(
-    connection: Connection, database: Database, superuser: asyncpg.Connection, is_moved: bool
+    connection: Connection, shared_database: Database, admin: asyncpg.Connection, is_moved: bool
 ) -> None:
-    async with connected_to(database.service_url) as other:
+    async with connected_to(shared_database.service_url) as other:
         transaction = other.transaction()
         await transaction.start()
         await chaining.lock_heads(other, ["acme"])
@@ -268,48 +279,48 @@ async def test_a_commit_that_waits_for_a_head_sees_it_as_it_was_left(
             await chaining.move_heads(other, [("acme", 1, "ab" * 32, "1:0:m")])
         waiting = asyncio.create_task(commit.commit(connection, to_commit()))
         waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
-        await until(lambda: superuser.fetchval(waits, connection.get_server_pid()), "it waits for the lock")
+        await until(lambda: admin.fetchval(waits, connection.get_server_pid()), "it waits for the lock")
         await transaction.commit()
         assert await waiting == (HeadsMoved() if is_moved else Committed())
-    assert await committed(superuser) == ({**NOTHING, "heads": {"acme": 1, "beta": 0}} if is_moved else ALL)
+    assert await committed(admin) == ({**NOTHING, "heads": {"acme": 1, "beta": 0}} if is_moved else ALL)
 
 
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("is_taken_over", [True, False])
 async def test_a_commit_that_waits_for_its_position_sees_who_took_over_meanwhile(
-    connection: Connection, database: Database, superuser: asyncpg.Connection, is_taken_over: bool
+    connection: Connection, shared_database: Database, admin: asyncpg.Connection, is_taken_over: bool
 ) -> None:
-    async with connected_to(database.service_url) as other:
+    async with connected_to(shared_database.service_url) as other:
         transaction = other.transaction()
         await transaction.start()
         epoch = 4 if is_taken_over else 3
         await other.execute("UPDATE scheduler.wal_positions SET epoch = $1 WHERE node_id = 'node-1'", epoch)
         waiting = asyncio.create_task(commit.commit(connection, to_commit()))
         waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
-        await until(lambda: superuser.fetchval(waits, connection.get_server_pid()), "it waits for the lock")
+        await until(lambda: admin.fetchval(waits, connection.get_server_pid()), "it waits for the lock")
         await transaction.commit()
         assert await waiting == (Fenced() if is_taken_over else Committed())
-    assert await committed(superuser) == (NOTHING if is_taken_over else ALL)
+    assert await committed(admin) == (NOTHING if is_taken_over else ALL)
 
 
 @pytest.mark.usefixtures("both")
 async def test_a_head_that_stays_locked_is_not_waited_for(
-    connection: Connection, database: Database, superuser: asyncpg.Connection
+    connection: Connection, shared_database: Database, admin: asyncpg.Connection
 ) -> None:
     await connection.execute("SET lock_timeout = '50ms'")
-    async with connected_to(database.service_url) as other, other.transaction():
+    async with connected_to(shared_database.service_url) as other, other.transaction():
         await chaining.lock_heads(other, ["acme"])
         assert isinstance(await commit.commit(connection, to_commit()), RowsLocked)
-    assert await committed(superuser) == NOTHING
+    assert await committed(admin) == NOTHING
 
 
 async def test_who_holds_a_head_and_stores_in_the_same_place_goes_first(
-    connection: Connection, database: Database, superuser: asyncpg.Connection
+    connection: Connection, shared_database: Database, admin: asyncpg.Connection
 ) -> None:
     # Nobody waits for a deadlock to be found.
-    await superuser.execute(f"ALTER DATABASE {database.name} SET deadlock_timeout = '1h'")
+    await admin.execute(f"ALTER DATABASE {shared_database.name} SET deadlock_timeout = '1h'")
     batch = to_commit()
-    async with connected_to(database.service_url) as other, other.transaction():
+    async with connected_to(shared_database.service_url) as other, other.transaction():
         copied = await commit.copy_first(connection, batch.rows)
         await chaining.lock_heads(other, ["acme", "beta"])
         copying = asyncio.create_task(chaining.copy_entries(other, batch.rows))
@@ -317,7 +328,8 @@ async def test_who_holds_a_head_and_stores_in_the_same_place_goes_first(
         assert isinstance(await commit.commit(connection, batch, copied=copied), RowsLocked)
         await copying
         await chaining.move_heads(other, linked().heads())
-    assert await committed(superuser) == {**ALL, "keys": 0, "position": (10, 10)}
+    assert await committed(admin) == {**ALL, "keys": 0, "position": (10, 10)}
+    await admin.execute(f"ALTER DATABASE {shared_database.name} RESET deadlock_timeout")
 
 
 # --- a node -------------------------------------------------------------------------------------------
@@ -378,21 +390,30 @@ async def test_batches_that_follow_one_another_are_chained_in_order(
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize("trap", [Trap.BEFORE_COMMIT, Trap.AFTER_COMMIT, Trap.AT_COMMIT])
-async def test_a_connection_lost_around_commit_of_a_batch_among_many(
-    run_node: RunNode, proxy: PostgresProxy, chains: Chains, trap: Trap, answers: list[Answer]
+async def test_connections_lost_around_commit_of_batches_among_many(
+    run_node: RunNode, proxy: PostgresProxy, chains: Chains, answers: list[Answer]
 ) -> None:
     async with run_node(url=proxy.url) as service:
         await submitted(service, ("acme",), range(1))
-        writing = asyncio.create_task(submitted(service, ("acme",), range(1, 200)))
-        for sprung in range(1, 4):
-            before = len(answers)
-            await until(lambda before=before: writing.done() or len(answers) > before, "some are chained")
-            proxy.set_traps(trap)
-            await until(lambda sprung=sprung: writing.done() or proxy.sprung == sprung, "a connection was lost")
-        await writing
-        assert proxy.sprung
-        assert sorted(numbers(await chains.sound("acme"))) == list(range(200))
+        end = 1
+        for trap in (Trap.BEFORE_COMMIT, Trap.AFTER_COMMIT, Trap.AT_COMMIT):
+            sprung_before = proxy.sprung
+            writing = asyncio.create_task(submitted(service, ("acme",), range(end, end + 100)))
+            end += 100
+            for sprung in (sprung_before + 1, sprung_before + 2):
+                before = len(answers)
+                await until(
+                    lambda writing=writing, before=before: writing.done() or len(answers) > before, "some are chained"
+                )
+                proxy.set_traps(trap)
+                await until(
+                    lambda writing=writing, sprung=sprung: writing.done() or proxy.sprung == sprung,
+                    "a connection was lost",
+                )
+            await writing
+            proxy.set_traps()
+            assert proxy.sprung > sprung_before, trap
+            assert sorted(numbers(await chains.sound("acme"))) == list(range(end)), trap
         assert service.node.failure is None
 
 
@@ -412,9 +433,9 @@ async def test_two_nodes_that_write_to_the_same_tenants_make_one_chain_of_each(
 
 
 async def test_a_pipelined_batch_is_good_only_for_its_batch_and_the_heads_it_was_linked_onto(
-    connection: Connection, database: Database, superuser: asyncpg.Connection
+    connection: Connection, shared_database: Database, admin: asyncpg.Connection
 ) -> None:
-    pipeline = Pipeline(lambda: chaining.connect(database.service_url, 10, 10))
+    pipeline = Pipeline(lambda: chaining.connect(shared_database.service_url, 10, 10))
     heads = {"acme": EMPTY, "beta": EMPTY}
     moved = {**heads, "beta": ChainHead(1, "ab" * 32, "1:0:m")}
     following = NextBatch(EVENTS, heads, linked())
@@ -430,8 +451,8 @@ async def test_a_pipelined_batch_is_good_only_for_its_batch_and_the_heads_it_was
         assert not pipeline.batch
         assert pipeline.is_paused
     idle = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = $1 AND state LIKE 'idle in transaction%')"
-    await until(lambda: superuser.fetchval(idle, database.name), "the transactions are rolled back")
-    assert await committed(superuser) == NOTHING
+    await until(lambda: admin.fetchval(idle, shared_database.name), "the transactions are rolled back")
+    assert await committed(admin) == NOTHING
 
 
 async def test_a_node_waits_for_a_locked_head_with_a_pipelined_batch_too(
