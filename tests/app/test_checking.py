@@ -24,7 +24,7 @@ from tests.app.chain_builder import insert
 from tests.app.chains import until
 from tests.app.test_chain_verifier import LEDGER, Setting
 from tests.conftest import Database
-from tests.ledger.ledger_in_memory import OPEN, build
+from tests.ledger.ledger_in_memory import OPEN
 
 FAR = tamper.Case(
     "the last entry moved so far that ranges cannot be counted",
@@ -80,8 +80,15 @@ def _several_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def setting(
-    pool: asyncpg.Pool, database: Database, tmp_path: Path, superuser: asyncpg.Connection
+    pool: asyncpg.Pool,
+    database: Database,
+    tmp_path: Path,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Setting]:
+    """A verifier with one process: a start takes half a second, and verdicts of several are looked at above. Of two,
+    one may still be beginning when the other has checked all, and is not kept."""
+    monkeypatch.setattr(checking, "PROCESSES_MAX", 1)
     await superuser.execute("SET session_replication_role = replica")
     await insert(superuser, LEDGER)
     setting = Setting(pool, database.service_url, tmp_path)
@@ -141,14 +148,6 @@ async def test_they_see_what_the_verification_sees_and_end_with_it(
     assert not children() - before
 
 
-async def test_a_whole_chain_is_valid_and_nothing_has_failed(setting: Setting) -> None:
-    with structlog.testing.capture_logs() as logged:
-        verdict = (await setting.verifier.full("acme")).verdict
-    assert verdict.is_valid
-    assert verdict.verdicts["projection"] == "ok"
-    assert not [entry for entry in logged if entry["event"] == "checking_processes_failed"]
-
-
 async def test_where_processes_cannot_work_the_chain_is_verified_without_them(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,14 +171,6 @@ async def test_processes_end_when_nobody_waits_for_them_any_more(
     # One that was just being started is killed as well, and is gone a moment later.
     await until(lambda: not children() - before, "they have ended")
     await until(lambda: setting.counted("scheduler_chain_verifications_total") == 0, "nothing was counted")
-
-
-async def test_a_ledger_without_stored_jobs_is_compared_as_well(
-    setting: Setting, superuser: asyncpg.Connection
-) -> None:
-    await superuser.execute("DELETE FROM scheduler.jobs")
-    verdict = (await setting.verifier.full("acme")).verdict
-    assert verdict.breaks == {"projection": len(build(60).jobs)}
 
 
 @pytest.mark.parametrize("bound", [None, "STORED_AT_ONCE", "STORED_CHARACTERS_MAX"])
@@ -225,7 +216,6 @@ async def test_whoever_waits_for_a_process_that_fails_is_told_so(
     frame = "int.from_bytes(sys.stdin.buffer.read(4), 'big')"
     answers = f"sys.stdin.buffer.read({frame}); sys.stdout.buffer.write({begun!r}); sys.stdout.flush(); {frame}"
     monkeypatch.setattr(checking, "COMMAND", (sys.executable, "-c", f"import sys; {answers}"))
-    monkeypatch.setattr(checking, "PROCESSES_MAX", 1)
     monkeypatch.setattr(checking, "JOBS_A_REQUEST", 1)
     async with consistent_reader(superuser, "acme") as reader:
         with pytest.raises(checking.CheckingFailedError):
@@ -237,13 +227,15 @@ async def test_whoever_waits_for_a_process_that_fails_is_told_so(
 # --- the next verification ------------------------------------------------------------------------
 
 
-async def test_processes_are_there_for_the_next_verification_and_see_what_it_sees(
-    setting: Setting, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+async def test_a_whole_chain_is_valid_and_its_processes_see_what_the_next_verification_sees(
+    setting: Setting, superuser: asyncpg.Connection
 ) -> None:
-    # Of two, one may still be beginning when the other has checked all, and is not kept.
-    monkeypatch.setattr(checking, "PROCESSES_MAX", 1)
     before = children()
-    assert (await setting.verifier.full("acme")).verdict.is_valid
+    with structlog.testing.capture_logs() as logged:
+        verdict = (await setting.verifier.full("acme")).verdict
+    assert verdict.is_valid
+    assert verdict.verdicts["projection"] == "ok"
+    assert not [entry for entry in logged if entry["event"] == "checking_processes_failed"]
     kept = children() - before
     assert kept
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
@@ -252,10 +244,12 @@ async def test_processes_are_there_for_the_next_verification_and_see_what_it_see
         return await superuser.fetchval(sessions) == 0
 
     await until(hold_nothing_open, "they see the ledger no longer")
-    await superuser.execute("UPDATE scheduler.jobs SET last_seq = last_seq + 1")
-    verdict = (await setting.verifier.full("acme")).verdict
-    assert verdict.breaks == {"projection": len(LEDGER.jobs)}
-    assert children() - before == kept
+    for change in ("UPDATE scheduler.jobs SET last_seq = last_seq + 1", "DELETE FROM scheduler.jobs"):
+        await superuser.execute(change)
+        verdict = (await setting.verifier.full("acme")).verdict
+        assert verdict.breaks == {"projection": len(LEDGER.jobs)}
+        assert children() - before == kept
+        await until(hold_nothing_open, "they see the ledger no longer")
     await setting.verifier.close()
     assert not children() - before
 

@@ -85,12 +85,20 @@ async def judged(connection: asyncpg.Connection) -> Verdict:
         return await verify(reader, tenant_id="acme", open_snapshot=OPEN)
 
 
-async def checked(connection: asyncpg.Connection, database: Database) -> Verdict:
+@pytest.fixture(scope="module")
+async def kept() -> AsyncIterator[checking.KeptProcesses]:
+    """Processes for one chain after the other."""
+    kept = checking.KeptProcesses()
+    yield kept
+    await kept.close()
+
+
+async def checked(connection: asyncpg.Connection, database: Database, kept: checking.KeptProcesses) -> Verdict:
     """The verdict of one process, which is that of several; those take five times as long."""
     told: dict[str, list[Break]] = {"one": [], "several": []}
     async with consistent_reader(connection, "acme") as reader:
         one = await verify(reader, tenant_id="acme", open_snapshot=OPEN, on_break=told["one"].append)
-        async with checking.checking(database.service_url, reader) as elsewhere:
+        async with checking.checking(database.service_url, reader, kept) as elsewhere:
             several = await verify(
                 reader, tenant_id="acme", open_snapshot=OPEN, on_break=told["several"].append, elsewhere=elsewhere
             )
@@ -99,8 +107,10 @@ async def checked(connection: asyncpg.Connection, database: Database) -> Verdict
     return one
 
 
-async def test_what_nobody_edited_is_ok(connection: asyncpg.Connection, database: Database) -> None:
-    verdict = await checked(connection, database)
+async def test_what_nobody_edited_is_ok(
+    connection: asyncpg.Connection, database: Database, kept: checking.KeptProcesses
+) -> None:
+    verdict = await checked(connection, database, kept)
     assert verdict.verdicts == dict.fromkeys(ASPECTS, "ok") | {"checkpoint": "not_checked"}
     assert verdict.commitments == len(RACE)
 
@@ -119,11 +129,11 @@ async def test_an_edit_is_named_by_its_seq(whole: asyncpg.Connection, seq: int, 
 
 
 async def test_an_edited_verdict_and_an_edited_table_are_named_by_several_processes_too(
-    connection: asyncpg.Connection, database: Database
+    connection: asyncpg.Connection, database: Database, kept: checking.KeptProcesses
 ) -> None:
     for seq, edit in (CASES[6], CASES[0]):  # what is put in place of all undoes the first
         await edit(connection)
-        assert_named(await checked(connection, database), seq)
+        assert_named(await checked(connection, database, kept), seq)
 
 
 @pytest.mark.parametrize("column", PROMISED_COLUMNS)
@@ -144,18 +154,22 @@ async def test_a_null_or_another_type_in_any_column_of_the_table_is_a_break(
         assert (await judged(whole)).breaks.keys() == {"projection"}
 
 
-async def test_actions_of_another_type_leave_nothing_unsaid(connection: asyncpg.Connection, database: Database) -> None:
+async def test_actions_of_another_type_leave_nothing_unsaid(
+    connection: asyncpg.Connection, database: Database, kept: checking.KeptProcesses
+) -> None:
     await tamper.drop_guards(connection, "scheduler_log")
     await connection.execute("DROP VIEW scheduler.log_entries; DROP INDEX scheduler.scheduler_log_commitments")
     await connection.execute("ALTER TABLE scheduler.scheduler_log ALTER action TYPE json USING to_json(action)")
-    verdict = await checked(connection, database)
+    verdict = await checked(connection, database, kept)
     assert (verdict.verdicts["links"], verdict.verdicts["projection"]) == ("broken", "not_checked")
 
 
-async def test_what_was_imported_is_history(superuser: asyncpg.Connection, database: Database) -> None:
+async def test_what_was_imported_is_history(
+    superuser: asyncpg.Connection, database: Database, kept: checking.KeptProcesses
+) -> None:
     await superuser.execute("SET session_replication_role = replica")
     await insert(superuser, with_history())
-    assert (await checked(superuser, database)).verdicts["projection"] == "ok"
+    assert (await checked(superuser, database, kept)).verdicts["projection"] == "ok"
 
 
 async def test_the_service_judges_its_own_chain_and_names_an_edited_table(
