@@ -204,6 +204,7 @@ TAKING_MEMORY: tuple[Callable[[], bytes], ...] = (
 )
 
 
+@pytest.mark.exhaustive
 def test_what_is_made_to_take_memory_is_refused_in_little(tmp_path: Path) -> None:
     for make in TAKING_MEMORY:
         store(tmp_path, make(), make.__name__)

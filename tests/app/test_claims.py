@@ -35,10 +35,10 @@ from tests.app.chains import until
 from tests.app.drafts import created
 from tests.app.test_exchange import both_of
 from tests.app.test_replication import NODE, Keepers
-from tests.conftest import EXAMPLES, Database, connected_to, fresh_database
+from tests.conftest import EXAMPLES, EXAMPLES_USUAL, Database, connected_to, fresh_database
 from wal.inspect import dump
 
-STEPS = 14
+STEPS = 14 if EXAMPLES > EXAMPLES_USUAL else 9
 HOME, REMOTE = (0, 1, 2), (3, 4)
 """Safekeepers of the node's own region, and one in each of two others."""
 LEVELS = (Durability.LOCAL, Durability.REGIONAL, Durability.GLOBAL)
@@ -333,6 +333,7 @@ async def has_chained(database: Database, hlc: str) -> bool:
         return bool(await superuser.fetchval("SELECT count(*) FROM scheduler.scheduler_log WHERE t_hlc = $1", hlc))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("machine", [ClaimsOfMembers, ClaimsOfPeers])
 def test_no_answer_claims_more_than_is_held(
     machine: Callable[[EmbeddedPostgres], Claims], postgres: EmbeddedPostgres

@@ -15,10 +15,11 @@ import pytest
 from tests.app.chains import Chains, followed, until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.test_commitments import free, placement
+from tests.conftest import EXAMPLES, EXAMPLES_USUAL
 from tests.ledger import naive_commitments as naive
 
-REQUESTS, LINES = 3, 500
-SCHEDULERS, PROPOSALS = 6, 15
+REQUESTS, LINES = 3, 500 if EXAMPLES > EXAMPLES_USUAL else 200
+SCHEDULERS, PROPOSALS = 6, 15 if EXAMPLES > EXAMPLES_USUAL else 10
 NODES = 3
 
 
@@ -58,6 +59,7 @@ async def schedule(clients: Sequence[httpx.AsyncClient], who: int, seed: int) ->
     return answers
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("nodes", [1, 2])
 async def test_each_is_judged_on_the_chain_before_it(
     run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection, nodes: int
