@@ -53,6 +53,15 @@ def run_tally(
     return run_forked(IMPORTED, *COLD[1:], *arguments, said=said, env=bare_environment() | environment, cwd=folder)
 
 
+def run_tally_limited(
+    file_bytes_max: int, *arguments: str | Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The same where no file may become longer than so many bytes, as on a disk that is full."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({file_bytes_max}, {file_bytes_max}))"
+    begin = "import runpy; runpy.run_module('cli', run_name='__main__', alter_sys=True)"
+    return run_forked(IMPORTED, "-c", f"{limit}; {begin}", *arguments, env=bare_environment() | environment)
+
+
 def bare_environment() -> dict[str, str]:
     """The environment without anything that is meant for ``tally``."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TALLY_")}

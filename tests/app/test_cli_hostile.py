@@ -2,7 +2,6 @@
 
 import json
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from ledger.verification.verdict import ASPECTS
 from signing import receipt as form
 from tallystick_client import NotTheLedgerError, UnreachableError, transport
 from tests.forked import ROOT
-from tests.tally import COLD
+from tests.tally import run_tally_limited
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 PATIENCE_S = 60.0
@@ -227,7 +226,7 @@ def test_a_receipt_of_something_else_than_was_asked_for_is_none() -> None:
 def test_a_bundle_without_end_leaves_nothing_on_a_disk_that_it_filled(tmp_path: Path) -> None:
     file = tmp_path / "acme.tar"
     with answering(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-tar\r\n\r\n", drip=bytes(65536)) as url:
-        _assert_nothing_kept(1024, file, "bundle", "export", "-t", "acme", "-o", file, "--url", url)
+        _assert_nothing_kept(1 << 19, file, "bundle", "export", "-t", "acme", "-o", file, "--url", url)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +237,12 @@ def test_a_page_that_the_disk_does_not_take_is_named_and_leaves_nothing(
     tmp_path: Path, name: str, before: list[str]
 ) -> None:
     file = tmp_path / name
-    _assert_nothing_kept(4, file, *before, file)
+    _assert_nothing_kept(2048, file, *before, file)
 
 
-def _assert_nothing_kept(blocks_max: int, file: Path, *command: str | Path) -> None:
-    """The command may write files of so many blocks, 512 or 1,024 bytes by the shell: it names its file, and leaves
-    none."""
-    limited = ["sh", "-c", f'ulimit -f {blocks_max}; exec "$@"', "sh"]
-    done = subprocess.run([*limited, *COLD, *command], capture_output=True, text=True, timeout=120)
+def _assert_nothing_kept(bytes_max: int, file: Path, *command: str | Path) -> None:
+    """The command may write files of so many bytes: it names its file, and leaves none."""
+    done = run_tally_limited(bytes_max, *command)
     assert done.returncode == 1
     assert done.stderr == f"error: [Errno 27] File too large; nothing of it is kept: '{file}'\n"
     assert list(file.parent.iterdir()) == []

@@ -232,19 +232,11 @@ def test_a_checkpoint_of_an_unknown_key_is_not_a_comparison() -> None:
     assert exit_code_of_verdict(found) is ExitCode.UNKNOWN_KEY
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("verify-bundle", "gone.tar"),
-        ("db-url",),
-        ("snapshot", "-t", "a", "--url", "no address"),
-    ],
-    ids=lambda arguments: arguments[0],
-)
 def test_a_forked_command_says_and_does_what_one_does_that_imports_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    arguments = ("snapshot", "-t", "a", "--url", "no address")
     forked, cold = (run(*arguments, TALLY_DATA_DIR=str(tmp_path)) for run in (run_tally, run_cold))
 
     assert (forked.returncode, forked.stdout, forked.stderr) == (cold.returncode, cold.stdout, cold.stderr)

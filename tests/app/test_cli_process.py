@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked, run_forked
+from tests.tally import IMPORTED
+
 RUN = "import sys; from cli.run import run_command; print(*run_command(sys.argv[1:])[:2])"
 
 WAIT = """
@@ -22,8 +25,7 @@ sys.exit(42)
 
 
 def ran(*command: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", RUN, *command], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    return run_forked(IMPORTED, "-c", RUN, *command, check=True).stdout.splitlines()
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
@@ -40,8 +42,8 @@ def test_the_command_has_our_standard_output() -> None:
 
 
 def test_the_command_has_the_umask_that_we_were_started_with() -> None:
-    settled = f"from terminal import program; program.settle(); {RUN}"
-    done = subprocess.run([sys.executable, "-c", settled, "sh", "-c", "umask"], capture_output=True, text=True, umask=0)
+    settled = f"import os; os.umask(0); from terminal import program; program.settle(); {RUN}"
+    done = run_forked(IMPORTED, "-c", settled, "sh", "-c", "umask")
     assert done.stdout.splitlines() == ["0000", "0 None"]
 
 
@@ -53,8 +55,8 @@ def test_a_command_dies_of_a_closed_pipe_as_it_would_without_us() -> None:
 def test_a_signal_sent_to_us_reaches_the_command_and_we_outlive_it(name: str, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    command = [sys.executable, "-c", WAIT, name, str(ready)]
-    tally = subprocess.Popen([sys.executable, "-c", RUN, *command], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-SE", "-c", WAIT, name, str(ready)]
+    tally = Forked(IMPORTED, "-c", RUN, *command, stdout=subprocess.PIPE, text=True)
     ready.read_text()
 
     tally.send_signal(getattr(signal, name))

@@ -7,11 +7,12 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import pytest
@@ -167,16 +168,38 @@ def test_a_command_runs_while_the_ledger_is_away_and_is_sent_later_once(ledger: 
     assert waiting(folder) == []
 
 
-@pytest.mark.parametrize("lost", ["2>/dev/full", ">/dev/full", ">/dev/full 2>/dev/full", "2>&1 >/dev/null | sleep 0"])
-def test_a_command_runs_and_ends_with_its_code_where_nothing_can_be_said_about_it(
-    lost: str, folder: Path, tmp_path: Path
-) -> None:
-    command = "touch touched; echo said; exit 3"
-    line = f'set -o pipefail; {shlex.join(COLD)} run -t deaf --spool "$0" --json -- sh -c "{command}" {lost}'
-    environment = bare_environment() | {"TALLY_URL": AWAY, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", line, folder], cwd=tmp_path, env=environment, timeout=PATIENCE_S, check=False)
+def on_full_disk() -> BinaryIO:
+    return open("/dev/full", "wb")
 
-    assert done.returncode == 3
+
+def to_nobody() -> BinaryIO:
+    """A pipe whose reader has gone."""
+    read, write = os.pipe()
+    os.close(read)
+    return open(write, "wb")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"stderr": on_full_disk},
+        {"stdout": on_full_disk},
+        {"stdout": on_full_disk, "stderr": on_full_disk},
+        {"stderr": to_nobody},
+    ],
+    ids=["errors", "output", "both", "errors to nobody"],
+)
+def test_a_command_runs_and_ends_with_its_code_where_nothing_can_be_said_about_it(
+    lost: dict[str, Callable[[], BinaryIO]], folder: Path, tmp_path: Path
+) -> None:
+    command = ("sh", "-c", "touch touched; echo said; exit 3")
+    with ExitStack() as stack:
+        files: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        files |= {name: stack.enter_context(opened()) for name, opened in lost.items()}
+        arguments = ("run", "-t", "deaf", "--spool", folder, "--json", "--", *command)
+        process = Tally(*arguments, env=bare_environment() | {"TALLY_URL": AWAY}, cwd=tmp_path, **files)
+
+    assert process.wait(PATIENCE_S) == 3
     assert (tmp_path / "touched").exists()
     assert len(waiting(folder)) == 2
 

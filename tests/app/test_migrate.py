@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from tests.app.roles import run_roles_sql
 from tests.conftest import Database, connected_to
 from tests.forked import Forked
 from tests.server_copies import scratch_folder, server_with_schema
-from tests.tally import IMPORTED
+from tests.tally import IMPORTED, run_tally
 
 
 @pytest.fixture
@@ -211,13 +210,6 @@ UNREADABLE = ("bundle_import", "idempotency", "private_fields", "privacy_state",
 """Secrets, and what verification has no need of."""
 
 
-def ran(folder: Path, *command: str | Path) -> str:
-    """What a verifying command that runs in ``folder`` says, once it has found everything in order."""
-    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.usefixtures("bare")
 async def test_the_roles_file_gives_owner_and_service_what_they_need_and_an_auditor_neither_writes_nor_reads_secrets(
     own_server: EmbeddedPostgres, tmp_path: Path
@@ -247,8 +239,9 @@ async def test_the_roles_file_gives_owner_and_service_what_they_need_and_an_audi
         keys.write_text((await client.get("/v1/keys")).text)
 
     dsn = f"postgresql://auditor:auditor@{address}"
-    verified = ("--dsn", dsn, "--keys", keys, "--json")
-    assert json.loads(await asyncio.to_thread(ran, tmp_path, "cli", "verify", "-t", "acme", *verified))["valid"]
+    verified = await asyncio.to_thread(run_tally, "verify", "-t", "acme", "--dsn", dsn, "--keys", keys, "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert json.loads(verified.stdout)["valid"]
 
     auditor = await asyncpg.connect(dsn)
     await auditor.execute("SET default_transaction_read_only = off")
