@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from app.dev.cluster import find_data, read_credentials
 from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import StartRefusedError
 from tests.conftest import connected_to
+from tests.forked import Forked
 from tests.processes import runs
 from tests.server_copies import scratch_folder, server_with_schema
 
@@ -31,8 +31,9 @@ PLAIN_USER = pwd.getpwnam("nobody") if AS_ROOT else pwd.getpwuid(os.geteuid())
 
 # Starts a server, as another user if one is given, says its process id, and stops it when its input ends.
 # Everything is imported before the rights are given up: the interpreter may be out of that user's reach.
+IMPORTED = "import encodings.idna, os, sys, uuid, app.dev.embedded"
 USER_OF_A_SERVER = """
-import encodings.idna, os, sys, uuid
+import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from app.dev.embedded import EmbeddedPostgres
@@ -52,8 +53,9 @@ class Child:
     """Another process that uses an embedded server."""
 
     def __init__(self, folder: Path, uid: int = os.geteuid(), packages: Path = Path("/nonexistent")) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", USER_OF_A_SERVER, str(folder), str(uid), str(packages)],
+        self.process = Forked(
+            IMPORTED,
+            *("-c", USER_OF_A_SERVER, folder, str(uid), packages),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -186,30 +188,28 @@ async def test_it_runs_with_fsync_on_loopback_alone_and_wants_a_password_that_no
     assert await ask(server.superuser_url(), question) == "postgres tallystick t"
     assert await ask(server.owner_url(), question) == "tallystick_owner tallystick f"
     assert await ask(server.service_url(), question) == "tallystick tallystick f"
+    # Nor is it root where we are.
+    for process in processes_of(server):
+        with suppress(psutil.NoSuchProcess):  # One that served a moment, and ended.
+            assert process.uids().real != 0 or not AS_ROOT
 
 
-def test_nobody_else_reads_the_log_not_even_one_that_was_open_to_all(server: EmbeddedPostgres) -> None:
-    log = server.data_dir / "postgresql.log"
-    assert log.stat().st_mode & 0o777 == 0o600
-    server.stop()
-    log.chmod(0o644)
-    server.start()
-    assert log.stat().st_mode & 0o777 == 0o600
-
-
-async def test_stopping_leaves_no_process_and_a_second_start_finds_what_the_first_one_left(
+async def test_stopping_leaves_no_process_and_a_second_start_finds_what_was_left_and_opens_its_log_to_nobody(
     folder: Path, server: EmbeddedPostgres
 ) -> None:
     EmbeddedPostgres(folder / "nothing").stop()
     assert not (folder / "nothing").exists()
-    url, processes = server.owner_url(), processes_of(server)
+    url, processes, log = server.owner_url(), processes_of(server), server.data_dir / "postgresql.log"
+    assert log.stat().st_mode & 0o777 == 0o600
     assert len(processes) > 3
     await ask(server.superuser_url(), "CREATE SCHEMA kept")
     server.stop()
     assert [process.pid for process in processes if runs(process.pid)] == []
     assert server.postmaster_pid() is None
     server.stop()
+    log.chmod(0o644)
     server.start()
+    assert log.stat().st_mode & 0o777 == 0o600
     assert server.owner_url() == url
     assert await ask(url, "SELECT to_regnamespace('kept') IS NOT NULL")
 
@@ -229,6 +229,21 @@ async def test_a_server_that_was_killed_is_started_again_at_the_same_place(serve
         assert server.ensure_alive() is True
         assert server.service_url() != url
         assert await ask(server.service_url(), "SELECT 1") == 1
+    # Nor does a pid file keep it down that names a stranger.
+    kill_server(server)
+    data = find_data(server.data_dir)
+    assert data is not None
+    account = embedded_account.account_for(data.parent)
+    with open(os.devnull, "wb") as nowhere:
+        stranger = account.spawn(["/bin/sleep", "1000"], nowhere)
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+        (data / "postmaster.pid").write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
+        assert server.ensure_alive() is True
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_a_server_left_behind_by_a_killed_process_is_taken_over(data_dir: Path) -> None:
@@ -255,42 +270,21 @@ async def test_a_server_killed_together_with_its_user_recovers(data_dir: Path) -
     server.stop()
 
 
-def test_two_starts_at_once_share_one_server_and_the_last_to_leave_stops_it(folder: Path) -> None:
-    first, second = Child(folder / "postgres"), Child(folder / "postgres")
-    pid = first.server_pid()
-    assert second.server_pid() == pid
-    first.end()
-    assert EmbeddedPostgres(folder / "postgres").postmaster_pid() == pid
-    second.end()
-    assert EmbeddedPostgres(folder / "postgres").postmaster_pid() is None
-    assert not runs(pid)
-
-
-def test_a_pid_file_that_names_a_stranger_does_not_keep_the_server_down(server: EmbeddedPostgres) -> None:
-    kill_server(server)
-    data = find_data(server.data_dir)
-    assert data is not None
-    account = embedded_account.account_for(data.parent)
-    with open(os.devnull, "wb") as nowhere:
-        stranger = account.spawn(["/bin/sleep", "1000"], nowhere)
-    try:
-        lines = (data / "postmaster.pid").read_text().splitlines()
-        (data / "postmaster.pid").write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
-        assert server.ensure_alive() is True
-        assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
-
-
-def test_a_start_that_was_interrupted_while_making_the_cluster_is_begun_again(data_dir: Path) -> None:
+def test_two_starts_at_once_begin_again_what_was_interrupted_share_one_server_and_the_last_to_leave_stops_it(
+    data_dir: Path,
+) -> None:
     data = find_data(data_dir)
     assert data is not None
     unfinished = data.rename(data.with_name("data.unfinished"))
-    server = EmbeddedPostgres(data_dir)
-    server.start()
+    first, second = Child(data_dir), Child(data_dir)
+    pid = first.server_pid()
+    assert second.server_pid() == pid
     assert not unfinished.exists()
-    server.stop()
+    first.end()
+    assert EmbeddedPostgres(data_dir).postmaster_pid() == pid
+    second.end()
+    assert EmbeddedPostgres(data_dir).postmaster_pid() is None
+    assert not runs(pid)
 
 
 def test_no_cluster_is_refused_an_url(folder: Path) -> None:
@@ -389,12 +383,6 @@ def test_it_starts_as_a_plain_user(folder: Path) -> None:
 
 
 if AS_ROOT:
-
-    def test_the_server_does_not_run_as_root(server: EmbeddedPostgres) -> None:
-        assert processes_of(server)[0].uids().real != 0
-        for process in processes_of(server):
-            with suppress(psutil.NoSuchProcess):  # One that served a moment, and ended.
-                assert process.uids().real != 0
 
     def test_root_takes_over_the_cluster_of_a_plain_user(data_dir: Path) -> None:
         subprocess.run(["chown", "-R", str(PLAIN_USER.pw_uid), data_dir], check=True)
