@@ -31,7 +31,8 @@ from tests.app.chains import places, until
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
 from tests.processes import runs
-from tests.tally import COLD, Tally, bare_environment, run_tally
+from tests.server_copies import server_with_schema
+from tests.tally import Tally, bare_environment, run_tally, run_tally_limited
 
 README = Path(__file__).parents[2] / "README.md"
 DATABASE = "cli_service"
@@ -363,13 +364,7 @@ def test_what_could_not_be_stored_is_not_said_to_be_remembered(service: Service,
     saved_checkpoint(service, "lone", 1, tmp_path / "checkpoint")
     verify = ("verify", "-t", "lone", "--state", str(tmp_path / "state"), "--url", service.url)
 
-    full = subprocess.run(
-        ["bash", "-c", 'ulimit -f 0 && exec "$@"', "bash", *COLD, *verify],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    full = run_tally_limited(0, *verify)
     stored = service.tally(*verify)
 
     assert full.returncode == 1
@@ -500,7 +495,9 @@ def test_tally_dev_logs_json_stops_cleanly_and_its_database_with_it_and_leaves_n
 
 @contextmanager
 def forked_service(folder: Path) -> Iterator[tuple[str, Tally]]:
-    """As ``scratch_service``, of a ``tally dev`` that need not import; its process too."""
+    """As ``scratch_service``, of a ``tally dev`` that need neither import nor make a cluster; its process too."""
+    if not (folder / "postgres").exists():
+        server_with_schema(folder / "postgres")
     log_file, environment = folder / "service.log", {"TALLY_DATA_DIR": str(folder), "TALLY_PORT": "0"}
     with log_file.open("wb") as log:
         given = {"cwd": folder, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
