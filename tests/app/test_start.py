@@ -178,14 +178,13 @@ HINDRANCES = {
 """By what a start says of it: what keeps it from writing, and what ends that."""
 
 
-@pytest.mark.parametrize("said", HINDRANCES)
 async def test_a_start_that_cannot_write_says_what_postgres_said_and_what_helps(
-    run_node: RunNode, superuser: asyncpg.Connection, said: str
+    run_node: RunNode, superuser: asyncpg.Connection
 ) -> None:
-    hinder, mend = HINDRANCES[said]
-    await superuser.execute(IN_THIS.format(hinder))
-    await assert_no_start(run_node(), StartRefusedError, match=said)
-    await superuser.execute(IN_THIS.format(mend))
+    for said, (hinder, mend) in HINDRANCES.items():
+        await superuser.execute(IN_THIS.format(hinder))
+        await assert_no_start(run_node(), StartRefusedError, match=said)
+        await superuser.execute(IN_THIS.format(mend))
     async with run_node() as service:
         await write(service, 1)
 
