@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledger.facts.events import BATCH_RECORD_TYPE
+from tests.conftest import spread
 from tests.forked import run_forked
 from tests.wal.logs import NODE, LogWriter, lsns_in, naive_segment, traced
 from wal.inspect import dump
@@ -94,9 +95,10 @@ def calls(strace: str, tmp_path_factory: pytest.TempPathFactory, core: str) -> d
 
 def occasions(number: int) -> list[int]:
     """Which of ``number`` calls to break. One run may make half as many as another, so none but of the first."""
-    return sorted({1, 2, 3, number // 3} - {0})
+    return spread(sorted({1, 2, 3, number // 3} - {0}), 3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", ["error=EIO", "error=ENOSPC", "signal=KILL"])
 @pytest.mark.parametrize("call", CALLS)
 def test_any_system_call_may_fail_or_be_the_last(

@@ -159,7 +159,7 @@ def test_records_of_any_size_lie_in_a_batch_one_behind_the_other(tmp_path: Path,
         batch_bytes_max=64 << 20,
     )
     side = Side(tmp_path / "log", core, bounds, segment_bytes=64 << 20)
-    count = 4 if payload_bytes > 10_000 else 4000
+    count = 4 if payload_bytes > 10_000 else 1500
     for lsn in range(1, 7 * count, count):
         records = [(hlc_of(n), 1, payload_of(n) + bytes(payload_bytes)) for n in range(lsn, lsn + count)]
         assert side.queue.append_all(records) == lsn

@@ -9,6 +9,7 @@ import pytest
 
 from ledger.errors import WalCorruptError, WalError
 from ledger.positions import Epoch, Lsn
+from tests.conftest import spread
 from tests.forked import run_forked
 from tests.wal.logs import NODE, WAL_ID, LogWriter, hlc_of, lsns_in, naive_segment, snapshot, traced
 from wal import control
@@ -124,9 +125,10 @@ def test_a_batch_that_is_damaged_at_the_position_is_not_announced_again(tmp_path
         truncate(tmp_path, NODE, Lsn(18))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", ["error=EIO", "signal=KILL"])
 @pytest.mark.parametrize("call", ["pwritev,pwritev2", "fsync", "rename"])
-@pytest.mark.parametrize("last_lsn", [5, 9, 14])
+@pytest.mark.parametrize("last_lsn", spread([5, 9, 14], 2))
 def test_a_cut_may_stop_at_any_system_call_and_is_then_made_again(
     tmp_path: Path, strace: str, call: str, fault: str, last_lsn: int
 ) -> None:
