@@ -68,8 +68,46 @@ async def quorum(tmp_path: Path, database: Database, launch: Launch) -> AsyncIte
         yield Quorum(tmp_path, links, proxy, launch)
 
 
-async def test_a_stop_without_quorum_and_postgres_tells_who_waits_and_ends_in_time(quorum: Quorum) -> None:
+async def test_a_node_can_be_stopped_whatever_its_start_waits_for_and_without_quorum_and_postgres(
+    quorum: Quorum,
+) -> None:
+    # 1. A standby that waits for the lease, while PostgreSQL hangs.
     child = await quorum.node("disk")
+    url = await child.ready()
+    async with writer(url, Book()) as one:
+        lines = "\n".join([LINE] * 1000)
+        async with one.session.post(f"{url}/v1/events?durability=GLOBAL", data=lines, headers=NDJSON) as answer:
+            assert answer.status == 200, await answer.text()
+    standby = await quorum.node("standby")
+    await standby.says("wal_lease_waiting")
+    quorum.proxy.stall()
+    assert await standby.terminate(AT_ONCE_S) == 0
+    quorum.proxy.resume()
+    assert await child.terminate(AT_ONCE_S) == 0
+
+    # 2. A start that waits for members.
+    await until(lambda: not any(link.is_in_use for link in quorum.links), "nobody speaks to the members")
+    for link in quorum.links[1:]:
+        link.stall()
+    child = await quorum.node("disk", **SLOW)
+    await until(lambda: all(link.is_in_use for link in quorum.links), "it asks the members")
+    assert await child.terminate(AT_ONCE_S) == 0
+    assert child.events("stopped_while_starting")
+    for link in quorum.links:
+        link.heal()
+
+    # 3. A start that waits for the rest of the log, which the next one has.
+    for link in quorum.links:
+        link.stall_behind(FETCHED_BYTES)
+    child = await quorum.node("another", **SLOW)
+    await until(lambda: any(link.is_stalled for link in quorum.links), "part of the log came")
+    assert await child.terminate(AT_ONCE_S) == 0
+    assert child.events("stopped_while_starting")
+    for link in quorum.links:
+        link.heal()
+    child = await quorum.node("another")
+
+    # 4. A node at work: it tells who waits, and ends in time.
     async with writer(await child.ready(), Book()) as one:
         await key_recorded(one.session, one.url)
         for link in quorum.links[1:]:
@@ -81,50 +119,6 @@ async def test_a_stop_without_quorum_and_postgres_tells_who_waits_and_ends_in_ti
         await one.created("LOCAL")
         assert await child.terminate(GRACE_S) == 0
         assert [(await each).problem for each in waiting] == ["durability-timeout"] * 2
-
-
-async def test_a_start_that_waits_for_members_can_be_stopped(quorum: Quorum) -> None:
-    child = await quorum.node("disk")
-    await child.ready()
-    assert await child.terminate(AT_ONCE_S) == 0
-    for link in quorum.links[1:]:
-        link.stall()
-    child = await quorum.node("disk", **SLOW)
-    await until(lambda: all(link.is_in_use for link in quorum.links), "it asks the members")
-    assert await child.terminate(AT_ONCE_S) == 0
-    assert child.events("stopped_while_starting")
-
-
-async def test_a_start_that_waits_for_the_rest_of_the_log_can_be_stopped_and_the_next_has_it(quorum: Quorum) -> None:
-    child = await quorum.node("disk")
-    url = await child.ready()
-    async with writer(url, Book()) as one:
-        lines = "\n".join([LINE] * 1000)
-        async with one.session.post(f"{url}/v1/events?durability=GLOBAL", data=lines, headers=NDJSON) as answer:
-            assert answer.status == 200, await answer.text()
-    assert await child.terminate(AT_ONCE_S) == 0
-    for link in quorum.links:
-        link.stall_behind(FETCHED_BYTES)
-    child = await quorum.node("another", **SLOW)
-    await until(lambda: any(link.is_stalled for link in quorum.links), "part of the log came")
-    assert await child.terminate(AT_ONCE_S) == 0
-    assert child.events("stopped_while_starting")
-    for link in quorum.links:
-        link.heal()
-    child = await quorum.node("another")
-    await child.ready()
-    assert await child.terminate(AT_ONCE_S) == 0
-
-
-async def test_a_standby_that_waits_for_the_lease_can_be_stopped_though_postgres_hangs(quorum: Quorum) -> None:
-    child = await quorum.node("disk")
-    await child.ready()
-    standby = await quorum.node("another")
-    await standby.says("wal_lease_waiting")
-    quorum.proxy.stall()
-    assert await standby.terminate(AT_ONCE_S) == 0
-    quorum.proxy.resume()
-    assert await child.terminate(AT_ONCE_S) == 0
 
 
 async def test_a_stop_that_a_hanging_disk_holds_up_says_so_and_ends(
