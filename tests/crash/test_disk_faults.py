@@ -78,8 +78,8 @@ async def test_nothing_is_acknowledged_after_the_disk_failed_and_a_restart_recov
     await recovers(load, data_dir, database, launch)
 
 
-async def test_a_disk_that_fills_up_in_the_middle_of_a_batch_ends_the_service_and_a_restart_recovers(
-    tmp_path: Path, database: Database, launch: Launch, seed: int
+async def test_a_disk_that_fills_up_in_a_batch_ends_the_service_and_one_that_fails_refuses_the_start_with_the_reason(
+    tmp_path: Path, database: Database, launch: Launch, strace: str, seed: int
 ) -> None:
     # A file size limit stands for the full disk: a write falls short, and the rest of it fails.
     load, data_dir = Load(random.Random(seed)), tmp_path / "node"
@@ -89,6 +89,13 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_batch_ends_the_service_an
         failure = await child.says("wal_sync_failure")
         assert await child.ended() == 1
     assert "File too large" in failure["error"]
+
+    for number in (1, 4):
+        calls = "fsync,fdatasync"
+        tracer = traced(strace, os.devnull, f"trace={calls}", f"inject={calls}:error=EIO:when={number}")
+        child = await launch(data_dir, database.service_url, tracer=tracer, **SETTINGS)
+        assert await child.ended() == 1
+        assert re.match(r"error: .*Errno 5", child.lines[-1]), child.last_words()
 
     await recovers(load, data_dir, database, launch)
 
@@ -103,21 +110,3 @@ async def recovers(load: Load, data_dir: Path, database: Database, launch: Launc
     await verified_by_service(url, load.book.tenants())
     assert await child.terminate() == 0
     await prove(load.book, database.superuser_url, [wal_folder(data_dir)])
-
-
-async def test_a_start_on_a_failing_disk_is_refused_with_the_reason_and_loses_nothing(
-    tmp_path: Path, database: Database, launch: Launch, strace: str, seed: int
-) -> None:
-    load, data_dir = Load(random.Random(seed)), tmp_path / "node"
-    child = await launch(data_dir, database.service_url, **SETTINGS)
-    async with load.on(await child.ready()):
-        await load.book.more_acknowledged(50)
-        await child.kill()
-    for number in (1, 4):
-        calls = "fsync,fdatasync"
-        tracer = traced(strace, os.devnull, f"trace={calls}", f"inject={calls}:error=EIO:when={number}")
-        child = await launch(data_dir, database.service_url, tracer=tracer, **SETTINGS)
-        assert await child.ended() == 1
-        assert re.match(r"error: .*Errno 5", child.lines[-1]), child.last_words()
-
-    await recovers(load, data_dir, database, launch)

@@ -13,7 +13,7 @@ import asyncpg
 
 from tests.conftest import Database
 from tests.crash.conftest import Launch
-from tests.crash.load import Book, Load
+from tests.crash.load import Load
 from tests.crash.proof import prove, verified_by_service, wal_folder
 from tests.crash.writer import writer
 from tests.running_copy import copy_running
@@ -23,25 +23,7 @@ WAITING = "FROM pg_stat_activity WHERE datname = current_database() AND wait_eve
 whatever became of who sent it."""
 
 
-async def test_a_second_process_on_the_same_wal_is_refused_in_one_line_and_the_first_goes_on(
-    tmp_path: Path, database: Database, launch: Launch
-) -> None:
-    book, data_dir = Book(), tmp_path / "node"
-    first = await launch(data_dir, database.service_url)
-    url = await first.ready()
-    async with writer(url, book) as one:
-        await one.created("GLOBAL")
-        second = await launch(data_dir, database.service_url)
-        assert await second.ended() == 1
-        assert len(second.lines) == 1
-        assert second.lines[0].startswith(f"error: WAL folder {wal_folder(data_dir)} is in use by process {first.pid}")
-        await one.created("GLOBAL")
-    await verified_by_service(url, book.tenants())
-    assert await first.terminate() == 0
-    await prove(book, database.superuser_url, [wal_folder(data_dir)])
-
-
-async def test_a_process_whose_wal_was_copied_and_started_elsewhere_is_fenced_and_chains_nothing_more(
+async def test_a_second_process_on_the_same_wal_is_refused_and_one_whose_wal_was_copied_is_fenced(
     tmp_path: Path, database: Database, launch: Launch, superuser: asyncpg.Connection, seed: int
 ) -> None:
     load, data_dir, copy = Load(random.Random(seed)), tmp_path / "node", tmp_path / "copy"
@@ -50,20 +32,26 @@ async def test_a_process_whose_wal_was_copied_and_started_elsewhere_is_fenced_an
     url = await first.ready()
     async with writer(url, load.book) as one:
         await one.created("GLOBAL")
-        # 1. The first hangs in the middle of chaining, for as long as it takes to be given up for dead.
+        # 1. A second one on the same WAL is refused in one line, and the first goes on.
+        second = await launch(data_dir, database.service_url)
+        assert await second.ended() == 1
+        assert len(second.lines) == 1
+        assert second.lines[0].startswith(f"error: WAL folder {wal_folder(data_dir)} is in use by process {first.pid}")
+        await one.created("GLOBAL")
+        # 2. The first hangs in the middle of chaining, for as long as it takes to be given up for dead.
         await superuser.execute("BEGIN; LOCK scheduler.chain_heads IN EXCLUSIVE MODE")
         cut_off = asyncio.ensure_future(one.create("GLOBAL"))
         await lock_awaited(superuser)
         first.signal(signal.SIGSTOP)
         await superuser.execute(f"SELECT pg_terminate_backend(pid, 60000) {WAITING}")
         await superuser.execute("ROLLBACK")
-        # 2. A copy of its WAL is started elsewhere and takes over.
+        # 3. A copy of its WAL is started elsewhere and takes over.
         copy_running(data_dir, copy)
         second = await launch(copy, database.service_url)
         second_url = await second.ready()
         async with load.on(second_url):
             await load.book.more_acknowledged(100)
-            # 3. The first wakes up and takes itself for the writer.
+            # 4. The first wakes up and takes itself for the writer.
             first.signal(signal.SIGCONT)
             assert (await cut_off).problem == "fenced"
             with contextlib.suppress(aiohttp.ClientError):
@@ -79,7 +67,7 @@ async def test_a_process_whose_wal_was_copied_and_started_elsewhere_is_fenced_an
     assert await second.terminate() == 0
     await prove(load.book, database.superuser_url, [wal_folder(copy)])
 
-    # 4. What the first has in its WAL and not in the chain must not pass for the end of the other's WAL.
+    # 5. What the first has in its WAL and not in the chain must not pass for the end of the other's WAL.
     first = await launch(data_dir, database.service_url)
     assert await first.ended() == 1
     assert first.lines[-1].startswith("error: Postgres knows node"), first.last_words()
