@@ -28,7 +28,7 @@ from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.load import Book, Load, http_session
 from tests.crash.proof import key_recorded, prove, verified_by_service, wal_folder
-from tests.crash.serve_process import WAIT_S, ServeProcess
+from tests.crash.serve_process import WAIT_S
 from tests.crash.test_kill_postgres import kill_server
 from tests.crash.writer import Writer, writer
 from tests.processes import runs
@@ -46,17 +46,13 @@ GRACE_S = 20.0
 EACH = pytest.mark.parametrize("number", stop_signals.STOP_SIGNALS, ids=lambda number: number.name)
 
 
-async def starts_again_with_nothing_to_repair(launch: Launch, data_dir: Path, database_url: str) -> ServeProcess:
-    """A start after a clean stop: the WAL ends where the chain ends."""
+def nothing_is_left_to_chain(data_dir: Path) -> None:
+    """After a clean stop the WAL ends where the chain ends."""
     folder = wal_folder(data_dir)
     kept = control.load(folder)
     assert kept is not None
     last_lsn = sum(1 for _ in read(folder, 1, folder.name))
     assert (kept.durable_lsn, kept.chained_lsn) == (last_lsn, last_lsn)
-    child = await launch(data_dir, database_url, **SETTINGS)
-    await child.ready()
-    assert child.events("wal_recovery_cut_torn_tail") == []
-    return child
 
 
 async def durable_after_the_start(one: Writer) -> int:
@@ -77,8 +73,10 @@ async def test_a_stop_under_load_loses_nothing_acknowledged_and_leaves_a_clean_s
         # make passes on to its child what the terminal has sent it already.
         child.signal(signal.SIGINT)
         assert await child.ended(AT_ONCE_S) == 0
-    child = await starts_again_with_nothing_to_repair(launch, data_dir, database.service_url)
+    nothing_is_left_to_chain(data_dir)
+    child = await launch(data_dir, database.service_url, **SETTINGS)
     url = await child.ready()
+    assert child.events("wal_recovery_cut_torn_tail") == []
     await load.repeat_keyed(url)
     await verified_by_service(url, load.book.tenants())
     assert await child.terminate(AT_ONCE_S) == 0
@@ -109,7 +107,7 @@ async def test_a_stop_answers_the_open_requests_and_takes_no_new_ones(
         await superuser.execute("ROLLBACK")
         await asyncio.gather(*waiting)
         assert await child.ended(AT_ONCE_S) == 0
-    await starts_again_with_nothing_to_repair(launch, tmp_path / "node", database.service_url)
+    nothing_is_left_to_chain(tmp_path / "node")
 
 
 async def test_a_stop_chains_what_was_only_durable(
@@ -125,7 +123,7 @@ async def test_a_stop_chains_what_was_only_durable(
     await child.says_line("Finished server process")
     await superuser.execute("ROLLBACK")
     assert await child.ended(AT_ONCE_S) == 0
-    await starts_again_with_nothing_to_repair(launch, tmp_path / "node", database.service_url)
+    nothing_is_left_to_chain(tmp_path / "node")
 
 
 async def readiness_until_gone(other: Writer) -> AsyncIterator[int]:
@@ -283,9 +281,13 @@ async def test_tally_dev_stopped_under_load_takes_its_postgres_along(
     child = await launch(open_folder, None, **SETTINGS)
     url = await child.ready()
     assert child.events("wal_recovery_cut_torn_tail") == []
+    for ignored in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN):
+        child.signal(ignored)
     await load.repeat_keyed(url)
     await verified_by_service(url, load.book.tenants())
-    assert await child.terminate() == 0
+    child.signal(signal.SIGHUP)
+    assert await child.ended() == 0, child.last_words()
+    assert server.postmaster_pid() is None
     server.start()
     try:
         await prove(load.book, server.superuser_url(), [wal_folder(open_folder)])
@@ -307,15 +309,6 @@ async def test_tally_dev_stopped_while_it_starts_leaves_no_postgres_behind(open_
         assert await child.ended() == 0, child.last_words()
         assert server.postmaster_pid() is None
         assert "Traceback" not in child.last_words()
-    child = await launch(open_folder, None, **SETTINGS)
-    url = await child.ready()
-    for ignored in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN):
-        child.signal(ignored)
-    async with http_session() as session, session.get(f"{url}/livez") as answer:
-        assert answer.status == 200
-    child.signal(signal.SIGHUP)
-    assert await child.ended() == 0, child.last_words()
-    assert server.postmaster_pid() is None
 
 
 def be_told_to_end(mangled: bool) -> None:
