@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,8 @@ async def test_what_is_of_one_node_and_a_port_in_use_are_refused(
     child = await launch(tmp_path / "two", database.service_url, arguments=(*TWO, "--accept-lost-wal"))
     assert await child.ended() == 1
     assert "--accept-lost-wal is for one node" in child.last_words()
-    alone = await launch(tmp_path / "three", database.service_url)
-    port = (await alone.ready()).rpartition(":")[2]
-    child = await launch(tmp_path / "four", database.service_url, arguments=TWO, port=port)
-    assert await child.ended() == 1
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        child = await launch(tmp_path / "three", database.service_url, arguments=TWO, port=port)
+        assert await child.ended() == 1
     assert f"cannot listen on 127.0.0.1:{port}" in child.last_words()

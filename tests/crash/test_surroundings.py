@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import stat
@@ -14,9 +15,9 @@ import httpx
 import pytest
 
 from app.dev.cluster import free_port
-from app.dev.embedded import EmbeddedPostgres
 from tests.app.chains import until
 from tests.crash.serve_process import WAIT_S
+from tests.server_copies import server_with_schema
 from tests.tally import COLD, bare_environment
 
 CARELESS = 'umask 000; exec "$@" <&-'
@@ -47,6 +48,8 @@ def open_to_others(folder: Path) -> list[str]:
 
 async def test_a_node_with_a_careless_start_serves_stops_and_lets_nobody_write_to_its_files(open_folder: Path) -> None:
     folder, port = open_folder / "data", free_port()
+    folder.mkdir()
+    server = await asyncio.to_thread(server_with_schema, folder / "postgres")
     environment = bare_environment() | {"TALLY_DATA_DIR": str(folder), "TALLY_PORT": str(port)}
     with unread() as stderr:
         process = subprocess.Popen(
@@ -72,7 +75,7 @@ async def test_a_node_with_a_careless_start_serves_stops_and_lets_nobody_write_t
             process.kill()
             process.wait()
     assert descriptors[0] == os.devnull
-    assert EmbeddedPostgres(folder / "postgres").postmaster_pid() is None
+    assert server.postmaster_pid() is None
     assert list(folder.glob("keys/*.pem"))
     assert open_to_others(folder) == []
 
