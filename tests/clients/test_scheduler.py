@@ -26,7 +26,7 @@ from tests.tally import bare_environment
 ROOT = Path(__file__).parents[2]
 README = ROOT / "clients" / "python" / "README.md"
 CLIENT = str(README.parent)
-SCRIPTS = 24
+SCRIPTS = 20
 FAILING = 7
 """Every seventh script fails."""
 
@@ -136,7 +136,7 @@ async def test_a_scheduler_of_20_lines_survives_what_kills_schedulers(
     seed: int,
 ) -> None:
     draw = random.Random(seed)
-    killed_within, killed_about = {1, 4, 9, 15}, {3, 6, 10, 13, 18, 21}
+    killed_within, killed_about = {1, 4, 9, 15}, {3, 10, 18}
 
     async def serve() -> ServeProcess:
         service = await launch(tmp_path / "node", mortal_database.service_url, write__timeout="1s")

@@ -20,7 +20,7 @@ from tests.crash.conftest import Launch
 from tests.crash.serve_process import ServeProcess
 from tests.ledger import naive_commitments as naive
 
-SCHEDULERS, PROPOSALS, KILLS = 8, 40, 2
+SCHEDULERS, PROPOSALS, KILLS = 8, 25, 2
 NODES = 4
 Answers = dict[str, tuple[int, dict[str, Any]]]
 """By key, status and body of what was answered."""

@@ -60,13 +60,15 @@ async def test_when_the_delivering_node_is_killed_another_goes_on_and_nothing_is
         (_, first), _ = nodes.values()
         added = await first.post("/v1/webhooks", json={"tenant_id": "acme", "url": receiver.url, "from_seq": 1})
         assert added.status_code == 201, added.text
-        await write(first, 700)
+        await write(first, 600)
         for _ in range(KILLS):
+            for name in {*NODES} - {*nodes}:
+                nodes[name] = await begin(name)
             stalls = itertools.chain([200] * 2, itertools.repeat(STALLED))
             receiver.judge = lambda _, stalls=stalls: next(stalls)
             stalled = receiver.stalled
             for _, client in nodes.values():
-                await write(client, 1200)
+                await write(client, 800)
             await until(lambda stalled=stalled: receiver.stalled > stalled, "a batch is under way")
             (name,) = [name for name, (_, client) in nodes.items() if await holds(client)]
             child, client = nodes.pop(name)
@@ -79,7 +81,6 @@ async def test_when_the_delivering_node_is_killed_another_goes_on_and_nothing_is
             await until(lambda upto=upto: receiver.taken[-1] == upto, "the other node goes on")
             assert await holds(other)
             check(receiver, upto)
-            nodes[name] = await begin(name)
         assert all(is_signed(each, added.json()["secret"]) for each in receiver.requests)
         for child, client in nodes.values():
             await client.aclose()
