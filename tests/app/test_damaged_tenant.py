@@ -423,6 +423,23 @@ async def test_a_tenant_found_damaged_while_the_list_is_being_written_is_listed_
     assert {name: each.lsns for name, each in listed.items()} == {"acme": {1}, "beta": {2}}
 
 
+async def test_records_that_come_before_and_after_the_damage_is_found_are_listed_until_they_are_chained(
+    tmp_path: Path,
+) -> None:
+    held = quarantine.Quarantine(tmp_path, {}, {})
+    before, other, after = (
+        Pending(lsn, 1, Hlc(lsn, 0, "n"), 1, name, "j", b"", None, None)
+        for lsn, name in ((1, "acme"), (2, "beta"), (3, "acme"))
+    )
+    held.begin("acme", "cut", None, (before, other))
+    await held.hold((other,))
+    assert quarantine.load(tmp_path)["acme"].lsns == {1}, "it stood in the backlog"
+    await held.hold((other, after))
+    assert quarantine.load(tmp_path)["acme"].lsns == {1, 3}, "it was acknowledged since"
+    await held.release((before, after))
+    assert quarantine.load(tmp_path)["acme"].lsns == {1, 3}, "a quarantined tenant is not chained"
+
+
 @pytest.mark.parametrize(
     "change", [{"lsns": [0]}, {"lsns": [True]}, {"lsns": ["1"]}, {"from_lsn": 0}, {"seen": [1]}, {"reason": None}]
 )
