@@ -42,8 +42,9 @@ class Right(enum.StrEnum):
 
 def covers(pattern: str, other: str) -> bool:
     """Whether ``pattern`` matches the tenant ``other``, or all tenants that the pattern ``other`` matches."""
-    is_every = pattern in (EVERY_TENANT, other)
-    return is_every or (pattern.endswith("*") and other.startswith(pattern[:-1]) and other != SYSTEM_TENANT)
+    if pattern.endswith("*"):
+        return pattern == EVERY_TENANT or (other.startswith(pattern[:-1]) and other != SYSTEM_TENANT)
+    return pattern == other
 
 
 class Grant(NamedTuple):
