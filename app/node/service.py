@@ -70,7 +70,6 @@ from ledger.errors import (
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.positions import Epoch, Lsn, after
 from ledger.verification.verdict import Break
-from signing.keys import Keyring
 from wal.group_commit import GroupCommit
 from wal.log import Log
 from wal.queue import NO_FD
@@ -109,6 +108,7 @@ class Service:
             grace_s=settings.shutdown_grace.total_seconds(),
             report=lambda error, by: self.breaks.report_error(error, by),
             give_up=lambda: self.submitter.answers.give_up(),
+            on_stop=lambda: self.regions.news.end(),
         )
         self.metrics.read(lambda: node_values(self.node, len(self.backlog), self.backlog.entries_max))
         self.metrics.count("wal_fencing_rejects", times_fenced(started.wal.folder))
@@ -256,12 +256,16 @@ class Service:
             metrics=self.metrics,
             disk_reserve_bytes=settings.bundle.disk_reserve_bytes,
         )
-        self.regions = Regions([])
+        self.regions = Regions.of(
+            settings.exchange,
+            started.log_origin,
+            pool,
+            self.importer.keys,
+            self._take_bundle,
+            self.notary.sign_soon,
+        )
         """The peers of this ledger, each asked by a task."""
-        if (trusted := settings.bundle.trusted_keys) is not None:
-            self.regions = Regions.of(
-                settings.exchange, started.log_origin, pool, partial(Keyring.load, trusted), self._take_bundle
-            )
+        self.notary.on_signed = self.regions.news.signed
         self.submitter = self._make_submitter(settings, lookups)
 
     def _wire_followers(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
@@ -319,11 +323,12 @@ class Service:
             homes={peer.region: str(peer.url) for peer in settings.exchange.peers},
         )
 
-    async def _take_bundle(self, name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> None:
-        """Import a bundle that a peer sends."""
+    async def _take_bundle(self, name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> int:
+        """Import a bundle that a peer sends; returns how many entries it added."""
         async with self.staging.fetched(name, pieces) as files:
             await self.importer.check_asked_for(files[0], admit)
-            await self.importer.run(files, dry_run=False, admit=admit)
+            taken = await self.importer.run(files, dry_run=False, admit=admit)
+            return 0 if taken.has_ended else taken.imported
 
     def _open_writer(self, started: StartedNode) -> GroupCommit:
         wal = self.settings.wal

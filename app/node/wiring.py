@@ -276,6 +276,7 @@ def _services(
             keyring=service.trust.signing_now,
             breaks=service.breaks,
             on_failure=service.lifecycle.fail,
+            on_signed=service.regions.news.signed,
         ),
         **_request_services(service, started, files),
         **_write_services(service, started, pool, knowledge, consistency),

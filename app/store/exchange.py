@@ -64,21 +64,75 @@ async def imported(connection: Connection, tenant_id: str, log_origin: str, seq:
 
 
 async def held_of(
-    connection: Connection, origin: str, after: str, limit: int, patterns: Sequence[str]
+    connection: Connection, origin: str, after: str, limit: int, patterns: Sequence[str], tenant_id: str | None = None
 ) -> list[tuple[str, int]]:
     """(tenant, seq up to which its chain of the ledger ``origin`` was imported), for tenants of these patterns after
-    ``after``. Fewer than ``limit`` are the last page."""
+    ``after``, or for one of them. Fewer than ``limit`` are the last page."""
     return await fetch_tuples(
         connection,
         """
         SELECT tenant_id, imported_seq FROM scheduler.exchange_positions
          WHERE log_origin = $1 || '/' || tenant_id AND tenant_id > $2 AND tenant_id LIKE ANY($4::text[])
+           AND tenant_id = coalesce($5, tenant_id)
          ORDER BY tenant_id LIMIT $3
         """,
         origin,
         after,
         limit,
         like(patterns),
+        tenant_id,
+    )
+
+
+class TenantNews(NamedTuple):
+    """The newest checkpoint of a tenant here, and up to which seq its chain in another ledger was imported."""
+
+    tenant_id: str
+    checkpoint: str | None
+    held: int
+
+
+async def news_of(
+    connection: Connection, origin: str, patterns: Sequence[str], tenant_ids: Sequence[str]
+) -> list[TenantNews]:
+    """What the ledger ``origin`` may want to know of these tenants, of those of the patterns."""
+    return await _news(connection, "h.tenant_id = ANY($3::text[])", origin, like(patterns), tenant_ids)
+
+
+async def list_news(
+    connection: Connection, origin: str, patterns: Sequence[str], after: str, limit: int
+) -> list[TenantNews]:
+    """The same of all tenants of the patterns after ``after``. Fewer than ``limit`` are the last page."""
+    return await _news(connection, f"h.tenant_id > $3 ORDER BY 1 LIMIT {limit}", origin, like(patterns), after)
+
+
+async def _news(connection: Connection, chosen: str, *given: object) -> list[TenantNews]:
+    rows = await fetch_tuples(
+        connection,
+        f"""
+        SELECT h.tenant_id, m.checkpoint, coalesce(p.imported_seq, 0)
+          FROM scheduler.chain_heads h
+          LEFT JOIN scheduler.merkle_head m USING (tenant_id)
+          LEFT JOIN scheduler.exchange_positions p
+            ON p.tenant_id = h.tenant_id AND p.log_origin = $1 || '/' || h.tenant_id
+         WHERE h.tenant_id LIKE ANY($2::text[]) AND {chosen}
+        """,
+        *given,
+    )
+    return [TenantNews(*row) for row in rows]
+
+
+async def origins(connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> list[tuple[int, str | None]]:
+    """(seq, stored origin) of the entries in this range, in order."""
+    return await fetch_tuples(
+        connection,
+        """
+        SELECT seq, origin FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq
+        """,
+        tenant_id,
+        from_seq,
+        to_seq,
     )
 
 

@@ -1,6 +1,4 @@
-"""``/v1/node``, ``/livez``, ``/readyz``, ``/metrics``, ``/v1/exchange``: identity and health of this node, for its
-operators; the ledgers that this one exchanges with, and how far each is imported.
-"""
+"""``/v1/node``, ``/livez``, ``/readyz``, ``/metrics``: identity and health of this node, for its operators."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.edge.accepted import AcceptedDep, AccessControl, Service
+from app.edge.accepted import AccessControl, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import TEXT_MEDIA_TYPE
 from app.edge.problems import problem_response
@@ -26,17 +24,12 @@ from app.runtime.principals import EVERY_TENANT, Right
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_files import LastVerified
 from app.runtime.state.node import Node
-from app.share.exchange import Regions
-from app.store import exchange
-from app.store.reading import reading
-from app.store.sessions import NodePool
 from app.write.intake.system_entries import SystemEntries
-from ledger import names, native, rfc3339
+from ledger import native, rfc3339
 from ledger.errors import InvalidInputError
 from ledger.facts.checks import CHECKS
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.facts.problems import NOT_READY
-from signing.manifest import LOG_ORIGIN
 from wal.group_commit import GroupCommit
 from wal.replication.leading import Shipper
 
@@ -46,35 +39,6 @@ ALWAYS_COUNTED = frozenset({"accepting", "writer"})
 """Checks without which no write is taken, whatever its level."""
 NAMING_TENANTS = frozenset(check.name for check in CHECKS if check.names_tenants)
 
-
-PeerAnswer = shape(
-    "PeerAnswer",
-    "A ledger that this one imports from: why not now, how much is lacking, and what came since the process began.",
-    url=str,
-    region=str,
-    fault=str | None,
-    lag_entries=int,
-    imported_entries=int,
-)
-
-ExchangeAnswer = shape(
-    "ExchangeAnswer",
-    "The ledgers that this one imports from.",
-    peers=[PeerAnswer],
-)
-
-HeldTenant = shape(
-    "HeldTenant",
-    "Up to which seq a tenant's chain of another ledger was imported here.",
-    tenant_id=str,
-    seq=int,
-)
-
-HeldList = shape(
-    "HeldList",
-    "Tenants of another ledger, by name.",
-    items=[HeldTenant],
-)
 
 LiveAnswer = shape(
     "LiveAnswer",
@@ -230,47 +194,3 @@ def _verified(
         "tenants": len(tenants),
         "never_verified": never,
     }
-
-
-exchange_router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
-
-HELD_MAX = 1000
-
-
-@exchange_router.get("/v1/exchange", responses=answered(ExchangeAnswer))
-async def read_exchange(regions: Service[Regions]) -> Response:
-    """The peers, and how this node finds them."""
-    return json_answer(
-        {
-            "peers": [
-                {
-                    "url": peer.settings.url,
-                    "region": peer.settings.region,
-                    "fault": peer.fault,
-                    "lag_entries": peer.lag_entries,
-                    "imported_entries": peer.imported_entries,
-                }
-                for peer in regions.peers
-            ]
-        }
-    )
-
-
-@exchange_router.get("/v1/exchange/held", responses=answered(HeldList))
-async def list_held(
-    pool: Service[NodePool],
-    accepted: AcceptedDep,
-    origin: Annotated[
-        str, Query(pattern=names.anchored(LOG_ORIGIN), description="Log origin of the ledger that asks.")
-    ],
-    after: Annotated[
-        str, Query(pattern=names.anchored(f"({names.READABLE_TENANT_ID})?"), description="Tenants above this one.")
-    ] = "",
-    limit: Annotated[int, Query(ge=1, le=HELD_MAX, description="At most so many tenants.")] = HELD_MAX,
-) -> Response:
-    """By tenant that the caller may audit, up to which seq of that ledger this one has imported.
-
-    A page with fewer than `limit` tenants is the last."""
-    async with reading(pool) as connection:
-        held = await exchange.held_of(connection, origin, after, limit, accepted.caller.patterns(Right.AUDIT))
-    return json_answer({"items": [{"tenant_id": tenant_id, "seq": seq} for tenant_id, seq in held]})

@@ -135,7 +135,7 @@ class BundleImporter:
         Raises:
             UntrustedKeyError: there are none, so no upload needs to be read.
         """
-        await asyncio.to_thread(self._keys)
+        await asyncio.to_thread(self.keys)
 
     async def check_asked_for(self, file: StagedFile, admit: Callable[[RangeManifest], Awaitable[None]]) -> None:
         """Return if the bundle that another ledger sent matches the request. A wrong bundle is rejected before the full
@@ -146,7 +146,7 @@ class BundleImporter:
             BundleRefusedError: it is no whole bundle.
             Exception: as ``admit``.
         """
-        await admit(await asyncio.to_thread(signed_manifest, file, await asyncio.to_thread(self._keys)))
+        await admit(await asyncio.to_thread(signed_manifest, file, await asyncio.to_thread(self.keys)))
 
     async def run(
         self,
@@ -169,7 +169,7 @@ class BundleImporter:
         """
         async with self._turn, contextlib.AsyncExitStack() as stack:
             began_s = time.perf_counter()
-            keys = await asyncio.to_thread(self._keys)
+            keys = await asyncio.to_thread(self.keys)
             folder = files[0].path.parent
             spill = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
             stack.callback(close_for_good, spill)
@@ -215,7 +215,12 @@ class BundleImporter:
 
     # --- before anything is stored ----------------------------------------------------------------
 
-    def _keys(self) -> Keyring:
+    def keys(self) -> Keyring:
+        """The keys that this ledger trusts; runs in a thread.
+
+        Raises:
+            UntrustedKeyError: there are none.
+        """
         if self._trusted_keys is None:
             raise UntrustedKeyError(
                 "this ledger trusts no keys to import from: name a PEM file, a folder of them or saved /v1/keys JSON "

@@ -1,45 +1,44 @@
 """One peer: its newest signed checkpoints, proved to extend those seen before, and the missing ranges, imported as
 bundles. A bundle must be the requested range and lie under the proved checkpoint.
 
-A round checks each tenant in turn and then imports, a range at a time, in the order of the peer's chain. So the order
-is causal: an entry comes after those that its node had seen. After a crash the next round continues after the last
-stored range, and a range imported twice adds nothing.
+Two loops. One hears: it asks the peer for news with a request that the peer answers once there are some, so a new
+checkpoint, and what the peer has imported, are known within a round trip. The other follows: it proves the checkpoints
+that were heard of and then imports, a range at a time, in the order of the peer's chain. So the order is causal: an
+entry comes after those that its node had seen. After a crash it goes on after the last stored range, and a range
+imported twice adds nothing. Entries that this ledger has from elsewhere, its own among them, are not fetched: it tells
+the peer of which logs it has entries, and up to which seq.
 
 If a peer went back or shows another tree of the same size for one tenant, imports of all its tenants stop until an
 operator decides. So a round checks every tenant before it imports anything. The same applies to a peer that no longer
 lists a tenant seen before, or shows a log of another origin. Any other fault of a tenant is reported, and stops no
 other tenant.
-
-*One node of the ledger asks a peer at a time*: a lock in PostgreSQL for each peer. ``Turns`` holds all locks on one
-connection of the node, because a round mostly waits for the peer. A lock ends with its session. So if a lock may be
-left over, because the node stops or a statement fails, the connection is closed. The other turns of this node then lose
-their locks too, and another node may ask the same peer at the same time; imports of the same entries add nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import asyncpg
 import httpx
 import structlog
-from asyncpg.pool import PoolConnectionProxy
 
-from app.runtime.outgoing import client_of
+from app.runtime.outgoing import NoAnswerError, client_of
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
-from app.share.exchange.peer_client import TENANTS_MAX, PeerClient
+from app.share.exchange.peer_client import TENANTS_MAX, PeerClient, TenantNews
+from app.share.exchange.turns import Turns
 from app.store import exchange
+from app.store.chaining import read_heads
 from app.store.exchange import Seen
 from ledger.errors import LedgerError, ProofError, SignatureError, reported_as
 from ledger.facts.events import SYSTEM_TENANT
@@ -51,65 +50,15 @@ from signing.keys import Keyring, PublicKey
 from signing.manifest import LOG_ORIGIN, RangeManifest
 from signing.note import is_signed_by
 
-
-class Turns:
-    """The turns of one node. Belongs to one event loop."""
-
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
-        self._pool = pool
-        self._statement = asyncio.Lock()
-        self._connection: PoolConnectionProxy[asyncpg.Record] | None = None
-        self._held = 0
-        """Turns that are taken or being requested."""
-
-    @asynccontextmanager
-    async def turn(self, peer: str) -> AsyncIterator[bool]:
-        """Whether this node alone of its ledger asks ``peer``, until the context is left.
-
-        Raises:
-            DATABASE_FAULTS: PostgreSQL cannot be reached.
-        """
-        self._held += 1
-        try:
-            async with self._session() as connection:
-                is_ours = await exchange.take_turn(connection, peer)
-            try:
-                yield is_ours
-            except asyncio.CancelledError:
-                self._close()
-                raise
-            finally:
-                if is_ours and self._connection is connection:
-                    async with self._session():
-                        await exchange.end_turn(connection, peer)
-        finally:
-            self._held -= 1
-            if not self._held and self._connection is not None:
-                connection, self._connection = self._connection, None
-                await self._pool.release(connection)
-
-    @asynccontextmanager
-    async def _session(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
-        """The connection, for one statement."""
-        async with self._statement:
-            if self._connection is None:
-                self._connection = await self._pool.acquire()
-            try:
-                yield self._connection
-            except BaseException:
-                self._close()
-                raise
-
-    def _close(self) -> None:
-        """End the session, and with it its locks."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.terminate()
-
-
 TIMEOUT_S = 30.0
 PAUSE_MAX_S = 60.0
 """Longest pause between attempts to ask a failing peer, and to import a failing tenant."""
+SIGNS_OF_LIFE_S = 1.0
+"""A sign of life ends a pause, but not more often than this."""
+LISTED_EVERY_S = 60.0
+"""How often a peer lists all its tenants again: it may hide one, or its token may have got another."""
+DUE_MAX = 1000
+"""Tenants to look at; while there are more, no news is asked for."""
 FAILING_S_MAX = 60.0
 """A round defers its remaining tenants once failing ones have taken longer: the peer may be away."""
 FAULTS_TOLD_MAX = 5
@@ -122,8 +71,8 @@ log = structlog.get_logger()
 
 
 Admit = Callable[[RangeManifest], Awaitable[None]]
-Take = Callable[[str, AsyncGenerator[bytes, None], Admit], Awaitable[None]]
-"""Imports a bundle that comes in pieces, under a name, if it holds and is admitted."""
+Take = Callable[[str, AsyncGenerator[bytes, None], Admit], Awaitable[int]]
+"""Imports a bundle that comes in pieces, under a name, if it holds and is admitted; returns the entries added."""
 
 
 class PeerWentBackError(LedgerError):
@@ -135,6 +84,10 @@ class _Chain:
     """One tenant's chain at the peer, up to its newest proved checkpoint."""
 
     tenant_id: str
+    note: str = ""
+    """A checkpoint that the peer told and that is to be looked at."""
+    looked: int = 0
+    """Hash of the note that was looked at last."""
     origin: str = ""
     size: int = 0
     root: bytes = b""
@@ -145,6 +98,20 @@ class _Chain:
     failed_at_s: float = 0.0
     pause_s: float = 0.0
     """Time after ``failed_at_s`` in which nothing is fetched, because a failing range is costly to fetch."""
+    looks_at_s: float = 0.0
+    """When its checkpoint is next looked at after a failure."""
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether something of it is to be imported, as far as is known."""
+        return self.fault is not None or self.imported_seq < self.size
+
+
+class Held(NamedTuple):
+    """Up to which seq a peer has imported a chain of this ledger, and when it said so, by the monotonic clock."""
+
+    seq: int
+    at_s: float
 
 
 @dataclass
@@ -157,20 +124,27 @@ class Peer:
     turns: Turns
     keys: Callable[[], Keyring]
     take: Take
+    on_imported: Callable[[str], None]
+    """Called with a tenant of which more was imported."""
     range_entries: int
     interval_s: float
     imported_entries: int = 0
-    held: dict[str, int] = field(default_factory=dict)
-    """By tenant, the seq up to which the peer has imported this ledger, by its last report."""
-    held_asked_s: float = -math.inf
-    """Time of the request for that report, by the monotonic clock."""
+    held: dict[str, Held] = field(default_factory=dict)
+    """By tenant, how much of this ledger the peer has."""
+    heard_s: float = 0.0
+    """When it answered last."""
     on_held: Callable[[], None] = lambda: None
-    _fault: str | None = field(default=None, init=False)
-    """Why the peer could not be asked."""
+    _faults: dict[str, str] = field(default_factory=dict, init=False)
+    """Why it is not heard or followed, by loop."""
     _chains: dict[str, _Chain] = field(default_factory=dict, init=False)
     _log_origin: str = field(default="", init=False)
     """Log origin of its ledger; empty until one of its checkpoints is proved."""
     _context: ssl.SSLContext | None = field(default=None, init=False)
+    _due: dict[str, None] = field(default_factory=dict, init=False)
+    """Tenants to look at."""
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _looked: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _alive: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
     def lag_entries(self) -> int:
@@ -183,86 +157,125 @@ class Peer:
         # Tenants that went back come first: they stop the others.
         failing = [chain for chain in self._chains.values() if chain.fault is not None]
         failing.sort(key=lambda chain: not chain.went_back)
-        told = [f"tenant {chain.tenant_id}: {chain.fault}" for chain in failing[:FAULTS_TOLD_MAX]]
+        told = [*dict.fromkeys(self._faults.values())]
+        told += [f"tenant {chain.tenant_id}: {chain.fault}" for chain in failing[:FAULTS_TOLD_MAX]]
         if len(failing) > FAULTS_TOLD_MAX:
             told.append(f"{len(failing) - FAULTS_TOLD_MAX} more tenants")
-        return "; ".join(told if self._fault is None else [self._fault, *told]) or None
+        return "; ".join(told) or None
 
     async def run(self) -> None:
-        """Ask for ever, less and less often while the peer fails."""
+        """Hear and follow for ever."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._repeated("hear", self._hear))
+            both.create_task(self._repeated("follow", self._follow))
+
+    async def _repeated(self, name: str, loop: Callable[[PeerClient], Awaitable[None]]) -> None:
+        """Run ``loop`` again each time that it fails, less and less often; a sign of life of the peer ends a pause."""
         pause_s = self.interval_s
         while True:
             try:
                 async with await self._http() as http:
-                    await self._turn(PeerClient(self.settings.url, http))
-                if self._fault is not None:
-                    log.info("exchange_resumed", peer=self.settings.url)
-                self._fault, pause_s = None, self.interval_s
+                    await loop(PeerClient(self.settings.url, http))
             except (LedgerError, TimeoutError, *DATABASE_FAULTS) as error:
-                if self._fault is None:
+                if name in self._faults:
+                    pause_s = min(2 * pause_s, max(PAUSE_MAX_S, self.interval_s))
+                else:
                     log.warning("exchange_interrupted", peer=self.settings.url, error=str(error))
-                self._fault = f"{type(error).__name__}: {error}"
+                    pause_s = self.interval_s
+                self._faults[name] = f"{type(error).__name__}: {error}"
                 # The file of certificate authorities may have been replaced.
                 self._context = None
-                pause_s = min(2 * pause_s, max(PAUSE_MAX_S, self.interval_s))
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(min(pause_s, SIGNS_OF_LIFE_S))
+            self._alive.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s - SIGNS_OF_LIFE_S):
+                    await self._alive.wait()
+
+    def _went_well(self, name: str) -> None:
+        if self._faults.pop(name, None) is not None and not self._faults:
+            log.info("exchange_resumed", peer=self.settings.url)
+
+    def is_alive(self, log_origin: str) -> None:
+        """A ledger of this origin asks for news. If it is this peer, it answers again: it is asked now."""
+        if self._faults and self._log_origin in ("", log_origin):
+            self._alive.set()
 
     async def _http(self) -> httpx.AsyncClient:
-        ca, token_file = self.settings.ca, self.settings.token_file
         if self._context is None:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
-            self._context = await asyncio.to_thread(_context_of, ca)
-        token = None if token_file is None else await asyncio.to_thread(_token_in, token_file)
+            self._context = await asyncio.to_thread(_context_of, self.settings.ca)
         return client_of(
-            self._context,
-            timeout_s=TIMEOUT_S,
-            base_url=self.settings.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            self._context, timeout_s=TIMEOUT_S, base_url=self.settings.url, headers=await self._authorization()
         )
 
-    async def _turn(self, client: PeerClient) -> None:
-        async with self.turns.turn(self.settings.url) as is_ours:
-            if is_ours:
-                await self._round(client)
-        await self._learn_held(client)
+    async def _authorization(self) -> dict[str, str]:
+        """The header with the token, read from its file each time: it may have been replaced."""
+        if (file := self.settings.token_file) is None:
+            return {}
+        token = await asyncio.to_thread(_token_in, file)
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
-    async def _learn_held(self, client: PeerClient) -> None:
-        asked_s = monotonic()
-        self.held = await client.held(self.own_origin)
-        self.held_asked_s = asked_s
+    # --- hearing ----------------------------------------------------------------------------------
+
+    async def _hear(self, client: PeerClient) -> None:
+        """Ask for the list of tenants, then for news, and for the list again from time to time."""
+        while True:
+            listed_s, cursor, listed, is_list = monotonic(), "", list[str](), True
+            while is_list:
+                news = await client.news(self.own_origin, cursor, after=listed[-1] if listed else None)
+                listed += [each.tenant_id for each in news.items]
+                cursor, is_list = news.cursor, news.has_more
+                await self._heard(news.items)
+            await self._listed(listed)
+            self._went_well("hear")
+            while not is_list and monotonic() < listed_s + LISTED_EVERY_S and not self._misses_a_tenant():
+                client.http.headers.update(await self._authorization())
+                news = await client.news(self.own_origin, cursor, wait_s=self.interval_s)
+                # Another node of the peer answers, or it was started again: its list begins.
+                is_list = news.is_list
+                cursor = news.cursor
+                await self._heard(news.items)
+            await asyncio.sleep(listed_s + self.interval_s - monotonic())
+
+    async def _heard(self, items: Iterable[TenantNews]) -> None:
+        self.heard_s = monotonic()
+        for each in items:
+            self.held[each.tenant_id] = Held(each.held, self.heard_s)
+            if each.checkpoint and self._is_wanted(each.tenant_id):
+                chain = self._chains.setdefault(each.tenant_id, _Chain(each.tenant_id))
+                if chain.is_lacking or chain.looked != hash(each.checkpoint):
+                    chain.note, chain.looks_at_s = each.checkpoint, 0.0
+                    self._due[each.tenant_id] = None
+        if len(self.held) > TENANTS_MAX:
+            raise NoAnswerError(f"{self.settings.url} tells of more than {TENANTS_MAX} tenants")
         self.on_held()
+        self._wake.set()
+        while len(self._due) > DUE_MAX and "follow" not in self._faults:
+            self._looked.clear()
+            await self._looked.wait()
 
-    async def _round(self, client: PeerClient) -> None:
-        # 1. The listed tenants. Tenants that went back are kept even if they are not listed.
-        keyring = await asyncio.to_thread(self.keys)
-        before = self._chains
-        listed = {
-            each: before.get(each) or _Chain(each)
-            for each in await client.tenants()
-            if each != SYSTEM_TENANT and any(covers(pattern, each) for pattern in self.settings.tenants)
+    def _is_wanted(self, tenant_id: str) -> bool:
+        return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)
+
+    def _misses_a_tenant(self) -> bool:
+        return any(chain.went_back for chain in self._chains.values())
+
+    async def _listed(self, tenant_ids: Sequence[str]) -> None:
+        """The peer listed all its tenants. Those that went back are kept even if they are not among them."""
+        listed = set(tenant_ids)
+        self.held = {each: held for each, held in self.held.items() if each in listed}
+        missing = [each for each in await self._kept() if each not in listed]
+        self._chains = {each: chain for each, chain in self._chains.items() if each in listed or chain.went_back} | {
+            each: self._chains.get(each) or _Chain(each) for each in missing
         }
-        self._chains = {each: chain for each, chain in before.items() if chain.went_back} | listed
-        # 2. The newest checkpoint of each, proved.
-        seen = await self._each(listed.values(), lambda chain: self._look(client, keyring, chain))
-        # 3. The tenants that are no longer listed.
-        missing = {each: before.get(each) or _Chain(each) for each in await self._kept() if each not in listed}
-        for chain in missing.values():
+        for each in missing:
             self._failed(
-                chain,
+                self._chains[each],
                 PeerWentBackError(
-                    f"{self.settings.url} no longer lists the tenant, whose log {self._log_origin}/{chain.tenant_id} "
-                    "was seen: the peer was restored from before or hides it, or its token no longer has the right "
-                    "audit for it"
+                    f"{self.settings.url} no longer lists the tenant, whose log {self._log_origin}/{each} was seen: "
+                    "the peer was restored from before or hides it, or its token no longer has the right audit for it"
                 ),
             )
-        self._chains = listed | missing
-        if any(chain.went_back for chain in self._chains.values()):
-            return
-        # 4. The missing entries of each tenant.
-        await self._each(
-            [chain for chain in seen if monotonic() >= chain.failed_at_s + chain.pause_s],
-            lambda chain: self._import(client, chain),
-        )
 
     async def _kept(self) -> list[str]:
         """The tenants of its ledger that were seen. After an operator removed all, the peer may show another ledger."""
@@ -273,6 +286,70 @@ class Peer:
             self._log_origin = ""
         return [tenant_id for tenant_id, _ in kept]
 
+    async def ask_held(self, tenant_id: str) -> None:
+        """Ask, until it answers, how much of a tenant's chain of this ledger it has."""
+        while True:
+            with suppress(LedgerError, TimeoutError):
+                async with await self._http() as http:
+                    asked_s = monotonic()
+                    seq = await PeerClient(self.settings.url, http).held(self.own_origin, tenant_id)
+                    self.held[tenant_id] = Held(seq, asked_s)
+                    self.heard_s = monotonic()
+                    self.on_held()
+                    return
+            await asyncio.sleep(self.interval_s)
+
+    # --- following --------------------------------------------------------------------------------
+
+    async def _follow(self, client: PeerClient) -> None:
+        """Look at the tenants of which there is news, and import what they have."""
+        while True:
+            ready = [chain for chain in self._due_chains() if chain.looks_at_s <= monotonic()]
+            if not ready:
+                next_s = min((chain.looks_at_s for chain in self._due_chains()), default=monotonic() + PAUSE_MAX_S)
+                self._wake.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(next_s - monotonic()):
+                        await self._wake.wait()
+                continue
+            client.http.headers.update(await self._authorization())
+            async with self.turns.turn(self.settings.url) as is_ours:
+                for chain in ready:
+                    self._due.pop(chain.tenant_id, None)
+                # Another node that imports has heard the same; what it does not come to is told again with the list.
+                if is_ours:
+                    try:
+                        await self._round(client, ready)
+                    except BaseException:
+                        self._due |= {chain.tenant_id: None for chain in ready}
+                        raise
+            self._looked.set()
+            self._went_well("follow")
+
+    def _due_chains(self) -> list[_Chain]:
+        return [chain for each in self._due if (chain := self._chains.get(each)) is not None]
+
+    async def _round(self, client: PeerClient, chains: Sequence[_Chain]) -> None:
+        # 1. The newest checkpoint of each, proved.
+        keyring = await asyncio.to_thread(self.keys)
+        seen = await self._each(chains, lambda chain: self._look(client, keyring, chain))
+        if self._misses_a_tenant():
+            for chain in seen:
+                self._look_again(chain, self.interval_s)
+            return
+        # 2. The missing entries of each tenant.
+        ready = []
+        for chain in seen:
+            if (left_s := chain.failed_at_s + chain.pause_s - monotonic()) > 0:
+                self._look_again(chain, left_s)
+            else:
+                ready.append(chain)
+        await self._each(ready, lambda chain: self._import(client, chain))
+
+    def _look_again(self, chain: _Chain, after_s: float) -> None:
+        chain.looks_at_s = monotonic() + after_s
+        self._due[chain.tenant_id] = None
+
     async def _each(self, chains: Iterable[_Chain], work: Callable[[_Chain], Awaitable[None]]) -> list[_Chain]:
         """Do ``work`` for each, failures notwithstanding; returns the chains that did not fail."""
         done: list[_Chain] = []
@@ -281,14 +358,15 @@ class Peer:
         # longest ago comes first, so that a slow one cannot starve the rest.
         for chain in sorted(chains, key=lambda chain: (chain.fault is not None, chain.failed_at_s)):
             began_s = monotonic()
+            if failing_s > FAILING_S_MAX:
+                self._due[chain.tenant_id] = None
+                continue
             try:
                 await work(chain)
                 done.append(chain)
             except LedgerError as error:
                 self._failed(chain, error)
                 failing_s += chain.failed_at_s - began_s
-                if failing_s > FAILING_S_MAX:
-                    break
         return done
 
     def _failed(self, chain: _Chain, error: LedgerError) -> None:
@@ -298,14 +376,15 @@ class Peer:
                 "exchange_tenant_interrupted", peer=self.settings.url, tenant_id=chain.tenant_id, error=str(error)
             )
         chain.failed_at_s = monotonic()
+        if chain.note:
+            self._look_again(chain, max(self.interval_s, chain.pause_s))
         if went_back or not chain.went_back:
             # Only the text is kept: an error keeps the frames of its traceback alive.
             chain.fault, chain.went_back = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX], went_back
 
     async def _look(self, client: PeerClient, keyring: Keyring, chain: _Chain) -> None:
-        """Read the peer's newest checkpoint of a tenant, prove it, and read how much of it is imported."""
-        tenant_id = chain.tenant_id
-        note = await client.checkpoint(tenant_id)
+        """Prove the newest checkpoint of a tenant that was heard of, and read how much of it is imported."""
+        tenant_id, note = chain.tenant_id, chain.note.encode()
         checkpoint = open_checkpoint(note, keyring)
         origin = checkpoint.origin
         log_origin = origin.removesuffix(f"/{tenant_id}")
@@ -322,12 +401,12 @@ class Peer:
             )
         await self._prove(client, tenant_id, seen, checkpoint)
         async with self.pool.acquire() as connection:
-            await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
+            await exchange.saw(connection, tenant_id, origin, chain.note, checkpoint.size)
         self._log_origin = log_origin
         chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
         if chain.went_back:
             chain.fault, chain.went_back = None, False
-        chain.imported_seq = seen.imported_seq if seen else 0
+        chain.imported_seq, chain.looked = seen.imported_seq if seen else 0, hash(chain.note)
 
     def _recall(self, tenant_id: str, kept: Mapping[str, Seen], key: PublicKey) -> None:
         """Set the log origin that the peer showed before: that of the kept checkpoint which ``key`` signed."""
@@ -361,19 +440,28 @@ class Peer:
         chain.pause_s = min(max(2 * chain.pause_s, self.interval_s), PAUSE_MAX_S)
         while chain.imported_seq < chain.size:
             from_seq, to_seq = chain.imported_seq + 1, min(chain.imported_seq + self.range_entries, chain.size)
-            name = f"{chain.tenant_id} {from_seq}-{to_seq} of {self.settings.url}"
-            proof = [] if to_seq == chain.size else await client.consistency(chain.tenant_id, to_seq, chain.size)
-            await self.take(
-                name,
-                client.bundle(chain.tenant_id, from_seq, to_seq),
-                partial(_admit, chain, from_seq, to_seq, proof),
-            )
+            async with self.pool.acquire() as connection:
+                kept = await exchange.positions(connection, chain.tenant_id)
+                heads = await read_heads(connection, [chain.tenant_id])
+            # What came from this ledger, and from others what was fetched there.
+            have = {origin: seen.imported_seq for origin, seen in kept.items()}
+            have |= {f"{self.own_origin}/{tenant_id}": head.seq for tenant_id, head in heads.items()}
+            for first, last in await client.lacking(chain.tenant_id, from_seq, to_seq, have):
+                self.imported_entries += await self.take(
+                    f"{chain.tenant_id} {first}-{last} of {self.settings.url}",
+                    client.bundle(chain.tenant_id, first, last),
+                    partial(
+                        _admit,
+                        chain,
+                        first,
+                        last,
+                        [] if last == chain.size else await client.consistency(chain.tenant_id, last, chain.size),
+                    ),
+                )
             async with self.pool.acquire() as connection:
                 await exchange.imported(connection, chain.tenant_id, chain.origin, to_seq)
-            self.imported_entries += to_seq - from_seq + 1
             chain.imported_seq = to_seq
-            # A first round takes hours, and writes here wait for the peer's report of what it holds.
-            await self._learn_held(client)
+            self.on_imported(chain.tenant_id)
         if chain.fault is not None:
             log.info("exchange_tenant_resumed", peer=self.settings.url, tenant_id=chain.tenant_id)
         chain.fault, chain.pause_s = None, 0.0

@@ -7,7 +7,7 @@ An answer of another form is reported like no answer: the peer's operator must f
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -28,19 +28,36 @@ BUNDLE_BYTES_MAX = 1 << 40
 """The same in bytes; ``bundle.import_bytes_max`` and the disk bound the file that it is written to."""
 PAGE = 1000
 PAGES_MAX = 100
+NOTE_CHARACTERS_MAX = 4000
+CURSOR_CHARACTERS_MAX = 400
 TENANTS_MAX = PAGES_MAX * PAGE
 """A peer with more tenants, or with an endless list, is not imported from."""
 
 TenantId = Annotated[str, Field(pattern=names.anchored(names.READABLE_TENANT_ID))]
 
 
-class _Tenant(BaseModel):
+class TenantNews(BaseModel):
+    """The newest checkpoint of a tenant, and how much of the asking ledger's chain of that tenant is imported."""
+
     tenant_id: TenantId
+    checkpoint: Annotated[str, Field(max_length=NOTE_CHARACTERS_MAX)] | None
+    held: Annotated[int, Field(ge=0, le=SIZE_MAX)]
 
 
-class _Tenants(BaseModel):
-    items: Annotated[list[_Tenant], Field(max_length=PAGE)]
-    next_cursor: str | None
+class _News(BaseModel):
+    items: Annotated[list[TenantNews], Field(max_length=PAGE)]
+    cursor: Annotated[str, Field(max_length=CURSOR_CHARACTERS_MAX)]
+    is_list: bool
+    has_more: bool
+
+
+class _Range(BaseModel):
+    from_seq: Annotated[int, Field(ge=1, le=SIZE_MAX)]
+    to_seq: Annotated[int, Field(ge=1, le=SIZE_MAX)]
+
+
+class _Ranges(BaseModel):
+    items: Annotated[list[_Range], Field(max_length=PAGE)]
 
 
 class _Held(BaseModel):
@@ -65,22 +82,30 @@ class PeerClient(NamedTuple):
     url: str
     http: httpx.AsyncClient
 
-    async def tenants(self) -> list[str]:
-        """All tenants that it shows to the caller."""
-        found: list[str] = []
-        cursor = None
-        for _ in range(PAGES_MAX):
-            page = await self._get(_Tenants, "/v1/tenants", limit=PAGE, **({"cursor": cursor} if cursor else {}))
-            named = [item.tenant_id for item in page.items]
-            self._check_order("/v1/tenants", found[-1:] + named)
-            found += named
-            if (cursor := page.next_cursor) is None:
-                return found
-        raise self._endless("/v1/tenants")
+    async def news(self, origin: str, cursor: str, *, wait_s: float = 0.0, after: str | None = None) -> _News:
+        """What is new after ``cursor`` for the ledger ``origin``: at once if there is something, else within
+        ``wait_s``. A page of the list goes on ``after`` a tenant."""
+        news = await self._get(_News, "/v1/exchange/news", origin=origin, cursor=cursor, wait_s=wait_s)
+        if news.is_list:
+            named = [item.tenant_id for item in news.items]
+            self._check_order("/v1/exchange/news", named if after is None else [after, *named])
+        return news
 
-    async def checkpoint(self, tenant_id: str) -> bytes:
-        """The note of the newest checkpoint of a tenant, not verified."""
-        return await self._ask(f"/v1/log/{tenant_id}/checkpoint")
+    async def lacking(
+        self, tenant_id: str, from_seq: int, to_seq: int, have: Mapping[str, int]
+    ) -> list[tuple[int, int]]:
+        """The ranges of a tenant's chain between these seqs that have an entry which a ledger lacks. It has the entries
+        that come from the logs in ``have``, by their origins, up to a seq there."""
+        path = "/v1/exchange/lacking"
+        known = [f"{seq} {log}" for log, seq in have.items()]
+        asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "have": known}
+        ranges = [(each.from_seq, each.to_seq) for each in (await self._get(_Ranges, path, **asked)).items]
+        ends = [from_seq - 1, *(seq for each in ranges for seq in each), to_seq + 1]
+        if any(one > next_one for one, next_one in pairwise(ends)) or any(
+            last >= first for (_, last), (first, _) in pairwise(ranges)
+        ):
+            raise NoAnswerError(f"the answer of {self.url}{path} has ranges that were not asked for")
+        return ranges
 
     async def consistency(self, tenant_id: str, first: int, second: int) -> list[bytes]:
         """The consistency proof from the tree of ``first`` leaves to that of ``second``, not verified."""
@@ -89,18 +114,10 @@ class PeerClient(NamedTuple):
             bytes.fromhex(each) for each in (await self._get(_Proof, "/v1/chain/proof/consistency", **asked)).hashes
         ]
 
-    async def held(self, origin: str) -> dict[str, int]:
-        """By tenant, the seq up to which it has imported the ledger ``origin``."""
-        found: dict[str, int] = {}
-        after = ""
-        for _ in range(PAGES_MAX):
-            page = await self._get(_HeldPage, "/v1/exchange/held", origin=origin, after=after, limit=PAGE)
-            self._check_order("/v1/exchange/held", [after, *(item.tenant_id for item in page.items)])
-            found.update((item.tenant_id, item.seq) for item in page.items)
-            if len(page.items) < PAGE:
-                return found
-            after = page.items[-1].tenant_id
-        raise self._endless("/v1/exchange/held")
+    async def held(self, origin: str, tenant_id: str) -> int:
+        """Up to which seq it has imported the tenant's chain of the ledger ``origin``."""
+        page = await self._get(_HeldPage, "/v1/exchange/held", origin=origin, tenant_id=tenant_id)
+        return next((item.seq for item in page.items if item.tenant_id == tenant_id), 0)
 
     def bundle(self, tenant_id: str, from_seq: int, to_seq: int) -> AsyncGenerator[bytes, None]:
         """A range as a bundle, in pieces."""
@@ -118,9 +135,6 @@ class PeerClient(NamedTuple):
         """Reject a page that does not continue after the previous one: the list might be endless."""
         if any(one >= next_one for one, next_one in pairwise(tenant_ids)):
             raise NoAnswerError(f"the answer of {self.url}{path} does not go on in the order of tenants")
-
-    def _endless(self, path: str) -> NoAnswerError:
-        return NoAnswerError(f"the answer of {self.url}{path} has more than {PAGES_MAX} pages of {PAGE}")
 
     async def _get(self, form: type[_Answer], path: str, **asked: Any) -> _Answer:
         body = await self._ask(path, params=asked)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -120,6 +120,8 @@ class LedgerWatch:
     """Returns the keys of all nodes that may sign checkpoints now."""
     breaks: FoundBreaks
     on_failure: Callable[[LedgerError], None]
+    on_signed: Callable[[Mapping[str, int]], None]
+    """Called with the sizes of trees that changed, of all nodes of the ledger."""
     _watched: defaultdict[str, _Watched] = field(default_factory=lambda: defaultdict(_Watched), init=False)
 
     async def run(self) -> None:
@@ -165,6 +167,13 @@ class LedgerWatch:
                     ]
                     changed = self._changed(chains)
                     doubtful = await self._unproved(connection, changed)
+                self.on_signed(
+                    {
+                        chain.tenant_id: chain.tree_size
+                        for chain in chains
+                        if chain.tenant_id in changed and type(chain.tree_size) is int
+                    }
+                )
                 for tenant_id in doubtful:
                     await self._settle(tenant_id)
                 # A chain may look unchanged though this node has stored a longer checkpoint: its new entries were lost

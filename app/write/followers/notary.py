@@ -27,7 +27,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import asyncpg
 import structlog
@@ -100,6 +100,8 @@ class Notary:
     log_origin: str
     settings: ChainSettings
     metrics: Metrics
+    on_signed: Callable[[Mapping[str, int]], None] = field(default=lambda sizes: None, init=False)
+    """Called with the sizes of tenants' trees once their checkpoints are stored."""
 
     def __post_init__(self) -> None:
         self._memory = TenantMemory()
@@ -127,6 +129,8 @@ class Notary:
         self._rebuilding: asyncio.Task[None] | None = None
         self._turns = asyncio.Semaphore(TURNS_AT_ONCE_MAX)
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
+        """Set while somebody waits for a checkpoint."""
         self._watermark: tuple[Lsn, dict[str, int]] = (BEFORE_FIRST, {})
         self.signed_lsn = BEFORE_FIRST
         """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
@@ -168,8 +172,11 @@ class Notary:
                         async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
                             await self._wake.wait()
                 collect_s = self.settings.checkpoint_interval.total_seconds() / 4
-                await asyncio.sleep(collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S):
+                        await self._hurry.wait()
                 self._wake.clear()
+                self._hurry.clear()
                 self._has_failed = False
                 # The signatures of a key that is not admitted would not be trusted, and would replace those of another
                 # node.
@@ -227,6 +234,11 @@ class Notary:
         tenant.is_kept = False
         tenant.head_seq = max(tenant.head_seq, upto_seq)
         self._due.add(tenant_id)
+
+    def sign_soon(self, tenant_ids: Iterable[str]) -> None:
+        """Somebody waits for a checkpoint of what these tenants have: sign without collecting more."""
+        if self.last_error is None and not self._due.isdisjoint(tenant_ids):
+            self._hurry.set()
 
     async def sign_checkpoints_again(self, counting: Sequence[PublicKey]) -> None:
         """Schedule a new signature for each tenant whose newest checkpoint none of these trusted keys signed.
@@ -357,6 +369,7 @@ class Notary:
     async def _follow(self, connection: Connection, names: Sequence[str]) -> None:
         """Take one turn for these trees, in one transaction."""
         faults = await self._trees.advance(connection, names)
+        self._tell_signed(names)
         for name in names:
             if name in faults:
                 self._note_fault(name, faults[name])
@@ -405,8 +418,13 @@ class Notary:
         """Take one turn for one tenant's tree; the caller holds its lock. Returns its size or raises its fault."""
         for fault in (await self._trees.advance(connection, (tenant_id,), waits=waits)).values():
             raise fault
+        self._tell_signed((tenant_id,))
         tree = self._tenants[tenant_id].tree
         return 0 if tree is None else tree.size
+
+    def _tell_signed(self, names: Iterable[str]) -> None:
+        trees = {name: self._tenants[name].tree for name in names}
+        self.on_signed({name: tree.size for name, tree in trees.items() if tree is not None})
 
     def _note_fault(self, tenant_id: str, error: Exception) -> None:
         """One tenant could not be followed or signed."""

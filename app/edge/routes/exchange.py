@@ -1,0 +1,187 @@
+"""``/v1/exchange``: the ledgers that this one exchanges with, how far each is imported, and what it tells them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from app.edge.accepted import AcceptedDep, Service
+from app.edge.answers import json_answer
+from app.edge.forms.fields import SeqNumber, TenantQuery
+from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.runtime.answers import shape
+from app.runtime.principals import Right
+from app.share.exchange import Regions
+from app.share.exchange.lacking import Lacking
+from app.share.exchange.news import TOLD_MAX
+from app.store import exchange
+from app.store.reading import reading
+from app.store.sessions import NodePool
+from ledger import names
+from ledger.errors import InvalidInputError
+from signing.manifest import LOG_ORIGIN
+
+PeerAnswer = shape(
+    "PeerAnswer",
+    "A ledger that this one imports from: why not now, how much is lacking, and what came since the process began.",
+    url=str,
+    region=str,
+    fault=str | None,
+    lag_entries=int,
+    imported_entries=int,
+)
+
+ExchangeAnswer = shape(
+    "ExchangeAnswer",
+    "The ledgers that this one imports from.",
+    peers=[PeerAnswer],
+)
+
+HeldTenant = shape(
+    "HeldTenant",
+    "Up to which seq a tenant's chain of another ledger was imported here.",
+    tenant_id=str,
+    seq=int,
+)
+
+HeldList = shape(
+    "HeldList",
+    "Tenants of another ledger, by name.",
+    items=[HeldTenant],
+)
+
+TenantNews = shape(
+    "TenantNews",
+    "The newest checkpoint of a tenant, and up to which seq its chain in the asking ledger was imported here.",
+    tenant_id=str,
+    checkpoint=str | None,
+    held=int,
+)
+
+NewsAnswer = shape(
+    "NewsAnswer",
+    "Tenants with news, and the cursor to ask with next. A list has all tenants by name, a page at a time.",
+    items=[TenantNews],
+    cursor=str,
+    is_list=bool,
+    has_more=bool,
+)
+
+LackingRange = shape(
+    "LackingRange",
+    "Entries of a chain, one of which at least is lacking.",
+    from_seq=int,
+    to_seq=int,
+)
+
+LackingAnswer = shape(
+    "LackingAnswer",
+    "The ranges of a chain that another ledger lacks.",
+    items=[LackingRange],
+)
+
+OriginQuery = Annotated[
+    str, Query(pattern=names.anchored(LOG_ORIGIN), description="Log origin of the ledger that asks.")
+]
+
+router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
+
+HELD_MAX = 1000
+LOOKED_AT_MAX = 1_000_000
+LOOKED_AT_ONCE = 10_000
+
+
+@router.get("/v1/exchange", responses=answered(ExchangeAnswer))
+async def read_exchange(regions: Service[Regions]) -> Response:
+    """The peers, and how this node finds them."""
+    return json_answer(
+        {
+            "peers": [
+                {
+                    "url": peer.settings.url,
+                    "region": peer.settings.region,
+                    "fault": peer.fault,
+                    "lag_entries": peer.lag_entries,
+                    "imported_entries": peer.imported_entries,
+                }
+                for peer in regions.peers
+            ]
+        }
+    )
+
+
+@router.get("/v1/exchange/held", responses=answered(HeldList))
+async def list_held(
+    pool: Service[NodePool],
+    accepted: AcceptedDep,
+    origin: OriginQuery,
+    after: Annotated[
+        str, Query(pattern=names.anchored(f"({names.READABLE_TENANT_ID})?"), description="Tenants above this one.")
+    ] = "",
+    limit: Annotated[int, Query(ge=1, le=HELD_MAX, description="At most so many tenants.")] = HELD_MAX,
+    tenant_id: Annotated[
+        str | None, Query(pattern=names.anchored(names.READABLE_TENANT_ID), description="This tenant alone.")
+    ] = None,
+) -> Response:
+    """By tenant that the caller may audit, up to which seq of that ledger this one has imported.
+
+    A page with fewer than `limit` tenants is the last."""
+    async with reading(pool) as connection:
+        held = await exchange.held_of(
+            connection, origin, after, limit, accepted.caller.patterns(Right.AUDIT), tenant_id
+        )
+    return json_answer({"items": [{"tenant_id": name, "seq": seq} for name, seq in held]})
+
+
+@router.get("/v1/exchange/news", responses=answered(NewsAnswer))
+async def read_news(
+    pool: Service[NodePool],
+    regions: Service[Regions],
+    accepted: AcceptedDep,
+    origin: OriginQuery,
+    cursor: Annotated[str, Query(max_length=400, description="Cursor of the last answer; without one, a list.")] = "",
+    wait_s: Annotated[float, Query(ge=0, le=20, description="How long to wait for news.")] = 0.0,
+) -> Response:
+    """The newest checkpoint of each tenant that the caller may audit, as soon as there is one, and how much of that
+    ledger is imported here."""
+    regions.asked_by(origin)
+    news, patterns = regions.news, accepted.caller.patterns(Right.AUDIT)
+    told = news.read(cursor)
+    if told.after is None:
+        tenant_ids, number = await news.after(told.number, wait_s)
+        items: list[exchange.TenantNews] = []
+        if tenant_ids:
+            async with reading(pool) as connection:
+                items = await exchange.news_of(connection, origin, patterns, tenant_ids)
+        said = {"cursor": news.cursor(number), "is_list": False, "has_more": False}
+    else:
+        async with reading(pool) as connection:
+            items = await exchange.list_news(connection, origin, patterns, told.after, TOLD_MAX)
+        has_more = len(items) == TOLD_MAX
+        said = {
+            "cursor": news.cursor(told.number, items[-1].tenant_id if has_more else None),
+            "is_list": True,
+            "has_more": has_more,
+        }
+    return json_answer({"items": [item._asdict() for item in items], **said})
+
+
+@router.get("/v1/exchange/lacking", responses=answered(LackingAnswer))
+async def list_lacking(
+    pool: Service[NodePool],
+    tenant_id: TenantQuery,
+    from_seq: Annotated[SeqNumber, Query(description="First entry of the chain to look at.")],
+    to_seq: Annotated[SeqNumber, Query(description="The last.")],
+    have: Annotated[
+        list[str], Query(max_length=32, description="`seq origin`: has the entries that come from this log up to seq.")
+    ] = [],  # noqa: B006
+) -> Response:
+    """The ranges of a tenant's chain that another ledger lacks, which has entries of these logs."""
+    if to_seq - from_seq >= LOOKED_AT_MAX:
+        raise InvalidInputError(f"to_seq: at most {LOOKED_AT_MAX} entries are looked at", ("to_seq",))
+    found = Lacking(have)
+    async with reading(pool) as connection:
+        for first in range(from_seq, to_seq + 1, LOOKED_AT_ONCE):
+            found.add(await exchange.origins(connection, tenant_id, first, min(to_seq, first + LOOKED_AT_ONCE - 1)))
+    return json_answer({"items": [{"from_seq": first, "to_seq": last} for first, last in found.ranges()]})
