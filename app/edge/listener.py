@@ -24,6 +24,7 @@ from app.edge.fast_path import FastPath, HeaderCache
 from app.read.copies import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
+from app.share.exchange import Regions
 from app.share.watch import Watchers
 from app.trust.tls import ServerTls
 from ledger.errors import StartRefusedError
@@ -148,6 +149,7 @@ async def listening(services: Services, own_port: int | None = None) -> AsyncIte
     finally:
         node.stop_accepting()
         services[Watchers].close()
+        services[Regions].news.end()
         server.should_exit = True
         await asyncio.wait((serving,))
         for listener in listeners:

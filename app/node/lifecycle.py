@@ -41,8 +41,6 @@ class Lifecycle:
     """Takes an error that is about a break, and the name of the task that met it."""
     give_up: Callable[[], None]
     """Ends the waits for answers of safekeepers and regions."""
-    on_stop: Callable[[], None]
-    """Ends requests that wait for what may not come."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -102,7 +100,6 @@ class Lifecycle:
         if self._stop_by_s is None:
             self._stop_by_s = self._loop.time() + self.grace_s
             self._loop.call_later(self.grace_s * WAITING_SHARE, self._answer_waiting)
-            self.on_stop()
 
     def _answer_waiting(self) -> None:
         """Answer the waiting writes with the level that each has reached, while there is time to."""

@@ -108,7 +108,6 @@ class Service:
             grace_s=settings.shutdown_grace.total_seconds(),
             report=lambda error, by: self.breaks.report_error(error, by),
             give_up=lambda: self.submitter.answers.give_up(),
-            on_stop=lambda: self.regions.news.end(),
         )
         self.metrics.read(lambda: node_values(self.node, len(self.backlog), self.backlog.entries_max))
         self.metrics.count("wal_fencing_rejects", times_fenced(started.wal.folder))

@@ -123,12 +123,13 @@ async def _news(connection: Connection, chosen: str, *given: object) -> list[Ten
 
 
 async def origins(connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> list[tuple[int, str | None]]:
-    """(seq, stored origin) of the entries in this range, in order."""
+    """(seq, stored origin) of the entries in this range, in order. An entry that is not stored has no origin."""
     return await fetch_tuples(
         connection,
         """
-        SELECT seq, origin FROM scheduler.scheduler_log
-         WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq
+        SELECT s.seq, l.origin FROM generate_series($2::bigint, $3::bigint) s(seq)
+          LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq = s.seq
+         ORDER BY s.seq
         """,
         tenant_id,
         from_seq,

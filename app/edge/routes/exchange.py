@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -14,7 +15,8 @@ from app.runtime.answers import shape
 from app.runtime.principals import Right
 from app.share.exchange import Regions
 from app.share.exchange.lacking import Lacking
-from app.share.exchange.news import TOLD_MAX
+from app.share.exchange.news import CURSOR, TOLD_MAX
+from app.share.exchange.peer_client import HAVE_MAX, NEWS_WAIT_S_MAX
 from app.store import exchange
 from app.store.reading import reading
 from app.store.sessions import NodePool
@@ -140,8 +142,11 @@ async def read_news(
     regions: Service[Regions],
     accepted: AcceptedDep,
     origin: OriginQuery,
-    cursor: Annotated[str, Query(max_length=400, description="Cursor of the last answer; without one, a list.")] = "",
-    wait_s: Annotated[float, Query(ge=0, le=20, description="How long to wait for news.")] = 0.0,
+    cursor: Annotated[
+        str,
+        Query(pattern=names.anchored(f"({CURSOR})?"), description="Cursor of the last answer; without one, a list."),
+    ] = "",
+    wait_s: Annotated[float, Query(ge=0, le=NEWS_WAIT_S_MAX, description="How long to wait for news.")] = 0.0,
 ) -> Response:
     """The newest checkpoint of each tenant that the caller may audit, as soon as there is one, and how much of that
     ledger is imported here."""
@@ -149,11 +154,16 @@ async def read_news(
     news, patterns = regions.news, accepted.caller.patterns(Right.AUDIT)
     told = news.read(cursor)
     if told.after is None:
-        tenant_ids, number = await news.after(told.number, wait_s)
+        ends_s, number = monotonic() + wait_s, told.number
         items: list[exchange.TenantNews] = []
-        if tenant_ids:
-            async with reading(pool) as connection:
-                items = await exchange.news_of(connection, origin, patterns, tenant_ids)
+        while True:
+            tenant_ids, number = await news.after(number, ends_s - monotonic())
+            if tenant_ids:
+                async with reading(pool) as connection:
+                    items = await exchange.news_of(connection, origin, patterns, tenant_ids)
+            # What the caller may not audit is no news.
+            if items or not tenant_ids or monotonic() >= ends_s:
+                break
         said = {"cursor": news.cursor(number), "is_list": False, "has_more": False}
     else:
         async with reading(pool) as connection:
@@ -174,10 +184,13 @@ async def list_lacking(
     from_seq: Annotated[SeqNumber, Query(description="First entry of the chain to look at.")],
     to_seq: Annotated[SeqNumber, Query(description="The last.")],
     have: Annotated[
-        list[str], Query(max_length=32, description="`seq origin`: has the entries that come from this log up to seq.")
+        list[str],
+        Query(max_length=HAVE_MAX, description="`seq log`: has the entries of this log up to seq."),
     ] = [],  # noqa: B006
 ) -> Response:
     """The ranges of a tenant's chain that another ledger lacks, which has entries of these logs."""
+    if from_seq > to_seq:
+        raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     if to_seq - from_seq >= LOOKED_AT_MAX:
         raise InvalidInputError(f"to_seq: at most {LOOKED_AT_MAX} entries are looked at", ("to_seq",))
     found = Lacking(have)

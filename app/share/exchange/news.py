@@ -4,9 +4,10 @@ A peer asks with the cursor of the last answer, and is answered as soon as there
 
     run:number          every change of this run up to ``number`` was told
     run:number:tenant   the tenants up to this one were listed, of all that there are
-    anything else       the list begins
+    empty, another run  the list begins
 
-A run is that of a node. Its changes are numbered in memory and forgotten with it; then the peer lists all again.
+A run is that of a node. Its changes are numbered in memory and forgotten with it; then the peer lists all again. A list
+that another node began goes on, and then every change of this run is told.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
+from ledger import names
+
 TOLD_MAX = 200
 """Tenants in one answer."""
+CURSOR = f"[0-9a-f]{{16}}:[0-9]{{1,18}}(:({names.READABLE_TENANT_ID}))?"
 
 
 class Cursor(NamedTuple):
@@ -68,9 +72,9 @@ class News:
         """What a peer was told, by the cursor of its request."""
         run, _, rest = cursor.partition(":")
         number, _, after = rest.partition(":")
-        if run == self.run and number.isdecimal() and int(number) <= self._number:
+        if run == self.run and int(number) <= self._number:
             return Cursor(int(number), after or None)
-        return Cursor(self._number, "")
+        return Cursor(0, after) if after else Cursor(self._number, "")
 
     def cursor(self, number: int, after: str | None = None) -> str:
         """The cursor of an answer."""

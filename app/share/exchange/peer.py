@@ -9,9 +9,9 @@ imported twice adds nothing. Entries that this ledger has from elsewhere, its ow
 the peer of which logs it has entries, and up to which seq.
 
 If a peer went back or shows another tree of the same size for one tenant, imports of all its tenants stop until an
-operator decides. So a round checks every tenant before it imports anything. The same applies to a peer that no longer
-lists a tenant seen before, or shows a log of another origin. Any other fault of a tenant is reported, and stops no
-other tenant.
+operator decides. So a round checks every tenant of which there is news before it imports anything, and none begins
+while the peer lists its tenants. The same applies to a peer that no longer lists a tenant seen before, or shows a log
+of another origin. Any other fault of a tenant is reported, and stops no other tenant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +35,7 @@ from app.runtime.outgoing import NoAnswerError, client_of
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
-from app.share.exchange.peer_client import TENANTS_MAX, PeerClient, TenantNews
+from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, TENANTS_MAX, PeerClient, TenantNews
 from app.share.exchange.turns import Turns
 from app.store import exchange
 from app.store.chaining import read_heads
@@ -57,8 +57,8 @@ SIGNS_OF_LIFE_S = 1.0
 """A sign of life ends a pause, but not more often than this."""
 LISTED_EVERY_S = 60.0
 """How often a peer lists all its tenants again: it may hide one, or its token may have got another."""
-DUE_MAX = 1000
-"""Tenants to look at; while there are more, no news is asked for."""
+NEWS_EVERY_S = 0.01
+"""Shortest time from one request for news to the next."""
 FAILING_S_MAX = 60.0
 """A round defers its remaining tenants once failing ones have taken longer: the peer may be away."""
 FAULTS_TOLD_MAX = 5
@@ -137,13 +137,20 @@ class Peer:
     _faults: dict[str, str] = field(default_factory=dict, init=False)
     """Why it is not heard or followed, by loop."""
     _chains: dict[str, _Chain] = field(default_factory=dict, init=False)
+    _cursor: str = field(default="", init=False)
+    """What it told, in its words."""
     _log_origin: str = field(default="", init=False)
     """Log origin of its ledger; empty until one of its checkpoints is proved."""
     _context: ssl.SSLContext | None = field(default=None, init=False)
+    _listed: set[str] = field(default_factory=set, init=False)
+    """The tenants of its last list, and those that it told of since."""
+    _has_listed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set while no list is under way."""
+    _is_list_new: bool = field(default=False, init=False)
+    """Whether its last list was not yet compared with the tenants that were seen."""
     _due: dict[str, None] = field(default_factory=dict, init=False)
     """Tenants to look at."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _looked: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _alive: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
@@ -185,8 +192,8 @@ class Peer:
                 self._faults[name] = f"{type(error).__name__}: {error}"
                 # The file of certificate authorities may have been replaced.
                 self._context = None
-            await asyncio.sleep(min(pause_s, SIGNS_OF_LIFE_S))
             self._alive.clear()
+            await asyncio.sleep(min(pause_s, SIGNS_OF_LIFE_S))
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s - SIGNS_OF_LIFE_S):
                     await self._alive.wait()
@@ -204,55 +211,71 @@ class Peer:
         if self._context is None:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
             self._context = await asyncio.to_thread(_context_of, self.settings.ca)
-        return client_of(
-            self._context, timeout_s=TIMEOUT_S, base_url=self.settings.url, headers=await self._authorization()
-        )
+        http = client_of(self._context, timeout_s=TIMEOUT_S, base_url=self.settings.url)
+        await self._authorize(http)
+        return http
 
-    async def _authorization(self) -> dict[str, str]:
-        """The header with the token, read from its file each time: it may have been replaced."""
+    async def _authorize(self, http: httpx.AsyncClient) -> None:
+        """Send the token, read from its file each time: it may have been replaced."""
         if (file := self.settings.token_file) is None:
-            return {}
-        token = await asyncio.to_thread(_token_in, file)
-        return {"Authorization": f"Bearer {token}"} if token else {}
+            return
+        if token := await asyncio.to_thread(_token_in, file):
+            http.headers["Authorization"] = f"Bearer {token}"
+        else:
+            http.headers.pop("Authorization", None)
 
     # --- hearing ----------------------------------------------------------------------------------
 
     async def _hear(self, client: PeerClient) -> None:
         """Ask for the list of tenants, then for news, and for the list again from time to time."""
+        wait_s = min(self.interval_s, NEWS_WAIT_S_MAX)
         while True:
-            listed_s, cursor, listed, is_list = monotonic(), "", list[str](), True
-            while is_list:
-                news = await client.news(self.own_origin, cursor, after=listed[-1] if listed else None)
-                listed += [each.tenant_id for each in news.items]
-                cursor, is_list = news.cursor, news.has_more
-                await self._heard(news.items)
-            await self._listed(listed)
+            listed_s = monotonic()
+            await self._list(client)
             self._went_well("hear")
+            is_list = False
             while not is_list and monotonic() < listed_s + LISTED_EVERY_S and not self._misses_a_tenant():
-                client.http.headers.update(await self._authorization())
-                news = await client.news(self.own_origin, cursor, wait_s=self.interval_s)
+                await self._authorize(client.http)
+                asked_s = monotonic()
+                news = await client.news(self.own_origin, self._cursor, wait_s)
                 # Another node of the peer answers, or it was started again: its list begins.
-                is_list = news.is_list
-                cursor = news.cursor
-                await self._heard(news.items)
-            await asyncio.sleep(listed_s + self.interval_s - monotonic())
+                is_list, self._cursor = news.is_list, news.cursor
+                self._heard(news.items)
+                _check_count(self._listed, self.settings.url)
+                # It may answer without news, as it stops.
+                await asyncio.sleep(asked_s + (NEWS_EVERY_S if news.items else wait_s) - monotonic())
+            await asyncio.sleep(listed_s + wait_s - monotonic())
 
-    async def _heard(self, items: Iterable[TenantNews]) -> None:
+    async def _list(self, client: PeerClient) -> None:
+        """Hear of all tenants."""
+        self._has_listed.clear()
+        listed: set[str] = set()
+        self._cursor, after, has_more = "", "", True
+        while has_more:
+            page = await client.listed(self.own_origin, self._cursor, after)
+            listed |= {each.tenant_id for each in page.items}
+            _check_count(listed, self.settings.url)
+            self._heard(page.items)
+            self._cursor, has_more = page.cursor, page.has_more
+            after = page.items[-1].tenant_id if page.items else after
+        self._listed = listed
+        self.held = {each: held for each, held in self.held.items() if each in listed}
+        self._is_list_new = True
+        self._has_listed.set()
+        self._wake.set()
+
+    def _heard(self, items: Iterable[TenantNews]) -> None:
         self.heard_s = monotonic()
         for each in items:
+            self._listed.add(each.tenant_id)
             self.held[each.tenant_id] = Held(each.held, self.heard_s)
             if each.checkpoint and self._is_wanted(each.tenant_id):
                 chain = self._chains.setdefault(each.tenant_id, _Chain(each.tenant_id))
                 if chain.is_lacking or chain.looked != hash(each.checkpoint):
                     chain.note, chain.looks_at_s = each.checkpoint, 0.0
                     self._due[each.tenant_id] = None
-        if len(self.held) > TENANTS_MAX:
-            raise NoAnswerError(f"{self.settings.url} tells of more than {TENANTS_MAX} tenants")
         self.on_held()
         self._wake.set()
-        while len(self._due) > DUE_MAX and "follow" not in self._faults:
-            self._looked.clear()
-            await self._looked.wait()
 
     def _is_wanted(self, tenant_id: str) -> bool:
         return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)
@@ -260,15 +283,82 @@ class Peer:
     def _misses_a_tenant(self) -> bool:
         return any(chain.went_back for chain in self._chains.values())
 
-    async def _listed(self, tenant_ids: Sequence[str]) -> None:
-        """The peer listed all its tenants. Those that went back are kept even if they are not among them."""
-        listed = set(tenant_ids)
-        self.held = {each: held for each, held in self.held.items() if each in listed}
-        missing = [each for each in await self._kept() if each not in listed]
-        self._chains = {each: chain for each, chain in self._chains.items() if each in listed or chain.went_back} | {
+    async def ask_held(self, tenant_id: str) -> None:
+        """Ask, until it answers, how much of a tenant's chain of this ledger it has."""
+        while True:
+            with suppress(LedgerError, OSError):
+                async with await self._http() as http:
+                    asked_s = monotonic()
+                    seq = await PeerClient(self.settings.url, http).held(self.own_origin, tenant_id)
+                    self.held[tenant_id] = Held(seq, asked_s)
+                    self.heard_s = monotonic()
+                    self.on_held()
+                    return
+            await asyncio.sleep(self.interval_s)
+
+    # --- following --------------------------------------------------------------------------------
+
+    async def _follow(self, client: PeerClient) -> None:
+        """Look at the tenants of which there is news, and import what they have."""
+        while True:
+            await self._has_listed.wait()
+            ready = [chain for chain in self._due_chains() if chain.looks_at_s <= monotonic()]
+            if not ready and not self._is_list_new:
+                next_s = min((chain.looks_at_s for chain in self._due_chains()), default=monotonic() + PAUSE_MAX_S)
+                self._wake.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(next_s - monotonic()):
+                        await self._wake.wait()
+                continue
+            await self._authorize(client.http)
+            async with self.turns.turn(self.settings.url) as is_ours:
+                for chain in ready:
+                    self._due.pop(chain.tenant_id, None)
+                is_list_new, self._is_list_new = self._is_list_new, False
+                # Another node that imports has heard the same; what it does not come to is told again with the list.
+                if is_ours:
+                    try:
+                        await self._round(client, ready, is_list_new=is_list_new)
+                    except BaseException:
+                        self._due |= {chain.tenant_id: None for chain in ready}
+                        self._is_list_new |= is_list_new
+                        raise
+            self._went_well("follow")
+
+    def _due_chains(self) -> list[_Chain]:
+        return [chain for each in self._due if (chain := self._chains.get(each)) is not None]
+
+    async def _round(self, client: PeerClient, chains: Sequence[_Chain], *, is_list_new: bool) -> None:
+        # 1. The newest checkpoint of each, proved.
+        keyring, known = await asyncio.to_thread(self.keys), self._log_origin
+        seen = await self._each(chains, lambda chain: self._look(client, keyring, chain))
+        # 2. The tenants that are no longer listed.
+        if is_list_new or self._log_origin != known:
+            await self._look_for_missing()
+        if self._misses_a_tenant():
+            for chain in seen:
+                self._look_again(chain, self.interval_s)
+            return
+        # 3. The missing entries of each tenant.
+        ready = []
+        for chain in seen:
+            if (left_s := chain.failed_at_s + chain.pause_s - monotonic()) > 0:
+                self._look_again(chain, left_s)
+            else:
+                ready.append(chain)
+        await self._each(ready, lambda chain: self._import(client, chain))
+
+    async def _look_for_missing(self) -> None:
+        """Compare the list with the tenants that were seen. A tenant that went back and is in neither is forgotten."""
+        kept = await self._kept()
+        missing = [each for each in kept if each not in self._listed]
+        self._chains = {each: chain for each, chain in self._chains.items() if each in self._listed} | {
             each: self._chains.get(each) or _Chain(each) for each in missing
         }
+        self._due = {each: None for each in self._due if each in self._listed}
         for each in missing:
+            # What it showed before is no news.
+            self._chains[each].note = ""
             self._failed(
                 self._chains[each],
                 PeerWentBackError(
@@ -285,66 +375,6 @@ class Peer:
         if not kept:
             self._log_origin = ""
         return [tenant_id for tenant_id, _ in kept]
-
-    async def ask_held(self, tenant_id: str) -> None:
-        """Ask, until it answers, how much of a tenant's chain of this ledger it has."""
-        while True:
-            with suppress(LedgerError, TimeoutError):
-                async with await self._http() as http:
-                    asked_s = monotonic()
-                    seq = await PeerClient(self.settings.url, http).held(self.own_origin, tenant_id)
-                    self.held[tenant_id] = Held(seq, asked_s)
-                    self.heard_s = monotonic()
-                    self.on_held()
-                    return
-            await asyncio.sleep(self.interval_s)
-
-    # --- following --------------------------------------------------------------------------------
-
-    async def _follow(self, client: PeerClient) -> None:
-        """Look at the tenants of which there is news, and import what they have."""
-        while True:
-            ready = [chain for chain in self._due_chains() if chain.looks_at_s <= monotonic()]
-            if not ready:
-                next_s = min((chain.looks_at_s for chain in self._due_chains()), default=monotonic() + PAUSE_MAX_S)
-                self._wake.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(next_s - monotonic()):
-                        await self._wake.wait()
-                continue
-            client.http.headers.update(await self._authorization())
-            async with self.turns.turn(self.settings.url) as is_ours:
-                for chain in ready:
-                    self._due.pop(chain.tenant_id, None)
-                # Another node that imports has heard the same; what it does not come to is told again with the list.
-                if is_ours:
-                    try:
-                        await self._round(client, ready)
-                    except BaseException:
-                        self._due |= {chain.tenant_id: None for chain in ready}
-                        raise
-            self._looked.set()
-            self._went_well("follow")
-
-    def _due_chains(self) -> list[_Chain]:
-        return [chain for each in self._due if (chain := self._chains.get(each)) is not None]
-
-    async def _round(self, client: PeerClient, chains: Sequence[_Chain]) -> None:
-        # 1. The newest checkpoint of each, proved.
-        keyring = await asyncio.to_thread(self.keys)
-        seen = await self._each(chains, lambda chain: self._look(client, keyring, chain))
-        if self._misses_a_tenant():
-            for chain in seen:
-                self._look_again(chain, self.interval_s)
-            return
-        # 2. The missing entries of each tenant.
-        ready = []
-        for chain in seen:
-            if (left_s := chain.failed_at_s + chain.pause_s - monotonic()) > 0:
-                self._look_again(chain, left_s)
-            else:
-                ready.append(chain)
-        await self._each(ready, lambda chain: self._import(client, chain))
 
     def _look_again(self, chain: _Chain, after_s: float) -> None:
         chain.looks_at_s = monotonic() + after_s
@@ -444,8 +474,8 @@ class Peer:
                 kept = await exchange.positions(connection, chain.tenant_id)
                 heads = await read_heads(connection, [chain.tenant_id])
             # What came from this ledger, and from others what was fetched there.
-            have = {origin: seen.imported_seq for origin, seen in kept.items()}
-            have |= {f"{self.own_origin}/{tenant_id}": head.seq for tenant_id, head in heads.items()}
+            have = {f"{self.own_origin}/{tenant_id}": head.seq for tenant_id, head in heads.items()}
+            have |= {origin: seen.imported_seq for origin, seen in kept.items()}
             for first, last in await client.lacking(chain.tenant_id, from_seq, to_seq, have):
                 self.imported_entries += await self.take(
                     f"{chain.tenant_id} {first}-{last} of {self.settings.url}",
@@ -465,6 +495,11 @@ class Peer:
         if chain.fault is not None:
             log.info("exchange_tenant_resumed", peer=self.settings.url, tenant_id=chain.tenant_id)
         chain.fault, chain.pause_s = None, 0.0
+
+
+def _check_count(tenant_ids: Sized, url: str) -> None:
+    if len(tenant_ids) > TENANTS_MAX:
+        raise NoAnswerError(f"{url} tells of more than {TENANTS_MAX} tenants")
 
 
 async def _admit(chain: _Chain, from_seq: int, to_seq: int, proof: Sequence[bytes], bundle: RangeManifest) -> None:

@@ -7,7 +7,7 @@ An answer of another form is reported like no answer: the peer's operator must f
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -30,6 +30,10 @@ PAGE = 1000
 PAGES_MAX = 100
 NOTE_CHARACTERS_MAX = 4000
 CURSOR_CHARACTERS_MAX = 400
+NEWS_WAIT_S_MAX = 20.0
+"""Longest time that a peer lets a request for news wait."""
+HAVE_MAX = 32
+"""Most logs of which a peer is told that their entries are here; the entries of more come again, for nothing."""
 TENANTS_MAX = PAGES_MAX * PAGE
 """A peer with more tenants, or with an endless list, is not imported from."""
 
@@ -82,14 +86,24 @@ class PeerClient(NamedTuple):
     url: str
     http: httpx.AsyncClient
 
-    async def news(self, origin: str, cursor: str, *, wait_s: float = 0.0, after: str | None = None) -> _News:
+    async def listed(self, origin: str, cursor: str, after: str) -> _News:
+        """The page of the list of all tenants that goes on after the tenant ``after``, for the ledger ``origin``."""
+        path = "/v1/exchange/news"
+        page = await self._get(_News, path, origin=origin, cursor=cursor)
+        tenant_ids = [after, *(item.tenant_id for item in page.items)]
+        # The list might be endless.
+        if (
+            not page.is_list
+            or (page.has_more and not page.items)
+            or any(one >= next_one for one, next_one in pairwise(tenant_ids))
+        ):
+            raise NoAnswerError(f"the answer of {self.url}{path} does not go on in the order of tenants")
+        return page
+
+    async def news(self, origin: str, cursor: str, wait_s: float) -> _News:
         """What is new after ``cursor`` for the ledger ``origin``: at once if there is something, else within
-        ``wait_s``. A page of the list goes on ``after`` a tenant."""
-        news = await self._get(_News, "/v1/exchange/news", origin=origin, cursor=cursor, wait_s=wait_s)
-        if news.is_list:
-            named = [item.tenant_id for item in news.items]
-            self._check_order("/v1/exchange/news", named if after is None else [after, *named])
-        return news
+        ``wait_s``."""
+        return await self._get(_News, "/v1/exchange/news", origin=origin, cursor=cursor, wait_s=wait_s)
 
     async def lacking(
         self, tenant_id: str, from_seq: int, to_seq: int, have: Mapping[str, int]
@@ -97,14 +111,14 @@ class PeerClient(NamedTuple):
         """The ranges of a tenant's chain between these seqs that have an entry which a ledger lacks. It has the entries
         that come from the logs in ``have``, by their origins, up to a seq there."""
         path = "/v1/exchange/lacking"
-        known = [f"{seq} {log}" for log, seq in have.items()]
+        known = [f"{seq} {log}" for log, seq in have.items()][:HAVE_MAX]
         asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "have": known}
         ranges = [(each.from_seq, each.to_seq) for each in (await self._get(_Ranges, path, **asked)).items]
-        ends = [from_seq - 1, *(seq for each in ranges for seq in each), to_seq + 1]
-        if any(one > next_one for one, next_one in pairwise(ends)) or any(
-            last >= first for (_, last), (first, _) in pairwise(ranges)
-        ):
-            raise NoAnswerError(f"the answer of {self.url}{path} has ranges that were not asked for")
+        before = from_seq - 1
+        for first, last in ranges:
+            if not before < first <= last <= to_seq:
+                raise NoAnswerError(f"the answer of {self.url}{path} has ranges that were not asked for")
+            before = last
         return ranges
 
     async def consistency(self, tenant_id: str, first: int, second: int) -> list[bytes]:
@@ -130,11 +144,6 @@ class PeerClient(NamedTuple):
             all_within_s=BUNDLE_S_MAX,
             json={"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq},
         )
-
-    def _check_order(self, path: str, tenant_ids: Sequence[str]) -> None:
-        """Reject a page that does not continue after the previous one: the list might be endless."""
-        if any(one >= next_one for one, next_one in pairwise(tenant_ids)):
-            raise NoAnswerError(f"the answer of {self.url}{path} does not go on in the order of tenants")
 
     async def _get(self, form: type[_Answer], path: str, **asked: Any) -> _Answer:
         body = await self._ask(path, params=asked)
