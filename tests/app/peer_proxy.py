@@ -1,16 +1,19 @@
-"""An HTTP proxy in front of a ledger that others exchange with: it answers some requests itself, wrongly."""
+"""An HTTP proxy in front of a ledger that others exchange with: it answers some requests itself, wrongly, and changes
+some answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
+
+Judged = tuple[int, bytes] | None
 
 
 class Asked(NamedTuple):
@@ -25,8 +28,13 @@ class Asked(NamedTuple):
         return self.path == "/v1/bundles/export"
 
 
+def unchanged(asked: Asked, answer: dict[str, Any]) -> None:
+    """The edit of a proxy that changes no answer."""
+
+
 class PeerProxy:
-    """``judge`` says status and body of an answer; None has the ledger at ``target`` answer."""
+    """``judge`` says status and body of an answer, perhaps later; None has the ledger at ``target`` answer. ``edit``
+    changes its news; whenever it is set, all tenants are listed again."""
 
     def __init__(self, target: str, client: httpx.AsyncClient) -> None:
         self.target = target
@@ -34,12 +42,22 @@ class PeerProxy:
         self.asked: list[Asked] = []
         self._times: Counter[str] = Counter()
         """By path, how often it was asked for."""
-        self.judge: Callable[[Asked], tuple[int, bytes] | None] = lambda _: None
+        self.judge: Callable[[Asked], Judged | Awaitable[Judged]] = lambda _: None
+        self._edit: Callable[[Asked, dict[str, Any]], None] = unchanged
+        self._has_list_begun = True
         self.port = 0
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def edit(self) -> Callable[[Asked, dict[str, Any]], None]:
+        return self._edit
+
+    @edit.setter
+    def edit(self, edit: Callable[[Asked, dict[str, Any]], None]) -> None:
+        self._edit, self._has_list_begun = edit, False
 
     def times_asked(self, path: str) -> int:
         return self._times[path]
@@ -54,7 +72,10 @@ class PeerProxy:
             asked = Asked(where.path, json.loads(body) if body else dict(parse_qsl(where.query)), headers)
             self.asked.append(asked)
             self._times[asked.path] += 1
-            status, answer = self.judge(asked) or await self._forward(method, address, body, headers)
+            judged = self.judge(asked)
+            if isinstance(judged, Awaitable):
+                judged = await judged
+            status, answer = judged or self._edited(asked, *await self._forward(method, address, body, headers))
             writer.write(
                 f"HTTP/1.1 {status} Said\r\nConnection: close\r\nContent-Length: {len(answer)}\r\n\r\n".encode()
             )
@@ -64,6 +85,16 @@ class PeerProxy:
             pass
         finally:
             writer.close()
+
+    def _edited(self, asked: Asked, status: int, body: bytes) -> tuple[int, bytes]:
+        if asked.path != "/v1/exchange/news" or status != httpx.codes.OK:
+            return status, body
+        answer = json.loads(body)
+        if not self._has_list_begun and not answer["is_list"]:
+            # As another node of the ledger answers, which knows no cursor of this one.
+            answer["is_list"] = self._has_list_begun = True
+        self._edit(asked, answer)
+        return status, json.dumps(answer).encode()
 
     async def _forward(self, method: str, address: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         kept = {name: headers[name] for name in ("authorization", "content-type", "accept-encoding") if name in headers}

@@ -7,10 +7,9 @@ import gc
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,13 +24,13 @@ from app.edge.listener import listening
 from app.node.wiring import running
 from app.runtime.outgoing import NoAnswerError
 from app.share.bundle import importer, taking
-from app.share.exchange.peer import Turns
+from app.share.exchange.turns import Turns
 from app.store import exchange
 from signing.private_keys import generate
 from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings
-from tests.app.peer_proxy import Asked, PeerProxy, proxy_to_peer
+from tests.app.peer_proxy import Asked, PeerProxy, proxy_to_peer, unchanged
 from tests.conftest import Database, connected_to, fresh_database
 
 REGIONS = ("use1", "eu1")
@@ -166,11 +165,36 @@ def export_fails(asked: Asked) -> tuple[int, bytes] | None:
     return (500, b"") if asked.is_export else None
 
 
-def listed(*tenant_ids: str, cursor: str | None = None) -> bytes:
-    """A page of tenants, or of what is held of them."""
-    return json.dumps(
-        {"items": [{"tenant_id": each, "seq": 1000} for each in tenant_ids], "next_cursor": cursor}
-    ).encode()
+NEWS, LACKING = "/v1/exchange/news", "/v1/exchange/lacking"
+
+
+def listed(*tenant_ids: str, has_more: bool = False, is_list: bool = True) -> bytes:
+    """A page of the list of tenants, without checkpoints."""
+    items = [{"tenant_id": each, "checkpoint": None, "held": 1000} for each in tenant_ids]
+    return json.dumps({"items": items, "cursor": "on", "is_list": is_list, "has_more": has_more}).encode()
+
+
+def held(*tenant_ids: str) -> bytes:
+    return json.dumps({"items": [{"tenant_id": each, "seq": 1000} for each in tenant_ids]}).encode()
+
+
+def ranges(*found: tuple[int, int]) -> bytes:
+    """Ranges that a peer says are lacking."""
+    return json.dumps({"items": [{"from_seq": first, "to_seq": last} for first, last in found]}).encode()
+
+
+def shows_no_note(*tenant_ids: str) -> Callable[[Asked, dict[str, Any]], None]:
+    """An edit by which the newest checkpoints of these tenants are none."""
+
+    def edit(_: Asked, answer: dict[str, Any]) -> None:
+        for each in answer["items"]:
+            if each["tenant_id"] in tenant_ids:
+                each["checkpoint"] = "no note"
+
+    return edit
+
+
+NO_NOTE = "the note has no signatures"
 
 
 def answered_instead(bundle: bytes, proof: bytes | None, asked: Asked) -> tuple[int, bytes] | None:
@@ -179,11 +203,10 @@ def answered_instead(bundle: bytes, proof: bytes | None, asked: Asked) -> tuple[
     return (200, proof) if proof is not None and asked.path == "/v1/chain/proof/consistency" else None
 
 
-async def until_looked_again(proxy: PeerProxy, tenant_id: str) -> None:
-    """Wait until the round in which a tenant of the peer was looked at is over."""
-    path = f"/v1/log/{tenant_id}/checkpoint"
-    before = proxy.times_asked(path)
-    await until(lambda: proxy.times_asked(path) > before, "the round is over")
+async def until_looked_again(proxy: PeerProxy) -> None:
+    """Wait until a peer has told news since, and the round that they began is over."""
+    before = proxy.times_asked(NEWS)
+    await until(lambda: proxy.times_asked(NEWS) > before + 2, "the round is over")
 
 
 async def submit_what_is_not_imported(pair: Proxied, tenant_id: str, lag_entries: int = 1) -> dict[str, Any]:
@@ -192,17 +215,19 @@ async def submit_what_is_not_imported(pair: Proxied, tenant_id: str, lag_entries
     exported = proxy.times_asked("/v1/bundles/export")
     job = await submit(eu, tenant_id)
     await until(lambda: has_lag(us, lag_entries), "it knows of the entry")
-    await until_looked_again(proxy, tenant_id)
+    await until_looked_again(proxy)
     assert proxy.times_asked("/v1/bundles/export") == exported
     assert not await is_known(us, job)
     return job
 
 
-async def lists_all_but(pair: Proxied, tenant_id: str) -> None:
-    """Have the peer list its other tenants."""
-    found = (await pair.eu.get("/v1/tenants?limit=1000")).json()["items"]
-    body = listed(*(each["tenant_id"] for each in found if each["tenant_id"] != tenant_id))
-    pair.proxy.judge = lambda asked: (200, body) if asked.path == "/v1/tenants" else None
+def tells_not_of(tenant_id: str) -> Callable[[Asked, dict[str, Any]], None]:
+    """An edit by which the peer tells of its other tenants alone."""
+
+    def edit(_: Asked, answer: dict[str, Any]) -> None:
+        answer["items"] = [each for each in answer["items"] if each["tenant_id"] != tenant_id]
+
+    return edit
 
 
 async def forget(peer: httpx.AsyncClient, tenant_id: str, database: Database, forgotten: str = "%") -> None:
@@ -294,7 +319,7 @@ async def test_a_peer_that_no_longer_lists_a_tenant_is_imported_from_in_none_by_
             pair = Proxied(us, eu, proxy, here.database)
             await until_known(us, await submit_all(eu, "hidden", "shown"))
             await until(lambda: is_faultless(us), "nothing fails")
-            await lists_all_but(pair, "hidden")
+            proxy.edit = tells_not_of("hidden")
             await until(lambda: tells(us, "tenant hidden: PeerWentBackError", "right audit"), "it is told")
             job = await submit_what_is_not_imported(pair, "shown")
         exported = proxy.times_asked("/v1/bundles/export")
@@ -319,7 +344,7 @@ async def test_a_peer_that_shows_another_log_is_imported_from_once_what_was_seen
         proxy.target = anew.url
         refused = ("tenant acme: PeerWentBackError", "tenant new: PeerWentBackError")
         await until(lambda: tells(us, *refused), "it is told")
-        await until_looked_again(proxy, "acme")
+        await until_looked_again(proxy)
         assert proxy.times_asked("/v1/bundles/export") == exported
         await forget(eu, "acme", own_database)
         await until_known(us, jobs)
@@ -342,11 +367,132 @@ async def test_a_node_that_was_restarted_knows_a_peer_by_its_key_whatever_its_lo
         async with here.running(**settings) as us:
             refused = ("tenant acme: PeerWentBackError", "tenant a-new-one: PeerWentBackError")
             await until(lambda: tells(us, *refused), "it is told")
-            await until_looked_again(proxy, "acme")
+            await until_looked_again(proxy)
             assert proxy.times_asked("/v1/bundles/export") == exported
             await forget(eu, "acme", here.database)
             await until_known(us, jobs)
             await until(lambda: is_faultless(us), "nothing fails")
+
+
+# --- what is not fetched, and how soon what is comes over ------------------------------------------------
+
+
+async def origins(database: Database, tenant_id: str = "acme") -> list[bool]:
+    """Of each entry of a chain, whether it came from another ledger."""
+    async with connected_to(database.superuser_url) as superuser:
+        rows = await superuser.fetch(
+            "SELECT origin FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", tenant_id
+        )
+    return [row["origin"] is not None for row in rows]
+
+
+def exported(proxy: PeerProxy) -> list[tuple[int, int]]:
+    return [(each.values["from_seq"], each.values["to_seq"]) for each in proxy.asked if each.is_export]
+
+
+async def test_entries_that_came_from_a_ledger_are_not_fetched_back_by_it(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted = tmp_path / "trusted"
+    async with (
+        proxy_to_peer(there.url) as proxy,
+        here.running(**here.peers(there, trusted, {"url": proxy.url})) as us,
+        there.running(**there.peers(here, trusted)) as eu,
+    ):
+        ours = await submit_all(us, *4 * ["acme"])
+        await until_known(eu, ours)
+        theirs = await submit(eu)
+        await until_known(us, [theirs])
+        later = await submit(us)
+        await until_known(eu, [later])
+        await until(lambda: is_looked_at(proxy, 6), "it has looked at all that the peer has")
+        await until(lambda: has_lag(us, 0), "nothing is lacking")
+        assert exported(proxy) == [(5, 5)]
+        assert (await told(us))["imported_entries"] == 1
+        assert (await told(eu))["imported_entries"] == 5
+        assert await origins(here.database) == [False] * 4 + [True, False]
+        assert await origins(there.database) == [True] * 4 + [False, True]
+
+
+def is_looked_at(proxy: PeerProxy, seq: int, tenant_id: str = "acme") -> bool:
+    """Whether the peer was asked what of its chain up to ``seq`` is lacking."""
+    return any(
+        (each.path, each.values.get("tenant_id"), each.values.get("to_seq")) == (LACKING, tenant_id, str(seq))
+        for each in proxy.asked
+    )
+
+
+async def test_an_entry_reaches_a_third_ledger_once_and_through_the_second_if_the_first_is_away(
+    ledgers: tuple[Ledger, Ledger], anew: Ledger, tmp_path: Path
+) -> None:
+    one, two = ledgers
+    trusted = tmp_path / "trusted"
+    anew.make_key(trusted)
+    async with proxy_to_peer(one.url) as from_one, proxy_to_peer(two.url) as from_two:
+        peers = [
+            {"url": each.url, "region": region} for each, region in zip((from_one, from_two), REGIONS, strict=True)
+        ]
+        both = anew.peers(two, trusted)
+        both["exchange"]["peers"] = peers
+        async with (
+            one.running() as first,
+            two.running(**two.peers(one, trusted)) as second,
+            anew.running(**both) as third,
+        ):
+            # What the second tells of it is heard only once it came from the first.
+            from_two.judge = lambda asked: (500, b"") if asked.path == NEWS else None
+            job = await submit(first)
+            for client in (second, third):
+                await until_known(client, [job])
+            from_two.judge = lambda _: None
+            await until(lambda: is_looked_at(from_two, 1), "the second is looked at")
+            assert exported(from_two) == []
+            assert await origins(anew.database) == [True]
+            from_one.judge = lambda _: (503, b"")
+            later = await submit(first)
+            await until_known(third, [later])
+            assert exported(from_two) == [(2, 2)]
+            from_one.judge = lambda _: None
+            await until(lambda: is_looked_at(from_one, 2), "the first is looked at again")
+            assert exported(from_one) == [(1, 1), (2, 2)], (
+                "what came through the second is fetched from its own log again"
+            )
+            assert await origins(anew.database) == [True, True]
+
+
+async def test_a_global_write_waits_for_news_and_not_for_the_interval(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted = tmp_path / "trusted"
+    slowly = {"interval": "10s", "is_global": True}
+    chain = {"chain": {"checkpoint_interval": "40s"}}
+    async with (
+        there.running(**there.peers(here, trusted, interval="10s")) as eu,
+        here.running(**here.peers(there, trusted, **slowly), **chain) as us,
+    ):
+        loop = asyncio.get_running_loop()
+        await submit(us, level="LOCAL")
+        await until(lambda: is_faultless(us), "nothing fails")
+        await until(lambda: is_faultless(eu), "nothing fails")
+        for _ in range(3):
+            began_s = loop.time()
+            job = await submit(us)
+            assert loop.time() - began_s < 5
+            assert await is_known(eu, job)
+
+
+async def test_a_peer_that_was_away_and_asks_for_news_is_asked_at_once(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted = tmp_path / "trusted"
+    async with here.running(**here.peers(there, trusted, interval="1h")) as us:
+        await until(lambda: tells(us, "does not answer"), "the peer is away")
+        async with there.running(**there.peers(here, trusted)) as eu:
+            job = await submit(eu)
+            await until(lambda: is_known(us, job), "it came over", 30)
 
 
 async def test_a_bundle_that_was_not_asked_for_is_not_imported_nor_verified(
@@ -383,8 +529,9 @@ async def test_what_a_peer_says_no_more_that_it_holds_does_not_count(
     ledgers: tuple[Ledger, Ledger], tmp_path: Path
 ) -> None:
     here, there = ledgers
-    answers = {"/v1/tenants": listed(), "/v1/exchange/held": listed("acme")}
+    answers = {NEWS: listed("acme"), "/v1/exchange/held": held("acme")}
     async with proxy_to_peer(there.url) as proxy:
+        # A list begins each time, as if its nodes answered in turn.
         proxy.judge = lambda asked: (200, answers[asked.path])
         settings = here.peers(there, tmp_path / "trusted", {"url": proxy.url}, is_global=True)
         async with here.running(**settings, write={"timeout": "1s"}) as us:
@@ -394,7 +541,7 @@ async def test_what_a_peer_says_no_more_that_it_holds_does_not_count(
                 return (await us.post("/v1/jobs", json=body)).status_code == status
 
             await until(lambda: is_answered(201), "the peer holds it")
-            answers["/v1/exchange/held"] = listed("other")
+            answers |= {NEWS: listed("other"), "/v1/exchange/held": held("other")}
             await until(lambda: is_answered(503), "the peer does not hold it any more")
 
 
@@ -530,7 +677,7 @@ async def pair(of_file: tuple[Proxied, Path]) -> AsyncIterator[Proxied]:
     """The ledgers that the tests of this file share, between which nothing is under way."""
     pair, _ = of_file
     yield pair
-    pair.proxy.judge = lambda _: None
+    pair.proxy.judge, pair.proxy.edit = lambda _: None, unchanged
     await until(lambda: has_lag(pair.us, 0), "nothing is lacking")
     await until(lambda: is_faultless(pair.us), "nothing fails")
 
@@ -551,25 +698,28 @@ async def seen_checkpoint_at(size: int, tenant_id: str, database: Database) -> A
 async def test_a_peer_that_went_back_in_one_tenant_is_imported_from_in_none(pair: Proxied) -> None:
     us, eu, _, database = pair
     await until_known(us, await submit_all(eu, *3 * ["back"], *3 * ["not-back"]))
-    for size in (2, 4):  # less than it saw, and more than there is
+    for size in (2, 9):  # less than it saw, and more than there is
         async with seen_checkpoint_at(size, "back", database):
+            await submit(eu, "back")
             await until(lambda: tells(us, "tenant back", "PeerWentBackError"), "it says that the peer went back")
             job = await submit_what_is_not_imported(pair, "not-back")
         await until_known(us, [job])
+        await until(lambda: has_lag(us, 0), "nothing is lacking")
 
 
 async def test_a_peer_that_went_back_is_not_believed_again_as_it_shows_that_tenant_no_more(pair: Proxied) -> None:
     us, eu, proxy, database = pair
     await until_known(us, await submit_all(eu, *3 * ["gone-back"], *3 * ["still-there"]))
-    async with seen_checkpoint_at(4, "gone-back", database):
+    async with seen_checkpoint_at(9, "gone-back", database):
+        await submit(eu, "gone-back")
         await until(lambda: tells(us, "tenant gone-back: PeerWentBackError"), "it says that the peer went back")
-        proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/gone-back/checkpoint" else None
+        proxy.edit = shows_no_note("gone-back")
         job = await submit_what_is_not_imported(pair, "still-there")
         assert await tells(us, "tenant gone-back: PeerWentBackError")
-        await lists_all_but(pair, "gone-back")
+        proxy.edit = tells_not_of("gone-back")
         await until(lambda: tells(us, "tenant gone-back: PeerWentBackError", "no longer lists"), "it is told")
         await submit_what_is_not_imported(pair, "still-there", lag_entries=2)
-        proxy.judge = lambda _: None
+        proxy.edit = unchanged
     await until_known(us, [job])
 
 
@@ -578,12 +728,14 @@ async def test_a_tenant_that_is_mended_is_told_no_more_though_another_keeps_the_
 ) -> None:
     us, eu, proxy, database = pair
     await until_known(us, await submit_all(eu, *3 * ["mended"], *3 * ["not-mended"]))
-    proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/not-mended/checkpoint" else None
-    await until(lambda: tells(us, "tenant not-mended", "500"), "another fault of it is told")
-    async with seen_checkpoint_at(4, "not-mended", database):
+    proxy.edit = shows_no_note("not-mended")
+    await submit(eu, "not-mended")
+    await until(lambda: tells(us, "tenant not-mended", NO_NOTE), "another fault of it is told")
+    async with seen_checkpoint_at(9, "not-mended", database):
         with structlog.testing.capture_logs() as logs:
-            async with seen_checkpoint_at(4, "mended", database):
-                proxy.judge = lambda _: None
+            async with seen_checkpoint_at(9, "mended", database):
+                proxy.edit = unchanged
+                await submit(eu, "mended")
                 both = ("tenant mended: PeerWentBackError", "tenant not-mended: PeerWentBackError")
                 await until(lambda: tells(us, *both), "both are told")
 
@@ -597,20 +749,20 @@ async def test_a_tenant_that_is_mended_is_told_no_more_though_another_keeps_the_
     await until(lambda: is_faultless(us), "nothing fails")
 
 
-async def test_entries_that_cannot_be_fetched_are_told_as_lag_and_what_a_peer_holds_is_asked_between_ranges_too(
+async def test_entries_that_cannot_be_fetched_are_told_as_lag_and_what_a_peer_holds_is_asked_beside_the_import(
     pair: Proxied,
 ) -> None:
     us, eu, proxy, _ = pair
-    asked_for: list[str] = []
 
     def fails_behind_the_first_range(asked: Asked) -> tuple[int, bytes] | None:
         return (500, b"") if asked.is_export and asked.values["from_seq"] > 3 else None
 
-    def noted(asked: Asked) -> tuple[int, bytes] | None:
-        asked_for.extend("export" for _ in range(asked.is_export))
-        asked_for.extend("held" for _ in range(asked.path == "/v1/exchange/held"))
-        return None
+    async def waits_for_news(asked: Asked) -> None:
+        if asked.is_export:
+            begun.append(asked.values["from_seq"])
+            await until_looked_again(proxy)
 
+    begun: list[int] = []
     proxy.judge = export_fails
     jobs = await submit_all(eu, *7 * ["long"], *3 * ["short"])
     await until(lambda: has_lag(us, 10), "the lag is that of all tenants")
@@ -619,12 +771,11 @@ async def test_entries_that_cannot_be_fetched_are_told_as_lag_and_what_a_peer_ho
     assert f'exchange_lag_entries{{peer="{proxy.url}"}} 10.0' in metrics
     proxy.judge = fails_behind_the_first_range
     await until(lambda: has_lag(us, 4), "the lag is lower by the ranges that were imported")
-    proxy.judge = noted
+    proxy.judge = waits_for_news
     await until(lambda: has_lag(us, 0), "nothing is lacking")
     await until_known(us, jobs)
     await until(lambda: is_faultless(us), "and nothing fails")
-    assert asked_for.count("export") >= 2
-    assert ("export", "export") not in pairwise(asked_for)
+    assert begun == [4, 7]
 
 
 async def test_a_tenant_that_fails_keeps_no_other_from_being_imported(pair: Proxied) -> None:
@@ -633,17 +784,14 @@ async def test_a_tenant_that_fails_keeps_no_other_from_being_imported(pair: Prox
     def fails(asked: Asked) -> tuple[int, bytes] | None:
         return (500, b"") if asked.is_export and asked.values["tenant_id"] == "failing" else None
 
-    def shows_no_checkpoint(asked: Asked) -> tuple[int, bytes] | None:
-        return (500, b"") if asked.path == "/v1/log/failing/checkpoint" else None
-
-    for judge in (fails, shows_no_checkpoint):
-        proxy.judge = judge
+    for judge, edit, expected in ((fails, unchanged, "500"), (lambda _: None, shows_no_note("failing"), NO_NOTE)):
+        proxy.judge, proxy.edit = judge, edit
         late = await submit(eu, "failing")
-        await until(lambda: tells(us, "tenant failing", "500"), "the fault names the tenant")
+        await until(lambda expected=expected: tells(us, "tenant failing", expected), "the fault names the tenant")
         await until_known(us, await submit_all(eu, *4 * ["other"]))
         assert await tells(us, "tenant failing")
         assert not await is_known(us, late)
-        proxy.judge = lambda _: None
+        proxy.judge, proxy.edit = lambda _: None, unchanged
         await until_known(us, [late])
         await until(lambda: is_faultless(us), "and nothing fails")
 
@@ -654,9 +802,9 @@ async def test_tenants_that_fail_so_slowly_that_a_round_ends_with_them_come_last
     us, eu, proxy, _ = pair
     with monkeypatch.context() as patched:
         patched.setattr("app.share.exchange.peer.FAILING_S_MAX", 0.0)
-        proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/a-slow-one/checkpoint" else None
+        proxy.edit = shows_no_note("a-slow-one")
         await submit(eu, "a-slow-one")
-        await until(lambda: tells(us, "tenant a-slow-one", "500"), "the first tenant fails")
+        await until(lambda: tells(us, "tenant a-slow-one", NO_NOTE), "the first tenant fails")
         await until_known(us, [await submit(eu, "behind")])
 
 
@@ -664,13 +812,12 @@ async def test_a_tenant_that_failed_is_tried_again_though_another_takes_all_the_
     pair: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     us, eu, proxy, _ = pair
-    slow, other = (f"/v1/log/{tenant}/checkpoint" for tenant in ("a-slow-one", "failed-once"))
-    await until_known(us, await submit_all(eu, "a-slow-one", "failed-once"))
-    proxy.judge = lambda asked: (500, b"") if asked.path in (slow, other) else None
+    proxy.edit = shows_no_note("a-slow-one", "failed-once")
+    await submit_all(eu, "a-slow-one", "failed-once")
     await until(lambda: tells(us, "tenant a-slow-one", "tenant failed-once"), "both fail")
     with monkeypatch.context() as patched:
         patched.setattr("app.share.exchange.peer.FAILING_S_MAX", 0.0)
-        proxy.judge = lambda asked: (500, b"") if asked.path == slow else None
+        proxy.edit = shows_no_note("a-slow-one")
         await until_known(us, [await submit(eu, "failed-once")])
 
 
@@ -679,50 +826,85 @@ async def test_answers_that_are_not_understood_and_lists_without_end_are_told_as
 ) -> None:
     us, eu, proxy, _ = pair
     wrong = [
-        ("/v1/tenants", b"\xff"),
-        ("/v1/tenants", b'{"items": [{"tenant_id": "../acme"}], "next_cursor": null}'),
-        ("/v1/log/acme/checkpoint", b"\xff\n\n"),
-        ("/v1/chain/proof/consistency", b'{"hashes": ["0g"]}'),
-        ("/v1/exchange/held", b'{"items": [{"tenant_id": "acme", "seq": "many"}]}'),
-        ("/v1/exchange/held", b'{"items": [{"tenant_id": "acme", "seq": 9223372036854775808}]}'),
+        (NEWS, b"\xff", "is not understood"),
+        (NEWS, listed("../acme"), "is not understood"),
+        (NEWS, listed("acme").replace(b"1000", b'"many"'), "is not understood"),
+        (NEWS, listed("acme").replace(b"1000", b"9223372036854775808"), "is not understood"),
+        (NEWS, listed("acme").replace(b"null", b'"\\ud800"'), "is not understood"),
+        (NEWS, listed("acme").replace(b"null", b'"' + 4001 * b"x" + b'"'), "is not understood"),
+        ("/v1/chain/proof/consistency", b'{"hashes": ["0g"]}', "is not understood"),
+        (LACKING, b'{"items": [{"from_seq": "first", "to_seq": 1}]}', "is not understood"),
+        (LACKING, ranges((1, 2**63)), "is not understood"),
+        (LACKING, ranges(*1001 * [(1, 1)]), "is not understood: items"),
+        (LACKING, ranges((1, 1)), "not asked for"),  # it came over before
+        (LACKING, ranges((1000, 1000)), "not asked for"),
     ]
     await until_known(us, [await submit(eu)])
-    for path, body in wrong:
+    for path, body, expected in wrong:
         proxy.judge = lambda asked, path=path, body=body: (200, body) if asked.path == path else None
         job = await submit(eu)
-        expected = "the note is not UTF-8" if path.endswith("checkpoint") else f"{path} is not understood"
-        await until(lambda expected=expected: tells(us, expected), f"{body!r} of {path} is told")
+        await until(lambda path=path, expected=expected: tells(us, path, expected), f"{body!r} of {path} is told")
         proxy.judge = lambda _: None
         await until_known(us, [job])
         await until(lambda: is_faultless(us), "it goes on")
+    proxy.edit = shows_no_note("acme")
+    job = await submit(eu)
+    await until(lambda: tells(us, "tenant acme", NO_NOTE), "it is told")
+    proxy.edit = unchanged
+    await until_known(us, [job])
     with monkeypatch.context() as patched:
-        patched.setattr("app.share.exchange.peer_client.PAGES_MAX", 3)
-        patched.setattr("app.share.exchange.peer_client.PAGE", 1)
-        for path in ("/v1/tenants", "/v1/exchange/held"):
-            proxy.judge = partial(answered_without_end, path)
-            await until(lambda path=path: tells(us, f"{path} has more than 3 pages"), "it is told")
+        patched.setattr("app.share.exchange.peer.TENANTS_MAX", 3)
+        proxy.judge = partial(answered_without_end, proxy)
+        await until(lambda: tells(us, "tells of more than 3 tenants"), "it is told")
 
 
-def answered_without_end(path: str, asked: Asked) -> tuple[int, bytes] | None:
-    """Of each page that goes on behind the one before, there is a next one."""
-    if asked.path != path:
-        return (200, listed()) if asked.path == "/v1/tenants" else None
-    name = asked.values.get("cursor", asked.values.get("after", "")) + "a"
-    return 200, listed(name, cursor=name)
+def answered_without_end(proxy: PeerProxy, asked: Asked) -> tuple[int, bytes] | None:
+    """Behind each page of the list there is a next one."""
+    if asked.path != NEWS:
+        return None
+    return 200, listed(f"t{proxy.times_asked(NEWS):09}", has_more=True)
 
 
-async def test_a_page_of_more_than_was_asked_for_or_that_goes_back_is_told_as_a_fault(pair: Proxied) -> None:
+async def test_ranges_that_were_not_asked_for_are_told_as_a_fault(pair: Proxied) -> None:
+    us, eu, proxy, _ = pair
+    wrong = [((1, 4),), ((3, 2),), ((1, 2), (2, 3)), ((1, 1), (1, 1)), ((3, 3), (1, 1))]
+    jobs = []
+    for number, found in enumerate(wrong):
+        tenant_id, body = f"ranges{number}", ranges(*found)
+        proxy.judge = export_fails
+        jobs += await submit_all(eu, *3 * [tenant_id])
+        await until(lambda tenant_id=tenant_id: tells(us, f"tenant {tenant_id}", "500"), "all are lacking")
+        exported = proxy.times_asked("/v1/bundles/export")
+        proxy.judge = lambda asked, body=body: (200, body) if asked.path == LACKING else export_fails(asked)
+        expected = (
+            f"tenant {tenant_id}: NoAnswerError: the answer of {proxy.url}{LACKING} has ranges that were not asked"
+        )
+        await until(lambda expected=expected: tells(us, expected), f"{found} is told")
+        assert proxy.times_asked("/v1/bundles/export") == exported
+        proxy.judge = lambda _: None
+        await until_known(us, jobs)
+
+
+def lists_instead(page: bytes, asked: Asked) -> tuple[int, bytes] | None:
+    """Each page of the list is this one, and instead of news there is a list."""
+    return None if asked.path != NEWS else (200, listed() if "wait_s" in asked.values else page)
+
+
+async def test_a_page_of_more_than_was_asked_for_or_that_does_not_go_on_is_told_as_a_fault(pair: Proxied) -> None:
     us, _eu, proxy, _ = pair
-    many = listed(*(f"t{number:04}" for number in range(1001)), cursor="on")
-    for path in ("/v1/tenants", "/v1/exchange/held"):
-        for body, expected in (
-            (many, f"{path} is not understood: items"),
-            (listed("b", "a", cursor="on"), f"{path} does not go on in the order of tenants"),
-            (listed(*(f"t{number:03}" for number in range(1000)), cursor="on"), f"{path} does not go on in the order"),
-        ):
-            answers = {"/v1/tenants": listed(), path: body}
-            proxy.judge = lambda asked, answers=answers: (200, answers[asked.path]) if asked.path in answers else None
-            await until(lambda expected=expected: tells(us, expected), f"{expected} is told")
+    many = [f"t{number:04}" for number in range(1001)]
+    for body, expected in (
+        (listed(*many, has_more=True), f"{NEWS} is not understood: items"),
+        (listed("b", "a", has_more=True), f"{NEWS} does not go on in the order of tenants"),
+        (listed("a", "a"), f"{NEWS} does not go on in the order of tenants"),
+        (listed(*many[:1000], has_more=True), f"{NEWS} does not go on in the order of tenants"),
+        (listed(has_more=True), f"{NEWS} does not go on in the order of tenants"),
+        (listed("a", has_more=True, is_list=False), f"{NEWS} does not go on in the order of tenants"),
+    ):
+        proxy.judge = partial(lists_instead, body)
+        await until(lambda expected=expected: tells(us, expected), f"{expected} is told")
+        proxy.judge = lambda _: None
+        await until(lambda: is_faultless(us), "it goes on")
 
 
 async def test_of_the_fault_of_a_tenant_only_the_words_are_kept_and_not_many(
@@ -737,13 +919,14 @@ async def test_of_the_fault_of_a_tenant_only_the_words_are_kept_and_not_many(
     async def is_told(fault: str) -> bool:
         return bool((await told(us))["fault"] == fault)
 
+    await until_known(us, [await submit(eu, "failing-for-long")])
+    proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/chain/proof/consistency" else None
     await submit(eu, "failing-for-long")
-    proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/log/failing-for-long/checkpoint" else None
     await until(lambda: tells(us, "tenant failing-for-long: NoAnswerError"), "it is told")
     await until(lambda: not errors_kept(), "the error is gone")
     with monkeypatch.context() as patched:
         patched.setattr("app.share.exchange.peer.FAULT_CHARACTERS_MAX", 10)
-        proxy.judge = lambda asked: (501, b"") if asked.path == "/v1/log/failing-for-long/checkpoint" else None
+        proxy.judge = lambda asked: (501, b"") if asked.path == "/v1/chain/proof/consistency" else None
         await until(lambda: is_told("tenant failing-for-long: NoAnswerEr"), "no more than the first characters are")
 
 
@@ -765,15 +948,15 @@ async def test_an_answer_that_does_not_come_to_its_end_is_told_as_a_fault(
     async with await asyncio.start_server(begin, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with here.running(**here.peers(there, tmp_path / "trusted", {"url": url})) as us:
-            await until(lambda: tells(us, "/v1/tenants has not answered all within"), "it is told")
+            await until(lambda: tells(us, f"{NEWS} has not answered all within"), "it is told")
 
 
 async def test_a_token_that_was_replaced_is_used_in_the_next_round(of_file: tuple[Proxied, Path]) -> None:
     (_us, _eu, proxy, _), file = of_file
-    for token in ("first", "second"):
+    for token in ("first", "", "second"):
         file.write_text(token)
-        sent = f"Bearer {token}"
-        await until(lambda sent=sent: proxy.asked and proxy.asked[-1].headers["authorization"] == sent, "it is sent")
+        sent = f"Bearer {token}" if token else None
+        await until(lambda sent=sent: proxy.asked and proxy.asked[-1].headers.get("authorization") == sent, "it is")
 
 
 async def test_what_is_no_token_is_told_and_a_right_one_used_once_it_is_there(

@@ -89,6 +89,7 @@ QUERIES = {
     "GET /v1/watch": "&from_seq=1&to_seq=1",
     "GET /v1/cancellations": "&dc=use1",
     "GET /v1/chain/receipt": "&seq=1",
+    "GET /v1/exchange/lacking": "&from_seq=1&to_seq=1",
 }
 """What a request of each route asks beside a tenant."""
 PARTS = {
