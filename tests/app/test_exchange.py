@@ -455,9 +455,7 @@ async def test_an_entry_reaches_a_third_ledger_once_and_through_the_second_if_th
             assert exported(from_two) == [(2, 2)]
             from_one.judge = lambda _: None
             await until(lambda: is_looked_at(from_one, 2), "the first is looked at again")
-            assert exported(from_one) == [(1, 1), (2, 2)], (
-                "what came through the second is fetched from its own log again"
-            )
+            assert exported(from_one) == [(1, 1), (2, 2)], "what came through the second is fetched again"
             assert await origins(anew.database) == [True, True]
 
 
@@ -952,7 +950,8 @@ async def test_an_answer_that_does_not_come_to_its_end_is_told_as_a_fault(
 
 
 async def test_a_token_that_was_replaced_is_used_in_the_next_round(of_file: tuple[Proxied, Path]) -> None:
-    (_us, _eu, proxy, _), file = of_file
+    (us, _eu, proxy, _), file = of_file
+    await until(lambda: is_faultless(us), "it is heard")
     for token in ("first", "", "second"):
         file.write_text(token)
         sent = f"Bearer {token}" if token else None

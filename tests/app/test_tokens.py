@@ -228,6 +228,30 @@ async def test_what_is_held_for_a_peer_of_some_tenants_is_found_behind_pages_of_
         assert {each["tenant_id"] for each in all_held} >= {*theirs, *ours}
 
 
+async def test_a_peer_is_told_of_the_tenants_that_it_may_audit(served: Served, tenant: str) -> None:
+    theirs, other = f"{tenant}-team_a", f"{tenant}-teams"
+    async with served.client(served.root) as root:
+        for each in (theirs, other):
+            job = {"tenant_id": each, "spec": {}, "assigned_dcs": ["x"], "durability": "REGIONAL"}
+            assert (await root.post("/v1/jobs", json=job)).status_code == 201
+    peer = await served.issue("audit", tenants=f"{tenant}-team_*", name="peer")
+    reader = await served.issue("read", tenants=f"{tenant}-team_*", name="reader")
+    asked, wanted = {"origin": "asks.example"}, {"tenant_id": theirs, "from_seq": 1, "to_seq": 3}
+    async with served.client(peer["token"]) as client:
+        listed = (await client.get("/v1/exchange/news", params=asked)).json()
+        assert ([each["tenant_id"] for each in listed["items"]], listed["is_list"]) == ([theirs], True)
+        asked["cursor"] = listed["cursor"]
+        assert not (await client.get("/v1/exchange/news", params=asked)).json()["is_list"]
+        # What is not stored is lacking: the export says why it cannot be had.
+        ranges = (await client.get("/v1/exchange/lacking", params=wanted)).json()["items"]
+        assert ranges == [{"from_seq": 1, "to_seq": 3}]
+        hidden = await client.get("/v1/exchange/lacking", params=wanted | {"tenant_id": other})
+        assert hidden.status_code == 403
+    async with served.client(reader["token"]) as client:
+        for path, params in (("news", asked), ("lacking", wanted)):
+            assert (await client.get(f"/v1/exchange/{path}", params=params)).status_code == 403, path
+
+
 async def test_an_admin_of_some_tenants_gives_no_rights_for_others(served: Served, tenant: str) -> None:
     boss = await served.issue("admin", tenants=f"{tenant}-*", name="boss")
     hidden = await served.issue("read", tenants="other", name="hidden")
