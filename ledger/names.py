@@ -17,6 +17,9 @@ READABLE_TENANT_ID = f"_system|{TENANT_ID}"
 TENANTS = rf"{READABLE_TENANT_ID}|\*|[a-z0-9][a-z0-9_-]{{0,61}}\*"
 """A pattern of tenants: a name, a prefix and ``*``, or ``*`` for all."""
 
+NEWS_CURSOR = f"[0-9a-f]{{16}}:[0-9]{{1,18}}(:({READABLE_TENANT_ID}))?"
+"""What one ledger told another: the run of a node, the number of its last change, and a tenant while all are listed."""
+
 PRINCIPAL = "[A-Za-z0-9][A-Za-z0-9._@-]{0,127}"
 """A caller that the ledger itself names; an id from an external issuer has a colon."""
 

@@ -24,6 +24,7 @@ from app.edge.listener import listening
 from app.node.wiring import running
 from app.runtime.outgoing import NoAnswerError
 from app.share.bundle import importer, taking
+from app.share.exchange.peer import LISTED_EVERY_S
 from app.share.exchange.turns import Turns
 from app.store import exchange
 from signing.private_keys import generate
@@ -691,6 +692,29 @@ async def seen_checkpoint_at(size: int, tenant_id: str, database: Database) -> A
         await superuser.execute(put, tenant_id, "\n".join(lines))
         yield
         await superuser.execute(put, tenant_id, note)
+
+
+async def test_a_node_imports_what_another_did_not_come_to(pair: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+    us, eu, _, database = pair
+    turns_asked: list[str] = []
+    take_turn = exchange.take_turn
+
+    async def counted(connection: asyncpg.Connection, peer: str) -> bool:
+        turns_asked.append(peer)
+        return await take_turn(connection, peer)
+
+    monkeypatch.setattr(exchange, "take_turn", counted)
+    peer = (await told(us))["url"]
+    async with connected_to(database.superuser_url) as other_node:
+        await until(lambda: exchange.take_turn(other_node, peer), "the other node imports")
+        heard: set[str] = set()
+        pair.proxy.edit = lambda _, news: heard.update(each["tenant_id"] for each in news["items"])
+        [job] = await submit_all(eu, "left-over")
+        await until(lambda: "left-over" in heard, "it heard of the job")
+        turns_asked.clear()
+        await until(lambda: len(turns_asked) > 1, "it asked whether it may import")
+        assert not await is_known(us, job)
+    await until(lambda: is_known(us, job), "it came without another list", timeout_s=LISTED_EVERY_S / 2)
 
 
 async def test_a_peer_that_went_back_in_one_tenant_is_imported_from_in_none(pair: Proxied) -> None:

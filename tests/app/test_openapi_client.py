@@ -78,6 +78,8 @@ CALLS: dict[str, Call] = {
     "import_bundles": lambda _: ({"dry_run": True}, [("file", ("one.tar", io.BytesIO(bundle_of(build(5)))))]),
     "read_exchange": lambda _: (None, None),
     "list_held": lambda _: ({"origin": "ledger.example.org"}, None),
+    "read_news": lambda _: ({"origin": "ledger.example.org"}, None),
+    "list_lacking": lambda _: ({"tenant_id": "settled", "from_seq": 1, "to_seq": 2}, None),
     "list_tenants": lambda _: ({"limit": 2}, None),
     "erase_subject": lambda _: ({"tenant_id": "acme"}, {"subject": "u-1", "reason": "asked for"}),
     "read_checkpoint": lambda _: ({"tenant_id": "settled"}, None),

@@ -15,7 +15,7 @@ from app.runtime.answers import shape
 from app.runtime.principals import Right
 from app.share.exchange import Regions
 from app.share.exchange.lacking import Lacking
-from app.share.exchange.news import CURSOR, TOLD_MAX
+from app.share.exchange.news import TOLD_MAX
 from app.share.exchange.peer_client import HAVE_MAX, NEWS_WAIT_S_MAX
 from app.store import exchange
 from app.store.reading import reading
@@ -144,7 +144,10 @@ async def read_news(
     origin: OriginQuery,
     cursor: Annotated[
         str,
-        Query(pattern=names.anchored(f"({CURSOR})?"), description="Cursor of the last answer; without one, a list."),
+        Query(
+            pattern=names.anchored(f"({names.NEWS_CURSOR})?"),
+            description="Cursor of the last answer; without one, a list.",
+        ),
     ] = "",
     wait_s: Annotated[float, Query(ge=0, le=NEWS_WAIT_S_MAX, description="How long to wait for news.")] = 0.0,
 ) -> Response:

@@ -19,6 +19,7 @@ WORDS: Final[Mapping[str, str]] = {
     names.anchored(names.TENANT_ID): f"must name a tenant: {_TENANT}",
     names.anchored(names.READABLE_TENANT_ID): f"must name a tenant: {_TENANT}; or _system",
     names.anchored(f"({names.READABLE_TENANT_ID})?"): f"must name a tenant, or nothing: {_TENANT}; or _system",
+    names.anchored(f"({names.NEWS_CURSOR})?"): "must be the cursor of an answer before, or nothing",
     names.anchored(names.TENANTS): f"must be a tenant ({_TENANT}), the beginning of some and *, or * for all",
     names.anchored(names.NODE_ID): "must be 1 to 63 of a-z, 0-9 and -, the first and the last a letter or a digit",
     names.anchored(names.GATE): "must be 1 to 32 of a-z and 0-9",

@@ -18,11 +18,8 @@ from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
-from ledger import names
-
 TOLD_MAX = 200
 """Tenants in one answer."""
-CURSOR = f"[0-9a-f]{{16}}:[0-9]{{1,18}}(:({names.READABLE_TENANT_ID}))?"
 
 
 class Cursor(NamedTuple):

@@ -59,6 +59,8 @@ LISTED_EVERY_S = 60.0
 """How often a peer lists all its tenants again: it may hide one, or its token may have got another."""
 NEWS_EVERY_S = 0.01
 """Shortest time from one request for news to the next."""
+TURN_EVERY_S = 0.2
+"""How often a node asks whether it may import, while another does."""
 FAILING_S_MAX = 60.0
 """A round defers its remaining tenants once failing ones have taken longer: the peer may be away."""
 FAULTS_TOLD_MAX = 5
@@ -312,21 +314,27 @@ class Peer:
                 continue
             await self._authorize(client.http)
             async with self.turns.turn(self.settings.url) as is_ours:
-                for chain in ready:
-                    self._due.pop(chain.tenant_id, None)
-                is_list_new, self._is_list_new = self._is_list_new, False
-                # Another node that imports has heard the same; what it does not come to is told again with the list.
                 if is_ours:
-                    try:
-                        await self._round(client, ready, is_list_new=is_list_new)
-                    except BaseException:
-                        self._due |= {chain.tenant_id: None for chain in ready}
-                        self._is_list_new |= is_list_new
-                        raise
+                    await self._take_round(client, ready)
+            if not is_ours:
+                # Another node imports. It may stop before it comes to these.
+                await asyncio.sleep(TURN_EVERY_S)
             self._went_well("follow")
 
     def _due_chains(self) -> list[_Chain]:
         return [chain for each in self._due if (chain := self._chains.get(each)) is not None]
+
+    async def _take_round(self, client: PeerClient, ready: Sequence[_Chain]) -> None:
+        """A round of these chains, which stay due if it fails."""
+        for chain in ready:
+            self._due.pop(chain.tenant_id, None)
+        is_list_new, self._is_list_new = self._is_list_new, False
+        try:
+            await self._round(client, ready, is_list_new=is_list_new)
+        except BaseException:
+            self._due |= {chain.tenant_id: None for chain in ready}
+            self._is_list_new |= is_list_new
+            raise
 
     async def _round(self, client: PeerClient, chains: Sequence[_Chain], *, is_list_new: bool) -> None:
         # 1. The newest checkpoint of each, proved.
@@ -436,7 +444,11 @@ class Peer:
         chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
         if chain.went_back:
             chain.fault, chain.went_back = None, False
-        chain.imported_seq, chain.looked = seen.imported_seq if seen else 0, hash(chain.note)
+        before_seq, chain.imported_seq = chain.imported_seq, seen.imported_seq if seen else 0
+        chain.looked = hash(chain.note)
+        if chain.imported_seq > before_seq:
+            # Another node of this ledger imported them.
+            self.on_imported(tenant_id)
 
     def _recall(self, tenant_id: str, kept: Mapping[str, Seen], key: PublicKey) -> None:
         """Set the log origin that the peer showed before: that of the kept checkpoint which ``key`` signed."""
