@@ -118,6 +118,7 @@ def node_values(node: Node, backlog_entries: int, backlog_entries_max: int) -> V
         "hlc_ticks": node.clock.ticks,
         "hlc_clock_skew_rejections": node.clock.skew_rejections,
         "hlc_physical_offset_seconds": node.clock.offset_ms(node.wall.now_ms()) / 1000,
+        "hlc_max_clock_skew_seconds": node.clock.max_clock_skew_ms / 1000,
         "hlc_wall_clock_ahead_seconds": node.wall.ahead_ms / 1000,
         "wal_durable_lsn": node.durable.lsn,
         "wal_chained_lsn": node.chained.lsn,

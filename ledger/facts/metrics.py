@@ -151,6 +151,7 @@ METRICS: Final[Mapping[str, Metric]] = {
         Metric("hlc_ticks", Kind.COUNTER, "HLC ticks issued"),
         Metric("hlc_clock_skew_rejections", Kind.COUNTER, "Remote times refused as too far ahead"),
         Metric("hlc_physical_offset_seconds", Kind.GAUGE, "How far the HLC is ahead of the wall clock"),
+        Metric("hlc_max_clock_skew_seconds", Kind.GAUGE, "How far ahead a time may be: hlc.max_clock_skew"),
         Metric("hlc_wall_clock_ahead_seconds", Kind.GAUGE, "How far the wall clock leapt ahead and is not adopted"),
         Metric("wal_durable_lsn", Kind.GAUGE, "Last durable position"),
         Metric("wal_chained_lsn", Kind.GAUGE, "Last chained position"),

@@ -145,10 +145,9 @@ class Measured:
         self.node.chained.advance(self.node.chained.lsn + 100)
 
 
-def _refuse_times(measured: Measured) -> None:
-    for _ in range(6):
-        with suppress(ClockSkewError):
-            measured.node.clock.receive(Hlc(10**13, 0, "node-b"), 0)
+def _refuse_a_time(measured: Measured) -> None:
+    with suppress(ClockSkewError):
+        measured.node.clock.receive(Hlc(10**13, 0, "node-b"), 0)
 
 
 def _sync_slowly(measured: Measured) -> None:
@@ -189,7 +188,7 @@ FAULTS: Mapping[str, Callable[[Measured], object]] = {
     "TimestampsFailing": lambda measured: measured.metrics.count("log_timestamp_failures"),
     "StatsNotWritten": lambda measured: measured.metrics.count("stats_write_failures"),
     "SignerFails": lambda measured: measured.metrics.count("scheduler_signing_failures", 2),
-    "ClockSkewRefused": _refuse_times,
+    "HlcClockSkewExceeded": _refuse_a_time,
     "UnsignedGrowth": _fails("signing"),
 }
 IDLE = {"ChainingStalled", "TimestampsFailing"}
@@ -230,6 +229,15 @@ def test_snapshots_that_are_due_after_an_hour_are_not_missed_before() -> None:
     assert firing(scrapes) == set()
     measured.unsigned_age_s = 4501.0
     assert firing(times(measured.text, 1, scrapes)) == {"SnapshotsMissing"}
+
+
+@pytest.mark.parametrize(("ahead_ms", "is_exceeded"), [(4000, False), (7000, True)])
+def test_a_ledger_ahead_of_the_wall_clock_exceeds_the_clock_skew_beyond_the_tolerance(
+    ahead_ms: int, is_exceeded: bool
+) -> None:
+    measured = Measured()
+    measured.node.clock.observe(Hlc(measured.node.wall.now_ms() + ahead_ms, 0, "node-a"))
+    assert is_firing("HlcClockSkewExceeded", times(measured.text, 1, [])) is is_exceeded
 
 
 @pytest.mark.parametrize("alert", OF_JOBS)
