@@ -133,7 +133,7 @@ def test_the_histories_meet_what_the_properties_are_about() -> None:
         region = world.regions["use1"]
         conflicts += sum(entry.action == "CONFLICT" for entry in region.chain)
         lost += world.lives - len(REGIONS)
-        for job_id, facts in facts_of(region).items():
+        for facts in facts_of(region).values():
             actions = [said[0] for said in sorted(facts.values(), key=lambda said: said[2])]
             ends += len({"COMPLETE", "FAIL", "TIMEOUT"} & {*actions}) > 1
             early += "ENQUEUE" in actions and "CANCEL" in actions[: actions.index("ENQUEUE")]
