@@ -2,6 +2,10 @@
 
 A standby waits while the writer lives and continues soon after the writer died. Safety does not depend on the lease: a
 writer whose lease expired is fenced, at the safekeepers and in Postgres, by the epoch that another process won.
+
+What no safekeeper and no transaction confirms is LOCAL: the record is on this disk. The node answers it while the lease
+is certain to last (``Lease.is_held``): one TTL from before the last renewal was sent, by a clock that counts suspended
+time. So a process that wakes after its lease expired answers nothing from what it remembers (decision 0096).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import math
 import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +26,7 @@ import httpx
 import structlog
 
 from app.runtime.outgoing import NoAnswerError, client_of, read_answer
+from app.runtime.state.wall_clock import running_s
 from app.store.node import HeldLease
 from ledger.errors import FencedError, LedgerError, StartRefusedError
 from signing.files import read_regular
@@ -33,6 +38,9 @@ LOOKS_A_TTL = 5
 
 RELEASE_TIMEOUT_S = 2.0
 """How long a stop waits for the release at most; a lease that is not released expires."""
+
+RATE_MARGIN = 0.001
+"""Part of a TTL that is not relied on, because the clocks of the node and of the store may run at different rates."""
 
 HOLDER_NAME = "holder"
 
@@ -87,6 +95,18 @@ class Lease:
     """Errors of a store that cannot be reached."""
     is_reached: bool = True
     """Whether the last attempt to renew it reached the store."""
+    now_s: Callable[[], float] = running_s
+    """A clock that no one sets and that counts suspended time."""
+    _lasts_until_s: float = field(default=-math.inf, init=False)
+
+    def is_held(self) -> bool:
+        """Whether the lease is certain to last: no other run takes it unless an operator seizes it or the clock of the
+        store is set ahead."""
+        return self.now_s() < self._lasts_until_s
+
+    def _renewed(self, asked_s: float) -> None:
+        """The store renewed the lease, in answer to a request of ``asked_s``."""
+        self._lasts_until_s = asked_s + self.ttl_s * (1 - RATE_MARGIN)
 
     async def take(self, *, seize: bool = False, on_waiting: Callable[[], Awaitable[None]] | None = None) -> None:
         """Return once this run holds the lease, however long another run does. A wait that has started survives an
@@ -99,6 +119,7 @@ class Lease:
         waits, asked_since_s = False, -math.inf
         while True:
             ran_out = loop.time() - asked_since_s >= self.ttl_s
+            asked_s = self.now_s()
             try:
                 held = await self.leases.take(
                     self.node_id, self.holder, self.run, self.ttl_s, seize=seize, ran_out=ran_out
@@ -111,6 +132,7 @@ class Lease:
                 asked_since_s = math.inf
             else:
                 if held.run == self.run:
+                    self._renewed(asked_s)
                     log.info("wal_lease_taken", node_id=self.node_id, waited=waits)
                     return
                 if not waits or asked_since_s == math.inf:
@@ -127,11 +149,13 @@ class Lease:
         epoch decides."""
         while True:
             await asyncio.sleep(self.ttl_s / LOOKS_A_TTL)
+            asked_s = self.now_s()
             try:
                 if not await self.leases.renew(self.node_id, self.run, self.ttl_s):
                     on_lost(FencedError(f"the lease of {self.node_id} is another's; this process stops"))
                     return
                 self.is_reached = True
+                self._renewed(asked_s)
             except self.faults as error:
                 if self.is_reached:
                     log.warning("wal_lease_not_renewed", node_id=self.node_id, error=str(error))
@@ -169,7 +193,7 @@ class EtcdLeases:
     ) -> HeldLease:
         # ran_out: etcd itself lets every lease last for its ttl once more when its cluster has a leader again
         key = _text(PREFIX + node_id)
-        lease_id = (await self._post("/v3/lease/grant", {"TTL": max(1, round(ttl_s))}))["ID"]
+        lease_id = (await self._post("/v3/lease/grant", {"TTL": math.ceil(ttl_s)}))["ID"]
         put = {"key": key, "value": _text(json.dumps({"holder": holder, "run": run})), "lease": lease_id}
         expected: dict[str, object] = {"key": key, "target": "CREATE", "result": "EQUAL", "createRevision": "0"}
         while True:

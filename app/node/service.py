@@ -157,6 +157,7 @@ class Service:
                 on_over=self.lifecycle.fail,
                 on_quorum_lost=lambda: self.submitter.answers.quorum_lost(),
             )
+        self._holds_lease = started.lease.is_held if started.lease is not None else lambda: True
         self._durable_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.writer = self._open_writer(started)
         self._loop.add_reader(self._durable_fd, self._take_durable)
@@ -316,6 +317,7 @@ class Service:
                 no_quorum=self.leadership.no_quorum if self.leadership is not None else lambda: None,
                 in_regions=self.regions.spread if self.regions.peers and settings.exchange.is_global else None,
                 head_seq=self.appender.head_seq,
+                holds_lease=self._holds_lease,
             ),
             record_bytes_max=settings.wal.record_bytes_max,
             line_turns=self.line_turns,
@@ -374,7 +376,11 @@ class Service:
             return
         if (waited_s := self.submitter.became_durable(lsn)) is not None:
             self.metrics.observe("wal_append_seconds", waited_s)
-        self.node.durable.advance(lsn)
+        if self._holds_lease():
+            self.node.durable.advance(lsn)
+        else:
+            self.node.durable.advance(min(lsn, self.node.committed.lsn))
+            self.submitter.answers.lease_expired()
         if self.leadership is None:
             self._committed(lsn)
 
@@ -404,6 +410,8 @@ class Service:
 
     def _committed(self, lsn: Lsn) -> None:
         self.node.committed.advance(lsn)
+        if self.node.durable.lsn < lsn and not self._holds_lease():
+            self.node.durable.advance(min(lsn, self.writer.durable_lsn))
         self.appender.wake()
 
     def backlog_fault(self) -> str | None:
@@ -441,7 +449,7 @@ class Service:
         self.lifecycle.keep(partial(self.upkeep.clean_up, self.settings.wal.retain))
         self.lifecycle.spawn(record_start(self._started, self.system_entries, self.key_changes))
         if (lease := self._started.lease) is not None:
-            self.metrics.read(lambda: {"wal_lease_reached": lease.is_reached})
+            self.metrics.read(lambda: {"wal_lease_reached": lease.is_reached, "wal_lease_held": lease.is_held()})
             self.lifecycle.spawn(lease.keep(self.lifecycle.fail))
         self.lifecycle.keep(self._report_key_faults)
         self.lifecycle.keep(

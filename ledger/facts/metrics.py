@@ -116,6 +116,7 @@ METRICS: Final[Mapping[str, Metric]] = {
         ),
         Metric("wal_scrub_damaged_segments", Kind.GAUGE, "Segments of this node's log that are damaged at rest"),
         Metric("wal_lease_reached", Kind.GAUGE, "Whether the lease on the log was renewed last time"),
+        Metric("wal_lease_held", Kind.GAUGE, "Whether the lease is certain to last; LOCAL waits for a quorum if not"),
         Metric("readyz_check_failing", Kind.GAUGE, "Whether a check of /readyz fails", labels=("check",)),
         Metric("watch_streams", Kind.GAUGE, "Clients that watch chains now"),
         Metric("scheduler_chain_breaks", Kind.GAUGE, "Breaks found that are not mended, or not acknowledged"),

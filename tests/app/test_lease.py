@@ -62,6 +62,16 @@ def leases(request: pytest.FixtureRequest) -> Leases:
     return PostgresLeases(database.service_url)
 
 
+class Suspended:
+    """A clock that a test moves on, as it is after the machine slept: the loop's clock knows nothing of that."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def lease(leases: Leases, holder: str, run: str) -> Lease:
     return Lease(leases, "node-a", holder, run, TTL_S, DATABASE_FAULTS)
 
@@ -88,6 +98,31 @@ async def test_who_keeps_it_keeps_it_and_who_lost_it_learns_that(leases: Leases)
     await asyncio.wait_for(keeping, 60)
     assert "lease of node-a" in str(lost[0])
     waiting.cancel()
+
+
+async def test_a_lease_is_relied_on_for_a_ttl_from_before_it_was_asked_for_whatever_the_machine_slept(
+    database: Database,
+) -> None:
+    clock = Suspended()
+    async with proxy_to(database.service_url) as proxy:
+        held = Lease(PostgresLeases(proxy.url), "node-a", "one", "run-1", TTL_S, DATABASE_FAULTS, now_s=clock)
+        assert not held.is_held()
+        proxy.stall()
+        taking = asyncio.create_task(held.take())
+        await asyncio.sleep(0)  # it is asked for
+        clock.now += 1
+        proxy.resume()
+        await taking
+        clock.now += TTL_S - 1.1
+        assert held.is_held()
+        clock.now += 0.1
+        assert not held.is_held(), "the answer took a second of it"
+
+        keeping = asyncio.create_task(held.keep(lambda error: pytest.fail(str(error))))
+        await until(held.is_held, "it is renewed")
+        clock.now += TTL_S
+        assert not held.is_held()
+        keeping.cancel()
 
 
 async def test_a_lease_that_is_let_go_or_ones_own_is_had_at_once(leases: Leases) -> None:

@@ -26,6 +26,8 @@ from tests.app.certificates import Authority
 from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import created
+from tests.app.postgres_proxy import proxy_to
+from tests.conftest import Database
 from tests.wal.replication.keepers import Keeper
 from wal.replication.tls import PeerTls, TlsFiles
 from wal.segment import list_segments
@@ -225,6 +227,40 @@ async def test_without_a_quorum_a_write_is_answered_at_once_with_the_members_tha
 
             taken = await until(is_taken, "the quorum is back, and the key gives the outcome")
             assert taken.headers["Idempotent-Replay"] == "true"
+
+
+async def test_local_is_answered_under_the_lease_or_once_a_quorum_holds_the_record(
+    keepers: Keepers, replicated: MakeReplicated, run_server: RunServer, database: Database
+) -> None:
+    async def post(level: str, key: str | None = None) -> httpx.Response:
+        return await client.post(
+            "/v1/jobs", json=JOB | {"durability": level}, headers={} if key is None else {"Idempotency-Key": key}
+        )
+
+    async def says_no_local() -> None:
+        for level, key in (("LOCAL", "one"), ("LOCAL", None), ("REGIONAL", None)):
+            told = (answer := await post(level, key)).json()
+            assert (answer.status_code, told["achieved"], told["reason"]) == (503, "NONE", "no-quorum"), told
+            assert ("lease on the log of this node has expired" in told["detail"]) == (level == "LOCAL")
+
+    async def metric(line: str) -> bool:
+        return f"\n{line}\n" in (await client.get("/metrics")).text
+
+    async with proxy_to(database.service_url) as proxy:
+        settings = replicated(write={"timeout": "60s"}, lease={"ttl": "1s"})
+        async with run_server(settings, url=proxy.url) as client:
+            await submit(client, "GLOBAL")
+            keepers.stop(0, 1)
+            assert (await post("REGIONAL")).json()["reason"] == "no-quorum", "it is known to be away"
+            assert (await post("LOCAL", "one")).status_code == 201, "under the lease"
+            await proxy.refuse()
+            await until(lambda: metric("wal_lease_held 0.0"), "nobody can renew the lease")
+            await says_no_local()
+            keepers.start(0, 1)
+            await until(lambda: metric("wal_replicas_in_sync 3.0"), "the quorum is back")
+            assert [(await post("LOCAL", key)).status_code for key in ("one", None)] == [201, 201]
+            await proxy.accept()
+            await until(lambda: metric("wal_lease_held 1.0"), "the lease is renewed")
 
 
 async def test_a_node_on_an_empty_disk_has_all_that_was_committed(

@@ -26,7 +26,7 @@ from tests.wal.replication.keepers import KeeperProcess
 SETTINGS = {
     "node_id": "node-a",
     "wal__ack_mode": "REPLICATED_QUORUM",
-    "lease__ttl": "1s",
+    "lease__ttl": "10s",
     "shutdown_grace": "3s",
     "verify__on_start": "false",
 }

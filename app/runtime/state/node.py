@@ -173,6 +173,8 @@ class Node:
     epoch: Epoch
     clock: Clock
     durable: Watermark = field(default_factory=lambda: Watermark("durable"))
+    """What this node may answer as LOCAL. The position in the file is the writer's: it is higher while the lease on the
+    log has expired and no quorum holds the rest."""
     committed: Watermark = field(default_factory=lambda: Watermark("committed"))
     chained: Watermark = field(default_factory=lambda: Watermark("chained"))
     spread: Watermark = field(default_factory=lambda: Watermark("a majority of the regions"))

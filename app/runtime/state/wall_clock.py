@@ -29,6 +29,15 @@ class Reading(NamedTuple):
     running_ms: int
 
 
+def running_s() -> float:
+    """Seconds on the clock that no one sets and that counts the time in which the machine was suspended.
+
+    Linux: CLOCK_BOOTTIME. Other systems: CLOCK_MONOTONIC, which counts suspended time on macOS and not on the BSDs. No
+    clock of a virtual machine counts the time in which the hypervisor has paused it.
+    """
+    return time.clock_gettime(_RUNNING)
+
+
 def read_clocks() -> Reading:
     """The clocks of this machine now."""
     return Reading(time.time_ns() // 1_000_000, time.clock_gettime_ns(_RUNNING) // 1_000_000)

@@ -113,11 +113,14 @@ class Answers:
         no_quorum: Callable[[], NoQuorum | None] = lambda: None,
         in_regions: InRegions | None = None,
         head_seq: Callable[[str], int] = lambda _: 0,
+        holds_lease: Callable[[], bool] = lambda: True,
     ) -> None:
         """``quorum_survives`` names the failures that a record on the safekeepers survives, None if none vote. With
         ``spreads`` GLOBAL also needs a majority of the regions. ``copies`` asks the voting safekeepers; ``no_quorum``
         reports whether too few of them follow now. ``in_regions`` is None if GLOBAL needs no importing regions.
-        ``head_seq`` is the seq at which this node left the chain of a tenant."""
+        ``head_seq`` is the seq at which this node left the chain of a tenant. ``holds_lease`` reports whether no other
+        process can write this node's log now; the durable position rises only while it does, or up to what a quorum
+        holds."""
         self._node = node
         self._write_timeout_s = write_timeout_s
         self._unchained = Deadlines()
@@ -128,6 +131,7 @@ class Answers:
         """Whether ``quorum_lost`` was called; ``no_quorum`` reports whether the quorum is still lost."""
         self._in_regions = in_regions
         self._head_seq = head_seq
+        self._holds_lease = holds_lease
         self._spreads = spreads
         of_quorum = SURVIVES.index(quorum_survives) if quorum_survives is not None else 0
         of_chain = max(SURVIVES.index(postgres_survives), of_quorum)
@@ -168,7 +172,7 @@ class Answers:
         try:
             if level <= Durability.LOCAL:
                 if not self._acknowledge_before_fsync:
-                    await node.durable.reached(lsn, self._write_timeout_s)
+                    await self._local(lsn)
                 return None
             is_early = outcome is None and self.is_early(level, keyed=keyed)
             if not is_early:
@@ -189,6 +193,17 @@ class Answers:
         except DurabilityTimeoutError as error:
             raise self.late(level, str(error), pending) from None
 
+    async def _local(self, lsn: Lsn) -> None:
+        """Wait until ``lsn`` is durable, and a quorum holds it if it was durable before this request and the lease has
+        expired since."""
+        node = self._node
+        was_durable = node.durable.lsn >= lsn
+        await node.durable.reached(lsn, self._write_timeout_s)
+        if was_durable and not self._holds_lease():
+            if node.committed.lsn < lsn and (away := self._away()) is not None:
+                raise DurabilityTimeoutError(away.why)
+            await node.committed.reached(lsn, self._write_timeout_s)
+
     async def _committed(self, lsn: Lsn) -> float:
         """Wait until ``lsn`` is committed, if safekeepers vote; returns the seconds left of ``write.timeout``.
 
@@ -200,7 +215,8 @@ class Answers:
             return timeout_s
         began_s = time.monotonic()
         if node.committed.lsn < lsn and (away := self._away()) is not None:
-            await node.durable.reached(lsn, timeout_s)
+            if self._holds_lease():
+                await node.durable.reached(lsn, timeout_s)
             raise DurabilityTimeoutError(away.why)
         await node.committed.reached(lsn, timeout_s)
         return max(0.0, timeout_s - (time.monotonic() - began_s))
@@ -219,7 +235,15 @@ class Answers:
         self._is_quorum_lost = True
         if (away := self._away()) is not None:
             self._node.committed.give_up(away.why)
+            if not self._holds_lease():
+                self._node.durable.give_up(away.why)
             self._unchained.give_up_above(self._node.committed.lsn, away.why)
+
+    def lease_expired(self) -> None:
+        """Records became durable and the lease has expired. Their requests wait for a quorum; without one for a while
+        they are answered now."""
+        if (away := self._away()) is not None:
+            self._node.durable.give_up(away.why)
 
     def give_up(self) -> None:
         """End all waits for evidence of other members and regions."""
@@ -313,8 +337,11 @@ class Answers:
         tenants of all events of its request, if there are more than its own."""
         node, lsn = self._node, pending.lsn
         away = self._no_quorum() if self._is_replicated and node.committed.lsn < lsn else None
+        why = why if away is None else away.why
+        if level <= Durability.LOCAL and not self._holds_lease():
+            why = f"the lease on the log of this node has expired, so another process may write it; {why}"
         return DurabilityTimeoutError(
-            f"{level.name} was not reached: {why if away is None else away.why}. The event is in the log of this node "
+            f"{level.name} was not reached: {why}. The event is in the log of this node "
             f"at LSN {lsn}; send the same Idempotency-Key again to learn its outcome",
             job_id=pending.job_id,
             hlc=pending.hlc.text(),
@@ -330,7 +357,7 @@ class Answers:
         node = self._node
         if lsn <= (node.committed.lsn if self._is_replicated else min(map(node.chained_lsn_of, tenant_ids))):
             return Durability.REGIONAL
-        return Durability.LOCAL if node.durable.lsn >= lsn else Durability.NONE
+        return Durability.LOCAL if node.durable.lsn >= lsn and self._holds_lease() else Durability.NONE
 
     def reached(self, pending: Pending, level: Durability) -> asyncio.Future[ChainPosition | None]:
         """A future that resolves once ``pending`` is at ``level``, or its time is up."""
