@@ -4,7 +4,8 @@ The log is a bundle, or NDJSON: entries as ``/v1/chain/entries`` gives them, or 
 
     {"commitment": {...}, "precondition": {...}}        {"node": "n1", "capacity": {...}}
 
-An entry is judged again, whatever verdict it records; where that was another, it counts as different.
+An entry is judged again, whatever verdict it records; where that was another, it counts as different. Entries are
+judged by the rules of their tenant, and proposals of one's own by the newest; ``--rules`` names others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import VERDICTS, CommitmentAction
 from ledger.machines.commitments import Commitments, claims_of
-from ledger.machines.promises import NO_BET, Commitment, Resources, Revocation, read_capacity, read_proposal
+from ledger.machines.promises import (
+    NO_BET,
+    RULES,
+    RULES_NEWEST,
+    Commitment,
+    Resources,
+    Revocation,
+    read_capacity,
+    read_proposal,
+)
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from signing.bundle.reader import BundleReader
 from signing.files import open_regular
@@ -45,6 +55,8 @@ class LogEntry(NamedTuple):
     seq: int
     action: str | None
     payload: bytes | str
+    is_own: bool = False
+    """Whether it is none of a chain: a log that begins with it is judged by the newest rules."""
 
 
 class Simulated(msgspec.Struct):
@@ -83,6 +95,12 @@ def simulate(
         Path | None,
         typer.Option("--state", dir_okay=False, help="Keep the state in this file, and go on from it."),
     ] = None,
+    rules: Annotated[
+        int | None,
+        typer.Option(
+            "--rules", min=1, max=RULES_NEWEST, help="Judge by this version of the rules from the first entry."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a log through the commitment machine: what is accepted, how full the nodes are, how large the state is.
@@ -94,16 +112,20 @@ def simulate(
     \b
     Examples:
       tally simulate openb.bundle.tar
+      tally simulate acme.bundle.tar --rules 2
       tally simulate proposals.ndjson --state /tmp/what-if.sqlite --json
     """
     began_s = time.monotonic()
     with stored_state(state) if state is not None else nullcontext() as stored:
         machine = Commitments(stored.live if stored is not None else None)
+        if rules is not None and machine.state.rules.setdefault(RULES, rules) != rules:
+            raise InvalidInputError(f"--state has rules {machine.state.rules[RULES]}; --rules needs a new file")
         found, before = _run(log, machine, stored)
         took_s = time.monotonic() - began_s
         document = {
             "log": str(log),
             **msgspec.to_builtins(found),
+            "rules": machine.state.rules.get(RULES),
             "nodes": len(machine.state.nodes),
             "packing": _packing(machine, found),
             "duration_s": round(took_s, 3),
@@ -146,8 +168,10 @@ def _identity(entry: LogEntry) -> bytes:
 
 def _take(machine: Commitments, entry: LogEntry, found: Simulated) -> None:
     found.entries += 1
+    if entry.is_own:
+        machine.state.rules.setdefault(RULES, RULES_NEWEST)
     if entry.action == CommitmentAction.CAPACITY_SET:
-        machine.set_capacity(*read_capacity(entry.payload))
+        machine.set_capacity(read_capacity(entry.payload))
         found.capacities += 1
         return
     proposal = read_proposal(entry.payload)
@@ -194,9 +218,10 @@ def _entry_of(number: int, line: bytes) -> LogEntry | None:
                 raise TypeError("seq is no number, or payload no text")
             return LogEntry(seq, said["action"], payload)
         if "capacity" in said:
-            return LogEntry(number, CommitmentAction.CAPACITY_SET, line)
+            return LogEntry(number, CommitmentAction.CAPACITY_SET, line, is_own=True)
         bet = said.get("precondition", NO_BET)
-        return LogEntry(number, None, orjson.dumps({"commitment": said["commitment"], "precondition": bet}))
+        payload = orjson.dumps({"commitment": said["commitment"], "precondition": bet})
+        return LogEntry(number, None, payload, is_own=True)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInputError(f"line {number} is neither an entry nor a proposal nor a capacity: {error!r}") from None
 

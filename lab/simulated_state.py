@@ -12,10 +12,12 @@ import msgspec
 
 from ledger.errors import InvalidInputError
 from ledger.machines.commitments import LiveState, Neighbours, NodeState
-from ledger.machines.promises import Commitment
+from ledger.machines.promises import RULES, Commitment
 
-_VALUES: Final[tuple[Any, ...]] = (Commitment, int, NodeState, int, Neighbours)
+_VALUES: Final[tuple[Any, ...]] = (Commitment, int, NodeState, int, Neighbours, int)
 """Of the tables of ``LiveState``, in their order."""
+_FORM: Final = 1
+"""``user_version`` of the file. A file of form 0 was written before rules had versions."""
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -71,9 +73,13 @@ class StoredState:
 
     def __init__(self, file: sqlite3.Connection) -> None:
         self._file = file
-        names = ("active", "holders", "nodes", "newest", "neighbours")
+        names = LiveState._fields
         self.live = LiveState(*(StoredTable(file, name, value) for name, value in zip(names, _VALUES, strict=True)))
         file.execute("CREATE TABLE IF NOT EXISTS taken (entries INTEGER, digest BLOB, summary BLOB)")
+        (form,) = file.execute("PRAGMA user_version").fetchone()
+        if form < _FORM and self.taken().entries:
+            self.live.rules[RULES] = 1
+        file.execute(f"PRAGMA user_version = {_FORM}")
 
     def taken(self) -> Taken:
         """How far the log was taken."""

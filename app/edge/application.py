@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.edge.accepted import ACCEPTED, Accepted, AccessControl, Services, kinds_named_by
 from app.edge.answers import IS_HEAD
 from app.edge.forms.body import SCHEMA_REF
-from app.edge.forms.requests import EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
+from app.edge.forms.requests import CAPACITY, EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
 from app.edge.forms.validation import invalid_parameter
 from app.edge.problems import problem_response, respond
 from app.edge.routes import (
@@ -191,6 +191,7 @@ _READ_BY_ENDPOINTS = {
     "EventLine": EVENT_LINE,
     "StatsReport": STATS_REPORT,
     "ProposalRequest": PROPOSAL,
+    "CapacityRequest": CAPACITY,
 }
 _DESCRIPTION = """A tamper-evident job ledger. Errors are problems (RFC 9457); every list takes `limit` and `cursor`.
 Writes answer with a session token in `Tally-Session`; show it to read your own writes."""

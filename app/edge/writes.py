@@ -48,6 +48,7 @@ from app.write.pending.requests import Draft, Receipt, RequestKey, draft_of
 from ledger import rfc3339
 from ledger.errors import CommitmentConflictError, InvalidInputError
 from ledger.facts.events import JOB_EVENTS, Durability, EventType
+from ledger.machines.promises import RULES
 from ledger.positions import Epoch, Lsn
 
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
@@ -222,8 +223,22 @@ class ProposalWrites:
         body = await read_body(request, JSON_MEDIA_TYPE, self.event_bytes_max)
         wanted = parse(CAPACITY, body)
         accepted.charge_tenant(wanted["tenant_id"], len(body))
-        recorded = await self.proposals.set_capacity(wanted["tenant_id"], node, wanted["capacity"], accepted.caller.id)
+        recorded = await self.proposals.set_capacity(node, wanted, accepted.caller.id)
         return self._answer(recorded, 200, {"node": node}).response()
+
+    async def set_rules(self, tenant_id: str, version: int, accepted: Accepted) -> Response:
+        """Put newer rules in force. A repeated request gets the first answer.
+
+        Raises:
+            CommitmentConflictError: rules that are not older are in force.
+            LedgerError: as ``Proposals.propose``.
+        """
+        self.node.check_writable()
+        # Any version is newer than 1, by which a tenant without proposals is judged here.
+        wanted = {"tenant_id": tenant_id, "commitment": {"kind": "RulesVersion", "version": version}, RULES: 1}
+        key = RequestKey(int(Route.COMMITMENTS), f"rules:{version}", hashlib.sha256(b"rules %d" % version).digest())
+        recorded = await self.proposals.propose(wanted, accepted.caller.id, key)
+        return self._answer(recorded, 200, {"version": version}).response()
 
     def _wanted(self, write: Write, accepted: Accepted, body: bytes) -> tuple[Any, str | None, RequestKey]:
         """The proposal in the body, charged to the quota of its tenant; the proposer; the key."""

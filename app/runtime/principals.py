@@ -220,6 +220,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     Rule(Right.OPERATE, Needs.NAMED): (
         "POST /v1/log/{tenant_id}/cosignatures",
         "PUT /v1/tenants/{tenant_id}/search",
+        "PUT /v1/tenants/{tenant_id}/rules",
     ),
     Rule(Right.OPERATE, Needs.ANY): ("GET /metrics",),
     Rule(Right.ADMIN, Needs.EVERY): (

@@ -5,9 +5,9 @@ This is the only copy of the rules. The appender judges with it in chain order, 
 of a seq, Spark and the simulator run entries through it. It reads no clock: a verdict follows from the entries before
 it::
 
-    judge(proposal)                   the reason to reject it, None if it is accepted
-    apply(index, commitment)          the commitment was accepted at this seq
-    set_capacity(node, capacity)      the node has this capacity
+    judge(proposal)             the reason to reject it, None if it is accepted
+    apply(index, proposal)      the proposal was accepted at this seq
+    set_capacity(capacity)      the node has this capacity
 
 Invariants, for any proposals::
 
@@ -15,10 +15,19 @@ Invariants, for any proposals::
     a gang is active as a whole or not at all, and once
     only an active commitment can be revoked, which ends it
     reserved[node][dimension] == sum of the active reservations there
+    from rules 2 on, where the capacity is known:
+        a placement is accepted only if then reserved[node][dimension] <= limit[node][dimension] where it claims
+        an adjustment is accepted only if its epoch >= that of the newest active adjustment of its module
 
-If the capacity of a node is known, free is capacity less reservations, per dimension. If it is unknown, a dimension is
-free if no active commitment claims it, and all accelerators are one dimension. Preconditions are the caller's choice: a
-placement without one may claim more than a node has.
+If the capacity of a node is known, its limit is the capacity, from rules 2 on times the overcommit, and free is the
+limit less reservations, per dimension. If it is unknown, a dimension is free if no active commitment claims it, and all
+accelerators are one dimension. Preconditions are the caller's choice: by rules 1 a placement without one may claim more
+than a node has. A capacity below what is reserved counts as well: the node is overbooked, and takes no claim on that
+dimension until enough is revoked.
+
+**Versions of the rules.** 1: as every release judged before there were versions. 2: ``over-capacity``, ``older-epoch``
+and overcommit. The first accepted proposal or capacity of a tenant sets the version that it starts with, a
+``RulesVersion`` raises it. Each entry is judged by the version in force before it. Imported entries set nothing.
 
 The cost of judging and applying depends on the number of gang members, not on the number of active commitments: every
 lookup in ``LiveState`` is by name. The caller passes in its tables.
@@ -29,10 +38,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, Final, NamedTuple
 
+from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.facts.events import CommitmentAction
 from ledger.machines.promises import (
     ANY_ACCELERATOR,
+    RULES,
+    RULES_NEWEST,
+    Capacity,
     Commitment,
     GangMember,
     GangPlacement,
@@ -41,17 +54,23 @@ from ledger.machines.promises import (
     ModuleAdjustment,
     ModuleAdjustmentVersion,
     NodeFreeOf,
+    Overcommit,
     Placement,
     Precondition,
     Proposal,
     Rejection,
     Resources,
     Revocation,
+    RulesVersion,
     members_of,
     node_subject,
     read_capacity,
     read_proposal,
 )
+
+CAPACITY_BINDS_FROM: Final = 2
+"""The first rules by which no claim goes beyond a known capacity, a node can be overcommitted, and no adjustment is of
+an older epoch than the newest."""
 
 CLAIMS_LOOKED_AT_MAX: Final = 64
 """Most of a node's newest claims that are searched for a blocking one."""
@@ -63,6 +82,15 @@ class NodeState(NamedTuple):
     capacity: Resources | None
     reserved: dict[str, int]
     """Claims of active commitments by dimension, without zeros. Never changed in place."""
+    overcommit: Overcommit | None = None
+
+    def limit(self, dimension: str, rules: int) -> int:
+        """The most that may be reserved in a dimension; the capacity is known."""
+        assert self.capacity is not None
+        amount = self.capacity.of(dimension)
+        if self.overcommit is None or rules < CAPACITY_BINDS_FROM:
+            return amount
+        return self.overcommit.limit(dimension, amount)
 
 
 class Neighbours(NamedTuple):
@@ -84,6 +112,8 @@ class LiveState(NamedTuple):
     """Index of the newest claim of ``node:NAME``, of the newest adjustment of ``module:MISSION/NAME``."""
     neighbours: MutableMapping[tuple[str, int], Neighbours]
     """By subject and index."""
+    rules: MutableMapping[str, int]
+    """The version of the rules in force, under ``RULES``; empty until a first entry sets it."""
 
 
 class Overlay(MutableMapping[Any, Any]):
@@ -147,17 +177,31 @@ class Commitments:
     """The machine over one tenant's entries, in the order of its chain."""
 
     def __init__(self, state: LiveState | None = None) -> None:
-        self.state = state if state is not None else LiveState({}, {}, {}, {}, {})
+        self.state = state if state is not None else LiveState({}, {}, {}, {}, {}, {})
 
     def decide(self, index: int, proposal: Proposal) -> Rejection | None:
         """Judge the proposal at seq ``index`` and apply it if it is accepted."""
         if (rejection := self.judge(proposal)) is None:
-            self.apply(index, proposal.commitment)
+            self.apply(index, proposal)
         return rejection
 
     def judge(self, proposal: Proposal) -> Rejection | None:
-        """Check the precondition, then the invariants; returns the rejection, None if the proposal is accepted."""
-        return self._judge_precondition(proposal.precondition) or self._judge_commitment(proposal.commitment)
+        """Check the precondition, then the invariants; returns the rejection, None if the proposal is accepted.
+
+        Raises:
+            InvalidInputError: the rules in force are newer than this program.
+        """
+        rules = self._rules(proposal.rules)
+        return self._judge_precondition(proposal.precondition, rules) or self._judge_commitment(
+            proposal.commitment, rules
+        )
+
+    def _rules(self, first: int) -> int:
+        """The version of the rules in force; ``first`` if no entry has set it yet."""
+        rules = self.state.rules.get(RULES, first)
+        if rules > RULES_NEWEST:
+            raise InvalidInputError(f"it is judged by rules {rules}, and this program knows rules up to {RULES_NEWEST}")
+        return rules
 
     def fold(self, index: int, action: str, payload: bytes | str) -> None:
         """Apply one entry of the chain without judging it: a recorded acceptance is trusted. Imported entries, and
@@ -167,25 +211,24 @@ class Commitments:
             InvalidInputError: it is no such entry, or could not be accepted.
         """
         if action == CommitmentAction.PROPOSE_ACCEPTED:
-            commitment = read_proposal(payload).commitment
+            proposal = read_proposal(payload)
+            commitment = proposal.commitment
             if isinstance(commitment, Revocation) and commitment.index not in self.state.active:
                 raise InvalidInputError(f"seq {index} revokes {commitment.index}, which is not active")
-            self.apply(index, commitment)
+            self.apply(index, proposal)
         elif action == CommitmentAction.CAPACITY_SET:
-            self.set_capacity(*read_capacity(payload))
+            self.set_capacity(read_capacity(payload))
 
     # --- judging ----------------------------------------------------------------------------------
 
-    def _judge_precondition(self, bet: Precondition) -> Rejection | None:
+    def _judge_precondition(self, bet: Precondition, rules: int) -> Rejection | None:
         match bet:
             case NodeFreeOf():
-                return self._judge_node(bet)
+                return self._judge_node(bet, rules)
             case GangUnplaced():
                 return self._judge_gang(bet.gang)
             case ModuleAdjustmentVersion():
-                index = self.state.newest.get(bet.subject, 0)
-                newest = self.state.active[index] if index else None
-                epoch = newest.epoch if type(newest) is ModuleAdjustment else 0
+                index, epoch = self._newest_adjustment(bet.subject)
                 if epoch != bet.epoch:
                     return Rejection(
                         "adjustment-version",
@@ -195,36 +238,66 @@ class Commitments:
                     )
         return None
 
-    def _judge_node(self, bet: NodeFreeOf) -> Rejection | None:
+    def _newest_adjustment(self, module: str) -> tuple[int, int]:
+        """Index and epoch of the newest active adjustment of a module, zeros if there is none."""
+        index = self.state.newest.get(module, 0)
+        newest = self.state.active[index] if index else None
+        return index, newest.epoch if type(newest) is ModuleAdjustment else 0
+
+    def _judge_node(self, bet: NodeFreeOf, rules: int) -> Rejection | None:
         if (known := self.state.nodes.get(bet.node)) is None:
             return None
-        capacity, reserved = known
-        for name, amount in bet.at_least.amounts():
-            if capacity is None:
-                dimension = ANY_ACCELERATOR if name.startswith(f"{ANY_ACCELERATOR}.") else name
-                if dimension not in reserved:
-                    continue
+        wanted = bet.at_least.amounts()
+        if known.capacity is not None:
+            return self._judge_free(bet.node, known, dict(wanted), rules, "node-not-free", "asked for")
+        for name, _ in wanted:
+            dimension = ANY_ACCELERATOR if name.startswith(f"{ANY_ACCELERATOR}.") else name
+            if dimension in known.reserved:
                 return Rejection(
                     "node-not-free",
                     f"node {bet.node}: {dimension} is claimed, and the node's capacity is not known",
                     blocking_index=self._claim_of(bet.node, dimension),
                 )
-            free = capacity.of(name) - reserved.get(name, 0)
+        return None
+
+    def _judge_capacity(self, commitment: Placement | GangPlacement, rules: int) -> Rejection | None:
+        """Whether all members together fit on each node of known capacity."""
+        if rules < CAPACITY_BINDS_FROM:
+            return None
+        for node, claimed in claims_of(commitment).items():
+            known = self.state.nodes.get(node)
+            if known is None or known.capacity is None:
+                continue
+            claimed.pop(ANY_ACCELERATOR, None)
+            if (found := self._judge_free(node, known, claimed, rules, "over-capacity", "claimed")) is not None:
+                return found
+        return None
+
+    def _judge_free(
+        self, node: str, known: NodeState, wanted: dict[str, int], rules: int, reason: str, is_what: str
+    ) -> Rejection | None:
+        """Whether a node of known capacity has ``wanted`` free, by dimension."""
+        for name, amount in wanted.items():
+            free = known.limit(name, rules) - known.reserved.get(name, 0)
             if free < amount:
                 return Rejection(
-                    "node-not-free",
-                    f"node {bet.node} has {max(free, 0)} of {name} free, {amount} is asked for",
-                    _free(known, bet.at_least),
-                    self._claim_of(bet.node, name),
+                    reason,
+                    f"node {node} has {max(free, 0)} of {name} free, {amount} is {is_what}",
+                    _free(known, wanted, rules),
+                    self._claim_of(node, name),
                 )
         return None
 
-    def _judge_commitment(self, commitment: Commitment) -> Rejection | None:
+    def _judge_commitment(self, commitment: Commitment, rules: int) -> Rejection | None:
         match commitment:
             case Placement():
-                return self._judge_members((commitment,))
+                return self._judge_members((commitment,)) or self._judge_capacity(commitment, rules)
             case GangPlacement():
-                return self._judge_gang(commitment.gang) or self._judge_members(commitment.members)
+                return (
+                    self._judge_gang(commitment.gang)
+                    or self._judge_members(commitment.members)
+                    or self._judge_capacity(commitment, rules)
+                )
             case IdentityBind():
                 if (index := self.state.holders.get(f"identity:{commitment.capsule}")) is not None:
                     return Rejection(
@@ -232,11 +305,34 @@ class Commitments:
                         f"capsule {commitment.capsule} has an identity, bound at index {index}",
                         blocking_index=index,
                     )
-            case ModuleAdjustment() if commitment.replicas < 1:
-                says = f"{commitment.mission}/{commitment.module} cannot have {commitment.replicas} replicas"
-                return Rejection("scale-to-zero", f"{says}; to end it, revoke its placements")
-            case Revocation() if commitment.index not in self.state.active:
-                return Rejection("not-active", f"there is no active commitment at index {commitment.index}")
+            case ModuleAdjustment():
+                return self._judge_adjustment(commitment, rules)
+            case Revocation():
+                return self._judge_revocation(commitment.index)
+            case RulesVersion() if commitment.version <= rules:
+                return Rejection("rules-in-force", f"rules {rules} are in force, and only newer ones can replace them")
+        return None
+
+    def _judge_adjustment(self, adjustment: ModuleAdjustment, rules: int) -> Rejection | None:
+        module = f"{adjustment.mission}/{adjustment.module}"
+        if adjustment.replicas < 1:
+            says = f"{module} cannot have {adjustment.replicas} replicas"
+            return Rejection("scale-to-zero", f"{says}; to end it, revoke its placements")
+        index, epoch = self._newest_adjustment(adjustment.subject)
+        if rules < CAPACITY_BINDS_FROM or adjustment.epoch >= epoch:
+            return None
+        return Rejection(
+            "older-epoch",
+            f"the newest adjustment of {module} is of epoch {epoch}, this one is of epoch {adjustment.epoch}",
+            blocking_index=index,
+            epoch=epoch,
+        )
+
+    def _judge_revocation(self, index: int) -> Rejection | None:
+        if (commitment := self.state.active.get(index)) is None:
+            return Rejection("not-active", f"there is no active commitment at index {index}")
+        if type(commitment) is RulesVersion:
+            return Rejection("not-revocable", f"the rules that index {index} set in force stay until newer ones are")
         return None
 
     def _judge_gang(self, gang: str) -> Rejection | None:
@@ -273,13 +369,19 @@ class Commitments:
 
     # --- applying ---------------------------------------------------------------------------------
 
-    def apply(self, index: int, commitment: Commitment) -> None:
-        """Apply a commitment that the entry at seq ``index`` accepts. It MUST have been accepted, or be recorded as
-        accepted in a chain that only revokes active commitments. Of two holders of one name the newer is valid."""
+    def apply(self, index: int, proposal: Proposal) -> None:
+        """Apply a proposal that the entry at seq ``index`` accepts. It MUST have been accepted, or be recorded as
+        accepted in a chain that only revokes active commitments. Of two holders of one name the newer is valid.
+
+        Raises:
+            InvalidInputError: as ``judge``; nothing was changed.
+        """
+        state, commitment = self.state, proposal.commitment
+        rules = self._rules(proposal.rules)
+        state.rules[RULES] = commitment.version if type(commitment) is RulesVersion else rules
         if type(commitment) is Revocation:
             self._end(commitment.index)
             return
-        state = self.state
         state.active[index] = commitment
         state.holders.update(dict.fromkeys(_names_of(commitment), index))
         claims = claims_of(commitment)
@@ -300,17 +402,23 @@ class Commitments:
         for subject in _ordered_subjects(commitment, claims):
             self._unlink(subject, index)
 
-    def set_capacity(self, node: str, capacity: Resources) -> None:
-        """Set the node's capacity from now on."""
-        known = self.state.nodes.get(node)
-        self.state.nodes[node] = NodeState(capacity, {} if known is None else known.reserved)
+    def set_capacity(self, said: Capacity) -> None:
+        """Set the node's capacity from now on.
+
+        Raises:
+            InvalidInputError: as ``judge``; nothing was changed.
+        """
+        self.state.rules[RULES] = self._rules(said.rules)
+        known = self.state.nodes.get(said.node)
+        reserved = {} if known is None else known.reserved
+        self.state.nodes[said.node] = NodeState(said.capacity, reserved, said.overcommit)
 
     def _change_reserved(self, node: str, claimed: dict[str, int], sign: int) -> None:
-        capacity, before = self.state.nodes.get(node) or NodeState(None, {})
+        capacity, before, overcommit = self.state.nodes.get(node) or NodeState(None, {})
         changed = {dimension: before.get(dimension, 0) + sign * amount for dimension, amount in claimed.items()}
         reserved = {dimension: amount for dimension, amount in {**before, **changed}.items() if amount}
         if reserved or capacity is not None:
-            self.state.nodes[node] = NodeState(capacity, reserved)
+            self.state.nodes[node] = NodeState(capacity, reserved, overcommit)
         else:
             self.state.nodes.pop(node, None)
 
@@ -360,12 +468,11 @@ def claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
     return claims
 
 
-def _free(known: NodeState, asked: Resources) -> Resources:
+def _free(known: NodeState, asked: Iterable[str], rules: int) -> Resources:
     """The free amounts of a node of known capacity, in the requested dimensions."""
-    assert known.capacity is not None
     free: dict[str, Any] = {}
-    for name, _ in asked.amounts():
-        left = max(0, known.capacity.of(name) - known.reserved.get(name, 0))
+    for name in asked:
+        left = min(max(0, known.limit(name, rules) - known.reserved.get(name, 0)), canonical.INTEGER_MAX)
         if name.startswith(f"{ANY_ACCELERATOR}."):
             free.setdefault(ANY_ACCELERATOR, {})[name.removeprefix(f"{ANY_ACCELERATOR}.")] = left
         else:

@@ -2,6 +2,10 @@
 
 A proposal is one entry: the commitment, its precondition, and, if it was rejected, the reason. Resources are whole
 numbers by dimension; a missing dimension is 0.
+
+Proposals and capacities also have ``rules``, the newest version of the rules that the writing node knew. Only that of
+the first accepted proposal or capacity of a tenant counts: its rules judge the tenant until a ``RulesVersion`` is
+accepted (:mod:`ledger.machines.commitments` lists the versions). An entry without it is older than the versions.
 """
 
 from __future__ import annotations
@@ -23,6 +27,12 @@ NODE_PREFIX: Final = "node:"
 
 ANY_ACCELERATOR: Final = "accelerators"
 """The one dimension of all accelerators of a node whose capacity is unknown."""
+
+RULES_NEWEST: Final = 2
+"""The newest version of the rules; tenants start with it."""
+RULES: Final = "rules"
+"""Member of the payload of a proposal or capacity: the version that the tenant starts with if this is its first."""
+_RULES_BEFORE_VERSIONS: Final = 1
 
 Amount = Annotated[int, msgspec.Meta(ge=0, le=canonical.INTEGER_MAX)]
 """An amount, also in a rejection; no ledger writes a larger one."""
@@ -58,6 +68,30 @@ class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
     def exceeded_by(self, other: Resources) -> str | None:
         """The first dimension in which ``other`` is more, None when there is none."""
         return next((name for name, amount in other.amounts() if amount > self.of(name)), None)
+
+
+OVERCOMMIT_FACTOR: Final = r"[1-9][0-9]{0,2}(?:\.[0-9]{1,3})?"
+"""The grammar of a factor: a decimal number from 1 to 999.999, as text, so that no float is hashed or computed with."""
+Factor = Annotated[str, msgspec.Meta(pattern=rf"^{OVERCOMMIT_FACTOR}\Z")]
+
+
+class Overcommit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """How many times its capacity a node may have reserved, in each dimension; a missing dimension is ``1``."""
+
+    cpu_millis: Factor = "1"
+    memory_bytes: Factor = "1"
+    disk_bytes: Factor = "1"
+    disk_bw_bps: Factor = "1"
+    accelerators: dict[str, Factor] = {}
+
+    def limit(self, dimension: str, amount: int) -> int:
+        """The most that may be reserved of ``amount`` in a dimension of ``Resources.amounts``, rounded down."""
+        if dimension.startswith(f"{ANY_ACCELERATOR}."):
+            factor = self.accelerators.get(dimension.removeprefix(f"{ANY_ACCELERATOR}."), "1")
+        else:
+            factor = getattr(self, dimension)
+        whole, _, decimals = factor.partition(".")
+        return amount * int(whole + decimals.ljust(3, "0")) // 1000
 
 
 class _Kind(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_unknown_fields=True):
@@ -139,6 +173,13 @@ class Revocation(_Kind, frozen=True):
     index: Amount
 
 
+class RulesVersion(_Kind, frozen=True):
+    """The proposals behind this one are judged by this version of the rules. It cannot be revoked."""
+
+    subject_form = "rules:commitments"
+    version: Annotated[int, msgspec.Meta(ge=1, le=RULES_NEWEST)]
+
+
 def members_of(commitment: Commitment) -> Sequence[Placement | GangMember]:
     """The capsules that a commitment places, each on its node."""
     if type(commitment) is Placement:
@@ -146,7 +187,9 @@ def members_of(commitment: Commitment) -> Sequence[Placement | GangMember]:
     return commitment.members if type(commitment) is GangPlacement else ()
 
 
-Commitment = Placement | GangPlacement | IdentityBind | ModuleAdjustment | QuotaGrant | Lease | Revocation
+Commitment = (
+    Placement | GangPlacement | IdentityBind | ModuleAdjustment | QuotaGrant | Lease | Revocation | RulesVersion
+)
 
 
 class Unconditional(_Kind, frozen=True, tag="None"):
@@ -202,13 +245,16 @@ class Proposal(msgspec.Struct, frozen=True):
     commitment: Commitment
     precondition: Precondition
     rejection: Rejection | None = None
+    rules: Amount = _RULES_BEFORE_VERSIONS
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """The payload of CAPACITY_SET: all that a node has."""
+    """The payload of CAPACITY_SET: all that a node has, and how far it may be overcommitted."""
 
     node: str
     capacity: Resources
+    overcommit: Overcommit | None = None
+    rules: Amount = _RULES_BEFORE_VERSIONS
 
 
 REASONS: Final = frozenset(
@@ -219,13 +265,18 @@ REASONS: Final = frozenset(
         "identity-bound",
         "node-not-free",
         "not-active",
+        "not-revocable",
+        "older-epoch",
+        "over-capacity",
         "reservation-over-limit",
+        "rules-in-force",
         "scale-to-zero",
     }
 )
 """Values of ``Rejection.reason``; docs/commitments.md explains them."""
 
 _PROPOSALS: Final = msgspec.json.Decoder(Proposal)
+_CAPACITIES: Final = msgspec.json.Decoder(Capacity)
 
 
 def node_subject(node: str) -> str:
@@ -245,17 +296,16 @@ def read_proposal(payload: bytes | str) -> Proposal:
         raise InvalidInputError(f"not the payload of a proposal: {error}") from None
 
 
-def read_capacity(payload: bytes | str) -> tuple[str, Resources]:
-    """Node and capacity that an entry sets.
+def read_capacity(payload: bytes | str) -> Capacity:
+    """The capacity that an entry sets.
 
     Raises:
         InvalidInputError: it sets none.
     """
     try:
-        said = msgspec.json.decode(payload, type=Capacity)
+        return _CAPACITIES.decode(payload)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise InvalidInputError(f"not the payload of a capacity: {error}") from None
-    return said.node, said.capacity
 
 
 def rejected_payload(payload: bytes, rejection: Rejection) -> bytes:

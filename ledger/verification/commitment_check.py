@@ -27,7 +27,6 @@ from ledger.errors import InvalidInputError
 from ledger.facts.events import CommitmentAction
 from ledger.machines.commitments import Commitments, LiveState
 from ledger.machines.promises import (
-    Commitment,
     Proposal,
     Rejection,
     Revocation,
@@ -172,10 +171,10 @@ class CommitmentJudge:
             if action == CommitmentAction.CAPACITY_SET:
                 return self._take_capacity(seq, job_id, payload)
             proposal = read_proposal(payload)
+            is_right = self._take_verdict(entry, proposal)
         except InvalidInputError as error:
             self._report(seq, f"{action} at seq {seq}: {error}")
             return _UNSURE
-        is_right = self._take_verdict(entry, proposal)
         commitment = proposal.commitment
         revoked = commitment.index if isinstance(commitment, Revocation) else None
         if not self._is_about(seq, job_id, commitment.subject) or not is_right:
@@ -185,11 +184,11 @@ class CommitmentJudge:
         return _Effect(ended=revoked) if revoked is not None else _Effect(commitment.subject)
 
     def _take_capacity(self, seq: int, job_id: Any, payload: str) -> _Effect:
-        node, capacity = read_capacity(payload)
+        said = read_capacity(payload)
         for machine in (self._right, self._told):
             if machine is not None:
-                machine.set_capacity(node, capacity)
-        subject = node_subject(node)
+                machine.set_capacity(said)
+        subject = node_subject(said.node)
         before = self._capacities.pop(subject, None)
         if not self._is_about(seq, job_id, subject):
             return _Effect(ended=before, is_sure=False)
@@ -203,7 +202,7 @@ class CommitmentJudge:
 
     def _take_verdict(self, entry: CommitmentRow, proposal: Proposal) -> bool:
         """Judge the proposal and apply the result; returns whether its recorded verdict is right."""
-        seq, commitment = entry.seq, proposal.commitment
+        seq = entry.seq
         due = self._right.judge(proposal)
         is_right = _is_verdict(entry, proposal, due)
         if not is_right and (self._told is None or not _is_verdict(entry, proposal, self._told.judge(proposal))):
@@ -213,9 +212,9 @@ class CommitmentJudge:
             tables: Iterable[Any] = self._right.state
             self._told = Commitments(LiveState(*map(dict, tables)))
         if due is None:
-            self._right.apply(seq, commitment)
+            self._right.apply(seq, proposal)
         if self._told is not None and entry.action == CommitmentAction.PROPOSE_ACCEPTED:
-            _believe(self._told, seq, commitment)
+            _believe(self._told, seq, proposal)
         return is_right
 
     # --- what is wrong ----------------------------------------------------------------------------
@@ -243,10 +242,11 @@ def _is_verdict(entry: CommitmentRow, proposal: Proposal, due: Rejection | None)
     return bool(entry.action == CommitmentAction.PROPOSE_REJECTED and entry.payload == payload)
 
 
-def _believe(machine: Commitments, seq: int, commitment: Commitment) -> None:
+def _believe(machine: Commitments, seq: int, proposal: Proposal) -> None:
     """Apply a recorded acceptance, as far as possible."""
+    commitment = proposal.commitment
     if not isinstance(commitment, Revocation) or commitment.index in machine.state.active:
-        machine.apply(seq, commitment)
+        machine.apply(seq, proposal)
 
 
 def _spelt(rejection: Rejection | None) -> str:

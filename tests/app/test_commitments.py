@@ -115,6 +115,75 @@ async def test_known_capacity_is_shared_and_revoking_gives_it_back(client: Clien
     assert [(node["node"], node["capacity"]) for node in nodes["items"]] == [("n1", {"cpu_millis": 10_000})]
 
 
+async def set_capacity(client: Client, node: str, **said: Any) -> httpx.Response:
+    return await client.put(f"/v1/nodes/{node}/capacity", json={"tenant_id": client.tenant, **said})
+
+
+async def test_nothing_goes_beyond_a_known_capacity_whatever_the_precondition(client: Client) -> None:
+    said = {"capacity": {"cpu_millis": 6000}, "overcommit": {"cpu_millis": "1.5"}}
+    assert (await set_capacity(client, "n1", **said)).status_code == 200
+    first = (await propose(client, placement("a", "n1"))).json()["index"]
+    assert (await propose(client, placement("b", "n1"), free("n1"))).status_code == 201
+    over = await propose(client, placement("c", "n1"))
+    told = over.json()
+    assert (over.status_code, told["reason"], told["free"]) == (409, "over-capacity", {"cpu_millis": 1000})
+    assert told["blocking_index"] == first + 1
+    assert (await set_capacity(client, "n1", capacity={"cpu_millis": 4000})).status_code == 200
+    assert (await propose(client, {"kind": "Revocation", "index": first})).status_code == 201
+    assert (await propose(client, placement("c", "n1", {"cpu_millis": 1}))).json()["reason"] == "over-capacity"
+    verdict = (await client.get("/v1/chain/verify", params={"tenant_id": client.tenant})).json()
+    assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
+
+
+@pytest.mark.parametrize("factor", ["0.5", "1.0001", "1000", "1e3", "", 1.5, None])
+async def test_an_overcommit_that_is_none_is_refused_and_leaves_nothing(client: Client, factor: object) -> None:
+    answer = await set_capacity(client, "n1", capacity={"cpu_millis": 1}, overcommit={"cpu_millis": factor})
+    assert (answer.status_code, answer.json()["path"]) == (422, "overcommit.cpu_millis")
+    if factor == "0.5":
+        assert "from 1 to 999.999 as text" in answer.json()["detail"]
+    assert (await client.get("/v1/chain/head", params={"tenant_id": client.tenant})).status_code == 404
+
+
+async def test_a_tenant_from_before_rules_had_versions_goes_on_by_its_rules_until_they_are_raised(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("app.write.intake.proposals.RULES_NEWEST", 1)
+        await set_capacity(client, "n1", capacity={"cpu_millis": 4000})
+        first = await propose(client, placement("a", "n1"), key="first")
+    again = await propose(client, placement("a", "n1"), key="first")
+    assert (again.status_code, again.content) == (201, first.content), "the newer node adds another version to it"
+    assert (await propose(client, placement("b", "n1"))).status_code == 201
+    raised = await client.put(f"/v1/tenants/{client.tenant}/rules", json={"version": 2})
+    assert (raised.status_code, raised.json()["version"]) == (200, 2)
+    over = await propose(client, placement("c", "n1"))
+    assert (over.status_code, over.json()["reason"]) == (409, "over-capacity")
+    repeated = await client.put(f"/v1/tenants/{client.tenant}/rules", json={"version": 2})
+    assert (repeated.json()["index"], repeated.headers["Idempotent-Replay"]) == (raised.json()["index"], "true")
+    older = await client.put(f"/v1/tenants/{client.tenant}/rules", json={"version": 1})
+    assert (older.status_code, older.json()["reason"]) == (409, "rules-in-force")
+    kept = await propose(client, {"kind": "Revocation", "index": raised.json()["index"]})
+    assert (kept.status_code, kept.json()["reason"]) == (409, "not-revocable")
+    verdict = (await client.get("/v1/chain/verify", params={"tenant_id": client.tenant})).json()
+    assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
+
+
+async def test_rules_that_are_unknown_or_of_nobody_are_refused(client: Client) -> None:
+    for version in (0, 3, "2"):
+        answer = await client.put(f"/v1/tenants/{client.tenant}/rules", json={"version": version})
+        assert (answer.status_code, answer.json()["path"]) == (422, "version")
+    answer = await client.put(f"/v1/tenants/{client.tenant}/rules", json={"version": 2})
+    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (404, "tenant-not-found")
+
+
+async def test_the_rules_of_a_tenant_can_be_set_before_its_first_proposal(client: Client) -> None:
+    await client.post("/v1/jobs", json={"tenant_id": client.tenant, "durability": "GLOBAL"})
+    answer = await client.put(f"/v1/tenants/{client.tenant}/rules", json={"version": 2})
+    assert (answer.status_code, answer.json()["index"]) == (200, 2)
+    await set_capacity(client, "n1", capacity={})
+    assert (await propose(client, placement("a", "n1"))).json()["reason"] == "over-capacity"
+
+
 @pytest.mark.parametrize("is_followed", [True, False])
 async def test_what_was_promised_at_any_seq_whether_followed_or_not(
     client: Client, shared: Shared, is_followed: bool

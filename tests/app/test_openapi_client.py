@@ -56,7 +56,11 @@ CALLS: dict[str, Call] = {
     "prove_job": lambda seen: (JOB | {"Tally-Session": seen["report_event"].session, "extends": 1}, None),
     "prove_entry": lambda _: ({"tenant_id": "settled", "seq": 1}, None),
     "list_cancellations": lambda _: ({"tenant_id": "acme", "dc": "use1"}, None),
-    "set_capacity": lambda _: ({"node": "n1"}, {"tenant_id": "acme", "capacity": {"cpu_millis": 1}}),
+    "set_capacity": lambda _: (
+        {"node": "n1"},
+        {"tenant_id": "acme", "capacity": {"cpu_millis": 1}, "overcommit": {"cpu_millis": "1.5"}},
+    ),
+    "set_rules": lambda _: ({"tenant_id": "settled"}, {"version": 2}),
     "propose": lambda _: (
         {"Idempotency-Key": "promise"},
         {"tenant_id": "acme", "commitment": {"kind": "Lease", "resource": "r", "holder": "h"}},

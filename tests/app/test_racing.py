@@ -14,7 +14,7 @@ from lab.racing import Proposed, Race, RaceSummary, Verdict
 from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.machines.commitments import Commitments
-from ledger.machines.promises import Resources, read_proposal
+from ledger.machines.promises import Capacity, Resources, read_proposal
 
 NODES = {"n1": Resources(cpu_millis=10), "n2": Resources(cpu_millis=10)}
 HEADER = (
@@ -25,7 +25,7 @@ HEADER = (
 def raced(happened: Sequence[Step]) -> tuple[RaceSummary, Commitments]:
     machine, seqs = Commitments(), count(1)
     for node, has in NODES.items():
-        machine.set_capacity(node, has)
+        machine.set_capacity(Capacity(node, has))
 
     def propose(window: Sequence[Proposed]) -> list[Verdict]:
         verdicts = []

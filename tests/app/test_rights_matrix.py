@@ -78,6 +78,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/keys/{key_id}/admit": _key(),
     "POST /v1/keys/{key_id}/revoke": _key(),
     "PUT /v1/tenants/{tenant_id}/privacy": lambda _: {"json": {"fields": []}},
+    "PUT /v1/tenants/{tenant_id}/rules": lambda _: {"json": {"version": 2}},
     "PUT /v1/tenants/{tenant_id}/search": lambda _: {"json": {"fields": ["spec.image"]}},
     "POST /v1/tenants/{tenant_id}/erasures": lambda _: {"json": {"subject": "nobody"}},
     "POST /v1/webhooks": _body(url="https://receiver.example.org/"),

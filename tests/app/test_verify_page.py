@@ -49,6 +49,7 @@ from tests.app.bundles import (
 )
 from tests.app.receipts import DOCUMENTED_WITNESS, cosigned, dishonest_receipt, example_ledger, receipt_of
 from tests.app.second_verifier import twin_in
+from tests.app.test_commitments_bundled import RULES_1
 from tests.app.witness import Witness
 from tests.browser import PHONE, browsing, violations
 from tests.conftest import EXAMPLES, spread
@@ -433,6 +434,8 @@ def test_they_agree_on_verdicts_on_proposals_true_and_forged(
             ledgers.append(flipped(committed(payloads), judged[at % len(judged)]))
             ledgers.append(committed(payloads, forged=[judged[at % len(judged)]]))
     asked = [Asked(f"race {number}", bundle_of(ledger)) for number, ledger in enumerate(ledgers)]
+    keys = Keyring.from_json(json.loads((RULES_1 / "keys.json").read_text()))
+    asked.append(Asked("from before rules had versions", (RULES_1 / "bundle.tar").read_bytes(), keys))
     assert disagreements(asked, in_page, tmp_path) == []
 
 

@@ -28,9 +28,10 @@ FREE = {"kind": "None"}
 FORGED = {"reason": "not-active", "detail": "because I say so"}
 
 
-def proposal(commitment: dict[str, Any], precondition: dict[str, Any] | None = None) -> dict[str, Any]:
+def proposal(commitment: dict[str, Any], precondition: dict[str, Any] | None = None, rules: int = 2) -> dict[str, Any]:
     """The payload of a proposal."""
-    return {"commitment": commitment, "precondition": precondition or FREE, "type": "CommitmentProposed"}
+    bet = precondition or FREE
+    return {"commitment": commitment, "precondition": bet, "rules": rules, "type": "CommitmentProposed"}
 
 
 def placement(capsule: str, node: str = "n1", cpu: int = 1, bet: bool = True) -> dict[str, Any]:
@@ -45,9 +46,10 @@ def revocation(index: int) -> dict[str, Any]:
     return proposal({"kind": "Revocation", "index": index})
 
 
-def capacity(node: str, **amounts: Any) -> dict[str, Any]:
+def capacity(node: str, *, overcommit: dict[str, Any] | None = None, rules: int = 2, **amounts: Any) -> dict[str, Any]:
     """The payload of a capacity."""
-    return {"capacity": amounts, "node": node, "type": "CapacitySet"}
+    more = {} if overcommit is None else {"overcommit": overcommit}
+    return {"capacity": amounts, "node": node, "rules": rules, "type": "CapacitySet", **more}
 
 
 RACE = [
@@ -78,7 +80,7 @@ class Racing:
         if "capacity" in payload:
             action, subject = "CAPACITY_SET", f"node:{payload['node']}"
             if origin is None:
-                self._machine.set_capacity(*read_capacity(data))
+                self._machine.set_capacity(read_capacity(data))
         else:
             proposed, subject = read_proposal(data), subject_of(payload["commitment"])
             rejection = None if origin is not None else self._machine.judge(proposed)
@@ -193,4 +195,6 @@ def subject_of(wanted: dict[str, Any]) -> str:
             return f"quota:{wanted['subject']}"
         case "Lease":
             return f"lease:{wanted['resource']}"
+        case "RulesVersion":
+            return "rules:commitments"
     return f"index:{wanted['index']}"

@@ -64,6 +64,7 @@ _commitments = st.one_of(
     st.fixed_dictionaries({"kind": st.just("ModuleAdjustment"), "replicas": st.integers(0, 2), **_module}),
     st.just({"kind": "QuotaGrant", "subject": "s", "resources": {"cpu_millis": 3}}),
     st.just({"kind": "Lease", "resource": "r", "holder": "h"}),
+    st.just({"kind": "RulesVersion", "version": 2}),
     st.fixed_dictionaries({"kind": st.just("Revocation"), "index": SEQS}),
 )
 _preconditions = st.one_of(
@@ -72,13 +73,19 @@ _preconditions = st.one_of(
     st.fixed_dictionaries({"kind": st.just("GangUnplaced"), "gang": st.sampled_from(["g", "h"])}),
     st.fixed_dictionaries({"kind": st.just("ModuleAdjustmentVersion"), **_module}),
 )
+_rules = st.sampled_from([1, 2])
+_factors = st.fixed_dictionaries(
+    {}, optional={"cpu_millis": st.sampled_from(["1.5", "2"]), "accelerators": st.just({"A": "1.999"})}
+)
 _payloads = st.one_of(
-    st.builds(proposal, _commitments, _preconditions),
-    st.builds(proposal, _commitments),
+    st.builds(proposal, _commitments, _preconditions, _rules),
+    st.builds(proposal, _commitments, rules=_rules),
     st.builds(
-        lambda node, amounts: capacity(node, **amounts),
+        lambda node, amounts, overcommit, rules: capacity(node, overcommit=overcommit, rules=rules, **amounts),
         st.sampled_from(NODES),
         _amounts,
+        st.one_of(st.none(), _factors),
+        _rules,
     ),
 )
 PAYLOADS = st.lists(_payloads, min_size=1, max_size=25)

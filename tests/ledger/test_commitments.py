@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,7 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.machines.commitments import Commitments, LiveState, commit, overlaid
-from ledger.machines.promises import REASONS, Resources, proposed_payload, read_proposal, rejected_payload
+from ledger.machines.promises import (
+    REASONS,
+    RULES,
+    Capacity,
+    Resources,
+    proposed_payload,
+    read_capacity,
+    read_proposal,
+    rejected_payload,
+)
 from tests.conftest import EXAMPLES
 from tests.ledger import naive_commitments as naive
 
@@ -26,6 +36,10 @@ RESOURCES = st.fixed_dictionaries(
         "memory_bytes": AMOUNT,
         "accelerators": st.dictionaries(st.sampled_from(["A100", "T4"]), AMOUNT, max_size=2),
     },
+)
+FACTOR = st.sampled_from(["1", "1.5", "2.25", "1.999"])
+OVERCOMMIT = st.fixed_dictionaries(
+    {}, optional={"cpu_millis": FACTOR, "memory_bytes": FACTOR, "accelerators": st.fixed_dictionaries({"T4": FACTOR})}
 )
 MEMBER = st.fixed_dictionaries(
     {"capsule": CAPSULES, "node": NODES, "reservation": RESOURCES}, optional={"limit": RESOURCES}
@@ -44,6 +58,7 @@ COMMITMENTS = st.one_of(
     ),
     st.fixed_dictionaries({"kind": st.just("QuotaGrant"), "subject": st.just("team"), "resources": RESOURCES}),
     st.fixed_dictionaries({"kind": st.just("Lease"), "resource": st.just("r"), "holder": st.just("h")}),
+    st.fixed_dictionaries({"kind": st.just("RulesVersion"), "version": st.integers(1, 2)}),
     st.fixed_dictionaries({"kind": st.just("Revocation"), "index": st.integers(1, 40)}),
     st.fixed_dictionaries({"kind": st.just("Revocation"), "index": st.integers(1, 8)}),
 )  # fmt: skip
@@ -58,14 +73,15 @@ PRECONDITIONS = st.one_of(
 class Judged(RuleBasedStateMachine):
     """Each proposal is judged by both; batches that are given up leave nothing."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(first=st.sampled_from([{}, {RULES: 1}, {RULES: 2}]))
+    def begin(self, first: dict[str, int]) -> None:
         self.log: naive.Log = []
+        self.first = first
         self.machine = Commitments()
 
     @rule(commitment=COMMITMENTS, precondition=PRECONDITIONS)
     def propose(self, commitment: dict[str, Any], precondition: dict[str, Any]) -> None:
-        proposed = {"commitment": commitment, "precondition": precondition}
+        proposed = {"commitment": commitment, "precondition": precondition, **self.first}
         expected = naive.verdict(self.log, proposed)
         index, proposal = len(self.log) + 1, read_proposal(canonical.encode(proposed))
         # On a copy that is given up, on one that counts: the same.
@@ -79,15 +95,18 @@ class Judged(RuleBasedStateMachine):
             assert rejection.reason in REASONS
             assert rejection.blocking_index is None or rejection.blocking_index in naive.active(self.log)
             if rejection.free is not None:
-                assert precondition["kind"] == "NodeFreeOf"
+                assert precondition["kind"] == "NodeFreeOf" or rejection.reason == "over-capacity"
         self.log.append(("PROPOSE_REJECTED" if rejection else "PROPOSE_ACCEPTED", proposed))
 
-    @rule(node=NODES, capacity=RESOURCES)
-    def set_capacity(self, node: str, capacity: dict[str, Any]) -> None:
+    @rule(
+        node=NODES, capacity=RESOURCES, overcommit=st.one_of(st.just({}), OVERCOMMIT.map(lambda of: {"overcommit": of}))
+    )
+    def set_capacity(self, node: str, capacity: dict[str, Any], overcommit: dict[str, Any]) -> None:
+        said = {"node": node, "capacity": capacity, **overcommit, **self.first}
         counted = overlaid(self.machine.state)
-        Commitments(counted).set_capacity(node, Resources(**capacity))
+        Commitments(counted).set_capacity(read_capacity(canonical.encode(said)))
         commit(counted)
-        self.log.append(("CAPACITY_SET", {"node": node, "capacity": capacity}))
+        self.log.append(("CAPACITY_SET", said))
 
     @invariant()
     def same(self) -> None:
@@ -106,11 +125,35 @@ class Judged(RuleBasedStateMachine):
         for index, (action, said) in enumerate(self.log, 1):
             if index in live or (action == "CAPACITY_SET" and newest[said["node"]] == index):
                 again.fold(index, action, canonical.encode(said))
-        assert again.state == self.machine.state
+        # By which rules a tenant began may be known from an entry alone that holds no longer.
+        assert again.state._replace(rules={}) == self.machine.state._replace(rules={})
 
 
 TestJudged = Judged.TestCase
 TestJudged.settings = hypothesis_settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
+
+
+@given(
+    st.fixed_dictionaries({"n1": st.tuples(RESOURCES, OVERCOMMIT), "n2": st.tuples(RESOURCES, OVERCOMMIT)}),
+    st.lists(st.tuples(COMMITMENTS, PRECONDITIONS), max_size=30),
+)
+@hypothesis_settings(max_examples=EXAMPLES, deadline=None)
+def test_no_more_is_reserved_than_capacity_times_overcommit_whatever_is_proposed(
+    capacities: dict[str, tuple[dict[str, Any], dict[str, Any]]],
+    proposals: list[tuple[dict[str, Any], dict[str, Any]]],
+) -> None:
+    machine, log = Commitments(), []
+    for node, (capacity, overcommit) in capacities.items():
+        log.append(("CAPACITY_SET", {"node": node, "capacity": capacity, "overcommit": overcommit, RULES: 2}))
+        machine.set_capacity(read_capacity(canonical.encode(log[-1][1])))
+    for index, (commitment, precondition) in enumerate(proposals, 3):
+        machine.decide(
+            index, read_proposal(canonical.encode({"commitment": commitment, "precondition": precondition, RULES: 2}))
+        )
+        for node, known in machine.state.nodes.items():
+            limit = naive.limits(log, node, 2) or {}
+            reserved = {name: amount for name, amount in known.reserved.items() if name != "accelerators"}
+            assert all(amount <= limit.get(name, 0) for name, amount in reserved.items())
 
 
 def placed(capsule: str, node: str = "n1", **amounts: Any) -> dict[str, Any]:
@@ -118,7 +161,7 @@ def placed(capsule: str, node: str = "n1", **amounts: Any) -> dict[str, Any]:
 
 
 def decide(machine: Commitments, index: int, commitment: dict[str, Any], bet: dict[str, Any] | None = None) -> Any:
-    said = {"commitment": commitment, "precondition": bet or {"kind": "None"}}
+    said = {"commitment": commitment, "precondition": bet or {"kind": "None"}, RULES: 2}
     return machine.decide(index, read_proposal(canonical.encode(said)))
 
 
@@ -144,6 +187,86 @@ def test_a_gang_is_placed_whole_or_not_at_all() -> None:
     assert decide(machine, 3, placed("a", "n2")) is None, "a member of the gang that was not placed is free"
     twice = {**gang, "members": [gang["members"][0] | {"capsule": "z"}] * 2}
     assert decide(machine, 4, twice).reason == "capsule-placed"
+
+
+def test_a_gang_fits_as_a_whole_or_not_at_all() -> None:
+    machine = Commitments()
+    machine.set_capacity(Capacity("n1", Resources(cpu_millis=5), rules=2))
+    gang = {"kind": "GangPlacement", "gang": "g", "members": [
+        {"capsule": name, "node": "n1", "reservation": {"cpu_millis": 3}} for name in "ab"]}  # fmt: skip
+    rejection = decide(machine, 2, gang)
+    assert (rejection.reason, rejection.free) == ("over-capacity", Resources(cpu_millis=5))
+    assert rejection.detail == "node n1 has 5 of cpu_millis free, 6 is claimed"
+    assert machine.state.active == {}
+
+
+def test_an_overbooked_node_takes_no_claim_on_that_dimension_until_enough_is_revoked() -> None:
+    machine = Commitments()
+    machine.set_capacity(Capacity("n1", Resources(cpu_millis=4, memory_bytes=1), rules=2))
+    assert decide(machine, 2, placed("a", cpu_millis=2)) is None
+    assert decide(machine, 3, placed("b", cpu_millis=2)) is None
+    machine.set_capacity(Capacity("n1", Resources(cpu_millis=3, memory_bytes=1), rules=2))
+    rejection = decide(machine, 5, placed("c", cpu_millis=1))
+    assert (rejection.reason, rejection.free, rejection.blocking_index) == ("over-capacity", Resources(), 3)
+    assert decide(machine, 6, placed("c", memory_bytes=1)) is None, "each dimension is judged by itself"
+    assert decide(machine, 7, {"kind": "Revocation", "index": 2}) is None
+    assert decide(machine, 8, placed("a", cpu_millis=1)) is None
+
+
+def test_a_limit_beyond_the_largest_integer_is_exact() -> None:
+    machine, most = Commitments(), canonical.INTEGER_MAX
+    said = {"node": "n1", "capacity": {"cpu_millis": most}, "overcommit": {"cpu_millis": "1.001"}, RULES: 2}
+    machine.set_capacity(read_capacity(canonical.encode(said)))
+    assert decide(machine, 2, placed("a", cpu_millis=most)) is None
+    left = most // 1000
+    rejection = decide(machine, 3, placed("b", cpu_millis=left + 1))
+    assert rejection.free == Resources(cpu_millis=left)
+    assert decide(machine, 4, placed("b", cpu_millis=left)) is None
+    said["overcommit"] = {"cpu_millis": "999.999"}
+    machine.set_capacity(read_capacity(canonical.encode(said)))
+    gang = [{"capsule": f"g{n}", "node": "n1", "reservation": {"cpu_millis": most}} for n in range(999)]
+    rejection = decide(machine, 6, {"kind": "GangPlacement", "gang": "g", "members": gang})
+    assert rejection.free == Resources(cpu_millis=most), "no ledger writes a larger amount"
+
+
+@pytest.mark.parametrize(
+    "factor", ["0", "0.5", "1.", "1.0001", "1000", "01", "1e3", "-1", "+1", "1\n", " 1", 2, 1.5, None]
+)
+def test_a_factor_is_a_decimal_number_from_1_on_as_text(factor: object) -> None:
+    said = {"node": "n1", "capacity": {}, "overcommit": {"accelerators": {"T4": factor}}}
+    with pytest.raises(InvalidInputError, match="not the payload of a capacity"):
+        read_capacity(canonical.encode(said))
+
+
+def test_an_adjustment_of_an_older_epoch_is_rejected_with_the_epoch_in_force() -> None:
+    machine = Commitments()
+    adjusted = {"kind": "ModuleAdjustment", "mission": "m", "module": "web", "replicas": 1, "epoch": 5}
+    assert decide(machine, 1, adjusted) is None
+    rejection = decide(machine, 2, {**adjusted, "epoch": 4})
+    assert (rejection.reason, rejection.epoch, rejection.blocking_index) == ("older-epoch", 5, 1)
+    assert decide(machine, 3, {**adjusted, "replicas": 2}) is None, "that of the same epoch"
+    assert decide(machine, 4, {**adjusted, "module": "db", "epoch": 1}) is None, "that of another module"
+
+
+def test_rules_are_raised_by_an_entry_and_stay() -> None:
+    machine = Commitments()
+    machine.set_capacity(Capacity("n1", Resources(cpu_millis=1)))
+    assert decide(machine, 2, placed("a", cpu_millis=2)) is None, "the tenant began by rules 1"
+    assert decide(machine, 3, {"kind": "RulesVersion", "version": 1}).reason == "rules-in-force"
+    assert decide(machine, 4, {"kind": "RulesVersion", "version": 2}) is None
+    assert decide(machine, 5, placed("b", cpu_millis=1)).reason == "over-capacity"
+    assert decide(machine, 6, {"kind": "Revocation", "index": 4}).reason == "not-revocable"
+
+
+def test_rules_that_this_program_does_not_know_are_not_judged_by_others() -> None:
+    machine = Commitments()
+    later = {"node": "n1", "capacity": {}, RULES: 3}
+    with pytest.raises(InvalidInputError, match="rules 3, and this program knows rules up to 2"):
+        machine.fold(1, "CAPACITY_SET", canonical.encode(later))
+    assert not any(machine.state)
+    machine.set_capacity(Capacity("n1", Resources(), rules=2))
+    machine.fold(2, "CAPACITY_SET", canonical.encode(later))
+    assert machine.state.rules == {RULES: 2}, "only that of the first entry counts"
 
 
 def test_what_a_rejection_says_is_taken_out_of_the_payload_again() -> None:
@@ -176,7 +299,7 @@ def test_a_revocation_that_was_accepted_of_nothing_is_told() -> None:
 def test_judging_costs_the_same_however_much_is_active() -> None:
     """A node with 20,000 claims, a module of 20,000 adjustments: thousands of times as many would show in a scan."""
     machine = Commitments()
-    machine.set_capacity("n1", Resources(cpu_millis=20_000))
+    machine.set_capacity(Capacity("n1", Resources(cpu_millis=20_000), rules=2))
     for index in range(1, 20_001):
         assert decide(machine, 2 * index, placed(f"c{index}", cpu_millis=1)) is None
         adjusted = {"kind": "ModuleAdjustment", "mission": "m", "module": "web", "replicas": 1, "epoch": index}

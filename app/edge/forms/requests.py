@@ -44,6 +44,7 @@ from ledger.canonical import INTEGER_MAX
 from ledger.facts.events import COMMON_FIELDS, JOB_EVENTS, EventType, Kind, Part
 from ledger.facts.events import Field as EventField
 from ledger.machines.job_search import FIELDS_MAX as SEARCH_FIELDS_MAX
+from ledger.machines.promises import OVERCOMMIT_FACTOR, RULES_NEWEST
 from ledger.private_fields import FIELDS_MAX
 
 EVENT_TAGS = frozenset(JOB_EVENTS)
@@ -138,6 +139,19 @@ ResourcesGiven = _strict(
 )
 
 
+OVERCOMMIT_PATTERN = names.anchored(OVERCOMMIT_FACTOR)
+_Factor = Annotated[str, Field(pattern=OVERCOMMIT_PATTERN, examples=["1.5"])]
+OvercommitGiven = _strict(
+    "OvercommitGiven",
+    "How many times its capacity a node may have reserved, in each dimension; what is left out is 1.",
+    cpu_millis=_Factor,
+    memory_bytes=_Factor,
+    disk_bytes=_Factor,
+    disk_bw_bps=_Factor,
+    accelerators=Annotated[dict[Name, _Factor], Field(max_length=64)],
+)
+
+
 _PLACED = {
     "capsule": Required[PromiseName],
     "node": Required[PromiseName],
@@ -207,7 +221,15 @@ CAPACITY: TypeAdapter[Any] = TypeAdapter(
         "Body of ``PUT /v1/nodes/{node}/capacity``.",
         tenant_id=Required[TenantId],
         capacity=Required[ResourcesGiven],
+        overcommit=OvercommitGiven,
     )
+)
+
+
+RulesRequest = _strict(
+    "RulesRequest",
+    "Body of ``PUT /v1/tenants/{tenant_id}/rules``.",
+    version=Required[Annotated[int, Field(ge=1, le=RULES_NEWEST)]],
 )
 
 

@@ -1,16 +1,16 @@
-"""``/v1/commitments`` and ``/v1/nodes``: propose, read commitments, set capacities of nodes."""
+"""``/v1/commitments`` and ``/v1/nodes``: propose, read commitments, set capacities of nodes; a tenant's rules."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.edge.accepted import AcceptedDep, Service
-from app.edge.forms.body import body_of
-from app.edge.forms.fields import CursorQuery, Limit, SeqNumber, TenantQuery
+from app.edge.forms.body import body_of, json_body
+from app.edge.forms.fields import TENANT_PATTERN, CursorQuery, Limit, SeqNumber, TenantQuery
 from app.edge.forms.lists import Cursors, number_position, page
-from app.edge.forms.requests import CAPACITY, PROMISE_PATTERN, PROPOSAL
+from app.edge.forms.requests import CAPACITY, PROMISE_PATTERN, PROPOSAL, RulesRequest
 from app.edge.routing import (
     IDEMPOTENCY_KEY_PARAMETER,
     PROBLEM_RESPONSE,
@@ -21,7 +21,10 @@ from app.edge.routing import (
 )
 from app.edge.writes import PROPOSING, ProposalWrites
 from app.read.commitments import CommitmentReader, PromisedPage
-from app.runtime.answers.jobs import CapacityAnswer, CommitmentList, NodeList, VerdictOfProposal
+from app.runtime.answers.jobs import CapacityAnswer, CommitmentList, NodeList, RulesAnswer, VerdictOfProposal
+from app.store import chain_reads
+from app.store.reading import reading
+from app.store.sessions import NodePool
 
 router = APIRouter(route_class=StrictRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)
 proposals = APIRouter(route_class=LeanRoute, tags=["commitments"], responses=PROBLEM_RESPONSE)
@@ -62,8 +65,27 @@ async def set_capacity(
     writes: Service[ProposalWrites],
     node: Annotated[str, Path(pattern=PROMISE_PATTERN, description="The node.")],
 ) -> Response:
-    """Record what a node has. Where that is known, free is that less what is reserved."""
+    """Record what a node has, and how far it may be overcommitted. Where that is known, free is that less what is
+    reserved, and no more can be reserved."""
     return await writes.set_capacity(node, request, accepted)
+
+
+@router.put(
+    "/v1/tenants/{tenant_id}/rules",
+    responses=answered(RulesAnswer, headers=WRITE_HEADERS),
+)
+async def set_rules(
+    accepted: AcceptedDep,
+    pool: Service[NodePool],
+    writes: Service[ProposalWrites],
+    tenant_id: Annotated[str, Path(pattern=TENANT_PATTERN, description="Whose.")],
+    wanted: Annotated[dict[str, Any], json_body(RulesRequest)],
+) -> Response:
+    """Judge the tenant's proposals by newer rules from now on. Entries before stay judged by the rules of then, and
+    older rules never return."""
+    async with reading(pool) as connection:
+        await chain_reads.require_tenant(connection, tenant_id)
+    return await writes.set_rules(tenant_id, wanted["version"], accepted)
 
 
 @router.get("/v1/commitments", responses=answered(CommitmentList))

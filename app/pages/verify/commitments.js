@@ -7,6 +7,8 @@ import {
   ANY_ACCELERATOR,
   amountOf,
   amountsOf,
+  checkKnown,
+  limitOf,
   moduleSubject,
   nodeSubject,
   readCapacity,
@@ -18,6 +20,8 @@ const ACCEPTED = "PROPOSE_ACCEPTED";
 const REJECTED = "PROPOSE_REJECTED";
 const CAPACITY_SET = "CAPACITY_SET";
 const CLAIMS_LOOKED_AT_MAX = 64;
+// The first rules by which a known capacity binds, and adjustments are of no older epoch.
+const CAPACITY_BINDS_FROM = 2;
 
 const ACTIONS = new Set([ACCEPTED, REJECTED, CAPACITY_SET]);
 
@@ -50,9 +54,9 @@ export class CommitmentJudge {
   }
 
   #takeCapacity(row) {
-    const { node, capacity } = readCapacity(row.payload);
-    for (const machine of [this.right, this.told]) machine?.setCapacity(node, capacity);
-    this.#checkSubject(row, nodeSubject(node));
+    const said = readCapacity(row.payload);
+    for (const machine of [this.right, this.told]) machine?.setCapacity(said);
+    this.#checkSubject(row, nodeSubject(said.node));
   }
 
   #takeProposal(row, proposal) {
@@ -65,8 +69,8 @@ export class CommitmentJudge {
       this.report(seq, `the verdict of seq ${seq} is not what judging its proposal gives`, said);
     }
     if (!isRight && this.told === null) this.told = this.right.copy();
-    if (due === null) this.right.apply(seq, commitment);
-    if (this.told !== null && action === ACCEPTED) this.told.believe(seq, commitment);
+    if (due === null) this.right.apply(seq, proposal);
+    if (this.told !== null && action === ACCEPTED) this.told.believe(seq, proposal);
     this.#checkSubject(row, subjectOf(commitment));
   }
 
@@ -121,6 +125,7 @@ class Commitments {
     this.nodes = new Map();
     this.newest = new Map();
     this.neighbours = new Map();
+    this.rules = new Map();
   }
 
   copy() {
@@ -130,58 +135,112 @@ class Commitments {
   }
 
   /** Why a proposal is to be rejected: its precondition first, then what always holds; null when it is not. */
-  judge({ precondition, commitment }) {
-    return this.#judgePrecondition(precondition) ?? this.#judgeCommitment(commitment);
+  judge({ precondition, commitment, rules: first }) {
+    const rules = this.#rulesInForce(first);
+    return this.#judgePrecondition(precondition, rules) ?? this.#judgeCommitment(commitment, rules);
   }
 
-  #judgePrecondition(bet) {
-    if (bet.kind === "NodeFreeOf") return this.#judgeNode(bet);
+  /** The version of the rules in force; ``first`` where no entry has set it. */
+  #rulesInForce(first) {
+    return checkKnown(this.rules.get("rules") ?? first);
+  }
+
+  #judgePrecondition(bet, rules) {
+    if (bet.kind === "NodeFreeOf") return this.#judgeNode(bet, rules);
     if (bet.kind === "GangUnplaced") return this.#judgeGang(bet.gang);
     if (bet.kind !== "ModuleAdjustmentVersion") return null;
-    const index = this.newest.get(moduleSubject(bet)) ?? 0;
-    const epoch = index ? this.active.get(index).epoch : 0;
+    const { index, epoch } = this.#newestAdjustment(bet);
     if (epoch === bet.epoch) return null;
     const detail = `the newest adjustment of ${bet.mission}/${bet.module} is of epoch ${epoch}, not ${bet.epoch}`;
     return { reason: "adjustment-version", detail, blocking_index: index || null, epoch };
   }
 
-  #judgeNode({ node, at_least: asked }) {
+  #newestAdjustment(named) {
+    const index = this.newest.get(moduleSubject(named)) ?? 0;
+    return { index, epoch: index ? this.active.get(index).epoch : 0 };
+  }
+
+  #judgeNode({ node, at_least: asked }, rules) {
     const known = this.nodes.get(node);
     if (known === undefined) return null;
-    const { capacity, reserved } = known;
-    for (const [name, amount] of amountsOf(asked)) {
-      if (capacity === null) {
-        const dimension = name.startsWith(`${ANY_ACCELERATOR}.`) ? ANY_ACCELERATOR : name;
-        if (!reserved.has(dimension)) continue;
-        const detail = `node ${node}: ${dimension} is claimed, and the node's capacity is not known`;
-        return { reason: "node-not-free", detail, blocking_index: this.#claimOf(node, dimension) };
-      }
-      const left = freeOf(known, name);
-      if (left < amount) {
-        const detail = `node ${node} has ${left} of ${name} free, ${amount} is asked for`;
-        const blocking = this.#claimOf(node, name);
-        return { reason: "node-not-free", detail, free: freeIn(known, asked), blocking_index: blocking };
-      }
+    if (known.capacity !== null) {
+      return this.#judgeFree(node, known, amountsOf(asked), rules, "node-not-free", "asked for");
+    }
+    for (const [name] of amountsOf(asked)) {
+      const dimension = name.startsWith(`${ANY_ACCELERATOR}.`) ? ANY_ACCELERATOR : name;
+      if (!known.reserved.has(dimension)) continue;
+      const detail = `node ${node}: ${dimension} is claimed, and the node's capacity is not known`;
+      return { reason: "node-not-free", detail, blocking_index: this.#claimOf(node, dimension) };
     }
     return null;
   }
 
-  #judgeCommitment(commitment) {
+  /** Whether all members together fit on each node of known capacity. */
+  #judgeCapacity(commitment, rules) {
+    if (rules < CAPACITY_BINDS_FROM) return null;
+    for (const [node, claimed] of claimsOf(commitment)) {
+      const known = this.nodes.get(node);
+      if (known === undefined || known.capacity === null) continue;
+      const wanted = [...claimed].filter(([name]) => name !== ANY_ACCELERATOR);
+      const found = this.#judgeFree(node, known, wanted, rules, "over-capacity", "claimed");
+      if (found !== null) return found;
+    }
+    return null;
+  }
+
+  /** Whether a node of known capacity has free what is wanted, pairs of a dimension and an amount. */
+  #judgeFree(node, known, wanted, rules, reason, isWhat) {
+    for (const [name, amount] of wanted) {
+      const left = freeOf(known, name, rules);
+      if (left >= amount) continue;
+      const detail = `node ${node} has ${left} of ${name} free, ${amount} is ${isWhat}`;
+      return { reason, detail, free: freeIn(known, wanted, rules), blocking_index: this.#claimOf(node, name) };
+    }
+    return null;
+  }
+
+  #judgeCommitment(commitment, rules) {
     switch (commitment.kind) {
       case "Placement":
-        return this.#judgeMembers([commitment]);
+        return this.#judgeMembers([commitment]) ?? this.#judgeCapacity(commitment, rules);
       case "GangPlacement":
-        return this.#judgeGang(commitment.gang) ?? this.#judgeMembers(commitment.members);
+        return (
+          this.#judgeGang(commitment.gang) ??
+          this.#judgeMembers(commitment.members) ??
+          this.#judgeCapacity(commitment, rules)
+        );
       case "IdentityBind":
         return this.#judgeIdentity(commitment.capsule);
       case "ModuleAdjustment":
-        return judgeReplicas(commitment);
+        return judgeReplicas(commitment) ?? this.#judgeEpoch(commitment, rules);
       case "Revocation":
-        if (this.active.has(commitment.index)) return null;
-        return { reason: "not-active", detail: `there is no active commitment at index ${commitment.index}` };
+        return this.#judgeRevocation(commitment.index);
+      case "RulesVersion":
+        if (commitment.version > rules) return null;
+        return {
+          reason: "rules-in-force",
+          detail: `rules ${rules} are in force, and only newer ones can replace them`,
+        };
       default:
         return null;
     }
+  }
+
+  #judgeEpoch(adjustment, rules) {
+    const { index, epoch } = this.#newestAdjustment(adjustment);
+    if (rules < CAPACITY_BINDS_FROM || adjustment.epoch >= epoch) return null;
+    const module = `${adjustment.mission}/${adjustment.module}`;
+    const detail = `the newest adjustment of ${module} is of epoch ${epoch}, this one is of epoch ${adjustment.epoch}`;
+    return { reason: "older-epoch", detail, blocking_index: index, epoch };
+  }
+
+  #judgeRevocation(index) {
+    if (!this.active.has(index)) {
+      return { reason: "not-active", detail: `there is no active commitment at index ${index}` };
+    }
+    if (this.active.get(index).kind !== "RulesVersion") return null;
+    const detail = `the rules that index ${index} set in force stay until newer ones are`;
+    return { reason: "not-revocable", detail };
   }
 
   #judgeIdentity(capsule) {
@@ -232,7 +291,9 @@ class Commitments {
   }
 
   /** What holds from an entry on, which was accepted. Of two that hold one name the newer counts. */
-  apply(index, commitment) {
+  apply(index, { commitment, rules }) {
+    this.rules.set("rules", this.#rulesInForce(rules));
+    if (commitment.kind === "RulesVersion") this.rules.set("rules", commitment.version);
     if (commitment.kind === "Revocation") {
       this.#end(commitment.index);
       return;
@@ -247,12 +308,14 @@ class Commitments {
   }
 
   /** Applies what was accepted, as far as it can be. */
-  believe(index, commitment) {
-    if (commitment.kind !== "Revocation" || this.active.has(commitment.index)) this.apply(index, commitment);
+  believe(index, proposal) {
+    const { kind, index: ended } = proposal.commitment;
+    if (kind !== "Revocation" || this.active.has(ended)) this.apply(index, proposal);
   }
 
-  setCapacity(node, capacity) {
-    this.nodes.set(node, { capacity, reserved: this.nodes.get(node)?.reserved ?? new Map() });
+  setCapacity({ node, capacity, overcommit, rules }) {
+    this.rules.set("rules", this.#rulesInForce(rules));
+    this.nodes.set(node, { capacity, reserved: this.nodes.get(node)?.reserved ?? new Map(), overcommit });
   }
 
   #end(index) {
@@ -269,14 +332,14 @@ class Commitments {
   }
 
   #changeReserved(node, claimed, sign) {
-    const { capacity, reserved: before } = this.nodes.get(node) ?? { capacity: null, reserved: new Map() };
-    const reserved = new Map(before);
+    const known = this.nodes.get(node) ?? { capacity: null, reserved: new Map(), overcommit: null };
+    const reserved = new Map(known.reserved);
     for (const [dimension, amount] of claimed) {
       const sum = (reserved.get(dimension) ?? 0n) + sign * amount;
       if (sum === 0n) reserved.delete(dimension);
       else reserved.set(dimension, sum);
     }
-    if (reserved.size || capacity !== null) this.nodes.set(node, { capacity, reserved });
+    if (reserved.size || known.capacity !== null) this.nodes.set(node, { ...known, reserved });
     else this.nodes.delete(node);
   }
 
@@ -343,18 +406,22 @@ function claimsOf(commitment) {
 }
 
 /** What a node of known capacity has free in one dimension, at least 0. */
-function freeOf({ capacity, reserved }, name) {
-  const left = BigInt(amountOf(capacity, name)) - (reserved.get(name) ?? 0n);
-  return left > 0n ? Number(left) : 0;
+function freeOf({ capacity, reserved, overcommit }, name, rules) {
+  const amount = BigInt(amountOf(capacity, name));
+  const limit = overcommit === null || rules < CAPACITY_BINDS_FROM ? amount : limitOf(overcommit, name, amount);
+  const left = limit - (reserved.get(name) ?? 0n);
+  return left > 0n ? left : 0n;
 }
 
-/** The same in all the dimensions that are asked for. */
-function freeIn(known, asked) {
+/** The same in all the dimensions that are wanted, as a payload can hold it. */
+function freeIn(known, wanted, rules) {
   const free = {};
   const prefix = `${ANY_ACCELERATOR}.`;
-  for (const [name] of amountsOf(asked)) {
-    if (name.startsWith(prefix)) (free[ANY_ACCELERATOR] ??= {})[name.slice(prefix.length)] = freeOf(known, name);
-    else free[name] = freeOf(known, name);
+  for (const [name] of wanted) {
+    const left = freeOf(known, name, rules);
+    const amount = left > BigInt(Number.MAX_SAFE_INTEGER) ? Number.MAX_SAFE_INTEGER : Number(left);
+    if (name.startsWith(prefix)) (free[ANY_ACCELERATOR] ??= {})[name.slice(prefix.length)] = amount;
+    else free[name] = amount;
   }
   return free;
 }

@@ -5,22 +5,27 @@ import { isInteger, isObject, isText, parseJson } from "./json.js";
 
 export const ANY_ACCELERATOR = "accelerators";
 
+/** The newest version of the rules that this page knows, and the one of entries that name none. */
+const RULES_NEWEST = 2;
+const RULES_BEFORE_VERSIONS = 1;
+
 const AMOUNTS = ["cpu_millis", "memory_bytes", "disk_bytes", "disk_bw_bps"];
 
 const isAmount = (value) => isInteger(value);
+const isFactor = (value) => typeof value === "string" && /^[1-9][0-9]{0,2}(?:\.[0-9]{1,3})?$/.test(value);
 const isName = (value) => isText(value);
 const isList = (isItem) => (value) => Array.isArray(value) && value.every(isItem);
 
-function isResources(value) {
-  return (
-    isObject(value) &&
-    Object.entries(value).every(([name, amount]) =>
-      name === ANY_ACCELERATOR
-        ? isObject(amount) && Object.values(amount).every(isAmount)
-        : AMOUNTS.includes(name) && isAmount(amount),
-    )
+/** Whether a value has a member that is ``isEach`` for some of the dimensions. */
+const isByDimension = (isEach) => (value) =>
+  isObject(value) &&
+  Object.entries(value).every(([name, each]) =>
+    name === ANY_ACCELERATOR
+      ? isObject(each) && Object.values(each).every(isEach)
+      : AMOUNTS.includes(name) && isEach(each),
   );
-}
+const isResources = isByDimension(isAmount);
+const isOvercommit = isByDimension(isFactor);
 
 const isLimit = (value) => value === null || isResources(value);
 const isMember = (value) =>
@@ -34,6 +39,7 @@ const COMMITMENTS = {
   QuotaGrant: [{ subject: isName, resources: isResources }],
   Lease: [{ resource: isName, holder: isName }],
   Revocation: [{ index: isAmount }],
+  RulesVersion: [{ version: (value) => isAmount(value) && value >= 1 && value <= RULES_NEWEST }],
 };
 const PRECONDITIONS = {
   None: [{}],
@@ -77,18 +83,34 @@ export function readProposal(payload) {
     rejection !== undefined &&
     isKind(facts.commitment, COMMITMENTS) &&
     isKind(facts.precondition, PRECONDITIONS) &&
-    (rejection === null || isRejection(rejection));
+    (rejection === null || isRejection(rejection)) &&
+    isAmount(rulesOf(facts));
   if (!isProposal) throw new Malformed("not the payload of a proposal");
-  return { facts, commitment: facts.commitment, precondition: facts.precondition, rejection };
+  return { facts, commitment: facts.commitment, precondition: facts.precondition, rejection, rules: rulesOf(facts) };
+}
+
+/** The version of the rules with which a tenant starts whose first entry this is. */
+function rulesOf(facts) {
+  return facts.rules === undefined ? RULES_BEFORE_VERSIONS : facts.rules;
+}
+
+/** Throws where the rules that are in force are newer than this page. */
+export function checkKnown(rules) {
+  if (rules <= RULES_NEWEST) return rules;
+  throw new Malformed(`it is judged by rules ${rules}, and this program knows rules up to ${RULES_NEWEST}`);
 }
 
 /** Node and capacity that a payload sets. */
 export function readCapacity(payload) {
   const facts = parseJson(payload, "the payload");
-  if (!isObject(facts) || !isText(facts.node) || !isResources(facts.capacity)) {
-    throw new Malformed("not the payload of a capacity");
-  }
-  return { node: facts.node, capacity: facts.capacity };
+  const isCapacity =
+    isObject(facts) &&
+    isText(facts.node) &&
+    isResources(facts.capacity) &&
+    (facts.overcommit === undefined || facts.overcommit === null || isOvercommit(facts.overcommit)) &&
+    isAmount(rulesOf(facts));
+  if (!isCapacity) throw new Malformed("not the payload of a capacity");
+  return { node: facts.node, capacity: facts.capacity, overcommit: facts.overcommit ?? null, rules: rulesOf(facts) };
 }
 
 /** Each dimension that is not 0, with its amount; accelerators one by one, in the order of canonical JSON. */
@@ -102,9 +124,21 @@ export function amountsOf(resources) {
 }
 
 export function amountOf(resources, dimension) {
+  return inDimension(resources, dimension) ?? 0;
+}
+
+function inDimension(resources, dimension) {
   const prefix = `${ANY_ACCELERATOR}.`;
-  if (dimension.startsWith(prefix)) return resources[ANY_ACCELERATOR]?.[dimension.slice(prefix.length)] ?? 0;
-  return resources[dimension] ?? 0;
+  if (!dimension.startsWith(prefix)) return resources[dimension];
+  const name = dimension.slice(prefix.length);
+  const each = resources[ANY_ACCELERATOR] ?? {};
+  return Object.hasOwn(each, name) ? each[name] : undefined;
+}
+
+/** The most that may be reserved of ``amount``, rounded down. */
+export function limitOf(overcommit, dimension, amount) {
+  const [whole, decimals = ""] = (inDimension(overcommit, dimension) ?? "1").split(".");
+  return (amount * BigInt(whole + decimals.padEnd(3, "0"))) / 1000n;
 }
 
 /** What entries about a commitment are known by. */
@@ -120,6 +154,8 @@ export function subjectOf(commitment) {
       return `lease:${commitment.resource}`;
     case "Revocation":
       return `index:${commitment.index}`;
+    case "RulesVersion":
+      return "rules:commitments";
     default:
       return `capsule:${commitment.capsule}`;
   }

@@ -173,6 +173,14 @@ CapacityAnswer = shape(
     node=str,
 )
 
+RulesAnswer = shape(
+    "RulesAnswer",
+    "Rules that judge a tenant's proposals from an entry on.",
+    index=int,
+    hlc=HlcText,
+    version=int,
+)
+
 CommitmentItem = shape(
     "CommitmentItem",
     "One active commitment.",

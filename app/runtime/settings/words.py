@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from ledger import hlc, names, rfc3339
+from ledger.machines.promises import OVERCOMMIT_FACTOR
 from signing.manifest import LOG_ORIGIN
 
 _TENANT: Final = "1 to 63 of a-z, 0-9, _ and -, the first and the last a letter or a digit"
@@ -25,6 +26,7 @@ WORDS: Final[Mapping[str, str]] = {
     names.anchored(names.GATE): "must be 1 to 32 of a-z and 0-9",
     names.anchored(names.PRINCIPAL): "must be 1 to 128 of A-Z, a-z, 0-9, . _ @ and -, the first a letter or a digit",
     names.anchored(names.JOB_ID): "must be a job id: 1 to 128 of A-Z, a-z, 0-9, . _ : and -, but neither . nor ..",
+    names.anchored(OVERCOMMIT_FACTOR): 'must be a number from 1 to 999.999 as text, such as "1.5"',
     names.anchored(names.PROMISE_NAME): "must be 1 to 120 of A-Z, a-z, 0-9, . _ : and -, the first other than .",
     names.anchored(hlc.TEXT): "must be an HLC, such as 1704931200000:1:node-7f3a: milliseconds, a counter and a node",
     names.anchored(rfc3339.TEXT): "must be a time of RFC 3339, such as 2026-11-21T13:40:00.250Z",

@@ -35,7 +35,7 @@ from ledger.facts.events import (
     Durability,
     SystemAction,
 )
-from ledger.machines.promises import NO_BET, node_subject, read_proposal
+from ledger.machines.promises import NO_BET, RULES, RULES_NEWEST, node_subject, read_proposal
 from ledger.positions import Epoch, Lsn
 
 
@@ -76,6 +76,7 @@ class Proposals:
             "type": PROPOSAL_TYPE,
             "commitment": wanted["commitment"],
             "precondition": wanted.get("precondition", NO_BET),
+            RULES: wanted.get(RULES, RULES_NEWEST),
             keyed.MEMBER: keyed.key_digest(tenant_id, named),
         }
         payload = self._encoded(said, actor)
@@ -105,13 +106,15 @@ class Proposals:
             await self.answers.shown(chained, Durability.GLOBAL)
             return first
 
-    async def set_capacity(self, tenant_id: str, node: str, capacity: Mapping[str, Any], actor: str | None) -> Recorded:
-        """Record the capacity of a node, and wait until it takes effect.
+    async def set_capacity(self, node: str, wanted: Mapping[str, Any], actor: str | None) -> Recorded:
+        """Record the capacity of a node, as a checked body has it, and wait until it takes effect.
 
         Raises:
             LedgerError: as ``Submitter.submit``.
         """
-        payload = self._encoded({"type": CAPACITY_TYPE, "node": node, "capacity": capacity}, actor)
+        facts = {name: wanted[name] for name in ("capacity", "overcommit") if name in wanted}
+        payload = self._encoded({"type": CAPACITY_TYPE, "node": node, RULES: RULES_NEWEST, **facts}, actor)
+        tenant_id: str = wanted["tenant_id"]
         pending = self.system.enter_about(CAPACITY_RECORD_TYPE, node_subject(node), payload, tenant_id, None, actor)
         return await self._awaited(pending).settled()
 
@@ -144,7 +147,7 @@ def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey)
         event = keyed.kept_event(line.job_id, line.action, line.payload)
         is_ours = event is not None and (
             (event.job_id, event.action) == (pending.job_id, CommitmentAction.PROPOSED)
-            and _without_actor(event.payload) == _without_actor(pending.payload)
+            and _as_requested(event.payload) == _as_requested(pending.payload)
         )
         if is_ours and line.action == CommitmentAction.PROPOSE_ACCEPTED:
             return Recorded(line.seq, line.t_hlc, line.epoch, line.lsn, replayed=True)
@@ -163,8 +166,10 @@ def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey)
     raise conflict
 
 
-def _without_actor(payload: bytes | str) -> dict[str, object]:
-    """The proposal without its actor: any client that may write for the tenant may repeat a request."""
+def _as_requested(payload: bytes | str) -> dict[str, object]:
+    """The proposal without what the node added: any client that may write for the tenant may repeat a request, and a
+    newer node."""
     facts: dict[str, object] = orjson.loads(payload)
     facts.pop(ACTOR, None)
+    facts.pop(RULES, None)
     return facts

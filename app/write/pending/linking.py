@@ -313,7 +313,7 @@ class _Decider:
     def _judge(self, pending: Pending, seq: int) -> Judged:
         machine, hlc, job_id = self.view.commitments[pending.tenant_id], pending.hlc, pending.job_id
         if pending.record_type == CAPACITY_RECORD_TYPE:
-            machine.set_capacity(*read_capacity(pending.payload))
+            machine.set_capacity(read_capacity(pending.payload))
             return Judged(hlc, job_id, CommitmentAction.CAPACITY_SET.value, pending.payload)
         if (rejection := machine.decide(seq, pending.proposal or read_proposal(pending.payload))) is None:
             return Judged(hlc, job_id, CommitmentAction.PROPOSE_ACCEPTED.value, pending.payload)
