@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from hashlib import file_digest
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -10,16 +12,28 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.runtime.answers.chain import ImportAnswer
+from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.settings.config import load_settings
+from app.share.bundle.from_v1 import V1Export, export_from_v1
 from app.share.bundle.recovery import export_from_wal, survey
+from app.store.v1_log import V1Log
 from app.trust import node_keys
 from cli.client import LedgerClient, Service
 from cli.options import Tenant, Url
-from ledger.errors import BundleInvalidError, ConfigurationError, InvalidInputError, refuse
+from ledger.errors import (
+    BundleInvalidError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    InvalidInputError,
+    refuse,
+)
 from ledger.exit_code import ExitCode
+from ledger.names import TENANT_ID
+from ledger.text import secret_text
 from signing import private_keys
 from signing.bundle.reader import BundleReader
 from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular, whole_file
+from signing.keys import Signer
 from tallystick_client import ProblemError
 from terminal.outcome import counted, err, fail, readable, tell
 from terminal.program import Json
@@ -163,6 +177,69 @@ def import_(
         except ProblemError as error:
             raise fail(str(error), _CODES.get(error.kind, ExitCode.COULD_NOT_RUN)) from error
     tell(told, *_of_import(told), as_json=as_json)
+
+
+@bundle.command("from-v1")
+def from_v1(
+    dsn: Annotated[str, typer.Option("--dsn", metavar="DSN", help="PostgreSQL of the v1 scheduler; is only read.")],
+    tenant: Annotated[str, typer.Option("--tenant", "-t", help="Tenant there.")],
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the bundle goes.")],
+    key: Annotated[
+        str, typer.Option("--key", metavar="URI", help="Key that signs it; the importing service must trust it.")
+    ],
+    here: Annotated[
+        str | None, typer.Option("--as", metavar="TENANT", help="Tenant here.", show_default="the same name")
+    ] = None,
+    up_to_fault: Annotated[
+        bool, typer.Option("--up-to-fault", help="Of a chain that does not hold: take the rows before its first fault.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a bundle of a v1 scheduler's log, so that its chain becomes the beginning of a tenant.
+
+    Every row is verified while it is read, and keeps its HLC and its link.
+    Nothing is written if one does not fit: the first is named, and the exit code
+    is 2 where the chain was changed, 1 where it is in order and no ledger can
+    hold the row. With --up-to-fault the rows before it are taken, and the exit
+    code is 3. The v1 scheduler should be stopped: what it writes later cannot be
+    brought in any more. docs/from-v1.md has all steps.
+
+    \b
+    Examples:
+      tally bundle from-v1 --dsn postgresql://reader@old/stella -t acme --key v1.pem -o acme-v1.bundle.tar
+      tally bundle from-v1 --dsn "$V1_DSN" -t "Acme Ltd" --as acme --key v1.pem -o acme-v1.bundle.tar
+    """
+    tenant_here = tenant if here is None else here
+    if not re.fullmatch(TENANT_ID, tenant_here):
+        raise InvalidInputError(f"{tenant_here!r} cannot be the name of a tenant here; choose one with --as")
+    signer = private_keys.load(key)
+    signers = signer, private_keys.log_signer(signer, may_generate=False)
+    dsn = secret_text(dsn, "--dsn")
+    with whole_file(output) as file:
+        made = asyncio.run(_export_from_v1(dsn, (tenant, tenant_here), signers, file, up_to_fault))
+        file.flush()
+        told = _told(Path(file.name))
+    fault = None if made.fault is None else str(made.fault)
+    tell(
+        {"file": str(output), **told, "payload_form": made.payload_form, "fault": fault},
+        f"{output}: tenant {tenant_here}, {counted(told['entry_count'], 'entry', 'entries')} of v1 tenant {tenant}, "
+        f"{told['bytes']:,} bytes",
+        f"last link {told['to_chain_link']}; each link was recomputed, payloads hashed as {made.payload_form}",
+        f"SHA-256 {told['sha256']}",
+        as_json=as_json,
+    )
+    if fault is not None:
+        raise fail(f"the rows from the first fault on are left out: {fault}", ExitCode.INCOMPLETE)
+
+
+async def _export_from_v1(
+    dsn: str, tenants: tuple[str, str], signers: tuple[Signer, Signer], file: BinaryIO, up_to_fault: bool
+) -> V1Export:
+    try:
+        async with V1Log.opened(dsn, tenants[0]) as log:
+            return await export_from_v1(log, tenants[1], signers, file.write, up_to_fault=up_to_fault)
+    except DATABASE_FAULTS as error:
+        raise DatabaseUnavailableError(f"the v1 log cannot be read from PostgreSQL: {text_of(error)}") from error
 
 
 _CODES = {"bundle-invalid": ExitCode.TAMPERED, "untrusted-key": ExitCode.UNKNOWN_KEY}

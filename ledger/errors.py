@@ -416,6 +416,10 @@ class BundleSignatureError(BundleInvalidError):
     """The signature of a bundle's manifest is invalid, although the verifier has the key that it names."""
 
 
+class V1ChainBrokenError(LedgerError):
+    """A chain of the v1 scheduler log was changed; the text names the first row that does not fit."""
+
+
 class ReceiptInvalidError(LedgerError):
     """A file is not a receipt by docs/formats/receipt.md, or not the one that was signed."""
 

@@ -18,6 +18,7 @@ from ledger.errors import (
     ReceiptInvalidError,
     SignatureError,
     UnknownKeyError,
+    V1ChainBrokenError,
     WalCorruptError,
 )
 
@@ -53,6 +54,7 @@ _TAMPERED = (
     ChainDamagedError,
     ReceiptInvalidError,
     SignatureError,
+    V1ChainBrokenError,
     WalCorruptError,
 )
 """Errors that mean TAMPERED."""
