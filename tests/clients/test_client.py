@@ -273,7 +273,7 @@ def test_problems_that_may_pass_are_repeated_and_no_others(kind: str, status: in
         (problem(401, "unauthenticated"), NotAllowedError),
         (problem(418, "unheard-of"), ProblemError),
         (problem(503, "durability-timeout", "copies-removed"), CopiesRemovedError),
-        (problem(421, "other-region", Location="http://elsewhere/v1/jobs"), OtherRegionError),
+        (problem(421, "other-region", Location="http://elsewhere/v1/jobs/eu1-1-gate-1"), OtherRegionError),
         (Answer(200, {"Content-Type": "text/html"}, b"<p>hello"), NotTheLedgerError),
         (Answer(404, {"Content-Type": "text/html"}, b"<p>gone"), NotTheLedgerError),
         (Answer(302, {"Location": "http://elsewhere/"}, b""), NotTheLedgerError),
@@ -317,6 +317,15 @@ def test_a_redirect_is_followed_to_a_node_and_to_nobody_else(way: Way) -> None:
             client.create_job("led", {})
         assert stranger.seen == []
     assert [seen.headers["Authorization"] for seen in way.seen] == ["Bearer secret"]
+
+
+def test_a_ledger_that_sends_a_job_to_that_of_another_region_is_followed_without_its_session(way: Way) -> None:
+    with way_to(way.service) as leading, Client([leading.url, way.url]) as client:
+        job = client.create_job("elsewhere", {}, durability="LOCAL")
+        leading.instead = [problem(421, "other-region", Location=f"{way.url}/v1/jobs/{job['job_id']}")]
+        client.cancel_job("elsewhere", job["job_id"], reason="no longer needed", requestor="test")
+    assert "Tally-Session" in leading.seen[-1].headers
+    assert "Tally-Session" not in way.seen[0].headers
 
 
 def test_all_nodes_away_is_said(way: Way) -> None:

@@ -606,7 +606,7 @@ def test_a_file_of_another_user_is_not_read(folder: Path, monkeypatch: pytest.Mo
 def test_a_job_of_another_region_holds_up_nothing_behind_it(way: Way, folder: Path, sender: str) -> None:
     ran(AWAY, folder, "elsewhere")
     taken = ran(AWAY, folder, "behind-region")
-    way.instead = [problem(421, "other-region", Location="http://elsewhere/v1/jobs")]
+    way.instead = [problem(421, "other-region", Location="http://elsewhere/v1/jobs/eu1-1-gate-1")]
     send(sender, way.url, folder)
     assert waiting(folder) == []
     assert len(list((folder / "refused").glob("*.json"))) == 2

@@ -26,9 +26,11 @@ class ChainPlace(TypedDict):
 
 
 class Recorded(TypedDict):
-    """A recorded event. ``chain`` is None when the answer came before chaining."""
+    """A recorded event. ``chain`` is None when the answer came before chaining. ``home_region`` is the region that made
+    the job's id, None if the ledger does not know it."""
 
     job_id: str
+    home_region: str | None
     tenant_id: str
     type: str
     action: str

@@ -57,6 +57,10 @@ OnWait = Callable[[Exception, float], object]
 """Called with the reason for a retry, and the seconds before it."""
 
 
+class _OtherLedgerError(UnreachableError):
+    """A node leads to a node of another region's ledger, which knows no session of this one."""
+
+
 class Core:
     """The nodes of one ledger, and this client's last write on each."""
 
@@ -105,7 +109,6 @@ class Core:
             UnreachableError, NotTheLedgerError: no ledger answered.
         """
         content = content.encode() if isinstance(content, str) else content
-        headers = self._headers(None if content is None else content_type, key, session)
         if repeatable is None:
             repeatable = method != "POST" or key is not None
         until = time.monotonic() + (self.patience_s if patience_s is None else patience_s)
@@ -115,6 +118,7 @@ class Core:
             within_s, timeout = None, httpx.Timeout(timeout.connect, read=UPLOAD_ANSWER_MAX_S)
         failures = 0
         while True:
+            headers = self._headers(None if content is None else content_type, key, session)
             call = Call(method, self._url(path, params), headers, content, timeout, within_s, files)
             try:
                 reply = await self.transport.exchange(call)
@@ -124,6 +128,7 @@ class Core:
                 self._refuse(call, reply)
             except (UnreachableError, TransientError) as error:
                 failures, failed = failures + 1, error
+                session = None if isinstance(error, _OtherLedgerError) else session
             await self.retry(failures, failed, until if repeatable else None)
 
     async def wait(self, delay_s: float, why: Exception) -> None:
@@ -243,6 +248,9 @@ class Core:
             led = [at for at, node in enumerate(self._nodes) if location.startswith(node + "/") or location == node]
             if led and led[0] != self._at:
                 self._at = led[0] - 1  # where the next turn goes from
+                if reply.status == 421:
+                    self._sessions.clear()
+                    raise _OtherLedgerError(f"{call.node} leads to {location}")
                 raise UnreachableError(f"{call.node} leads to {location}")
         document = json_in(reply.content)
         if isinstance(document, dict) and isinstance(document.get("type"), str):

@@ -86,7 +86,7 @@ class WriteLostError(FinalError):
 
 
 class OtherRegionError(FinalError):
-    """The job is of another region, whose ledger ``location`` names."""
+    """The ledger leaves events of the job to that of another region; ``location`` is the job's address there."""
 
 
 class CopiesRemovedError(ProblemError):
