@@ -8,6 +8,7 @@ import json
 import random
 import sqlite3
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from ledger import canonical
 from ledger.errors import ConfigurationError
 from ledger.facts.events import JOB_EVENTS
-from ledger.machines.jobs import JobFold, status
+from ledger.machines.jobs import JobFold, said_of_job, status
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.report import Asked, Clock, Period, choose_period, tables
 from pipeline.report.folder import rows_of
@@ -27,6 +28,7 @@ from pipeline.report.jobs import COLUMNS, facts, fold
 from pipeline.report.make import Made, make
 from pipeline.source import ddl
 from pipeline.stats.destination import WINDOW_SCHEMA
+from tests.ledger.regions import Region, lived
 
 MADE_AT = datetime(2026, 11, 21, tzinfo=UTC)
 MADE = Made("memory", [], ["log.example/1"], "1.0", MADE_AT, "report", "tally pipeline verify")
@@ -58,6 +60,16 @@ def entries(spark: SparkSession, events: list[Event]) -> DataFrame:
     return spark.createDataFrame(rows, ddl(COLUMNS))
 
 
+def of_regions(spark: SparkSession, regions: Iterable[Region]) -> DataFrame:
+    """The chains of ledgers that exchanged, a tenant each."""
+    rows = [
+        (region.name, seq, entry.job_id, *entry.hlc, entry.action, entry.payload, entry.digest)
+        for region in regions
+        for seq, entry in enumerate(region.chain, 1)
+    ]
+    return spark.createDataFrame(rows, ddl(COLUMNS))
+
+
 def drawn(seed: int, jobs: int) -> list[Event]:
     """Random events of few fences, times and data centres, so that facts compete."""
     dice = random.Random(seed)
@@ -80,15 +92,20 @@ def drawn(seed: int, jobs: int) -> list[Event]:
 
 
 def test_the_status_of_every_job_is_that_of_the_ledger(spark: SparkSession) -> None:
-    frame = entries(spark, drawn(1, 400)).persist()
-    folds: dict[str, JobFold] = {}
+    (world := lived(3, 150)).heal()
+    frame = entries(spark, drawn(1, 400)).union(of_regions(spark, world.regions.values())).persist()
+    folds: dict[tuple[str, str], JobFold] = {}
     for row in frame.collect():
-        state = folds.setdefault(row.job_id, JobFold(row.job_id))
+        state = folds.setdefault((row.tenant_id, row.job_id), JobFold(row.job_id))
         hlc = (row.hlc_physical, row.hlc_logical, row.hlc_node)
-        state.add(row.action, json.loads(row.payload), hlc, row.payload_digest, row.seq)
-    found = {row.job_id: row.status for row in fold(facts(frame), Clock.HLC).select("job_id", "status").collect()}
+        if (said := said_of_job(row.action, json.loads(row.payload), hlc, row.payload_digest, row.job_id)) is not None:
+            state.add(*said, row.seq)
+    statuses = fold(facts(frame), Clock.HLC).select("tenant_id", "job_id", "status").collect()
+    found = {(row.tenant_id, row.job_id): row.status for row in statuses}
     assert found == {job: status(state.state()) for job, state in folds.items()}
     assert len(set(found.values())) == 8, "every status is met"
+    for job_id in world.regions["use1"].folds:
+        assert len({found[name, job_id] for name in world.regions}) == 1, "ledgers that exchanged agree"
 
 
 def plain(jobs: int) -> list[Event]:
