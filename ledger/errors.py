@@ -233,12 +233,21 @@ class JobEndedError(LedgerError, problem=problems.JOB_ENDED):
 
 
 class OtherRegionError(LedgerError, problem=problems.OTHER_REGION):
-    """An event is about a job of another region, whose ledger at ``url`` accepts it."""
+    """An event is about a job of another region, and this ledger leaves it to that region's: ``url`` is the job's
+    address there."""
 
-    def __init__(self, job_id: str, region: str, url: str) -> None:
-        super().__init__(f"job {job_id} is of region {region}: send what concerns it to {url}")
+    line: int
+
+    def __init__(self, job_id: str, home_region: str, ledger_url: str) -> None:
         self.job_id = job_id
-        self.url = url
+        self.home_region = home_region
+        self.url = f"{ledger_url}/v1/jobs/{job_id}"
+        super().__init__(f"job {job_id} is of region {home_region}: send its events to {self.url}")
+
+    def at_line(self, line: int) -> OtherRegionError:
+        """This error, about a line of a request."""
+        self.line = line
+        return self
 
 
 class JobExistsError(LedgerError, problem=problems.JOB_EXISTS):

@@ -40,6 +40,7 @@ from app.runtime.settings.words import WORDS
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens, Token
 from app.write.intake.answers import Awaited
+from app.write.intake.home_regions import HomeRegions
 from app.write.intake.proposals import Proposals, Recorded
 from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
@@ -101,6 +102,7 @@ class EventWrites:
     sealing: Sealing
     consistency: Consistency
     sessions: SessionTokens
+    homes: HomeRegions
     event_bytes_max: int
 
     def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Awaited[Receipt] | None:
@@ -148,6 +150,7 @@ class EventWrites:
         chain = receipt.chain
         body = {
             "job_id": receipt.job_id,
+            "home_region": self.homes.of(receipt.job_id),
             "tenant_id": receipt.tenant_id,
             "type": receipt.event.name,
             "action": receipt.event.action,

@@ -54,6 +54,7 @@ from app.write.followers.signed_chain import OwnEntries
 from app.write.intake.access_records import AccessRecords
 from app.write.intake.answers import Answers
 from app.write.intake.coalescing import WriteCoalescer
+from app.write.intake.home_regions import HomeRegions
 from app.write.intake.job_checks import JobIndex
 from app.write.intake.keyed import KeyedRequests
 from app.write.intake.submit import Submitter
@@ -321,7 +322,11 @@ class Service:
             ),
             record_bytes_max=settings.wal.record_bytes_max,
             line_turns=self.line_turns,
-            homes={peer.region: str(peer.url) for peer in settings.exchange.peers},
+            homes=HomeRegions(
+                self.node.region,
+                {peer.region: peer.url for peer in settings.exchange.peers},
+                redirects=settings.exchange.foreign_jobs == "redirect",
+            ),
         )
 
     async def _take_bundle(self, name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> int:

@@ -69,6 +69,7 @@ from app.write.followers.anchors import Authority, CosignatureInbox, Timestamper
 from app.write.followers.ledger_watch import LedgerWatch
 from app.write.followers.notary import Notary
 from app.write.intake.access_records import AccessRecords
+from app.write.intake.home_regions import HomeRegions
 from app.write.intake.privacy_changes import PrivacyChanges
 from app.write.intake.proposals import Proposals
 from app.write.intake.sealing import Sealing
@@ -325,6 +326,7 @@ def _write_services(
         SessionTokens: sessions,
         Sealing: sealing,
         Submitter: service.submitter,
+        HomeRegions: service.submitter.homes,
         FairTurns: service.line_turns,
         StatsIntake: service.stats,
         PrivacyChanges: PrivacyChanges(node, pool, knowledge, service.system_entries),
@@ -334,6 +336,7 @@ def _write_services(
             sealing=sealing,
             consistency=consistency,
             sessions=sessions,
+            homes=service.submitter.homes,
             event_bytes_max=settings.event_bytes_max,
         ),
         ProposalWrites: ProposalWrites(

@@ -180,7 +180,7 @@ JOB_NOT_FOUND = ProblemType(
     404,
     "There is no such job",
     Retry.NEVER,
-    "check tenant and id; a job just made elsewhere needs its `Tally-Session`",
+    "check tenant and id; a job just made elsewhere needs its `Tally-Session`, one of another region its import",
     advice="Check tenant and job.",
 )
 KEY_CONFLICT = ProblemType(
@@ -232,7 +232,7 @@ OTHER_REGION = ProblemType(
     421,
     "The job is of another region",
     Retry.NEVER,
-    "send what concerns the job to the ledger that `Location` names",
+    "send the event to the ledger of that region: `Location` is the job's address there, `home_region` the region",
 )
 PAYLOAD_TOO_LARGE = ProblemType(
     "payload-too-large",

@@ -302,12 +302,14 @@ async def test_what_each_chains_comes_to_the_other_once_it_is_there_and_global_w
             elsewhere = await us.post(
                 f"/v1/jobs/{theirs[0]['job_id']}/cancel", json={"tenant_id": "acme", "reason": "r", "requestor": "q"}
             )
-            assert (elsewhere.status_code, elsewhere.headers["Location"]) == (421, there.url)
-            assert elsewhere.json()["type"].endswith("other-region")
+            assert (elsewhere.status_code, elsewhere.json()["home_region"]) == (201, there.region)
+            assert "region" in elsewhere.json()["durability"]["survives"], "GLOBAL waits for the home region, too"
+            at_home = (await eu.get(f"/v1/jobs/{theirs[0]['job_id']}?tenant_id=acme")).json()
+            assert at_home["status"] == "CANCELLING"
         assert await repeated() == [(503, "REGIONAL")] * 3, "nobody says now what the peer holds"
     async with connected_to(here.database.superuser_url) as superuser:
         rows = await superuser.fetch("SELECT t_hlc FROM scheduler.scheduler_log WHERE tenant_id = 'acme'")
-        assert len({row["t_hlc"] for row in rows}) == len(rows) == 8
+        assert len({row["t_hlc"] for row in rows}) == len(rows) == 9
 
 
 async def test_a_peer_that_no_longer_lists_a_tenant_is_imported_from_in_none_by_a_node_that_was_restarted_either(

@@ -15,6 +15,7 @@ from app.store import edge, job_table
 from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.job_table import JobFolds
+from app.write.intake.home_regions import HomeRegions
 from app.write.intake.job_checks import JobChecks, JobIndex
 from app.write.pending.requests import Draft, EventLines
 from ledger.errors import (
@@ -148,7 +149,7 @@ async def test_others_get_their_turn_while_large_creations_are_compared(
     async def find_none(_wanted: object) -> dict[tuple[str, str], ChainedJob]:
         return {}
 
-    checks = JobChecks(shared.service.node, JobIndex(), find_none)
+    checks = JobChecks(shared.service.node, JobIndex(), find_none, HomeRegions("local"))
     with counted_turns() as turns:
         lines = EventLines.of([created("acme", n, job_id=f"j{n}") for n in range(20)])
         await checks.check(lines, LOCAL, in_lines=True)

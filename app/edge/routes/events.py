@@ -41,6 +41,7 @@ from app.runtime.settings.config import Settings
 from app.runtime.sharing import FairTurns, turns
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens
+from app.write.intake.home_regions import HomeRegions
 from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
 from app.write.pending.requests import BatchReceipt, EventLines, draft_of
@@ -81,6 +82,7 @@ async def submit_events(
     sessions: Service[SessionTokens],
     consistency: Service[Consistency],
     submitter: Service[Submitter],
+    homes: Service[HomeRegions],
     durability: Annotated[
         Level | None, Query(description="Of the whole request; left out, the highest default of its events.")
     ] = None,
@@ -106,7 +108,7 @@ async def submit_events(
     receipt = await submitter.submit_lines(
         lines, durability=None if durability is None else Durability[durability], key=key
     )
-    return _answer(sessions, receipt)
+    return _answer(sessions, receipt, await homes.others(job_id for _, job_id in lines.jobs))
 
 
 async def lines_of(
@@ -139,7 +141,7 @@ async def lines_of(
     return lines
 
 
-def _answer(sessions: SessionTokens, receipt: BatchReceipt) -> Response:
+def _answer(sessions: SessionTokens, receipt: BatchReceipt, home_regions: list[str]) -> Response:
     session = token_of(sessions, receipt.last_hlc, receipt.epoch, receipt.last_lsn)
     return json_answer(
         {
@@ -150,6 +152,7 @@ def _answer(sessions: SessionTokens, receipt: BatchReceipt) -> Response:
             "last_hlc": receipt.last_hlc,
             "last_at": rfc3339.time_of(receipt.last_hlc),
             "job_ids": receipt.job_ids,
+            "home_regions": home_regions,
             "session": session,
         },
         headers=write_headers(session, receipt.replayed),

@@ -73,8 +73,10 @@ ChainPlace = shape(
 
 EventAnswer = shape(
     "EventAnswer",
-    "An event that was taken. ``chain`` is null when the answer came before chaining.",
+    "An event that was taken. ``chain`` is null when the answer came before chaining. ``home_region`` is the region\n"
+    "that made the job's id: null if a caller chose the id, or a region that is neither this one nor a peer's made it.",
     job_id=JobId,
+    home_region=str | None,
     tenant_id=str,
     type=str,
     action=str,

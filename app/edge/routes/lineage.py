@@ -123,7 +123,8 @@ async def record_lineage(
             digest = hashlib.sha256(canonical.encode(given)).digest()
             draft = await sealing.prepare(draft_of(given, None, event.run_id, accepted.caller.id))
             key = RequestKey(Route.LINEAGE, event.key(event_type), digest)
-            await submitter.submit(draft, key=sealing.key_of(key, draft.seal is not None))
+            # A cancellation is not taken before its run is known: a run that was lost is created first.
+            await submitter.submit(draft, key=sealing.key_of(key, draft.seal is not None), takes_early=False)
 
     async def record(tenant_id: str, event: RunEvent) -> bool:
         """Record the facts of the event. Returns whether the ledger has all of them now, by this request or another."""

@@ -22,7 +22,8 @@ DurabilityAnswer = shape(
 
 BatchAnswer = shape(
     "BatchAnswer",
-    "All events of one request were taken.",
+    "All events of one request were taken. ``home_regions`` are the regions other than this one that made the ids of\n"
+    "their jobs.",
     accepted=int,
     durability=DurabilityAnswer,
     first_hlc=HlcText,
@@ -30,6 +31,7 @@ BatchAnswer = shape(
     last_hlc=HlcText,
     last_at=TimeOfHlc,
     job_ids=list[JobId],
+    home_regions=list[str],
     session=str,
 )
 

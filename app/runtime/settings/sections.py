@@ -181,7 +181,11 @@ class AuthSettings(_Section):
 
 
 class PeerSettings(_Section):
-    """One of ``exchange.peers``: where it answers, its region, and what it is asked with."""
+    """One of ``exchange.peers``: where it answers, its region, and what it is asked with.
+
+    A peer is trusted by tenant: a holder of one of its signing keys can cancel and end the jobs of ``tenants``, as any
+    writer of these tenants here can.
+    """
 
     url: FetchedUrl
     region: JobIdPart
@@ -197,6 +201,7 @@ class ExchangeSettings(_Section):
     interval: Annotated[Duration, between("100ms", "1d")] = timedelta(seconds=1)
     range_entries: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
     is_global: bool = False
+    foreign_jobs: Literal["accept", "redirect"] = "accept"
 
     @model_validator(mode="after")
     def _tells_regions_apart(self) -> ExchangeSettings:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from app.runtime.sharing import in_turns
@@ -18,6 +18,7 @@ from app.runtime.state.node import Node
 from app.runtime.tasks import keep_newest
 from app.store.edge import ChainedJob
 from app.store.job_table import JobKey
+from app.write.intake.home_regions import HomeRegions
 from app.write.pending.requests import CREATED, Draft, EventLines, JobOfLine, creation_of
 from ledger.errors import (
     DatabaseUnavailableError,
@@ -25,14 +26,12 @@ from ledger.errors import (
     InvalidInputError,
     JobEndedError,
     JobExistsError,
-    JobNotFoundError,
     LedgerError,
     OtherRegionError,
 )
-from ledger.facts.events import Durability
+from ledger.facts.events import JOB_EVENTS, Durability
 from ledger.facts.statuses import COMPLETED
 from ledger.machines.jobs import ended_text
-from ledger.names import GATE
 from ledger.positions import BEFORE_FIRST, Lsn
 
 ENDED: Final = ended_text(COMPLETED, None)
@@ -123,70 +122,81 @@ class JobIndex:
         return known
 
 
-Created = dict[JobKey, str | None]
-"""(tenant, job id) of each job that a request creates: the ``creation_of`` its first creation."""
-Unknown = dict[JobKey, int]
-"""(tenant, job id) of each job that this node does not know: the number of its first event."""
-
 JobLookup = Callable[[Sequence[JobKey]], Awaitable[dict[JobKey, ChainedJob]]]
 """Reads the chained state of each of these jobs that exists."""
 
 
-_MADE_SOMEWHERE = re.compile(rf"(?P<region>{GATE})-[0-9]+-{GATE}-[0-9]+")
+_CANCELLATION: Final = JOB_EVENTS["JobCancellationRequested"].record_type
+
+
+@dataclass(slots=True)
+class _Open:
+    """Questions about the jobs of one request that only the store can answer.
+
+    ``created`` has the ``creation_of`` the first creation of each job. ``unknown`` has, of each job that this node does
+    not know, the number of its first event. Of these, ``early`` are the jobs that need not exist: the first event is a
+    cancellation, and the job may be on its way from another region.
+    """
+
+    created: dict[JobKey, str | None] = field(default_factory=dict)
+    unknown: dict[JobKey, int] = field(default_factory=dict)
+    early: set[JobKey] = field(default_factory=set)
 
 
 class JobChecks:
     """Refuses events of jobs that do not exist or have ended, and creations that differ from the first one. Checks
     what this node knows first, then the store."""
 
-    def __init__(
-        self, node: Node, job_index: JobIndex, find_jobs: JobLookup, homes: Mapping[str, str] | None = None
-    ) -> None:
-        """``homes`` gives, by region, the ledger that takes the events of jobs made there."""
-        self._homes = homes or {}
+    def __init__(self, node: Node, job_index: JobIndex, find_jobs: JobLookup, homes: HomeRegions) -> None:
+        self._homes = homes
         self._jobs = job_index
         self._node = node
         self._find_jobs = find_jobs
         self._made_here = re.compile(rf"{re.escape(node.region)}-[0-9]+-{re.escape(node.gate)}-[0-9]+")
         """Job ids that this node makes; an id chosen by a caller could collide with a job made later."""
 
-    async def check(self, lines: EventLines, requested: Durability, *, in_lines: bool) -> None:
+    async def check(
+        self, lines: EventLines, requested: Durability, *, in_lines: bool, takes_early: bool = True
+    ) -> None:
         """Refuse events of jobs that do not exist or have ended, and creations that differ from the first one.
 
         Jobs created earlier in the request exist. A creation at LOCAL is compared only with what this node knows; if it
-        differs from a creation elsewhere, a read of the job reports that.
+        differs from a creation elsewhere, a read of the job reports that. Unless it ``takes_early``, a cancellation
+        needs an existing job like any other event.
         """
-        created: Created = {}
-        unknown: Unknown = {}
+        to_read = _Open()
         looked_at: set[JobOfLine] = set()
         async for number, (job, kind) in in_turns(enumerate(zip(lines.jobs, lines.types, strict=True))):
             # The result for one line of a job holds for all its lines, except creations.
             if kind == CREATED or job not in looked_at:
-                if (error := self._look_at(job, kind, lines.creations[number], number, created, unknown)) is not None:
+                if (error := self._look_at(job, kind, lines.creations[number], number, to_read)) is not None:
                     raise _of_line(error, number, in_lines)
                 looked_at.add(job)
-        if wanted := self._wanted(created, unknown, requested):
-            for number, error in self._refusals(lines, created, unknown, await self._read(wanted, unknown)):
+        if not takes_early:
+            to_read.early.clear()
+        if wanted := self._wanted(to_read, requested):
+            for number, error in self._refusals(lines, to_read, await self._read(wanted, to_read)):
                 raise _of_line(error, number, in_lines)
 
     def _refusals(
-        self, lines: EventLines, created: Created, unknown: Unknown, found: Mapping[JobKey, ChainedJob]
+        self, lines: EventLines, to_read: _Open, found: Mapping[JobKey, ChainedJob]
     ) -> Iterator[tuple[int, LedgerError]]:
         """The lines that the store refuses, and why; ``found`` was read of it."""
-        for job, number in unknown.items():
+        for job, number in to_read.unknown.items():
             known = self._jobs.get(*job)
             if job not in found and known is None:
-                yield number, JobNotFoundError(f"tenant {job[0]} has no job {job[1]}; create it first")
+                if job not in to_read.early:
+                    yield number, self._homes.not_found(*job)
             elif error := _ended(job[1], found[job].ended if known is None else known.ended):
                 yield number, error
         for number, ((tenant_id, job_id), kind) in enumerate(zip(lines.jobs, lines.types, strict=True)):
             known = self._jobs.get(tenant_id, job_id) if kind == CREATED and job_id is not None else None
             if known is not None and job_id is not None:
                 job = (tenant_id, job_id)
-                if error := _ended(job_id, known.ended) or _differs(job, known.creation, created[job]):
+                if error := _ended(job_id, known.ended) or _differs(job, known.creation, to_read.created[job]):
                     yield number, error
 
-    async def _read(self, wanted: Sequence[JobKey], unknown: Unknown) -> dict[JobKey, ChainedJob]:
+    async def _read(self, wanted: Sequence[JobKey], to_read: _Open) -> dict[JobKey, ChainedJob]:
         """The chained state of these jobs, which this node knows from then on."""
         doubted = self._jobs.take_doubtful(wanted)
         chained_lsn = {tenant_id: self._node.chained_lsn_of(tenant_id) for tenant_id in {job[0] for job in wanted}}
@@ -194,8 +204,9 @@ class JobChecks:
             found = await self._find_jobs(wanted)
         except DatabaseUnavailableError:
             self._jobs.mark_doubtful(doubted)
-            # A creation needs no existing job, and a known job exists: both are durable while Postgres is away.
-            if not unknown.keys() <= doubted:
+            # A creation and an early cancellation need no existing job, and a known job exists: all are durable while
+            # Postgres is away.
+            if not to_read.unknown.keys() <= doubted | to_read.early:
                 raise
             return {}
         for job, chained in found.items():
@@ -211,17 +222,16 @@ class JobChecks:
         Raises:
             LedgerError: as ``check``.
         """
-        created: Created = {}
-        unknown: Unknown = {}
+        to_read = _Open()
         job, kind = (draft.tenant_id, draft.job_id), draft.event.record_type
-        if (error := self._look_at(job, kind, creation_of(draft), 0, created, unknown)) is not None:
+        if (error := self._look_at(job, kind, creation_of(draft), 0, to_read)) is not None:
             raise error
-        return not self._wanted(created, unknown, draft.durability)
+        return not self._wanted(to_read, draft.durability)
 
     def _look_at(
-        self, job_of_line: JobOfLine, kind: int, creation: str | None, number: int, created: Created, unknown: Unknown
+        self, job_of_line: JobOfLine, kind: int, creation: str | None, number: int, to_read: _Open
     ) -> LedgerError | None:
-        """Why the line is known to be wrong; else notes in ``created`` or ``unknown`` what must be read."""
+        """Why the line is known to be wrong; else notes in ``to_read`` what must be read."""
         tenant_id, job_id = job_of_line
         if job_id is None:
             return None
@@ -232,24 +242,27 @@ class JobChecks:
                 f"job_id: {job_id} is of the form of the ids that this node makes; leave it out, or choose another",
                 ("job_id",),
             )
-        made = _MADE_SOMEWHERE.fullmatch(job_id) if self._homes and not is_creation else None
-        if made is not None and made["region"] in self._homes:
-            return OtherRegionError(job_id, made["region"], self._homes[made["region"]])
+        if not is_creation and (redirected := self._homes.redirected(job_id)) is not None:
+            return redirected
         known = self._jobs.get(*job)
         is_doubtful = known is not None and known.is_doubtful and not is_creation
         error = None if known is None or is_doubtful else _ended(job_id, known.ended)
         if error is None and is_creation:
             first = None if known is None else known.creation
-            error = _differs(job, first, creation) or _differs(job, created.setdefault(job, creation), creation)
-        elif error is None and (known is None or is_doubtful) and job not in created:
-            unknown.setdefault(job, number)
+            error = _differs(job, first, creation) or _differs(job, to_read.created.setdefault(job, creation), creation)
+        elif error is None and (known is None or is_doubtful) and job not in to_read.created:
+            to_read.unknown.setdefault(job, number)
+            if kind == _CANCELLATION and self._homes.may_be_on_its_way(job_id):
+                to_read.early.add(job)
         return error
 
-    def _wanted(self, created: Created, unknown: Unknown, requested: Durability) -> list[JobKey]:
+    def _wanted(self, to_read: _Open, requested: Durability) -> list[JobKey]:
         """The jobs that must be read from the store."""
-        wanted = list(unknown)
+        wanted = list(to_read.unknown)
         if requested > Durability.LOCAL:
-            wanted += [job for job, creation in created.items() if creation is not None and not self._knows(job)]
+            wanted += [
+                job for job, creation in to_read.created.items() if creation is not None and not self._knows(job)
+            ]
         return wanted
 
     def _knows(self, job: JobKey) -> bool:
@@ -273,8 +286,10 @@ def _differs(job: JobKey, first: str | None, second: str | None) -> LedgerError 
 
 def _of_line(error: LedgerError, number: int, in_lines: bool) -> LedgerError:
     """``error``; for one of several lines, with the line number and the member that is wrong."""
-    if not in_lines or isinstance(error, OtherRegionError):
+    if not in_lines:
         return error
+    if isinstance(error, OtherRegionError):
+        return error.at_line(number + 1)
     return InvalidEventError(
         str(error), number + 1, ("job_id",) if isinstance(error, InvalidInputError | JobExistsError) else ()
     )

@@ -31,6 +31,7 @@ from app.store.chaining import LOG_COLUMNS
 from app.store.job_table import JobKey
 from app.write.intake.answers import Answers, Awaited, fence_token_of, raise_refusal, refused
 from app.write.intake.coalescing import WriteCoalescer
+from app.write.intake.home_regions import HomeRegions
 from app.write.intake.job_checks import JobChecks, JobIndex, JobLookup
 from app.write.intake.keyed import KeyedRequest, KeyedRequests
 from app.write.intake.system_entries import SystemEntries, record_of
@@ -90,8 +91,7 @@ class Submitter:
     answers: Answers
     record_bytes_max: int
     line_turns: FairTurns
-    homes: Mapping[str, str]
-    """By region, the ledger that takes the events of jobs made there."""
+    homes: HomeRegions
 
     def __post_init__(self) -> None:
         self._tenants = self.system.tenants
@@ -101,11 +101,12 @@ class Submitter:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def submit(self, draft: Draft, *, key: RequestKey | None) -> Receipt:
-        """Take one event and wait for its level.
+    async def submit(self, draft: Draft, *, key: RequestKey | None, takes_early: bool = True) -> Receipt:
+        """Take one event and wait for its level. ``takes_early`` is for a cancellation, as in ``JobChecks.check``.
 
         Raises:
             JobNotFoundError, JobEndedError: the event's job does not exist, or is known to have ended.
+            OtherRegionError: ``exchange.foreign_jobs`` sends events of the job to the ledger of its region.
             JobExistsError: the job is known to have been created with another spec.
             InvalidInputError: the id of the job to create is one that only this node may make.
             ChainDamagedError: the tenant's chain is damaged; nothing was taken.
@@ -119,7 +120,7 @@ class Submitter:
             DurabilityTimeoutError: taken, but the level was not reached in time.
         """
         if key is None:
-            await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
+            await self._check(draft, takes_early)
             return await self._entered(draft).settled()
         async with self.keyed.begin((draft.tenant_id,), key, draft.durability) as (request, seen):
             if not seen and request.recovered:
@@ -128,7 +129,7 @@ class Submitter:
             if not seen and not request.chained:
                 await self.keyed.look_again(request, [(draft.tenant_id, 0)], key)
             if not seen and not request.chained:
-                await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False)
+                await self._check(draft, takes_early)
                 request.entered(self._enter_one(draft, _line_key(key, 0))[0])
         if request.chained:
             return await self.answers.again(request.chained, draft, key)
@@ -139,6 +140,9 @@ class Submitter:
         except DuplicateLineError:
             return await self.answers.again(await self.keyed.find((draft.tenant_id,), key), draft, key)
         return receipt._replace(replayed=seen)
+
+    async def _check(self, draft: Draft, takes_early: bool) -> None:
+        await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False, takes_early=takes_early)
 
     def enter_known(self, draft: Draft) -> Awaited[Receipt] | None:
         """As ``submit`` of an event without a key, up to its answer. None, and nothing taken, if its job must first be
@@ -164,6 +168,7 @@ class Submitter:
         Raises:
             InvalidEventError: a line's job does not exist or is known to have ended, or it creates a job that is known
                 to have been created with another spec; nothing was taken.
+            OtherRegionError: as ``submit``.
             EventRefusedError: the first line in whose place a REFUSED entry was chained; the others are chained.
             IdempotencyReusedError, RequestTooLargeError, WalFullError, WalPoisonedError, FencedError,
             DatabaseWentBackError, ChainDamagedError, HeldBackError, DurabilityTimeoutError: as ``submit``.
