@@ -53,7 +53,7 @@ from tests.app.test_commitments_bundled import RULES_1
 from tests.app.witness import Witness
 from tests.browser import PHONE, browsing, violations
 from tests.conftest import EXAMPLES, spread
-from tests.ledger.committed import RACE, committed, flipped, mend, with_history
+from tests.ledger.committed import RACE, RULES_RAISED, committed, flipped, mend, with_history
 from tests.ledger.entry_forms import SEQ, entry_forms
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
 from tests.ledger.test_commitment_check import PAYLOADS
@@ -445,6 +445,9 @@ def test_they_agree_on_every_word_of_a_verdict_on_a_proposal(in_page: InPage, tm
         (7, {"payload": "[]"}),
         (7, {"payload": '{"commitment":{"kind":"Lease"},"precondition":{"kind":"None"}}'}),
         (5, {"payload": '{"capacity":{"cpu_millis":"9"},"node":"n1"}'}),
+        (5, {"payload": '{"capacity":{},"node":"n1","overcommit":{"cpu_millis":"0.5"},"rules":2}'}),
+        (5, {"payload": '{"capacity":{"cpu_millis":2},"node":"n1","rules":3}'}),
+        (5, {"payload": '{"capacity":{"cpu_millis":2},"node":"n1","rules":null}'}),
         (7, {"job_id": "capsule:z"}),
         (5, {"job_id": "node:n2"}),
     ]
@@ -465,12 +468,15 @@ def test_they_agree_on_every_word_of_a_verdict_on_a_proposal(in_page: InPage, tm
         ledger.entry(seq).update(change)
         mend(ledger)
         asked.append(Asked(str(change), bundle_of(ledger)))
+    raised = committed(RULES_RAISED)
+    asked.append(Asked("by rules that were raised", bundle_of(raised)))
+    asked += [Asked(f"by raised rules, {seq} forged", bundle_of(flipped(raised, seq))) for seq in (7, 13, 14, 20)]
     broken = rows_of(asked[0].file)
     broken[3]["payload"] = "{}"
     asked.append(Asked("in a chain that is broken itself", with_rows(asked[0].file, broken)))
     differing, by_page = compared(asked, in_page, tmp_path)
     assert differing == []
-    assert [code for code, _ in by_page] == [0, 3, 0] + [2] * (len(edits) + 1)
+    assert [code for code, _ in by_page] == [0, 3, 0] + [2] * len(edits) + [0] + [2] * 5
 
 
 # --- files that were made to do harm ----------------------------------------------------------------------

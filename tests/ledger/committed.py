@@ -66,6 +66,36 @@ RACE = [
 """Payloads; the seqs are those behind four other entries."""
 
 
+def adjustment(epoch: int) -> dict[str, Any]:
+    """The payload of an adjustment of one module."""
+    return proposal({"kind": "ModuleAdjustment", "mission": "m", "module": "web", "replicas": 1, "epoch": epoch})
+
+
+RULES_RAISED = [
+    capacity("n1", rules=1, cpu_millis=2000, accelerators={"A": 3}, overcommit={"cpu_millis": "1.5"}),  # seq 5
+    placement("a", cpu=2001),  # rejected: rules 1 ignore the overcommit
+    placement("a", cpu=2001, bet=False),  # seq 7, accepted by rules 1
+    adjustment(5),
+    adjustment(4),
+    proposal({"kind": "RulesVersion", "version": 1}),  # seq 10, rejected
+    proposal({"kind": "RulesVersion", "version": 2}),
+    placement("b", cpu=999),
+    placement("c", bet=False),  # seq 13, rejected: over capacity
+    adjustment(3),  # rejected: an older epoch
+    revocation(11),  # rejected
+    capacity(
+        "n1", cpu_millis=2000, accelerators={"A": 3}, overcommit={"cpu_millis": "1.501", "accelerators": {"A": "1.4"}}
+    ),
+    placement("c", cpu=2),
+    placement("d", bet=False),  # seq 18, rejected: one more than the limit
+    proposal({"kind": "GangPlacement", "gang": "g", "members": [
+        {"capsule": f"g{n}", "node": "n1", "reservation": {"accelerators": {"A": 2}}} for n in range(2)]}),
+    proposal({"kind": "GangPlacement", "gang": "h", "members": [
+        {"capsule": f"h{n}", "node": "n1", "reservation": {"accelerators": {"A": 3}}} for n in range(2)]}),
+]  # fmt: skip
+"""Payloads of a tenant from before rules had versions, whose rules are raised."""
+
+
 class Racing:
     """Chains what is said as an appender does."""
 

@@ -16,6 +16,7 @@ from tests.ledger import naive_commitments as naive
 from tests.ledger.committed import (
     FORGED,
     RACE,
+    RULES_RAISED,
     Said,
     capacity,
     committed,
@@ -157,6 +158,38 @@ def test_a_proposal_that_was_left_out_changes_what_is_due_behind_it() -> None:
     mend(ledger)
     ledger.promised = promised(_said(ledger))
     assert seqs_broken(ledger)[0] == 7
+
+
+def test_each_entry_is_judged_by_the_rules_in_force_before_it() -> None:
+    ledger = committed(RULES_RAISED)
+    rejected = {
+        row["seq"]: orjson.loads(row["payload"])["rejection"]["reason"]
+        for row in ledger.entries[BEFORE:]
+        if row["action"] == "PROPOSE_REJECTED"
+    }
+    assert rejected == {
+        6: "node-not-free",
+        10: "rules-in-force",
+        13: "over-capacity",
+        14: "older-epoch",
+        15: "not-revocable",
+        18: "over-capacity",
+        20: "over-capacity",
+    }
+    assert seqs_broken(ledger) == []
+    for seq in (7, 9, 11, 13, 14, 18, 20):
+        assert seqs_broken(flipped(ledger, seq)) == [seq]
+
+
+def test_rules_that_the_verifier_does_not_know_are_named() -> None:
+    ledger = committed([placement("a"), placement("b")])
+    payload = orjson.loads(ledger.entry(5)["payload"])
+    ledger.entry(5)["payload"] = orjson.dumps({**payload, "rules": 3}, option=orjson.OPT_SORT_KEYS).decode()
+    mend(ledger)
+    verdict, breaks = checked(ledger)
+    assert verdict.first_break is not None
+    assert (verdict.first_break.seq, breaks[0].kind) == (5, "projection")
+    assert "rules 3, and this program knows rules up to 2" in verdict.first_break.detail
 
 
 def test_two_that_are_forged_are_both_named() -> None:
