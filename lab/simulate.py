@@ -27,7 +27,8 @@ from lab.simulated_state import NOTHING, StoredState, Taken, stored_state
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import VERDICTS, CommitmentAction
-from ledger.machines.commitments import Commitments, claims_of
+from ledger.machines.commitment_state import claims_of
+from ledger.machines.commitments import Commitments
 from ledger.machines.promises import (
     NO_BET,
     RULES,

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ledger.errors import InvalidInputError
-from ledger.machines.commitments import LiveState, Neighbours, NodeState
+from ledger.machines.commitment_state import LiveState, Neighbours, NodeState
 from ledger.machines.promises import RULES, Commitment
 
 _VALUES: Final[tuple[Any, ...]] = (Commitment, int, NodeState, int, Neighbours, int)

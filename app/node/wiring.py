@@ -28,6 +28,7 @@ from app.read.copies import Copies, Replicas, replicas_at
 from app.read.folded_jobs import FoldedJobs, JobTableWalk
 from app.read.full_walk import FullWalk
 from app.read.jobs import JobReader
+from app.read.node_tables import NodeTables, OverbookedNodes
 from app.read.proofs import judged_anchors
 from app.read.readiness import Readiness
 from app.read.revealing import Revealing
@@ -156,6 +157,7 @@ def _keep_running(
         partial(services[ChainVerifier].run, verify.interval.total_seconds(), on_start=verify.on_start),
         services[FullWalk].run,
         services[JobTableWalk].run,
+        services[OverbookedNodes].run,
         services[Watchers].run,
         *(peer.run for peer in service.regions.peers),
         service.importer.log_unfinished,
@@ -357,11 +359,16 @@ def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: 
     """Services that read jobs and commitments."""
     report, job_table = service.breaks.report_error, service.job_table
     folded = FoldedJobs(service.job_folds, job_table.doubt, report)
+    promise_check = PromiseCheck(job_table.rewrite)
+    tables = NodeTables(service.entry_check, promise_check)
+    overbooked = OverbookedNodes(tables, pool)
+    service.metrics.read(overbooked.values)
     return {
         EntryCheck: service.entry_check,
         JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report),
         JobTableWalk: JobTableWalk(pool, folded, report),
-        CommitmentReader: CommitmentReader(copies, service.entry_check, PromiseCheck(job_table.rewrite)),
+        CommitmentReader: CommitmentReader(copies, service.entry_check, promise_check, tables),
+        OverbookedNodes: overbooked,
     }
 
 

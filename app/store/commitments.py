@@ -23,7 +23,7 @@ from app.store.following import FollowedEntry
 from app.store.job_table import ENTRY, PLACES
 from app.store.reading import ENTRIES, turned
 from ledger.facts.events import CommitmentAction
-from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX
+from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX, RulesVersion
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.verdict import Break
 
@@ -187,6 +187,55 @@ async def page(
     entries = [tuple(row)[1:] for row in rows]
     await check.require(connection, tenant_id, entries)
     return list(map(_promise_of, entries))
+
+
+async def promises_at(
+    connection: Connection, check: EntryCheck, tenant_id: str, seqs: Sequence[int]
+) -> dict[int, PromiseEntry]:
+    """The entries of these seqs that promise something, each recomputed.
+
+    Raises:
+        ChainDamagedError: one is not as it was chained.
+    """
+    rows = await connection.fetch(
+        f"{ENTRIES} WHERE tenant_id = $1 AND seq = ANY($2::bigint[]) AND {_SAYS}", tenant_id, seqs
+    )
+    entries = [tuple(row) for row in rows]
+    await check.require(connection, tenant_id, entries)
+    return {row[_SEQ]: _promise_of(row) for row in entries}
+
+
+async def rules_entry(connection: Connection, check: EntryCheck, tenant_id: str, as_of_seq: int) -> PromiseEntry | None:
+    """The entry that tells the version of the rules in force at ``as_of_seq``: the newest change of the rules, else the
+    first entry that promises something; None if there is none.
+
+    Raises:
+        ChainDamagedError: it is not as it was chained.
+    """
+    rows = await connection.fetch(
+        f"""
+        (SELECT seq FROM scheduler.scheduler_log
+          WHERE tenant_id = $1 AND seq <= $2 AND job_id = '{RulesVersion.subject_form}' AND {_SAYS}
+          ORDER BY seq DESC LIMIT 1)
+         UNION ALL
+        (SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= $2 AND {_SAYS} ORDER BY seq LIMIT 1)
+        """,
+        tenant_id,
+        as_of_seq,
+    )
+    found = await promises_at(connection, check, tenant_id, [row["seq"] for row in rows])
+    return found[max(found)] if found else None
+
+
+async def tenants_with_capacities(connection: Connection) -> list[str]:
+    """The tenants that have a node of known capacity, as far as the table follows."""
+    rows = await connection.fetch(
+        f"""
+        SELECT DISTINCT c.tenant_id FROM scheduler.commitments c
+         WHERE c.ended_seq IS NULL AND {_of_a_node("c")} ORDER BY 1
+        """
+    )
+    return [row["tenant_id"] for row in rows]
 
 
 async def followed_seq(connection: Connection, tenant_id: str) -> int:

@@ -126,6 +126,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             Kind.GAUGE,
             "How long the oldest entry without a snapshot has waited, 0 where snapshots are off",
         ),
+        Metric("commitment_nodes_overbooked", Kind.GAUGE, "Nodes of which more is reserved than their limit"),
         Metric("webhooks_held", Kind.GAUGE, "Webhooks that this node delivers to"),
         Metric(
             "webhook_failing_seconds",

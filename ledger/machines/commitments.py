@@ -30,17 +30,25 @@ and overcommit. The first accepted proposal or capacity of a tenant sets the ver
 ``RulesVersion`` raises it. Each entry is judged by the version in force before it. Imported entries set nothing.
 
 The cost of judging and applying depends on the number of gang members, not on the number of active commitments: every
-lookup in ``LiveState`` is by name. The caller passes in its tables.
+lookup in ``LiveState`` (:mod:`ledger.machines.commitment_state`) is by name. The caller passes in its tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
-from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.facts.events import CommitmentAction
+from ledger.machines.commitment_state import (
+    CAPACITY_BINDS_FROM,
+    LiveState,
+    Neighbours,
+    NodeState,
+    change_capacity,
+    change_reserved,
+    claims_of,
+)
 from ledger.machines.promises import (
     ANY_ACCELERATOR,
     RULES,
@@ -54,12 +62,10 @@ from ledger.machines.promises import (
     ModuleAdjustment,
     ModuleAdjustmentVersion,
     NodeFreeOf,
-    Overcommit,
     Placement,
     Precondition,
     Proposal,
     Rejection,
-    Resources,
     Revocation,
     RulesVersion,
     members_of,
@@ -68,109 +74,8 @@ from ledger.machines.promises import (
     read_proposal,
 )
 
-CAPACITY_BINDS_FROM: Final = 2
-"""The first rules by which no claim goes beyond a known capacity, a node can be overcommitted, and no adjustment is of
-an older epoch than the newest."""
-
 CLAIMS_LOOKED_AT_MAX: Final = 64
 """Most of a node's newest claims that are searched for a blocking one."""
-
-
-class NodeState(NamedTuple):
-    """The known state of one node."""
-
-    capacity: Resources | None
-    reserved: dict[str, int]
-    """Claims of active commitments by dimension, without zeros. Never changed in place."""
-    overcommit: Overcommit | None = None
-
-    def limit(self, dimension: str, rules: int) -> int:
-        """The most that may be reserved in a dimension; the capacity is known."""
-        assert self.capacity is not None
-        amount = self.capacity.of(dimension)
-        if self.overcommit is None or rules < CAPACITY_BINDS_FROM:
-            return amount
-        return self.overcommit.limit(dimension, amount)
-
-
-class Neighbours(NamedTuple):
-    """The indexes of the previous and next active commitment of one subject; 0 if there is none."""
-
-    older: int
-    newer: int
-
-
-class LiveState(NamedTuple):
-    """All state that judging needs: it grows with active commitments, not with history. Any mappings may be used."""
-
-    active: MutableMapping[int, Commitment]
-    """By index."""
-    holders: MutableMapping[str, int]
-    """Index of the holder of a name: ``capsule:NAME`` the placement, ``gang:NAME``, ``identity:CAPSULE`` the bind."""
-    nodes: MutableMapping[str, NodeState]
-    newest: MutableMapping[str, int]
-    """Index of the newest claim of ``node:NAME``, of the newest adjustment of ``module:MISSION/NAME``."""
-    neighbours: MutableMapping[tuple[str, int], Neighbours]
-    """By subject and index."""
-    rules: MutableMapping[str, int]
-    """The version of the rules in force, under ``RULES``; empty until a first entry sets it."""
-
-
-class Overlay(MutableMapping[Any, Any]):
-    """Changes to a table, held separately until ``commit``."""
-
-    __slots__ = ("_base", "_changed")
-
-    def __init__(self, base: MutableMapping[Any, Any]) -> None:
-        self._base = base
-        self._changed: dict[Any, Any] = {}
-
-    def __getitem__(self, key: Any) -> Any:
-        if (value := self.get(key, _GONE)) is _GONE:
-            raise KeyError(key)
-        return value
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        if (value := self._changed.get(key, _UNCHANGED)) is _UNCHANGED:
-            return self._base.get(key, default)
-        return default if value is _GONE else value
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._changed[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        self._changed[key] = _GONE
-
-    def __iter__(self) -> Iterator[Any]:
-        return (key for key in {**self._base, **self._changed} if key in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def commit(self) -> None:
-        """Make the changes in the table below."""
-        for key, value in self._changed.items():
-            if value is _GONE:
-                self._base.pop(key, None)
-            else:
-                self._base[key] = value
-        self._changed = {}
-
-
-_GONE: Final = object()
-_UNCHANGED: Final = object()
-
-
-def overlaid(state: Iterable[Any]) -> LiveState:
-    """An overlay of ``state``: ``commit`` makes its changes in ``state``; without it they are dropped."""
-    return LiveState(*map(Overlay, state))
-
-
-def commit(state: Iterable[Any]) -> None:
-    """Make the changes of an overlay from ``overlaid`` in the state below."""
-    for table in state:
-        assert isinstance(table, Overlay)
-        table.commit()
 
 
 class Commitments:
@@ -283,7 +188,7 @@ class Commitments:
                 return Rejection(
                     reason,
                     f"node {node} has {max(free, 0)} of {name} free, {amount} is {is_what}",
-                    _free(known, wanted, rules),
+                    known.free(wanted, rules),
                     self._claim_of(node, name),
                 )
         return None
@@ -386,7 +291,7 @@ class Commitments:
         state.holders.update(dict.fromkeys(_names_of(commitment), index))
         claims = claims_of(commitment)
         for node, claimed in claims.items():
-            self._change_reserved(node, claimed, 1)
+            change_reserved(state.nodes, node, claimed, 1)
         for subject in _ordered_subjects(commitment, claims):
             self._link(subject, index)
 
@@ -398,7 +303,7 @@ class Commitments:
                 del state.holders[name]
         claims = claims_of(commitment)
         for node, claimed in claims.items():
-            self._change_reserved(node, claimed, -1)
+            change_reserved(state.nodes, node, claimed, -1)
         for subject in _ordered_subjects(commitment, claims):
             self._unlink(subject, index)
 
@@ -409,18 +314,7 @@ class Commitments:
             InvalidInputError: as ``judge``; nothing was changed.
         """
         self.state.rules[RULES] = self._rules(said.rules)
-        known = self.state.nodes.get(said.node)
-        reserved = {} if known is None else known.reserved
-        self.state.nodes[said.node] = NodeState(said.capacity, reserved, said.overcommit)
-
-    def _change_reserved(self, node: str, claimed: dict[str, int], sign: int) -> None:
-        capacity, before, overcommit = self.state.nodes.get(node) or NodeState(None, {})
-        changed = {dimension: before.get(dimension, 0) + sign * amount for dimension, amount in claimed.items()}
-        reserved = {dimension: amount for dimension, amount in {**before, **changed}.items() if amount}
-        if reserved or capacity is not None:
-            self.state.nodes[node] = NodeState(capacity, reserved, overcommit)
-        else:
-            self.state.nodes.pop(node, None)
+        change_capacity(self.state.nodes, said)
 
     def _link(self, subject: str, index: int) -> None:
         """Add ``index`` as the newest of its subject."""
@@ -455,26 +349,3 @@ def _names_of(commitment: Commitment) -> list[str]:
 def _ordered_subjects(commitment: Commitment, claims: Iterable[str]) -> Iterable[str]:
     """The subjects whose newest commitment is tracked: modules, and the nodes of ``claims``."""
     return (commitment.subject,) if type(commitment) is ModuleAdjustment else map(node_subject, claims)
-
-
-def claims_of(commitment: Commitment) -> dict[str, dict[str, int]]:
-    """The commitment's claims by node and dimension; accelerators by name and in total."""
-    claims: dict[str, dict[str, int]] = {}
-    for member in members_of(commitment):
-        claimed = claims.setdefault(member.node, {})
-        for name, amount in member.reservation.amounts():
-            for dimension in (name, ANY_ACCELERATOR) if name.startswith(ANY_ACCELERATOR) else (name,):
-                claimed[dimension] = claimed.get(dimension, 0) + amount
-    return claims
-
-
-def _free(known: NodeState, asked: Iterable[str], rules: int) -> Resources:
-    """The free amounts of a node of known capacity, in the requested dimensions."""
-    free: dict[str, Any] = {}
-    for name in asked:
-        left = min(max(0, known.limit(name, rules) - known.reserved.get(name, 0)), canonical.INTEGER_MAX)
-        if name.startswith(f"{ANY_ACCELERATOR}."):
-            free.setdefault(ANY_ACCELERATOR, {})[name.removeprefix(f"{ANY_ACCELERATOR}.")] = left
-        else:
-            free[name] = left
-    return Resources(**free)

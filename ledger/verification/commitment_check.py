@@ -25,7 +25,8 @@ import msgspec
 
 from ledger.errors import InvalidInputError
 from ledger.facts.events import CommitmentAction
-from ledger.machines.commitments import Commitments, LiveState
+from ledger.machines.commitment_state import LiveState
+from ledger.machines.commitments import Commitments
 from ledger.machines.promises import (
     Proposal,
     Rejection,

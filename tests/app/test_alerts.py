@@ -100,6 +100,7 @@ class Measured:
     lease_reached: bool = True
     scrub_ended_s: float = BEGAN_S
     webhook_failing_s: float = 0.0
+    overbooked: int = 0
     lacking: int = 0
     is_peer_failing: bool = False
     faults: dict[str, str | None] = field(
@@ -125,6 +126,7 @@ class Measured:
             "wal_scrub_round_end_seconds": self.scrub_ended_s,
             "wal_scrub_damaged_segments": 0,
             "webhooks_held": 1,
+            "commitment_nodes_overbooked": self.overbooked,
             "webhook_failing_seconds": self.webhook_failing_s,
             "exchange_imported_entries": {peer: 5},
             "exchange_lag_entries": {peer: self.lacking},
@@ -182,6 +184,7 @@ FAULTS: Mapping[str, Callable[[Measured], object]] = {
     "RegionLags": _changed(lacking=50_001),
     "WebhookNotDelivered": _changed(webhook_failing_s=901.0),
     "WebhookDeadLetters": lambda measured: measured.metrics.count("webhook_dead_letters"),
+    "NodesOverbooked": _changed(overbooked=1),
     "RequestsFail": lambda measured: measured.metrics.observe_request("POST", "/v1/jobs", 503, 0.01),
     "SlowFsync": _sync_slowly,
     "SnapshotsMissing": _changed(unsigned_age_s=911.0),

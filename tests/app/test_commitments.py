@@ -14,6 +14,7 @@ import asyncpg
 import httpx
 import pytest
 
+from app.read.node_tables import OverbookedNodes
 from app.runtime.settings.config import Settings
 from app.share.bundle.recovery import export_from_wal, survey
 from app.store import Connection, job_table
@@ -182,6 +183,85 @@ async def test_the_rules_of_a_tenant_can_be_set_before_its_first_proposal(client
     assert (answer.status_code, answer.json()["index"]) == (200, 2)
     await set_capacity(client, "n1", capacity={})
     assert (await propose(client, placement("a", "n1"))).json()["reason"] == "over-capacity"
+
+
+async def nodes_of(client: Client, **params: Any) -> dict[str, Any]:
+    answer = await client.get("/v1/nodes", params={"tenant_id": client.tenant, **params})
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_list_of_nodes_says_what_each_has_what_is_reserved_and_what_is_free(client: Client) -> None:
+    has = {"cpu_millis": 4000, "memory_bytes": 10, "accelerators": {"A100": 2, "T4": 1}}
+    overcommit = {"cpu_millis": "1.5", "accelerators": {"T4": "3"}}
+    index = (await set_capacity(client, "n1", capacity=has, overcommit=overcommit)).json()["index"]
+    claimed = {"cpu_millis": 5000, "accelerators": {"A100": 2, "T4": 1}}
+    placed = (await propose(client, placement("a", "n1", claimed))).json()["index"]
+    await propose(client, placement("b", "unknown"))
+    found = await nodes_of(client)
+    assert (found["as_of_seq"], found["rules"], found["next_cursor"]) == (placed + 1, 2, None)
+    assert found["items"] == [
+        {
+            "index": index,
+            "node": "n1",
+            "capacity": has,
+            "overcommit": overcommit,
+            "reserved": claimed,
+            "free": {"cpu_millis": 1000, "memory_bytes": 10, "accelerators": {"A100": 0, "T4": 2}},
+            "overbooked": False,
+            "excess": {},
+        }
+    ]
+    lowered = (await set_capacity(client, "n1", capacity={"cpu_millis": 3000})).json()["index"]
+    (node,) = (await nodes_of(client))["items"]
+    assert (node["index"], node["overcommit"], node["free"], node["overbooked"]) == (lowered, {}, {}, True)
+    assert node["excess"] == {"cpu_millis": 2000, "accelerators": {"A100": 2, "T4": 1}}
+    await propose(client, {"kind": "Revocation", "index": placed})
+    (node,) = (await nodes_of(client))["items"]
+    assert (node["reserved"], node["free"], node["overbooked"]) == ({}, {"cpu_millis": 3000}, False)
+    # What was so once is found again, in whatever order it is asked for.
+    assert (await nodes_of(client, as_of_seq=placed))["items"] == [{**found["items"][0]}]
+    assert (await nodes_of(client, as_of_seq=lowered))["items"][0]["overbooked"]
+
+
+@pytest.mark.parametrize("nodes_max", [500_000, 1])
+async def test_pages_of_nodes_show_one_state_also_if_that_is_no_longer_in_memory(
+    client: Client, monkeypatch: pytest.MonkeyPatch, nodes_max: int
+) -> None:
+    monkeypatch.setattr("app.read.node_tables.NODES_MAX", nodes_max)
+    for node in ("n1", "n2", "n3"):
+        await set_capacity(client, node, capacity={"cpu_millis": 1})
+    gang = [{"capsule": node, "node": node, "reservation": {"cpu_millis": 1}} for node in ("n1", "n3")]
+    placed = (await propose(client, {"kind": "GangPlacement", "gang": "g", "members": gang})).json()["index"]
+    for node in ("n1", "n3"):
+        await set_capacity(client, node, capacity={})
+    first = await nodes_of(client, limit=1, overbooked=True)
+    assert [node["node"] for node in first["items"]] == ["n1"]
+    await propose(client, {"kind": "Revocation", "index": placed})
+    assert (await nodes_of(client, overbooked=True))["items"] == []
+    rest = await nodes_of(client, limit=5, overbooked=True, cursor=first["next_cursor"])
+    assert (rest["as_of_seq"], [node["node"] for node in rest["items"]]) == (first["as_of_seq"], ["n3"])
+    other = await client.get("/v1/nodes", params={"tenant_id": client.tenant, "cursor": first["next_cursor"]})
+    assert (other.status_code, other.json()["path"]) == (422, "cursor")
+
+
+async def test_the_metric_counts_overbooked_nodes_of_all_tenants_as_they_come_and_go(
+    client: Client, shared: Shared
+) -> None:
+    overbooked = shared.services[OverbookedNodes]
+    await overbooked.count()
+    before = overbooked.values()["commitment_nodes_overbooked"]
+    await set_capacity(client, "n1", capacity={"cpu_millis": 1})
+    placed = (await propose(client, placement("a", "n1", {"cpu_millis": 1}))).json()["index"]
+    await set_capacity(client, "n1", capacity={})
+    await until(lambda: followed(shared.superuser), "the table follows")
+    await overbooked.count()
+    assert overbooked.values()["commitment_nodes_overbooked"] == before + 1
+    assert f"commitment_nodes_overbooked {before + 1:.1f}" in (await client.get("/metrics")).text
+    await propose(client, {"kind": "Revocation", "index": placed})
+    await overbooked.count()
+    assert overbooked.values()["commitment_nodes_overbooked"] == before
 
 
 @pytest.mark.parametrize("is_followed", [True, False])

@@ -13,7 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ledger import canonical
 from ledger.errors import InvalidInputError
-from ledger.machines.commitments import Commitments, LiveState, commit, overlaid
+from ledger.machines.commitment_state import LiveState, commit, overlaid
+from ledger.machines.commitments import Commitments
+from ledger.machines.node_table import NodeTable
 from ledger.machines.promises import (
     REASONS,
     RULES,
@@ -78,6 +80,7 @@ class Judged(RuleBasedStateMachine):
         self.log: naive.Log = []
         self.first = first
         self.machine = Commitments()
+        self.table = NodeTable()
 
     @rule(commitment=COMMITMENTS, precondition=PRECONDITIONS)
     def propose(self, commitment: dict[str, Any], precondition: dict[str, Any]) -> None:
@@ -86,9 +89,12 @@ class Judged(RuleBasedStateMachine):
         index, proposal = len(self.log) + 1, read_proposal(canonical.encode(proposed))
         # On a copy that is given up, on one that counts: the same.
         given_up = Commitments(overlaid(self.machine.state)).decide(index, proposal)
+        ended = self.machine.state.active.get(commitment.get("index", 0))
         counted = overlaid(self.machine.state)
         rejection = Commitments(counted).decide(index, proposal)
         commit(counted)
+        if rejection is None:
+            self.table.take_proposal(proposal, ended)
         assert rejection == given_up
         assert (rejection.reason if rejection is not None else None) == expected
         if rejection is not None:
@@ -107,6 +113,7 @@ class Judged(RuleBasedStateMachine):
         Commitments(counted).set_capacity(read_capacity(canonical.encode(said)))
         commit(counted)
         self.log.append(("CAPACITY_SET", said))
+        self.table.take_capacity(len(self.log), read_capacity(canonical.encode(said)))
 
     @invariant()
     def same(self) -> None:
@@ -116,6 +123,23 @@ class Judged(RuleBasedStateMachine):
             known = self.machine.state.nodes.get(node)
             claimed = {} if known is None else {n: a for n, a in known.reserved.items() if n != "accelerators"}
             assert claimed == naive.reserved(self.log, node)
+
+    @invariant()
+    def nodes_are_listed_as_they_are(self) -> None:
+        by = self.table.rules if self.log else 2
+        listed = {node.name: node for node in self.table.copy().listed}
+        for name in ("n1", "n2"):
+            limits = naive.limits(self.log, name, by)
+            assert (name in listed) == (limits is not None)
+            if limits is None:
+                continue
+            node, reserved = listed[name].to_json(), naive.reserved(self.log, name)
+            assert naive.flat(node["reserved"]) == reserved
+            due = {each: amount - reserved.get(each, 0) for each, amount in limits.items()}
+            assert naive.flat(node["free"]) == {each: amount for each, amount in due.items() if amount > 0}
+            beyond = {each: amount - limits.get(each, 0) for each, amount in reserved.items()}
+            assert naive.flat(node["excess"]) == {each: amount for each, amount in beyond.items() if amount > 0}
+            assert node["overbooked"] == any(amount > 0 for amount in beyond.values())
 
     @invariant()
     def built_from_what_is_live_alone(self) -> None:

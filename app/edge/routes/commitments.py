@@ -98,7 +98,10 @@ async def list_commitments(
     cursor: CursorQuery = None,
 ) -> Response:
     """What is promised: linearizable, and all pages as of the seq of the first."""
-    found, next_cursor = await _read(commitments, _COMMITMENTS, tenant_id, as_of_seq, limit, cursor, capacities=False)
+    scope = f"{tenant_id}/{as_of_seq or ''}"
+    as_of, after = _COMMITMENTS.at(scope, cursor) or (as_of_seq, 0)
+    found = await commitments.page(tenant_id, as_of, after, limit)
+    next_cursor = _next(_COMMITMENTS, scope, found)
     await accepted.record_read(tenant_id, commitments=len(found.items))
     return page(found.items, next_cursor, as_of_seq=found.as_of_seq)
 
@@ -109,26 +112,18 @@ async def list_nodes(
     commitments: Service[CommitmentReader],
     tenant_id: TenantQuery,
     as_of_seq: AsOfQuery = None,
+    overbooked: Annotated[bool, Query(description="Only nodes of which more is reserved than their limit.")] = False,
     limit: Annotated[Limit, Query()] = 100,
     cursor: CursorQuery = None,
 ) -> Response:
-    """What nodes have, as far as that was said."""
-    found, next_cursor = await _read(commitments, _NODES, tenant_id, as_of_seq, limit, cursor, capacities=True)
+    """The nodes of known capacity: what each has, what is reserved of it and what is free. Linearizable, and all pages
+    as of the seq of the first."""
+    scope = f"{tenant_id}/{as_of_seq or ''}/{'overbooked' if overbooked else ''}"
+    as_of, after = _NODES.at(scope, cursor) or (as_of_seq, 0)
+    found, rules = await commitments.nodes(tenant_id, as_of, after, limit, overbooked=overbooked)
     await accepted.record_read(tenant_id, nodes=len(found.items))
-    return page(found.items, next_cursor, as_of_seq=found.as_of_seq)
+    return page(found.items, _next(_NODES, scope, found), as_of_seq=found.as_of_seq, rules=rules)
 
 
-async def _read(
-    commitments: CommitmentReader,
-    cursors: Cursors[tuple[int, int]],
-    tenant_id: str,
-    as_of_seq: int | None,
-    limit: int,
-    cursor: str | None,
-    *,
-    capacities: bool,
-) -> tuple[PromisedPage, str | None]:
-    scope = f"{tenant_id}/{as_of_seq or ''}"
-    as_of, after = cursors.at(scope, cursor) or (as_of_seq, 0)
-    found = await commitments.page(tenant_id, as_of, after, limit, capacities=capacities)
-    return found, cursors.next(scope, None if found.last is None else (found.as_of_seq, found.last))
+def _next(cursors: Cursors[tuple[int, int]], scope: str, found: PromisedPage) -> str | None:
+    return cursors.next(scope, None if found.last is None else (found.as_of_seq, found.last))

@@ -199,15 +199,22 @@ CommitmentList = list_shape(
 
 NodeItem = shape(
     "NodeItem",
-    "What one node has.",
+    "What one node has, what is reserved of it and what is free. ``excess`` is what is reserved beyond its limit,\n"
+    "which is its capacity times its overcommit; ``overbooked`` says whether that is anything.",
     index=int,
     node=str,
     capacity=dict[str, Any],
+    overcommit=dict[str, Any],
+    reserved=dict[str, Any],
+    free=dict[str, Any],
+    overbooked=bool,
+    excess=dict[str, Any],
 )
 
 NodeList = list_shape(
     "NodeList",
-    "Capacities as of one seq, in order of the entries that set them.",
+    "Nodes of known capacity as of one seq, in order of the entries that set it, and the rules in force.",
     NodeItem,
     as_of_seq=int,
+    rules=int,
 )

@@ -28,7 +28,8 @@ from app.store.reading import Pool, reading
 from app.write.pending.linking import LinkedBatch
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError
 from ledger.facts.events import CommitmentAction
-from ledger.machines.commitments import Commitments, commit, overlaid
+from ledger.machines.commitment_state import commit, overlaid
+from ledger.machines.commitments import Commitments
 from ledger.machines.promises import Revocation, read_proposal
 from ledger.verification.verdict import Break
 
