@@ -144,6 +144,24 @@ def consoling(postgres: EmbeddedPostgres, folder: Path, database: str, **setting
         console.api.close()
 
 
+def book(console: Console, tenant: str) -> None:
+    """Two nodes of a tenant: on `full` more is reserved than it has, since it lost an accelerator."""
+    has = {"cpu_millis": 4000, "memory_bytes": 8 << 30, "accelerators": {"A100": 2}}
+    claimed = {"cpu_millis": 5000, "accelerators": {"A100": 2}}
+    placed = {"kind": "Placement", "capsule": "capsule-1", "node": "full", "reservation": claimed}
+
+    def set_capacity(node: str, **said: Any) -> None:
+        body = {"tenant_id": tenant, **said}
+        console.api.put(f"/v1/nodes/{node}/capacity", json=body).raise_for_status()
+
+    set_capacity("full", capacity=has, overcommit={"cpu_millis": "1.5"})
+    body = {"tenant_id": tenant, "commitment": placed}
+    headers = {"Idempotency-Key": f"place-{tenant}"}
+    console.api.post("/v1/commitments", json=body, headers=headers).raise_for_status()
+    set_capacity("full", capacity={**has, "accelerators": {"A100": 1}}, overcommit={"cpu_millis": "1.5"})
+    set_capacity("idle", capacity={"cpu_millis": 500})
+
+
 def job(tenant: str, name: str, **more: Any) -> dict[str, Any]:
     """The body of a job to be created, chained before it is answered."""
     return {"tenant_id": tenant, "job_id": name, "durability": "GLOBAL", **more}

@@ -23,7 +23,7 @@ from app.store.idempotency import KEY_ROW
 from ledger.facts.checks import CHECKS, Stops
 from ledger.verification import ASPECTS, KINDS
 from tests.app.bundles import bundle_of
-from tests.app.console_page import WIDE, ZONE, Console, barriers, consoling, job
+from tests.app.console_page import WIDE, ZONE, Console, barriers, book, consoling, job
 from tests.app.oidc_issuer import AUDIENCE, GRANTS, Issuer, issuing
 from tests.browser import PHONE
 from tests.conftest import execute
@@ -80,6 +80,7 @@ def console(
             }
             console.api.post("/v1/jobs/nightly-1/events", json=failed).raise_for_status()
             console.api.post("/v1/snapshots", json={"tenant_id": tenant}).raise_for_status()
+        book(console, TENANT)
         yield console
 
 
@@ -136,7 +137,7 @@ def test_who_may_read_one_tenant_alone_is_shown_nothing_else(console: Console) -
     page = console.stranger()
     console.sign_in(reader["token"], page)
     links = page.get_by_role("navigation").get_by_role("link")
-    expect(links).to_have_text(["Overview", "Jobs", "Keys", "Replicas"])
+    expect(links).to_have_text(["Overview", "Jobs", "Nodes", "Keys", "Replicas"])
     links.get_by_text("Jobs").click()
     expect(page.get_by_role("rowheader")).to_have_count(3)
     for place in ("jobs/other", "tenants", "verify/acme?run=1", "tokens", "tenant/other"):
@@ -186,6 +187,7 @@ PLACES = {
     f"tenant/{TENANT}": f"Tenant {TENANT}",
     f"jobs/{TENANT}": "Jobs",
     f"job/{TENANT}/nightly-1": "nightly-1",
+    f"nodes/{TENANT}": "Nodes",
     f"verify/{TENANT}?run=1": "Verify",
     "bundles": "Bundles",
     "keys": "Keys",

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Route, expect
 
 from app.dev.embedded import EmbeddedPostgres
-from tests.app.console_page import Console, consoling, job
+from tests.app.console_page import Console, book, consoling, job
 
 TENANT = "acme"
 CANCELLED = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
@@ -50,6 +50,31 @@ def test_jobs_show_as_they_come_and_as_they_end(console: Console) -> None:
     page.get_by_role("button", name="Pause").dispatch_event("click")
     expect(page.get_by_role("row").filter(has_text="while-you-read")).to_be_visible()
     expect(page.get_by_role("link", name="while-you-watch")).to_be_focused()
+
+
+def test_the_nodes_of_a_tenant_say_what_is_reserved_and_which_are_overbooked(console: Console) -> None:
+    page = console.go("nodes/placed")
+    expect(page.get_by_role("alert")).to_contain_text("placed")
+    book(console, "placed")
+    page = console.load("nodes/placed")
+    full = page.get_by_role("row").filter(has_text="full")
+    for said in ("overbooked", "CPU: 5 of 6 (capacity × 1.5)", "Memory: 0 GiB of 8 GiB", "A100: 2 of 1", "1 too much"):
+        expect(full).to_contain_text(said)
+    idle = page.get_by_role("row").filter(has_text="idle")
+    expect(idle).to_contain_text("fits")
+    expect(idle).to_contain_text("CPU: 0 of 0.5")
+    page.get_by_role("link", name="Overbooked only").click()
+    expect(page.get_by_text("1 overbooked node, as of entry 4")).to_be_visible()
+    expect(page.get_by_role("rowheader")).to_have_text(["full"])
+    console.api.post(
+        "/v1/commitments",
+        json={"tenant_id": "placed", "commitment": {"kind": "Revocation", "index": 2}},
+        headers={"Idempotency-Key": "revoke"},
+    ).raise_for_status()
+    page.reload()
+    expect(page.get_by_text("No node is overbooked.")).to_be_visible()
+    page.get_by_role("link", name="All nodes").click()
+    expect(page.get_by_role("rowheader")).to_have_text(["full", "idle"])
 
 
 @pytest.mark.parametrize("place", [f"job/{TENANT}/between", f"jobs/{TENANT}?status=CANCELLING"])

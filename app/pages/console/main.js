@@ -8,6 +8,7 @@ import { PROBLEMS } from "./facts.js";
 import { job } from "./job.js";
 import { jobs } from "./jobs.js";
 import { keys } from "./keys.js";
+import { nodes } from "./nodes.js";
 import { overview } from "./overview.js";
 import { replicas } from "./replicas.js";
 import { currentSession, signOut } from "./session.js";
@@ -20,6 +21,7 @@ const NAV = [
   ["Overview", () => "#/", () => true],
   ["Tenants", () => "#/tenants", (session) => session.may("audit")],
   ["Jobs", (named) => `#/jobs/${named}`, (session) => session.may("read")],
+  ["Nodes", (named) => `#/nodes/${named}`, (session) => session.may("read")],
   ["Verify", (named) => `#/verify/${named}`, (session) => session.may("audit")],
   ["Bundles", () => "#/bundles", (session) => session.may("audit") || session.may("operate")],
   ["Keys", () => "#/keys", () => true],
@@ -32,6 +34,7 @@ const PAGES = {
   tenant: tenant,
   jobs: jobs,
   job: job,
+  nodes: nodes,
   verify: verify,
   bundles: bundles,
   keys: keys,
@@ -39,7 +42,7 @@ const PAGES = {
   access: access,
   tokens: tokens,
 };
-const NEEDS_TENANT = new Set(["jobs", "verify", "access"]);
+const NEEDS_TENANT = new Set(["jobs", "nodes", "verify", "access"]);
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");

@@ -74,6 +74,7 @@ export async function tenant(ctx) {
       "p",
       { class: "row actions" },
       linkTo("Jobs", "jobs", name),
+      linkTo("Nodes", "nodes", name),
       linkTo("Verify", "verify", name),
       linkTo("Bundles", "bundles", name),
       linkTo("Who read it", "access", name),
