@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,12 @@ from ledger.verification import ENTRY_COLUMNS
 from tests.ledger.job_facts import event_fact, merge
 from tests.ledger.regions import REGIONS, Region, World, lived
 
-SEEDS = range(30)
+ROUNDS = 30
+"""Histories in ``make test``; ``make torture`` draws more of them, or the one of ``SEED``."""
+SEEDS = [int(os.environ["SEED"])] if os.environ.get("SEED") else range(int(os.environ.get("TORTURE_ROUNDS") or ROUNDS))
 STEPS = 150
+
+pytestmark = pytest.mark.torture
 
 
 @pytest.fixture(scope="module", params=SEEDS)
@@ -127,7 +132,7 @@ def parts_of(region: Region, begin: int, end: int) -> dict[str, JobState]:
 def test_the_histories_meet_what_the_properties_are_about() -> None:
     """Conflicts of one HLC, ends in several regions, cancellations before the creation, ledgers that were lost."""
     conflicts = early = ends = lost = 0
-    for seed in SEEDS:
+    for seed in range(ROUNDS):
         world = lived(seed, STEPS)
         world.heal()
         region = world.regions["use1"]
