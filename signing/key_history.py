@@ -7,6 +7,7 @@ The facts, as payloads of entries (docs/formats/keys.md)::
     KEY_ADMITTED  the facts of KEY_ADDED, of a key that an entry introduced and no key has admitted yet
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
     TOKEN_ISSUED, TOKEN_REVOKED  see signing.key_statement
+    REGION_RETIRED, REGION_ADMITTED  see signing.region_statement
     LOG_FORKED    any facts: from here on this is another ledger than the one that its first entries come from
 
 All but LOG_FORKED carry ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
@@ -22,6 +23,7 @@ All but LOG_FORKED carry ``statement``, the envelope of :mod:`signing.key_statem
     5. of several ends and several revocations of one key the earliest applies
     6. a token is issued by rules 2 and 3, as a key is admitted; its revocation, which only narrows, needs no statement;
        no statement names an entry about a token
+    7. a region is retired or admitted by rules 2 and 3; no statement names an entry about a region
 
 A chain whose root has no ``root: true`` is older than statements. Until its first statement, ends and revocations
 without one apply as well, because they only narrow. A key introduced without a statement is not admitted, as elsewhere.
@@ -46,6 +48,15 @@ from ledger.hlc import Hlc
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, holds_together
 from signing.key_statement import TOKEN_ACTIONS, TOKEN_PREFIX, Anchor, IssuedToken, given, read_token, voucher_of
 from signing.keys import Keyring, PublicKey
+from signing.region_statement import (
+    REGION_ACTIONS,
+    REGION_PREFIX,
+    AdmittedKey,
+    KnownRegions,
+    RetiredRegion,
+    known_regions,
+    read_region,
+)
 
 SUBJECT_PREFIX = "key:"
 """Prefix of ``job_id`` in an entry about a key; the key's id follows."""
@@ -109,6 +120,8 @@ class KeyHistory(NamedTuple):
     """Whether the chain is older than statements and has none yet."""
     tokens: dict[str, IssuedToken]
     """Tokens issued with a statement by a valid key, by id, in the order of the chain."""
+    regions: KnownRegions
+    """Regions retired, and keys of their ledgers admitted, with a statement by a valid key."""
 
     def keys(self) -> dict[str, PublicKey]:
         """The valid keys, by id."""
@@ -123,6 +136,7 @@ class KeyHistory(NamedTuple):
 _PREFIXES: Mapping[str, str] = {
     SystemAction.LOG_FORKED: FORK_PREFIX,
     **dict.fromkeys(TOKEN_ACTIONS, TOKEN_PREFIX),
+    **dict.fromkeys(REGION_ACTIONS, REGION_PREFIX),
 }
 """Prefix of ``job_id``, by action; ``SUBJECT_PREFIX`` for all other entries about keys."""
 
@@ -184,8 +198,8 @@ class KeyFold:
 
 
 def event_of(row: EntryRow) -> KeyEvent | None:
-    """The event in a consistent row: about a key, a token or a fork of the log. None for any other entry, and for an
-    imported one, which is about another ledger."""
+    """The event in a consistent row: about a key, a token, a region or a fork of the log. None for any other entry, and
+    for an imported one, which is about another ledger."""
     if row[_ORIGIN] is not None or not row[_JOB].startswith(_PREFIXES.get(row[_ACTION], SUBJECT_PREFIX)):
         return None
     try:
@@ -234,12 +248,20 @@ class _Folding:
         self._replaced: set[tuple[str, str]] = set()
         self._tokens: dict[str, tuple[IssuedToken, str]] = {}
         """By id, with the key that vouches for it."""
+        self._regions: dict[str, tuple[RetiredRegion | AdmittedKey, Hlc, str]] = {}
+        """Changes of regions by id, each with its HLC and the key that vouches for it."""
 
     def take_event(self, event: KeyEvent) -> None:
         """Apply the next entry."""
         if event.action in TOKEN_ACTIONS:
             with suppress(InvalidInputError):
                 self.take_token(event)
+            return
+        if event.action in REGION_ACTIONS:
+            with suppress(InvalidInputError):
+                change = read_region(event.action, event.facts, event.hlc)
+                if (signer_id := self._signer_of(event)) is not None:
+                    self._regions.setdefault(change.change_id, (change, event.hlc, signer_id))
             return
         with suppress(InvalidInputError, ValueError, OverflowError):
             self.take(event)
@@ -343,10 +365,18 @@ class _Folding:
             tokens={
                 token_id: token
                 for token_id, (token, signer_id) in self._tokens.items()
-                if signer_id in admitted
-                and (signer_id not in self._revoked or token.issued_hlc < self._revoked[signer_id])
+                if self._could_vouch(signer_id, token.issued_hlc, admitted)
             },
+            regions=known_regions(
+                change
+                for change, hlc, signer_id in self._regions.values()
+                if self._could_vouch(signer_id, hlc, admitted)
+            ),
         )
+
+    def _could_vouch(self, signer_id: str, hlc: Hlc, admitted: Mapping[str, KnownKey]) -> bool:
+        """Whether the key still vouches for a token or a region at ``hlc``."""
+        return signer_id in admitted and (signer_id not in self._revoked or hlc < self._revoked[signer_id])
 
     def _in_force(self) -> dict[str, _Admission]:
         """By key the first admission that no revocation undoes: that of the root, and those by keys in force."""

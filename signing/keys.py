@@ -353,15 +353,18 @@ class Keyring:
         return cls(map(PublicKey.from_json, said.keys), said.log_verifier_keys, said.root_key_id)
 
     @classmethod
-    def load(cls, path: str | Path) -> Keyring:
+    def load(cls, path: str | Path, *, may_be_absent: bool = False) -> Keyring:
         """The ring in a file (PEM or ``/v1/keys`` JSON), or in all ``.pem`` and ``.json`` files of a folder.
 
-        Of a private key the public half is taken.
+        Of a private key the public half is taken. With ``may_be_absent`` a path where nothing is, or a folder without
+        such files, is an empty ring.
 
         Raises:
             ConfigurationError: it cannot be read, or holds no key.
         """
         path = Path(path)
+        if may_be_absent and (not path.exists() or (path.is_dir() and not any(map(_is_ring_file, path.iterdir())))):
+            return cls(())
         with reported_as(ConfigurationError, f"keys cannot be read from {path}", OSError):
             files = sorted(filter(_is_ring_file, path.iterdir())) if path.is_dir() else [path]
             rings = [_read_ring(file) for file in files]

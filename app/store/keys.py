@@ -15,6 +15,7 @@ from ledger.verification.entry_check import EntryRow
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 from signing.key_statement import AFTER_TOKENS, TOKEN_PREFIX
 from signing.keys import PublicKey
+from signing.region_statement import AFTER_REGIONS, REGION_PREFIX
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -137,14 +138,14 @@ async def list_rows(connection: Connection) -> list[KeyRow]:
 
 
 async def list_entries(connection: Connection) -> list[EntryRow]:
-    """The entries of ``_system`` about keys, tokens and forks, all ``ENTRY_COLUMNS``, in seq order."""
+    """The entries of ``_system`` about keys, tokens, regions and forks, all ``ENTRY_COLUMNS``, in seq order."""
     return list(
         await fetch_tuples(
             connection,
             f"""
             {ENTRIES}
              WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5
-                                   OR job_id >= $6 AND job_id < $7)
+                                   OR job_id >= $6 AND job_id < $7 OR job_id >= $8 AND job_id < $9)
              ORDER BY seq
             """,
             SYSTEM_TENANT,
@@ -154,6 +155,8 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
             AFTER_FORKS,
             TOKEN_PREFIX,
             AFTER_TOKENS,
+            REGION_PREFIX,
+            AFTER_REGIONS,
         )
     )
 

@@ -136,6 +136,12 @@ METRICS: Final[Mapping[str, Metric]] = {
         Metric("exchange_imported_entries", Kind.COUNTER, "Entries of a peer imported", labels=("peer",)),
         Metric("exchange_lag_entries", Kind.GAUGE, "Entries of a peer that are not imported", labels=("peer",)),
         Metric("exchange_failing", Kind.GAUGE, "Whether a peer cannot be imported from", labels=("peer",)),
+        Metric(
+            "exchange_keys_waited_for",
+            Kind.GAUGE,
+            "Keys that a peer or this ledger signs with and that the other does not trust yet",
+            labels=("peer",),
+        ),
         Metric("replica_fit", Kind.GAUGE, "Whether a hot standby answers reads", labels=("replica",)),
         Metric("wal_replication_sent_records", Kind.COUNTER, "Records sent to a member", labels=("member",)),
         Metric("wal_replication_sent_bytes", Kind.COUNTER, "Bytes of them", labels=("member",)),

@@ -263,6 +263,21 @@ RECEIPT_TOO_LARGE = ProblemType(
     Retry.AFTER_CHANGE,
     "it has more than 10,000 entries or 64 MiB: ask for receipts of single entries, or export a bundle of the range",
 )
+REGION_CONFLICT = ProblemType(
+    "region-conflict",
+    409,
+    "The region is in another state",
+    Retry.AFTER_CHANGE,
+    "look at `tally peer list`: the region is retired already, or its ledger still answers and must be stopped first",
+)
+REGION_RETIRED = ProblemType(
+    "region-retired",
+    403,
+    "The region of the asking ledger is retired here",
+    Retry.AFTER_CHANGE,
+    "nothing that the asking ledger chains comes here by itself; its operator brings it by a bundle, or returns as "
+    "the [runbook](runbook.md#the-region-returns) says",
+)
 REQUEST_TIMEOUT = ProblemType(
     "request-timeout",
     408,

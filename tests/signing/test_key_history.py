@@ -25,6 +25,7 @@ from signing.key_history import (
 )
 from signing.key_statement import FIELD, Anchor
 from signing.private_keys import FileSigner
+from signing.region_statement import KEYS_MAX, AdmittedKey, RetiredRegion, known_regions
 
 ADDED, ADMITTED = SystemAction.KEY_ADDED, SystemAction.KEY_ADMITTED
 ROTATED, REVOKED = SystemAction.KEY_ROTATED, SystemAction.KEY_REVOKED
@@ -457,3 +458,90 @@ def test_a_chain_that_became_another_is_judged_from_its_beginning(keys: Keys) ->
     fold = KeyFold()
     for events in (entries.events, entries.events[:1], [*entries.events, *entries.events[1:]], []):
         assert fold.history(tuple(events)) == history_of(events)
+
+
+# --- regions ----------------------------------------------------------------------------------------
+
+RETIRED, REGION_ADMITTED = SystemAction.REGION_RETIRED, SystemAction.REGION_ADMITTED
+
+
+def retired_facts(number: int, region: str = "eu1", log_origin: str = "eu.example") -> dict[str, Any]:
+    return RetiredRegion(f"{number:016x}", region, "burnt down", Hlc(0, 0, "n"), log_origin, 3, "ops").facts()
+
+
+def region_key_facts(number: int, key: FileSigner, region: str = "eu1") -> dict[str, Any]:
+    return AdmittedKey(f"{number:016x}", region, key.public_key, "ops").facts()
+
+
+def retired(entries: Entries) -> list[str]:
+    return list(entries.history().regions.retired)
+
+
+def trusted(entries: Entries) -> list[str]:
+    return [each.key.key_id for each in entries.history().regions.keys]
+
+
+@pytest.mark.parametrize(("by", "counts"), [("root", True), ("one", True), ("thief", False), (None, False)])
+def test_a_region_is_retired_and_its_key_admitted_with_the_word_of_a_key_that_counts(
+    keys: Keys, by: str | None, counts: bool
+) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    at = {"after": entries.events[1].at}
+    entries.add(RETIRED, retired_facts(1), None if by is None else keys[by], at)
+    assert retired(entries) == (["eu1"] if counts else [])
+    if counts:
+        known = entries.history().regions.retired["eu1"]
+        assert (known.reason, known.lag_entries, known.retired_by, known.hlc) == (
+            "burnt down",
+            3,
+            "ops",
+            Hlc(3000, 0, "n"),
+        )
+    entries.add(REGION_ADMITTED, region_key_facts(2, keys["late"], "ap1"), None if by is None else keys[by], at)
+    assert trusted(entries) == ([keys["late"].key_id] if counts else [])
+
+
+def test_an_admission_ends_the_retirement_of_its_region_and_no_copy_of_that_retires_it_again(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    at = {"after": entries.events[0].at}
+    first = entries.add(RETIRED, retired_facts(1), keys["root"], at)
+    entries.add(RETIRED, retired_facts(2, "ap1", "ap.example"), keys["root"], at)
+    entries.add(REGION_ADMITTED, region_key_facts(3, keys["late"]), keys["root"], at)
+    entries.add(RETIRED, {name: fact for name, fact in first.facts.items() if name != "type"})
+    assert retired(entries) == ["ap1"]
+    assert list(entries.history().regions.logs) == ["eu.example", "ap.example"], "the logs are remembered"
+    entries.add(RETIRED, retired_facts(4), keys["root"], at)
+    assert retired(entries) == ["ap1", "eu1"]
+    assert trusted(entries) == [keys["late"].key_id], "what it signed before can still be imported"
+
+
+def test_what_a_revoked_key_said_of_regions_from_then_on_does_not_count(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    at = {"after": entries.events[1].at}
+    entries.add(RETIRED, retired_facts(1), keys["one"], at)
+    stolen = entries.add(RETIRED, retired_facts(2, "ap1"), keys["one"], at)
+    entries.add(REGION_ADMITTED, region_key_facts(3, keys["thief"]), keys["one"], at)
+    entries.add(REVOKED, revoked_facts(keys["one"].key_id, "node-1", stolen.hlc, "stolen"), keys["root"], at)
+    assert (retired(entries), trusted(entries)) == (["eu1"], [])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"change_id": "1"}, {"region": "EU-1"}, {"region": 7}, {"reason": ""}, {"reason": None}, {"lag_entries": -1}],
+)
+def test_facts_that_describe_no_retirement_retire_nothing(keys: Keys, wrong: dict[str, Any]) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(RETIRED, retired_facts(1) | wrong, keys["root"])
+    entries.add(REGION_ADMITTED, region_key_facts(2, keys["late"]) | {"key_id": "0" * 16}, keys["root"])
+    assert (retired(entries), trusted(entries)) == ([], [])
+
+
+def test_no_statement_names_an_entry_about_a_region_and_a_key_counts_once(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(RETIRED, retired_facts(1), keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"], {"after": entries.events[1].at})
+    assert entries.admitted(keys) == ["root"]
+    changes = [AdmittedKey(f"{number:016x}", "eu1", keys[name].public_key) for number, name in enumerate(keys)]
+    assert len(known_regions(changes * KEYS_MAX).keys) == len(keys)
