@@ -66,6 +66,7 @@ class Commands(TyperGroup):
         "safekeeper": EntryPoint("cli.safekeeper", "safekeeper"),
         "witness": EntryPoint("cli.witness", "witness"),
         "token": EntryPoint("cli.token", "token"),
+        "peer": EntryPoint("cli.peer", "peer"),
     }
 
     def list_commands(self, ctx: Any) -> list[str]:

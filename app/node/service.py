@@ -31,6 +31,8 @@ from app.share.bundle.importer import BundleImporter
 from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
 from app.share.exchange.peer import Admit
+from app.share.exchange.peer_client import Asker
+from app.share.exchange.region_changes import RegionChanges
 from app.share.watch.tail import Tails
 from app.store import chaining, following
 from app.store.appended import AppendedEntries
@@ -256,12 +258,13 @@ class Service:
             on_damaged=self.appender.found_damaged,
             metrics=self.metrics,
             disk_reserve_bytes=settings.bundle.disk_reserve_bytes,
+            admitted_keys=lambda: self.regions.admitted_keys(),
         )
         self.regions = Regions.of(
             settings.exchange,
-            started.log_origin,
+            Asker(started.log_origin, settings.region),
             pool,
-            self.importer.keys,
+            self.importer.known_keys,
             self._take_bundle,
             self.notary.sign_soon,
         )
@@ -293,6 +296,7 @@ class Service:
             spawn=self.lifecycle.spawn,
         )
 
+        self.region_changes = RegionChanges(regions=self.regions, keys=self.key_changes)
         self.tokens = Tokens(known=KnownTokens(), keys=self.key_changes, folder=settings.data_dir)
 
     # --- parts that need care ---------------------------------------------------------------------
@@ -317,6 +321,7 @@ class Service:
                 copies=self.leadership.copies if self.leadership is not None else None,
                 no_quorum=self.leadership.no_quorum if self.leadership is not None else lambda: None,
                 in_regions=self.regions.spread if self.regions.peers and settings.exchange.is_global else None,
+                has_other_regions=lambda: bool(self.regions.counted()),
                 head_seq=self.appender.head_seq,
                 holds_lease=self._holds_lease,
             ),

@@ -49,6 +49,7 @@ from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import ReceiptMaker
 from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
+from app.share.exchange.region_changes import RegionChanges
 from app.share.watch import Watchers, watchers_max
 from app.share.webhooks import WebhookRegistry
 from app.share.webhooks.delivery import WebhookServices
@@ -115,6 +116,7 @@ async def running(
             stack.callback(service.close_unstarted)
             knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started, service)
             await service.tokens.start()
+            await service.region_changes.refresh()
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         if settings.auth.mode == "tokens" and not service.tokens.known:
@@ -151,6 +153,7 @@ def _keep_running(
         knowledge.run,
         services[PrivacyChanges].finish,
         service.tokens.run,
+        service.region_changes.run,
         service.access_records.run,
         service.access_records.log.run,
         services[WebhookRegistry].deliveries.run,
@@ -211,7 +214,8 @@ class LoadedFiles(NamedTuple):
         """
         cert, key, auth = settings.tls.cert, settings.tls.key, settings.auth
         if settings.bundle.trusted_keys is not None:
-            Keyring.load(settings.bundle.trusted_keys)  # each import and exchange reads it again
+            # Each import and exchange reads it again. A peer that has not started yet has no key.
+            Keyring.load(settings.bundle.trusted_keys, may_be_absent=bool(settings.exchange.peers))
         return cls(
             _authorities(settings),
             None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),
@@ -440,6 +444,7 @@ def _sharing_services(
         Staging: service.staging,
         BundleImporter: service.importer,
         Regions: service.regions,
+        RegionChanges: service.region_changes,
         Watchers: Watchers(service.tails, watchers_max(files.bounds.connections_max), service.metrics),
         BundleExporter: BundleExporter(
             pool=pool,

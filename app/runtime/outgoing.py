@@ -33,11 +33,16 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 import httpx
+import orjson
 
 from ledger.errors import LedgerError, reported_as
+from ledger.text import printable
 
 RATE_WINDOW_S: Final = 20.0
 RATE_BYTES_MIN: Final = 128 * 1024
+PROBLEM_BYTES_MAX: Final = 16 * 1024
+DETAIL_CHARACTERS_MAX: Final = 500
+"""Characters repeated of what a server says about a request that it refuses."""
 NO_ANSWER: Final = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 """Errors of ``httpx`` when there is no answer; also when a redirect names no valid address, which ``httpx`` parses
 although it is not followed."""
@@ -113,8 +118,20 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIte
         raise NoAnswerError(f"{_place(request)} does not answer: {reason_of(error)}") from error
     async with aclosing(answer):
         if answer.status_code != httpx.codes.OK:
-            raise NoAnswerError(f"{_place(request)} answers {answer.status_code}")
+            raise NoAnswerError(f"{_place(request)} answers {answer.status_code}{await _detail(answer)}")
         yield answer
+
+
+async def _detail(answer: httpx.Response) -> str:
+    """What a problem (RFC 9457) says, as the end of a message; empty if the answer is none."""
+    if answer.headers.get("content-type", "").partition(";")[0] != "application/problem+json":
+        return ""
+    try:
+        body = b"".join([piece async for piece in pieces_of(answer, bytes_max=PROBLEM_BYTES_MAX)])
+        said = orjson.loads(body).get("detail")
+    except (NoAnswerError, ValueError, AttributeError):
+        return ""
+    return f": {printable(said[:DETAIL_CHARACTERS_MAX])}" if isinstance(said, str) else ""
 
 
 def _place(request: httpx.Request) -> str:

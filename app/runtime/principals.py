@@ -223,7 +223,9 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "PUT /v1/tenants/{tenant_id}/rules",
     ),
     Rule(Right.OPERATE, Needs.ANY): ("GET /metrics",),
+    Rule(Right.OPERATE, Needs.EVERY): ("POST /v1/exchange/regions/{region}/retire",),
     Rule(Right.ADMIN, Needs.EVERY): (
+        "POST /v1/exchange/regions/{region}/admit",
         "POST /v1/keys/rotate",
         "POST /v1/keys/{key_id}/admit",
         "POST /v1/keys/{key_id}/revoke",

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from aiopenapi3.plugin import Document, Message
 
+from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
 from app.node.wiring import running
 from app.runtime.settings.config import load_settings
@@ -108,6 +109,8 @@ CALLS: dict[str, Call] = {
     "tell_caller": lambda _: (None, None),
     "list_access": lambda _: ({"tenant_id": "settled"}, None),
     "list_keys": lambda _: (None, None),
+    "retire_region": lambda _: ({"region": "eu1"}, {"reason": "lost", "force": True}),
+    "admit_region": lambda seen: ({"region": "eu1"}, {"key_id": seen["list_keys"].keys[0].key_id}),
     "rotate_key": lambda _: (None, {}),
     "admit_key": lambda seen: ({"key_id": seen["list_keys"].not_admitted[0].key_id}, {}),
     "revoke_key": lambda seen: ({"key_id": seen["list_keys"].keys[0].key_id}, {"reason": "lost"}),
@@ -162,7 +165,11 @@ def base_url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactor
     """A service with a settled tenant of two entries, and a broken one whose break was found."""
     folder = tmp_path_factory.mktemp("openapi_client")
     (folder / "trusted.pem").write_text(SIGNER.public_key_pem)
+    port = free_port()
     settings = {
+        "port": port,
+        # A peer that publishes keys: the service itself.
+        "exchange": {"peers": [{"url": f"http://127.0.0.1:{port}", "region": "eu1"}]},
         "bundle": {"trusted_keys": folder / "trusted.pem"},
         "chain": {"checkpoint_interval": "20ms"},
         "lineage": {"tenants": {"*": "acme"}},

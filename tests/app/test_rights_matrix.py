@@ -74,6 +74,8 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/snapshots": _body(),
     "POST /v1/chain/acknowledge": _body(reason="seen"),
     "POST /v1/log/{tenant_id}/cosignatures": lambda _: {"content": "note", "headers": {"Content-Type": "text/plain"}},
+    "POST /v1/exchange/regions/{region}/retire": lambda _: {"json": {"reason": "lost"}},
+    "POST /v1/exchange/regions/{region}/admit": lambda _: {"json": {"key_id": "0123456789abcdef"}},
     "POST /v1/keys/rotate": _key(),
     "POST /v1/keys/{key_id}/admit": _key(),
     "POST /v1/keys/{key_id}/revoke": _key(),
@@ -96,6 +98,7 @@ QUERIES = {
 PARTS = {
     "{job_id}": "one",
     "{node}": "n1",
+    "{region}": "eu1",
     "{key_id}": "0123456789abcdef",
     "{snapshot_id}": "1",
     "{token_id}": "0123456789abcdef",

@@ -277,6 +277,21 @@ AdmitRequest = _strict(
 )
 
 
+RetireRequest = _strict(
+    "RetireRequest",
+    "Body of ``POST /v1/exchange/regions/{region}/retire``; ``force`` retires a region whose ledger answers.",
+    reason=Required[Annotated[str, Field(min_length=1, max_length=1000)]],
+    force=bool,
+)
+
+
+AdmitRegionRequest = _strict(
+    "AdmitRegionRequest",
+    "Body of ``POST /v1/exchange/regions/{region}/admit``.",
+    key_id=Required[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]],
+)
+
+
 ExportRequest = _strict(
     "ExportRequest",
     "Body of ``POST /v1/bundles/export``.",

@@ -1,44 +1,34 @@
-"""``/v1/exchange``: the ledgers that this one exchanges with, how far each is imported, and what it tells them."""
+"""``/v1/exchange``: the ledgers that this one exchanges with, how far each is imported, what it tells them, and which
+regions are retired or admitted."""
 
 from __future__ import annotations
 
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer
+from app.edge.forms.body import json_body
 from app.edge.forms.fields import SeqNumber, TenantQuery
+from app.edge.forms.requests import AdmitRegionRequest, RetireRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.runtime.answers import shape
+from app.runtime.answers.exchange import AdmittedRegionAnswer, ExchangeAnswer, RetiredAnswer
 from app.runtime.principals import Right
 from app.share.exchange import Regions
 from app.share.exchange.lacking import Lacking
 from app.share.exchange.news import TOLD_MAX
-from app.share.exchange.peer_client import HAVE_MAX, NEWS_WAIT_S_MAX
+from app.share.exchange.peer_client import HAVE_MAX, NEWS_WAIT_S_MAX, Asker
+from app.share.exchange.region_changes import RegionChanges
 from app.store import exchange
 from app.store.reading import reading
 from app.store.sessions import NodePool
-from ledger import names
+from ledger import names, rfc3339
 from ledger.errors import InvalidInputError
 from signing.manifest import LOG_ORIGIN
-
-PeerAnswer = shape(
-    "PeerAnswer",
-    "A ledger that this one imports from: why not now, how much is lacking, and what came since the process began.",
-    url=str,
-    region=str,
-    fault=str | None,
-    lag_entries=int,
-    imported_entries=int,
-)
-
-ExchangeAnswer = shape(
-    "ExchangeAnswer",
-    "The ledgers that this one imports from.",
-    peers=[PeerAnswer],
-)
+from signing.region_statement import RetiredRegion
 
 HeldTenant = shape(
     "HeldTenant",
@@ -68,6 +58,7 @@ NewsAnswer = shape(
     cursor=str,
     is_list=bool,
     has_more=bool,
+    untrusted=list[str],
 )
 
 LackingRange = shape(
@@ -89,6 +80,8 @@ OriginQuery = Annotated[
 
 router = APIRouter(route_class=StrictRoute, tags=["exchange"], responses=PROBLEM_RESPONSE)
 
+Region = Annotated[str, Path(pattern=names.anchored(names.GATE), description="Region of a peer.")]
+
 HELD_MAX = 1000
 LOOKED_AT_MAX = 1_000_000
 LOOKED_AT_ONCE = 10_000
@@ -97,20 +90,73 @@ LOOKED_AT_ONCE = 10_000
 @router.get("/v1/exchange", responses=answered(ExchangeAnswer))
 async def read_exchange(regions: Service[Regions]) -> Response:
     """The peers, and how this node finds them."""
+    counted = 1 + len(regions.counted())
     return json_answer(
         {
+            "region": regions.own.region,
+            "regions_counted": counted,
+            "majority": counted // 2 + 1,
+            "retired": [_retired_answer(each) for each in regions.known.retired.values()],
             "peers": [
                 {
                     "url": peer.settings.url,
                     "region": peer.settings.region,
+                    "log_origin": peer.log_origin or None,
                     "fault": peer.fault,
+                    "waits_for": peer.waits_for,
+                    "untrusted_keys": [key.key_id for key in peer.untrusted],
+                    "untrusted_there": list(peer.untrusted_there),
+                    "retired": None if peer.retired is None else _retired_answer(peer.retired),
                     "lag_entries": peer.lag_entries,
                     "imported_entries": peer.imported_entries,
                 }
                 for peer in regions.peers
-            ]
+            ],
         }
     )
+
+
+@router.post("/v1/exchange/regions/{region}/retire", responses=answered(RetiredAnswer))
+async def retire_region(
+    changes: Service[RegionChanges],
+    accepted: AcceptedDep,
+    region: Region,
+    wanted: Annotated[dict[str, Any], json_body(RetireRequest)],
+) -> Response:
+    """Give up a region whose ledger is lost: no majority counts it, and nothing is imported from it any more."""
+    retired = await changes.retire(region, wanted["reason"], accepted.caller, is_forced=wanted.get("force", False))
+    return json_answer(_retired_answer(retired))
+
+
+@router.post("/v1/exchange/regions/{region}/admit", responses=answered(AdmittedRegionAnswer))
+async def admit_region(
+    changes: Service[RegionChanges],
+    accepted: AcceptedDep,
+    region: Region,
+    wanted: Annotated[dict[str, Any], json_body(AdmitRegionRequest)],
+) -> Response:
+    """Trust a key that the ledger of a region signs with. If the region was retired, it counts again."""
+    admitted = await changes.admit(region, wanted["key_id"], accepted.caller)
+    key = admitted.key
+    return json_answer(
+        {
+            "region": region,
+            "key_id": key.key_id,
+            "algorithm": key.algorithm,
+            "admitted_by": admitted.admitted_by,
+        }
+    )
+
+
+def _retired_answer(retired: RetiredRegion) -> dict[str, Any]:
+    return {
+        "region": retired.region,
+        "reason": retired.reason,
+        "retired_at": rfc3339.text_of(retired.hlc.physical_ms) if retired.hlc.physical_ms else None,
+        "retired_by": retired.retired_by,
+        "log_origin": retired.log_origin or None,
+        "lag_entries": retired.lag_entries,
+    }
 
 
 @router.get("/v1/exchange/held", responses=answered(HeldList))
@@ -150,10 +196,13 @@ async def read_news(
         ),
     ] = "",
     wait_s: Annotated[float, Query(ge=0, le=NEWS_WAIT_S_MAX, description="How long to wait for news.")] = 0.0,
+    region: Annotated[
+        str, Query(pattern=names.anchored(f"({names.GATE})?"), description="Region of that ledger.")
+    ] = "",
 ) -> Response:
     """The newest checkpoint of each tenant that the caller may audit, as soon as there is one, and how much of that
     ledger is imported here."""
-    regions.asked_by(origin)
+    untrusted = regions.asked_by(Asker(origin, region))
     news, patterns = regions.news, accepted.caller.patterns(Right.AUDIT)
     told = news.read(cursor)
     if told.after is None:
@@ -177,7 +226,7 @@ async def read_news(
             "is_list": True,
             "has_more": has_more,
         }
-    return json_answer({"items": [item._asdict() for item in items], **said})
+    return json_answer({"items": [item._asdict() for item in items], **said, "untrusted": untrusted})
 
 
 @router.get("/v1/exchange/lacking", responses=answered(LackingAnswer))

@@ -59,10 +59,10 @@ export async function replicas(ctx) {
               [
                 { name: "Ledger", heads: true, of: (peer) => h("code", {}, peer.url) },
                 { name: "Region", of: (peer) => peer.region },
-                { name: "State", of: (peer) => (peer.fault ? tag("✕ fault", "bad") : tag("✓ follows", "ok")) },
+                { name: "State", of: stateOf },
                 { name: "Lacking", number: true, of: (peer) => count(peer.lag_entries) },
                 { name: "Imported", number: true, of: (peer) => count(peer.imported_entries) },
-                { name: "Why", of: (peer) => peer.fault ?? "–" },
+                { name: "Why", of: (peer) => peer.retired?.reason ?? peer.fault ?? "–" },
               ],
               exchange.peers,
             )
@@ -78,4 +78,10 @@ export async function replicas(ctx) {
             ],
       ),
   );
+}
+
+function stateOf(peer) {
+  if (peer.retired) return tag("retired", "");
+  if (peer.waits_for.length) return tag("✕ waits for a key", "bad");
+  return peer.fault ? tag("✕ fault", "bad") : tag("✓ follows", "ok");
 }

@@ -24,6 +24,7 @@ WORDS: Final[Mapping[str, str]] = {
     names.anchored(names.TENANTS): f"must be a tenant ({_TENANT}), the beginning of some and *, or * for all",
     names.anchored(names.NODE_ID): "must be 1 to 63 of a-z, 0-9 and -, the first and the last a letter or a digit",
     names.anchored(names.GATE): "must be 1 to 32 of a-z and 0-9",
+    names.anchored(f"({names.GATE})?"): "must be 1 to 32 of a-z and 0-9, or nothing",
     names.anchored(names.PRINCIPAL): "must be 1 to 128 of A-Z, a-z, 0-9, . _ @ and -, the first a letter or a digit",
     names.anchored(names.JOB_ID): "must be a job id: 1 to 128 of A-Z, a-z, 0-9, . _ : and -, but neither . nor ..",
     names.anchored(OVERCOMMIT_FACTOR): 'must be a number from 1 to 999.999 as text, such as "1.5"',

@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -59,7 +59,7 @@ from ledger.errors import (
     reported_as,
 )
 from signing.files import close_for_good
-from signing.keys import Keyring
+from signing.keys import Keyring, PublicKey
 from signing.manifest import RangeManifest
 
 if TYPE_CHECKING:
@@ -106,10 +106,11 @@ class BundleImporter:
         on_damaged: Callable[[ChainDamagedError], None],
         metrics: Metrics,
         disk_reserve_bytes: int = 0,
+        admitted_keys: Callable[[], Iterable[PublicKey]] = tuple,
     ) -> None:
         """``check_heads`` rejects heads of a database that went back; ``on_imported`` runs after each commit,
         ``on_damaged`` when rows of a tenant are found damaged. Sorting leaves ``disk_reserve_bytes`` free on the disk
-        of the files."""
+        of the files. ``admitted_keys`` are trusted beside those of the file."""
         self._pool = pool
         self._node = node
         self._trusted_keys = trusted_keys
@@ -119,6 +120,7 @@ class BundleImporter:
         self._on_damaged = on_damaged
         self._metrics = metrics
         self._disk_reserve_bytes = disk_reserve_bytes
+        self._admitted_keys = admitted_keys
         self._turn = asyncio.Lock()
         self._linkers: dict[str, Linker] = {}
 
@@ -221,13 +223,25 @@ class BundleImporter:
         Raises:
             UntrustedKeyError: there are none.
         """
-        if self._trusted_keys is None:
+        ring = self.known_keys()
+        if not len(ring):
             raise UntrustedKeyError(
                 "this ledger trusts no keys to import from: name a PEM file, a folder of them or saved /v1/keys JSON "
-                "in bundle.trusted_keys"
+                "in bundle.trusted_keys, or admit the key of a peer (tally peer list)"
             )
+        return ring
+
+    def known_keys(self) -> Keyring:
+        """The same, where there may be none.
+
+        Raises:
+            UntrustedKeyError: the file of keys cannot be read.
+        """
+        admitted = Keyring(self._admitted_keys())
+        if self._trusted_keys is None:
+            return admitted
         with reported_as(UntrustedKeyError, "bundle.trusted_keys", ConfigurationError):
-            return Keyring.load(self._trusted_keys)
+            return Keyring.merged([Keyring.load(self._trusted_keys, may_be_absent=True), admitted])
 
     async def _terms(self, sorter: Sorter) -> Terms:
         bounds = ClockBounds(self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms, self._node.clock.last)

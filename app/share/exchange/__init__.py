@@ -1,4 +1,5 @@
-"""The regions of ledgers that exchange: which of them hold an entry, and which peers cannot be imported from."""
+"""The regions of ledgers that exchange: which of them hold an entry, which peers cannot be imported from, and which
+regions are retired."""
 
 from __future__ import annotations
 
@@ -12,18 +13,27 @@ from app.runtime.metrics import Values
 from app.runtime.settings.sections import ExchangeSettings
 from app.share.exchange.news import News
 from app.share.exchange.peer import Peer, Take
+from app.share.exchange.peer_client import Asker
 from app.share.exchange.turns import Turns
-from ledger.errors import DurabilityTimeoutError
-from signing.keys import Keyring
+from ledger import rfc3339
+from ledger.errors import DurabilityTimeoutError, ProblemError
+from ledger.facts import problems
+from signing.keys import Keyring, PublicKey
+from signing.region_statement import KnownRegions, RetiredRegion
 
 
 class Regions:
     """This ledger and its peers, each of which is a region."""
 
-    def __init__(self, peers: Sequence[Peer], news: News, sign_soon: Callable[[Iterable[str]], None]) -> None:
+    def __init__(
+        self, own: Asker, peers: Sequence[Peer], news: News, sign_soon: Callable[[Iterable[str]], None]
+    ) -> None:
         """``sign_soon`` has a checkpoint of tenants signed at once, so that peers fetch what a write waits for."""
+        self.own = own
         self.peers = tuple(peers)
         self.news = news
+        self.known = KnownRegions()
+        """Retired regions and admitted keys, as the chain of ``_system`` has them."""
         self._sign_soon = sign_soon
         self._changed = asyncio.Event()
         for peer in self.peers:
@@ -33,7 +43,7 @@ class Regions:
     def of(
         cls,
         settings: ExchangeSettings,
-        own_origin: str,
+        own: Asker,
         pool: asyncpg.Pool[asyncpg.Record],
         keys: Callable[[], Keyring],
         take: Take,
@@ -42,10 +52,11 @@ class Regions:
         """The ledger of ``own_origin`` and the peers in the settings; no peer is asked yet."""
         news, turns, interval_s = News(), Turns(pool), settings.interval.total_seconds()
         return cls(
+            own,
             [
                 Peer(
                     each,
-                    own_origin,
+                    own,
                     pool,
                     turns,
                     keys,
@@ -60,10 +71,46 @@ class Regions:
             sign_soon,
         )
 
-    def asked_by(self, log_origin: str) -> None:
-        """A ledger asks for news, so it answers too if it is a peer."""
+    def know(self, known: KnownRegions) -> None:
+        """These regions are retired, and no others; these keys of peers are trusted."""
+        if known == self.known:
+            return
+        self.known = known
         for peer in self.peers:
-            peer.is_alive(log_origin)
+            peer.retire(known.retired.get(peer.settings.region))
+
+    def admitted_keys(self) -> list[PublicKey]:
+        """The keys of peers that entries admit."""
+        return [each.key for each in self.known.keys]
+
+    def counted(self) -> list[Peer]:
+        """The peers whose regions count in a majority."""
+        return [peer for peer in self.peers if peer.retired is None]
+
+    def asked_by(self, asker: Asker) -> list[str]:
+        """A ledger asks for news, so it answers too if it is a peer. Returns the ids of its keys that are not trusted.
+
+        Raises:
+            ProblemError: its region is retired here.
+        """
+        if (retired := self._retirement_of(asker)) is not None:
+            raise ProblemError(
+                problems.REGION_RETIRED,
+                f"this ledger retired region {retired.region} at {rfc3339.text_of(retired.hlc.physical_ms)}, because: "
+                f"{retired.reason}. It imports nothing from the ledger {asker.origin} and counts it in no majority. "
+                "What that ledger chained since comes here by tally bundle export there and tally bundle import here",
+            )
+        for peer in self.counted():
+            peer.is_alive(asker.origin)
+        return [key.key_id for peer in self.peers if peer.settings.region == asker.region for key in peer.untrusted]
+
+    def _retirement_of(self, asker: Asker) -> RetiredRegion | None:
+        """Why a ledger is told nothing: its region is retired, or its log was, and no peer shows that log again."""
+        if asker.region in self.known.retired:
+            return self.known.retired[asker.region]
+        if any(peer.log_origin == asker.origin for peer in self.counted()):
+            return None
+        return self.known.logs.get(asker.origin)
 
     def _learnt(self) -> None:
         self._changed.set()
@@ -78,37 +125,38 @@ class Regions:
         """
         since_s = monotonic()
         self._sign_soon(seqs)
-        # A peer that had them before tells no news of them.
+        # A peer that had them before tells no news of them, nor does one whose import added nothing to its chain.
         asking = [
-            asyncio.create_task(peer.ask_held(tenant_id))
-            for peer in self.peers
+            asyncio.create_task(peer.ask_held(tenant_id, seq))
+            for peer in self.counted()
             for tenant_id, seq in seqs.items()
-            if tenant_id in peer.held and peer.held[tenant_id].seq >= seq
         ]
         try:
             async with asyncio.timeout(timeout_s):
                 while not all(self._is_spread(tenant_id, seq, since_s) for tenant_id, seq in seqs.items()):
                     await self._changed.wait()
         except TimeoutError:
-            away = [peer.settings.url for peer in self.peers if peer.heard_s < since_s]
-            silent = f"; {', '.join(away)} did not say what they hold" if away else ""
+            missing = next(each for each in seqs.items() if not self._is_spread(*each, since_s))
+            why = "; ".join(peer.why_not_held(*missing) for peer in self.counted() if not peer.holds(*missing, since_s))
             raise DurabilityTimeoutError(
-                f"a majority of the regions is not known to have imported it after {timeout_s:.1f} s{silent}"
+                f"a majority of the regions is not known to have imported it after {timeout_s:.1f} s; {why}"
             ) from None
         finally:
             for each in asking:
                 each.cancel()
 
     def _is_spread(self, tenant_id: str, seq: int, since_s: float) -> bool:
-        held = [peer.held[tenant_id] for peer in self.peers if tenant_id in peer.held]
-        return 1 + sum(each.at_s >= since_s and each.seq >= seq for each in held) > (1 + len(self.peers)) // 2
+        counted = self.counted()
+        return 1 + sum(peer.holds(tenant_id, seq, since_s) for peer in counted) > (1 + len(counted)) // 2
 
     def values(self) -> Values:
         """The metrics of each peer, by its address."""
+        counted = self.counted()
         return {
             "exchange_imported_entries": {peer.settings.url: peer.imported_entries for peer in self.peers},
-            "exchange_lag_entries": {peer.settings.url: peer.lag_entries for peer in self.peers},
-            "exchange_failing": {peer.settings.url: peer.fault is not None for peer in self.peers},
+            "exchange_lag_entries": {peer.settings.url: peer.lag_entries for peer in counted},
+            "exchange_failing": {peer.settings.url: peer.fault is not None for peer in counted},
+            "exchange_keys_waited_for": {peer.settings.url: len(peer.waits_for) for peer in counted},
         }
 
     def fault(self) -> str | None:

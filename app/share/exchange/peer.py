@@ -18,39 +18,34 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
 import asyncpg
-import httpx
 import structlog
 
-from app.runtime.outgoing import NoAnswerError, client_of
+from app.runtime.outgoing import NoAnswerError
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
-from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, TENANTS_MAX, PeerClient, TenantNews
+from app.share.exchange.peer_chain import PeerChain, PeerWentBackError, check_range, prove
+from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, TENANTS_MAX, Asker, PeerAddress, PeerClient, TenantNews
 from app.share.exchange.turns import Turns
 from app.store import exchange
 from app.store.chaining import read_heads
 from app.store.exchange import Seen
-from ledger.errors import LedgerError, ProofError, SignatureError, reported_as
+from ledger.errors import LedgerError, SignatureError
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.merkle import verify_consistency
-from ledger.text import token_in
-from signing import files
-from signing.checkpoint import Checkpoint, open_checkpoint, read, signer_of
+from signing.checkpoint import open_checkpoint, signer_of
 from signing.keys import Keyring, PublicKey
 from signing.manifest import LOG_ORIGIN, RangeManifest
 from signing.note import is_signed_by
+from signing.region_statement import RetiredRegion
 
-TIMEOUT_S = 30.0
 PAUSE_MAX_S = 60.0
 """Longest pause between attempts to ask a failing peer, and to import a failing tenant."""
 SIGNS_OF_LIFE_S = 1.0
@@ -65,6 +60,8 @@ FAILING_S_MAX = 60.0
 """A round defers its remaining tenants once failing ones have taken longer: the peer may be away."""
 FAULTS_TOLD_MAX = 5
 """Tenants that are named with their faults; the rest are counted."""
+KEYS_READ_EVERY_S = 1.0
+"""How often the trusted keys are read while a key of the peer is not among them."""
 FAULT_CHARACTERS_MAX = 1000
 """Characters kept of a tenant's fault: a hundred thousand tenants of a peer may fail."""
 _is_log_origin = re.compile(LOG_ORIGIN).fullmatch
@@ -75,38 +72,6 @@ log = structlog.get_logger()
 Admit = Callable[[RangeManifest], Awaitable[None]]
 Take = Callable[[str, AsyncGenerator[bytes, None], Admit], Awaitable[int]]
 """Imports a bundle that comes in pieces, under a name, if it holds and is admitted; returns the entries added."""
-
-
-class PeerWentBackError(LedgerError):
-    """A peer's log of a tenant no longer equals or extends the log seen before."""
-
-
-@dataclass(slots=True)
-class _Chain:
-    """One tenant's chain at the peer, up to its newest proved checkpoint."""
-
-    tenant_id: str
-    note: str = ""
-    """A checkpoint that the peer told and that is to be looked at."""
-    looked: int = 0
-    """Hash of the note that was looked at last."""
-    origin: str = ""
-    size: int = 0
-    root: bytes = b""
-    imported_seq: int = 0
-    fault: str | None = None
-    went_back: bool = False
-    """No other fault replaces this one until a checkpoint is proved to extend the one seen before."""
-    failed_at_s: float = 0.0
-    pause_s: float = 0.0
-    """Time after ``failed_at_s`` in which nothing is fetched, because a failing range is costly to fetch."""
-    looks_at_s: float = 0.0
-    """When its checkpoint is next looked at after a failure."""
-
-    @property
-    def is_lacking(self) -> bool:
-        """Whether something of it is to be imported, as far as is known."""
-        return self.fault is not None or self.imported_seq < self.size
 
 
 class Held(NamedTuple):
@@ -121,10 +86,12 @@ class Peer:
     """The exchange with one peer, and its state."""
 
     settings: PeerSettings
-    own_origin: str
+    own: Asker
+    """This ledger."""
     pool: asyncpg.Pool[asyncpg.Record]
     turns: Turns
     keys: Callable[[], Keyring]
+    """Reads the keys that this ledger trusts; there may be none."""
     take: Take
     on_imported: Callable[[str], None]
     """Called with a tenant of which more was imported."""
@@ -135,15 +102,20 @@ class Peer:
     """By tenant, how much of this ledger the peer has."""
     heard_s: float = 0.0
     """When it answered last."""
+    untrusted: tuple[PublicKey, ...] = ()
+    """Keys that it signs with and that this ledger does not trust yet."""
+    untrusted_there: tuple[str, ...] = ()
+    """Ids of the keys that this ledger signs with and that it does not trust yet."""
+    retired: RetiredRegion | None = None
+    """Why it is neither heard nor followed, once its region is retired."""
     on_held: Callable[[], None] = lambda: None
     _faults: dict[str, str] = field(default_factory=dict, init=False)
     """Why it is not heard or followed, by loop."""
-    _chains: dict[str, _Chain] = field(default_factory=dict, init=False)
+    _chains: dict[str, PeerChain] = field(default_factory=dict, init=False)
     _cursor: str = field(default="", init=False)
     """What it told, in its words."""
     _log_origin: str = field(default="", init=False)
     """Log origin of its ledger; empty until one of its checkpoints is proved."""
-    _context: ssl.SSLContext | None = field(default=None, init=False)
     _listed: set[str] = field(default_factory=set, init=False)
     """The tenants of its last list, and those that it told of since."""
     _has_listed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -154,6 +126,23 @@ class Peer:
     """Tenants to look at."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _alive: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _counts: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set while its region is not retired."""
+    _keys_read_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._address = PeerAddress(self.settings)
+        self._counts.set()
+
+    @property
+    def log_origin(self) -> str:
+        """Log origin of its ledger; empty until one of its checkpoints is proved."""
+        return self._log_origin
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it answered when it was asked last."""
+        return self.heard_s > 0 and "hear" not in self._faults
 
     @property
     def lag_entries(self) -> int:
@@ -162,15 +151,60 @@ class Peer:
 
     @property
     def fault(self) -> str | None:
-        """Why it, or some of its tenants, are not imported from; None if all are."""
+        """Why it, or some of its tenants, are not imported from; None if all are, or if its region is retired."""
+        if self.retired is not None:
+            return None
         # Tenants that went back come first: they stop the others.
         failing = [chain for chain in self._chains.values() if chain.fault is not None]
         failing.sort(key=lambda chain: not chain.went_back)
-        told = [*dict.fromkeys(self._faults.values())]
+        told = [*self.waits_for, *dict.fromkeys(self._faults.values())]
         told += [f"tenant {chain.tenant_id}: {chain.fault}" for chain in failing[:FAULTS_TOLD_MAX]]
         if len(failing) > FAULTS_TOLD_MAX:
             told.append(f"{len(failing) - FAULTS_TOLD_MAX} more tenants")
         return "; ".join(told) or None
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The admissions of keys that the exchange waits for, with the command of each."""
+        region = self.settings.region
+        here = [
+            f"this ledger does not trust key {key.key_id}, which the ledger of region {region} signs with: compare it "
+            f"with tally keys list there, then run tally peer admit {region} {key.key_id} here"
+            for key in self.untrusted
+        ]
+        return here + [self._admission_there(key_id) for key_id in self.untrusted_there]
+
+    def _admission_there(self, key_id: str) -> str:
+        return (
+            f"the ledger of region {self.settings.region} does not trust key {key_id} of this one: run tally peer "
+            f"admit {self.own.region} {key_id} there"
+        )
+
+    def why_not_held(self, tenant_id: str, seq: int) -> str:
+        """Why it is not known to hold a tenant's chain of this ledger up to ``seq``."""
+        told = f"{self.settings.url} "
+        if self.untrusted_there:
+            return told + "imports nothing yet: " + "; ".join(map(self._admission_there, self.untrusted_there))
+        if not self.is_heard:
+            return told + f"does not say what it holds: {self._faults.get('hear', 'it was not asked yet')}"
+        held = self.held.get(tenant_id)
+        return told + f"has imported {held.seq if held else 0} of {seq} entries of tenant {tenant_id}"
+
+    def retire(self, retired: RetiredRegion | None) -> None:
+        """Neither hear nor follow it, from now on; None ends that, and whatever answers is a new peer."""
+        if retired == self.retired:
+            return
+        self.retired = retired
+        self._faults, self._chains, self._due, self._listed = {}, {}, {}, set()
+        self.held, self.untrusted, self.untrusted_there, self.heard_s = {}, (), (), 0.0
+        self._cursor = self._log_origin = ""
+        if retired is None:
+            self._counts.set()
+        else:
+            self._counts.clear()
+        self._wake.set()
+        self._alive.set()
+        self.on_held()
 
     async def run(self) -> None:
         """Hear and follow for ever."""
@@ -182,8 +216,9 @@ class Peer:
         """Run ``loop`` again each time that it fails, less and less often; a sign of life of the peer ends a pause."""
         pause_s = self.interval_s
         while True:
+            await self._counts.wait()
             try:
-                async with await self._http() as http:
+                async with await self._address.open() as http:
                     await loop(PeerClient(self.settings.url, http))
             except (LedgerError, TimeoutError, *DATABASE_FAULTS) as error:
                 if name in self._faults:
@@ -192,8 +227,7 @@ class Peer:
                     log.warning("exchange_interrupted", peer=self.settings.url, error=str(error))
                     pause_s = self.interval_s
                 self._faults[name] = f"{type(error).__name__}: {error}"
-                # The file of certificate authorities may have been replaced.
-                self._context = None
+                self._address.read_again()
             self._alive.clear()
             await asyncio.sleep(min(pause_s, SIGNS_OF_LIFE_S))
             with suppress(TimeoutError):
@@ -209,44 +243,54 @@ class Peer:
         if self._faults and self._log_origin in ("", log_origin):
             self._alive.set()
 
-    async def _http(self) -> httpx.AsyncClient:
-        if self._context is None:
-            # It reads the certificate authorities, which takes longer than a turn of the event loop may.
-            self._context = await asyncio.to_thread(_context_of, self.settings.ca)
-        http = client_of(self._context, timeout_s=TIMEOUT_S, base_url=self.settings.url)
-        await self._authorize(http)
-        return http
-
-    async def _authorize(self, http: httpx.AsyncClient) -> None:
-        """Send the token, read from its file each time: it may have been replaced."""
-        if (file := self.settings.token_file) is None:
-            return
-        if token := await asyncio.to_thread(_token_in, file):
-            http.headers["Authorization"] = f"Bearer {token}"
-        else:
-            http.headers.pop("Authorization", None)
-
     # --- hearing ----------------------------------------------------------------------------------
 
     async def _hear(self, client: PeerClient) -> None:
         """Ask for the list of tenants, then for news, and for the list again from time to time."""
         wait_s = min(self.interval_s, NEWS_WAIT_S_MAX)
-        while True:
+        while self.retired is None:
             listed_s = monotonic()
+            await self._compare_keys(client)
             await self._list(client)
             self._went_well("hear")
             is_list = False
-            while not is_list and monotonic() < listed_s + LISTED_EVERY_S and not self._misses_a_tenant():
-                await self._authorize(client.http)
+            while not is_list and monotonic() < listed_s + LISTED_EVERY_S and not self._must_list():
+                await self._address.authorize(client.http)
+                await self._read_keys()
                 asked_s = monotonic()
-                news = await client.news(self.own_origin, self._cursor, wait_s)
+                news = await client.news(self.own, self._cursor, wait_s)
                 # Another node of the peer answers, or it was started again: its list begins.
                 is_list, self._cursor = news.is_list, news.cursor
+                self.untrusted_there = tuple(news.untrusted)
                 self._heard(news.items)
                 _check_count(self._listed, self.settings.url)
                 # It may answer without news, as it stops.
                 await asyncio.sleep(asked_s + (NEWS_EVERY_S if news.items else wait_s) - monotonic())
             await asyncio.sleep(listed_s + wait_s - monotonic())
+
+    async def _compare_keys(self, client: PeerClient) -> None:
+        """Learn which keys the peer signs with, and which of them are not trusted."""
+        try:
+            self.untrusted = tuple(await client.signing_keys())
+        except NoAnswerError as error:
+            # What it holds can be heard all the same.
+            self._faults["keys"] = str(error)
+            return
+        self._faults.pop("keys", None)
+        self._keys_read_s = 0.0
+        await self._read_keys()
+
+    async def _read_keys(self) -> None:
+        """Look whether keys that were not trusted are trusted by now. Then its tenants are looked at again."""
+        if not self.untrusted or monotonic() < self._keys_read_s + KEYS_READ_EVERY_S:
+            return
+        self._keys_read_s = monotonic()
+        trusted, before = await asyncio.to_thread(self.keys), self.untrusted
+        self.untrusted = tuple(key for key in before if trusted.get(key.key_id) is None)
+        if self.untrusted != before:
+            for chain in self._due_chains():
+                chain.looks_at_s = 0.0
+            self._wake.set()
 
     async def _list(self, client: PeerClient) -> None:
         """Hear of all tenants."""
@@ -254,7 +298,8 @@ class Peer:
         listed: set[str] = set()
         self._cursor, after, has_more = "", "", True
         while has_more:
-            page = await client.listed(self.own_origin, self._cursor, after)
+            page = await client.listed(self.own, self._cursor, after)
+            self.untrusted_there = tuple(page.untrusted)
             listed |= {each.tenant_id for each in page.items}
             _check_count(listed, self.settings.url)
             self._heard(page.items)
@@ -272,7 +317,7 @@ class Peer:
             self._listed.add(each.tenant_id)
             self.held[each.tenant_id] = Held(each.held, self.heard_s)
             if each.checkpoint and self._is_wanted(each.tenant_id):
-                chain = self._chains.setdefault(each.tenant_id, _Chain(each.tenant_id))
+                chain = self._chains.setdefault(each.tenant_id, PeerChain(each.tenant_id))
                 if chain.is_lacking or chain.looked != hash(each.checkpoint):
                     chain.note, chain.looks_at_s = each.checkpoint, 0.0
                     self._due[each.tenant_id] = None
@@ -282,27 +327,38 @@ class Peer:
     def _is_wanted(self, tenant_id: str) -> bool:
         return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)
 
+    def _must_list(self) -> bool:
+        return self.retired is not None or self._misses_a_tenant()
+
     def _misses_a_tenant(self) -> bool:
         return any(chain.went_back for chain in self._chains.values())
 
-    async def ask_held(self, tenant_id: str) -> None:
-        """Ask, until it answers, how much of a tenant's chain of this ledger it has."""
-        while True:
+    def holds(self, tenant_id: str, seq: int, since_s: float) -> bool:
+        """Whether it said since then that it has imported the tenant's chain of this ledger up to ``seq``."""
+        held = self.held.get(tenant_id)
+        return held is not None and held.at_s >= since_s and held.seq >= seq
+
+    async def ask_held(self, tenant_id: str, seq: int) -> None:
+        """Ask, until it says so, whether it has imported the tenant's chain up to ``seq``: at once if it said so
+        before, else every ``interval_s``, beside its news."""
+        since_s, known = monotonic(), self.held.get(tenant_id)
+        if known is None or known.seq < seq:
+            await asyncio.sleep(self.interval_s)
+        while not self.holds(tenant_id, seq, since_s):
             with suppress(LedgerError, OSError):
-                async with await self._http() as http:
+                async with await self._address.open() as http:
                     asked_s = monotonic()
-                    seq = await PeerClient(self.settings.url, http).held(self.own_origin, tenant_id)
-                    self.held[tenant_id] = Held(seq, asked_s)
+                    said = await PeerClient(self.settings.url, http).held(self.own.origin, tenant_id)
+                    self.held[tenant_id] = Held(said, asked_s)
                     self.heard_s = monotonic()
                     self.on_held()
-                    return
             await asyncio.sleep(self.interval_s)
 
     # --- following --------------------------------------------------------------------------------
 
     async def _follow(self, client: PeerClient) -> None:
         """Look at the tenants of which there is news, and import what they have."""
-        while True:
+        while self.retired is None:
             await self._has_listed.wait()
             ready = [chain for chain in self._due_chains() if chain.looks_at_s <= monotonic()]
             if not ready and not self._is_list_new:
@@ -312,7 +368,7 @@ class Peer:
                     async with asyncio.timeout(next_s - monotonic()):
                         await self._wake.wait()
                 continue
-            await self._authorize(client.http)
+            await self._address.authorize(client.http)
             async with self.turns.turn(self.settings.url) as is_ours:
                 if is_ours:
                     await self._take_round(client, ready)
@@ -321,10 +377,10 @@ class Peer:
                 await asyncio.sleep(TURN_EVERY_S)
             self._went_well("follow")
 
-    def _due_chains(self) -> list[_Chain]:
+    def _due_chains(self) -> list[PeerChain]:
         return [chain for each in self._due if (chain := self._chains.get(each)) is not None]
 
-    async def _take_round(self, client: PeerClient, ready: Sequence[_Chain]) -> None:
+    async def _take_round(self, client: PeerClient, ready: Sequence[PeerChain]) -> None:
         """A round of these chains, which stay due if it fails."""
         for chain in ready:
             self._due.pop(chain.tenant_id, None)
@@ -336,7 +392,7 @@ class Peer:
             self._is_list_new |= is_list_new
             raise
 
-    async def _round(self, client: PeerClient, chains: Sequence[_Chain], *, is_list_new: bool) -> None:
+    async def _round(self, client: PeerClient, chains: Sequence[PeerChain], *, is_list_new: bool) -> None:
         # 1. The newest checkpoint of each, proved.
         keyring, known = await asyncio.to_thread(self.keys), self._log_origin
         seen = await self._each(chains, lambda chain: self._look(client, keyring, chain))
@@ -361,7 +417,7 @@ class Peer:
         kept = await self._kept()
         missing = [each for each in kept if each not in self._listed]
         self._chains = {each: chain for each, chain in self._chains.items() if each in self._listed} | {
-            each: self._chains.get(each) or _Chain(each) for each in missing
+            each: self._chains.get(each) or PeerChain(each) for each in missing
         }
         self._due = {each: None for each in self._due if each in self._listed}
         for each in missing:
@@ -384,13 +440,13 @@ class Peer:
             self._log_origin = ""
         return [tenant_id for tenant_id, _ in kept]
 
-    def _look_again(self, chain: _Chain, after_s: float) -> None:
+    def _look_again(self, chain: PeerChain, after_s: float) -> None:
         chain.looks_at_s = monotonic() + after_s
         self._due[chain.tenant_id] = None
 
-    async def _each(self, chains: Iterable[_Chain], work: Callable[[_Chain], Awaitable[None]]) -> list[_Chain]:
+    async def _each(self, chains: Iterable[PeerChain], work: Callable[[PeerChain], Awaitable[None]]) -> list[PeerChain]:
         """Do ``work`` for each, failures notwithstanding; returns the chains that did not fail."""
-        done: list[_Chain] = []
+        done: list[PeerChain] = []
         failing_s = 0.0
         # Chains that failed before come last, so that they take no time from the others. Among them the one that failed
         # longest ago comes first, so that a slow one cannot starve the rest.
@@ -407,7 +463,7 @@ class Peer:
                 failing_s += chain.failed_at_s - began_s
         return done
 
-    def _failed(self, chain: _Chain, error: LedgerError) -> None:
+    def _failed(self, chain: PeerChain, error: LedgerError) -> None:
         went_back = isinstance(error, PeerWentBackError)
         if chain.fault is None or (went_back and not chain.went_back):
             log.warning(
@@ -420,13 +476,13 @@ class Peer:
             # Only the text is kept: an error keeps the frames of its traceback alive.
             chain.fault, chain.went_back = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX], went_back
 
-    async def _look(self, client: PeerClient, keyring: Keyring, chain: _Chain) -> None:
+    async def _look(self, client: PeerClient, keyring: Keyring, chain: PeerChain) -> None:
         """Prove the newest checkpoint of a tenant that was heard of, and read how much of it is imported."""
         tenant_id, note = chain.tenant_id, chain.note.encode()
         checkpoint = open_checkpoint(note, keyring)
         origin = checkpoint.origin
         log_origin = origin.removesuffix(f"/{tenant_id}")
-        if log_origin in (origin, self.own_origin) or not _is_log_origin(log_origin):
+        if log_origin in (origin, self.own.origin) or not _is_log_origin(log_origin):
             raise SignatureError(f"the peer shows a checkpoint of {origin} for tenant {tenant_id}")
         async with self.pool.acquire() as connection:
             kept = await exchange.positions(connection, tenant_id)
@@ -437,7 +493,7 @@ class Peer:
                 f"tenant {tenant_id} of {self.settings.url} is in the log {origin}, and the peer showed the log "
                 f"{self._log_origin} before: it was restored as a fork or made anew"
             )
-        await self._prove(client, tenant_id, seen, checkpoint)
+        await prove(client, tenant_id, seen, checkpoint)
         async with self.pool.acquire() as connection:
             await exchange.saw(connection, tenant_id, origin, chain.note, checkpoint.size)
         self._log_origin = log_origin
@@ -456,28 +512,7 @@ class Peer:
             if is_signed_by(seen.note, origin, key):
                 self._log_origin = origin.removesuffix(f"/{tenant_id}")
 
-    async def _prove(self, client: PeerClient, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint) -> None:
-        """Reject a tree that does not extend the one seen before."""
-        if seen is None:
-            return
-        before = read(seen.note)
-        if checkpoint.size < before.size or (checkpoint.size == before.size and checkpoint.root != before.root):
-            raise PeerWentBackError(
-                f"tenant {tenant_id} of {self.settings.url} had {before.size} entries under another root, and now has "
-                f"{checkpoint.size}: it was restored from before or changed. Compare with tally pipeline diff"
-            )
-        if checkpoint.size == before.size or not before.size:
-            return
-        hashes = await client.consistency(tenant_id, before.size, checkpoint.size)
-        with reported_as(
-            PeerWentBackError,
-            f"tenant {tenant_id} of {self.settings.url}: nothing proves that its tree of {checkpoint.size} entries "
-            f"goes on from that of {before.size} seen before",
-            ProofError,
-        ):
-            verify_consistency(before.size, checkpoint.size, before.root, checkpoint.root, hashes)
-
-    async def _import(self, client: PeerClient, chain: _Chain) -> None:
+    async def _import(self, client: PeerClient, chain: PeerChain) -> None:
         """Import the missing entries, range by range. After a failure the tenant pauses, longer each time."""
         chain.pause_s = min(max(2 * chain.pause_s, self.interval_s), PAUSE_MAX_S)
         while chain.imported_seq < chain.size:
@@ -486,14 +521,14 @@ class Peer:
                 kept = await exchange.positions(connection, chain.tenant_id)
                 heads = await read_heads(connection, [chain.tenant_id])
             # What came from this ledger, and from others what was fetched there.
-            have = {f"{self.own_origin}/{tenant_id}": head.seq for tenant_id, head in heads.items()}
+            have = {f"{self.own.origin}/{tenant_id}": head.seq for tenant_id, head in heads.items()}
             have |= {origin: seen.imported_seq for origin, seen in kept.items()}
             for first, last in await client.lacking(chain.tenant_id, from_seq, to_seq, have):
                 self.imported_entries += await self.take(
                     f"{chain.tenant_id} {first}-{last} of {self.settings.url}",
                     client.bundle(chain.tenant_id, first, last),
                     partial(
-                        _admit,
+                        check_range,
                         chain,
                         first,
                         last,
@@ -512,44 +547,3 @@ class Peer:
 def _check_count(tenant_ids: Sized, url: str) -> None:
     if len(tenant_ids) > TENANTS_MAX:
         raise NoAnswerError(f"{url} tells of more than {TENANTS_MAX} tenants")
-
-
-async def _admit(chain: _Chain, from_seq: int, to_seq: int, proof: Sequence[bytes], bundle: RangeManifest) -> None:
-    """Reject a bundle that is not of this range, or not of the tree of the newest checkpoint.
-
-    Raises:
-        ProofError: it is.
-    """
-    if (bundle.origin, bundle.from_seq, bundle.to_seq) != (chain.origin, from_seq, to_seq):
-        raise ProofError(
-            f"entries {from_seq} to {to_seq} of {chain.origin} were asked for, and the bundle is of {bundle.from_seq} "
-            f"to {bundle.to_seq} of {bundle.origin}"
-        )
-    with reported_as(
-        ProofError,
-        f"nothing proves that the entries {from_seq} to {to_seq} in the bundle are those of the checkpoint of "
-        f"{chain.size}",
-        ProofError,
-    ):
-        verify_consistency(to_seq, chain.size, bytes.fromhex(bundle.tree_root), chain.root, proof)
-
-
-def _context_of(ca: Path | None) -> ssl.SSLContext:
-    """The TLS context of connections to the peer.
-
-    Raises:
-        OSError: the file of certificate authorities cannot be read, or is no regular file.
-    """
-    if ca is not None:
-        files.open_regular(ca).close()
-    return ssl.create_default_context(cafile=ca)
-
-
-def _token_in(file: Path) -> str:
-    """The token to send to the peer; an empty one is not sent.
-
-    Raises:
-        ConfigurationError: the file holds no valid token.
-        OSError: it cannot be read, or is no regular file.
-    """
-    return token_in(files.read_regular(file), str(file))

@@ -1,24 +1,37 @@
 """Requests to a peer over HTTP, and the required forms of its answers.
 
 An answer of another form is reported like no answer: the peer's operator must find out what answers at its address.
+The token and the certificate authorities are read from their files again, as they may appear or be replaced.
 
     tenants of a list <= TENANTS_MAX        each once, in the order of their names
 """
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from app.runtime.outgoing import NoAnswerError, read_answer, stream_answer
+from app.runtime.outgoing import NoAnswerError, client_of, read_answer, stream_answer
+from app.runtime.settings.sections import PeerSettings
 from app.runtime.settings.words import words_of
 from ledger import names
+from ledger.errors import InvalidInputError, reported_as
+from ledger.facts.events import SYSTEM_TENANT
+from ledger.text import token_in
+from signing import files
 from signing.checkpoint import SIZE_MAX
+from signing.keys import KEYS_MAX, PublicKey
 
+TIMEOUT_S = 30.0
+"""Longest time for one step of a request."""
 ANSWER_BYTES_MAX = 4 << 20
 ANSWER_S_MAX = 60.0
 """An answer that takes longer is an error: a peer that sends single bytes slowly must not prolong a round."""
@@ -30,6 +43,7 @@ PAGE = 1000
 PAGES_MAX = 100
 NOTE_CHARACTERS_MAX = 4000
 CURSOR_CHARACTERS_MAX = 400
+PEM_CHARACTERS_MAX = 2000
 NEWS_WAIT_S_MAX = 20.0
 """Longest time that a peer lets a request for news wait."""
 HAVE_MAX = 32
@@ -38,6 +52,7 @@ TENANTS_MAX = PAGES_MAX * PAGE
 """A peer with more tenants, or with an endless list, is not imported from."""
 
 TenantId = Annotated[str, Field(pattern=names.anchored(names.READABLE_TENANT_ID))]
+KeyId = Annotated[str, Field(pattern=names.anchored("[0-9a-f]{16}"))]
 
 
 class TenantNews(BaseModel):
@@ -53,6 +68,23 @@ class _News(BaseModel):
     cursor: Annotated[str, Field(max_length=CURSOR_CHARACTERS_MAX)]
     is_list: bool
     has_more: bool
+    untrusted: Annotated[list[KeyId], Field(max_length=KEYS_MAX)] = []
+
+
+class _Key(BaseModel):
+    key_id: KeyId
+    algorithm: str
+    public_key_pem: Annotated[str, Field(max_length=PEM_CHARACTERS_MAX)]
+    signs_snapshots: bool
+    signs_checkpoints: bool
+    revoked_from_hlc: str | None = None
+
+    def key(self) -> PublicKey:
+        return PublicKey.from_json(self.model_dump(include={"key_id", "algorithm", "public_key_pem"}))
+
+
+class _Keys(BaseModel):
+    keys: Annotated[list[_Key], Field(max_length=KEYS_MAX)]
 
 
 class _Range(BaseModel):
@@ -80,16 +112,69 @@ class _Proof(BaseModel):
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
+@dataclass
+class PeerAddress:
+    """Where a peer answers, and what it is asked with."""
+
+    settings: PeerSettings
+    _context: ssl.SSLContext | None = field(default=None, init=False)
+
+    async def open(self) -> httpx.AsyncClient:
+        """A client with the token that is there now.
+
+        Raises:
+            ConfigurationError, OSError: a file cannot be read, or holds no token or certificates.
+        """
+        if self._context is None:
+            # It reads the certificate authorities, which takes longer than a turn of the event loop may.
+            self._context = await asyncio.to_thread(_context_of, self.settings.ca)
+        http = client_of(self._context, timeout_s=TIMEOUT_S, base_url=self.settings.url)
+        await self.authorize(http)
+        return http
+
+    async def authorize(self, http: httpx.AsyncClient) -> None:
+        """Send the token that is in its file now."""
+        if (file := self.settings.token_file) is None:
+            return
+        if token := await asyncio.to_thread(_token_in, file):
+            http.headers["Authorization"] = f"Bearer {token}"
+        else:
+            http.headers.pop("Authorization", None)
+
+    def read_again(self) -> None:
+        """Read the certificate authorities again for the next client."""
+        self._context = None
+
+
+class Asker(NamedTuple):
+    """The ledger that asks a peer: its log origin and its region."""
+
+    origin: str
+    region: str
+
+
 class PeerClient(NamedTuple):
     """One peer, asked by ``http``. Each method raises NoAnswerError for no answer, or one of another form."""
 
     url: str
     http: httpx.AsyncClient
 
-    async def listed(self, origin: str, cursor: str, after: str) -> _News:
-        """The page of the list of all tenants that goes on after the tenant ``after``, for the ledger ``origin``."""
+    async def signing_keys(self) -> list[PublicKey]:
+        """The keys that its nodes sign with now."""
+        path = "/v1/keys"
+        # Of any tenant, the keys are those of the ledger.
+        published = await self._get(_Keys, path, tenant_id=SYSTEM_TENANT)
+        with reported_as(NoAnswerError, f"the answer of {self.url}{path} has a malformed key", InvalidInputError):
+            return [
+                each.key()
+                for each in published.keys
+                if (each.signs_snapshots or each.signs_checkpoints) and each.revoked_from_hlc is None
+            ]
+
+    async def listed(self, asker: Asker, cursor: str, after: str) -> _News:
+        """The page of the list of all tenants that goes on after the tenant ``after``."""
         path = "/v1/exchange/news"
-        page = await self._get(_News, path, origin=origin, cursor=cursor)
+        page = await self._get(_News, path, **asker._asdict(), cursor=cursor)
         tenant_ids = [after, *(item.tenant_id for item in page.items)]
         # The list might be endless.
         if (
@@ -100,10 +185,9 @@ class PeerClient(NamedTuple):
             raise NoAnswerError(f"the answer of {self.url}{path} does not go on in the order of tenants")
         return page
 
-    async def news(self, origin: str, cursor: str, wait_s: float) -> _News:
-        """What is new after ``cursor`` for the ledger ``origin``: at once if there is something, else within
-        ``wait_s``."""
-        return await self._get(_News, "/v1/exchange/news", origin=origin, cursor=cursor, wait_s=wait_s)
+    async def news(self, asker: Asker, cursor: str, wait_s: float) -> _News:
+        """What is new after ``cursor``: at once if there is something, else within ``wait_s``."""
+        return await self._get(_News, "/v1/exchange/news", **asker._asdict(), cursor=cursor, wait_s=wait_s)
 
     async def lacking(
         self, tenant_id: str, from_seq: int, to_seq: int, have: Mapping[str, int]
@@ -157,3 +241,24 @@ class PeerClient(NamedTuple):
 
     async def _ask(self, path: str, **asked: Any) -> bytes:
         return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, within_s=ANSWER_S_MAX, **asked)
+
+
+def _context_of(ca: Path | None) -> ssl.SSLContext:
+    """The TLS context of connections to the peer.
+
+    Raises:
+        OSError: the file of certificate authorities cannot be read, or is no regular file.
+    """
+    if ca is not None:
+        files.open_regular(ca).close()
+    return ssl.create_default_context(cafile=ca)
+
+
+def _token_in(file: Path) -> str:
+    """The token to send to the peer; an empty one is not sent.
+
+    Raises:
+        ConfigurationError: the file holds no valid token.
+        OSError: it cannot be read, or is no regular file.
+    """
+    return token_in(files.read_regular(file), str(file))

@@ -112,13 +112,14 @@ class Answers:
         copies: MemberCopies | None = None,
         no_quorum: Callable[[], NoQuorum | None] = lambda: None,
         in_regions: InRegions | None = None,
+        has_other_regions: Callable[[], bool] = lambda: True,
         head_seq: Callable[[str], int] = lambda _: 0,
         holds_lease: Callable[[], bool] = lambda: True,
     ) -> None:
         """``quorum_survives`` names the failures that a record on the safekeepers survives, None if none vote. With
         ``spreads`` GLOBAL also needs a majority of the regions. ``copies`` asks the voting safekeepers; ``no_quorum``
-        reports whether too few of them follow now. ``in_regions`` is None if GLOBAL needs no importing regions.
-        ``head_seq`` is the seq at which this node left the chain of a tenant. ``holds_lease`` reports whether no other
+        reports whether too few of them follow now. ``in_regions`` is None if GLOBAL needs no importing regions;
+        ``has_other_regions`` reports whether any is left that is not retired. ``head_seq`` is the seq at which this node left the chain of a tenant. ``holds_lease`` reports whether no other
         process can write this node's log now; the durable position rises only while it does, or up to what a quorum
         holds."""
         self._node = node
@@ -130,6 +131,7 @@ class Answers:
         self._is_quorum_lost = False
         """Whether ``quorum_lost`` was called; ``no_quorum`` reports whether the quorum is still lost."""
         self._in_regions = in_regions
+        self._has_other_regions = has_other_regions
         self._head_seq = head_seq
         self._holds_lease = holds_lease
         self._spreads = spreads
@@ -152,6 +154,13 @@ class Answers:
             Durability.GLOBAL: (Durability.GLOBAL, SURVIVES if is_everywhere else SURVIVES[: of_chain + 1]),
         }
         """By level, what an answer says: the achieved level, and the failures that the event survives."""
+        self._alone = Durability.GLOBAL, SURVIVES if spreads else SURVIVES[: of_chain + 1]
+        """The same for GLOBAL, while no other region is left."""
+
+    def _claim(self, level: Durability) -> tuple[Durability, tuple[str, ...]]:
+        if level is Durability.GLOBAL and not self._has_other_regions():
+            return self._alone
+        return self._claims[level]
 
     def is_early(self, level: Durability, *, keyed: bool = False) -> bool:
         """Whether an event of this level is answered before it is chained. LOCAL is; so is REGIONAL without a key if
@@ -412,7 +421,7 @@ class Answers:
         return BatchReceipt(
             len(entered),
             requested,
-            *self._claims[requested],
+            *self._claim(requested),
             entered[0].hlc.text(),
             entered[-1].hlc.text(),
             job_ids,
@@ -430,7 +439,7 @@ class Answers:
         return BatchReceipt(
             len(lines),
             requested,
-            *self._claims[requested],
+            *self._claim(requested),
             chained[0].t_hlc,
             chained[-1].t_hlc,
             job_ids,
@@ -459,7 +468,7 @@ class Answers:
             at.lsn,
             fence_token,
             draft.durability,
-            *self._claims[draft.durability],
+            *self._claim(draft.durability),
             chain,
             replayed,
         )

@@ -1,0 +1,94 @@
+"""One tenant's chain at a peer: what is known of it, and the proofs that it goes on from what was seen before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.share.exchange.peer_client import PeerClient
+from app.store.exchange import Seen
+from ledger.errors import LedgerError, ProofError, reported_as
+from ledger.merkle import verify_consistency
+from signing.checkpoint import Checkpoint, read
+from signing.manifest import RangeManifest
+
+
+class PeerWentBackError(LedgerError):
+    """A peer's log of a tenant no longer equals or extends the log seen before."""
+
+
+@dataclass(slots=True)
+class PeerChain:
+    """One tenant's chain at the peer, up to its newest proved checkpoint."""
+
+    tenant_id: str
+    note: str = ""
+    """A checkpoint that the peer told and that is to be looked at."""
+    looked: int = 0
+    """Hash of the note that was looked at last."""
+    origin: str = ""
+    size: int = 0
+    root: bytes = b""
+    imported_seq: int = 0
+    fault: str | None = None
+    went_back: bool = False
+    """No other fault replaces this one until a checkpoint is proved to extend the one seen before."""
+    failed_at_s: float = 0.0
+    pause_s: float = 0.0
+    """Time after ``failed_at_s`` in which nothing is fetched, because a failing range is costly to fetch."""
+    looks_at_s: float = 0.0
+    """When its checkpoint is next looked at after a failure."""
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether something of it is to be imported, as far as is known."""
+        return self.fault is not None or self.imported_seq < self.size
+
+
+async def prove(client: PeerClient, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint) -> None:
+    """Return if the tree of ``checkpoint`` extends the one that was seen before.
+
+    Raises:
+        PeerWentBackError: it does not.
+        NoAnswerError: the peer sends no proof.
+    """
+    if seen is None:
+        return
+    before = read(seen.note)
+    if checkpoint.size < before.size or (checkpoint.size == before.size and checkpoint.root != before.root):
+        raise PeerWentBackError(
+            f"tenant {tenant_id} of {client.url} had {before.size} entries under another root, and now has "
+            f"{checkpoint.size}: it was restored from before or changed. Compare with tally pipeline diff"
+        )
+    if checkpoint.size == before.size or not before.size:
+        return
+    hashes = await client.consistency(tenant_id, before.size, checkpoint.size)
+    with reported_as(
+        PeerWentBackError,
+        f"tenant {tenant_id} of {client.url}: nothing proves that its tree of {checkpoint.size} entries "
+        f"goes on from that of {before.size} seen before",
+        ProofError,
+    ):
+        verify_consistency(before.size, checkpoint.size, before.root, checkpoint.root, hashes)
+
+
+async def check_range(
+    chain: PeerChain, from_seq: int, to_seq: int, proof: Sequence[bytes], bundle: RangeManifest
+) -> None:
+    """Reject a bundle that is not of this range, or not of the tree of the newest checkpoint.
+
+    Raises:
+        ProofError: it is.
+    """
+    if (bundle.origin, bundle.from_seq, bundle.to_seq) != (chain.origin, from_seq, to_seq):
+        raise ProofError(
+            f"entries {from_seq} to {to_seq} of {chain.origin} were asked for, and the bundle is of {bundle.from_seq} "
+            f"to {bundle.to_seq} of {bundle.origin}"
+        )
+    with reported_as(
+        ProofError,
+        f"nothing proves that the entries {from_seq} to {to_seq} in the bundle are those of the checkpoint of "
+        f"{chain.size}",
+        ProofError,
+    ):
+        verify_consistency(to_seq, chain.size, bytes.fromhex(bundle.tree_root), chain.root, proof)

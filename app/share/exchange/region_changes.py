@@ -1,0 +1,143 @@
+"""Retiring a region and admitting the key of a peer, by entries of ``_system``, and following these entries.
+
+The chain is the authority (``signing.region_statement``): each node of a ledger with peers reads it at its start and
+once a second. While it is damaged, what was known last stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+import structlog
+
+from app.runtime.principals import Principal
+from app.share.exchange import Regions
+from app.share.exchange.peer import Peer
+from app.share.exchange.peer_client import PeerAddress, PeerClient
+from app.trust.key_changes import TRY_AGAIN, KeyChanges
+from ledger import rfc3339
+from ledger.errors import DurabilityTimeoutError, LedgerError, NotFoundError, ProblemError
+from ledger.facts import problems
+from ledger.facts.events import SystemAction
+from ledger.hlc import Hlc
+from signing.keys import PublicKey
+from signing.region_statement import REGION_PREFIX, AdmittedKey, RetiredRegion
+
+FOLLOW_INTERVAL_S = 1.0
+"""Pause between two reads of the chain."""
+_NOT_CHAINED = Hlc(0, 0, "new")
+
+log = structlog.get_logger()
+
+
+@dataclass(kw_only=True, eq=False)
+class RegionChanges:
+    """Follows and changes the regions of one node's ledger. Belongs to one event loop."""
+
+    regions: Regions
+    keys: KeyChanges
+
+    async def refresh(self) -> None:
+        """Take over what the chain now says. A ledger without peers has nothing to follow.
+
+        Raises:
+            DatabaseUnavailableError: PostgreSQL cannot be reached.
+        """
+        if not self.regions.peers:
+            return
+        history = await self.keys.history()
+        if self.keys.chain.fault is None:
+            self.regions.know(history.regions)
+
+    async def run(self) -> None:
+        """Follow the chain until cancelled."""
+        while self.regions.peers:
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            try:
+                await self.refresh()
+            except (LedgerError, *TRY_AGAIN) as error:
+                log.warning("regions_not_followed", error=str(error))
+
+    async def retire(self, region: str, reason: str, by: Principal, *, is_forced: bool) -> RetiredRegion:
+        """Retire a region: no majority counts it, and nothing is imported from it, from now on at this node.
+
+        Raises:
+            NotFoundError: no peer is of this region.
+            ProblemError: it is retired already, or its ledger answers and ``is_forced`` is not set.
+            KeyConflictError, NotReadyError, DatabaseUnavailableError, DurabilityTimeoutError, ChainDamagedError: as
+                ``_enter``.
+        """
+        peer = self._peer_of(region)
+        await self.refresh()
+        if (known := self.regions.known.retired.get(region)) is not None:
+            raise ProblemError(
+                problems.REGION_CONFLICT,
+                f"region {region} is retired since {rfc3339.text_of(known.hlc.physical_ms)}, because: {known.reason}",
+            )
+        if peer.is_heard and not is_forced:
+            raise ProblemError(
+                problems.REGION_CONFLICT,
+                f"the ledger of region {region} at {peer.settings.url} answers, so it is not lost: stop it first, or "
+                "retire it all the same with --force",
+            )
+        retired = RetiredRegion(_new_id(), region, reason, _NOT_CHAINED, peer.log_origin, peer.lag_entries, by.id)
+        await self._enter(SystemAction.REGION_RETIRED, region, retired.facts())
+        log.warning("region_retired", region=region, reason=reason, lag_entries=retired.lag_entries, by=by.id)
+        return self.regions.known.retired.get(region, retired)
+
+    async def admit(self, region: str, key_id: str, by: Principal) -> AdmittedKey:
+        """Trust a key that the ledger of a peer's region publishes. A retired region counts again.
+
+        Raises:
+            NotFoundError: no peer is of this region, or its ledger does not sign with this key.
+            NoAnswerError: that ledger does not answer.
+            KeyConflictError, NotReadyError, DatabaseUnavailableError, DurabilityTimeoutError, ChainDamagedError: as
+                ``_enter``.
+        """
+        peer = self._peer_of(region)
+        keys = await _keys_of(peer)
+        if (key := next((each for each in keys if each.key_id == key_id), None)) is None:
+            signing = ", ".join(each.key_id for each in keys) or "no key"
+            raise NotFoundError(
+                f"the ledger of region {region} at {peer.settings.url} signs with {signing}, not {key_id}"
+            )
+        admitted = AdmittedKey(_new_id(), region, key, by.id)
+        await self._enter(SystemAction.REGION_ADMITTED, region, admitted.facts())
+        log.info("region_admitted", region=region, key_id=key_id, by=by.id)
+        return admitted
+
+    def _peer_of(self, region: str) -> Peer:
+        peers = {peer.settings.region: peer for peer in self.regions.peers}
+        if region not in peers:
+            raise NotFoundError(f"exchange.peers has no region {region}; it has {', '.join(sorted(peers)) or 'none'}")
+        return peers[region]
+
+    async def _enter(self, action: SystemAction, region: str, facts: dict[str, object]) -> None:
+        """Write an entry with a statement by a key of this node, and follow it.
+
+        Raises:
+            NotReadyError: the start of the node is not recorded yet.
+            KeyConflictError: no key of this node may vouch for it.
+            DatabaseUnavailableError: PostgreSQL cannot be reached; nothing has changed.
+            DurabilityTimeoutError: not chained in time; it still will be.
+            ChainDamagedError: the chain of ``_system`` takes nothing.
+        """
+        await self.keys.check_recorded()
+        vouched = await self.keys.vouched_here(action, facts, await self.keys.history())
+        await self.keys.in_time(
+            self.keys.write_entry(action, f"{REGION_PREFIX}{region}", vouched),
+            DurabilityTimeoutError(f"{action} of region {region} is in this node's log, and not in the chain yet"),
+        )
+        await self.refresh()
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+async def _keys_of(peer: Peer) -> list[PublicKey]:
+    address = PeerAddress(peer.settings)
+    async with await address.open() as http:
+        return await PeerClient(peer.settings.url, http).signing_keys()

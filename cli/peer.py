@@ -1,0 +1,109 @@
+"""``tally peer``: list the regions that a ledger exchanges with, retire a lost one, admit the key of a new one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from app.runtime.answers.exchange import AdmittedRegionAnswer, ExchangeAnswer, RetiredAnswer
+from cli.client import Service, given
+from terminal.outcome import tell
+from terminal.program import Json
+
+Region = Annotated[str, typer.Argument(metavar="REGION", help="The region, as tally peer list names it.")]
+
+peer = typer.Typer(no_args_is_help=True, help="Regions that the ledger exchanges with.")
+
+
+@peer.command("list")
+def list_peers(client: Service, as_json: Json = False) -> None:
+    """List the peers: how far each is imported, what it waits for, what fails, and which regions are retired.
+
+    Where the exchange waits for a key, the line says which key, and the
+    command that admits it, here or at the other ledger.
+
+    \b
+    Examples:
+      tally peer list
+      tally peer list --json
+    """
+    answer = client.get("/v1/exchange", ExchangeAnswer)
+    known = {each["region"] for each in answer["peers"]}
+    tell(
+        answer,
+        f"region {answer['region']}, this ledger; regions counted: {answer['regions_counted']}, "
+        f"a majority is {answer['majority']}",
+        *[line for each in answer["peers"] for line in _told(each)],
+        *[_retired(each) for each in answer["retired"] if each["region"] not in known],
+        as_json=as_json,
+    )
+
+
+@peer.command("retire")
+def retire(
+    region: Region,
+    client: Service,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; goes on record with your name.")],
+    force: Annotated[bool, typer.Option("--force", help="Retire it although its ledger answers.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Give up a region whose ledger is lost for good.
+
+    This ledger counts it in no majority any more, imports nothing from it,
+    and tells its ledger so, should it wake. What was imported stays. Run it
+    at one node of each living region; docs/runbook.md says when.
+
+    \b
+    Examples:
+      tally peer retire eu1 --reason "data centre burnt down, disks lost"
+    """
+    answer = client.post(
+        f"/v1/exchange/regions/{region}/retire", given({"reason": reason, "force": force or None}), RetiredAnswer
+    )
+    tell(answer, _retired(answer), "run the same at one node of each other living region", as_json=as_json)
+
+
+@peer.command("admit")
+def admit(
+    region: Region,
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key, as tally keys list names it there.")],
+    client: Service,
+    as_json: Json = False,
+) -> None:
+    """Trust a key that the ledger of a region signs with. If the region was retired, it counts again.
+
+    The key is fetched from the address of the peer, which must answer.
+    Compare its id with what the operator there says first: who holds a
+    trusted key can add entries here.
+
+    \b
+    Examples:
+      tally peer admit eu1 06e3fd8fda29bb60
+    """
+    answer = client.post(f"/v1/exchange/regions/{region}/admit", {"key_id": key_id}, AdmittedRegionAnswer)
+    tell(
+        answer,
+        f"key {answer['key_id']} ({answer['algorithm']}) of region {answer['region']} is trusted here",
+        as_json=as_json,
+    )
+
+
+def _told(each: dict[str, Any]) -> list[str]:
+    if each["retired"] is not None:
+        return [f"{_retired(each['retired'])}, {each['url']}"]
+    state = "waits for a key" if each["waits_for"] else "fails" if each["fault"] else "follows"
+    lines = [
+        f"region {each['region']}, {each['url']}: {state}, lacking {each['lag_entries']} entries, "
+        f"imported {each['imported_entries']}"
+    ]
+    return lines + [f"  {text}" for text in each["waits_for"] or ([each["fault"]] if each["fault"] else [])]
+
+
+def _retired(each: dict[str, Any]) -> str:
+    since = f" since {each['retired_at']}" if each["retired_at"] else ""
+    by = f" by {each['retired_by']}" if each["retired_by"] else ""
+    return (
+        f"region {each['region']}: retired{since}{by}, because: {each['reason']}; entries seen there and not imported: "
+        f"{each['lag_entries']}"
+    )

@@ -1,0 +1,204 @@
+"""Regions that come and go: new ledgers that wait for each other's keys, a region that is retired and returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.dev.embedded import EmbeddedPostgres
+from signing.private_keys import FileSigner, load
+from tests.app.admitting import start_recorded
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings
+from tests.app.exchanging import Ledger, is_faultless, is_known, submit, tells, told, until_known
+from tests.conftest import fresh_database
+from tests.tally import run_tally
+
+
+@pytest.fixture
+def three(postgres: EmbeddedPostgres, make_settings: MakeSettings) -> Iterator[list[Ledger]]:
+    """Ledgers of three regions that have not started and have no keys."""
+    with (
+        fresh_database(postgres) as one,
+        fresh_database(postgres) as two,
+        fresh_database(postgres) as three,
+    ):
+        yield [
+            Ledger(region, database, make_settings)
+            for region, database in (("use1", one), ("eu1", two), ("ap1", three))
+        ]
+
+
+def settings_of(one: Ledger, others: list[Ledger], trusted: Path) -> dict[str, Any]:
+    """Final settings of a ledger that exchanges with others."""
+    given = one.peers(others[0], trusted, is_global=True)
+    given["exchange"]["peers"] = [{"url": each.url, "region": each.region} for each in others]
+    return {**given, "write": {"timeout": "2s"}}
+
+
+async def answered(client: httpx.AsyncClient, tenant_id: str = "acme") -> httpx.Response:
+    body = {"tenant_id": tenant_id, "spec": {}, "assigned_dcs": ["x"], "durability": "GLOBAL"}
+    return await client.post("/v1/jobs", json=body)
+
+
+async def is_global(client: httpx.AsyncClient) -> bool:
+    return (await answered(client)).status_code == 201
+
+
+async def peers_of(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
+    return {each["region"]: each for each in (await client.get("/v1/exchange")).json()["peers"]}
+
+
+async def fails(client: httpx.AsyncClient, region: str) -> bool:
+    return (await peers_of(client))[region]["fault"] is not None
+
+
+async def retire(client: httpx.AsyncClient, region: str, **body: object) -> httpx.Response:
+    return await client.post(f"/v1/exchange/regions/{region}/retire", json=body)
+
+
+async def admit(client: httpx.AsyncClient, region: str, key_id: str) -> httpx.Response:
+    return await client.post(f"/v1/exchange/regions/{region}/admit", json={"key_id": key_id})
+
+
+def key_of(ledger: Ledger) -> FileSigner:
+    key = load(f"file:{ledger.key_file}")
+    assert isinstance(key, FileSigner)
+    return key
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rpartition("/")[2]
+
+
+async def test_two_new_ledgers_start_as_they_will_run_and_exchange_once_each_key_is_trusted_without_a_restart(
+    three: list[Ledger], tmp_path: Path
+) -> None:
+    here, there, _ = three
+    # Neither folder of keys is there yet.
+    keys = tmp_path / "keys"
+    given = {
+        each.region: settings_of(each, [other], keys / each.region) for each, other in ((here, there), (there, here))
+    }
+    async with here.running(**given["use1"]) as us:
+        await until(lambda: tells(us, "does not answer"), "the other has not started")
+        async with there.running(**given["eu1"]) as eu:
+            ours, theirs = key_of(here).key_id, key_of(there).key_id
+            there_too = f"does not trust key {ours} of this one: run tally peer admit use1 {ours} there"
+            await until(
+                lambda: tells(us, f"does not trust key {theirs}", f"tally peer admit eu1 {theirs} here", there_too),
+                "each is told which keys are waited for",
+            )
+            assert (await us.get("/readyz")).status_code == 200
+            assert f'exchange_keys_waited_for{{peer="{there.url}"}} 2.0' in (await us.get("/metrics")).text
+            shown = await asyncio.to_thread(run_tally, "peer", "list", "--url", here.url)
+            assert f"eu1, {there.url}: waits for a key" in shown.stdout
+            assert f"tally peer admit eu1 {theirs} here" in shown.stdout
+            late = await answered(us)
+            assert problem(late) == (503, "durability-timeout")
+            assert there_too in late.json()["detail"]
+            # One is admitted by an entry, the other by a file.
+            for client in (us, eu):
+                await start_recorded(client)
+            wrong = await admit(eu, "use1", theirs)
+            assert problem(wrong) == (404, "not-found")
+            assert f"signs with {ours}" in wrong.json()["detail"]
+            admitted = await asyncio.to_thread(run_tally, "peer", "admit", "use1", ours, "--url", there.url)
+            assert (admitted.returncode, f"key {ours} (ed25519)" in admitted.stdout) == (0, True)
+            (keys / "use1").mkdir(parents=True)
+            (keys / "use1" / "eu1.pem").write_text(key_of(there).public_key_pem)
+            await until(lambda: is_global(us), "GLOBAL is answered")
+            await until_known(us, [await submit(eu)])
+            for client in (us, eu):
+                await until(lambda client=client: is_faultless(client), "nothing is waited for")  # type: ignore[misc]
+                assert (await told(client))["waits_for"] == []
+        async with there.running(**given["eu1"]) as eu:
+            await until_known(eu, [await submit(us)])
+
+
+async def test_a_retired_region_counts_no_more_and_is_told_so_and_counts_again_once_its_key_is_admitted(
+    three: list[Ledger], tmp_path: Path
+) -> None:
+    use1, eu1, ap1 = three
+    trusted = tmp_path / "trusted"
+    trusted.mkdir()
+    for each in three:
+        each.make_key(trusted)
+    ours, theirs = settings_of(use1, [eu1, ap1], trusted), settings_of(ap1, [use1, eu1], trusted)
+    async with eu1.running(**settings_of(eu1, [use1, ap1], trusted)):
+        async with use1.running(**ours) as us:
+            await start_recorded(us)
+            async with ap1.running(**theirs) as ap:
+                await until_known(us, [await submit(ap, level="REGIONAL")])
+                refused = await retire(us, "ap1", reason="we move out")
+                assert problem(refused) == (409, "region-conflict")
+                assert "answers, so it is not lost" in refused.json()["detail"]
+            assert problem(await retire(us, "eu2", reason="none")) == (404, "not-found")
+            assert problem(await retire(us, "ap1")) == (422, "invalid-request")
+            assert problem(await retire(us, "ap1", reason="")) == (422, "invalid-request")
+            await until(lambda: fails(us, "ap1"), "it does not answer")
+            await until(lambda: is_global(us), "two of three regions are a majority")
+            done = await asyncio.to_thread(
+                run_tally, "peer", "retire", "ap1", "--reason", "disks lost", "--url", use1.url
+            )
+            assert "region ap1: retired since" in done.stdout
+            assert problem(await retire(us, "ap1", reason="again")) == (409, "region-conflict")
+            entries = (await us.get("/v1/chain/entries?tenant_id=_system&limit=1000")).json()["items"]
+            (entry,) = [each for each in entries if each["action"] == "REGION_RETIRED"]
+            assert (entry["job_id"], '"reason":"disks lost"' in entry["payload"]) == ("region:ap1", True)
+            await until(lambda: is_faultless_of(us), "readiness looks at the others alone")
+            assert await is_global(us), "both that are left hold it"
+        # A node that starts knows it at once.
+        async with use1.running(**ours) as us:
+            assert (await peers_of(us))["ap1"]["retired"]["reason"] == "disks lost"
+            answer = (await us.get("/v1/exchange")).json()
+            assert (answer["regions_counted"], answer["majority"]) == (2, 2)
+            async with ap1.running(**theirs) as ap:
+                job = await submit(ap, level="REGIONAL")
+                refusal = "this ledger retired region ap1"
+                await until(lambda: tells_of(ap, use1.region, refusal, "disks lost"), "the retired ledger is told")
+                assert problem(await us.get("/v1/exchange/news?origin=log.example&region=ap1")) == (
+                    403,
+                    "region-retired",
+                )
+                # What only it has comes by a bundle.
+                bundle = await ap.post("/v1/bundles/export", json={"tenant_id": "acme"})
+                taken = await us.post("/v1/bundles/import", files={"file": ("ap1.bundle.tar", bundle.content)})
+                assert taken.status_code == 200, taken.text
+                assert await is_known(us, job)
+                # It counts again, and is followed.
+                admitted = await admit(us, "ap1", key_of(ap1).key_id)
+                assert admitted.status_code == 200, admitted.text
+                await until_known(us, [await submit(ap, level="REGIONAL")])
+                assert (await us.get("/v1/exchange")).json()["regions_counted"] == 3
+
+
+async def is_faultless_of(client: httpx.AsyncClient) -> bool:
+    return bool((await client.get("/readyz")).json()["checks"]["exchange"]["ok"])
+
+
+async def tells_of(client: httpx.AsyncClient, region: str, *services: str) -> bool:
+    """Whether a ledger tells all of this as the fault of a peer."""
+    fault = (await peers_of(client))[region]["fault"]
+    return fault is not None and all(each in fault for each in services)
+
+
+async def test_where_every_other_region_is_retired_global_is_answered_and_claims_no_region(
+    three: list[Ledger], tmp_path: Path
+) -> None:
+    use1, eu1, ap1 = three
+    async with use1.running(**settings_of(use1, [eu1, ap1], tmp_path / "none")) as us:
+        await start_recorded(us)
+        for region, counted in (("ap1", 2), ("eu1", 1)):
+            late = await answered(us)
+            assert problem(late) == (503, "durability-timeout")
+            assert "does not say what it holds" in late.json()["detail"]
+            assert (await retire(us, region, reason="lost")).status_code == 200
+            assert (await us.get("/v1/exchange")).json()["regions_counted"] == counted
+        alone = await answered(us)
+        assert (alone.status_code, alone.json()["durability"]["survives"]) == (201, ["process"])
