@@ -371,7 +371,7 @@ async def test_an_entry_reaches_a_third_ledger_once_and_through_the_second_if_th
             assert exported(from_two) == [(2, 2)]
             from_one.judge = lambda _: None
             await until(lambda: is_looked_at(from_one, 2), "the first is looked at again")
-            assert exported(from_one) == [(1, 1), (2, 2)], "what came through the second is fetched again"
+            await until(lambda: exported(from_one) == [(1, 1), (2, 2)], "what came through the second is fetched again")
             assert await origins(anew.database) == [True, True]
 
 

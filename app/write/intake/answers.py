@@ -119,9 +119,9 @@ class Answers:
         """``quorum_survives`` names the failures that a record on the safekeepers survives, None if none vote. With
         ``spreads`` GLOBAL also needs a majority of the regions. ``copies`` asks the voting safekeepers; ``no_quorum``
         reports whether too few of them follow now. ``in_regions`` is None if GLOBAL needs no importing regions;
-        ``has_other_regions`` reports whether any is left that is not retired. ``head_seq`` is the seq at which this node left the chain of a tenant. ``holds_lease`` reports whether no other
-        process can write this node's log now; the durable position rises only while it does, or up to what a quorum
-        holds."""
+        ``has_other_regions`` reports whether any is left that is not retired. ``head_seq`` is the seq at which this
+        node left the chain of a tenant. ``holds_lease`` reports whether no other process can write this node's log now;
+        the durable position rises only while it does, or up to what a quorum holds."""
         self._node = node
         self._write_timeout_s = write_timeout_s
         self._unchained = Deadlines()
