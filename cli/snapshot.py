@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from app.runtime.answers.chain import ListedSnapshot, TenantList
+from app.runtime.answers.chain import SnapshotAnswer, TenantList
 from cli.client import LedgerClient, Service
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
@@ -31,6 +31,8 @@ def snapshot(
     as_json: Json = False,
 ) -> None:
     """Sign a snapshot of a tenant's chain, or of all, now instead of when the batch is full.
+
+    Where the service has chain.sign_snapshots off, it is made unsigned.
 
     With --all a tenant whose chain cannot be signed is told, the others are
     signed all the same, and the exit code is 1.
@@ -82,13 +84,14 @@ def _named(tenants: Sequence[str]) -> str:
 
 def _sign(client: LedgerClient, tenant: str, *, is_patient: bool = True) -> dict[str, Any]:
     reply = client.ask("POST", "/v1/snapshots", content=orjson.dumps({"tenant_id": tenant}), repeatable=is_patient)
-    return {**client.json(reply, ListedSnapshot), "is_new": reply.status == HTTPStatus.CREATED}
+    return {**client.json(reply, SnapshotAnswer), "is_new": reply.status == HTTPStatus.CREATED}
 
 
 def _told(answer: dict[str, Any], as_json: bool) -> None:
+    signs = "signs" if answer["dsse_envelope"] is not None else "covers, unsigned,"
     signed = f"seq {answer['from_seq']} to {answer['to_seq']}, {counted(answer['entry_count'], 'entry', 'entries')}"
-    made = f"snapshot {answer['id']} of tenant {answer['tenant_id']} signs {signed}"
-    newest = f"newest is snapshot {answer['id']}, which signs {signed}"
+    made = f"snapshot {answer['id']} of tenant {answer['tenant_id']} {signs} {signed}"
+    newest = f"newest is snapshot {answer['id']}, which {signs} {signed}"
     tell(
         answer,
         made if answer["is_new"] else f"tenant {answer['tenant_id']}: nothing new to sign; {newest}",

@@ -342,7 +342,7 @@ def _left_out(
             (found.from_seq > 1, f"{later}: what came before, and the tree over all of it, is not here"),
             (
                 unsigned > 0,
-                f"no snapshot covers the last {unsigned} entries, from seq {found.signed_to.seq + 1} on",
+                f"no signed snapshot covers the last {unsigned} entries, from seq {found.signed_to.seq + 1} on",
             ),
             (own.unknown is not None, f"the checkpoint inside: {own.unknown}"),
             (older is not None, f"what is remembered of this log: {older}"),

@@ -134,13 +134,14 @@ _INTEGERS: Final = ("from_seq", "to_seq", "entry_count")
 
 
 def encode_snapshot(tenant_id: str, row: Sequence[Any]) -> bytes:
-    """The line of one snapshot, in the order of ``SNAPSHOT_COLUMNS``; the envelope becomes an object.
+    """The line of one snapshot, in the order of ``SNAPSHOT_COLUMNS``; the envelope becomes an object, or null.
 
     Raises:
         SignatureError: the stored envelope is not unambiguous JSON.
     """
     named = dict(zip(SNAPSHOT_COLUMNS, row, strict=True))
-    named["dsse_envelope"] = parse_json(named["dsse_envelope"], "the envelope of a snapshot")
+    if named["dsse_envelope"] is not None:
+        named["dsse_envelope"] = parse_json(named["dsse_envelope"], "the envelope of a snapshot")
     return canonical.encode({**named, "tenant_id": tenant_id}) + b"\n"
 
 
@@ -157,7 +158,7 @@ def encode_as_stored(tenant_id: str, row: Sequence[Any]) -> bytes:
 
 
 def decode_snapshot(line: bytes, tenant_id: str) -> tuple[Any, ...]:
-    """The snapshot in a line without its newline, in the order of ``SNAPSHOT_COLUMNS``; the envelope is text.
+    """The snapshot in a line without its newline, in the order of ``SNAPSHOT_COLUMNS``; the envelope is text, or None.
 
     Raises:
         BundleInvalidError: not the canonical line of a snapshot of this tenant.
@@ -168,9 +169,10 @@ def decode_snapshot(line: bytes, tenant_id: str) -> tuple[Any, ...]:
             raise BundleInvalidError("a row of a snapshot is not of its form in canonical JSON")
     if value["tenant_id"] != tenant_id:
         raise BundleInvalidError("a snapshot belongs to another tenant")
-    for name in SNAPSHOT_COLUMNS:
+    is_signed = value["dsse_envelope"] is not None
+    for name in SNAPSHOT_COLUMNS if is_signed else SNAPSHOT_COLUMNS[:-1]:
         kind: type = int if name in _INTEGERS else dict if name == "dsse_envelope" else str
         if type(value[name]) is not kind or (kind is int and value[name] < 1):
             raise BundleInvalidError(f"{name} of a snapshot is malformed")
-    value["dsse_envelope"] = canonical.encode(value["dsse_envelope"]).decode()
+    value["dsse_envelope"] = canonical.encode(value["dsse_envelope"]).decode() if is_signed else None
     return tuple(value[name] for name in SNAPSHOT_COLUMNS)

@@ -175,11 +175,11 @@ class FullWalk:
             async with reading(self._pool) as connection:
                 at.seq = await next_seq(connection, tenant_id, to_seq) - 1
             return False
-        at.seq, signed_to = to_seq, verdict.signed_to
-        if signed_to.seq > at.from_seq:
+        at.seq, covered_to = to_seq, verdict.covered_to
+        if covered_to.seq > at.from_seq:
             # Start the next range at the end of a snapshot, so that it has whole snapshots.
             at.go_behind(
-                signed_to.seq, signed_to.chain_link, verdict.signed_digest, verdict.frontiers.get(signed_to.seq)
+                covered_to.seq, covered_to.chain_link, verdict.covered_digest, verdict.frontiers.get(covered_to.seq)
             )
         elif to_seq - at.from_seq > UNSIGNED_ENTRIES_MAX:
             at.go_behind(

@@ -364,7 +364,7 @@ class ChainVerifier:
         )
 
     async def _remember(self, verdict: Verdict) -> None:
-        seq, chain_link, _ = verdict.signed_to
+        seq, chain_link, _ = verdict.covered_to
         if chain_link is not None and self._positions.advance(verdict.tenant_id, Position(seq, chain_link)):
             await self._positions.store()
 

@@ -58,6 +58,9 @@ class HeadRow(NamedTuple):
     root_hash: str | None
     checkpoint: str | None
     signed_seq: int
+    """The last entry that a signed snapshot covers."""
+    covered_seq: int
+    """The same by any snapshot."""
 
 
 class ListedEntry(NamedTuple):
@@ -135,7 +138,9 @@ async def head(connection: Connection, tenant_id: str) -> HeadRow:
         SELECT h.head_seq, h.head_chain_link, h.head_hlc, {told("h.updated_at")},
                coalesce(m.tree_size, 0) AS tree_size, m.root_hash, m.checkpoint,
                coalesce((SELECT max(s.to_seq) FROM scheduler.batch_snapshot s
-                          WHERE s.tenant_id = h.tenant_id), 0) AS signed_seq
+                          WHERE s.tenant_id = h.tenant_id AND s.dsse_envelope IS NOT NULL), 0) AS signed_seq,
+               coalesce((SELECT max(s.to_seq) FROM scheduler.batch_snapshot s
+                          WHERE s.tenant_id = h.tenant_id), 0) AS covered_seq
           FROM scheduler.chain_heads h
           LEFT JOIN scheduler.merkle_head m USING (tenant_id)
          WHERE h.tenant_id = $1
@@ -255,22 +260,22 @@ async def list_snapshots(connection: Connection, tenant_id: str, below_from_seq:
     ]
 
 
-async def snapshot(connection: Connection, snapshot_id: int) -> tuple[SnapshotRow, str] | None:
-    """One snapshot and its DSSE envelope as stored."""
+async def snapshot(connection: Connection, snapshot_id: int) -> tuple[SnapshotRow, str | None] | None:
+    """One snapshot and its DSSE envelope as stored, None if it is unsigned."""
     row = await connection.fetchrow(f"{_SNAPSHOT} WHERE id = $1", snapshot_id)
     return _with_envelope(row) if row else None
 
 
-async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[SnapshotRow, str] | None:
-    """The tenant's last snapshot and its DSSE envelope as stored."""
+async def newest_snapshot(connection: Connection, tenant_id: str) -> tuple[SnapshotRow, str | None] | None:
+    """The tenant's last snapshot and its DSSE envelope as stored, None if it is unsigned."""
     row = await connection.fetchrow(f"{_SNAPSHOT} WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1", tenant_id)
     return _with_envelope(row) if row else None
 
 
-def _with_envelope(row: Record) -> tuple[SnapshotRow, str]:
+def _with_envelope(row: Record) -> tuple[SnapshotRow, str | None]:
     found = SnapshotRow(*list(row)[:-1])
     whole(found.tenant_id, found)
-    if (envelope := row["dsse_envelope"]) is None or not envelope.lstrip().startswith("{"):
+    if (envelope := row["dsse_envelope"]) is not None and not envelope.lstrip().startswith("{"):
         raise ChainDamagedError(found.tenant_id, f"the snapshot from seq {found.from_seq} on has no envelope")
     return found, envelope
 

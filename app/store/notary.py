@@ -11,7 +11,6 @@ from app.store.reading import (
     fetch_as,
     fetch_column,
     fetch_dict,
-    fetch_one_as,
     fetch_tuples,
     fetch_value,
     turned,
@@ -57,8 +56,7 @@ class LinkRow(NamedTuple):
 class LastSnapshot(NamedTuple):
     """The newest snapshot of one tenant."""
 
-    to_seq: int
-    dsse_envelope: str
+    row: SnapshotRow
     head_seq: int
     """Head seq of the chain."""
 
@@ -241,16 +239,15 @@ async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> set
 
 async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:
     """The newest snapshot, None before the first."""
-    return await fetch_one_as(
-        connection,
-        LastSnapshot,
-        """
-        SELECT to_seq, dsse_envelope,
-               coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0) AS head_seq
+    found = await connection.fetchrow(
+        f"""
+        SELECT {", ".join(SNAPSHOT_COLUMNS)},
+               coalesce((SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1), 0)
           FROM scheduler.batch_snapshot WHERE tenant_id = $1 ORDER BY from_seq DESC LIMIT 1
         """,
         tenant_id,
     )
+    return None if found is None else LastSnapshot(tuple(found)[:-1], found[-1])
 
 
 async def insert_snapshots(connection: Connection, rows: Mapping[str, SnapshotRow]) -> dict[str, dict[str, object]]:

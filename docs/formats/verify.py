@@ -426,7 +426,7 @@ def described_parts(
 
 TEXT, NUMBER, TEXT_OR_NULL = (str,), (int,), (str, type(None))
 SNAPSHOT_MEMBERS: dict[str, tuple[type, ...]] = {
-    "dsse_envelope": (dict,),
+    "dsse_envelope": (dict, type(None)),
     "entry_count": NUMBER,
     "from_chain_link": TEXT,
     "from_seq": NUMBER,
@@ -442,11 +442,13 @@ CLAIMED = [name for name in SNAPSHOT_MEMBERS if name not in ("dsse_envelope", "t
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot whose signed claim and row agree."""
+    """A snapshot whose signed claim and row agree. Of an unsigned one the claim is the row."""
 
     claim: SimpleNamespace
-    payload_digest: str
+    digest: str
+    """What the next snapshot names."""
     signers: list[Key]
+    is_signed: bool = True
 
 
 def read_snapshots(file: BinaryIO, member: Member, said: SimpleNamespace, keys: list[Key]) -> dict[int, Snapshot]:
@@ -460,18 +462,29 @@ def read_snapshots(file: BinaryIO, member: Member, said: SimpleNamespace, keys: 
         need(said.from_seq <= row.from_seq <= row.to_seq <= said.to_seq, "a snapshot reaches beyond the range")
         if previous:
             need(row.from_seq == previous.claim.to_seq + 1, "a snapshot does not begin where the one before ended")
-            need(snapshot.claim.previous_snapshot == previous.payload_digest, "a snapshot follows another one")
         elif said.from_seq == 1:
             need(row.from_seq == 1, "the first snapshot of a chain does not begin with it")
-            need(snapshot.claim.previous_snapshot is None, "the first snapshot of a chain follows another one")
-        else:
-            need(HASH.fullmatch(snapshot.claim.previous_snapshot), "previous_snapshot is no digest")
+        if snapshot.is_signed:
+            check_previous(snapshot.claim.previous_snapshot, previous, said.from_seq)
         snapshots[row.to_seq] = previous = snapshot
     need(file.tell() == member.offset + member.size, "the number of snapshots")
     return snapshots
 
 
+def check_previous(named: str | None, previous: Snapshot | None, from_seq: int) -> None:
+    """A signed snapshot names the one before it."""
+    if previous:
+        need(named == previous.digest, "a snapshot follows another one")
+    elif from_seq == 1:
+        need(named is None, "the first snapshot of a chain follows another one")
+    else:
+        need(HASH.fullmatch(named), "previous_snapshot is no digest")
+
+
 def open_snapshot(row: SimpleNamespace, keys: list[Key]) -> Snapshot:
+    if row.dsse_envelope is None:
+        columns = {name: getattr(row, name) for name in CLAIMED}
+        return Snapshot(row, sha256(canonical(columns)).hexdigest(), [], is_signed=False)
     payload, signers = open_envelope(row.dsse_envelope, keys)
     statement = parse_canonical(payload)
     subject = {"name": f"{row.tenant_id}/{row.from_seq}-{row.to_seq}", "digest": {"sha256": row.merkle_root}}
@@ -552,10 +565,11 @@ def read_entries(
             if row.seq in snapshots:
                 snapshot = snapshots[row.seq]
                 check_covered(snapshot.claim, segment_start, row, segment.root())
-                if said.from_seq == 1:
-                    need(snapshot.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
-                found.signed_to = row.seq
-                found.is_unknown_key |= not signed_in_time(snapshot, hlc_of(row))
+                if snapshot.is_signed:
+                    if said.from_seq == 1:
+                        need(snapshot.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
+                    found.signed_to = row.seq
+                    found.is_unknown_key |= not signed_in_time(snapshot, hlc_of(row))
     found.tree_root = tree.root()
     return found
 

@@ -48,7 +48,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             "How often a break of stored rows was met, by the part of the node that met it",
             labels=("met_by",),
         ),
-        Metric("scheduler_batch_snapshots", Kind.COUNTER, "Batch snapshots signed"),
+        Metric("scheduler_batch_snapshots", Kind.COUNTER, "Batch snapshots made"),
         Metric("bundle_imported_entries", Kind.COUNTER, "Entries chained from imported bundles"),
         Metric("log_timestamps", Kind.COUNTER, "Checkpoints that an outside authority stamped"),
         Metric(
@@ -124,7 +124,7 @@ METRICS: Final[Mapping[str, Metric]] = {
         Metric(
             "scheduler_unsigned_age_seconds",
             Kind.GAUGE,
-            "How long the oldest entry without a snapshot has waited, 0 where snapshots are off",
+            "How long the oldest entry without a snapshot has waited",
         ),
         Metric("commitment_nodes_overbooked", Kind.GAUGE, "Nodes of which more is reserved than their limit"),
         Metric("webhooks_held", Kind.GAUGE, "Webhooks that this node delivers to"),

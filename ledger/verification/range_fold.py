@@ -208,27 +208,36 @@ class Fold:
     def verdict(self) -> Verdict:
         """The verdict, once closed and once the jobs were compared."""
         ends, findings = self.ends, self.findings
+        verdicts = findings.verdicts()
+        if self._snapshots.ends_unsigned and verdicts["signatures"] == "ok":
+            verdicts["signatures"] = "not_checked"
         return Verdict(
             tenant_id=ends.tenant_id,
             entries_checked=self._entries_checked,
             from_seq=ends.first_seq,
             to_seq=self._next_seq - 1,
             head=self._last(),
-            verdicts=findings.verdicts(),
+            verdicts=verdicts,
             first_break=findings.first_break(),
             breaks=findings.counts(),
             compared_with=", ".join(self._sources) or None,
-            signed_to=self._signed_to,
+            signed_to=self._snapshots.signed_to or self._start,
+            covered_to=self._covered_to,
             anchors=self._anchors,
-            signed_digest=self._snapshots.signed_digest,
+            covered_digest=self._snapshots.covered_digest,
             commitments=self.commitments,
             to_link=self._last_link,
             frontiers={size: tree.hashes for size, tree in self._trees.items()},
         )
 
     @property
-    def _signed_to(self) -> Head:
-        return self._snapshots.signed_to or Head(self.ends.first_seq - 1, self.ends.expected_prev, None)
+    def _start(self) -> Head:
+        """The entry before the first."""
+        return Head(self.ends.first_seq - 1, self.ends.expected_prev, None)
+
+    @property
+    def _covered_to(self) -> Head:
+        return self._snapshots.covered_to or self._start
 
     def _last(self) -> Head:
         return self.ends.last or self._last_row or Head(0, None, None)
@@ -286,7 +295,7 @@ class Fold:
     def _forget(self) -> None:
         """Drop state about entries that later ranges do not need."""
         passed = self._passed_seq
-        sizes = {*self.ends.sizes, passed, self._signed_to.seq}
+        sizes = {*self.ends.sizes, passed, self._covered_to.seq}
         self._trees = {size: tree for size, tree in self._trees.items() if size in sizes}
         self._parts = {interval: parts for interval, parts in self._parts.items() if interval[1] > passed}
         begins = {from_seq for from_seq, _ in self._parts}

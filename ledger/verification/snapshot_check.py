@@ -1,10 +1,14 @@
-"""Checking signed snapshots against the entries they cover.
+"""Checking snapshots against the entries they cover.
 
 For each snapshot, with ``seq`` where a break is reported::
 
     snapshot-root        its row, its signed claim and the entries agree                   at to_seq
     snapshot-signature   a known key signed it, within the key's validity                  at to_seq
     snapshot-chain       it follows the one before it: range and digest                    at from_seq
+
+A snapshot without an envelope is unsigned. Its row is compared with the entries, and its digest is that of the row
+(``unsigned_digest``), which the next signed snapshot names. So an envelope that was removed is found by the snapshot
+after it. The tree that a later snapshot signs covers its entries; without one, signatures are ``not_checked``.
 
 The first begins at seq 1. A claim with an invalid signature is ignored: its row is compared instead. A difference is
 left undecided if the chain breaks at a lower seq or entries are missing. A claim of another range than its row's is
@@ -14,13 +18,15 @@ a break by itself and is not compared with the entries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+from ledger import canonical
 from ledger.chain.form import Hash, HlcText, NodeId, Seq, TenantId
-from ledger.errors import SignatureError
+from ledger.errors import InvalidInputError, SignatureError
 from ledger.verification.verdict import Findings, Head, is_number
 
 
@@ -48,7 +54,7 @@ class SnapshotClaim(msgspec.Struct, frozen=True):
     snapshot_hlc: HlcText
     """HLC of the last entry."""
     previous_snapshot: Hash | None
-    """SHA-256 of the previous snapshot's DSSE payload."""
+    """SHA-256 of the previous snapshot's DSSE payload; the ``unsigned_digest`` of one that is unsigned."""
     node_id: NodeId
     key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
@@ -63,12 +69,21 @@ SNAPSHOT_COLUMNS: Final = (
     "merkle_root",
     "dsse_envelope",
 )
-"""Columns of one row as readers give it; ``dsse_envelope`` is the stored text."""
+"""Columns of one row as readers give it; ``dsse_envelope`` is the stored text, None of an unsigned snapshot."""
 
 SnapshotRow = Sequence[Any]
 """One row in the order of ``SNAPSHOT_COLUMNS``."""
 
 _CLAIMED_IN_ROW: Final = SNAPSHOT_COLUMNS[:-1]
+
+
+def unsigned_digest(row: SnapshotRow) -> str:
+    """The digest of an unsigned snapshot: SHA-256 of the canonical JSON of its columns but the envelope.
+
+    Raises:
+        InvalidInputError: an edited column holds a value without canonical form.
+    """
+    return sha256(canonical.encode(dict(zip(_CLAIMED_IN_ROW, row, strict=False)))).hexdigest()
 
 
 class OpenedSnapshot(NamedTuple):
@@ -105,6 +120,8 @@ class OpenedRow(NamedTuple):
     """None if it is unusable: not opened, malformed, or with an invalid signature."""
     digest: str | None
     may_count_as_signed: bool
+    is_unsigned: bool = False
+    """Whether it has no envelope."""
 
     @property
     def from_seq(self) -> int:
@@ -135,23 +152,25 @@ def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Fin
     """Open a row with a valid range; reports a signature that is invalid or cannot be judged."""
     from_seq, to_seq, envelope = int(row[0]), int(row[1]), row[-1]
     stored = [*row[:-1]]
-    if open_snapshot is None:
+    if open_snapshot is None and envelope is not None:
         return OpenedRow(from_seq, to_seq, stored, None, None, True)
-    unsigned = OpenedRow(from_seq, to_seq, stored, None, None, False)
+    unusable = OpenedRow(from_seq, to_seq, stored, None, None, False)
     try:
+        if open_snapshot is None or envelope is None:
+            return unusable._replace(digest=unsigned_digest(stored), is_unsigned=True)
         if not isinstance(envelope, str):
-            raise SignatureError("it has no envelope")
+            raise SignatureError("its envelope is no text")
         opened = open_snapshot(envelope)
-    except SignatureError as error:
-        findings.add("snapshot-signature", to_seq, f"the {unsigned.name} is malformed: {error}")
-        return unsigned
+    except (SignatureError, InvalidInputError) as error:
+        findings.add("snapshot-signature", to_seq, f"the {unusable.name} is malformed: {error}")
+        return unusable
     if opened.verdict == "broken":
-        findings.add("snapshot-signature", to_seq, f"{unsigned.name}: {opened.detail}")
-        return unsigned
+        findings.add("snapshot-signature", to_seq, f"{unusable.name}: {opened.detail}")
+        return unusable
     claim = opened.claim
     if opened.verdict == "unknown_key":
         findings.add(
-            "snapshot-signature", to_seq, f"{unsigned.name}: {opened.detail}", actual=claim.key_id, is_key_unknown=True
+            "snapshot-signature", to_seq, f"{unusable.name}: {opened.detail}", actual=claim.key_id, is_key_unknown=True
         )
     elif opened.verdict == "not_checked":
         findings.leave_undecided("signatures")
@@ -176,8 +195,17 @@ class SnapshotJudge:
         self._previous_digest = expected_snapshot
         self._covered_to = first_seq - 1
         self.signed_to: Head | None = None
-        self.signed_digest: str | None = None
+        self.covered_to: Head | None = None
+        """As ``signed_to``, by a snapshot that may be unsigned."""
+        self.covered_digest: str | None = None
         """Digest of the snapshot that ends there."""
+        self._unsigned_to = 0
+        """Where the last unsigned snapshot ends."""
+
+    @property
+    def ends_unsigned(self) -> bool:
+        """Whether an unsigned snapshot covers entries that no signed one covers."""
+        return self._unsigned_to > (0 if self.signed_to is None else self.signed_to.seq)
 
     def is_next(self, snapshot: OpenedRow) -> bool:
         """Whether it covers entries from the end of the one before it, or its row begins after that end; only such a
@@ -187,6 +215,8 @@ class SnapshotJudge:
     def judge(self, snapshot: OpenedRow, recompute: Recompute) -> None:
         """Report the breaks of the next snapshot."""
         fits, recomputed = self._follows(snapshot), None
+        if snapshot.is_unsigned:
+            self._unsigned_to = max(self._unsigned_to, snapshot.to_seq)
         if self.is_next(snapshot):
             self._covered_to = snapshot.to_seq
             if (snapshot.from_seq, snapshot.to_seq) == (snapshot.stored_from, snapshot.stored_to):
@@ -203,9 +233,10 @@ class SnapshotJudge:
                 self._findings.leave_undecided("snapshots")
             else:
                 self._findings.add("snapshot-root", snapshot.to_seq, *problem)
-        if fits and snapshot.may_count_as_signed:
-            self.signed_to = Head(snapshot.to_seq, recomputed["to_chain_link"], recomputed["snapshot_hlc"])
-            self.signed_digest = snapshot.digest
+        if fits and (snapshot.may_count_as_signed or snapshot.is_unsigned):
+            end = Head(snapshot.to_seq, recomputed["to_chain_link"], recomputed["snapshot_hlc"])
+            self.covered_to, self.covered_digest = end, snapshot.digest
+            self.signed_to = end if snapshot.may_count_as_signed else self.signed_to
 
     def _follows(self, snapshot: OpenedRow) -> bool:
         expected, previous = self._expected_from, self._previous_digest

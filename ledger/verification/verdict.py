@@ -244,17 +244,19 @@ class Verdict:
     compared_with: str | None
     """Sources of the checkpoints that the chain was compared with, None if there were none."""
     signed_to: Head
-    """The last entry that an unbroken snapshot covers; seq ``from_seq - 1`` if there was none."""
+    """The last entry that an unbroken signed snapshot covers; seq ``from_seq - 1`` if there was none."""
+    covered_to: Head
+    """As ``signed_to``, by a snapshot that may be unsigned."""
     anchors: tuple[Anchor, ...] = ()
     """Statements of external witnesses about the first entries of the chain."""
-    signed_digest: str | None = None
-    """Payload digest of the snapshot that ends at ``signed_to``, which the next one names."""
+    covered_digest: str | None = None
+    """Digest of the snapshot that ends at ``covered_to``, which the next one names."""
     commitments: int = 0
     """Entries read that are proposals or capacities, and not imported."""
     to_link: Any = field(default=None, compare=False)
     """Stored chain link of entry ``to_seq``; the expected link if no entry was read."""
     frontiers: Mapping[int, Sequence[bytes]] = field(default_factory=dict, compare=False)
-    """By size, right edges of the tree over the first entries: at ``signed_to`` and ``to_seq``, as far as no entry is
+    """By size, right edges of the tree over the first entries: at ``covered_to`` and ``to_seq``, as far as no entry is
     missing and the tree before the first was given."""
 
     @property

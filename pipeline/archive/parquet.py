@@ -40,18 +40,17 @@ _COUNTED: Final = ("seq", "hlc_physical", "hlc_logical", "hlc_node", "job_id", "
 """Columns with minimum and maximum stored for each row group."""
 
 
-def _file_schema(columns: Sequence[str]) -> pa.Schema:
+def _file_schema(columns: Sequence[str], optional: Sequence[str] = ("prev_chain_link", "origin")) -> pa.Schema:
     kinds = {"link_version": pa.int16()}
     return pa.schema(
-        [
-            pa.field(each.name, kinds.get(each.name, each.type), each.name in ("prev_chain_link", "origin"))
-            for each in schema_of(columns)
-        ]
+        [pa.field(each.name, kinds.get(each.name, each.type), each.name in optional) for each in schema_of(columns)]
     )
 
 
 ENTRY_FILE_SCHEMA: Final = _file_schema(ENTRY_COLUMNS)
 SNAPSHOT_FILE_SCHEMA: Final = _file_schema(SNAPSHOT_COLUMNS)
+UNSIGNED_FILE_SCHEMA: Final = _file_schema(SNAPSHOT_COLUMNS, ("dsse_envelope",))
+"""Schema of a file of snapshots of which one at least is unsigned."""
 
 
 class FileWriter:
@@ -213,6 +212,8 @@ def _decoded(batch: pa.RecordBatch, file: ArchivedFile) -> pa.RecordBatch:
 
 def _check_form(found: pq.ParquetFile, file: ArchivedFile, schema: pa.Schema) -> None:
     metadata, rows_max = found.metadata, GROUP_ROWS if schema is ENTRY_FILE_SCHEMA else SNAPSHOT_GROUP_ROWS
+    columns = pa.schema([_plain(field) for field in found.schema_arrow])
+    allowed = (schema, UNSIGNED_FILE_SCHEMA) if schema is SNAPSHOT_FILE_SCHEMA else (schema,)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     chunks = [[group.column(number) for number in range(group.num_columns)] for group in groups]
     is_ours = all(
@@ -225,7 +226,7 @@ def _check_form(found: pq.ParquetFile, file: ArchivedFile, schema: pa.Schema) ->
     refuse(
         partial(ArchiveInvalidError, seq=file.parsed.from_seq),
         (
-            not pa.schema([_plain(field) for field in found.schema_arrow]).equals(schema),
+            not any(columns.equals(each) for each in allowed),
             f"{file.name} does not have the columns that it must",
         ),
         (

@@ -47,7 +47,7 @@ from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.verdict import Break, Findings
 from objects.store import ArchiveStore
 from pipeline.archive import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS, ArchivedFile, FileName, parquet
-from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, FileWriter
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, UNSIGNED_FILE_SCHEMA, FileWriter
 from pipeline.arrow import ArrowEntries, lists_of
 from pipeline.places import statements
 from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPieceReader, connected, state_of
@@ -139,13 +139,15 @@ def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEn
     return FiledEntries(file, checker.finish(), first, highest)
 
 
-def file_snapshots(store: ArchiveStore, name: FileName, batches: Iterable[pa.RecordBatch]) -> ArchivedFile:
+def file_snapshots(store: ArchiveStore, name: FileName, batches: Sequence[pa.RecordBatch]) -> ArchivedFile:
     """Put snapshots, which were compared with their entries, into the archive; raises as ``file_entries``.
 
     Raises:
         InvalidInputError: a column holds a forbidden value.
     """
-    with tempfile.TemporaryFile() as local, closing(FileWriter(local, SNAPSHOT_FILE_SCHEMA)) as writer:
+    is_any_unsigned = any(batch.column("dsse_envelope").null_count for batch in batches)
+    schema = UNSIGNED_FILE_SCHEMA if is_any_unsigned else SNAPSHOT_FILE_SCHEMA
+    with tempfile.TemporaryFile() as local, closing(FileWriter(local, schema)) as writer:
         for batch in batches:
             writer.add(batch)
         return _put(store, writer.finish(name.path()), local, SNAPSHOT_FILE_SCHEMA)
@@ -294,7 +296,7 @@ class Ledger(OpenPostgres):
         return keys
 
     def signed(self, tenants: Collection[str] | None = None) -> list[SignedEnd]:
-        """Every tenant with a snapshot, by name; with ``tenants`` only those of them."""
+        """Every tenant with a signed snapshot, by name; with ``tenants`` only those of them."""
         among = f"({tenants_in(SNAPSHOTS)}) AS wanted" if tenants is None else wanted(tenants)
         rows = self.connection.rows(f"""
             SELECT wanted.tenant_id, s.signed_seq,
@@ -302,7 +304,8 @@ class Ledger(OpenPostgres):
                    m.tenant_id IS NOT NULL AS has_tree, m.checkpoint
               FROM {among}
              CROSS JOIN LATERAL
-                   (SELECT max(to_seq) AS signed_seq FROM {SNAPSHOTS} WHERE tenant_id = wanted.tenant_id) AS s
+                   (SELECT max(to_seq) AS signed_seq FROM {SNAPSHOTS}
+                     WHERE tenant_id = wanted.tenant_id AND dsse_envelope IS NOT NULL) AS s
               LEFT JOIN {TREES} m ON m.tenant_id = wanted.tenant_id
              WHERE s.signed_seq IS NOT NULL
              ORDER BY wanted.tenant_id COLLATE "C"
@@ -310,10 +313,11 @@ class Ledger(OpenPostgres):
         return [SignedEnd(*row) for row in rows if is_readable_tenant(row[0])]
 
     def unsigned(self) -> dict[str, int]:
-        """The last seq of every tenant that has entries and no snapshot."""
+        """The last seq of every tenant that has entries and no signed snapshot."""
         rows = self.connection.rows(f"""
             SELECT h.tenant_id, h.head_seq FROM {HEADS} h
-             WHERE h.head_seq > 0 AND NOT EXISTS (SELECT FROM {SNAPSHOTS} s WHERE s.tenant_id = h.tenant_id)
+             WHERE h.head_seq > 0 AND NOT EXISTS
+                   (SELECT FROM {SNAPSHOTS} s WHERE s.tenant_id = h.tenant_id AND s.dsse_envelope IS NOT NULL)
              ORDER BY h.tenant_id COLLATE "C"
         """)
         return {tenant_id: last_seq for tenant_id, last_seq in rows if is_readable_tenant(tenant_id)}
@@ -326,12 +330,13 @@ class Ledger(OpenPostgres):
 
     def range_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
         """The end of a range that should end near ``to_seq``: the end of the last of the first ``RANGE_SNAPSHOTS``
-        snapshots that end in it; if none does, the end of the first snapshot after it. None if there is none."""
+        signed snapshots that end in it; if none does, the end of the first after it. None if there is none."""
 
         def end(which: str, condition: str) -> str:
             return f"""
                 (SELECT {which}(to_seq)
-                   FROM (SELECT to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)} AND {condition}
+                   FROM (SELECT to_seq FROM {SNAPSHOTS} WHERE tenant_id = {literal(tenant_id)}
+                            AND dsse_envelope IS NOT NULL AND {condition}
                           ORDER BY from_seq LIMIT {RANGE_SNAPSHOTS}) AS first)
             """
 

@@ -104,7 +104,7 @@ class BundlePieceReader(PieceReader):
         """The snapshots that overlap the piece."""
         first, last = self._piece.bounds
         rows = (row for row in self._bundle.snapshot_rows() if row[FROM_SEQ] <= last and row[TO_SEQ] >= first)
-        return batched(rows, SNAPSHOT_SCHEMA, lambda row: len(row[_ENVELOPE]))
+        return batched(rows, SNAPSHOT_SCHEMA, lambda row: len(row[_ENVELOPE] or ""))
 
 
 class OpenBundle(OpenPlace):

@@ -409,6 +409,22 @@ def _snapshots() -> Iterator[Case]:
     yield Case("a snapshot with a number as text", holding([{**rows[0], "from_seq": "1"}, *rows[1:]]), 2)
     yield Case("a snapshot with spaces", holding([json.dumps(rows[0]).encode() + b"\n", *lines[1:]]), 2)
     yield Case("a snapshot without an envelope", holding([{**rows[0], "dsse_envelope": {}}, *rows[1:]]), 2)
+    bare = [{**row, "dsse_envelope": None} for row in rows]
+    yield Case("a snapshot whose envelope was removed", holding([rows[0], bare[1], rows[2]]), 2)
+    yield Case("the last snapshot without its envelope", holding([*rows[:2], bare[2]]), 3)
+    yield Case("snapshots that are all unsigned", bundle_of(_covered(10, 20, 30)), 3)
+    resumed = _covered(10, 20)
+    resumed.sign(30)
+    yield Case("unsigned snapshots before a signed one", bundle_of(resumed), 0)
+    yield Case("unsigned snapshots before one by a stranger", bundle_of(_ledger(_unsigned_then_stranger)), 4)
+    forged = _covered(10, 20, 30)
+    forged.snapshots[1]["merkle_root"] = "00" * 32
+    yield Case("an unsigned snapshot of another root", bundle_of(forged), 2)
+    edited = _covered(10, 20)
+    edited.sign(30)
+    edited.snapshots[0]["to_chain_link"] = "00" * 32
+    yield Case("an unsigned snapshot edited before a signed one", bundle_of(edited), 2)
+    yield Case("an envelope that is text", holding([{**rows[0], "dsse_envelope": ""}, *rows[1:]]), 2)
     yield Case("a snapshot of another ledger", holding([*lines[:2], _snapshot_lines(OTHER)[2]]), 2)
     spoilt = json.loads(lines[1])
     spoilt["dsse_envelope"]["signatures"][0]["sig"] = rows[0]["dsse_envelope"]["signatures"][0]["sig"]
@@ -428,6 +444,20 @@ def _ledger(finish: Callable[[Ledger], object]) -> Ledger:
     ledger = build(30, snapshots_to=(10, 20))
     finish(ledger)
     return ledger
+
+
+def _covered(*to_seqs: int) -> Ledger:
+    """A ledger with unsigned snapshots."""
+    ledger = build(30)
+    for to_seq in to_seqs:
+        ledger.cover(to_seq)
+    return ledger
+
+
+def _unsigned_then_stranger(ledger: Ledger) -> None:
+    ledger.snapshots.pop()
+    ledger.cover(20)
+    ledger.sign(30, STRANGER)
 
 
 def _claiming(**changes: Any) -> Callable[[Ledger], object]:

@@ -113,7 +113,7 @@ def test_a_report_says_what_was_checked_what_not_against_what_and_how_to_repeat_
         "2024-01-11T00:00:00.000Z",
         "| links | ok |",
         "| projection | not checked |",
-        "no snapshot covers the last 5 entries, from seq 21 on",
+        "no signed snapshot covers the last 5 entries, from seq 21 on",
         f"`{SIGNER.key_id}` ed25519",
         "size 20",
         f"tally verify-bundle {path} --keys {keys} --checkpoint {kept}",

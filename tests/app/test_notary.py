@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,14 @@ from app.dev.embedded import EmbeddedPostgres
 from app.node.service import Service
 from app.node.wiring import running
 from app.runtime.settings.config import Settings
+from app.store.chain_reader import consistent_reader
 from app.write.followers import notary as notary_module
 from app.write.followers.checkpoints import NAME, CheckpointJournal
 from app.write.followers.notary import TURNS_AT_ONCE_MAX, Notary
 from app.write.pending.requests import EventLines
+from ledger import canonical
 from ledger.errors import SigningUnavailableError
+from ledger.verification import SNAPSHOT_COLUMNS, Verdict, verify
 from signing.checkpoint import Checkpoint, open_checkpoint, parse
 from signing.keys import Keyring, PublicKey
 from signing.note import VerifierKey
@@ -345,17 +349,60 @@ async def test_signing_on_request_signs_the_rest_at_once_and_then_has_nothing_to
     assert_snapshots_cover(await snapshots_of(shared.superuser, tenant), await links_of(shared.chains, tenant))
 
 
-async def test_a_node_that_signs_no_snapshots_still_signs_checkpoints_and_may_forget_its_wal(
+async def verdict_on(superuser: asyncpg.Connection, tenant_id: str) -> Verdict:
+    opener = partial(open_snapshot, keyring=Keyring(await public_keys(superuser)))
+    async with consistent_reader(superuser, tenant_id) as reader:
+        return await verify(reader, tenant_id=tenant_id, open_snapshot=opener)
+
+
+async def stored_snapshots(superuser: asyncpg.Connection) -> list[asyncpg.Record]:
+    return await superuser.fetch("SELECT * FROM scheduler.batch_snapshot WHERE tenant_id = 'acme' ORDER BY from_seq")
+
+
+async def test_a_node_that_signs_no_snapshots_makes_them_unsigned_and_one_that_signs_again_signs_from_there_on(
     run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection
 ) -> None:
-    async with run_node(make_settings(chain={"sign_snapshots": False})) as service:
-        await write(service, "acme", 3)
-        await until(lambda: covered(superuser, "acme", 3), "a checkpoint covers all")
-        with pytest.raises(SigningUnavailableError):
-            await service.notary.sign_now("acme")
-        assert await snapshots_of(superuser, "acme") == []
-        assert service.notary.unsigned_age_s() == 0, "none is due"
+    unsigned = {"sign_snapshots": False, "batch_size": 4}
+    async with run_node(make_settings(chain=unsigned)) as service:
+        await write(service, "acme", 9)
+        await until(lambda: covered(superuser, "acme", 9), "a checkpoint covers all")
+        await service.notary.sign_now("acme")
+        rows = await stored_snapshots(superuser)
+        assert [(row["to_seq"], row["dsse_envelope"]) for row in rows] == [(4, None), (8, None), (9, None)]
+        await service.notary.sign_now("_system")
+        assert service.notary.unsigned_age_s() == 0, "all are covered"
         await until(lambda: service.notary.signed_lsn == service.node.chained.lsn, "the WAL is covered")
+        verdict = await verdict_on(superuser, "acme")
+        assert verdict.verdicts["signatures"] == "not_checked"
+        assert (verdict.signed_to.seq, verdict.is_valid) == (0, True)
+    async with run_node(make_settings()) as service:
+        assert await service.notary.sign_now("acme") == [], "no entry is left to be signed"
+        await write(service, "acme", 2)
+        (made,) = await service.notary.sign_now("acme")
+        assert (made["from_seq"], made["to_seq"]) == (10, 11)
+        columns = {name: rows[-1][name] for name in SNAPSHOT_COLUMNS[:-1]}
+        claim = open_snapshot(made["dsse_envelope"], None).claim
+        assert claim.previous_snapshot == hashlib.sha256(canonical.encode(columns)).hexdigest()
+        verdict = await verdict_on(superuser, "acme")
+        assert verdict.verdicts["signatures"] == "ok"
+        assert verdict.signed_to.seq == 11
+    async with run_node(make_settings(chain=unsigned)) as service:
+        await write(service, "acme", 1)
+        (made,) = await service.notary.sign_now("acme")
+        assert (made["from_seq"], made["dsse_envelope"]) == (12, None)
+
+
+async def test_a_signer_that_is_away_keeps_no_unsigned_snapshot_waiting(
+    run_node: RunNode, make_settings: MakeSettings, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node(make_settings(chain={"sign_snapshots": False, "batch_interval": "100ms"})) as service:
+        monkeypatch.setattr(service.keys, "may_try", lambda: False)
+        await write(service, "acme", 3)
+
+        async def is_covered() -> bool:
+            return [row["to_seq"] for row in await stored_snapshots(superuser)][-1:] == [3]
+
+        await until(is_covered, "the rest is covered after the interval")
 
 
 # --- many tenants ---------------------------------------------------------------------------------

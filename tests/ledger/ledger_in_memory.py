@@ -136,6 +136,11 @@ class Ledger:
         digest = payload_digest(before) if before else None
         self.snapshots.append(self.signed(from_seq, to_seq, digest, signer, **changes))
 
+    def cover(self, to_seq: int) -> None:
+        """Append the unsigned snapshot that follows the last one and reaches to ``to_seq``."""
+        self.sign(to_seq)
+        self.snapshots[-1]["dsse_envelope"] = None
+
     def signed(
         self, from_seq: int, to_seq: int, previous: str | None, signer: FileSigner = SIGNER, **changes: Any
     ) -> Row:
@@ -162,7 +167,10 @@ class Ledger:
 
 
 def payload_digest(snapshot: Row) -> str:
-    """SHA-256 of the signed payload in a snapshot's envelope."""
+    """SHA-256 of the signed payload in a snapshot's envelope; of an unsigned one that of its columns."""
+    if snapshot["dsse_envelope"] is None:
+        columns = {column: snapshot[column] for column in SNAPSHOT_COLUMNS[:-1]}
+        return sha256(canonical.encode(columns)).hexdigest()
     return open_snapshot(snapshot["dsse_envelope"], None).payload_sha256
 
 

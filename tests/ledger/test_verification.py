@@ -337,6 +337,56 @@ def test_a_claim_that_is_signed_but_untrue_is_found() -> None:
         assert first(check(ledger)) == ("snapshot-root", 20), untrue
 
 
+def test_unsigned_snapshots_leave_signatures_unchecked_until_a_signed_one_covers_their_entries() -> None:
+    ledger = build(60)
+    ledger.cover(20)
+    ledger.cover(30)
+    verdict = check(ledger)
+    assert not_ok(verdict) == {"signatures": "not_checked", "checkpoint": "not_checked"}
+    assert (verdict.signed_to.seq, verdict.covered_to.seq, verdict.is_valid) == (0, 30, True)
+    ledger.sign(40)
+    verdict = check(ledger)
+    assert not_ok(verdict) == {"checkpoint": "not_checked"}
+    assert (verdict.signed_to.seq, verdict.covered_to.seq) == (40, 40)
+    ledger.cover(50)
+    verdict = check(ledger)
+    assert not_ok(verdict) == {"signatures": "not_checked", "checkpoint": "not_checked"}
+    assert (verdict.signed_to.seq, verdict.covered_to.seq) == (40, 50)
+    assert verdict.covered_digest == payload_digest(ledger.snapshots[-1])
+
+
+def test_an_unsigned_snapshot_is_compared_with_its_entries_and_with_the_one_before_it() -> None:
+    for column in ("merkle_root", "from_chain_link", "to_chain_link"):
+        ledger = build(30, snapshots_to=(10,))
+        ledger.cover(20)
+        ledger.snapshots[1][column] = "0" * 64
+        assert first(check(ledger)) == ("snapshot-root", 20)
+        assert first(check(ledger, open_snapshot=None)) == ("snapshot-root", 20)
+    ledger = build(30)
+    ledger.cover(10)
+    ledger.cover(20)
+    del ledger.snapshots[0]
+    assert first(check(ledger)) == ("snapshot-chain", 1)
+
+
+def test_an_envelope_that_was_removed_is_found_by_the_snapshot_behind_it() -> None:
+    ledger = WHOLE.copy()
+    ledger.snapshots[1]["dsse_envelope"] = None
+    assert first(check(ledger)) == ("snapshot-chain", 22)
+    ledger = build(30)
+    ledger.cover(10)
+    ledger.sign(20)
+    ledger.snapshots[0]["entry_count"] = 9
+    assert check(ledger).breaks == {"snapshot-root": 1, "snapshot-chain": 1}
+
+
+def test_a_value_without_canonical_form_in_an_unsigned_snapshot_is_a_break() -> None:
+    ledger = build(30)
+    ledger.cover(10)
+    ledger.snapshots[0]["entry_count"] = 2**60
+    assert "snapshot-signature" in check(ledger).breaks
+
+
 def test_a_snapshot_of_another_tenant_is_found() -> None:
     ledger, other = build(20), build(20, tenant_id="other", snapshots_to=(10,))
     ledger.snapshots = other.snapshots

@@ -14,7 +14,7 @@ from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Anchor, Head, OpenSnapshot, TreeHead, Verdict
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.projection_check import compare_jobs, conclude
-from ledger.verification.snapshot_check import Recomputed, SnapshotJudge, has_place, open_row
+from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge, has_place, open_row
 from ledger.verification.tree_check import check_head, compare_heads, readable_ends, report, tile_break
 from ledger.verification.verdict import Findings, begin_aspects
 from tests.ledger.ledger_in_memory import Ledger, MemoryReader, Row, in_stored_order
@@ -93,14 +93,21 @@ def verdict_of_the_whole(
         from_seq=first_seq,
         to_seq=entries.last_seq,
         head=last,
-        verdicts=findings.verdicts(),
+        verdicts=_with_unsigned_end(findings.verdicts(), opened, snapshots.signed_to),
         first_break=findings.first_break(),
         breaks=findings.counts(),
         compared_with=", ".join(sources) or None,
         signed_to=snapshots.signed_to or Head(first_seq - 1, None, None),
+        covered_to=snapshots.covered_to or Head(first_seq - 1, None, None),
         anchors=anchored,
-        signed_digest=snapshots.signed_digest,
+        covered_digest=snapshots.covered_digest,
     )
+
+
+def _with_unsigned_end(verdicts: dict[str, str], opened: Sequence[OpenedRow], signed_to: Head | None) -> dict[str, str]:
+    """The verdicts, with signatures that are not checked where an unsigned snapshot ends behind the last signed one."""
+    is_open = any(each.is_unsigned and each.to_seq > (signed_to.seq if signed_to else 0) for each in opened)
+    return {**verdicts, "signatures": "not_checked"} if is_open and verdicts["signatures"] == "ok" else verdicts
 
 
 def _wholly(ledger: Ledger, first_seq: int) -> list[Row]:

@@ -442,10 +442,9 @@ BREAKS = {
         10,
     ),
     "envelope gone": (
-        "ALTER TABLE scheduler.batch_snapshot ALTER dsse_envelope DROP NOT NULL;"
         "UPDATE scheduler.batch_snapshot SET dsse_envelope = NULL WHERE from_seq = 11",
-        "snapshot-signature",
-        20,
+        "snapshot-chain",
+        21,
     ),
     "snapshot without end": (
         "ALTER TABLE scheduler.batch_snapshot DROP CONSTRAINT IF EXISTS batch_snapshot_check;"

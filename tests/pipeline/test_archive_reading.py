@@ -23,6 +23,7 @@ from ledger.verification.verdict import Head
 from objects.store import ArchiveStore
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
 from pipeline.archive.reader import tenants_of, verify_tenant
+from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.places import parse_place
 from pipeline.places.protocol import Times
 from pipeline.source import open_pieces
@@ -141,6 +142,31 @@ async def test_a_sound_archive_is_valid_as_far_as_it_goes(ledger: Ledger, tmp_pa
     assert verdict["compared_with"] == "archive"
     assert verdict["archive"]["manifest_key_ids"] == [SIGNER.key_id]
     assert exit_code_of_bundle(verdict) == ExitCode.FINE
+
+
+async def test_an_archive_ends_at_a_signed_snapshot_and_keeps_the_unsigned_ones_before_it(
+    database: Database, tmp_path: Path
+) -> None:
+    ledger, unsigned = ledger_of("acme", days(40)), ledger_of("other", days(20))
+    ledger.snapshots.clear()
+    unsigned.snapshots.clear()
+    for to_seq in (10, 20):
+        ledger.cover(to_seq)
+        unsigned.cover(to_seq)
+    ledger.sign(30)
+    ledger.cover(40)
+    await store(database, ledger, unsigned)
+    done = archive_here(database, tmp_path)
+    assert [(each.tenant_id, each.to_seq, each.first_break) for each in done] == [
+        ("acme", 30, None),
+        ("other", 0, None),
+    ]
+    (file,) = (tmp_path / "snapshots").rglob("*.parquet")
+    assert [row["dsse_envelope"] is None for row in pq.ParquetFile(file).read().to_pylist()] == [True, True, False]
+    verdict = await verified(tmp_path)
+    assert (verdict["verdicts"]["signatures"], verdict["signed_to_seq"], verdict["first_break"]) == ("ok", 30, None)
+    with PostgresLedger.connected(database.superuser_url) as connected:
+        assert connected.unsigned() == {"other": 20}
 
 
 async def test_without_keys_nothing_vouches_and_a_strangers_are_unknown(ledger: Ledger, tmp_path: Path) -> None:

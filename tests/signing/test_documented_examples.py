@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 
 from ledger import canonical, private_fields
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, unsigned_digest
 from signing import envelope, key_statement
 from signing.checkpoint import open_checkpoint
 from signing.keys import Keyring
@@ -50,6 +51,14 @@ def test_the_snapshot_verifies_and_its_payload_and_digest_are_as_shown() -> None
     opened = open_snapshot(stored, documented_ring())
     assert (opened.verdict, opened.payload_sha256) == ("ok", digest.strip())
     assert envelope.verify(json.loads(stored), documented_ring()) == canonical.encode(json.loads(statement))
+
+
+def test_the_digest_of_an_unsigned_snapshot_is_that_of_the_columns_that_are_shown() -> None:
+    stored, _, _, columns, digest = examples("snapshot.md")
+    claim = open_snapshot(stored, documented_ring()).claim
+    row = [getattr(claim, name) for name in SNAPSHOT_COLUMNS[:-1]]
+    assert canonical.encode(dict(zip(SNAPSHOT_COLUMNS, row, strict=False))) == columns.strip().encode()
+    assert unsigned_digest(row) == digest.strip()
 
 
 def test_the_checkpoint_opens_with_the_verifier_key_and_covers_the_snapshot() -> None:

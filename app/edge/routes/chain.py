@@ -285,13 +285,13 @@ _SNAPSHOTS = NewestFirst("snapshots", chain_reads.list_snapshots, lambda row: ro
     status_code=201,
     responses={
         **answered(SnapshotAnswer, 201),
-        **answered(SnapshotAnswer, description="Everything was signed already; the newest snapshot"),
+        **answered(SnapshotAnswer, description="Everything was covered already; the newest snapshot"),
     },
 )
 async def sign_snapshot(
     pool: Service[NodePool], notary: Service[Notary], wanted: Annotated[dict[str, Any], json_body(SnapshotRequest)]
 ) -> Response:
-    """Sign everything chained so far; answers the newest snapshot."""
+    """Cover everything chained so far by snapshots; answers the newest. `chain.sign_snapshots` says if it is signed."""
     tenant_id = wanted["tenant_id"]
     async with reading(pool) as connection:
         await chain_reads.require_tenant(connection, tenant_id)
@@ -321,7 +321,7 @@ async def read_snapshot(
     accepted: AcceptedDep,
     snapshot_id: Annotated[WholeNumber, Path(ge=1, le=TREE_SIZE_MAX, description="Its id in lists.")],
 ) -> Response:
-    """One snapshot with its DSSE envelope."""
+    """One snapshot with its DSSE envelope, null if it is unsigned."""
     async with reading(pool) as connection:
         found = await chain_reads.snapshot(connection, snapshot_id)
     if found is None or not accepted.caller.may(Right.AUDIT, found[0].tenant_id):
@@ -329,8 +329,8 @@ async def read_snapshot(
     return json_answer(_whole_snapshot(*found))
 
 
-def _whole_snapshot(row: chain_reads.SnapshotRow, dsse_envelope: str) -> dict[str, object]:
-    return {**_snapshot_answer(row), "dsse_envelope": orjson.Fragment(dsse_envelope)}
+def _whole_snapshot(row: chain_reads.SnapshotRow, dsse_envelope: str | None) -> dict[str, object]:
+    return {**_snapshot_answer(row), "dsse_envelope": orjson.Fragment(dsse_envelope or "null")}
 
 
 def _snapshot_answer(row: chain_reads.SnapshotRow) -> dict[str, object]:

@@ -185,7 +185,7 @@ class Judging {
       left.push(`the range begins at seq ${fromSeq}: what came before, and the tree over all of it, is not here`);
     }
     if (unsigned > 0) {
-      left.push(`no snapshot covers the last ${unsigned} entries, from seq ${verdict.signed_to_seq + 1} on`);
+      left.push(`no signed snapshot covers the last ${unsigned} entries, from seq ${verdict.signed_to_seq + 1} on`);
     }
     if (this.own.unknown !== null) left.push(`the checkpoint inside: ${this.own.unknown}`);
     if (this.kept === null) {
@@ -434,6 +434,7 @@ class Chain {
   #told(last, comparedWith) {
     const { checker, findings, judge, manifest } = this;
     const verdicts = findings.verdicts();
+    if (judge.endsUnsigned && verdicts.signatures === "ok") verdicts.signatures = "not_checked";
     const toSeq = checker.nextSeq - 1;
     return {
       tenant_id: manifest.tenant_id,

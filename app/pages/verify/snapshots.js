@@ -3,7 +3,7 @@
 
 import { BundleInvalid } from "./container.js";
 import { Forged, parseEnvelope, signersOf } from "./dsse.js";
-import { HASH, Malformed, fromUtf8, toHex } from "./encoding.js";
+import { HASH, Malformed, fromUtf8, toHex, toUtf8 } from "./encoding.js";
 import { NODE_ID, TENANT_ID, parseHlc } from "./hlc.js";
 import { canonical, hasMembers, isInteger, isObject, isText, parseJson } from "./json.js";
 import { UnknownKey } from "./keys.js";
@@ -68,7 +68,8 @@ export function parseSnapshotRow(line, tenantId) {
   if (row.tenant_id !== tenantId) throw new BundleInvalid("a snapshot belongs to another tenant");
   for (const name of ROW_MEMBERS) {
     const isNumber = ["from_seq", "to_seq", "entry_count"].includes(name);
-    const isRight = isNumber ? isSeq(row[name]) : name === "dsse_envelope" ? isObject(row[name]) : isText(row[name]);
+    const isEnvelope = (value) => value === null || isObject(value);
+    const isRight = isNumber ? isSeq(row[name]) : name === "dsse_envelope" ? isEnvelope(row[name]) : isText(row[name]);
     if (!isRight) throw new BundleInvalid(`${name} of a snapshot is malformed`);
   }
   return row;
@@ -134,26 +135,32 @@ function claimOf(payload) {
   return claim;
 }
 
-/** A stored snapshot with its envelope opened; reports a signature that does not hold or cannot be judged. */
+/** The digest of an unsigned snapshot, which the next one names: that of its columns but the envelope. */
+export function unsignedDigest(row) {
+  return toHex(sha256(toUtf8(canonical(Object.fromEntries(CLAIMED_IN_ROW.map((name) => [name, row[name]]))))));
+}
+
+/** A stored snapshot with its envelope opened, if it has one; reports a signature that does not hold or cannot be judged. */
 export async function openRow(row, keyring, findings) {
   const stored = { row, storedFrom: row.from_seq, storedTo: row.to_seq, claim: null, digest: null, mayCount: false };
-  const unsigned = withRange(stored);
+  const unusable = withRange(stored);
+  if (row.dsse_envelope === null) return { ...unusable, digest: unsignedDigest(row), isUnsigned: true };
   let opened;
   try {
     opened = await openSnapshot(row.dsse_envelope, keyring);
   } catch (error) {
     if (!(error instanceof Malformed)) throw error;
-    findings.add("snapshot-signature", row.to_seq, `the ${unsigned.name} is malformed: ${error.message}`);
-    return unsigned;
+    findings.add("snapshot-signature", row.to_seq, `the ${unusable.name} is malformed: ${error.message}`);
+    return unusable;
   }
   const { claim, verdict, detail } = opened;
   if (verdict === "broken") {
-    findings.add("snapshot-signature", row.to_seq, `${unsigned.name}: ${detail}`);
-    return { ...unsigned, keyId: claim.key_id };
+    findings.add("snapshot-signature", row.to_seq, `${unusable.name}: ${detail}`);
+    return { ...unusable, keyId: claim.key_id };
   }
   if (verdict === "unknown_key") {
     const said = { actual: claim.key_id, isKeyUnknown: true };
-    findings.add("snapshot-signature", row.to_seq, `${unsigned.name}: ${detail}`, said);
+    findings.add("snapshot-signature", row.to_seq, `${unusable.name}: ${detail}`, said);
   } else if (verdict === "not_checked") {
     findings.leaveUndecided("signatures");
   }
@@ -183,6 +190,12 @@ export class SnapshotJudge {
     this.previousDigest = null;
     this.coveredTo = firstSeq - 1;
     this.signedToSeq = firstSeq - 1;
+    this.unsignedToSeq = 0;
+  }
+
+  /** Whether an unsigned snapshot covers entries that no signed one covers. */
+  get endsUnsigned() {
+    return this.unsignedToSeq > this.signedToSeq;
   }
 
   isNext(snapshot) {
@@ -194,6 +207,7 @@ export class SnapshotJudge {
     const { findings } = this;
     let fits = this.#follows(snapshot);
     let computed = null;
+    if (snapshot.isUnsigned) this.unsignedToSeq = Math.max(this.unsignedToSeq, snapshot.toSeq);
     if (this.isNext(snapshot)) {
       this.coveredTo = snapshot.toSeq;
       computed = recomputed;

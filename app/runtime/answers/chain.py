@@ -187,9 +187,9 @@ Envelope = shape(
 
 SnapshotAnswer = shape(
     "SnapshotAnswer",
-    "One signed batch of entries with its DSSE envelope.",
+    "One batch of entries with its DSSE envelope, null if it is unsigned.",
     **ListedSnapshot.__annotations__,
-    dsse_envelope=Envelope,
+    dsse_envelope=Envelope | None,
 )
 
 AcknowledgedBreak = shape(

@@ -168,7 +168,7 @@ class WalSettings(_Section):
 
 
 class ChainSettings(_Section):
-    """``chain.*``: when batch snapshots and checkpoints are signed."""
+    """``chain.*``: when batch snapshots and checkpoints are made, and whether snapshots are signed."""
 
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     batch_interval: Annotated[Duration, between("100ms", "1d")] = timedelta(minutes=5)

@@ -263,7 +263,7 @@ def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_
     if head.checkpoint is None:
         raise SigningUnavailableError(f"no checkpoint of {tenant_id} has been signed yet; try again")
     size = checkpoints.read(head.checkpoint).size
-    first, last = from_seq or 1, to_seq if to_seq is not None else head.signed_seq
+    first, last = from_seq or 1, to_seq if to_seq is not None else head.covered_seq
     if not 1 <= last <= size:
         raise SeqOutOfRangeError(f"to_seq {last} lies beyond the checkpoint, which covers {size} entries", ("to_seq",))
     if first > last:

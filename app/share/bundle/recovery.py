@@ -134,13 +134,13 @@ async def _restore_snapshots(connection: Connection, reader: BundleReader) -> in
     """Restore the snapshots that continue the last stored one without a gap; returns their number."""
     tenant_id = reader.manifest.tenant_id
     last = await notary_store.last_snapshot(connection, tenant_id)
-    signed_seq = last.to_seq if last is not None else 0
+    signed_seq = last.row[TO_SEQ] if last is not None else 0
     restored = 0
     signed_ms: dict[str, int] = {}
     """By key, the time of the earliest snapshot that it signed."""
     for row in reader.snapshot_rows():
         if row[FROM_SEQ] == signed_seq + 1 and await notary_store.insert_snapshots(connection, {tenant_id: row}):
-            for signature in orjson.loads(row[ENVELOPE])["signatures"]:
+            for signature in orjson.loads(row[ENVELOPE])["signatures"] if row[ENVELOPE] is not None else ():
                 key_id, at_ms = signature.get("keyid", ""), Hlc.parse(row[SNAPSHOT_HLC]).physical_ms
                 signed_ms[key_id] = min(at_ms, signed_ms.get(key_id, at_ms))
             signed_seq = row[TO_SEQ]

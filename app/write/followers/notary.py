@@ -3,8 +3,9 @@
 For many tenants with new entries together::
 
     1. trees and checkpoints are advanced to the heads of the chains                         (tree_follower)
-    2. snapshots are signed: one for every ``chain.batch_size`` entries, a shorter one once the
-       oldest unsigned entry has waited ``chain.batch_interval`` or on request               (snapshotter)
+    2. snapshots are made, and signed unless ``chain.sign_snapshots`` is off: one for every
+       ``chain.batch_size`` entries, a shorter one once the oldest entry without one has waited
+       ``chain.batch_interval``, or on request                                               (snapshotter)
 
 Each step takes several tenants in one transaction. If it fails, each of them gets a transaction of its own. Each tenant
 gets one turn a round, of a bounded number of links and snapshots. A tenant with more entries gets its next turn in the
@@ -53,7 +54,6 @@ from ledger.errors import (
     KeyConflictError,
     LedgerError,
     SignerAwayError,
-    SigningUnavailableError,
     StoredTreeBehindError,
     StoredTreeError,
     StoredTreeLockedError,
@@ -116,7 +116,9 @@ class Notary:
             origin=self.origin,
             batch_size=batch_size,
         )
-        self._snapshots = Snapshotter(self.node.node_id, self.keys, batch_size, self.metrics)
+        self._snapshots = Snapshotter(
+            self.node.node_id, self.keys, batch_size, self.settings.sign_snapshots, self.metrics
+        )
         self._due: set[str] = set()
         """Tenants to follow."""
         self._unsigned: set[str] = set()
@@ -133,8 +135,7 @@ class Notary:
         """Set while somebody waits for a checkpoint."""
         self._watermark: tuple[Lsn, dict[str, int]] = (BEFORE_FIRST, {})
         self.signed_lsn = BEFORE_FIRST
-        """Every record of this node's WAL up to here is chained and covered by a snapshot, or by a checkpoint
-        if snapshots are off."""
+        """Every record of this node's WAL up to here is chained and covered by a snapshot."""
         self.last_error: str | None = None
         """Why signing or following failed last, None after a success."""
         self._has_failed = False
@@ -166,7 +167,7 @@ class Notary:
         try:
             await self._find_behind()
             while True:
-                if self._due <= self.locked and not (self._unsigned and self.keys.may_try()):
+                if self._due <= self.locked and not (self._unsigned and self._may_snapshot()):
                     with contextlib.suppress(TimeoutError):
                         # Not ``wait_for``, as in ``TableFollower.run``.
                         async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
@@ -194,16 +195,20 @@ class Notary:
     async def _follow_and_sign(self) -> None:
         """One round."""
         await self._in_turns(self._take_due(), TENANTS_PER_TRANSACTION_MAX, self._follow)
-        if self.settings.sign_snapshots and self.keys.may_try():
+        if self._may_snapshot():
             overdue = {name for name, tenant in self._tenants.items() if self._is_overdue(tenant)}
             wanted = (self._unsigned | overdue) - self._retry_at_s.keys()
             # A random part, so that tenants that cannot be signed do not block the others.
             now = set(random.sample(sorted(wanted), min(len(wanted), TENANTS_SIGNED_A_TURN)))
             self._unsigned = wanted - now
             # A slow signer holds up few tenants; a key in a file never waits.
-            is_slow = not isinstance(self.keys.signer, FileSigner)
+            is_slow = self.settings.sign_snapshots and not isinstance(self.keys.signer, FileSigner)
             await self._in_turns(now, 1 if is_slow else TENANTS_PER_TRANSACTION_MAX, self._sign)
         self._raise_watermark()
+
+    def _may_snapshot(self) -> bool:
+        """Whether snapshots can be made now; unsigned ones need no signer."""
+        return not self.settings.sign_snapshots or self.keys.may_try()
 
     async def _find_behind(self) -> None:
         """Note the tenants that an earlier process left unfollowed or unsigned, retrying until Postgres answers."""
@@ -382,10 +387,7 @@ class Notary:
             assert tenant.tree is not None
             if tenant.tree.size < tenant.head_seq:
                 self._due.add(name)
-            if not self.settings.sign_snapshots:
-                tenant.signed_seq = tenant.tree.size
-                self._memory.forget_signed(tenant)
-            elif self._is_snapshot_due(tenant):
+            if self._is_snapshot_due(tenant):
                 self._unsigned.add(name)
 
     async def _sign(self, connection: Connection, names: Sequence[str]) -> None:
@@ -459,12 +461,9 @@ class Notary:
         """Advance tree, checkpoint and snapshots of the tenant to its head; returns the new snapshots.
 
         Raises:
-            SigningUnavailableError: ``chain.sign_snapshots`` is off, the signer does not answer, a checkpoint cannot be
-                kept, or rows were changed.
+            SigningUnavailableError: the signer does not answer, a checkpoint cannot be kept, or rows were changed.
             DatabaseUnavailableError: PostgreSQL fails or does not answer.
         """
-        if not self.settings.sign_snapshots:
-            raise SigningUnavailableError("chain.sign_snapshots is off on this node")
         if self.keys.not_admitted is not None:
             raise SignerAwayError(self.keys.not_admitted)
         tenant = self._tenants[tenant_id]
@@ -492,9 +491,7 @@ class Notary:
         return since_s is not None and since_s <= oldest_s and not tenant.is_tree_damaged
 
     def unsigned_age_s(self) -> float:
-        """How long the oldest entry without a snapshot has waited; 0 if there is none or snapshots are off."""
-        if not self.settings.sign_snapshots:
-            return 0.0
+        """How long the oldest entry without a snapshot has waited; 0 if there is none."""
         now_s = time.monotonic()
         since_s = (tenant.unsigned_since_s for tenant in tuple(self._tenants.values()))
         return now_s - min((each for each in since_s if each is not None), default=now_s)

@@ -1,4 +1,6 @@
-"""Signs snapshots of the entries in a tenant's tree: one for every ``batch_size`` entries, a shorter one of the rest.
+"""Makes snapshots of the entries in a tenant's tree: one for every ``batch_size`` entries, a shorter one of the rest.
+
+They are signed, unless ``chain.sign_snapshots`` is off: then they have no envelope, and need no key.
 
 Invariant, per tenant::
 
@@ -14,7 +16,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from typing import Any
 
 import orjson
 
@@ -25,21 +27,24 @@ from app.trust.key_in_use import KeyInUse
 from app.write.followers.signed_chain import leaf_hashes_of, not_signed, not_stored, proved_root
 from app.write.followers.tree_follower import FollowedTenant
 from ledger import merkle
+from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
-from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim, SnapshotRow
-from signing.snapshot import sign_snapshot
+from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim, SnapshotRow, unsigned_digest
+from signing.keys import Signer
+from signing.snapshot import ENVELOPE, SNAPSHOT_HLC, TO_SEQ, sign_snapshot
 
-_claimed = attrgetter(*SNAPSHOT_COLUMNS[:-1])
-"""The claim of a row: all its columns except the envelope, which is last."""
+_CLAIMED = SNAPSHOT_COLUMNS[:-1]
+"""All columns of a row except the envelope, which is last."""
 
 
 @dataclass(eq=False)
 class Snapshotter:
-    """Signs and stores snapshots for the notary."""
+    """Makes and stores snapshots for the notary."""
 
     node_id: str
     keys: KeyInUse
     batch_size: int
+    is_signing: bool
     metrics: Metrics
 
     async def sign(
@@ -82,43 +87,56 @@ class Snapshotter:
     async def _sign_next(
         self, connection: Connection, tenants: Mapping[str, FollowedTenant]
     ) -> dict[str, dict[str, object]]:
-        """Sign the next batch of each tenant, all in one transaction; returns the rows. A tenant that another node
-        signed first has none."""
-        async with self.keys.signing() as signer:
-            claims: dict[str, SnapshotClaim] = {}
-            rows: dict[str, SnapshotRow] = {}
-            digests: dict[str, str] = {}
+        """Make the next snapshot of each tenant, all in one transaction; returns the rows. A tenant that another node
+        covered first has none."""
+        made: dict[str, tuple[SnapshotRow, str]] = {}
+        """By tenant, the row and its digest."""
+        if self.is_signing:
+            async with self.keys.signing() as signer:
+                for name, tenant in tenants.items():
+                    made[name] = await self._signed(connection, name, tenant, signer)
+                async with connection.transaction():
+                    ends = [Hlc.parse(row[SNAPSHOT_HLC]) for row, _ in made.values()]
+                    await self.keys.check_window(connection, signer, ends)
+                    inserted = await store.insert_snapshots(connection, {name: row for name, (row, _) in made.items()})
+        else:
             for name, tenant in tenants.items():
-                claim = claims[name] = await self._claim(connection, name, tenant, signer.key_id)
-                envelope, digests[name] = await self.keys.sign(partial(sign_snapshot, claim, signer))
-                rows[name] = (*_claimed(claim), orjson.dumps(envelope).decode())
+                covered = await self._covered(connection, name, tenant)
+                unsigned: SnapshotRow = (*(covered[column] for column in _CLAIMED), None)
+                made[name] = unsigned, unsigned_digest(unsigned)
             async with connection.transaction():
-                await self.keys.check_window(
-                    connection, signer, [Hlc.parse(claim.snapshot_hlc) for claim in claims.values()]
-                )
-                inserted = await store.insert_snapshots(connection, rows)
+                inserted = await store.insert_snapshots(connection, {name: row for name, (row, _) in made.items()})
         for name in inserted:
-            tenant = tenants[name]
-            tenant.signed_seq, tenant.signed_digest = claims[name].to_seq, digests[name]
-            tenant.unsigned_since_s = None if tenant.signed_seq >= tenant.head_seq else time.monotonic()
+            tenant, (row, digest) = tenants[name], made[name]
+            tenant.signed_seq, tenant.signed_digest = row[TO_SEQ], digest
+            tenant.unsigned_since_s = None if row[TO_SEQ] >= tenant.head_seq else time.monotonic()
         self.metrics.count("scheduler_batch_snapshots", len(inserted))
         return inserted
+
+    async def _signed(
+        self, connection: Connection, tenant_id: str, tenant: FollowedTenant, signer: Signer
+    ) -> tuple[SnapshotRow, str]:
+        """The signed row of the next batch's snapshot, and its digest."""
+        covered = await self._covered(connection, tenant_id, tenant)
+        claim = SnapshotClaim(
+            **covered, previous_snapshot=tenant.signed_digest, node_id=self.node_id, key_id=signer.key_id
+        )
+        envelope, digest = await self.keys.sign(partial(sign_snapshot, claim, signer))
+        return (*(covered[column] for column in _CLAIMED), orjson.dumps(envelope).decode()), digest
 
     async def _load_signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:
         last = await store.last_snapshot(connection, tenant_id)
         tenant.signed_seq, tenant.signed_digest = 0, None
         if last is not None:
-            digest = _payload_digest(last.dsse_envelope)
-            if digest is None or not isinstance(last.to_seq, int) or not 0 < last.to_seq <= last.head_seq:
-                raise not_signed(tenant_id, f"its newest snapshot, up to seq {last.to_seq}, is not one of its chain")
-            tenant.signed_seq, tenant.signed_digest = last.to_seq, digest
+            digest, to_seq = _digest_of(last.row), last.row[TO_SEQ]
+            if digest is None or not isinstance(to_seq, int) or not 0 < to_seq <= last.head_seq:
+                raise not_signed(tenant_id, f"its newest snapshot, up to seq {to_seq}, is not one of its chain")
+            tenant.signed_seq, tenant.signed_digest = to_seq, digest
         if tenant.signed_seq >= tenant.head_seq:
             tenant.unsigned_since_s = None
 
-    async def _claim(
-        self, connection: Connection, tenant_id: str, tenant: FollowedTenant, key_id: str
-    ) -> SnapshotClaim:
-        """The claim of the next batch's snapshot."""
+    async def _covered(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> dict[str, Any]:
+        """What the next batch's snapshot says of its entries, by member of a ``SnapshotClaim``."""
         assert tenant.tree is not None
         from_seq = (tenant.signed_seq or 0) + 1
         entry_count = min(self.batch_size, tenant.tree.size - from_seq + 1)
@@ -131,26 +149,25 @@ class Snapshotter:
         if tree_root is None:
             tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
         last = links[-1]
-        return SnapshotClaim(
-            tenant_id=tenant_id,
-            from_seq=from_seq,
-            to_seq=last.seq,
-            from_chain_link=links[0].chain_link,
-            to_chain_link=last.chain_link,
-            entry_count=len(links),
-            merkle_root=merkle.root(leaf_hashes).hex(),
-            tree_size=last.seq,
-            tree_root=tree_root.hex(),
-            snapshot_hlc=last.t_hlc,
-            previous_snapshot=tenant.signed_digest,
-            node_id=self.node_id,
-            key_id=key_id,
-        )
+        return {
+            "tenant_id": tenant_id,
+            "from_seq": from_seq,
+            "to_seq": last.seq,
+            "from_chain_link": links[0].chain_link,
+            "to_chain_link": last.chain_link,
+            "entry_count": len(links),
+            "merkle_root": merkle.root(leaf_hashes).hex(),
+            "tree_size": last.seq,
+            "tree_root": tree_root.hex(),
+            "snapshot_hlc": last.t_hlc,
+        }
 
 
-def _payload_digest(dsse_envelope: str) -> str | None:
-    """SHA-256 of the envelope's payload, None if the stored value is not an envelope."""
+def _digest_of(row: SnapshotRow) -> str | None:
+    """Digest of a stored snapshot, None if the row or its envelope is of no form."""
     try:
-        return hashlib.sha256(base64.b64decode(orjson.loads(dsse_envelope)["payload"])).hexdigest()
-    except (ValueError, TypeError, KeyError):
+        if row[ENVELOPE] is None:
+            return unsigned_digest(row)
+        return hashlib.sha256(base64.b64decode(orjson.loads(row[ENVELOPE])["payload"])).hexdigest()
+    except (ValueError, TypeError, KeyError, InvalidInputError):
         return None

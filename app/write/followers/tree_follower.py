@@ -74,7 +74,7 @@ class FollowedTenant:
     """From this seq on the leaves of ``tree`` are links that this node chained."""
     signed_seq: int | None = None
     signed_digest: str | None = None
-    """SHA-256 of the newest snapshot's DSSE payload."""
+    """Digest of the newest snapshot."""
     is_kept: bool = True
     """False if the checkpoint beside the WAL is missing or older than the one in Postgres, and must be signed again."""
     is_tree_damaged: bool = False
