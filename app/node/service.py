@@ -331,6 +331,7 @@ class Service:
                 self.node.region,
                 {peer.region: peer.url for peer in settings.exchange.peers},
                 redirects=settings.exchange.foreign_jobs == "redirect",
+                is_retired=lambda region: region in self.regions.known.retired,
             ),
         )
 

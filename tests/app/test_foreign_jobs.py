@@ -280,6 +280,22 @@ async def test_a_ledger_that_redirects_names_the_whole_address_of_the_job_and_ta
         assert (await client.get("/v1/chain/head?tenant_id=acme")).json()["seq"] == head
 
 
+async def test_a_ledger_that_redirects_takes_the_events_of_a_region_that_was_retired(
+    run_server: RunServer, make_settings: MakeSettings, trusted: Path
+) -> None:
+    async with run_server(make_settings(**exchange(trusted, foreign_jobs="redirect"))) as client:
+        await import_from_there(client, ("JobCreated", 1))
+        retired = await client.post(f"/v1/exchange/regions/{THERE}/retire", json={"reason": "burnt down"})
+        assert retired.status_code == 200, retired.text
+        for job_id in (job_of(THERE), job_of(THERE, 1)):
+            taken = await cancel(client, job_id)
+            assert (taken.status_code, taken.json()["home_region"]) == (201, THERE)
+        unknown = await report(client, job_of(THERE, 2), "JobCompleted")
+        assert problem_of(unknown) == (404, "job-not-found")
+        assert URL_THERE not in unknown.json()["detail"], "nobody will answer there"
+        assert problem_of(await cancel(client, job_of(THIRD))) == (421, "other-region")
+
+
 async def test_a_ledger_without_peers_takes_no_event_about_a_job_that_it_does_not_know(client: Client) -> None:
     for job_id in ("nightly-7", job_of(THERE)):
         assert problem_of(await cancel(client, job_id)) == (404, "job-not-found")

@@ -4,13 +4,14 @@ The home of a job is the region whose node made its id, ``{region}-{ms}-{gate}-{
 that names neither this region nor a peer's, has no known home.
 
 A ledger with peers takes every event about a job that it knows, wherever its home is, and a cancellation also of a job
-that it does not know yet. With ``exchange.foreign_jobs`` ``redirect`` it takes no event about a job of a peer's region.
+that it does not know yet. With ``exchange.foreign_jobs`` ``redirect`` it takes no event about a job of a peer's region,
+unless that region was retired.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from app.runtime.sharing import in_turns
@@ -23,11 +24,20 @@ _MADE_BY_A_NODE: Final = re.compile(rf"{GATE}-[0-9]+-{GATE}-[0-9]+")
 class HomeRegions:
     """The home regions that this ledger can tell: its own and those of its peers."""
 
-    def __init__(self, own: str, ledgers: Mapping[str, str] | None = None, *, redirects: bool = False) -> None:
-        """``ledgers`` has the URL of each peer's ledger by its region."""
+    def __init__(
+        self,
+        own: str,
+        ledgers: Mapping[str, str] | None = None,
+        *,
+        redirects: bool = False,
+        is_retired: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """``ledgers`` has the URL of each peer's ledger by its region; ``is_retired`` tells whether that ledger is gone
+        for good."""
         self._own = own
         self._ledgers = {region: url.rstrip("/") for region, url in (ledgers or {}).items()}
         self._redirects = redirects
+        self._is_retired = is_retired
 
     def of(self, job_id: str) -> str | None:
         """The home region of the job, None if it is not known."""
@@ -45,16 +55,20 @@ class HomeRegions:
     def redirected(self, job_id: str) -> OtherRegionError | None:
         """The error for an event about the job if another ledger takes it; None if this one does."""
         home = self.of(job_id) if self._redirects else None
-        return None if home is None or home == self._own else OtherRegionError(job_id, home, self._ledgers[home])
+        if home is None or home == self._own or self._is_retired(home):
+            return None
+        return OtherRegionError(job_id, home, self._ledgers[home])
 
     def may_be_on_its_way(self, job_id: str) -> bool:
         """Whether another region may have made the job, so that a cancellation is taken before the job arrives."""
-        return bool(self._ledgers) and not self._redirects and self.of(job_id) != self._own
+        home = self.of(job_id)
+        is_taken = not self._redirects or (home is not None and self._is_retired(home))
+        return bool(self._ledgers) and is_taken and home != self._own
 
     def not_found(self, tenant_id: str, job_id: str) -> JobNotFoundError:
         """The error for an event about a job that neither this node nor the chain knows."""
         home = self.of(job_id)
-        if home is None or home == self._own:
+        if home is None or home == self._own or self._is_retired(home):
             or_later = ", or repeat this once it was imported" if home is None and self._ledgers else ""
             return JobNotFoundError(f"tenant {tenant_id} has no job {job_id}; create it first{or_later}")
         return JobNotFoundError(
