@@ -187,6 +187,8 @@ CASES = (
     Case("a snapshot stored for another range than it was signed for", "snapshot-root", 60, claim_of_another_range),
     Case("a snapshot of a border that is signed and untrue", "snapshot-root", 60, untrue_claim),
     Case("a snapshot by a stranger", "snapshot-signature", 60, strange_snapshot),
+    Case("an envelope removed", "snapshot-chain", 19, lambda one: one.snapshots[0].update(dsse_envelope=None)),
+    Case("an unsigned snapshot at the end", None, 0, lambda one: one.cover(60)),
     Case("a snapshot removed", "snapshot-chain", 1, lambda one: one.snapshots.pop(0)),
     Case("a tile removed", "tree", 1, lambda one: one.tiles.clear()),
     Case("the root of the stored tree edited", "tree", 60, lambda one: setattr(one, "tree", StoredTree(60, ZEROS))),
