@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -21,13 +21,14 @@ from app.store.reading import Pool, reading
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError
 from ledger.facts.events import CommitmentAction
 from ledger.machines.node_table import NodeTable
-from ledger.machines.promises import Revocation, RulesVersion, read_capacity, read_proposal
+from ledger.machines.promises import Capacity, Proposal, Revocation, RulesVersion, read_capacity, read_proposal
 
 NODES_MAX: Final = 500_000
 """Nodes of all tables in memory, some 700 bytes each; the least recently used table is evicted first."""
 ADVANCED_MAX: Final = 20_000
 """Most entries of a chain by which a table is advanced; further on it is built anew."""
-ENTRIES_AT_ONCE: Final = 1000
+ENTRIES_AT_ONCE: Final = 500
+"""Entries that are read, and taken, before others get their turn."""
 COUNT_INTERVAL_S: Final = 60.0
 COUNT_TIMEOUT_S: Final = 3600.0
 """Longest that counting the nodes of one tenant may take."""
@@ -82,7 +83,7 @@ class NodeTables:
             while entries := await commitments.page(
                 connection, self._check, tenant_id, as_of_seq, after_seq, ENTRIES_AT_ONCE, capacities=capacities
             ):
-                _take(table, entries, {})
+                await self._take(connection, tenant_id, table, list(map(_read, entries)))
                 after_seq = entries[-1].seq
         return table
 
@@ -90,39 +91,48 @@ class NodeTables:
         entry = await commitments.rules_entry(connection, self._check, tenant_id, as_of_seq)
         if entry is None:
             return None
-        if entry.action == CommitmentAction.CAPACITY_SET:
-            return read_capacity(entry.payload).rules
-        proposal = read_proposal(entry.payload)
-        return proposal.commitment.version if isinstance(proposal.commitment, RulesVersion) else proposal.rules
+        _, said = _read(entry)
+        if isinstance(said, Proposal) and isinstance(said.commitment, RulesVersion):
+            return said.commitment.version
+        return said.rules
 
     async def _advanced(self, connection: Connection, tenant_id: str, table: NodeTable, as_of_seq: int) -> NodeTable:
-        entries = [
-            entry async for entry in commitments.entries(connection, self._check, tenant_id, table.seq, as_of_seq)
-        ]
-        revoked = [index for entry in entries if (index := _revoked_by(entry)) is not None]
-        ended = await commitments.promises_at(connection, self._check, tenant_id, revoked) if revoked else {}
-        table = table.copy()
-        _take(table, entries, ended)
-        table.seq = as_of_seq
-        return table
+        advanced, chunk = table.copy(), list[_Entry]()
+        async for entry in commitments.entries(connection, self._check, tenant_id, table.seq, as_of_seq):
+            chunk.append(_read(entry))
+            if len(chunk) == ENTRIES_AT_ONCE:
+                await self._take(connection, tenant_id, advanced, chunk)
+                chunk = []
+        await self._take(connection, tenant_id, advanced, chunk)
+        advanced.seq = as_of_seq
+        return advanced
+
+    async def _take(self, connection: Connection, tenant_id: str, table: NodeTable, entries: Sequence[_Entry]) -> None:
+        """Take these entries, the next ones, with the commitments that they revoke."""
+        revoked = [index for _, said in entries if (index := _revoked_by(said))]
+        found = await commitments.promises_at(connection, self._check, tenant_id, revoked) if revoked else {}
+        ended = {index: read_proposal(entry.payload).commitment for index, entry in found.items()}
+        for index, said in entries:
+            if isinstance(said, Capacity):
+                table.take_capacity(index, said)
+            else:
+                table.take_proposal(said, ended.get(_revoked_by(said)))
 
 
-def _take(table: NodeTable, entries: Iterable[PromiseEntry], ended: dict[int, PromiseEntry]) -> None:
-    for entry in entries:
-        if entry.action == CommitmentAction.CAPACITY_SET:
-            table.take_capacity(entry.seq, read_capacity(entry.payload))
-            continue
-        revoked = ended.get(_revoked_by(entry) or 0)
-        table.take_proposal(
-            read_proposal(entry.payload), None if revoked is None else read_proposal(revoked.payload).commitment
-        )
+_Entry = tuple[int, Capacity | Proposal]
+"""The seq of an entry, and what it says."""
 
 
-def _revoked_by(entry: PromiseEntry) -> int | None:
-    if entry.action == CommitmentAction.CAPACITY_SET:
-        return None
-    commitment = read_proposal(entry.payload).commitment
-    return commitment.index if isinstance(commitment, Revocation) else None
+def _read(entry: PromiseEntry) -> _Entry:
+    is_capacity = entry.action == CommitmentAction.CAPACITY_SET
+    return entry.seq, read_capacity(entry.payload) if is_capacity else read_proposal(entry.payload)
+
+
+def _revoked_by(said: Capacity | Proposal) -> int:
+    """The index that an entry revokes, 0 if none."""
+    if isinstance(said, Proposal) and isinstance(said.commitment, Revocation):
+        return said.commitment.index
+    return 0
 
 
 class OverbookedNodes:
@@ -159,7 +169,7 @@ class OverbookedNodes:
         try:
             async with reading(self._pool, timeout_s=COUNT_TIMEOUT_S, snapshot=True) as connection:
                 head = await chain_reads.head(connection, tenant_id)
-                return len((await self._tables.at(connection, tenant_id, head.head_seq)).overbooked)
+                return (await self._tables.at(connection, tenant_id, head.head_seq)).overbooked_count
         except ChainDamagedError as error:
             log.warning("overbooked_nodes_not_counted", tenant_id=tenant_id, error=str(error))
             return None

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -35,11 +35,6 @@ class ListedNode:
     name: str
     known: NodeState
     rules: int
-
-    @property
-    def is_overbooked(self) -> bool:
-        """Whether more is reserved than its limit in some dimension."""
-        return bool(self.known.excess(self.rules).amounts())
 
     def to_json(self) -> dict[str, Any]:
         """The item of ``GET /v1/nodes``."""
@@ -67,12 +62,14 @@ class NodeTable:
         self._rules = rules
         self._nodes: dict[str, NodeState] = {}
         self._indexes: dict[str, int] = {}
+        self._overbooked: set[str] = set()
 
     def copy(self) -> NodeTable:
         """A table that can take the entries behind ``seq``."""
         other = NodeTable(self.seq, self._rules)
         other._nodes = dict(self._nodes)
         other._indexes = dict(self._indexes)
+        other._overbooked = set(self._overbooked)
         return other
 
     @property
@@ -85,6 +82,7 @@ class NodeTable:
         self._begin(said.rules)
         change_capacity(self._nodes, said)
         self._indexes[said.node] = index
+        self._compare(said.node)
 
     def take_proposal(self, accepted: Proposal, ended: Commitment | None) -> None:
         """Take an accepted proposal; ``ended`` is the commitment that it revokes."""
@@ -92,6 +90,8 @@ class NodeTable:
         commitment = accepted.commitment
         if type(commitment) is RulesVersion:
             self._rules = commitment.version
+            for node in self._indexes:
+                self._compare(node)
         elif type(commitment) is Revocation:
             if ended is not None:
                 self._change(ended, -1)
@@ -105,6 +105,15 @@ class NodeTable:
     def _change(self, commitment: Commitment, sign: int) -> None:
         for node, claimed in claims_of(commitment).items():
             change_reserved(self._nodes, node, claimed, sign)
+            self._compare(node)
+
+    def _compare(self, node: str) -> None:
+        """Compare what is reserved of the node with its limit."""
+        known = self._nodes.get(node)
+        if known is not None and known.capacity is not None and known.excess(self.rules).amounts():
+            self._overbooked.add(node)
+        else:
+            self._overbooked.discard(node)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -112,20 +121,18 @@ class NodeTable:
         """How many nodes are known, also those without a capacity."""
         return len(self._nodes)
 
-    @cached_property
-    def listed(self) -> Sequence[ListedNode]:
-        """The nodes of known capacity, in order of their indexes."""
-        rules = self.rules
-        found = [ListedNode(index, name, self._nodes[name], rules) for name, index in self._indexes.items()]
-        return sorted(found, key=attrgetter("index"))
+    @property
+    def overbooked_count(self) -> int:
+        """Of how many nodes more is reserved than their limit."""
+        return len(self._overbooked)
 
     @cached_property
-    def overbooked(self) -> Sequence[ListedNode]:
-        """Those of which more is reserved than their limit."""
-        return [node for node in self.listed if node.is_overbooked]
+    def _order(self) -> Sequence[tuple[int, str]]:
+        """Index and name of each node of known capacity."""
+        return sorted((index, name) for name, index in self._indexes.items())
 
-    def page(self, after: int, limit: int, *, overbooked: bool) -> Sequence[ListedNode]:
-        """At most ``limit`` nodes of an index above ``after``; all, or those that are overbooked."""
-        nodes = self.overbooked if overbooked else self.listed
-        begin = bisect_right(nodes, after, key=attrgetter("index"))
-        return nodes[begin : begin + limit]
+    def page(self, after: int, limit: int, *, overbooked: bool = False) -> list[ListedNode]:
+        """At most ``limit`` nodes of known capacity, of an index above ``after``: all, or those that are overbooked."""
+        nodes = sorted((self._indexes[name], name) for name in self._overbooked) if overbooked else self._order
+        begin = bisect_right(nodes, after, key=itemgetter(0))
+        return [ListedNode(index, name, self._nodes[name], self.rules) for index, name in nodes[begin : begin + limit]]

@@ -230,6 +230,7 @@ async def test_pages_of_nodes_show_one_state_also_if_that_is_no_longer_in_memory
     client: Client, monkeypatch: pytest.MonkeyPatch, nodes_max: int
 ) -> None:
     monkeypatch.setattr("app.read.node_tables.NODES_MAX", nodes_max)
+    monkeypatch.setattr("app.read.node_tables.ENTRIES_AT_ONCE", 2)
     for node in ("n1", "n2", "n3"):
         await set_capacity(client, node, capacity={"cpu_millis": 1})
     gang = [{"capsule": node, "node": node, "reservation": {"cpu_millis": 1}} for node in ("n1", "n3")]

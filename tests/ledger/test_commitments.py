@@ -127,7 +127,10 @@ class Judged(RuleBasedStateMachine):
     @invariant()
     def nodes_are_listed_as_they_are(self) -> None:
         by = self.table.rules if self.log else 2
-        listed = {node.name: node for node in self.table.copy().listed}
+        table = self.table.copy()
+        listed = {node.name: node for node in table.page(0, 10)}
+        overbooked = {node.name for node in table.page(0, 10, overbooked=True)}
+        assert table.overbooked_count == len(overbooked)
         for name in ("n1", "n2"):
             limits = naive.limits(self.log, name, by)
             assert (name in listed) == (limits is not None)
@@ -139,7 +142,7 @@ class Judged(RuleBasedStateMachine):
             assert naive.flat(node["free"]) == {each: amount for each, amount in due.items() if amount > 0}
             beyond = {each: amount - limits.get(each, 0) for each, amount in reserved.items()}
             assert naive.flat(node["excess"]) == {each: amount for each, amount in beyond.items() if amount > 0}
-            assert node["overbooked"] == any(amount > 0 for amount in beyond.values())
+            assert node["overbooked"] == any(amount > 0 for amount in beyond.values()) == (name in overbooked)
 
     @invariant()
     def built_from_what_is_live_alone(self) -> None:
