@@ -176,7 +176,7 @@ async def acknowledge_breaks(
     return json_answer({"tenant_id": tenant_id, "acknowledged": [said for _, said, _ in to_record]})
 
 
-# The spelling without prefix, as the seed of this project has it.
+# The same route without prefix.
 router.add_api_route("/chain/verify", verify_chain, include_in_schema=False)
 
 
