@@ -413,6 +413,8 @@ class Service:
     def _imported(self, appended: AppendedEntries) -> None:
         """This node chained entries of bundles without the appender."""
         self.submitter.imported(appended)
+        for tenant_id, rows in appended.links.items():
+            self.regions.news.imported(tenant_id, rows[0].seq, rows[-1].seq)
         self._follow(appended)
 
     def _follow(self, appended: AppendedEntries) -> None:

@@ -24,6 +24,7 @@ from signing.bundle.reader import BundleReader
 from signing.judging import BundleVerdict, verify_file
 from signing.keys import Keyring
 from tests.app.bundles import exit_code, store
+from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings
 from tests.app.service_thread import serving
@@ -100,6 +101,21 @@ def test_entries_snapshots_and_keys_leave_as_they_are_stored(client: httpx.Clien
     answer = client.get("/v1/keys?tenant_id=stored").json()
     assert [key["key_id"] for key in held["keys"]] == [key["key_id"] for key in answer["keys"]]
     assert held["log_verifier_keys"] == answer["log_verifier_keys"]
+
+
+def test_nothing_is_signed_for_a_range_that_a_checkpoint_covers_if_asked(client: httpx.Client, tmp_path: Path) -> None:
+    submit(client, "covered", 2)
+    client.post("/v1/snapshots", json={"tenant_id": "covered"}).raise_for_status()
+    client.post("/v1/jobs", json={"tenant_id": "covered", "spec": {}, "durability": "GLOBAL"}).raise_for_status()
+
+    def size() -> int:
+        return int(client.get("/v1/log/covered/checkpoint").text.split("\n")[1])
+
+    asyncio.run(until(lambda: size() == 5, "a checkpoint covers all"))
+    wanted = {"tenant_id": "covered", "to_seq": 5}
+    found = verify(client, export(client, tmp_path, **wanted, without_signing=True))
+    assert (exit_code(found), found.verdict["to_seq"], found.verdict["signed_to_seq"]) == (3, 5, 4)
+    assert exit_code(verify(client, export(client, tmp_path, **wanted))) == 0
 
 
 async def test_the_keys_of_a_bundle_are_asked_for_once_it_is_settled_what_leaves(

@@ -492,6 +492,8 @@ async def test_peers_that_send_slowly_hold_up_no_other_import_and_are_named(
         given = here.peers(there, tmp_path / "trusted")
         slow = [{"url": url, "region": f"slow{number}"} for number, url in enumerate(urls)]
         given["exchange"]["peers"] = slow + given["exchange"]["peers"]
+        # So long each is named, though it lacks nothing any more once the other was imported from.
+        given["exchange"]["interval"] = "5s"
         job = await submit(eu)
         async with here.running(**given) as us:
 

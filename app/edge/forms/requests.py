@@ -299,6 +299,7 @@ ExportRequest = _strict(
     from_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX)],
     to_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX)],
     evidence=bool,
+    without_signing=bool,
 )
 
 

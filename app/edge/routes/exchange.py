@@ -209,7 +209,7 @@ async def read_news(
         ends_s, number = monotonic() + wait_s, told.number
         items: list[exchange.TenantNews] = []
         while True:
-            tenant_ids, number = await news.after(number, ends_s - monotonic())
+            tenant_ids, number = await news.after(number, ends_s - monotonic(), origin)
             if tenant_ids:
                 async with reading(pool) as connection:
                     items = await exchange.news_of(connection, origin, patterns, tenant_ids)

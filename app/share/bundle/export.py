@@ -2,7 +2,7 @@
 
 In order::
 
-    1. all chained entries are signed, so that the export is whole
+    1. all chained entries are signed, so that the export is whole; not for a peer, if the checkpoint covers them
     2. one REPEATABLE READ, read-only transaction shows one state of rows, snapshots, tree and checkpoint
        with statements of external witnesses about the log
     3. snapshots, which follow the entries in the file, go to a temporary file if they are many
@@ -97,9 +97,15 @@ class BundleExporter:
         self._slots = Slots(EXPORTS_AT_ONCE_MAX, "exports")
 
     async def export(
-        self, tenant_id: str, from_seq: int | None = None, to_seq: int | None = None
+        self,
+        tenant_id: str,
+        from_seq: int | None = None,
+        to_seq: int | None = None,
+        *,
+        without_signing: bool = False,
     ) -> AsyncGenerator[bytes, None]:
         """The pieces of a bundle. The first, which is empty, comes after every check that can reject the export.
+        ``without_signing`` signs nothing if the stored checkpoint covers ``to_seq``.
 
         The task that started the generator MUST close it. A file without its last pieces is no bundle. If rows after
         the first piece fail, the pieces end as evidence of that (docs/formats/bundle.md), which is no bundle either.
@@ -116,7 +122,9 @@ class BundleExporter:
         """
         async with reading(self._pool) as connection:
             await chain_reads.require_tenant(connection, tenant_id)
-        await self._sign_now(tenant_id)
+            head = await chain_reads.head(connection, tenant_id)
+        if not (without_signing and _is_covered(head, to_seq)):
+            await self._sign_now(tenant_id)
         writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
         with closing(writer):
             async with (
@@ -255,6 +263,11 @@ def _unkept(error: OSError) -> NotReadyError:
         f"snapshots of the bundle cannot be kept in a file of the temporary folder ({tempfile.tempdir or 'none'}): "
         f"{error.strerror}; make room there, or name another in TMPDIR and start the service again"
     )
+
+
+def _is_covered(head: chain_reads.HeadRow, to_seq: int | None) -> bool:
+    """Whether the stored checkpoint covers the range, whose end is given."""
+    return to_seq is not None and head.checkpoint is not None and to_seq <= checkpoints.read(head.checkpoint).size
 
 
 def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_seq: int | None) -> _Range:

@@ -61,7 +61,7 @@ class Regions:
                     turns,
                     keys,
                     take,
-                    lambda tenant_id: news.changed((tenant_id,)),
+                    lambda tenant_id, log_origin: news.changed((tenant_id,), log_origin),
                     settings.range_entries,
                     interval_s,
                 )

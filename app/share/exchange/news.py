@@ -20,6 +20,9 @@ from typing import NamedTuple
 
 TOLD_MAX = 200
 """Tenants in one answer."""
+ECHO_S = 0.5
+"""How long a checkpoint over imported entries alone may wait for other news. Otherwise each import would have every
+peer prove and look through what it has."""
 
 
 class Cursor(NamedTuple):
@@ -35,26 +38,48 @@ class News:
     def __init__(self) -> None:
         self.run = secrets.token_hex(8)
         self._number = 0
-        self._numbers: dict[str, int] = {}
-        """The number of the last change of each tenant, ascending."""
+        self._numbers: dict[tuple[str, str | None], int] = {}
+        """The number of the last change of each tenant, ascending; by the log of the ledger that it concerns, None for
+        all."""
         self._sizes: dict[str, int] = {}
         """The size of the newest checkpoint of each tenant that was seen."""
+        self._imported: dict[str, int] = {}
+        """By tenant, up to which seq its chain has nothing but imported entries since the size that was seen."""
         self._changed = asyncio.Event()
         self._ends = False
 
     def signed(self, sizes: Mapping[str, int]) -> None:
-        """There are checkpoints of these sizes; one that is known changes nothing."""
+        """There are checkpoints of these sizes; one that is known changes nothing. One that covers nothing new but
+        imported entries, which peers mostly have, is told by and by."""
         newer = {name: size for name, size in sizes.items() if size > self._sizes.get(name, -1)}
         self._sizes |= newer
-        self.changed(newer)
+        echoes = [name for name, size in newer.items() if 0 < size <= self._imported.get(name, 0)]
+        if echoes:
+            self._count(echoes)
+            asyncio.get_running_loop().call_later(ECHO_S, self._wake)
+        if others := [name for name in newer if name not in echoes]:
+            self.changed(others)
 
-    def changed(self, tenant_ids: Iterable[str]) -> None:
-        """There is news of these tenants."""
+    def imported(self, tenant_id: str, from_seq: int, to_seq: int) -> None:
+        """These entries of a tenant's chain came from another ledger."""
+        if from_seq <= max(self._sizes.get(tenant_id, 0), self._imported.get(tenant_id, 0)) + 1:
+            self._imported[tenant_id] = to_seq
+
+    def changed(self, tenant_ids: Iterable[str], log_origin: str | None = None) -> None:
+        """There is news of these tenants, for the ledger of this log or for all."""
+        self._count(tenant_ids, log_origin)
+        self._wake()
+
+    def _count(self, tenant_ids: Iterable[str], log_origin: str | None = None) -> None:
         for name in tenant_ids:
             self._number += 1
-            self._numbers.pop(name, None)
-            self._numbers[name] = self._number
-        self._wake()
+            self._numbers.pop((name, log_origin), None)
+            self._numbers[name, log_origin] = self._number
+
+    def _newer(self, number: int, log_origin: str) -> list[tuple[str, int]]:
+        """Tenant and number of the changes after ``number`` that concern the ledger of this log, ascending."""
+        newer = [*takewhile(lambda each: each[1] > number, reversed(self._numbers.items()))]
+        return [(name, at) for (name, log), at in reversed(newer) if log in (None, log_origin)]
 
     def end(self) -> None:
         """The node stops: nobody waits any longer."""
@@ -77,16 +102,18 @@ class News:
         """The cursor of an answer."""
         return f"{self.run}:{number}" if after is None else f"{self.run}:{number}:{after}"
 
-    async def after(self, number: int, wait_s: float) -> tuple[list[str], int]:
-        """The tenants that changed after ``number``, those that changed first and at most ``TOLD_MAX``, and the number
-        up to which they are told. Waits up to ``wait_s`` for one; then there is none."""
+    async def after(self, number: int, wait_s: float, log_origin: str) -> tuple[list[str], int]:
+        """The tenants that changed after ``number`` for the ledger of this log, those that changed first and at most
+        ``TOLD_MAX``, and the number up to which they are told. Waits up to ``wait_s`` for one; then there is none."""
         ends_s = asyncio.get_running_loop().time() + wait_s
         try:
             async with asyncio.timeout_at(ends_s):
-                while number == self._number and not self._ends:
+                while True:
+                    if told := self._newer(number, log_origin)[:TOLD_MAX]:
+                        return [*dict.fromkeys(name for name, _ in told)], told[-1][1]
+                    number = self._number
+                    if self._ends:
+                        return [], number
                     await self._changed.wait()
         except TimeoutError:
             return [], number
-        newer = [*takewhile(lambda each: each[1] > number, reversed(self._numbers.items()))]
-        told = newer[: -TOLD_MAX - 1 : -1]
-        return [name for name, _ in told], told[-1][1] if told else number

@@ -93,8 +93,8 @@ class Peer:
     keys: Callable[[], Keyring]
     """Reads the keys that this ledger trusts; there may be none."""
     take: Take
-    on_imported: Callable[[str], None]
-    """Called with a tenant of which more was imported."""
+    on_imported: Callable[[str, str], None]
+    """Called with a tenant of which more was imported, and the log origin of the peer's ledger."""
     range_entries: int
     interval_s: float
     imported_entries: int = 0
@@ -504,7 +504,7 @@ class Peer:
         chain.looked = hash(chain.note)
         if chain.imported_seq > before_seq:
             # Another node of this ledger imported them.
-            self.on_imported(tenant_id)
+            self.on_imported(tenant_id, log_origin)
 
     def _recall(self, tenant_id: str, kept: Mapping[str, Seen], key: PublicKey) -> None:
         """Set the log origin that the peer showed before: that of the kept checkpoint which ``key`` signed."""
@@ -538,7 +538,7 @@ class Peer:
             async with self.pool.acquire() as connection:
                 await exchange.imported(connection, chain.tenant_id, chain.origin, to_seq)
             chain.imported_seq = to_seq
-            self.on_imported(chain.tenant_id)
+            self.on_imported(chain.tenant_id, self._log_origin)
         if chain.fault is not None:
             log.info("exchange_tenant_resumed", peer=self.settings.url, tenant_id=chain.tenant_id)
         chain.fault, chain.pause_s = None, 0.0
