@@ -203,7 +203,7 @@ class Service:
             metrics=self.metrics,
         )
         self.entry_check = EntryCheck(started.checkpoints.newest, self.notary.rebuild)
-        self.job_folds = JobFolds(self.entry_check)
+        self.job_folds = JobFolds(self.entry_check, started.log_origin)
         self.metrics.read(
             lambda: {
                 "scheduler_batch_interval_seconds": settings.chain.batch_interval.total_seconds(),
@@ -275,7 +275,7 @@ class Service:
     def _wire_followers(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
         """Wire the followers of the chain, and the services that entries of ``_system`` change."""
         self.job_table = TableFollower(
-            JobTable(self.submitter.followed),
+            JobTable(self.submitter.followed, started.log_origin),
             partial(following.connect, self.database_url, STATEMENT_TIMEOUT_S),
             chained_lsn=self.node.chained_lsn_of,
             report=self.breaks.report_error,

@@ -147,7 +147,7 @@ async def _compared(reader: PostgresChainReader, request: CompareJobs) -> Compar
         return compared
     breaks = _FirstBreaks()
     entries, stored = reader.entries_by_job(request.part), reader.jobs(request.part)
-    return await compare_jobs(entries, stored, breaks.add), breaks.found()
+    return await compare_jobs(entries, stored, breaks.add, await reader.exclusions()), breaks.found()
 
 
 async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) -> ComparedJobs | None:
@@ -167,7 +167,7 @@ async def _compared_copied(reader: PostgresChainReader, request: CompareJobs) ->
             yield stored
 
     breaks = _FirstBreaks()
-    comparison = JobComparison(at_once(), breaks.add)
+    comparison = JobComparison(at_once(), breaks.add, await reader.exclusions())
     if not await reader.copied_by_job(request.part, comparison.add):
         return None
     return await comparison.outcome(), breaks.found()

@@ -31,6 +31,7 @@ from app.store.job_table import Folded, JobFolds, JobSpan, ListedRow, ReadJob
 from app.store.reading import Pool, reading
 from app.store.reads import JobRows
 from ledger.errors import ChainDamagedError
+from ledger.machines.exclusions import COUNT_ALL
 from ledger.machines.jobs import JobState
 from ledger.verification.projection_check import StoredJob, difference
 
@@ -68,8 +69,11 @@ class FoldedJobs:
         Raises:
             ChainDamagedError: an entry differs from what was chained, or the row in the job table is wrong.
         """
-        state, last_seq = await self.folds.fold(connection, ReadJob(JobSpan(tenant_id, job_id), known, rows.entries))
-        if rows.followed_seq is None or last_seq > rows.followed_seq:
+        exclusions = await self.folds.exclusions(connection, tenant_id) if rows.has_statements else COUNT_ALL
+        job = ReadJob(JobSpan(tenant_id, job_id), known, rows.entries, exclusions)
+        folded = await self.folds.fold(connection, job)
+        state = folded.state
+        if rows.followed_seq is None or folded.covers_seq > rows.followed_seq:
             return state
         try:
             self._compare(tenant_id, job_id, rows.stored, state)
@@ -105,10 +109,10 @@ class FoldedJobs:
             if large > large_max:
                 return states, damaged, number
             try:
-                state, last_seq = await self.folds.fold(connection, job, are_checked=are_checked)
-                if last_seq <= to_seq:
-                    self._compare(tenant_id, row.job_id, row.stored, state)
-                states += [] if state is None else [state]
+                folded = await self.folds.fold(connection, job, are_checked=are_checked)
+                if folded.covers_seq <= to_seq:
+                    self._compare(tenant_id, row.job_id, row.stored, folded.state)
+                states += [] if folded.state is None else [folded.state]
             except ChainDamagedError as error:
                 damaged.append(DamagedJob(row.job_id, error))
         return states, damaged, len(rows)

@@ -18,10 +18,13 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from app.runtime.sharing import turns
+from app.store import node
+from app.store.exclusions import newest_statement, own_log, statements
 from app.store.job_table import FOLLOWER
 from app.store.reading import ENTRIES
 from ledger import native
 from ledger.errors import InvalidInputError
+from ledger.machines.exclusions import NO_STATEMENTS, Exclusions
 from ledger.verification import (
     COMMITMENT_ACTIONS,
     COMMITMENT_COLUMNS,
@@ -66,7 +69,7 @@ _ENTRIES = f"{ENTRIES} WHERE tenant_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY
 # If seqs repeat, the order is not that of storage: a caller that finds this reads again. Sorting by it costs a fifth.
 _COPIED_ENTRIES = f"{ENTRIES} WHERE tenant_id = {{tenant}} AND seq >= {{first}} AND seq <= {{last}} ORDER BY seq"
 _COPIED_TYPES = ("int8", "text", "int8", "int8", *("text",) * 3, "int2", *("text",) * 3, "json", "json")
-_FOLDED_TYPES = ("text", "int8", "int8", "int8", "text", "text", "text", "json")
+_FOLDED_TYPES = ("text", "int8", "int8", "int8", "text", "text", "text", "json", "json")
 _FOLDED_FORMS = bytes(ord("i" if name == "int8" else "t") for name in _FOLDED_TYPES)
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 # The job table is compared with the entries that it has followed.
@@ -74,17 +77,20 @@ _FOLLOWED = (
     f"(SELECT seq FROM scheduler.follower_positions WHERE follower = '{FOLLOWER}' AND tenant_id = $1"
     " ORDER BY ctid LIMIT 1)"
 )
+# Rows written before a statement about excluded logs was met say nothing.
+_FOLLOWED_JOBS = f"(SELECT seq FROM {_FOLLOWED} AS place(seq) WHERE seq >= {newest_statement('$1')})"
 _JOBS = (
     f"SELECT {', '.join(JOB_COLUMNS[:-1])}, seqs::text, indexed.fields, CASE WHEN indexed.fields IS NOT NULL THEN"
     " (SELECT coalesce(string_agg(concat_ws(':', term, t.created_physical, t.created_logical, t.created_node), ' '"
     " ORDER BY term), '') FROM scheduler.job_terms t WHERE t.tenant_id = $1 AND t.job_id = j.job_id) END"
     " FROM scheduler.jobs j LEFT JOIN"
     " (SELECT fields FROM scheduler.search_fields WHERE tenant_id = $1 AND built_to IS NULL) AS indexed ON true"
-    f" WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL{{part}}"
+    f" WHERE tenant_id = $1 AND {_FOLLOWED_JOBS} IS NOT NULL{{part}}"
     " ORDER BY job_id, j.ctid"
 )
 _ENTRIES_BY_JOB = (
-    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= {_FOLLOWED}{{part}}"
+    f"SELECT {', '.join(FOLD_COLUMNS)} FROM scheduler.scheduler_log WHERE tenant_id = $1"
+    f" AND seq <= {_FOLLOWED_JOBS}{{part}}"
     " ORDER BY job_id, seq"
 )
 _ACTIONS = ", ".join(f"'{action}'" for action in sorted(COMMITMENT_ACTIONS))
@@ -276,6 +282,13 @@ class PostgresChainReader:
     async def followed_seq(self) -> int:
         """The seq up to which these tables have followed the chain."""
         return await self._first(lambda seq: seq if isinstance(seq, int) else 0, f"SELECT {_FOLLOWED}") or 0
+
+    async def exclusions(self) -> Exclusions:
+        """What is excluded from the fold of ``entries_by_job``."""
+        async with self._lock:
+            log_origin = await node.log_origin(self._connection)
+            stated = await statements(self._connection, [self.tenant_id], log_origin)
+        return stated.get(self.tenant_id, NO_STATEMENTS).exclusions(own_log(log_origin, self.tenant_id))
 
     async def job_ranges(self, jobs_a_range: int) -> list[JobRange]:
         """Ranges that cover all possible job ids, each with ``jobs_a_range`` stored jobs."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from app.runtime.tasks import keep_newest
 from app.store.entry_check import not_as_chained
 from app.store.following import FollowedEntry
-from app.store.job_table import ENTRY, PLACES
+from app.store.job_table import COMMITMENT_PLACES, ENTRY
 from app.store.reading import ENTRIES, turned
 from ledger.facts.events import CommitmentAction
 from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX, RulesVersion
@@ -48,7 +48,7 @@ def _of_a_node(row: str) -> str:
     return f"{row}.subject >= '{NODE_PREFIX}' AND {row}.subject < '{NODE_PREFIX[:-1]};'"
 
 
-_FOLLOWED = f"SELECT coalesce(seq, 0) AS seq FROM ({PLACES}) AS place WHERE tenant_id = $1"
+_FOLLOWED = f"SELECT coalesce(seq, 0) AS seq FROM ({COMMITMENT_PLACES}) AS place WHERE tenant_id = $1"
 
 
 class PromiseEntry(NamedTuple):

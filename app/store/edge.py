@@ -95,12 +95,13 @@ class EdgeLookups:
     async def _find_jobs(self, connection: Connection, wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
         found, created = {}, set()
         mentioned, refused = await job_table.mentioned(connection, wanted)
-        for job in await self._folds.read(connection, mentioned):
+        read = await self._folds.read(connection, mentioned, report=lambda error: self._report(error, "job_lookup"))
+        for job in read:
             tenant_id, job_id, *_ = job.span
             try:
                 if not job.entries and job.known.state is None:
                     raise ChainDamagedError(tenant_id, f"job {job_id} is in the job table and has no entries")
-                state, _ = await self._folds.fold(connection, job)
+                state = (await self._folds.fold(connection, job)).state
             except ChainDamagedError as error:
                 self._report(error, "job_lookup")
                 state = JobState(job_id, (0, 0, ""), 0, 0)

@@ -15,19 +15,21 @@ folded: a fold that is interrupted, as by a timeout, resumes there the next time
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.runtime.tasks import keep_newest
 from app.store.chaining import dropped
+from app.store.exclusions import FOLDED_AT, newest_statement, own_log, read_statements, statement_rows
 from app.store.following import Place
 from app.store.reading import fetch_column, fetch_dict, turned
 from ledger.errors import ChainDamagedError
 from ledger.facts.events import EVENTS_BY_ACTION
 from ledger.machines import jobs
+from ledger.machines.exclusions import COUNT_ALL, NO_STATEMENTS, Exclusions, Statements
 from ledger.machines.jobs import JobState
-from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS, JOB_COLUMNS
+from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
 from ledger.verification.projection_check import StoredJob
 
 if TYPE_CHECKING:
@@ -47,11 +49,19 @@ EntryRow = tuple[Any, ...]
 SEQ_MAX: Final = 2**63 - 1
 
 
-PLACES = f"""
-SELECT h.tenant_id, h.head_seq, CASE WHEN p.seq <= h.head_seq THEN p.seq END AS seq
+def _places(condition: str = "") -> str:
+    return f"""
+SELECT h.tenant_id, h.head_seq, CASE WHEN p.seq <= h.head_seq{condition} THEN p.seq END AS seq
   FROM scheduler.chain_heads h
   LEFT JOIN scheduler.follower_positions p ON p.follower = '{FOLLOWER}' AND p.tenant_id = h.tenant_id
 """
+
+
+PLACES = _places(f" AND p.seq >= {newest_statement('h.tenant_id')}")
+"""The query for the table's position in each chain. NULL before the newest statement about excluded logs: until then
+rows may have been written with other exclusions."""
+COMMITMENT_PLACES = _places()
+"""The same for the table of commitments, which no statement changes."""
 
 
 def stored(row: str) -> str:
@@ -265,11 +275,13 @@ async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
     await connection.execute("DELETE FROM scheduler.jobs WHERE tenant_id = ANY($1::text[])", tenant_ids)
 
 
+TENANTS_EXCLUDING_MAX: Final = 1000
+"""Tenants whose statements about excluded logs are remembered."""
 LARGE_JOBS_MAX: Final = 1000
 """Jobs of more than ``ENTRIES_MAX`` entries whose states are remembered; the least recently folded is evicted first."""
 
 _HLC: Final = itemgetter(*map(ENTRY_COLUMNS.index, ("hlc_physical", "hlc_logical", "hlc_node")))
-FOLDED: Final = itemgetter(*map(ENTRY_COLUMNS.index, FOLD_COLUMNS))
+FOLDED: Final = itemgetter(*FOLDED_AT)
 """The columns of an entry that are folded."""
 
 
@@ -282,24 +294,31 @@ class Folded(NamedTuple):
 
     state: JobState | None
     seq: int
+    exclusions: Exclusions = COUNT_ALL
+    """What was excluded from the fold."""
 
     def onto(self, span: JobSpan, entries: Sequence[EntryRow], as_of: Hlc | None = None) -> Folded:
         """This fold with verified ``entries`` of the job added; only those up to the HLC ``as_of`` if given."""
         folded = entries if as_of is None else [row for row in entries if _HLC(row) <= as_of]
-        return Folded(
-            jobs.folded(span.job_id, self.state, map(FOLDED, folded)), entries[-1][0] if entries else self.seq
-        )
+        state = jobs.folded(span.job_id, self.state, map(FOLDED, folded), self.exclusions)
+        return self._replace(state=state, seq=entries[-1][0] if entries else self.seq)
+
+    @property
+    def covers_seq(self) -> int:
+        """The position from which on the row of the job in the table must equal this fold."""
+        return max(self.seq, self.exclusions.seq)
 
 
 _NOTHING: Final = Folded(None, 0)
 
 
 class ReadJob(NamedTuple):
-    """Entries of ``span``, not all of them for a large job, and the fold that they are added to."""
+    """Entries of ``span``, not all of them for a large job, the fold that they are added to, and what is excluded."""
 
     span: JobSpan
     known: Folded
     entries: Sequence[EntryRow]
+    exclusions: Exclusions = COUNT_ALL
 
     @property
     def is_large(self) -> bool:
@@ -310,30 +329,94 @@ class ReadJob(NamedTuple):
 class JobFolds:
     """Folds jobs for one node, and caches the large ones. Belongs to one event loop."""
 
-    def __init__(self, check: EntryCheck) -> None:
+    def __init__(self, check: EntryCheck, log_origin: str | None = None) -> None:
+        """``log_origin`` is that of this ledger's logs."""
         self.check = check
+        self._log_origin = log_origin
         self._folds: OrderedDict[JobKey, Folded] = OrderedDict()
+        self._statements: OrderedDict[str, Statements] = OrderedDict()
+        """By tenant, the statements about excluded logs that were read and verified."""
 
     def remembered(self, tenant_id: str, job_id: str) -> Folded:
         """The cached fold of the job, empty for most."""
         return self._folds.get((tenant_id, job_id), _NOTHING)
 
-    async def read(self, connection: Connection, wanted: Sequence[JobKey], to_seq: int = SEQ_MAX) -> list[ReadJob]:
-        """Entries of these jobs to fold, up to ``to_seq``; at most ``ENTRIES_MAX`` + 1 of each."""
-        known = [self.remembered(*job) for job in wanted]
-        spans = [JobSpan(*job, each.seq, to_seq) for job, each in zip(wanted, known, strict=True)]
-        return list(map(ReadJob, spans, known, await entries_of(connection, spans) if spans else []))
-
-    async def fold(
-        self, connection: Connection, job: ReadJob, *, are_checked: bool = False, as_of: Hlc | None = None
-    ) -> Folded:
-        """Fold all entries of the job's span, or those up to the HLC ``as_of`` if given. With ``are_checked`` the
-        caller has verified the entries that were read.
+    async def statements(
+        self,
+        connection: Connection,
+        tenant_ids: Collection[str],
+        as_of: Hlc | None = None,
+        report: Callable[[ChainDamagedError], object] | None = None,
+    ) -> dict[str, Statements]:
+        """The statements about excluded logs in these chains, or those up to the HLC ``as_of``, by tenant; tenants
+        without any are left out. Damaged ones are passed to ``report`` if given, and are ignored then.
 
         Raises:
             ChainDamagedError: one of them is not what was chained.
         """
-        span, folded, entries = job
+        known = {each: self._statements[each] for each in tenant_ids if each in self._statements and as_of is None}
+        new = await statement_rows(connection, {each: known[each].seq if each in known else 0 for each in tenant_ids})
+        for tenant_id, rows in new.items():
+            try:
+                await self.check.require(connection, tenant_id, rows)
+            except ChainDamagedError as error:
+                if report is None:
+                    raise
+                report(error)
+                continue
+            before = known.get(tenant_id, NO_STATEMENTS)
+            known[tenant_id] = read_statements(tenant_id, rows, self._log_origin, before, as_of)
+            if as_of is None:
+                keep_newest(self._statements, tenant_id, known[tenant_id], TENANTS_EXCLUDING_MAX)
+        return known
+
+    async def exclusions(self, connection: Connection, tenant_id: str, as_of: Hlc | None = None) -> Exclusions:
+        """What is excluded in this chain, or was at ``as_of``; raises as ``statements``."""
+        found = (await self.statements(connection, [tenant_id], as_of)).get(tenant_id, NO_STATEMENTS)
+        return found.exclusions(own_log(self._log_origin, tenant_id))
+
+    async def read(
+        self,
+        connection: Connection,
+        wanted: Sequence[JobKey],
+        to_seq: int = SEQ_MAX,
+        report: Callable[[ChainDamagedError], object] | None = None,
+    ) -> list[ReadJob]:
+        """Entries of these jobs to fold, up to ``to_seq``, at most ``ENTRIES_MAX`` + 1 of each, and what is excluded;
+        ``report`` and errors as in ``statements``."""
+        if not wanted:
+            return []
+        known = [self.remembered(*job) for job in wanted]
+        spans = [JobSpan(*job, each.seq, to_seq) for job, each in zip(wanted, known, strict=True)]
+        entries = await entries_of(connection, spans)
+        stated = await self.statements(connection, {tenant_id for tenant_id, _ in wanted}, report=report)
+        excluded = {each: found.exclusions(own_log(self._log_origin, each)) for each, found in stated.items()}
+        return [
+            ReadJob(span, fold, rows, excluded.get(span.tenant_id, COUNT_ALL))
+            for span, fold, rows in zip(spans, known, entries, strict=True)
+        ]
+
+    async def fold(
+        self,
+        connection: Connection,
+        job: ReadJob,
+        *,
+        are_checked: bool = False,
+        as_of: Hlc | None = None,
+    ) -> Folded:
+        """Fold all entries of the job's span that are not excluded, or those up to the HLC ``as_of`` if given. With
+        ``are_checked`` the caller has verified the entries that were read.
+
+        Raises:
+            ChainDamagedError: one of them is not what was chained.
+        """
+        span, folded, entries, exclusions = job
+        if folded.state is not None and folded.exclusions.logs != exclusions.logs:
+            # The cached fold has facts that do not count any more, or lacks some.
+            span, folded = span._replace(after_seq=0), _NOTHING
+            (entries,) = await entries_of(connection, [span])
+            job, are_checked = ReadJob(span, folded, entries, exclusions), False
+        folded = folded._replace(exclusions=exclusions)
         while True:
             if not are_checked:
                 await self.check.require(connection, span.tenant_id, entries)
@@ -355,4 +438,5 @@ class JobFolds:
         """
         span = JobSpan(tenant_id, job_id)
         (entries,) = await entries_of(connection, [span])
-        return (await self.fold(connection, ReadJob(span, _NOTHING, entries), as_of=as_of)).state
+        job = ReadJob(span, _NOTHING, entries, await self.exclusions(connection, tenant_id, as_of))
+        return (await self.fold(connection, job, as_of=as_of)).state

@@ -7,8 +7,8 @@ way in ``SYSTEM_RECORD_TYPES``.
 
 The type number is in the WAL record, the action in ``scheduler_log``, the name in the payload. Numbers 1 to 15 are job
 events, 34 and 35 proposals and capacities of nodes; 16 and 33 are records of the WAL alone, which become no entry of
-their own. The ledger writes the others itself: 22, 23 and 31 into the chain of the tenant they are about, the rest into
-``_system``.
+their own. The ledger writes the others itself: 22, 23, 31, 42 and 43 into the chain of the tenant they are about, the
+rest into ``_system``.
 """
 
 from collections.abc import Mapping
@@ -272,6 +272,9 @@ class SystemAction(StrEnum):
     WEBHOOK_DEAD_LETTERED = "WEBHOOK_DEAD_LETTERED"
     REGION_RETIRED = "REGION_RETIRED"
     REGION_ADMITTED = "REGION_ADMITTED"
+    LOG_EXCLUDED = "LOG_EXCLUDED"
+    """The facts of a log do not count in this tenant: see :mod:`ledger.machines.exclusions`."""
+    LOG_INCLUDED = "LOG_INCLUDED"
 
 
 BATCH_RECORD_TYPE = 16
@@ -305,6 +308,8 @@ SYSTEM_RECORD_TYPES = {
     39: SystemAction.BREAK_FOUND,
     40: SystemAction.REGION_RETIRED,
     41: SystemAction.REGION_ADMITTED,
+    42: SystemAction.LOG_EXCLUDED,
+    43: SystemAction.LOG_INCLUDED,
 }
 
 

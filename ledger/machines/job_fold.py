@@ -28,6 +28,7 @@ from ledger import canonical
 from ledger.canonical import INTEGER_MAX, NESTING_MAX
 from ledger.errors import CanonicalError, InvalidInputError
 from ledger.facts.events import ACTIONS, ACTOR, EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
+from ledger.machines.exclusions import UNCOUNTED
 from ledger.private_fields import PRIVATE_MARK
 
 HlcParts = tuple[int, int, str]
@@ -114,12 +115,16 @@ class JobState(NamedTuple):
     """Seq of the entry of ``last_hlc``."""
     fence_seq: int = 0
     """Seq of the newest entry of that fence."""
+    uncounted: int = 0
+    """Seq of the newest entry whose fact does not count, because its log is excluded; 0 without one."""
 
 
 def seqs_of(state: JobState) -> list[int]:
     """Ascending seqs of the entries that determine ``state``: folding only these gives it again, except for its
     workflows. A job may have thousands of these; no shown field depends on them, and the log has them."""
     seqs = {state.last_seq, state.last_hlc_seq, state.fence_seq}
+    if state.uncounted:
+        seqs.add(state.uncounted)
     ranks: Mapping[str, Rank] | Mapping[Part, Rank] | Mapping[str, Order]
     for ranks in (state.accepted, state.ack, state.reached, state.others):
         if ranks:
@@ -237,6 +242,7 @@ class JobFold:
         self.workflow = {dc: dict(facts) for dc, facts in known.workflow.items()}
         self.others = known.others
         self.refused, self.last_hlc_seq, self.fence_seq = known.refused, known.last_hlc_seq, known.fence_seq
+        self.uncounted = known.uncounted
 
     def add(self, action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> None:
         """Merge one event.
@@ -245,7 +251,7 @@ class JobFold:
         yet). Never raises for what ``payload`` holds.
 
         Raises:
-            InvalidInputError: ``action`` is neither that of a job event nor REFUSED.
+            InvalidInputError: ``action`` is not that of a job event, REFUSED or UNCOUNTED.
         """
         if (take := _TAKE.get(action)) is None:
             raise InvalidInputError(f"{action} is not the action of a job event")
@@ -275,6 +281,7 @@ class JobFold:
         self.last_hlc, self.last_hlc_seq = max((self.last_hlc, self.last_hlc_seq), (other.last_hlc, other.last_hlc_seq))
         self.fence, self.fence_seq = max((self.fence, self.fence_seq), (other.fence, other.fence_seq))
         self.last_seq = max(self.last_seq, other.last_seq)
+        self.uncounted = max(self.uncounted, other.uncounted)
         self.created, self.others = merge_creations(self.created, self.others, other.created, other.others)
         if other.cancel is not None:
             _take_cancelled(self, other.cancel)
@@ -299,6 +306,10 @@ class JobFold:
 
 Take = Callable[[JobFold, Rank, str, Mapping[str, Any]], None]
 """Merges the content of one kind of event, apart from fence and position."""
+
+
+def _take_uncounted(fold: JobFold, rank: Rank, *_: Any) -> None:
+    fold.uncounted = max(fold.uncounted, rank[-1])
 
 
 def _take_created(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
@@ -404,5 +415,6 @@ _RULES: Final[Mapping[Part, Take]] = {
 """The parts of a state that hold more than the rank of their newest event."""
 _TAKE: Final[Mapping[str, Take]] = {
     SystemAction.REFUSED.value: _take_refused,
+    UNCOUNTED: _take_uncounted,
     **{action: _RULES.get(event.part, _take_reached) for action, event in EVENTS_BY_ACTION.items()},
 }

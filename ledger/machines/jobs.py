@@ -28,6 +28,7 @@ from ledger.chain.conflict import held_event
 from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
 from ledger.facts.statuses import ACCEPTED, CANCELLED, CANCELLING, ENDED, REACHED, REFUSED, STATUS_OF_END, SUBMITTED
 from ledger.hlc import Hlc
+from ledger.machines.exclusions import COUNT_ALL, UNCOUNTED, Exclusions
 from ledger.machines.job_fold import CREATION, HlcParts, JobFold, JobState, Refused, creator_of, refused_of, seqs_of
 
 __all__ = [
@@ -96,17 +97,32 @@ def said_of_job(action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: 
 
 
 def said_of_row(
-    job_id: Any, seq: Any, physical: Any, logical: Any, node: Any, action: Any, digest: Any, text: Any
+    job_id: Any,
+    seq: Any,
+    physical: Any,
+    logical: Any,
+    node: Any,
+    action: Any,
+    digest: Any,
+    text: Any,
+    origin: Any = None,
+    *,
+    exclusions: Exclusions = COUNT_ALL,
 ) -> Said | None:
-    """A stored row's fact about its job, None if it has none or was edited into other types."""
+    """A stored row's fact about its job, None if it has none or was edited into other types. A fact of an excluded log
+    is UNCOUNTED and says nothing but that it exists."""
     if (
         job_id.__class__ is node.__class__ is digest.__class__ is str
         and seq.__class__ is physical.__class__ is logical.__class__ is int
     ):
         payload, hlc = payload_of(text), (physical, logical, node)
         if action in EVENTS_BY_ACTION:
-            return action, payload, hlc, digest
-        return said_of_job(action, payload, hlc, digest, job_id)
+            said: Said | None = (action, payload, hlc, digest)
+        else:
+            said = said_of_job(action, payload, hlc, digest, job_id)
+        if said is not None and exclusions.logs and not exclusions.counts(origin):
+            return UNCOUNTED, {}, said[2], said[3]
+        return said
     return None
 
 
@@ -119,11 +135,14 @@ def payload_of(text: Any) -> dict[str, Any]:
     return payload if isinstance(payload, dict) else {}
 
 
-def folded(job_id: str, state: JobState | None, rows: Iterable[Sequence[Any]]) -> JobState | None:
-    """``state`` merged with the facts of rows of ``FOLD_COLUMNS`` about the job; None if there is no fact."""
+def folded(
+    job_id: str, state: JobState | None, rows: Iterable[Sequence[Any]], exclusions: Exclusions = COUNT_ALL
+) -> JobState | None:
+    """``state`` merged with the facts of rows of ``FOLD_COLUMNS`` about the job; None if there is no fact. ``state``
+    MUST be folded with the same exclusions."""
     fold = JobFold(job_id, state)
     for row in rows:
-        if (said := said_of_row(*row)) is not None:
+        if (said := said_of_row(*row, exclusions=exclusions)) is not None:
             fold.add(*said, row[1])
     return None if fold.is_empty else fold.state()
 
@@ -134,8 +153,9 @@ def folded(job_id: str, state: JobState | None, rows: Iterable[Sequence[Any]]) -
 class JobParts:
     """Folds entries up to ``upto_seq`` into the states of their jobs, which are all held in memory."""
 
-    def __init__(self, upto_seq: int = 2**63 - 1) -> None:
+    def __init__(self, upto_seq: int = 2**63 - 1, exclusions: Exclusions = COUNT_ALL) -> None:
         self._upto_seq = upto_seq
+        self._exclusions = exclusions
         self._folds: dict[str, JobFold] = {}
 
     def __len__(self) -> int:
@@ -143,12 +163,12 @@ class JobParts:
 
     def add(self, columns: Sequence[Sequence[Any]]) -> None:
         """Add the next entries, by ``ENTRY_COLUMNS``; entries without a fact about a job are skipped."""
-        seqs, _, physical, logical, nodes, job_ids, actions, _, _, _, digests, texts, _ = columns
-        folds = self._folds
-        for job_id, seq, ms, count, node, action, digest, text in zip(
-            job_ids, seqs, physical, logical, nodes, actions, digests, texts, strict=True
+        seqs, _, physical, logical, nodes, job_ids, actions, _, _, _, digests, texts, origins = columns
+        folds, exclusions = self._folds, self._exclusions
+        for job_id, seq, *facts in zip(
+            job_ids, seqs, physical, logical, nodes, actions, digests, texts, origins, strict=True
         ):
-            said = said_of_row(job_id, seq, ms, count, node, action, digest, text)
+            said = said_of_row(job_id, seq, *facts, exclusions=exclusions)
             if said is not None and seq <= self._upto_seq:
                 if job_id not in folds:
                     folds[job_id] = JobFold(job_id)

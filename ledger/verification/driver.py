@@ -65,7 +65,8 @@ class InOrder:
 
     async def compare_jobs(self, on_break: OnBreak | None) -> Found:
         """Compare all jobs."""
-        return await compare_jobs(self._reader.entries_by_job(), self._reader.jobs(), on_break)
+        reader = self._reader
+        return await compare_jobs(reader.entries_by_job(), reader.jobs(), on_break, await reader.exclusions())
 
     async def judge_commitments(self, on_break: OnBreak | None) -> Found:
         """Judge all verdicts."""

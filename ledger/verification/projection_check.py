@@ -16,6 +16,7 @@ from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 from ledger.machines import job_search, jobs
+from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.job_fold import JobFold
 from ledger.machines.jobs import JobState
 from ledger.verification.reader import Rows
@@ -30,6 +31,7 @@ FOLD_COLUMNS: Final = (
     "action",
     "payload_digest",
     "payload",
+    "origin",
 )
 """Columns of one entry as readers give it for the fold, ordered by job id and seq."""
 
@@ -86,12 +88,14 @@ def stored_form(state: JobState) -> StoredJob:
     )
 
 
-async def compare_jobs(entries: Rows, stored_jobs: Rows, on_break: OnBreak | None = None) -> Found:
+async def compare_jobs(
+    entries: Rows, stored_jobs: Rows, on_break: OnBreak | None = None, exclusions: Exclusions = COUNT_ALL
+) -> Found:
     """Compare every stored job with the fold of its entries, and find jobs that only one side has.
 
     The breaks, with each of which ``on_break`` is called, apply only if the chain itself is whole.
     """
-    comparison = JobComparison(stored_jobs, on_break)
+    comparison = JobComparison(stored_jobs, on_break, exclusions)
     async for rows in entries:
         await comparison.add(rows)
     return await comparison.outcome()
@@ -152,7 +156,8 @@ def _break(seq: int | None, detail: str, expected: str | int | None = None, actu
 class JobComparison:
     """Compares stored jobs with the fold of entries that come by job id and seq, some at a time."""
 
-    def __init__(self, stored_jobs: Rows, on_break: OnBreak | None = None) -> None:
+    def __init__(self, stored_jobs: Rows, on_break: OnBreak | None = None, exclusions: Exclusions = COUNT_ALL) -> None:
+        self._exclusions = exclusions
         self._findings = Findings(on_break)
         self._batches = stored_jobs
         self._stored: deque[StoredJob] = deque()
@@ -161,7 +166,7 @@ class JobComparison:
 
     async def add(self, rows: Sequence[Sequence[Any]]) -> None:
         """Take the next entries, of ``FOLD_COLUMNS``, in two turns of the event loop."""
-        folded, self._fold = _fold(rows, self._fold)
+        folded, self._fold = _fold(rows, self._fold, self._exclusions)
         await asyncio.sleep(0)
         await self._compare(folded)
         await asyncio.sleep(0)
@@ -190,11 +195,13 @@ class JobComparison:
         return self._stored[0]
 
 
-def _fold(rows: Sequence[Sequence[Any]], fold: JobFold | None) -> tuple[list[JobState], JobFold | None]:
+def _fold(
+    rows: Sequence[Sequence[Any]], fold: JobFold | None, exclusions: Exclusions
+) -> tuple[list[JobState], JobFold | None]:
     """Fold ``rows`` onto ``fold``; returns the states of completed jobs, and the fold of the last row's job."""
     folded: list[JobState] = []
     for row in rows:
-        if (said := jobs.said_of_row(*row)) is None:
+        if (said := jobs.said_of_row(*row, exclusions=exclusions)) is None:
             continue
         if fold is None or fold.job_id != row[0]:
             folded += [] if fold is None else [fold.state()]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ledger.facts.events import VERDICTS, CommitmentAction
+from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.verification.entry_check import EntryRow
 from ledger.verification.snapshot_check import SnapshotRow
 from ledger.verification.tree_check import StoredTree
@@ -92,6 +93,10 @@ class ChainReader(Protocol):
     def entries_by_job(self) -> Rows:
         """Batches of ``FOLD_COLUMNS`` by job id and seq, of the entries which that table has followed."""
         return self.jobs()
+
+    async def exclusions(self) -> Exclusions:
+        """What is excluded from the fold of these entries."""
+        return COUNT_ALL
 
     async def commitments(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of ``COMMITMENT_COLUMNS`` by seq, of the entries whose verdicts are judged."""

@@ -25,8 +25,17 @@ from adbc_driver_postgresql import StatementOptions
 
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError
 from ledger.facts.events import SYSTEM_TENANT
+from ledger.machines.exclusions import COUNT_ALL, NO_STATEMENTS, SUBJECT, Exclusions, statements_of
 from ledger.text import secret_text
-from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS, Head, StoredTree
+from ledger.verification import (
+    ENTRY_COLUMNS,
+    FOLD_COLUMNS,
+    JOB_COLUMNS,
+    PROMISED_COLUMNS,
+    SNAPSHOT_COLUMNS,
+    Head,
+    StoredTree,
+)
 from ledger.verification.range_fold import ChainBounds
 from pipeline.arrow import Row, rows_of
 from pipeline.places import statements
@@ -127,28 +136,54 @@ class PostgresPieceReader(PieceReader):
         )
 
     def followed_seq(self) -> int:
-        """The last seq that the stored jobs of the tenant cover."""
-        return next((seq for (seq,) in self._connection.rows(self._followed) if isinstance(seq, int)), 0)
+        """The last seq that the stored commitments of the tenant cover."""
+        return self._seq_in(self._followed())
+
+    def jobs_seq(self) -> int:
+        """The last seq that the stored jobs of the tenant cover; 0 before the newest statement about excluded logs."""
+        return self._seq_in(self._followed_jobs())
 
     def jobs(self) -> Iterator[pa.RecordBatch]:
-        """Stored jobs of the tenant by job id; none if the table does not cover the chain yet."""
-        return self._following(JOBS, JOB_COLUMNS, "job_id")
+        """Stored jobs of the tenant by job id; none if the table does not cover the chain yet, or if its rows may have
+        been written with other exclusions."""
+        return self._following(JOBS, JOB_COLUMNS, "job_id", self._followed_jobs())
+
+    def exclusions(self) -> Exclusions:
+        """What the statements in the tenant's chain exclude."""
+        rows = self._connection.rows(
+            f"SELECT {select_list(self._types, LOG, FOLD_COLUMNS)} FROM {LOG}"
+            f" WHERE tenant_id = {self._tenant} AND {LOG}.job_id = {literal(SUBJECT)} ORDER BY {LOG}.seq, {LOG}.ctid"
+        )
+        if not rows:
+            return COUNT_ALL
+        origin = next((row[0] for row in self._connection.rows(statements.LOG_ORIGIN)), None)
+        own_log = None if origin is None else f"{origin}/{self._piece.tenant_id}"
+        return statements_of(NO_STATEMENTS, rows, own_log).exclusions(own_log)
 
     def promised(self) -> Iterator[pa.RecordBatch]:
         """The table of commitments of the tenant by seq; none if it does not cover the chain yet."""
-        return self._following(COMMITMENTS, PROMISED_COLUMNS, "seq")
+        return self._following(COMMITMENTS, PROMISED_COLUMNS, "seq", self._followed())
 
-    @property
-    def _followed(self) -> str:
+    def _followed(self, condition: str = "") -> str:
         return (
             f"SELECT {select_list(self._types, FOLLOWERS, ('seq',))} FROM {FOLLOWERS} p"
-            f" WHERE tenant_id = {self._tenant} AND p.follower = 'jobs' ORDER BY p.ctid LIMIT 1"
+            f" WHERE tenant_id = {self._tenant} AND p.follower = 'jobs'{condition} ORDER BY p.ctid LIMIT 1"
         )
 
-    def _following(self, table: str, columns: Sequence[str], order: str) -> Iterator[pa.RecordBatch]:
+    def _followed_jobs(self) -> str:
+        stated = (
+            f"SELECT max({LOG}.seq) FROM {LOG} WHERE {LOG}.tenant_id = {self._tenant}"
+            f" AND {LOG}.job_id = {literal(SUBJECT)}"
+        )
+        return self._followed(f" AND p.seq >= coalesce(({stated}), 0)")
+
+    def _seq_in(self, query: str) -> int:
+        return next((seq for (seq,) in self._connection.rows(query) if isinstance(seq, int)), 0)
+
+    def _following(self, table: str, columns: Sequence[str], order: str, followed: str) -> Iterator[pa.RecordBatch]:
         return self._connection.batches(
             f"SELECT {select_list(self._types, table, columns)} FROM {table} t WHERE tenant_id = {self._tenant}"
-            f" AND EXISTS ({self._followed}) ORDER BY t.{order}, t.ctid"
+            f" AND EXISTS ({followed}) ORDER BY t.{order}, t.ctid"
         )
 
 

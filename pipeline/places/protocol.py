@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from ledger.errors import ArchiveInvalidError, TenantNotFoundError
+from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from ledger.verification.range_fold import ChainBounds
 from signing.keys import Keyring
@@ -94,15 +95,23 @@ class PieceReader(Protocol):
         return None
 
     def followed_seq(self) -> int:
-        """The last seq that the stored jobs and commitments cover; 0 if none are stored."""
+        """The last seq that the stored commitments cover; 0 if none are stored."""
         return 0
 
     def jobs(self) -> Iterator[pa.RecordBatch] | None:
         """``JOB_COLUMNS`` of all stored jobs of the tenant by job id; None if this form of a ledger stores none."""
         return None
 
+    def jobs_seq(self) -> int:
+        """The last seq that the stored jobs cover; 0 if they may have been written with other exclusions."""
+        return self.followed_seq()
+
+    def exclusions(self) -> Exclusions:
+        """What is excluded from the fold with which the stored jobs are compared."""
+        return COUNT_ALL
+
     def promised(self) -> Iterator[pa.RecordBatch]:
-        """``PROMISED_COLUMNS`` of the tenant's table of commitments by seq; covers the same seqs as the stored jobs."""
+        """``PROMISED_COLUMNS`` of the tenant's table of commitments by seq."""
         return iter(())
 
 

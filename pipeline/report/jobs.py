@@ -4,6 +4,8 @@ Tasks read the fact of an entry with ``ledger.machines.jobs.said_of_row``, as ev
 whatever its payload holds, a field of the wrong type counts as missing, and a CONFLICT entry states the fact of the
 event that it holds. An entry that records a read of payloads names the reader and the route.
 
+A fact of an excluded log does not count (``ledger.machines.exclusions``): its row remains, without the fact.
+
 Spark groups the facts of a job in one task, which folds them as the service does. If a time precedes the one it
 should follow (two nodes' clocks, an inaccurate trace), there is no duration: the job is marked ``is_backwards`` and
 left out of the percentiles.
@@ -20,12 +22,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import orjson
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.canonical import INTEGER_MAX
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SYSTEM_TENANT, SystemAction
 from ledger.facts.statuses import ENDED, FAILED
 from ledger.machines import jobs
+from ledger.machines.exclusions import NO_STATEMENTS, SUBJECT, log_of, statements_of
 from ledger.machines.job_fold import HlcParts, JobFold
 from ledger.machines.jobs import payload_of, said_of_row
 from ledger.private_fields import PRIVATE_MARK
@@ -45,10 +49,12 @@ TRACE_SECONDS_MAX: Final = 10**11
 """Later times of a trace, about 3,000 years, count as missing."""
 COLUMNS: Final = (
     *("tenant_id", "seq", "job_id", "hlc_physical", "hlc_logical", "hlc_node"),
-    *("action", "payload", "payload_digest"),
+    *("action", "payload", "payload_digest", "origin"),
 )
 """Columns of an entry that a report reads."""
-_EVENT: Final = [name for name in COLUMNS if name not in ("seq", "payload")]
+OWN_LOG: Final = "own_log"
+"""Column with the log of the chain that an entry was read from."""
+_EVENT: Final = [name for name in COLUMNS if name not in ("seq", "payload", "origin")]
 """Columns that are equal in entries of different bundles if these hold the same event."""
 
 _PRIVATE_BEGIN: Final = f'{{"{PRIVATE_MARK}":{{'
@@ -66,6 +72,7 @@ _FACTS: Final = pa.schema(
         *(("tenant_id", pa.string()), ("seq", pa.int64()), ("job_id", pa.string()), ("at", _HLC)),
         *(("action", pa.string()), ("event_ms", pa.int64()), ("trace_ms", pa.int64()), ("private", pa.int64())),
         *(("actor", SHOWN), ("read", _READ), ("fact", pa.binary())),
+        *(("log", pa.string()), ("statement", pa.binary())),
     ]
 )
 
@@ -108,9 +115,19 @@ def system_entries(spark: SparkSession, places: Sequence[OpenPlace], before_ms: 
 
 def _union(spark: SparkSession, wanted: Sequence[tuple[OpenPlace, list[str]]], before_ms: int | None) -> DataFrame:
     times = Times(to_ms=None if before_ms is None else before_ms - 1)
-    each = [entries_of(spark, place, tenants=names, columns=COLUMNS, times=times) for place, names in wanted]
+    each = [
+        entries_of(spark, place, tenants=names, columns=COLUMNS, times=times).withColumn(
+            OWN_LOG, _own_log(place, names)
+        )
+        for place, names in wanted
+    ]
     union = reduce(DataFrame.unionByName, each)
     return union if len(each) == 1 else union.dropDuplicates(_EVENT)
+
+
+def _own_log(place: OpenPlace, tenants: Sequence[str]) -> Column:
+    origin = next((found for name in tenants[:1] if (found := place.log_origin(name)) is not None), None)
+    return F.lit(None).cast("string") if origin is None else F.concat(F.lit(f"{origin}/"), F.col("tenant_id"))
 
 
 def _tenants_of(place: OpenPlace, tenants: Collection[str] | None) -> list[str]:
@@ -134,9 +151,11 @@ def facts(entries: DataFrame, by: Sequence[str] = ()) -> DataFrame:
     ``trace_ms``, the event's time on each clock, and ``fact``, an encoded ``JobFact``. ``private`` counts the
     private values of the payload. ``actor`` sent the event, or did the read in ``read``: its route, and the numbers
     of jobs, events and entries. The labels of a fact that creates a job are the values of the fields ``by``, such as
-    ``spec.image``.
+    ``spec.image``. ``log`` first chained the entry; ``statement`` is one about an excluded log.
     """
-    return entries.select(*COLUMNS).mapInArrow(partial(_facts, [name.split(".") for name in by]), ddl_of(_FACTS))
+    return entries.select(*COLUMNS, OWN_LOG).mapInArrow(
+        partial(_facts, [name.split(".") for name in by]), ddl_of(_FACTS)
+    )
 
 
 def before_end(facts: DataFrame, clock: Clock | None, end_ms: int | None) -> DataFrame:
@@ -144,6 +163,21 @@ def before_end(facts: DataFrame, clock: Clock | None, end_ms: int | None) -> Dat
     if end_ms is None:
         return facts
     return facts.where(f"{'action IS NULL OR trace_ms' if clock is Clock.TRACE else 'at.physical_ms'} < {end_ms:d}")
+
+
+def counted(facts: DataFrame) -> DataFrame:
+    """The rows of ``facts``, those of excluded logs without what they state about jobs."""
+    stated: dict[str, list[Any]] = {}
+    for row in facts.where("statement IS NOT NULL").select("tenant_id", "statement").collect():
+        stated.setdefault(row.tenant_id, []).append(msgspec.msgpack.decode(row.statement))
+    is_excluded = F.lit(False)
+    for tenant_id, rows in stated.items():
+        logs = statements_of(NO_STATEMENTS, rows, None).exclusions(None).logs
+        is_excluded |= (F.col("tenant_id") == tenant_id) & F.col("log").isin(*logs)
+    if not stated:
+        return facts
+    lost = ("action", "event_ms", "trace_ms", "fact")
+    return facts.withColumns({name: F.when(~F.coalesce(is_excluded, F.lit(False)), F.col(name)) for name in lost})
 
 
 def _facts(paths: Sequence[Sequence[str]], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -161,9 +195,16 @@ def _row(
     own_action: Any,
     payload: Any,
     own_digest: Any,
+    origin: Any,
+    own_log: str | None,
 ) -> dict[str, Any]:
     own_hlc = (physical_ms, logical, node)
     row = {"tenant_id": tenant_id, "seq": seq, "job_id": job_id, "at": own_hlc, "private": 0}
+    row["log"] = own_log if origin is None else log_of(origin)
+    if job_id == SUBJECT:
+        # Other places have other logs of their own, so each statement names its log.
+        born = _json({"log": row["log"]})
+        row["statement"] = msgspec.msgpack.encode((job_id, seq, *own_hlc, own_action, own_digest, payload, born))
     found = said_of_row(job_id, seq, *own_hlc, own_action, own_digest, payload)
     if found is None or found[0] not in EVENTS_BY_ACTION:
         return row | _read(payload) if own_action == SystemAction.PAYLOADS_READ else row

@@ -22,7 +22,7 @@ from ledger.errors import InvalidInputError
 from ledger.facts.statuses import STATUSES
 from pipeline.report import Asked, Clock, Period, access, choose_period, moment_text, tables
 from pipeline.report import folder as files
-from pipeline.report.jobs import before_end, facts, fold
+from pipeline.report.jobs import before_end, counted, facts, fold
 from pipeline.report.page import write_page
 from pipeline.report.tables import OUTCOMES, PERCENTILES, SPANS
 
@@ -66,8 +66,9 @@ def make(
         ConfigurationError: ``dest`` holds something else.
     """
     with files.replaced(dest) as fresh:
-        known = before_end(facts(entries, made.by), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
+        stated = before_end(facts(entries, made.by), asked.clock, asked.end_ms).persist(StorageLevel.DISK_ONLY)
         try:
+            known = counted(stated)
             read = tables.overall(known).collect()[0].asDict()
             period = _period(asked, read, round(made.made_at.timestamp() * 1000))
             files.write_table(tables.by_tenant(known), fresh, "ledger")
@@ -81,7 +82,7 @@ def make(
             if stats is not None:
                 tables.write_measures(stats, made.tenants, period, fresh)
         finally:
-            known.unpersist()
+            stated.unpersist()
         for name in (*TABLES, *(["labels"] if made.by else ()), *(() if stats is None else tables.MEASURES)):
             files.write_csv(fresh, name)
         report = _headline(period, made, read, numbers, who, before, fresh)

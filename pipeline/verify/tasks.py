@@ -152,7 +152,8 @@ class CheckRanges:
     def _entries(
         self, checker: RangeChecker, task: RangeTask, reader: PieceReader, breaks: list[Break]
     ) -> Iterator[TaskRow]:
-        jobs, place = JobParts(reader.followed_seq() if self.with_jobs else 0), 0
+        jobs = JobParts(reader.jobs_seq(), reader.exclusions()) if self.with_jobs else JobParts(0)
+        place = 0
         for batch in reader.entries():
             known = checker.summary.commitments
             if checker.check_packed(ArrowEntries(batch)) is None:

@@ -22,6 +22,7 @@ from ledger import canonical, merkle
 from ledger.chain import link, link_v1
 from ledger.facts.events import JOB_EVENTS
 from ledger.machines import jobs
+from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.merkle.tiles import TileTree
 from ledger.verification import (
     COMMITMENT_ACTIONS,
@@ -299,6 +300,9 @@ class MemoryReader:
 
     async def followed_seq(self) -> int:
         return self._entries[-1]["seq"] if self._entries else 0
+
+    async def exclusions(self) -> Exclusions:
+        return COUNT_ALL
 
     async def _batches(self, rows: Iterable[Row], columns: Sequence[str]) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
         remaining = iter(rows)

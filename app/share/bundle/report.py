@@ -26,7 +26,8 @@ from ledger.exit_code import ExitCode, gravest
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, VERDICTS, CommitmentAction, SystemAction
 from ledger.hlc import Hlc
 from ledger.machines import jobs
-from ledger.machines.job_fold import JobFold
+from ledger.machines.exclusions import NO_STATEMENTS, SUBJECT, log_of, statements_of
+from ledger.machines.job_fold import JobFold, JobState
 from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import JudgedCheckpoint
@@ -103,14 +104,14 @@ def counts_of(reader: BundleReader) -> Counts:
     Raises:
         BundleInvalidError: the file has changed since.
     """
-    folds: dict[str, JobFold] = {}
+    statuses = _Statuses(reader.manifest.origin)
     erased: Counter[str] = Counter()
-    erasures, is_counted = 0, True
+    erasures = 0
     senders, readers = Actors(), Actors()
     proposals = {"accepted": 0, "rejected": 0}
     for rows in reader.entry_batches():
         for row in rows:
-            job_id, seq, _, _, _, action, _, text = foldable = [row[place] for place in _PLACES]
+            job_id, _, _, _, _, action, _, text, _ = foldable = [row[place] for place in _PLACES]
             if action == SystemAction.SUBJECT_ERASED:
                 erasures += 1
                 erased.update(jobs.payload_of(text).get("key_ids", ()))
@@ -118,15 +119,41 @@ def counts_of(reader: BundleReader) -> Counts:
                 readers.add(jobs.payload_of(text))
             elif (told := _told(action, job_id, text)) in VERDICTS:
                 proposals["accepted" if told == CommitmentAction.PROPOSE_ACCEPTED else "rejected"] += 1
-            if (said := jobs.said_of_row(*foldable)) is None:
-                continue
-            if said[0] in EVENTS_BY_ACTION:
+            if (said := jobs.said_of_row(*foldable)) is not None and said[0] in EVENTS_BY_ACTION:
                 senders.add(said[1])
-            if is_counted:
-                folds.setdefault(job_id, JobFold(job_id)).add(*said, seq)
-                is_counted = len(folds) <= JOBS_MAX
-    by_status = sorted(Counter(jobs.status(fold.state()) for fold in folds.values()).items()) if is_counted else None
-    return Counts(None if by_status is None else dict(by_status), erasures, len(erased), senders, readers, proposals)
+            statuses.add(foldable, said)
+    return Counts(statuses.counted(), erasures, len(erased), senders, readers, proposals)
+
+
+class _Statuses:
+    """Counts jobs by status. What is excluded is known at the end alone, so each log's facts are folded apart."""
+
+    def __init__(self, own_log: str) -> None:
+        self._own_log = own_log
+        self._folds: dict[tuple[str, str | None], JobFold] = {}
+        self._statements: list[Sequence[Any]] = []
+
+    def add(self, row: Sequence[Any], said: jobs.Said | None) -> None:
+        """Add a row of ``FOLD_COLUMNS`` and its fact about its job."""
+        job_id, seq, origin = row[0], row[1], row[-1]
+        if job_id == SUBJECT:
+            self._statements.append(row)
+        if said is not None and len(self._folds) <= JOBS_MAX:
+            log = self._own_log if origin is None else log_of(origin)
+            self._folds.setdefault((job_id, log), JobFold(job_id)).add(*said, seq)
+
+    def counted(self) -> dict[str, int] | None:
+        """The numbers of jobs by status, None for more than ``JOBS_MAX``."""
+        if len(self._folds) > JOBS_MAX:
+            return None
+        excluded = statements_of(NO_STATEMENTS, self._statements, self._own_log).exclusions(self._own_log).logs
+        jobs_folded: dict[str, JobFold] = {}
+        for (job_id, log), fold in self._folds.items():
+            state = fold.state()
+            if log in excluded:
+                state = JobState(job_id, state.last_hlc, state.last_seq, 0, uncounted=state.last_seq)
+            jobs_folded.setdefault(job_id, JobFold(job_id)).join(state)
+        return dict(sorted(Counter(jobs.status(fold.state()) for fold in jobs_folded.values()).items()))
 
 
 OUTCOMES: Final = {

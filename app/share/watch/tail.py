@@ -345,7 +345,7 @@ class Tails:
         found: dict[str, frozenset[str] | None] = {}
         for job in await self._folds.read(connection, [(tenant_id, job_id) for job_id in jobs_in_question(listed)]):
             try:
-                state, _ = await self._folds.fold(connection, job)
+                state = (await self._folds.fold(connection, job)).state
                 found[job.span.job_id] = frozenset() if state is None else jobs.dcs_of(state)
             except ChainDamagedError as error:
                 # The data centres of the job are unknown, so all clients get its entries.

@@ -11,6 +11,7 @@ the table. Its position::
 
     position <= head                    per tenant, in scheduler.follower_positions
     rows and position are written in one transaction, which locks the row of the position
+    rows are written from the first entry on once a statement about excluded logs is met, which changes earlier ones
     a tenant without a position was not followed: its rows are removed, and it is followed from seq 1 on
 
 An attacker can edit a position, so a position that this node did not write is checked: rows of the table MUST cover the
@@ -317,11 +318,13 @@ class TableFollower:
         # Read before the heads, so that the chains include all records up to these LSNs.
         chained_lsn, room = {name: self._chained_lsn(name) for name in names}, ENTRIES_A_TURN
         places = await store.lock_places(connection, FOLLOWER, names)
+        # Read after the heads, so that every statement below them is known.
+        rewritten = {*self._to_rewrite, *await self._table.read_exclusions(connection, turn, list(places))}
         for name, place in places.items():
             found = None if place.is_begun else await self._false_place(connection, name, place.seq)
             if found is not None:
                 self._report(ChainDamagedError(name, found.detail, found), MET_BY)
-            if found is not None or (name in self._to_rewrite and not place.is_begun):
+            if found is not None or (name in rewritten and not place.is_begun):
                 await store.move(connection, FOLLOWER, {name: place.seq}, {name: 0})
                 places[name] = store.Place(0, place.head_seq, is_begun=True)
         if begun := [name for name, place in places.items() if place.is_begun]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.runtime.sharing import in_turns
-from app.store import Connection, commitments
+from app.store import Connection, commitments, exclusions
 from app.store import job_search as terms_store
 from app.store import job_table as store
 from app.store.following import FollowedEntry
 from app.store.job_search import JobTerm
 from app.store.job_table import JobKey, JobSpan
 from ledger.machines import jobs
+from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState
 from ledger.positions import Lsn
@@ -46,6 +47,8 @@ class Turn:
     """For tenants at the end of their chain, an LSN up to which all records of this node are in it."""
     unfinished: set[str] = field(default_factory=set)
     """Tenants that need another turn, even without new entries."""
+    exclusions: dict[str, Exclusions] = field(default_factory=dict)
+    """What is excluded in each chain with statements."""
     states: dict[JobKey, JobState] = field(default_factory=dict)
     """New states of jobs."""
     rewritten: list[JobKey] = field(default_factory=list)
@@ -55,10 +58,15 @@ class Turn:
 class JobTable:
     """Folds entries into the states of their jobs."""
 
-    def __init__(self, on_followed: Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None]) -> None:
+    def __init__(
+        self,
+        on_followed: Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None],
+        log_origin: str | None = None,
+    ) -> None:
         """``on_followed`` gets new states of jobs once they are committed, and by tenant the LSN up to which they cover
-        the records of this node."""
+        the records of this node. ``log_origin`` is that of this ledger's logs."""
         self._on_followed = on_followed
+        self._log_origin = log_origin
         self._known: dict[str, dict[str, JobState]] = {}
         """By tenant and job, states as of the last turn; valid only while no other node follows the tenant."""
         self._doubted: dict[JobKey, None] = {}
@@ -68,6 +76,21 @@ class JobTable:
         """Rewrite the row of this job from its entries, with the next turn of its tenant."""
         if len(self._doubted) < DOUBTED_MAX:
             self._doubted[tenant_id, job_id] = None
+
+    async def read_exclusions(self, connection: Connection, turn: Turn, tenant_ids: Sequence[str]) -> list[str]:
+        """Put into ``turn`` what is excluded in these chains; returns those whose rows were written with other
+        exclusions, and MUST be written from the first entry on in this transaction."""
+        stated = await exclusions.statements(connection, tenant_ids, self._log_origin)
+        turn.exclusions = {
+            each: found.exclusions(exclusions.own_log(self._log_origin, each)) for each, found in stated.items()
+        }
+        if not turn.exclusions:
+            return []
+        written = await exclusions.written_with(connection, list(turn.exclusions))
+        changed = {each: found.seq for each, found in turn.exclusions.items() if found.seq > written.get(each, 0)}
+        if changed:
+            await exclusions.write_with(connection, changed)
+        return list(changed)
 
     async def empty(self, connection: Connection, tenant_ids: Sequence[str]) -> None:
         """Remove the rows of these tenants."""
@@ -84,14 +107,15 @@ class JobTable:
         for tenant_id, entries in turn.entries.items():
             for entry in entries:
                 if entry.action in jobs.ABOUT_JOBS and isinstance(entry.job_id, str):
-                    rows[tenant_id, entry.job_id].append(entry[:-1])
+                    rows[tenant_id, entry.job_id].append(entry)
         turn.rewritten = [job for job in self._doubted if job[0] in turn.after]
         touched = sorted({*turn.rewritten, *rows})
         before = {job: state for job in touched if (state := self._known.get(job[0], {}).get(job[1])) is not None}
         unknown = [job for job in touched if job not in before and turn.after[job[0]]]
-        read = await _folded(connection, [JobSpan(*job, to_seq=turn.after[job[0]]) for job in unknown])
+        read = await _folded(connection, turn, [JobSpan(*job, to_seq=turn.after[job[0]]) for job in unknown])
         async for job in in_turns(touched, TURN_S):
-            state = jobs.folded(job[1], before.get(job) or read.get(job), rows.get(job, ()))
+            excluded = turn.exclusions.get(job[0], COUNT_ALL)
+            state = jobs.folded(job[1], before.get(job) or read.get(job), rows.get(job, ()), excluded)
             if state is not None:
                 turn.states[job] = state
         if turn.states:
@@ -115,16 +139,17 @@ class JobTable:
         self._known.clear()
 
 
-async def _folded(connection: Connection, spans: Sequence[JobSpan]) -> dict[JobKey, JobState]:
+async def _folded(connection: Connection, turn: Turn, spans: Sequence[JobSpan]) -> dict[JobKey, JobState]:
     """The state of each job, folded from its entries; jobs without a state are left out. Entries are taken as stored:
     a read of the job recomputes them."""
     states: dict[JobKey, JobState] = {}
     entries = await store.entries_of(connection, spans) if spans else []
     async for span, rows in in_turns(zip(spans, entries, strict=True), TURN_S):
-        state = jobs.folded(span.job_id, None, map(store.FOLDED, rows))
+        excluded = turn.exclusions.get(span.tenant_id, COUNT_ALL)
+        state = jobs.folded(span.job_id, None, map(store.FOLDED, rows), excluded)
         while len(rows) > store.ENTRIES_MAX:
             (rows,) = await store.entries_of(connection, [span._replace(after_seq=rows[-1][0])])
-            state = jobs.folded(span.job_id, state, map(store.FOLDED, rows))
+            state = jobs.folded(span.job_id, state, map(store.FOLDED, rows), excluded)
         if state is not None:
             states[span.tenant_id, span.job_id] = state
     return states
@@ -144,7 +169,8 @@ async def _follow_terms(connection: Connection, turn: Turn, before: Mapping[JobK
         if fields.built_to is None:
             continue
         job_ids = await terms_store.next_jobs(connection, tenant_id, fields.built_to, BUILT_AT_ONCE)
-        built = await _folded(connection, [JobSpan(tenant_id, each, to_seq=turn.places[tenant_id]) for each in job_ids])
+        spans = [JobSpan(tenant_id, each, to_seq=turn.places[tenant_id]) for each in job_ids]
+        built = await _folded(connection, turn, spans)
         changed |= {job: _terms(job, built.get(job), fields.fields) for job in ((tenant_id, each) for each in job_ids)}
         is_done = len(job_ids) < BUILT_AT_ONCE
         await terms_store.advance_terms(connection, fields, None if is_done else max(job_ids))
