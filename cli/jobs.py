@@ -56,6 +56,7 @@ def jobs(
     actor: Annotated[str | None, typer.Option("--actor", help="Created by this principal.")] = None,
     where: Where = None,
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="The error contains this.")] = None,
+    in_conflict: Annotated[bool, typer.Option("--in-conflict", help="Created more than once, differently.")] = False,
     limit: Limit = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV.")] = False,
     as_json: Json = False,
@@ -80,6 +81,7 @@ def jobs(
         "actor": actor,
         "where": [_condition(text) for text in where or ()],
         "error": error,
+        "in_conflict": True if in_conflict else None,
     }
     if job is not None and (as_csv or limit is not None or any(asked.values())):
         raise InvalidInputError("a job is shown by its name and tenant alone; the other options are of lists")
@@ -175,6 +177,7 @@ def _show(client: LedgerClient, tenant: str, job_id: str, as_json: bool) -> None
         *([f"  for       {' '.join(job['assigned_dcs'])}"] if job["assigned_dcs"] else ()),
         *([f"  result    {orjson.dumps(job['result']).decode()}"] if job["result"] is not None else ()),
         *([f"  by        {_short(job['actor'])}"] if job["actor"] is not None else ()),
+        *(line for conflict in job.get("conflicts", ()) for line in _conflict_lines(conflict)),
         f"  times are of {_zone()}",
         "",
         *map(_event_line, events),
@@ -182,12 +185,22 @@ def _show(client: LedgerClient, tenant: str, job_id: str, as_json: bool) -> None
     )
 
 
+def _conflict_lines(conflict: Mapping[str, Any]) -> Iterator[str]:
+    yield f"  conflict  created more than once; by the rule {conflict['rule']}:"
+    for entry in conflict["entries"]:
+        what = "counts" if entry["counts"] else "does not count"
+        yield f"    seq {entry['seq']} of {entry['log']}, node {entry['node_id']}, {_local(entry['at'])}: {what}"
+
+
 def _event_line(event: Mapping[str, Any]) -> str:
     payload = event["payload"] if isinstance(event["payload"], dict) else {}
     told = {name: value for name, value in payload.items() if name not in _SAID_ELSEWHERE}
     actor = "" if event["actor"] is None else f" by {_short(event['actor'])}"
     when, what = _local(event["at"]), event["type"] or event["action"]
-    return f"{event['seq']:>8}  {when}  {what:<24}  {event['state']:<9}{actor}  {_short(told) if told else ''}".rstrip()
+    log = f" from {event['origin']['log']}" if event.get("origin") else ""
+    log += "" if event.get("counts", True) else ", excluded"
+    line = f"{event['seq']:>8}  {when}  {what:<24}  {event['state']:<9}{actor}{log}  {_short(told) if told else ''}"
+    return line.rstrip()
 
 
 def _short(value: object) -> str:

@@ -275,7 +275,7 @@ class Service:
     def _wire_followers(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
         """Wire the followers of the chain, and the services that entries of ``_system`` change."""
         self.job_table = TableFollower(
-            JobTable(self.submitter.followed, started.log_origin),
+            JobTable(self.submitter.followed, started.log_origin, partial(self.metrics.count, "job_conflicts")),
             partial(following.connect, self.database_url, STATEMENT_TIMEOUT_S),
             chained_lsn=self.node.chained_lsn_of,
             report=self.breaks.report_error,

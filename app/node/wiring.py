@@ -71,6 +71,7 @@ from app.write.followers.anchors import Authority, CosignatureInbox, Timestamper
 from app.write.followers.ledger_watch import LedgerWatch
 from app.write.followers.notary import Notary
 from app.write.intake.access_records import AccessRecords
+from app.write.intake.exclusion_changes import ExclusionChanges
 from app.write.intake.home_regions import HomeRegions
 from app.write.intake.privacy_changes import PrivacyChanges
 from app.write.intake.proposals import Proposals
@@ -336,6 +337,7 @@ def _write_services(
         FairTurns: service.line_turns,
         StatsIntake: service.stats,
         PrivacyChanges: PrivacyChanges(node, pool, knowledge, service.system_entries),
+        ExclusionChanges: ExclusionChanges(service.system_entries, pool, service.job_folds, started.log_origin),
         EventWrites: EventWrites(
             node=node,
             submitter=service.submitter,

@@ -19,11 +19,14 @@ from app.store.job_table import ListedRow
 from app.store.reading import Pool, json_in, reading
 from app.store.reads import CreatedHlc
 from ledger import rfc3339
+from ledger.chain.conflict import held_event
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.facts.events import ACTOR
 from ledger.facts.statuses import CANCELLING
 from ledger.hlc import Hlc
 from ledger.machines import jobs
+from ledger.machines.exclusions import Exclusions
+from ledger.machines.job_fold import HlcParts
 from ledger.machines.job_search import JobFilter
 from ledger.machines.jobs import Refusal
 
@@ -121,11 +124,11 @@ class JobReader:
                         if rows.has_refusals
                         else None
                     )
-                others = [order[-1] for order in state.others.values()] if state is not None else []
-                found = await reads.creations(connection, self._check, of_tenant, job_id, others) if others else []
+                created_at = _creations_in(state)
+                found = await reads.creations(connection, self._check, of_tenant, job_id, created_at)
                 return state, refusal, found
 
-        (state, refusal, others), source = await self._copies.read(of_tenant, look, promise)
+        (state, refusal, creations), source = await self._copies.read(of_tenant, look, promise)
         if state is None and refusal is not None:
             state = jobs.JobState(job_id, (*refusal.hlc,), refusal.seq, 0)
         if state is None:
@@ -136,7 +139,7 @@ class JobReader:
         return {
             "tenant_id": of_tenant,
             **view,
-            "other_creations": await self._other_creations(of_tenant, view, others),
+            **await self._creations(of_tenant, state, view, creations),
             "consistency": _kept(promise, source),
         }
 
@@ -244,7 +247,10 @@ class JobReader:
         for job in damaged:
             self._report(job.error, "job_list")
         shown = await self._revealing.states(tenant_id, states)
-        items = [{"tenant_id": tenant_id, **jobs.view(state)} for state in shown]
+        items = [
+            {"tenant_id": tenant_id, **jobs.view(each), "conflicts": jobs.conflicts(state)}
+            for state, each in zip(states, shown, strict=True)
+        ]
         as_of = {"as_of_seq": place.seq, "head_seq": place.head_seq}
         staleness = {"staleness_ms": max(source.staleness_ms, behind_ms)}
         return Page(items, last, _kept(promise, source) | staleness | as_of, [job.shown() for job in damaged])
@@ -258,24 +264,29 @@ class JobReader:
             JobNotFoundError: there is no such job; errors else as ``read``.
         """
 
-        async def look(pool: Pool, judge: Judge) -> tuple[list[reads.EventRow], bool] | None:
+        async def look(pool: Pool, judge: Judge) -> tuple[list[reads.EventRow], bool, Exclusions] | None:
             async with reading(pool, snapshot=True) as connection:
                 await self._copies.judged(connection, promise, judge)
                 check = self._check
+                excluded = await self._folds.exclusions(connection, tenant_id)
                 events, more = await reads.list_job_events(connection, check, tenant_id, job_id, after, limit)
                 exists = events or await reads.job_exists(connection, tenant_id, job_id)
                 if not exists and await reads.find_refusal(connection, check, tenant_id, job_id) is not None:
-                    return await reads.list_job_events(
+                    refused = await reads.list_job_events(
                         connection, check, tenant_id, job_id, after, limit, are_refused=True
                     )
-                return (events, more) if exists else None
+                    return (*refused, excluded)
+                return (events, more, excluded) if exists else None
 
         found, source = await self._copies.read(tenant_id, look, promise)
         if found is None:
             raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}{_behind(source)}")
-        events, more = found
+        events, more, excluded = found
         payloads = await self._revealing.payloads(tenant_id, [event.entry for event in events])
-        items = [_event_item(event, payload) for event, payload in zip(events, payloads, strict=True)]
+        items = [
+            {**_event_item(event, payload), "counts": excluded.counts(event.entry.origin)}
+            for event, payload in zip(events, payloads, strict=True)
+        ]
         end = events[-1].entry if more else None
         return Page(
             items, None if end is None else (end.hlc_physical, end.hlc_logical, end.hlc_node), _kept(promise, source)
@@ -310,6 +321,7 @@ class JobReader:
                 below,
                 limit - len(found),
                 min(LOOKED_AT_ONCE, left),
+                in_conflict=wanted.in_conflict,
             )
             states, met, cut = await self._states(connection, tenant_id, part.jobs, place)
             found += [state for state in states if wanted.finds(state)]
@@ -318,17 +330,30 @@ class JobReader:
             if below is None or len(found) == limit or left <= 0 or time.monotonic() > give_up_s:
                 return _Found(found, damaged, below)
 
-    async def _other_creations(
-        self, tenant_id: str, view: dict[str, Any], events: Sequence[ListedEntry]
-    ) -> Sequence[dict[str, Any]]:
-        """The ``events``, creations of one job, that differ from what ``view`` shows."""
-        items = []
+    async def _creations(
+        self, tenant_id: str, state: jobs.JobState, view: dict[str, Any], events: Sequence[ListedEntry]
+    ) -> dict[str, Any]:
+        """The creations among ``events`` that differ from what ``view`` shows, and the conflict of ``state`` with
+        them."""
+        items, entries = [], []
         for event, shown in zip(events, await self._revealing.payloads(tenant_id, events), strict=True):
+            is_first = state.created is not None and state.created.order[-1] == event.seq
             payload = orjson.loads(orjson.dumps(shown))
+            hlc: HlcParts = (event.hlc_physical, event.hlc_logical, event.hlc_node)
+            if (held := held_event(payload, event.job_id)) is not None:
+                payload, hlc = jobs.payload_of(held.payload), held.hlc
             said = {"spec": payload.get("spec", {}), "assigned_dcs": payload.get("assigned_dcs", [])}
-            if said != orjson.loads(orjson.dumps({name: view[name] for name in said})):
+            if not is_first and said == orjson.loads(orjson.dumps({name: view[name] for name in said})):
+                continue
+            entries.append((not is_first, hlc, event.seq, self._folds.log_of(tenant_id, event.origin)))
+            if not is_first:
                 items.append({"seq": event.seq, "hlc": event.t_hlc, "at": rfc3339.time_of(event.t_hlc), **said})
-        return items
+        if not items:
+            return {"other_creations": [], "conflicts": []}
+        entries.sort()
+        conflict = jobs.conflict_of([(seq, hlc) for _, hlc, seq, _ in entries])
+        logs = [{**entry, "log": log} for entry, (*_, log) in zip(conflict["entries"], entries, strict=True)]
+        return {"other_creations": items, "conflicts": [{**conflict, "entries": logs}]}
 
     async def _tenant_of(self, job_id: str, among: Sequence[str], promise: Promise) -> str:
         """The only tenant that matches the patterns ``among`` and has a job of this id.
@@ -376,7 +401,15 @@ def _event_item(event: reads.EventRow, shown: object) -> dict[str, Any]:
         "payload_digest": entry.payload_digest,
         "chain_link": entry.chain_link,
         "state": event.state,
+        "origin": json_in(entry.origin),
     }
+
+
+def _creations_in(state: State) -> list[int]:
+    """Seqs of the creations of a job that was created more than once."""
+    if state is None or state.created is None or not state.others:
+        return []
+    return [state.created.order[-1], *(order[-1] for order in state.others.values())]
 
 
 def _created(state: jobs.JobState) -> CreatedHlc:

@@ -175,6 +175,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/nodes",
         "GET /v1/tenants/{tenant_id}/privacy",
         "GET /v1/tenants/{tenant_id}/search",
+        "GET /v1/exclusions",
     ),
     Rule(Right.READ, Needs.ANY): ("GET /v1/jobs/{job_id}",),
     Rule(Right.WRITE, Needs.IN_BODY): (
@@ -215,6 +216,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "POST /v1/stats",
         "POST /v1/snapshots",
         "POST /v1/chain/acknowledge",
+        "POST /v1/exclusions",
         "POST /v1/bundles/import",
     ),
     Rule(Right.OPERATE, Needs.NAMED): (

@@ -61,8 +61,16 @@ SELECT {stored("j")}, j.tenant_id, newest.job_id,
 """
 
 
-def _query(source: str) -> str:
-    """The query for a part of the jobs of ``source``.
+# A CONFLICT entry may hold a creation.
+_CREATED_TWICE: Final = """
+   AND (SELECT count(*) FROM (SELECT FROM scheduler.scheduler_log c
+                               WHERE c.tenant_id = $1 AND c.job_id = j.job_id AND c.action IN ('ENQUEUE', 'CONFLICT')
+                               LIMIT 2) AS creations) = 2
+"""
+
+
+def _query(source: str, condition: str = "") -> str:
+    """The query for a part of the jobs of ``source`` of which ``condition`` holds.
 
     An entry contains a text if its payload does, in lower case. A CONFLICT entry holds another event in another form,
     so it may contain any text.
@@ -77,6 +85,7 @@ SELECT j.*, size.bytes
               SELECT FROM scheduler.scheduler_log l
                WHERE l.tenant_id = $1 AND l.job_id = j.job_id
                  AND (strpos(lower(l.payload::text COLLATE "C"), wanted.fragment) > 0 OR l.action = 'CONFLICT')))
+{condition}
 """
     return f"""
 WITH candidates AS MATERIALIZED ({source}), edge AS (
@@ -90,13 +99,18 @@ SELECT edge.*, page.physical, page.logical, page.node, page.job_id, {stored("pag
 """
 
 
-_QUERIES: Final = {
-    (False, False): _query(_IN_ORDER.format(of_actor="")),
-    (True, False): _query(_IN_ORDER.format(of_actor=" AND created_by = $12")),
-    (False, True): _query(_OF_TERM.format(of_actor="", term=12)),
-    (True, True): _query(_OF_TERM.format(of_actor=" AND j.created_by = $12", term=13)),
+_SOURCES: Final = {
+    (False, False): _IN_ORDER.format(of_actor=""),
+    (True, False): _IN_ORDER.format(of_actor=" AND created_by = $12"),
+    (False, True): _OF_TERM.format(of_actor="", term=12),
+    (True, True): _OF_TERM.format(of_actor=" AND j.created_by = $12", term=13),
 }
-"""By whether the jobs of an actor are wanted, and those with a term."""
+_QUERIES: Final = {
+    (*wanted, in_conflict): _query(source, _CREATED_TWICE if in_conflict else "")
+    for wanted, source in _SOURCES.items()
+    for in_conflict in (False, True)
+}
+"""By whether the jobs of an actor are wanted, those with a term, and those in conflict."""
 
 
 async def candidates(
@@ -110,11 +124,13 @@ async def candidates(
     below: CreatedHlc | None,
     limit: int,
     looked_at_max: int,
+    *,
+    in_conflict: bool = False,
 ) -> Candidates:
     """Candidates among the jobs of a tenant, newest first as in ``reads.list_jobs``: the first ``limit`` of at most
-    ``looked_at_max`` scanned jobs. With a ``term``, only jobs that have it."""
+    ``looked_at_max`` scanned jobs. With a ``term``, only jobs that have it; ``in_conflict``, only jobs that may be."""
     rows = await connection.fetch(
-        _QUERIES[actor is not None, term is not None],
+        _QUERIES[actor is not None, term is not None, in_conflict],
         tenant_id,
         *(below or EVER),
         limit,

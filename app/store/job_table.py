@@ -27,7 +27,7 @@ from app.store.reading import fetch_column, fetch_dict, turned
 from ledger.errors import ChainDamagedError
 from ledger.facts.events import EVENTS_BY_ACTION
 from ledger.machines import jobs
-from ledger.machines.exclusions import COUNT_ALL, NO_STATEMENTS, Exclusions, Statements
+from ledger.machines.exclusions import COUNT_ALL, NO_STATEMENTS, Exclusions, Statements, log_of
 from ledger.machines.jobs import JobState
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
 from ledger.verification.projection_check import StoredJob
@@ -336,6 +336,10 @@ class JobFolds:
         self._folds: OrderedDict[JobKey, Folded] = OrderedDict()
         self._statements: OrderedDict[str, Statements] = OrderedDict()
         """By tenant, the statements about excluded logs that were read and verified."""
+
+    def log_of(self, tenant_id: str, origin: str | None) -> str | None:
+        """The log that first chained an entry of this origin."""
+        return own_log(self._log_origin, tenant_id) if origin is None else log_of(origin)
 
     def remembered(self, tenant_id: str, job_id: str) -> Folded:
         """The cached fold of the job, empty for most."""

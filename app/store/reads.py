@@ -325,7 +325,7 @@ async def list_job_events(
 async def creations(
     connection: Connection, check: EntryCheck, tenant_id: str, job_id: str, seqs: Sequence[int]
 ) -> list[ListedEntry]:
-    """Creations of a job at these seqs, in order.
+    """Creations of a job at these seqs, in order; CONFLICT entries may hold some.
 
     Raises:
         ChainDamagedError: one of them is not what was chained.
@@ -335,7 +335,8 @@ async def creations(
         ListedEntry,
         f"""
         SELECT {columns(ListedEntry, ("created_at",))} FROM scheduler.scheduler_log
-         WHERE tenant_id = $1 AND seq = ANY($3::bigint[]) AND job_id = $2 AND action = 'ENQUEUE' ORDER BY seq
+         WHERE tenant_id = $1 AND seq = ANY($3::bigint[]) AND job_id = $2 AND action IN ('ENQUEUE', 'CONFLICT')
+         ORDER BY seq
         """,
         tenant_id,
         job_id,

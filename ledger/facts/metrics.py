@@ -133,6 +133,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             Kind.GAUGE,
             "How long a webhook of this node has taken nothing, the one that fails longest",
         ),
+        Metric("job_conflicts", Kind.COUNTER, "Jobs that entries brought into conflict, such as a second creation"),
         Metric("exchange_imported_entries", Kind.COUNTER, "Entries of a peer imported", labels=("peer",)),
         Metric("exchange_lag_entries", Kind.GAUGE, "Entries of a peer that are not imported", labels=("peer",)),
         Metric("exchange_failing", Kind.GAUGE, "Whether a peer cannot be imported from", labels=("peer",)),

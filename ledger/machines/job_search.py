@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError, refuse
-from ledger.machines.jobs import JobState, dcs_of, outcome
+from ledger.machines.jobs import JobState, conflicts, dcs_of, outcome
 from ledger.private_fields import PATH_CHARACTERS_MAX, PATH_PARTS_MAX, PRIVATE_MARK, Path
 
 ELEMENTS_MAX: Final = 64
@@ -61,11 +61,13 @@ class JobFilter(NamedTuple):
     fields: tuple[FieldIs, ...] = ()
     error: str | None = None
     """Part of the job's error; ASCII letters match in either case."""
+    in_conflict: bool = False
+    """Whether there is a conflict about the job."""
 
     @property
     def looks_inside(self) -> bool:
         """Whether the job's entries must be read."""
-        return self.dc is not None or self.error is not None or bool(self.fields)
+        return self.dc is not None or self.error is not None or self.in_conflict or bool(self.fields)
 
     def fragments(self) -> list[str]:
         """Texts in lower case (ASCII). Every job that is found has each of them in some entry, in any JSON escaping:
@@ -80,6 +82,8 @@ class JobFilter(NamedTuple):
 
     def finds(self, state: JobState) -> bool:
         """Whether a job of matching status and creator is found."""
+        if self.in_conflict and not conflicts(state):
+            return False
         if self.dc is not None and self.dc not in dcs_of(state):
             return False
         if self.error is not None:

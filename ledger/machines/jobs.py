@@ -29,7 +29,17 @@ from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Part, Sys
 from ledger.facts.statuses import ACCEPTED, CANCELLED, CANCELLING, ENDED, REACHED, REFUSED, STATUS_OF_END, SUBMITTED
 from ledger.hlc import Hlc
 from ledger.machines.exclusions import COUNT_ALL, UNCOUNTED, Exclusions
-from ledger.machines.job_fold import CREATION, HlcParts, JobFold, JobState, Refused, creator_of, refused_of, seqs_of
+from ledger.machines.job_fold import (
+    CREATION,
+    HlcParts,
+    JobFold,
+    JobState,
+    Refused,
+    creation_of,
+    creator_of,
+    refused_of,
+    seqs_of,
+)
 
 __all__ = [
     "JobFold",
@@ -37,6 +47,8 @@ __all__ = [
     "JobState",
     "Refusal",
     "awaits_ack",
+    "conflict_of",
+    "conflicts",
     "creator_of",
     "dcs_of",
     "decode_state",
@@ -317,7 +329,39 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
         "result": {name: ended[name] for name in ("final_status", "aggregate_metrics") if name in ended} or None,
         "error": ended.get("error"),
         "refused": _refused(state.refused, refusal),
+        "uncounted_seq": state.uncounted or None,
     }
+
+
+CREATED_TWICE: Final = "creation"
+"""Kind of a conflict: the job was created more than once, with different content."""
+LOWEST_HLC: Final = "lowest-hlc"
+"""Rule of a conflict: the creation of lowest HLC counts."""
+
+
+def conflicts(state: JobState) -> list[dict[str, Any]]:
+    """The conflicts of a job as the API shows them: the entries of each, and which of them counts by which rule. None
+    between creations with sealed values, which cannot be compared."""
+    created = state.created
+    if created is None or not state.others or creation_of(created.spec, created.assigned_dcs) is None:
+        return []
+    orders = (created.order, *sorted(state.others.values()))
+    return [conflict_of([(order[-1], order[:3]) for order in orders])]
+
+
+def conflict_of(creations: Sequence[tuple[int, HlcParts]]) -> dict[str, Any]:
+    """A conflict between creations of one job, the one that counts first; (seq, HLC) of each."""
+    entries = [
+        {
+            "seq": seq,
+            "hlc": "{}:{}:{}".format(*hlc),
+            "at": rfc3339.text_of(hlc[0]),
+            "node_id": hlc[2],
+            "counts": number == 0,
+        }
+        for number, (seq, hlc) in enumerate(creations)
+    ]
+    return {"kind": CREATED_TWICE, "rule": LOWEST_HLC, "entries": entries}
 
 
 def _refused(refused: Refused | None, refusal: Refusal | None) -> dict[str, Any] | None:

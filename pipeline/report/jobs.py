@@ -49,12 +49,12 @@ TRACE_SECONDS_MAX: Final = 10**11
 """Later times of a trace, about 3,000 years, count as missing."""
 COLUMNS: Final = (
     *("tenant_id", "seq", "job_id", "hlc_physical", "hlc_logical", "hlc_node"),
-    *("action", "payload", "payload_digest", "origin"),
+    *("action", "payload", "payload_digest"),
 )
-"""Columns of an entry that a report reads."""
+"""Columns of an entry that a report reads, beside its origin."""
 OWN_LOG: Final = "own_log"
 """Column with the log of the chain that an entry was read from."""
-_EVENT: Final = [name for name in COLUMNS if name not in ("seq", "payload", "origin")]
+_EVENT: Final = [name for name in COLUMNS if name not in ("seq", "payload")]
 """Columns that are equal in entries of different bundles if these hold the same event."""
 
 _PRIVATE_BEGIN: Final = f'{{"{PRIVATE_MARK}":{{'
@@ -147,15 +147,16 @@ def log_origins(places: Sequence[OpenPlace], tenants: Collection[str] | None) ->
 def facts(entries: DataFrame, by: Sequence[str] = ()) -> DataFrame:
     """One row an entry: ``tenant_id, seq, job_id``, its own HLC as ``at``, and the ``fact`` it states about its job.
 
-    ``entries`` has ``COLUMNS``. If the entry is no job event, ``action`` is None, as are ``event_ms`` and
-    ``trace_ms``, the event's time on each clock, and ``fact``, an encoded ``JobFact``. ``private`` counts the
-    private values of the payload. ``actor`` sent the event, or did the read in ``read``: its route, and the numbers
-    of jobs, events and entries. The labels of a fact that creates a job are the values of the fields ``by``, such as
-    ``spec.image``. ``log`` first chained the entry; ``statement`` is one about an excluded log.
+    ``entries`` has ``COLUMNS``, and ``origin`` and ``OWN_LOG`` if logs are known. If the entry is no job event,
+    ``action`` is None, as are ``event_ms`` and ``trace_ms``, the event's time on each clock, and ``fact``, an encoded
+    ``JobFact``. ``private`` counts the private values of the payload. ``actor`` sent the event, or did the read in
+    ``read``: its route, and the numbers of jobs, events and entries. The labels of a fact that creates a job are the
+    values of the fields ``by``, such as ``spec.image``. ``log`` first chained the entry; ``statement`` is one about an
+    excluded log.
     """
-    return entries.select(*COLUMNS, OWN_LOG).mapInArrow(
-        partial(_facts, [name.split(".") for name in by]), ddl_of(_FACTS)
-    )
+    nothing = F.lit(None).cast("string")
+    born = [F.col(name) if name in entries.columns else nothing.alias(name) for name in ("origin", OWN_LOG)]
+    return entries.select(*COLUMNS, *born).mapInArrow(partial(_facts, [name.split(".") for name in by]), ddl_of(_FACTS))
 
 
 def before_end(facts: DataFrame, clock: Clock | None, end_ms: int | None) -> DataFrame:
@@ -195,8 +196,8 @@ def _row(
     own_action: Any,
     payload: Any,
     own_digest: Any,
-    origin: Any,
-    own_log: str | None,
+    origin: Any = None,
+    own_log: str | None = None,
 ) -> dict[str, Any]:
     own_hlc = (physical_ms, logical, node)
     row = {"tenant_id": tenant_id, "seq": seq, "job_id": job_id, "at": own_hlc, "private": 0}

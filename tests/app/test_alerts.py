@@ -180,6 +180,7 @@ FAULTS: Mapping[str, Callable[[Measured], object]] = {
     "ScrubOverdue": _changed(scrub_ended_s=BEGAN_S - 15 * DAY_S),
     "LeaseNotRenewed": _changed(lease_reached=False),
     "EpochChanges": lambda measured: setattr(measured.node, "epoch", measured.node.epoch + 1),
+    "JobsInConflict": lambda measured: measured.metrics.count("job_conflicts"),
     "RegionNotImported": _changed(is_peer_failing=True),
     "RegionLags": _changed(lacking=50_001),
     "WebhookNotDelivered": _changed(webhook_failing_s=901.0),

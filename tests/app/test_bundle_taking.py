@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -43,8 +43,14 @@ class Taken:
         if self.problem is not None:
             raise self.problem
 
+    def check_relayed(self, tenant_id: str, source_log: str, relayed: Sequence[Incoming]) -> None:
+        raise AssertionError(f"no entry of another log was brought, and {source_log} is asked about")
+
+    def terms(self, bounds: ClockBounds = BOUNDS, log_origin: str | None = None) -> Terms:
+        return Terms(bounds, log_origin, self.check_born, self.check_relayed, self.sorter)
+
     def take(self, path: Path, log_origin: str | None = "ours.example", bounds: ClockBounds = BOUNDS) -> TakenBundle:
-        return take_verified(staged(path), RING, Terms(bounds, log_origin, self.check_born, self.sorter))
+        return take_verified(staged(path), RING, self.terms(bounds, log_origin))
 
     def entries(self) -> list[Incoming]:
         return [*self.sorter.entries()]
@@ -90,7 +96,7 @@ def test_what_is_shown_twice_is_taken_once(tmp_path: Path) -> None:
 
     with taking() as target, BundleReader.open(path, RING) as reader:
         taken = TakenBundle(staged(path), reader.manifest)
-        asyncio.run(read_twice(_Taking(reader, Terms(BOUNDS, None, target.check_born, target.sorter), taken)))
+        asyncio.run(read_twice(_Taking(reader, target.terms(), taken)))
         assert (taken.count, len(target.entries())) == (30, 30)
 
 

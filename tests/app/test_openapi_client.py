@@ -85,6 +85,8 @@ CALLS: dict[str, Call] = {
     "list_held": lambda _: ({"origin": "ledger.example.org"}, None),
     "read_news": lambda _: ({"origin": "ledger.example.org"}, None),
     "list_lacking": lambda _: ({"tenant_id": "settled", "from_seq": 1, "to_seq": 2}, None),
+    "exclude_log": lambda _: (None, {"tenant_id": "settled", "log": "bad.example/settled", "reason": "it lies"}),
+    "list_exclusions": lambda _: ({"tenant_id": "settled"}, None),
     "list_tenants": lambda _: ({"limit": 2}, None),
     "erase_subject": lambda _: ({"tenant_id": "acme"}, {"subject": "u-1", "reason": "asked for"}),
     "read_checkpoint": lambda _: ({"tenant_id": "settled"}, None),

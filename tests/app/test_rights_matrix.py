@@ -73,6 +73,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/bundles/import": _import,
     "POST /v1/snapshots": _body(),
     "POST /v1/chain/acknowledge": _body(reason="seen"),
+    "POST /v1/exclusions": lambda tenant: {"json": {"tenant_id": tenant, "log": f"bad/{tenant}", "reason": "it lies"}},
     "POST /v1/log/{tenant_id}/cosignatures": lambda _: {"content": "note", "headers": {"Content-Type": "text/plain"}},
     "POST /v1/exchange/regions/{region}/retire": lambda _: {"json": {"reason": "lost"}},
     "POST /v1/exchange/regions/{region}/admit": lambda _: {"json": {"key_id": "0123456789abcdef"}},

@@ -20,11 +20,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from ledger import canonical
 from ledger.errors import ConfigurationError
 from ledger.facts.events import JOB_EVENTS
-from ledger.machines.jobs import JobFold, said_of_job, status
+from ledger.machines.exclusions import NO_STATEMENTS, SUBJECT, statements_of
+from ledger.machines.jobs import JobFold, folded, said_of_job, status
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.report import Asked, Clock, Period, choose_period, tables
 from pipeline.report.folder import rows_of
-from pipeline.report.jobs import COLUMNS, facts, fold
+from pipeline.report.jobs import COLUMNS, OWN_LOG, counted, facts, fold
 from pipeline.report.make import Made, make
 from pipeline.source import ddl
 from pipeline.stats.destination import WINDOW_SCHEMA
@@ -68,6 +69,46 @@ def of_regions(spark: SparkSession, regions: Iterable[Region]) -> DataFrame:
         for seq, entry in enumerate(region.chain, 1)
     ]
     return spark.createDataFrame(rows, ddl(COLUMNS))
+
+
+def test_a_report_folds_without_excluded_logs_as_the_service_does(spark: SparkSession) -> None:
+    """Two places: the ledger that states the exclusion, and the excluded one, whose own entries have no origin."""
+    good, bad = "good.example/acme", "bad.example/acme"
+    facts_of: list[tuple[str, str, str, dict[str, Any]]] = [
+        (good, "job-1", "JobCreated", {"spec": {}, "assigned_dcs": ["a"]}),
+        (bad, "job-1", "JobCancellationRequested", {"reason": "mischief"}),
+        (bad, "job-2", "JobCreated", {"spec": {}, "assigned_dcs": ["a"]}),
+        (good, "job-3", "JobCreated", {"spec": {}, "assigned_dcs": ["a"]}),
+        (bad, "job-3", "JobFailed", {"error": "not so"}),
+        (good, SUBJECT, "LOG_EXCLUDED", {"log": bad, "reason": "it lies"}),
+    ]
+    rows = []
+    for own_log in (good, bad):
+        for seq, (log, job_id, name, given) in enumerate(facts_of, 1):
+            action = JOB_EVENTS[name].action if name in JOB_EVENTS else name
+            payload = canonical.encode({"type": name, **given}).decode()
+            origin = None if log == own_log else json.dumps({"log": log})
+            digest = hashlib.sha256(payload.encode()).hexdigest()
+            hlc = (BEGIN_MS + seq, 0, log[:3])
+            rows.append((own_log, job_id, seq, *hlc, action, digest, payload, origin))
+    frame = spark.createDataFrame(
+        [
+            (own_log, seq, job_id, *hlc, action, payload, digest, origin, own_log)
+            for own_log, job_id, seq, *hlc, action, digest, payload, origin in rows
+        ],
+        f"{ddl(COLUMNS)}, origin string, {OWN_LOG} string",
+    )
+    expected = {}
+    for own_log in (good, bad):
+        chain = [row[1:] for row in rows if row[0] == own_log]
+        excluded = statements_of(NO_STATEMENTS, chain, own_log).exclusions(own_log)
+        for job_id in ("job-1", "job-3"):
+            state = folded(job_id, None, [row for row in chain if row[0] == job_id], excluded)
+            assert state is not None
+            expected[own_log, job_id] = status(state)
+    found = fold(counted(facts(frame)), Clock.HLC).select("tenant_id", "job_id", "status").collect()
+    assert {(row.tenant_id, row.job_id): row.status for row in found} == expected
+    assert {*expected.values()} == {"SUBMITTED"}
 
 
 def drawn(seed: int, jobs: int) -> list[Event]:

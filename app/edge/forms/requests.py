@@ -46,6 +46,7 @@ from ledger.facts.events import Field as EventField
 from ledger.machines.job_search import FIELDS_MAX as SEARCH_FIELDS_MAX
 from ledger.machines.promises import OVERCOMMIT_FACTOR, RULES_NEWEST
 from ledger.private_fields import FIELDS_MAX
+from signing.manifest import LOG_ORIGIN
 
 EVENT_TAGS = frozenset(JOB_EVENTS)
 """Parts of an error's path that name the model chosen by ``type``."""
@@ -230,6 +231,21 @@ RulesRequest = _strict(
     "RulesRequest",
     "Body of ``PUT /v1/tenants/{tenant_id}/rules``.",
     version=Required[Annotated[int, Field(ge=1, le=RULES_NEWEST)]],
+)
+
+
+ExclusionRequest = _strict(
+    "ExclusionRequest",
+    "Body of ``POST /v1/exclusions``.",
+    tenant_id=Required[TenantId],
+    log=Required[
+        Annotated[
+            str,
+            Field(pattern=names.anchored(LOG_ORIGIN), description="As in `origin` of an event"),
+        ]
+    ],
+    reason=Required[Annotated[str, Field(min_length=1, max_length=1000)]],
+    excluded=Annotated[bool, Field(description="False: it counts again.")],
 )
 
 

@@ -2,7 +2,7 @@
 
 import { BREAKS } from "./advice.js";
 import { address, get, oneAtATime, save, watch } from "./api.js";
-import { count, facts, fill, h, json, panel, refill, short, tag, waiting } from "./dom.js";
+import { count, facts, fill, h, json, panel, refill, short, table, tag, waiting } from "./dom.js";
 import { EVENTS } from "./facts.js";
 import { showLive, shownActor, statusTag } from "./jobs.js";
 import { named } from "./pick_tenant.js";
@@ -169,15 +169,30 @@ function summary(ctx, tenant, state) {
           "Done, failed": state.completed || state.failed ? `${count(state.completed)}, ${count(state.failed)}` : null,
           "Fence token": count(state.fence_token),
           Error: state.error && (typeof state.error === "string" ? state.error : json(state.error)),
+          "Does not count": state.uncounted_seq && [
+            entryLink(ctx, tenant, state.uncounted_seq),
+            ", of an excluded log",
+          ],
           Refused: state.refused && `${state.refused.type}: ${state.refused.reason}`,
         }),
       ),
       panel("Spec", json(state.spec)),
     ),
     state.result && panel("Result", json(state.result)),
-    state.other_creations.length > 0 &&
-      panel("Created again with something else; the first counts", json(state.other_creations)),
+    ...state.conflicts.map((each) => panel("Conflict: created more than once", conflictTable(ctx, tenant, each))),
+    state.other_creations.length > 0 && panel("What the other creations say", json(state.other_creations)),
   ];
+}
+
+function conflictTable(ctx, tenant, conflict) {
+  const columns = [
+    { name: "Entry", heads: true, of: (entry) => entryLink(ctx, tenant, entry.seq) },
+    { name: "Log", of: (entry) => entry.log },
+    { name: "Node", of: (entry) => entry.node_id },
+    { name: "Created", of: (entry) => time(entry.at, entry.hlc) },
+    { name: "Counts", of: (entry) => (entry.counts ? tag("counts", "ok") : tag("does not count", "warn")) },
+  ];
+  return table("The creation of lowest HLC counts, in every ledger that holds both", columns, conflict.entries);
 }
 
 function timeline(ctx, tenant, page) {
@@ -201,6 +216,7 @@ function timeline(ctx, tenant, page) {
             h("span", { class: "soft" }, ago(event.at)),
             event.actor !== null && h("span", {}, "by ", h("b", {}, shownActor(event.actor))),
             h("span", { title: why }, tag(state, stateKind)),
+            !event.counts && h("span", { title: "its log is excluded" }, tag("does not count", "warn")),
             entryLink(ctx, tenant, event.seq),
           ),
           headline(event.type, said),
@@ -209,6 +225,8 @@ function timeline(ctx, tenant, page) {
             {},
             h("summary", {}, "All that was said"),
             json(said),
+            event.origin &&
+              h("p", { class: "soft" }, `from ${event.origin.log}, seq ${event.origin.seq}, by ${event.origin.node_id}`),
             h(
               "p",
               { class: "soft" },

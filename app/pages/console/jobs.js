@@ -56,7 +56,7 @@ export async function jobs(ctx) {
 /** What the address asks for, as the API has it. */
 function asked(query) {
   const said = { status: query.getAll("status"), where: query.getAll("where") };
-  for (const name of ["actor", "since", "until", "dc", "error"]) said[name] = query.get(name);
+  for (const name of ["actor", "since", "until", "dc", "error", "in_conflict"]) said[name] = query.get(name);
   return said;
 }
 
@@ -98,6 +98,10 @@ async function searchForm(ctx, name) {
     text("Data centre", "dc"),
     text("Where", "where", { placeholder: "spec.image:report:1" }),
     text("Error has", "error"),
+    field(
+      "In conflict",
+      h("input", { type: "checkbox", name: "in_conflict", value: "true", checked: query.get("in_conflict") === "true" }),
+    ),
     h("button", { class: "main" }, "Search"),
     query.size > 0 && h("a", { class: "button quiet", href: `#/jobs/${named(name)}` }, "Clear"),
   );
@@ -146,7 +150,10 @@ function drawJobs(ctx, name, places, drawn, page) {
 
 const columns = (name) => [
   { name: "Job", heads: true, of: (job) => h("a", { href: `#/job/${named(name)}/${named(job.job_id)}` }, job.job_id) },
-  { name: "Status", of: (job) => statusTag(job.status) },
+  {
+    name: "Status",
+    of: (job) => [statusTag(job.status), job.conflicts.length > 0 && [" ", tag("conflict", "warn")]],
+  },
   { name: "Created", minor: true, of: (job) => time(job.created_at, job.created_hlc ?? "") },
   {
     name: "Last event",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import WithJsonSchema
 
-from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc, list_shape, shape
+from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc, list_shape, optional, shape
 from ledger.facts.statuses import STATUSES
 
 JobStatus = Annotated[str, WithJsonSchema({"enum": [*STATUSES], "type": "string"})]
@@ -80,9 +80,30 @@ RefusedEvent = shape(
     lost_to=LostTo | None,
 )
 
+ConflictingEntry = shape(
+    "ConflictingEntry",
+    "One entry of a conflict. ``log`` first chained it; a list of jobs leaves that out.",
+    seq=int,
+    hlc=HlcText,
+    at=TimeOfHlc,
+    node_id=str,
+    counts=bool,
+    log=optional(str | None),
+)
+
+JobConflict = shape(
+    "JobConflict",
+    "Facts about a job that exclude each other, the one that counts first. Kind ``creation``: it was created more\n"
+    "than once, with different content; by the rule ``lowest-hlc`` the creation of lowest HLC counts.",
+    kind=Literal["creation"],
+    rule=Literal["lowest-hlc"],
+    entries=[ConflictingEntry],
+)
+
 ListedJobAnswer = shape(
     "ListedJobAnswer",
-    "One job: what all events about it say together.",
+    "One job: what all events about it say together. ``uncounted_seq`` is that of its newest event that does not\n"
+    "count, because its log is excluded.",
     tenant_id=str,
     job_id=str,
     status=JobStatus,
@@ -100,6 +121,8 @@ ListedJobAnswer = shape(
     result=dict[str, Any] | None,
     error=Any,
     refused=RefusedEvent | None,
+    uncounted_seq=optional(int | None),
+    conflicts=optional([JobConflict]),
 )
 
 OtherCreation = shape(
@@ -136,10 +159,22 @@ JobList = list_shape(
     consistency=ListConsistencyAnswer,
 )
 
+EventOrigin = shape(
+    "EventOrigin",
+    "Where an imported entry was first chained, and what brought it.",
+    log=str,
+    seq=int,
+    chain_link=HexHash,
+    node_id=str,
+    bundle_digest=HexHash,
+)
+
 JobEventAnswer = shape(
     "JobEventAnswer",
     "One event of a job, as chained. ``state`` says how far it has come: GLOBAL, it is chained; APPLIED, the table of\n"
-    "jobs has followed it; COMPACTED, a signed snapshot covers it.",
+    "jobs has followed it; COMPACTED, a signed snapshot covers it. ``origin`` is where an imported event was first\n"
+    "chained: the log, its seq and link there, and the node and the digest of the bundle that it left it in; null\n"
+    "for an event of this ledger. If its log is excluded, the event does not count.",
     seq=int,
     hlc=HlcText,
     at=TimeOfHlc,
@@ -150,6 +185,8 @@ JobEventAnswer = shape(
     payload_digest=HexHash,
     chain_link=HexHash,
     state=Literal["GLOBAL", "APPLIED", "COMPACTED"],
+    origin=optional(EventOrigin | None),
+    counts=optional(bool),
 )
 
 JobEventList = list_shape(

@@ -37,15 +37,23 @@ import structlog
 from app.runtime.postgres import DATABASE_FAULTS
 from app.share.bundle.merging import ReadyBatch, Sorter, decide_and_link, read_existing
 from app.share.bundle.staging import StagedFile, check_disk_room
-from app.share.bundle.taking import Born, TakenBundle, Terms, check_births, signed_manifest, take_verified
-from app.store import chaining, exchange
+from app.share.bundle.taking import (
+    Born,
+    TakenBundle,
+    Terms,
+    check_births,
+    check_relayed,
+    signed_manifest,
+    take_verified,
+)
+from app.store import chaining, exchange, exclusions
 from app.store import node as node_store
 from app.store.appended import AppendedEntries
-from app.store.chain_reads import find_by_seq
+from app.store.chain_reads import find_by_seq, find_existing
 from app.store.chaining import ChainHead
 from app.store.exchange import Import
 from app.store.notary import read_link
-from ledger.bundle.merge import ClockBounds, Incoming, decide, note_beginning, set_digest
+from ledger.bundle.merge import ClockBounds, Incoming, decide, events_to_find, note_beginning, set_digest
 from ledger.chain import Linker
 from ledger.errors import (
     BundleInvalidError,
@@ -58,6 +66,7 @@ from ledger.errors import (
     UntrustedKeyError,
     reported_as,
 )
+from ledger.machines.exclusions import NO_STATEMENTS
 from signing.files import close_for_good
 from signing.keys import Keyring, PublicKey
 from signing.manifest import RangeManifest
@@ -252,7 +261,11 @@ class BundleImporter:
         def check_born(tenant_id: str, born: Born) -> None:
             asyncio.run_coroutine_threadsafe(self._check_born(tenant_id, born), loop).result()
 
-        return Terms(bounds, log_origin, check_born, sorter)
+        def check_of_others(tenant_id: str, source_log: str, relayed: Sequence[Incoming]) -> None:
+            checked = self._check_relayed(tenant_id, source_log, relayed, log_origin)
+            asyncio.run_coroutine_threadsafe(checked, loop).result()
+
+        return Terms(bounds, log_origin, check_born, check_of_others, sorter)
 
     async def _as_set(self, taken: Sequence[TakenBundle], sorter: Sorter) -> _Set:
         beginnings = dict[str, str]()
@@ -275,6 +288,17 @@ class BundleImporter:
     async def _check_born(self, tenant_id: str, born: Born) -> None:
         async with self._pool.acquire() as connection:
             check_births(born, await find_by_seq(connection, tenant_id, list(born)))
+
+    async def _check_relayed(
+        self, tenant_id: str, source_log: str, relayed: Sequence[Incoming], log_origin: str | None
+    ) -> None:
+        async with self._pool.acquire() as connection:
+            stated = await exclusions.statements(connection, [tenant_id], log_origin)
+            if source_log not in stated.get(tenant_id, NO_STATEMENTS).exclusions(None).logs:
+                return
+            wanted = events_to_find(relayed)[tenant_id]
+            found = await find_existing(connection, tenant_id, wanted)
+        check_relayed(source_log, relayed, {t_hlc: entry.event for t_hlc, entry in found.items()})
 
     async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, str]) -> None:
         for tenant_id, link in beginnings.items():

@@ -27,6 +27,7 @@ from app.store.chain_reads import ChainedEntry
 from ledger.bundle.merge import ClockBounds, EntryTaker, Incoming, event_of, held_by
 from ledger.bundle.rows import SEQ, Row
 from ledger.chain import LINK_VERSION
+from ledger.chain.conflict import Event, find_event
 from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError
 from ledger.facts.events import SYSTEM_TENANT
 from signing.bundle.manifest import Manifest
@@ -66,6 +67,22 @@ def check_births(born: Born, chained: Mapping[int, ChainedEntry]) -> None:
                 )
 
 
+def check_relayed(source_log: str, relayed: Sequence[Incoming], chained: Mapping[str, Event]) -> None:
+    """Reject entries of other logs that the excluded log ``source_log`` brings, unless they are ``chained`` already:
+    nothing shows that they are of the log that they name.
+
+    Raises:
+        BundleInvalidError: names the first such entry.
+    """
+    for entry in relayed:
+        held = held_by(entry)
+        if find_event(event_of(entry), chained)[0] is None and (held is None or find_event(held, chained)[0] is None):
+            raise BundleInvalidError(
+                f"the entry with HLC {entry.t_hlc} is said to be of {entry.key.log}, and the bundle is of "
+                f"{source_log}, which the tenant excluded: import the entry from its own log, or include that log first"
+            )
+
+
 class Terms(NamedTuple):
     """The checks for the entries of all bundles of a set, and their sorter."""
 
@@ -74,6 +91,9 @@ class Terms(NamedTuple):
     """Log origin of the importing ledger."""
     check_born: Callable[[str, Born], None]
     """Rejects entries of a tenant with a false origin in its log of this ledger; waits for PostgreSQL."""
+    check_relayed: Callable[[str, str, Sequence[Incoming]], None]
+    """Rejects entries of other logs in a bundle of a tenant's excluded log, which is the second argument; waits for
+    PostgreSQL."""
     sorter: Sorter
 
 
@@ -170,6 +190,9 @@ class _Taking(BundleChainReader):
             tenant_id, log_origin = taken.manifest.tenant_id, terms.log_origin
             if log_origin is not None and (born := born_in(f"{log_origin}/{tenant_id}", entries)):
                 terms.check_born(tenant_id, born)
+            source_log = taken.manifest.origin
+            if relayed := [each for each in entries if each.key.rank and each.key.log != source_log]:
+                terms.check_relayed(tenant_id, source_log, relayed)
             terms.sorter.add(entries)
         except Exception as error:
             # Kept for later: whether the bundle is valid is reported first.

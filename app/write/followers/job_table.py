@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
+
 from app.runtime.sharing import in_turns
 from app.store import Connection, commitments, exclusions
 from app.store import job_search as terms_store
@@ -27,8 +29,13 @@ TURN_S = 0.0005
 """Time of the event loop that folding takes before others go first."""
 BUILT_AT_ONCE = 500
 """Jobs older than the declared search fields whose terms are added in one turn."""
+CONFLICTS_LOGGED_MAX = 10
+"""Jobs in conflict that one turn names in the log."""
 DOUBTED_MAX = 10_000
 """Jobs with false rows that wait to be rewritten; others are found again when they are read."""
+
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -51,6 +58,8 @@ class Turn:
     """What is excluded in each chain with statements."""
     states: dict[JobKey, JobState] = field(default_factory=dict)
     """New states of jobs."""
+    in_conflict: list[JobKey] = field(default_factory=list)
+    """Jobs that its entries brought into conflict."""
     rewritten: list[JobKey] = field(default_factory=list)
     """Jobs whose false rows are rewritten."""
 
@@ -62,11 +71,16 @@ class JobTable:
         self,
         on_followed: Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None],
         log_origin: str | None = None,
+        count_conflicts: Callable[[int], object] = lambda count: None,
     ) -> None:
         """``on_followed`` gets new states of jobs once they are committed, and by tenant the LSN up to which they cover
-        the records of this node. ``log_origin`` is that of this ledger's logs."""
+        the records of this node. ``log_origin`` is that of this ledger's logs. ``count_conflicts`` gets the number of
+        jobs that new entries brought into conflict."""
         self._on_followed = on_followed
         self._log_origin = log_origin
+        self._count_conflicts = count_conflicts
+        self._counted_seqs: dict[str, int] = {}
+        """By tenant, the seq up to which conflicts were counted: a table that is rewritten meets them again."""
         self._known: dict[str, dict[str, JobState]] = {}
         """By tenant and job, states as of the last turn; valid only while no other node follows the tenant."""
         self._doubted: dict[JobKey, None] = {}
@@ -118,6 +132,8 @@ class JobTable:
             state = jobs.folded(job[1], before.get(job) or read.get(job), rows.get(job, ()), excluded)
             if state is not None:
                 turn.states[job] = state
+                if state.others and self._is_new_conflict(job, state, before.get(job) or read.get(job)):
+                    turn.in_conflict.append(job)
         if turn.states:
             await store.store(
                 connection, [(job[0], *stored_form(state)[: len(JOB_COLUMNS)]) for job, state in turn.states.items()]
@@ -133,6 +149,18 @@ class JobTable:
         self._on_followed(turn.states, turn.covered_lsn)
         for job in turn.rewritten:
             self._doubted.pop(job, None)
+        if turn.in_conflict:
+            self._count_conflicts(len(turn.in_conflict))
+            for tenant_id, job_id in turn.in_conflict[:CONFLICTS_LOGGED_MAX]:
+                log.warning("job_in_conflict", tenant_id=tenant_id, job_id=job_id)
+        for tenant_id, seq in turn.places.items():
+            self._counted_seqs[tenant_id] = max(seq, self._counted_seqs.get(tenant_id, 0))
+
+    def _is_new_conflict(self, job: JobKey, state: JobState, before: JobState | None) -> bool:
+        """Whether entries that were never followed brought the job into conflict."""
+        if state.last_seq <= self._counted_seqs.get(job[0], 0) or (before is not None and jobs.conflicts(before)):
+            return False
+        return bool(jobs.conflicts(state))
 
     def failed(self) -> None:
         """Forget all states: it is not known which of them are stored."""
