@@ -1,4 +1,5 @@
-"""``tally peer``: list the regions that a ledger exchanges with, retire a lost one, admit the key of a new one."""
+"""``tally peer``: list the regions that a ledger exchanges with, retire a lost one, admit the key of a new one, and
+exclude one whose facts must not count."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from app.runtime.answers.exchange import AdmittedRegionAnswer, ExchangeAnswer, RetiredAnswer
-from cli.client import Service, given
+from app.runtime.answers.exclusions import ExclusionAnswer, ExclusionList
+from cli.client import LedgerClient, Service, given
+from cli.options import Tenant
+from ledger.errors import InvalidInputError
 from terminal.outcome import tell
 from terminal.program import Json
 
@@ -87,6 +91,80 @@ def admit(
         f"key {answer['key_id']} ({answer['algorithm']}) of region {answer['region']} is trusted here",
         as_json=as_json,
     )
+
+
+Log = Annotated[
+    str,
+    typer.Argument(
+        metavar="REGION|LOG", help="A region, as tally peer list names it, or the log in origin of an event."
+    ),
+]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; goes on record with your name.")]
+
+
+@peer.command("exclude")
+def exclude(region: Log, tenant: Tenant, client: Service, reason: Reason, as_json: Json = False) -> None:
+    """Count no facts of a region in a tenant any more, earlier ones included.
+
+    They stay on record. Every ledger that imports the entry, and every
+    verifier, leaves them out of the states of the tenant's jobs.
+
+    \b
+    Examples:
+      tally peer exclude eu1 -t acme --reason "its scheduler cancels our jobs"
+      tally peer exclude eu.example/acme -t acme --reason "its key was stolen"
+    """
+    _state(client, region, tenant, reason, as_json, excluded=True)
+
+
+@peer.command("include")
+def include(region: Log, tenant: Tenant, client: Service, reason: Reason, as_json: Json = False) -> None:
+    """Count the facts of a region in a tenant again.
+
+    \b
+    Examples:
+      tally peer include eu1 -t acme --reason "its scheduler is repaired"
+    """
+    _state(client, region, tenant, reason, as_json, excluded=False)
+
+
+@peer.command("excluded")
+def excluded(tenant: Tenant, client: Service, as_json: Json = False) -> None:
+    """List the logs that a tenant excluded, or included again, with the newest statement about each.
+
+    \b
+    Examples:
+      tally peer excluded -t acme
+    """
+    answer = client.get("/v1/exclusions", ExclusionList, tenant_id=tenant)
+    lines = [_stated(each) for each in answer["items"]] or [f"tenant {tenant} never excluded a log"]
+    tell(answer, *lines, as_json=as_json)
+
+
+def _state(client: LedgerClient, region: str, tenant: str, reason: str, as_json: bool, *, excluded: bool) -> None:
+    log = region if "/" in region else _log_of(client, region, tenant)
+    body = {"tenant_id": tenant, "log": log, "reason": reason, "excluded": excluded}
+    answer = client.post("/v1/exclusions", body, ExclusionAnswer)
+    tell(answer, _stated(answer), as_json=as_json)
+
+
+def _log_of(client: LedgerClient, region: str, tenant: str) -> str:
+    """The tenant's log in the ledger of a region."""
+    known = client.get("/v1/exchange", ExchangeAnswer)
+    for each in (*known["peers"], *known["retired"]):
+        if each["region"] == region and each["log_origin"]:
+            return f"{each['log_origin']}/{tenant}"
+    raise InvalidInputError(
+        f"no log of a region {region} was seen here: name the log instead; tally jobs -t {tenant} JOB prints it beside "
+        "an event"
+    )
+
+
+def _stated(each: dict[str, Any]) -> str:
+    what = "is excluded" if each["excluded"] else "counts"
+    by = f" by {each['actor']}" if each["actor"] else ""
+    where = f", stated by {each['stated_by']}" if each["stated_by"] else ""
+    return f"{each['log']} {what} since {each['at']}{by}{where}, seq {each['seq']}, because: {each['reason']}"
 
 
 def _told(each: dict[str, Any]) -> list[str]:

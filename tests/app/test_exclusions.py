@@ -16,6 +16,7 @@ from ledger.machines.exclusions import SUBJECT
 from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, origin_of
+from tests.tally import run_tally
 
 DATABASE = "exclusions"
 BEGIN_MS = 1_704_931_200_000
@@ -185,6 +186,24 @@ def test_an_imported_statement_counts_and_its_log_cannot_speak_for_itself(client
     [item] = client.get("/v1/exclusions", params={"tenant_id": tenant}).json()["items"]
     assert (item["excluded"], item["stated_by"]) == (True, "good.example/spoken")
     check_whole(client, tenant)
+
+
+def test_operators_exclude_by_command(client: httpx.Client) -> None:
+    tenant, log = "commanded", "bad.example/commanded"
+    create(client, tenant, "job-1")
+    imported(client, other_ledger(tenant, ("job-1", "JobCancellationRequested", {"reason": "mischief"})), "bad.example")
+    url = ("--url", str(client.base_url))
+    told = run_tally("peer", "exclude", log, "-t", tenant, "--reason", "it lies", *url)
+    assert told.returncode == 0, told.stderr
+    assert f"{log} is excluded since" in told.stdout
+    assert job(client, tenant, "job-1")["status"] == "SUBMITTED"
+    shown = run_tally("jobs", "-t", tenant, "job-1", *url).stdout
+    assert f"from {log}, excluded" in shown
+    unknown = run_tally("peer", "exclude", "eu9", "-t", tenant, "--reason", "it lies", *url)
+    assert (unknown.returncode, "no log of a region eu9" in unknown.stderr) == (1, True)
+    told = run_tally("peer", "include", log, "-t", tenant, "--reason", "it was mended", "--json", *url)
+    assert json.loads(told.stdout)["excluded"] is False
+    assert "it was mended" in run_tally("peer", "excluded", "-t", tenant, *url).stdout
 
 
 def test_an_excluded_log_brings_no_entries_of_other_logs(client: httpx.Client) -> None:
