@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from lab.simulated_state import Taken, stored_state
 from ledger import canonical
 from ledger.machines.commitments import Commitments
-from ledger.machines.promises import read_proposal, rejected_payload
+from ledger.machines.promises import RULES, read_proposal, rejected_payload
 from tests.tally import run_tally
 
 
@@ -83,6 +85,23 @@ def test_what_was_not_stored_is_taken_again(tmp_path: Path) -> None:
         assert (list(stored.live.active), stored.taken().entries) == ([1], 1)
         assert sorted(stored.live.holders) == ["capsule:a"]
         assert dict(stored.live.neighbours) == {("node:n", 1): (0, 0)}
+
+
+def test_a_state_from_before_rules_had_versions_goes_on_by_rules_1(tmp_path: Path) -> None:
+    with stored_state(tmp_path / "state.sqlite") as stored:
+        stored.commit(Taken(1, b"", b""))
+    with closing(sqlite3.connect(tmp_path / "state.sqlite")) as file:
+        file.executescript("PRAGMA user_version = 0; DROP TABLE rules")
+    with stored_state(tmp_path / "state.sqlite") as stored:
+        assert dict(stored.live.rules) == {RULES: 1}
+
+
+def test_proposals_of_ones_own_are_judged_by_the_newest_rules_or_by_those_that_are_asked_for(tmp_path: Path) -> None:
+    placed = {"kind": "Placement", "capsule": "a", "node": "n", "reservation": {"cpu_millis": 2}}
+    log = write(tmp_path / "log.ndjson", [{"node": "n", "capacity": {"cpu_millis": 1}}, {"commitment": placed}])
+    newest = simulated(log)
+    assert (newest["rules"], newest["reasons"]) == (2, {"over-capacity": 1})
+    assert (simulated(log, "--rules", 1)["accepted"], simulated(log, "--rules", 1)["reasons"]) == (1, {})
 
 
 def test_entries_that_record_another_verdict_are_told(tmp_path: Path) -> None:
