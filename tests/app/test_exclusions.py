@@ -101,6 +101,11 @@ def include(client: httpx.Client, tenant: str, log: str) -> dict[str, Any]:
     return found
 
 
+def conflicts_counted(client: httpx.Client) -> float:
+    [line] = [each for each in client.get("/metrics").text.splitlines() if each.startswith("job_conflicts_total ")]
+    return float(line.split(" ")[1])
+
+
 def check_whole(client: httpx.Client, tenant: str) -> None:
     listed(client, tenant)  # The job table has followed.
     verdict = client.get("/v1/chain/verify", params={"tenant_id": tenant}).json()
@@ -267,6 +272,7 @@ def test_a_log_that_is_not_excluded_cannot_be_included(client: httpx.Client) -> 
 
 def test_a_second_creation_is_shown_as_a_conflict_in_the_job_and_in_lists(client: httpx.Client) -> None:
     tenant = "twice"
+    counted = conflicts_counted(client)
     create(client, tenant, "job-1")
     create(client, tenant, "job-2")
     other = {"spec": {"of": "them"}, "assigned_dcs": ["dc1"]}
@@ -286,8 +292,13 @@ def test_a_second_creation_is_shown_as_a_conflict_in_the_job_and_in_lists(client
     items = client.get("/v1/jobs", params={"tenant_id": tenant}).json()["items"]
     assert {item["job_id"]: len(item["conflicts"]) for item in items} == {"job-1": 1, "job-2": 0}
     assert listed(client, tenant, in_conflict="true") == {"job-1": "SUBMITTED"}
+    assert conflicts_counted(client) == counted + 1
     # If the other region is excluded, there is one creation left.
     exclude(client, tenant, "eu.example/twice")
     found = job(client, tenant, "job-1")
     assert (found["spec"], found["conflicts"]) == ({"of": "us"}, [])
     assert listed(client, tenant, in_conflict="true") == {}
+    # The table is rewritten with both again, and no conflict is new.
+    include(client, tenant, "eu.example/twice")
+    assert listed(client, tenant, in_conflict="true") == {"job-1": "SUBMITTED"}
+    assert conflicts_counted(client) == counted + 1

@@ -11,7 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.store.chain_reader import consistent_reader
+from ledger import canonical
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError, TenantNotFoundError
+from ledger.machines.exclusions import SUBJECT, Exclusions
 from ledger.verification import ENTRY_COLUMNS
 from pipeline.archiving.filing import Ledger
 from pipeline.places import OpenPlace, Piece, Times, parse_place
@@ -21,7 +23,7 @@ from pipeline.source import ROW_COLUMNS, entries, in_tasks, open_pieces
 from tests.app.chain_builder import insert
 from tests.app.test_tamper import CASES, LEDGER, OTHER, ZEROS, Connection, copy_row, drop_guards, update
 from tests.conftest import Database
-from tests.ledger.ledger_in_memory import build
+from tests.ledger.ledger_in_memory import build, origin_of
 
 TABLES = ("scheduler_log", "batch_snapshot", "chain_heads", "merkle_head", "merkle_tile", "jobs")
 ROWS_A_PIECE = 16
@@ -366,6 +368,38 @@ async def expected_rows(connection: Connection) -> Any:
         for row in (await row_by_row(connection, tenant))["entries"]:
             values = dict(zip(ENTRY_COLUMNS, row, strict=True))
             yield (tenant, *({**values, "hlc_physical": None}.values()))
+
+
+async def test_what_a_tenant_excludes_is_read_as_the_service_reads_it(
+    connection: Connection, database: Database
+) -> None:
+    """A row of the job table counts from the newest statement on."""
+    excluding = build(8, tenant_id="excluding")
+    for seq, by in ((9, None), (10, origin_of(7).replace("log.example/acme", "good.example/excluding"))):
+        log = "bad.example/excluding" if by is None else "other.example/excluding"
+        payload = canonical.encode({"type": "LOG_EXCLUDED", "log": log, "reason": "it lies"}).decode()
+        moment = {"t_hlc": f"{seq}:0:node-1", "hlc_physical": seq, "hlc_logical": 0, "hlc_node": "node-1"}
+        about = {"job_id": SUBJECT, "action": "LOG_EXCLUDED", "payload": payload, "origin": by}
+        excluding.entries.append({**excluding.entries[0], "seq": seq, **moment, **about})
+    excluding.relink()
+    excluding.store_head()
+    await insert(connection, excluding)
+    await connection.execute("INSERT INTO scheduler.ledger_identity (log_origin) VALUES ('ours.example')")
+
+    def read() -> tuple[Exclusions, int, int]:
+        with parse_place(database.service_url).open() as opened:
+            (piece,) = opened.pieces(["excluding"])
+            reader = opened.reader(piece)
+            return reader.exclusions(), reader.jobs_seq(), len(rows_of(reader.jobs()))
+
+    async with consistent_reader(connection, "excluding") as of_service:
+        expected = await of_service.exclusions()
+    assert expected.logs == {"bad.example/excluding", "other.example/excluding"}
+    assert (expected.own_log, expected.seq) == ("ours.example/excluding", 10)
+    assert read() == (expected, 10, len(excluding.jobs))
+    await connection.execute("UPDATE scheduler.follower_positions SET seq = 9 WHERE tenant_id = 'excluding'")
+    assert read() == (expected, 0, 0)
+    assert (await row_by_row(connection, "excluding"))["jobs"] == []
 
 
 def numbered(rows: int) -> Piece:
