@@ -1,4 +1,4 @@
-"""``tally peer``: list the regions that a ledger exchanges with, retire a lost one, admit the key of a new one, and
+"""``tally peer``: list the regions that a ledger exchanges with, retire a lost one, admit and revoke keys, and
 exclude one whose facts must not count."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.runtime.answers.exchange import AdmittedRegionAnswer, ExchangeAnswer, RetiredAnswer
+from app.runtime.answers.exchange import AdmittedRegionAnswer, ExchangeAnswer, RetiredAnswer, RevokedRegionKeyAnswer
 from app.runtime.answers.exclusions import ExclusionAnswer, ExclusionList
 from cli.client import LedgerClient, Service, given
 from cli.options import Tenant
@@ -16,6 +16,7 @@ from terminal.outcome import tell
 from terminal.program import Json
 
 Region = Annotated[str, typer.Argument(metavar="REGION", help="The region, as tally peer list names it.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; goes on record with your name.")]
 
 peer = typer.Typer(no_args_is_help=True, help="Regions that the ledger exchanges with.")
 
@@ -48,7 +49,7 @@ def list_peers(client: Service, as_json: Json = False) -> None:
 def retire(
     region: Region,
     client: Service,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; goes on record with your name.")],
+    reason: Reason,
     force: Annotated[bool, typer.Option("--force", help="Retire it although its ledger answers.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -93,13 +94,35 @@ def admit(
     )
 
 
+@peer.command("revoke")
+def revoke(
+    region: Region,
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key that is trusted no longer.")],
+    client: Service,
+    reason: Reason,
+    as_json: Json = False,
+) -> None:
+    """Trust a key of a region's ledger no longer, at all nodes, also where a file of trusted keys has it.
+
+    What it brought before stays; nothing that it signs is imported any more,
+    by hand neither. tally peer admit trusts it again.
+
+    \b
+    Examples:
+      tally peer revoke eu1 06e3fd8fda29bb60 --reason "stolen with a laptop"
+    """
+    answer = client.post(
+        f"/v1/exchange/regions/{region}/revoke", {"key_id": key_id, "reason": reason}, RevokedRegionKeyAnswer
+    )
+    tell(answer, f"key {answer['key_id']} of region {answer['region']} is trusted no longer", as_json=as_json)
+
+
 Log = Annotated[
     str,
     typer.Argument(
         metavar="REGION|LOG", help="A region, as tally peer list names it, or the log in origin of an event."
     ),
 ]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; goes on record with your name.")]
 
 
 @peer.command("exclude")

@@ -79,6 +79,7 @@ static const struct {
     KNOWN("REGION_ADMITTED", "REGION_ADMITTED", 0),
     KNOWN("LOG_EXCLUDED", "LOG_EXCLUDED", 0),
     KNOWN("LOG_INCLUDED", "LOG_INCLUDED", 0),
+    KNOWN("REGION_KEY_REVOKED", "REGION_KEY_REVOKED", 0),
     /* generated: end */
 };
 enum { ACTIONS_KNOWN = sizeof KNOWN_ACTIONS / sizeof *KNOWN_ACTIONS };

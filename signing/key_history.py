@@ -7,7 +7,7 @@ The facts, as payloads of entries (docs/formats/keys.md)::
     KEY_ADMITTED  the facts of KEY_ADDED, of a key that an entry introduced and no key has admitted yet
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
     TOKEN_ISSUED, TOKEN_REVOKED  see signing.key_statement
-    REGION_RETIRED, REGION_ADMITTED  see signing.region_statement
+    REGION_RETIRED, REGION_ADMITTED, REGION_KEY_REVOKED  see signing.region_statement
     LOG_FORKED    any facts: from here on this is another ledger than the one that its first entries come from
 
 All but LOG_FORKED carry ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
@@ -23,7 +23,7 @@ All but LOG_FORKED carry ``statement``, the envelope of :mod:`signing.key_statem
     5. of several ends and several revocations of one key the earliest applies
     6. a token is issued by rules 2 and 3, as a key is admitted; its revocation, which only narrows, needs no statement;
        no statement names an entry about a token
-    7. a region is retired or admitted by rules 2 and 3; no statement names an entry about a region
+    7. a region is retired, and its keys admitted or revoked, by rules 2 and 3; no statement names an entry about it
 
 A chain whose root has no ``root: true`` is older than statements. Until its first statement, ends and revocations
 without one apply as well, because they only narrow. A key introduced without a statement is not admitted, as elsewhere.
@@ -51,9 +51,8 @@ from signing.keys import Keyring, PublicKey
 from signing.region_statement import (
     REGION_ACTIONS,
     REGION_PREFIX,
-    AdmittedKey,
     KnownRegions,
-    RetiredRegion,
+    RegionChange,
     known_regions,
     read_region,
 )
@@ -248,7 +247,7 @@ class _Folding:
         self._replaced: set[tuple[str, str]] = set()
         self._tokens: dict[str, tuple[IssuedToken, str]] = {}
         """By id, with the key that vouches for it."""
-        self._regions: dict[str, tuple[RetiredRegion | AdmittedKey, Hlc, str]] = {}
+        self._regions: dict[str, tuple[RegionChange, Hlc, str]] = {}
         """Changes of regions by id, each with its HLC and the key that vouches for it."""
 
     def take_event(self, event: KeyEvent) -> None:

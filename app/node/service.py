@@ -258,7 +258,7 @@ class Service:
             on_damaged=self.appender.found_damaged,
             metrics=self.metrics,
             disk_reserve_bytes=settings.bundle.disk_reserve_bytes,
-            admitted_keys=lambda: self.regions.admitted_keys(),
+            trusting=lambda ring: self.regions.trusted(ring),
         )
         self.regions = Regions.of(
             settings.exchange,
@@ -296,7 +296,9 @@ class Service:
             spawn=self.lifecycle.spawn,
         )
 
-        self.region_changes = RegionChanges(regions=self.regions, keys=self.key_changes)
+        self.region_changes = RegionChanges(
+            regions=self.regions, keys=self.key_changes, trusted_keys=self.importer.known_keys
+        )
         self.tokens = Tokens(known=KnownTokens(), keys=self.key_changes, folder=settings.data_dir)
 
     # --- parts that need care ---------------------------------------------------------------------

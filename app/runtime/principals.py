@@ -228,6 +228,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     Rule(Right.OPERATE, Needs.EVERY): ("POST /v1/exchange/regions/{region}/retire",),
     Rule(Right.ADMIN, Needs.EVERY): (
         "POST /v1/exchange/regions/{region}/admit",
+        "POST /v1/exchange/regions/{region}/revoke",
         "POST /v1/keys/rotate",
         "POST /v1/keys/{key_id}/admit",
         "POST /v1/keys/{key_id}/revoke",

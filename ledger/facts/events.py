@@ -275,6 +275,7 @@ class SystemAction(StrEnum):
     LOG_EXCLUDED = "LOG_EXCLUDED"
     """The facts of a log do not count in this tenant: see :mod:`ledger.machines.exclusions`."""
     LOG_INCLUDED = "LOG_INCLUDED"
+    REGION_KEY_REVOKED = "REGION_KEY_REVOKED"
 
 
 BATCH_RECORD_TYPE = 16
@@ -310,6 +311,7 @@ SYSTEM_RECORD_TYPES = {
     41: SystemAction.REGION_ADMITTED,
     42: SystemAction.LOG_EXCLUDED,
     43: SystemAction.LOG_INCLUDED,
+    44: SystemAction.REGION_KEY_REVOKED,
 }
 
 

@@ -119,6 +119,23 @@ async def test_two_new_ledgers_start_as_they_will_run_and_exchange_once_each_key
                 assert (await told(client))["waits_for"] == []
         async with there.running(**given["eu1"]) as eu:
             await until_known(eu, [await submit(us, level="REGIONAL")])
+            # A stolen key is trusted no longer, though a file has it.
+            revoked = await asyncio.to_thread(
+                run_tally, "peer", "revoke", "eu1", theirs, "--reason", "stolen", "--url", here.url
+            )
+            assert f"key {theirs} of region eu1 is trusted no longer" in revoked.stdout
+            late_job = await submit(eu, level="REGIONAL")
+            await until(
+                lambda: tells(us, f"key {theirs}", "revoked here, because: stolen", "none of the keys"), "it is"
+            )
+            bundle = await eu.post("/v1/bundles/export", json={"tenant_id": "acme"})
+            refused = await us.post("/v1/bundles/import", files={"file": ("eu1.bundle.tar", bundle.content)})
+            assert problem(refused) == (422, "untrusted-key")
+            assert not await is_known(us, late_job)
+            again = await us.post("/v1/exchange/regions/eu1/revoke", json={"key_id": theirs, "reason": "again"})
+            assert problem(again) == (404, "not-found")
+            assert (await admit(us, "eu1", theirs)).status_code == 200
+            await until_known(us, [late_job])
 
 
 async def test_a_retired_region_counts_no_more_and_is_told_so_and_counts_again_once_its_key_is_admitted(

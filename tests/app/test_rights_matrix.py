@@ -77,6 +77,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/log/{tenant_id}/cosignatures": lambda _: {"content": "note", "headers": {"Content-Type": "text/plain"}},
     "POST /v1/exchange/regions/{region}/retire": lambda _: {"json": {"reason": "lost"}},
     "POST /v1/exchange/regions/{region}/admit": lambda _: {"json": {"key_id": "0123456789abcdef"}},
+    "POST /v1/exchange/regions/{region}/revoke": lambda _: {"json": {"key_id": "0123456789abcdef", "reason": "lost"}},
     "POST /v1/keys/rotate": _key(),
     "POST /v1/keys/{key_id}/admit": _key(),
     "POST /v1/keys/{key_id}/revoke": _key(),

@@ -25,7 +25,7 @@ from signing.key_history import (
 )
 from signing.key_statement import FIELD, Anchor
 from signing.private_keys import FileSigner
-from signing.region_statement import KEYS_MAX, AdmittedKey, RetiredRegion, known_regions
+from signing.region_statement import KEYS_MAX, AdmittedKey, RetiredRegion, RevokedKey, known_regions
 
 ADDED, ADMITTED = SystemAction.KEY_ADDED, SystemAction.KEY_ADMITTED
 ROTATED, REVOKED = SystemAction.KEY_ROTATED, SystemAction.KEY_REVOKED
@@ -514,6 +514,20 @@ def test_an_admission_ends_the_retirement_of_its_region_and_no_copy_of_that_reti
     entries.add(RETIRED, retired_facts(4), keys["root"], at)
     assert retired(entries) == ["ap1", "eu1"]
     assert trusted(entries) == [keys["late"].key_id], "what it signed before can still be imported"
+
+
+def test_a_revoked_key_of_a_region_is_trusted_again_once_it_is_admitted_again(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    at = {"after": entries.events[0].at}
+    key_id = keys["late"].key_id
+    entries.add(REGION_ADMITTED, region_key_facts(1, keys["late"]), keys["root"], at)
+    revoked = RevokedKey(f"{2:016x}", "eu1", key_id, "stolen", "ops").facts()
+    entries.add(SystemAction.REGION_KEY_REVOKED, revoked)
+    assert trusted(entries) == [key_id], "without a statement it says nothing"
+    entries.add(SystemAction.REGION_KEY_REVOKED, revoked, keys["root"], at)
+    assert (trusted(entries), list(entries.history().regions.revoked)) == ([], [key_id])
+    entries.add(REGION_ADMITTED, region_key_facts(3, keys["late"]), keys["root"], at)
+    assert (trusted(entries), entries.history().regions.revoked) == ([key_id], {})
 
 
 def test_what_a_revoked_key_said_of_regions_from_then_on_does_not_count(keys: Keys) -> None:

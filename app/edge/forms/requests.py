@@ -308,6 +308,14 @@ AdmitRegionRequest = _strict(
 )
 
 
+RevokeRegionKeyRequest = _strict(
+    "RevokeRegionKeyRequest",
+    "Body of ``POST /v1/exchange/regions/{region}/revoke``.",
+    key_id=Required[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]],
+    reason=Required[Annotated[str, Field(min_length=1, max_length=1000)]],
+)
+
+
 ExportRequest = _strict(
     "ExportRequest",
     "Body of ``POST /v1/bundles/export``.",

@@ -12,10 +12,15 @@ from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import SeqNumber, TenantQuery
-from app.edge.forms.requests import AdmitRegionRequest, RetireRequest
+from app.edge.forms.requests import AdmitRegionRequest, RetireRequest, RevokeRegionKeyRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.runtime.answers import shape
-from app.runtime.answers.exchange import AdmittedRegionAnswer, ExchangeAnswer, RetiredAnswer
+from app.runtime.answers.exchange import (
+    AdmittedRegionAnswer,
+    ExchangeAnswer,
+    RetiredAnswer,
+    RevokedRegionKeyAnswer,
+)
 from app.runtime.principals import Right
 from app.share.exchange import Regions
 from app.share.exchange.lacking import Lacking
@@ -145,6 +150,20 @@ async def admit_region(
             "algorithm": key.algorithm,
             "admitted_by": admitted.admitted_by,
         }
+    )
+
+
+@router.post("/v1/exchange/regions/{region}/revoke", responses=answered(RevokedRegionKeyAnswer))
+async def revoke_region_key(
+    changes: Service[RegionChanges],
+    accepted: AcceptedDep,
+    region: Region,
+    wanted: Annotated[dict[str, Any], json_body(RevokeRegionKeyRequest)],
+) -> Response:
+    """Trust a key of a region's ledger no longer, in whatever place it is trusted. What it brought before stays."""
+    revoked = await changes.revoke(region, wanted["key_id"], wanted["reason"], accepted.caller)
+    return json_answer(
+        {"region": region, "key_id": revoked.key_id, "reason": revoked.reason, "revoked_by": revoked.revoked_by}
     )
 
 

@@ -49,3 +49,12 @@ AdmittedRegionAnswer = shape(
     algorithm=str,
     admitted_by=str | None,
 )
+
+RevokedRegionKeyAnswer = shape(
+    "RevokedRegionKeyAnswer",
+    "A key of a region's ledger that is trusted no longer.",
+    region=str,
+    key_id=str,
+    reason=str,
+    revoked_by=str | None,
+)

@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -68,7 +68,7 @@ from ledger.errors import (
 )
 from ledger.machines.exclusions import NO_STATEMENTS
 from signing.files import close_for_good
-from signing.keys import Keyring, PublicKey
+from signing.keys import Keyring
 from signing.manifest import RangeManifest
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ class BundleImporter:
         on_damaged: Callable[[ChainDamagedError], None],
         metrics: Metrics,
         disk_reserve_bytes: int = 0,
-        admitted_keys: Callable[[], Iterable[PublicKey]] = tuple,
+        trusting: Callable[[Keyring], Keyring] = lambda ring: ring,
     ) -> None:
         """``check_heads`` rejects heads of a database that went back; ``on_imported`` runs after each commit,
         ``on_damaged`` when rows of a tenant are found damaged. Sorting leaves ``disk_reserve_bytes`` free on the disk
-        of the files. ``admitted_keys`` are trusted beside those of the file."""
+        of the files. ``trusting`` gives the trusted keys, from those of the file."""
         self._pool = pool
         self._node = node
         self._trusted_keys = trusted_keys
@@ -129,7 +129,7 @@ class BundleImporter:
         self._on_damaged = on_damaged
         self._metrics = metrics
         self._disk_reserve_bytes = disk_reserve_bytes
-        self._admitted_keys = admitted_keys
+        self._trusting = trusting
         self._turn = asyncio.Lock()
         self._linkers: dict[str, Linker] = {}
 
@@ -246,11 +246,10 @@ class BundleImporter:
         Raises:
             UntrustedKeyError: the file of keys cannot be read.
         """
-        admitted = Keyring(self._admitted_keys())
         if self._trusted_keys is None:
-            return admitted
+            return self._trusting(Keyring(()))
         with reported_as(UntrustedKeyError, "bundle.trusted_keys", ConfigurationError):
-            return Keyring.merged([Keyring.load(self._trusted_keys, may_be_absent=True), admitted])
+            return self._trusting(Keyring.load(self._trusted_keys, may_be_absent=True))
 
     async def _terms(self, sorter: Sorter) -> Terms:
         bounds = ClockBounds(self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms, self._node.clock.last)

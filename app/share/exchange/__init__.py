@@ -18,7 +18,7 @@ from app.share.exchange.turns import Turns
 from ledger import rfc3339
 from ledger.errors import DurabilityTimeoutError, ProblemError
 from ledger.facts import problems
-from signing.keys import Keyring, PublicKey
+from signing.keys import Keyring
 from signing.region_statement import KnownRegions, RetiredRegion
 
 
@@ -78,10 +78,13 @@ class Regions:
         self.known = known
         for peer in self.peers:
             peer.retire(known.retired.get(peer.settings.region))
+            peer.revoked = known.revoked
+            peer.compare_again()
 
-    def admitted_keys(self) -> list[PublicKey]:
-        """The keys of peers that entries admit."""
-        return [each.key for each in self.known.keys]
+    def trusted(self, ring: Keyring) -> Keyring:
+        """The keys of ``ring``, and those of peers that entries admit, without those that entries revoke."""
+        admitted = [each.key for each in self.known.keys]
+        return Keyring(key for key in (*ring, *admitted) if key.key_id not in self.known.revoked)
 
     def counted(self) -> list[Peer]:
         """The peers whose regions count in a majority."""

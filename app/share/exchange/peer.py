@@ -44,7 +44,7 @@ from signing.checkpoint import open_checkpoint, signer_of
 from signing.keys import Keyring, PublicKey
 from signing.manifest import LOG_ORIGIN, RangeManifest
 from signing.note import is_signed_by
-from signing.region_statement import RetiredRegion
+from signing.region_statement import RetiredRegion, RevokedKey
 
 PAUSE_MAX_S = 60.0
 """Longest pause between attempts to ask a failing peer, and to import a failing tenant."""
@@ -106,6 +106,8 @@ class Peer:
     """Keys that it signs with and that this ledger does not trust yet."""
     untrusted_there: tuple[str, ...] = ()
     """Ids of the keys that this ledger signs with and that it does not trust yet."""
+    revoked: Mapping[str, RevokedKey] = field(default_factory=dict)
+    """Keys that this ledger trusts no longer, by id."""
     retired: RetiredRegion | None = None
     """Why it is neither heard nor followed, once its region is retired."""
     on_held: Callable[[], None] = lambda: None
@@ -128,6 +130,10 @@ class Peer:
     _alive: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _counts: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set while its region is not retired."""
+    _signing: tuple[PublicKey, ...] = field(default=(), init=False)
+    """The keys that it signs with."""
+    _is_compared: bool = field(default=False, init=False)
+    """Whether these were compared with the trusted ones since either changed."""
     _keys_read_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -168,8 +174,12 @@ class Peer:
         """The admissions of keys that the exchange waits for, with the command of each."""
         region = self.settings.region
         here = [
-            f"this ledger does not trust key {key.key_id}, which the ledger of region {region} signs with: compare it "
-            f"with tally keys list there, then run tally peer admit {region} {key.key_id} here"
+            f"this ledger does not trust key {key.key_id}, which the ledger of region {region} signs with: "
+            + (
+                f"it was revoked here, because: {self.revoked[key.key_id].reason}"
+                if key.key_id in self.revoked
+                else f"compare it with tally keys list there, then run tally peer admit {region} {key.key_id} here"
+            )
             for key in self.untrusted
         ]
         return here + [self._admission_there(key_id) for key_id in self.untrusted_there]
@@ -197,6 +207,7 @@ class Peer:
         self.retired = retired
         self._faults, self._chains, self._due, self._listed = {}, {}, {}, set()
         self.held, self.untrusted, self.untrusted_there, self.heard_s = {}, (), (), 0.0
+        self._signing = ()
         self._cursor = self._log_origin = ""
         if retired is None:
             self._counts.set()
@@ -271,22 +282,26 @@ class Peer:
     async def _compare_keys(self, client: PeerClient) -> None:
         """Learn which keys the peer signs with, and which of them are not trusted."""
         try:
-            self.untrusted = tuple(await client.signing_keys())
+            self._signing = tuple(await client.signing_keys())
         except NoAnswerError as error:
             # What it holds can be heard all the same.
             self._faults["keys"] = str(error)
             return
         self._faults.pop("keys", None)
-        self._keys_read_s = 0.0
+        self.compare_again()
         await self._read_keys()
 
+    def compare_again(self) -> None:
+        """Look again which of its keys are trusted, before the next request for news."""
+        self._is_compared = False
+
     async def _read_keys(self) -> None:
-        """Look whether keys that were not trusted are trusted by now. Then its tenants are looked at again."""
-        if not self.untrusted or monotonic() < self._keys_read_s + KEYS_READ_EVERY_S:
+        """Look which of its keys are trusted by now. If that changes, its tenants are looked at again."""
+        if self._is_compared and (not self.untrusted or monotonic() < self._keys_read_s + KEYS_READ_EVERY_S):
             return
-        self._keys_read_s = monotonic()
+        self._keys_read_s, self._is_compared = monotonic(), True
         trusted, before = await asyncio.to_thread(self.keys), self.untrusted
-        self.untrusted = tuple(key for key in before if trusted.get(key.key_id) is None)
+        self.untrusted = tuple(key for key in self._signing if trusted.get(key.key_id) is None)
         if self.untrusted != before:
             for chain in self._due_chains():
                 chain.looks_at_s = 0.0

@@ -1,4 +1,4 @@
-"""Retiring a region and admitting the key of a peer, by entries of ``_system``, and following these entries.
+"""Retiring a region, and admitting and revoking keys of peers, by entries of ``_system``, and following these entries.
 
 The chain is the authority (``signing.region_statement``): each node of a ledger with peers reads it at its start and
 once a second. While it is damaged, what was known last stays.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -22,8 +23,8 @@ from ledger.errors import DurabilityTimeoutError, LedgerError, NotFoundError, Pr
 from ledger.facts import problems
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
-from signing.keys import PublicKey
-from signing.region_statement import REGION_PREFIX, AdmittedKey, RetiredRegion
+from signing.keys import Keyring, PublicKey
+from signing.region_statement import REGION_PREFIX, AdmittedKey, RetiredRegion, RevokedKey
 
 FOLLOW_INTERVAL_S = 1.0
 """Pause between two reads of the chain."""
@@ -38,6 +39,8 @@ class RegionChanges:
 
     regions: Regions
     keys: KeyChanges
+    trusted_keys: Callable[[], Keyring]
+    """Reads the keys that imports trust."""
 
     async def refresh(self) -> None:
         """Take over what the chain now says. A ledger without peers has nothing to follow.
@@ -107,6 +110,23 @@ class RegionChanges:
         await self._enter(SystemAction.REGION_ADMITTED, region, admitted.facts())
         log.info("region_admitted", region=region, key_id=key_id, by=by.id)
         return admitted
+
+    async def revoke(self, region: str, key_id: str, reason: str, by: Principal) -> RevokedKey:
+        """Trust a key of a peer no longer: no import of what it signed begins after this, at this node.
+
+        Raises:
+            NotFoundError: no peer is of this region, or its key is not trusted.
+            KeyConflictError, NotReadyError, DatabaseUnavailableError, DurabilityTimeoutError, ChainDamagedError: as
+                ``_enter``.
+        """
+        self._peer_of(region)
+        await self.refresh()
+        if (await asyncio.to_thread(self.trusted_keys)).get(key_id) is None:
+            raise NotFoundError(f"key {key_id} is not trusted here")
+        revoked = RevokedKey(_new_id(), region, key_id, reason, by.id)
+        await self._enter(SystemAction.REGION_KEY_REVOKED, region, revoked.facts())
+        log.warning("region_key_revoked", region=region, key_id=key_id, reason=reason, by=by.id)
+        return revoked
 
     def _peer_of(self, region: str) -> Peer:
         peers = {peer.settings.region: peer for peer in self.regions.peers}
