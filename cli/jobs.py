@@ -173,6 +173,7 @@ def _show(client: LedgerClient, tenant: str, job_id: str, as_json: bool) -> None
     tell(
         {**job, "events": events},
         f"{job['job_id']} of {tenant} is {job['status']}{ended}",
+        *(["  created   no creation that counts is known here"] if _is_uncreated(job) else ()),
         f"  spec      {orjson.dumps(job['spec']).decode()}",
         *([f"  for       {' '.join(job['assigned_dcs'])}"] if job["assigned_dcs"] else ()),
         *([f"  result    {orjson.dumps(job['result']).decode()}"] if job["result"] is not None else ()),
@@ -190,6 +191,11 @@ def _conflict_lines(conflict: Mapping[str, Any]) -> Iterator[str]:
     for entry in conflict["entries"]:
         what = "counts" if entry["counts"] else "does not count"
         yield f"    seq {entry['seq']} of {entry['log']}, node {entry['node_id']}, {_local(entry['at'])}: {what}"
+
+
+def _is_uncreated(job: Mapping[str, Any]) -> bool:
+    """Whether only other events of the job are here, such as a cancellation of a job that is on its way."""
+    return job["created_at"] is None and job["refused"] is None
 
 
 def _event_line(event: Mapping[str, Any]) -> str:

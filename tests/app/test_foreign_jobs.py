@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from tests.app.shared import Shared, sharing
 from tests.conftest import Database, fresh_database
 from tests.ledger.ledger_in_memory import SIGNER, Ledger
 from tests.ledger.regions import BEGIN_MS, REGIONS, Region, drawn_event
+from tests.tally import run_tally
 
 HERE, THERE, THIRD = REGIONS
 SEEDS = (
@@ -124,6 +126,12 @@ async def listed(client: Client) -> list[tuple[str, str]]:
     return [(job["job_id"], job["status"]) for job in answer.raise_for_status().json()["items"]]
 
 
+async def told(client: Client, job_id: str) -> str:
+    """What ``tally jobs`` prints of a job."""
+    command = ("jobs", "--tenant", client.tenant, "--url", str(client.base_url), job_id)
+    return (await asyncio.to_thread(run_tally, *command)).stdout
+
+
 def problem_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["type"].rpartition("/")[2]
 
@@ -149,6 +157,7 @@ async def test_a_cancellation_is_taken_of_a_job_that_has_not_arrived_and_wins_wh
     early = await read(shared_client, job_of(THERE))
     assert (early["status"], early["created_hlc"]) == ("CANCELLING", None)
     assert await listed(shared_client) == [], "lists go by the time of creation"
+    assert "no creation that counts is known here" in await told(shared_client, job_of(THERE))
     # The job is known now, so other facts about it are taken too.
     acked = await report(shared_client, job_of(THERE), "JobCancellationAcked", dc_id="a")
     assert acked.status_code == 201
@@ -156,6 +165,7 @@ async def test_a_cancellation_is_taken_of_a_job_that_has_not_arrived_and_wins_wh
     late = await read(shared_client, job_of(THERE))
     assert (late["status"], late["assigned_dcs"], late["fence_token"]) == ("CANCELLED", ["a", "b"], 9)
     assert await listed(shared_client) == [(job_of(THERE), "CANCELLED")]
+    assert "no creation" not in await told(shared_client, job_of(THERE))
 
 
 async def test_a_job_of_which_only_the_cancellation_came_waits_for_no_acknowledgement_until_it_arrives(

@@ -162,7 +162,10 @@ function summary(ctx, tenant, state) {
         facts({
           Status: state.status,
           Tenant: h("a", { href: `#/tenant/${named(tenant)}` }, tenant),
-          Created: [time(state.created_at, state.created_hlc ?? ""), state.created_at && ` (${ago(state.created_at)})`],
+          Created:
+            state.created_at || state.refused
+              ? [time(state.created_at, state.created_hlc ?? ""), state.created_at && ` (${ago(state.created_at)})`]
+              : "no creation that counts is known here",
           By: shownActor(state.actor),
           "Last event": [time(state.last_at, state.last_hlc), ", ", entryLink(ctx, tenant, state.last_seq)],
           "Data centres": state.assigned_dcs.join(", "),
