@@ -37,7 +37,8 @@ def even(request: pytest.FixtureRequest) -> World:
 
 def shown(state: JobState) -> dict[str, Any]:
     """Everything that is shown of a job, without its place in one chain."""
-    return {**jobs.view(state), "last_seq": None}
+    creations = [(entry["hlc"], entry["counts"]) for each in jobs.conflicts(state) for entry in each["entries"]]
+    return {**jobs.view(state), "last_seq": None, "conflicts": creations}
 
 
 def facts_of(region: Region) -> dict[str, dict[tuple[Any, str], Said]]:
