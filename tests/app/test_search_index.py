@@ -87,9 +87,9 @@ def looks_by_term(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     told: list[bool] = []
     candidates = job_search.candidates
 
-    async def noted(*arguments: Any) -> Any:
+    async def noted(*arguments: Any, **named: Any) -> Any:
         told.append(arguments[5] is not None)
-        return await candidates(*arguments)
+        return await candidates(*arguments, **named)
 
     monkeypatch.setattr(read_jobs.job_search, "candidates", noted)
     return told
