@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from ledger.facts.events import JOB_EVENTS
 from ledger.machines.exclusions import SUBJECT
 from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
+from tests.app.test_followers import HALT
+from tests.conftest import connected_to
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, origin_of
 from tests.tally import run_tally
 
@@ -158,6 +161,28 @@ def test_facts_of_an_excluded_log_count_nowhere_until_it_is_included_again(clien
     check_whole(client, tenant)
     items = client.get("/v1/exclusions", params={"tenant_id": tenant}).json()["items"]
     assert [(item["log"], item["excluded"], item["reason"]) for item in items] == [(log, False, "it was mended")]
+
+
+def test_reads_are_right_and_no_break_is_found_before_the_job_table_is_rewritten(
+    client: httpx.Client, postgres: EmbeddedPostgres
+) -> None:
+    tenant, log = "halted", "bad.example/halted"
+    create(client, tenant, "job-1")
+    imported(client, other_ledger(tenant, ("job-1", "JobCancellationRequested", {"reason": "mischief"})), "bad.example")
+    assert listed(client, tenant) == {"job-1": "CANCELLING"}
+
+    async def while_no_follower_moves() -> None:
+        async with connected_to(postgres.superuser_url(DATABASE)) as connection, connection.transaction():
+            await connection.execute(HALT)
+            exclude(client, tenant, log)
+            assert job(client, tenant, "job-1")["status"] == "SUBMITTED"
+            assert listed(client, tenant, status="CANCELLING", consistency="eventual") == {}
+            verdict = client.get("/v1/chain/verify", params={"tenant_id": tenant}).json()
+            assert verdict["valid"], verdict
+
+    asyncio.run(while_no_follower_moves())
+    assert listed(client, tenant) == {"job-1": "SUBMITTED"}
+    check_whole(client, tenant)
 
 
 def test_events_tell_the_log_they_came_from_and_whether_they_count(client: httpx.Client) -> None:
