@@ -266,6 +266,7 @@ class Service:
             pool,
             self.importer.known_keys,
             self._take_bundle,
+            self.appender.head_seq,
             self.notary.sign_soon,
         )
         """The peers of this ledger, each asked by a task."""

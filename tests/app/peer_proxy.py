@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
-Judged = tuple[int, bytes] | None
+Judged = tuple[int, bytes] | AsyncIterator[bytes] | None
 
 
 class Asked(NamedTuple):
@@ -33,8 +33,8 @@ def unchanged(asked: Asked, answer: dict[str, Any]) -> None:
 
 
 class PeerProxy:
-    """``judge`` says status and body of an answer, perhaps later; None has the ledger at ``target`` answer. ``edit``
-    changes its news; whenever it is set, all tenants are listed again."""
+    """``judge`` says status and body of an answer, perhaps later, or all its bytes as they are sent; None has the
+    ledger at ``target`` answer. ``edit`` changes its news; whenever it is set, all tenants are listed again."""
 
     def __init__(self, target: str, client: httpx.AsyncClient) -> None:
         self.target = target
@@ -75,6 +75,11 @@ class PeerProxy:
             judged = self.judge(asked)
             if isinstance(judged, Awaitable):
                 judged = await judged
+            if isinstance(judged, AsyncIterator):
+                async for piece in judged:
+                    writer.write(piece)
+                    await writer.drain()
+                return
             status, answer = judged or self._edited(asked, *await self._forward(method, address, body, headers))
             writer.write(
                 f"HTTP/1.1 {status} Said\r\nConnection: close\r\nContent-Length: {len(answer)}\r\n\r\n".encode()

@@ -47,9 +47,11 @@ class Regions:
         pool: asyncpg.Pool[asyncpg.Record],
         keys: Callable[[], Keyring],
         take: Take,
+        head_seq: Callable[[str], int],
         sign_soon: Callable[[Iterable[str]], None],
     ) -> Regions:
-        """The ledger of ``own_origin`` and the peers in the settings; no peer is asked yet."""
+        """The ledger of ``own_origin`` and the peers in the settings; no peer is asked yet. ``head_seq`` is a seq that
+        the head of a tenant's chain has reached."""
         news, turns, interval_s = News(), Turns(pool), settings.interval.total_seconds()
         return cls(
             own,
@@ -61,6 +63,7 @@ class Regions:
                     turns,
                     keys,
                     take,
+                    head_seq,
                     lambda tenant_id, log_origin: news.changed((tenant_id,), log_origin),
                     settings.range_entries,
                     interval_s,

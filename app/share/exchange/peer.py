@@ -32,7 +32,7 @@ from app.runtime.outgoing import NoAnswerError
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
-from app.share.exchange.peer_chain import PeerChain, PeerWentBackError, check_range, prove
+from app.share.exchange.peer_chain import PeerChain, PeerWentBackError, check_held, check_range, prove
 from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, TENANTS_MAX, Asker, PeerAddress, PeerClient, TenantNews
 from app.share.exchange.turns import Turns
 from app.store import exchange
@@ -54,6 +54,13 @@ LISTED_EVERY_S = 60.0
 """How often a peer lists all its tenants again: it may hide one, or its token may have got another."""
 NEWS_EVERY_S = 0.01
 """Shortest time from one request for news to the next."""
+NEWS_TENANT_S = 0.0002
+"""How much longer it is for each tenant in the answer: more than ten times what reading it takes the event loop."""
+FAILED_TENANT_S = 0.0005
+"""Pause of a round for each tenant whose checkpoint is not proved. It bounds what a peer can cost that tells of a
+hundred thousand such tenants."""
+NOTES_BYTES_MAX = 64 << 20
+"""Bytes of the checkpoints of one peer that are kept at once: four witnesses sign those of all tenants."""
 TURN_EVERY_S = 0.2
 """How often a node asks whether it may import, while another does."""
 FAILING_S_MAX = 60.0
@@ -93,6 +100,8 @@ class Peer:
     keys: Callable[[], Keyring]
     """Reads the keys that this ledger trusts; there may be none."""
     take: Take
+    head_seq: Callable[[str], int]
+    """A seq that the head of a tenant's chain here has reached; other nodes may have chained more."""
     on_imported: Callable[[str, str], None]
     """Called with a tenant of which more was imported, and the log origin of the peer's ledger."""
     range_entries: int
@@ -114,6 +123,9 @@ class Peer:
     _faults: dict[str, str] = field(default_factory=dict, init=False)
     """Why it is not heard or followed, by loop."""
     _chains: dict[str, PeerChain] = field(default_factory=dict, init=False)
+    _notes_bytes: int = field(default=0, init=False)
+    _overclaims: dict[str, str] = field(default_factory=dict, init=False)
+    """By tenant, that it says it has more of this ledger than there is."""
     _cursor: str = field(default="", init=False)
     """What it told, in its words."""
     _log_origin: str = field(default="", init=False)
@@ -164,6 +176,7 @@ class Peer:
         failing = [chain for chain in self._chains.values() if chain.fault is not None]
         failing.sort(key=lambda chain: not chain.went_back)
         told = [*self.waits_for, *dict.fromkeys(self._faults.values())]
+        told += [f"tenant {tenant_id}: {claim}" for tenant_id, claim in [*self._overclaims.items()][:FAULTS_TOLD_MAX]]
         told += [f"tenant {chain.tenant_id}: {chain.fault}" for chain in failing[:FAULTS_TOLD_MAX]]
         if len(failing) > FAULTS_TOLD_MAX:
             told.append(f"{len(failing) - FAULTS_TOLD_MAX} more tenants")
@@ -273,10 +286,11 @@ class Peer:
                 # Another node of the peer answers, or it was started again: its list begins.
                 is_list, self._cursor = news.is_list, news.cursor
                 self.untrusted_there = tuple(news.untrusted)
-                self._heard(news.items)
+                await self._heard(news.items)
                 _check_count(self._listed, self.settings.url)
-                # It may answer without news, as it stops.
-                await asyncio.sleep(asked_s + (NEWS_EVERY_S if news.items else wait_s) - monotonic())
+                # It may answer without news, as it stops. It may also send the same news without end.
+                next_s = asked_s + (NEWS_EVERY_S if news.items else wait_s) - monotonic()
+                await asyncio.sleep(max(next_s, NEWS_TENANT_S * len(news.items)))
             await asyncio.sleep(listed_s + wait_s - monotonic())
 
     async def _compare_keys(self, client: PeerClient) -> None:
@@ -317,27 +331,60 @@ class Peer:
             self.untrusted_there = tuple(page.untrusted)
             listed |= {each.tenant_id for each in page.items}
             _check_count(listed, self.settings.url)
-            self._heard(page.items)
+            await self._heard(page.items)
             self._cursor, has_more = page.cursor, page.has_more
             after = page.items[-1].tenant_id if page.items else after
         self._listed = listed
         self.held = {each: held for each, held in self.held.items() if each in listed}
+        self._overclaims = {each: claim for each, claim in self._overclaims.items() if each in listed}
         self._is_list_new = True
         self._has_listed.set()
         self._wake.set()
 
-    def _heard(self, items: Iterable[TenantNews]) -> None:
+    async def _heard(self, items: Iterable[TenantNews]) -> None:
         self.heard_s = monotonic()
+        await self._note_held({each.tenant_id: each.held for each in items}, self.heard_s)
         for each in items:
             self._listed.add(each.tenant_id)
-            self.held[each.tenant_id] = Held(each.held, self.heard_s)
             if each.checkpoint and self._is_wanted(each.tenant_id):
                 chain = self._chains.setdefault(each.tenant_id, PeerChain(each.tenant_id))
-                if chain.is_lacking or chain.looked != hash(each.checkpoint):
-                    chain.note, chain.looks_at_s = each.checkpoint, 0.0
+                note = each.checkpoint.encode()
+                if chain.is_lacking or chain.looked != hash(note):
+                    self._keep_note(chain, note)
+                    # A tenant that fails is not looked at more often because there is news of it again and again.
+                    chain.looks_at_s = 0.0 if chain.fault is None else chain.failed_at_s + self.interval_s
                     self._due[each.tenant_id] = None
         self.on_held()
         self._wake.set()
+
+    async def _note_held(self, claims: Mapping[str, int], at_s: float) -> None:
+        """Keep how much of this ledger the peer says that it has, by tenant. More than there is does not count."""
+        head_seqs = {each: self.head_seq(each) for each in claims}
+        if beyond := [each for each, seq in claims.items() if seq > head_seqs[each]]:
+            async with self.pool.acquire() as connection:
+                head_seqs |= {each: head.seq for each, head in (await read_heads(connection, beyond)).items()}
+        for tenant_id, seq in claims.items():
+            if seq > (head_seq := head_seqs[tenant_id]):
+                self.held.pop(tenant_id, None)
+                self._overclaims[tenant_id] = (
+                    f"it says that it has {seq} entries of this ledger, which has {head_seq}: it is wrong, or this "
+                    "ledger was restored from before"
+                )
+            else:
+                self._overclaims.pop(tenant_id, None)
+                self.held[tenant_id] = Held(seq, at_s)
+
+    def _keep_note(self, chain: PeerChain, note: bytes) -> None:
+        """Keep a checkpoint until it was looked at; beyond the bound all are forgotten, until it lists its tenants
+        again."""
+        self._notes_bytes += len(note) - len(chain.note)
+        chain.note = note
+        if self._notes_bytes > NOTES_BYTES_MAX:
+            for each in self._chains.values():
+                each.note = b""
+            self._notes_bytes = 0
+            self._due.clear()
+            raise NoAnswerError(f"{self.settings.url} tells of checkpoints of more than {NOTES_BYTES_MAX >> 20} MiB")
 
     def _is_wanted(self, tenant_id: str) -> bool:
         return tenant_id != SYSTEM_TENANT and any(covers(pattern, tenant_id) for pattern in self.settings.tenants)
@@ -360,11 +407,11 @@ class Peer:
         if known is None or known.seq < seq:
             await asyncio.sleep(self.interval_s)
         while not self.holds(tenant_id, seq, since_s):
-            with suppress(LedgerError, OSError):
+            with suppress(LedgerError, OSError, *DATABASE_FAULTS):
                 async with await self._address.open() as http:
                     asked_s = monotonic()
                     said = await PeerClient(self.settings.url, http).held(self.own.origin, tenant_id)
-                    self.held[tenant_id] = Held(said, asked_s)
+                    await self._note_held({tenant_id: said}, asked_s)
                     self.heard_s = monotonic()
                     self.on_held()
             await asyncio.sleep(self.interval_s)
@@ -411,6 +458,7 @@ class Peer:
         # 1. The newest checkpoint of each, proved.
         keyring, known = await asyncio.to_thread(self.keys), self._log_origin
         seen = await self._each(chains, lambda chain: self._look(client, keyring, chain))
+        await asyncio.sleep(min(PAUSE_MAX_S, FAILED_TENANT_S * (len(chains) - len(seen))))
         # 2. The tenants that are no longer listed.
         if is_list_new or self._log_origin != known:
             await self._look_for_missing()
@@ -437,7 +485,7 @@ class Peer:
         self._due = {each: None for each in self._due if each in self._listed}
         for each in missing:
             # What it showed before is no news.
-            self._chains[each].note = ""
+            self._chains[each].note = b""
             self._failed(
                 self._chains[each],
                 PeerWentBackError(
@@ -445,6 +493,7 @@ class Peer:
                     "the peer was restored from before or hides it, or its token no longer has the right audit for it"
                 ),
             )
+        self._notes_bytes = sum(len(chain.note) for chain in self._chains.values())
 
     async def _kept(self) -> list[str]:
         """The tenants of its ledger that were seen. After an operator removed all, the peer may show another ledger."""
@@ -466,6 +515,7 @@ class Peer:
         # Chains that failed before come last, so that they take no time from the others. Among them the one that failed
         # longest ago comes first, so that a slow one cannot starve the rest.
         for chain in sorted(chains, key=lambda chain: (chain.fault is not None, chain.failed_at_s)):
+            await asyncio.sleep(0)  # a checkpoint that is no note at all is rejected without any wait
             began_s = monotonic()
             if failing_s > FAILING_S_MAX:
                 self._due[chain.tenant_id] = None
@@ -493,7 +543,7 @@ class Peer:
 
     async def _look(self, client: PeerClient, keyring: Keyring, chain: PeerChain) -> None:
         """Prove the newest checkpoint of a tenant that was heard of, and read how much of it is imported."""
-        tenant_id, note = chain.tenant_id, chain.note.encode()
+        tenant_id, note = chain.tenant_id, chain.note
         checkpoint = open_checkpoint(note, keyring)
         origin = checkpoint.origin
         log_origin = origin.removesuffix(f"/{tenant_id}")
@@ -510,13 +560,13 @@ class Peer:
             )
         await prove(client, tenant_id, seen, checkpoint)
         async with self.pool.acquire() as connection:
-            await exchange.saw(connection, tenant_id, origin, chain.note, checkpoint.size)
+            await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
         self._log_origin = log_origin
         chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
         if chain.went_back:
             chain.fault, chain.went_back = None, False
         before_seq, chain.imported_seq = chain.imported_seq, seen.imported_seq if seen else 0
-        chain.looked = hash(chain.note)
+        chain.looked = hash(note)
         if chain.imported_seq > before_seq:
             # Another node of this ledger imported them.
             self.on_imported(tenant_id, log_origin)
@@ -538,8 +588,9 @@ class Peer:
             # What came from this ledger, and from others what was fetched there.
             have = {f"{self.own.origin}/{tenant_id}": head.seq for tenant_id, head in heads.items()}
             have |= {origin: seen.imported_seq for origin, seen in kept.items()}
+            head_seq = heads[chain.tenant_id].seq if heads else 0
             for first, last in await client.lacking(chain.tenant_id, from_seq, to_seq, have):
-                self.imported_entries += await self.take(
+                added = await self.take(
                     f"{chain.tenant_id} {first}-{last} of {self.settings.url}",
                     client.bundle(chain.tenant_id, first, last),
                     partial(
@@ -550,6 +601,9 @@ class Peer:
                         [] if last == chain.size else await client.consistency(chain.tenant_id, last, chain.size),
                     ),
                 )
+                self.imported_entries, head_seq = self.imported_entries + added, head_seq + added
+            if to_seq > head_seq:
+                await check_held(self.pool, self.settings.url, chain, to_seq)
             async with self.pool.acquire() as connection:
                 await exchange.imported(connection, chain.tenant_id, chain.origin, to_seq)
             chain.imported_seq = to_seq

@@ -32,7 +32,9 @@ from signing.keys import KEYS_MAX, PublicKey
 
 TIMEOUT_S = 30.0
 """Longest time for one step of a request."""
-ANSWER_BYTES_MAX = 4 << 20
+ANSWER_BYTES_MAX = 1 << 20
+"""A page of news has at most 200 tenants (``exchange.news``), other answers have less. It is parsed in one turn of the
+event loop."""
 ANSWER_S_MAX = 60.0
 """An answer that takes longer is an error: a peer that sends single bytes slowly must not prolong a round."""
 BUNDLE_S_MAX = 900.0
