@@ -215,6 +215,7 @@ async def test_where_every_other_region_is_retired_global_is_answered_and_claims
             late = await answered(us)
             assert problem(late) == (503, "durability-timeout")
             assert "does not say what it holds" in late.json()["detail"]
+            assert late.json()["detail"].count("was not reached") == 1
             assert (await retire(us, region, reason="lost")).status_code == 200
             assert (await us.get("/v1/exchange")).json()["regions_counted"] == counted
         alone = await answered(us)

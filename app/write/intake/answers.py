@@ -71,6 +71,8 @@ class Awaited(Generic[Answered]):
         try:
             return self._make(self.reached.result())
         except DurabilityTimeoutError as error:
+            if error.job_id is not None:
+                raise  # `wait` names the event already
             raise self._answers.late(self._level, str(error), self.pending) from None
 
 
