@@ -3,7 +3,7 @@
 An operator excludes a log by an entry LOG_EXCLUDED in the tenant's chain, and includes it again by LOG_INCLUDED. All
 these statements are entries about ``SUBJECT``, so the log's index by job finds them. The payload is canonical JSON::
 
-    {"actor"?, "log", "reason", "region"?, "type"}        log: as in an origin, with the tenant
+    {"actor"?, "log", "reason", "type"}        log: as in an origin, with the tenant
 
 The log of an entry is the log that first chained it: that of its origin, else the log of the chain itself. Rules::
 
@@ -41,8 +41,6 @@ class Statement(NamedTuple):
     seq: int
     by_log: str | None
     """The log that made the statement; None for the chain's own."""
-    region: str | None
-    """The region of the log, as the operator named it."""
     reason: str | None
     actor: Any
 
@@ -114,7 +112,7 @@ def _statement(row: Sequence[Any]) -> Statement | None:
     facts, rank = _object_in(text), (physical_ms, logical, node, digest)
     if action == SystemAction.CONFLICT and (held := held_event(facts, SUBJECT)) is not None:
         action, facts, rank = held.event.action, _object_in(held.payload), (*held.hlc, held.event.payload_digest)
-    log, region, reason = (facts.get(name) for name in ("log", "region", "reason"))
+    log, reason = facts.get("log"), facts.get("reason")
     if action not in ACTIONS or not isinstance(log, str):
         return None
     return Statement(
@@ -123,7 +121,6 @@ def _statement(row: Sequence[Any]) -> Statement | None:
         action == SystemAction.LOG_EXCLUDED,
         seq,
         None if origin is None else log_of(origin),
-        region if isinstance(region, str) else None,
         reason if isinstance(reason, str) else None,
         facts.get(ACTOR),
     )

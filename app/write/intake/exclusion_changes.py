@@ -88,4 +88,4 @@ class ExclusionChanges:
         assert pending.outcome is not None
         place = await outcome_within(pending.outcome, self.system.write_timeout_s)
         is_excluded = action is SystemAction.LOG_EXCLUDED
-        return Statement((*pending.hlc, ""), log, is_excluded, place.seq, None, None, reason, actor)
+        return Statement((*pending.hlc, ""), log, is_excluded, place.seq, None, reason, actor)
