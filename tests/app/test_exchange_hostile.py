@@ -34,6 +34,7 @@ from tests.app.test_exchange import (
     ranges,
     submit,
     submit_all,
+    submit_what_is_not_imported,
     tells,
     told,
     until_known,
@@ -178,7 +179,6 @@ async def test_a_signed_checkpoint_that_is_not_the_next_of_its_log_is_named(
     await until_known(us, await submit_all(eu, *3 * ["signed"]))
     other = bytes(32)
     for change, words in (
-        (lambda shown: shown._replace(root=other, size=3), "PeerWentBackError"),
         (lambda shown: shown._replace(root=other), "nothing proves that its tree of"),
         (lambda shown: shown._replace(size=2), "entries under another root, and now has 2"),
         (lambda shown: shown._replace(size=HUGE), "consistency answers 422"),
@@ -191,6 +191,22 @@ async def test_a_signed_checkpoint_that_is_not_the_next_of_its_log_is_named(
         proxy.edit = unchanged
         await until_known(us, [job])
         await until(lambda: is_faultless(us), "it goes on")
+
+
+async def test_a_fork_stays_named_whatever_the_peer_shows_then_until_an_operator_removes_what_was_seen(
+    pair: Proxied, of_file: tuple[Proxied, Ledger]
+) -> None:
+    (us, eu, proxy, database), (_, there) = pair, of_file
+    await until_known(us, await submit_all(eu, *3 * ["forked"]))
+    fork = ("tenant forked: PeerForkedError", "two signed trees of 3 entries")
+    proxy.edit = shows("forked", lambda shown: shown._replace(root=bytes(32), size=3), there)
+    job = await submit(eu, "forked")
+    await until(lambda: tells(us, *fork), "it is told")
+    proxy.edit = unchanged
+    await submit_what_is_not_imported(pair, "honest", lag_entries=2)
+    assert await tells(us, *fork)
+    await forget(eu, "forked", database, "forked")
+    await until_known(us, [job])
 
 
 async def test_a_tree_of_any_size_of_which_nothing_is_said_to_be_lacking_is_asked_about_once(

@@ -32,7 +32,7 @@ from app.runtime.outgoing import NoAnswerError
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
-from app.share.exchange.peer_chain import PeerChain, PeerWentBackError, check_held, check_range, prove
+from app.share.exchange.peer_chain import PeerChain, PeerForkedError, PeerWentBackError, check_held, check_range, prove
 from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, TENANTS_MAX, Asker, PeerAddress, PeerClient, TenantNews
 from app.share.exchange.turns import Turns
 from app.store import exchange
@@ -537,9 +537,10 @@ class Peer:
         chain.failed_at_s = monotonic()
         if chain.note:
             self._look_again(chain, max(self.interval_s, chain.pause_s))
-        if went_back or not chain.went_back:
+        if not chain.is_forked and (went_back or not chain.went_back):
             # Only the text is kept: an error keeps the frames of its traceback alive.
             chain.fault, chain.went_back = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX], went_back
+        chain.is_forked |= isinstance(error, PeerForkedError)
 
     async def _look(self, client: PeerClient, keyring: Keyring, chain: PeerChain) -> None:
         """Prove the newest checkpoint of a tenant that was heard of, and read how much of it is imported."""
@@ -563,8 +564,8 @@ class Peer:
             await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
         self._log_origin = log_origin
         chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
-        if chain.went_back:
-            chain.fault, chain.went_back = None, False
+        if chain.went_back and (seen is None or not chain.is_forked):
+            chain.fault, chain.went_back, chain.is_forked = None, False, False
         before_seq, chain.imported_seq = chain.imported_seq, seen.imported_seq if seen else 0
         chain.looked = hash(note)
         if chain.imported_seq > before_seq:

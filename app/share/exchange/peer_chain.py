@@ -20,6 +20,10 @@ class PeerWentBackError(LedgerError):
     """A peer's log of a tenant no longer equals or extends the log seen before."""
 
 
+class PeerForkedError(PeerWentBackError):
+    """A peer signed two trees of one size."""
+
+
 @dataclass(slots=True)
 class PeerChain:
     """One tenant's chain at the peer, up to its newest proved checkpoint."""
@@ -37,6 +41,8 @@ class PeerChain:
     fault: str | None = None
     went_back: bool = False
     """No other fault replaces this one until a checkpoint is proved to extend the one seen before."""
+    is_forked: bool = False
+    """Nothing that the peer shows later ends this one, until an operator removes what was seen of it."""
     failed_at_s: float = 0.0
     pause_s: float = 0.0
     """Time after ``failed_at_s`` in which nothing is fetched, because a failing range is costly to fetch."""
@@ -53,13 +59,18 @@ async def prove(client: PeerClient, tenant_id: str, seen: Seen | None, checkpoin
     """Return if the tree of ``checkpoint`` extends the one that was seen before.
 
     Raises:
-        PeerWentBackError: it does not.
+        PeerForkedError, PeerWentBackError: it does not.
         NoAnswerError: the peer sends no proof.
     """
     if seen is None:
         return
     before = read(seen.note)
-    if checkpoint.size < before.size or (checkpoint.size == before.size and checkpoint.root != before.root):
+    if checkpoint.size == before.size and checkpoint.root != before.root:
+        raise PeerForkedError(
+            f"tenant {tenant_id} of {client.url} has two signed trees of {before.size} entries, {before.root.hex()} "
+            f"and {checkpoint.root.hex()}: it was changed. Compare with tally pipeline diff"
+        )
+    if checkpoint.size < before.size:
         raise PeerWentBackError(
             f"tenant {tenant_id} of {client.url} had {before.size} entries under another root, and now has "
             f"{checkpoint.size}: it was restored from before or changed. Compare with tally pipeline diff"
