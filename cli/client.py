@@ -20,6 +20,7 @@ import orjson
 import typer
 
 from cli.options import local_url
+from ledger.decoding import convert
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.text import secret_text, token_in, token_text, without_login
 from signing import files
@@ -122,7 +123,7 @@ class LedgerClient(Client):
             NotTheLedgerError: it is not of ``shape``.
         """
         try:
-            msgspec.convert(value, shape)
+            convert(value, shape)
         except msgspec.ValidationError as error:
             raise NotTheLedgerError(f"{self.url} does not answer as a Tallystick does: {error}") from None
         return value

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lab.openb_commitments import Step
+from ledger.decoding import convert
 from ledger.machines.promises import NO_BET, Resources
 
 WINDOW = 64
@@ -172,6 +173,6 @@ class Race:
         view.change(proposed.node, step.asks, 1)
         if verdict.free is not None:
             # The old photo, corrected where it was seen to be wrong.
-            has = msgspec.convert(verdict.free, Resources)
+            has = convert(verdict.free, Resources)
             view.free[proposed.node] |= {name: has.of(name) for name, _ in step.asks.amounts()}
         self._again.append((step, proposed.attempt + 1))

@@ -22,6 +22,7 @@ from app.runtime.answers.jobs import CapacityAnswer, CommitmentList, NodeList, V
 from cli.client import LedgerClient
 from lab.openb_commitments import NODES_FILE, Step, capacities, steps
 from lab.racing import WINDOW, Proposed, Race, RaceSummary, Verdict
+from ledger.decoding import convert
 from ledger.errors import InvalidInputError
 from ledger.machines.promises import Resources
 from tallystick_client import ProblemError
@@ -120,5 +121,5 @@ def _known(client: LedgerClient, tenant_id: str) -> dict[str, Resources]:
     """By node, the capacity that is recorded."""
     found: dict[str, Resources] = {}
     for page in client.pages("/v1/nodes", NodeList, tenant_id=tenant_id):
-        found |= {item["node"]: msgspec.convert(item["capacity"], Resources) for item in page["items"]}
+        found |= {item["node"]: convert(item["capacity"], Resources) for item in page["items"]}
     return found

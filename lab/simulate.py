@@ -24,6 +24,7 @@ import orjson
 import typer
 
 from lab.simulated_state import NOTHING, StoredState, Taken, stored_state
+from ledger.decoding import decode_packed
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import VERDICTS, CommitmentAction
@@ -146,7 +147,7 @@ def _run(log: Path, machine: Commitments, stored: StoredState | None) -> tuple[S
         InvalidInputError: ``stored`` is the state of another log.
     """
     taken = stored.taken() if stored is not None else NOTHING
-    found = msgspec.msgpack.decode(taken.summary, type=Simulated) if taken.entries else Simulated()
+    found = decode_packed(taken.summary, Simulated) if taken.entries else Simulated()
     entries, read = _entries(log), hashlib.sha256()
     for entry in islice(entries, taken.entries):
         read.update(_identity(entry))

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from ledger import canonical
+from ledger.decoding import convert
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SystemAction
 
@@ -281,7 +282,7 @@ def facts_of(action: str, value: Any) -> dict[str, Any]:
 
 def _is_of(value: Any, kind: Any) -> bool:
     try:
-        msgspec.convert(value, kind)
+        convert(value, kind)
     except msgspec.ValidationError:
         return False
     return True

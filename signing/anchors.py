@@ -42,6 +42,7 @@ from msgspec import Meta
 
 from ledger import canonical, rfc3339
 from ledger.chain.form import Hash
+from ledger.decoding import decode
 from ledger.errors import (
     BundleInvalidError,
     CanonicalError,
@@ -216,7 +217,7 @@ def decode_anchors(data: bytes) -> list[BundledAnchor]:
     with reported_as(
         BundleInvalidError, "anchors.json is malformed", msgspec.MsgspecError, UnicodeError, CanonicalError
     ):
-        anchors = msgspec.json.decode(data, type=_Member).anchors
+        anchors = decode(data, _Member).anchors
         if encode_anchors(anchors) != data:
             raise BundleInvalidError("anchors.json is not in canonical form")
         return anchors

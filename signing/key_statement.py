@@ -33,6 +33,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ledger import canonical, rfc3339
 from ledger.chain.form import Hash
+from ledger.decoding import convert
 from ledger.errors import InvalidInputError, SignatureError, reported_as
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
@@ -158,7 +159,7 @@ def read_token(facts: Mapping[str, object], issued_hlc: Hlc) -> IssuedToken:
         InvalidInputError: the facts describe no token.
     """
     with reported_as(InvalidInputError, "the facts of a token are malformed", msgspec.ValidationError, OverflowError):
-        said = msgspec.convert(facts, _TokenFacts)
+        said = convert(facts, _TokenFacts)
         expires_at = None if said.expires_at is UNSET else said.expires_at.astimezone(UTC)
     digest, issued_by = bytes.fromhex(said.digest), None if said.issued_by is UNSET else said.issued_by
     return IssuedToken(said.token_id, said.name, digest, said.rights, said.tenants, issued_hlc, expires_at, issued_by)

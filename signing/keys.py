@@ -40,6 +40,7 @@ from cryptography.hazmat.primitives.serialization import (
 from msgspec import Meta
 
 from ledger import rfc3339
+from ledger.decoding import convert
 from ledger.errors import ConfigurationError, InvalidInputError, LedgerError, refuse, reported_as
 from ledger.hlc import Hlc
 from signing.files import read_bounded
@@ -187,7 +188,7 @@ class PublicKey:
             InvalidInputError: not such an item.
         """
         with reported_as(InvalidInputError, "not a key as /v1/keys lists them", msgspec.ValidationError):
-            said = msgspec.convert(value, KeyJson)
+            said = convert(value, KeyJson)
         return cls(
             key_id=said.key_id,
             algorithm=said.algorithm,
@@ -349,7 +350,7 @@ class Keyring:
         with reported_as(
             InvalidInputError, 'keys must be {"keys": [...]} as /v1/keys answers', msgspec.ValidationError
         ):
-            said = msgspec.convert(value, KeyringJson)
+            said = convert(value, KeyringJson)
         return cls(map(PublicKey.from_json, said.keys), said.log_verifier_keys, said.root_key_id)
 
     @classmethod

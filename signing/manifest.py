@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from ledger import canonical
 from ledger.chain.form import Hash, HlcText, NodeId, Seq, TenantId
+from ledger.decoding import decode
 from ledger.errors import InvalidInputError, LedgerError, SignatureError, refuse, reported_as
 from ledger.exit_code import ExitCode, gravest
 from ledger.hlc import Hlc
@@ -216,7 +217,7 @@ class RangeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "the manifest is malformed, or of another version",
             *(msgspec.MsgspecError, UnicodeError, InvalidInputError),
         ):
-            manifest: Self = msgspec.json.decode(payload, type=form[cls]).predicate
+            manifest: Self = decode(payload, form[cls]).predicate
             for hlc in (manifest.first_hlc, manifest.last_hlc):
                 Hlc.parse(hlc)
         manifest.check()
@@ -297,7 +298,7 @@ def open_report(report: bytes, data: bytes, keyring: Keyring | None) -> SignedRe
     opened = envelope.parse(parse_json(data, "the signature"), envelope.PAYLOAD_TYPE)
     signed = envelope.judge(opened, keyring)
     with reported_as(SignatureError, "the statement is none about a report", msgspec.MsgspecError, UnicodeError):
-        said = msgspec.json.decode(opened.payload, type=Statement[Findings])
+        said = decode(opened.payload, Statement[Findings])
     (subject,) = said.subject
     is_of_report = (said.type_, said.predicate_type) == (STATEMENT_TYPE, REPORT_TYPE)
     is_other = subject.digest.sha256 != sha256(report).hexdigest()

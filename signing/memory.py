@@ -36,6 +36,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ledger import canonical, rfc3339
+from ledger.decoding import decode
 from ledger.errors import ConfigurationError, LedgerError, SignatureError
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import rollback, with_checkpoint
@@ -239,7 +240,7 @@ def _read(path: Path) -> dict[tuple[str, str], Seen]:
             )
         data = file.read(FILE_BYTES_MAX + 1)
     try:
-        content = msgspec.json.decode(data, type=_Content)
+        content = decode(data, _Content)
         if content.version != _VERSION:
             raise ConfigurationError(f"{path} is of version {content.version}, this program reads {_VERSION}")
         if content.sha256 != _digest(content.logs):

@@ -32,6 +32,7 @@ from msgspec import Meta
 from ledger import positions
 from ledger.bundle.rows import CHAIN_LINK, SEQ, EntryObject, Row
 from ledger.chain.form import Hash, NodeId, Seq, TenantId
+from ledger.decoding import convert, decode
 from ledger.errors import (
     BrokenRangeError,
     ReceiptInvalidError,
@@ -132,7 +133,7 @@ def draft_of(
     keys: Keyring,
 ) -> Receipt:
     """A receipt without entries and proofs. ``checkpoint`` is the signed note, ``keys`` are the published keys."""
-    published = msgspec.convert(keys.to_json(), KeyringJson)
+    published = convert(keys.to_json(), KeyringJson)
     return Receipt([], checkpoint, covers, [], None, FORMAT_VERSION, job_id, published, log_origin, node_id, tenant_id)
 
 
@@ -175,8 +176,8 @@ def read(file: bytes) -> tuple[Receipt, Envelope]:
         "it is no receipt, or one of another version",
         *(msgspec.MsgspecError, UnicodeError, RecursionError),
     ):
-        found = msgspec.json.decode(file, type=_File)
-        receipt = msgspec.json.decode(found.receipt, type=Receipt)
+        found = decode(file, _File)
+        receipt = decode(found.receipt, Receipt)
     data = msgspec.json.encode(receipt)
     if msgspec.json.encode(_File(msgspec.Raw(data), found.statement)) != file:
         raise ReceiptInvalidError("the file is not canonical JSON")

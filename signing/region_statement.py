@@ -25,6 +25,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ledger import names
+from ledger.decoding import convert
 from ledger.errors import InvalidInputError, reported_as
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
@@ -140,7 +141,7 @@ def read_region(action: str, facts: Mapping[str, object], hlc: Hlc) -> RegionCha
         InvalidInputError: the facts describe none.
     """
     with reported_as(InvalidInputError, "the facts of a region are malformed", msgspec.ValidationError, OverflowError):
-        said = msgspec.convert(facts, _Facts)
+        said = convert(facts, _Facts)
     if action == SystemAction.REGION_ADMITTED:
         key = {"key_id": said.key_id, "algorithm": said.algorithm, "public_key_pem": said.public_key_pem}
         return AdmittedKey(said.change_id, said.region, PublicKey.from_json(key), said.admitted_by)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from ledger import canonical
+from ledger.decoding import convert
 from ledger.errors import (
     BundleInvalidError,
     InvalidInputError,
@@ -112,7 +113,7 @@ def _check(predicate: object) -> SnapshotClaim:
     with reported_as(
         SignatureError, "the predicate of the snapshot is malformed", msgspec.ValidationError, InvalidInputError
     ):
-        claim = msgspec.convert(predicate, SnapshotClaim)
+        claim = convert(predicate, SnapshotClaim)
         Hlc.parse(claim.snapshot_hlc)
     size, has_previous = claim.to_seq - claim.from_seq + 1, claim.previous_snapshot is not None
     refuse(

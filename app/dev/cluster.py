@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.dev.account import Account, account_for, reachable_binaries, reachable_folder
+from ledger.decoding import decode
 from ledger.errors import StartRefusedError
 from objects import sync_folder
 from wal.segment import store_file
@@ -123,7 +124,7 @@ def read_credentials(data_dir: Path) -> Credentials | None:
     """
     path = data_dir / "credentials.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Credentials)
+        return decode(path.read_bytes(), Credentials)
     except FileNotFoundError:
         return None
     except PermissionError as error:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import msgspec
 import structlog
 
 from app.read.checking_process import (
@@ -29,6 +28,7 @@ from app.read.checking_process import (
     framed,
 )
 from app.store.chain_reader import PostgresChainReader
+from ledger.decoding import decode_packed
 from ledger.errors import LedgerError
 from ledger.verification.driver import CheckedRange
 from ledger.verification.projection_check import OnBreak
@@ -157,7 +157,7 @@ class CheckingProcesses:
             raise CheckingFailedError("a process that checks parts of a ledger ended too early") from error
         # A process whose caller was cancelled is not used again: its late answer would be taken for the next one.
         self._free.put_nowait(process)
-        return msgspec.msgpack.decode(data, type=answer)
+        return decode_packed(data, answer)
 
 
 def _report(breaks: Sequence[Break], on_break: OnBreak | None) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from app.store import sessions
 from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
 from app.store.sessions import AT_A_NODE
+from ledger.decoding import decode_packed
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.driver import CheckedRange, finished
 from ledger.verification.projection_check import JobComparison, compare_jobs
@@ -89,7 +90,7 @@ def framed(value: object) -> bytes:
 async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until there are no more requests. Reading may block: the process has no other work."""
     while data := _read(requests):
-        begin = msgspec.msgpack.decode(data, type=Begin)
+        begin = decode_packed(data, Begin)
         connection = await sessions.connect(begin.database_url, AT_A_NODE, timeout_s=CONNECT_TIMEOUT_S)
         async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
             _write(answers, True)

@@ -40,6 +40,7 @@ from msgspec import Meta
 
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
+from ledger.decoding import decode
 from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavailableError, reported_as
 from ledger.hlc import Clock, Hlc
 from signing import private_keys
@@ -356,7 +357,7 @@ def _store(folder: Path, file: _KeysFile) -> None:
 
 def _load(folder: Path) -> _KeysFile | None:
     try:
-        file = msgspec.json.decode(read_regular(folder / NAME), type=_KeysFile)
+        file = decode(read_regular(folder / NAME), _KeysFile)
         for each in (file.signer, file.log_signer):
             if PublicKey.of(each.public_key_pem).key_id != each.key_id:
                 raise InvalidInputError(f"key {each.key_id} is another key than its id says")

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from ledger import native
 from ledger.canonical import INTEGER_MAX
+from ledger.decoding import decoder_of
 from ledger.errors import BundleInvalidError, InvalidInputError, refuse, reported_as
 from ledger.verification.entry_check import ENTRY_COLUMNS, PackedEntries, Passed
 
@@ -68,7 +69,7 @@ class EntryObject(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 assert list(EntryObject.__struct_fields__) == sorted((*ENTRY_COLUMNS, "tenant_id"))
 
 _encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(EntryObject)
+_decoder: Final = decoder_of(EntryObject)
 _in_line_order = itemgetter(*(ENTRY_COLUMNS.index(name) for name in EntryObject.__struct_fields__[:-1]))
 _in_column_order = attrgetter(*ENTRY_COLUMNS)
 

@@ -17,6 +17,7 @@ import msgspec
 import orjson
 
 from ledger import canonical
+from ledger.decoding import decoder_of
 from ledger.errors import InvalidInputError
 
 REJECTION: Final = "rejection"
@@ -275,8 +276,8 @@ REASONS: Final = frozenset(
 )
 """Values of ``Rejection.reason``; docs/commitments.md explains them."""
 
-_PROPOSALS: Final = msgspec.json.Decoder(Proposal)
-_CAPACITIES: Final = msgspec.json.Decoder(Capacity)
+_PROPOSALS: Final = decoder_of(Proposal)
+_CAPACITIES: Final = decoder_of(Capacity)
 
 
 def node_subject(node: str) -> str:

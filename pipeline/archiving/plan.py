@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from ledger import canonical
 from ledger.canonical import INTEGER_MAX
+from ledger.decoding import decode
 from ledger.errors import (
     ArchiveConflictError,
     ArchiveInvalidError,
@@ -128,7 +129,7 @@ def decode_plan(data: bytes) -> Plan:
         f"a plan is malformed, or not of version {FORMAT_VERSION}",
         *(msgspec.MsgspecError, UnicodeError),
     ):
-        plan = msgspec.json.decode(data, type=Plan)
+        plan = decode(data, Plan)
     end_seq = end_of_files(plan.tenant_id, plan.from_seq, plan.entry_files)
     if end_seq != plan.to_seq or plan.files[-1] != plan.snapshot_file.path() or encode_plan(plan) != data:
         raise ArchiveInvalidError(f"the plan of {plan.tenant_id} from seq {plan.from_seq} on is not one of its range")

@@ -28,6 +28,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledger.canonical import INTEGER_MAX
+from ledger.decoding import decoder_of
 from ledger.names import JOB_ID, TENANT_ID
 
 AHEAD_MAX_S: Final = 300
@@ -73,7 +74,7 @@ class Report(msgspec.Struct, frozen=True):
     values: Annotated[dict[Measured, float], Meta(max_length=NAMES_MAX)] | UnsetType = UNSET
 
 
-_decode = msgspec.json.Decoder(Report).decode
+_decode = decoder_of(Report).decode
 _COLUMNS: Final = pa.struct(
     [
         *((name, pa.string()) for name in ("tenant_id", "job_id", "dc_id", "workflow_id")),

@@ -34,6 +34,7 @@ from ledger.bundle.format import (
     tail_of,
 )
 from ledger.chain.form import Count
+from ledger.decoding import decode
 from ledger.errors import BundleInvalidError, BundleSignatureError, refuse
 from ledger.verification.verdict import Break
 from signing.keys import Signer
@@ -147,7 +148,7 @@ def evidence_refusal(data: bytes) -> BundleInvalidError:
     what = "the file is evidence of a broken chain, and no bundle"
     try:
         payload = open_envelope(data, "the evidence", BundleInvalidError).payload
-        said = msgspec.json.decode(payload, type=_Statement).predicate
+        said = decode(payload, _Statement).predicate
     except (msgspec.MsgspecError, UnicodeError, BundleInvalidError):
         return BundleInvalidError(f"{what}; which break it is about cannot be read")
     first = said.breaks[0]

@@ -31,6 +31,7 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 import msgspec
 import structlog
 
+from ledger.decoding import decode
 from ledger.errors import StartRefusedError
 from ledger.names import GATE, NODE_ID
 from objects import sync_folder
@@ -62,7 +63,7 @@ class KeptFile(Generic[Value]):
         try:
             with contextlib.suppress(FileNotFoundError):
                 content = read_regular(path)
-            found: Value = msgspec.json.decode(self.nothing if content is None else content, type=self.kind)
+            found: Value = decode(self.nothing if content is None else content, self.kind)
             if found is None and content is not None:
                 raise ValueError("it holds null, which is never written")
             return found
