@@ -61,7 +61,10 @@ async def test_a_ledger_of_a_released_version_goes_on_under_this_one(
         assert (waiting.status_code, waiting.json()["status"]) == (200, "SUBMITTED")
         for before in said["answers"]:
             again = await client.post(before["path"], json=before["body"], headers={"Idempotency-Key": before["key"]})
-            assert (again.status_code, again.text) == (before["status"], before["answer"]), before["key"]
+            # Members that came since are added to what was answered; a problem has none.
+            added = {"home_region": None} if again.is_success else {}
+            answer = {**json.loads(before["answer"]), **added}
+            assert (again.status_code, again.json()) == (before["status"], answer), before["key"]
             assert again.headers["Idempotent-Replay"] == "true"
         (await client.get("/v1/jobs/waiting", params={"tenant_id": "globex"})).raise_for_status()
         new = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["use1"], "durability": "GLOBAL"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.node.lease import HOLDER_NAME, holder_of
-from app.share.exchange.peer import _context_of, _token_in
+from app.share.exchange.peer_client import _context_of, _token_in
 from app.trust.tls import _expires_at
 from cli.client import _read_token
 from ledger.errors import (
