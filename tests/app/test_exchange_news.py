@@ -31,18 +31,20 @@ async def test_what_changed_is_told_in_the_order_of_changes_and_each_tenant_once
     assert told == Cursor(0, "")
     news.changed(["a", "b"])
     news.changed(["a"])
-    assert await news.after(0, 0, "one") == (["b", "a"], 3)
-    assert await news.after(2, 0, "one") == (["a"], 3)
-    assert await news.after(3, 0, "one") == ([], 3)
+    assert await news.after(0, 0, "one") == ({"b": True, "a": True}, 3)
+    assert await news.after(2, 0, "one") == ({"a": True}, 3)
+    assert await news.after(3, 0, "one") == ({}, 3)
 
 
 async def test_more_changes_than_an_answer_has_are_told_in_the_next_one() -> None:
     news = News()
     names = [f"t{number}" for number in range(TOLD_MAX + 5)]
     news.changed(names)
-    assert await news.after(0, 0, "one") == (names[:TOLD_MAX], TOLD_MAX)
+    told, number = await news.after(0, 0, "one")
+    assert ([*told], number) == (names[:TOLD_MAX], TOLD_MAX)
     news.changed([names[0]])
-    assert await news.after(TOLD_MAX, 0, "one") == ([*names[TOLD_MAX:], names[0]], TOLD_MAX + 6)
+    told, number = await news.after(TOLD_MAX, 0, "one")
+    assert ([*told], number) == ([*names[TOLD_MAX:], names[0]], TOLD_MAX + 6)
 
 
 async def test_a_checkpoint_is_news_only_if_it_is_longer() -> None:
@@ -50,9 +52,9 @@ async def test_a_checkpoint_is_news_only_if_it_is_longer() -> None:
     news.signed({"a": 3, "b": 0})
     news.signed({"a": 3, "b": 0})
     news.signed({"a": 2})
-    assert await news.after(0, 0, "one") == (["a", "b"], 2)
+    assert await news.after(0, 0, "one") == ({"a": True, "b": True}, 2)
     news.signed({"a": 4})
-    assert await news.after(2, 0, "one") == (["a"], 3)
+    assert await news.after(2, 0, "one") == ({"a": True}, 3)
 
 
 async def test_a_checkpoint_over_imported_entries_alone_wakes_nobody_at_once() -> None:
@@ -64,26 +66,28 @@ async def test_a_checkpoint_over_imported_entries_alone_wakes_nobody_at_once() -
     news.signed({"a": 6})
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert await news.after(1, 0, "two") == (["a"], 2), "whoever asks anew is told"
+    news.changed(["a"], "two")
+    assert await news.after(1, 0, "two") == ({"a": False}, 2), "nor is it told with how much is imported"
     async with asyncio.timeout(5):
-        assert await waiting == (["a"], 2), "by and by"
+        assert await waiting == ({"a": True}, 3), "by and by"
         # Entry 7 was chained here.
-        waiting = asyncio.create_task(news.after(2, LONG_S, "one"))
+        waiting = asyncio.create_task(news.after(3, LONG_S, "one"))
         await asyncio.sleep(0)
         news.imported("a", 8, 9)
         asked_s = asyncio.get_running_loop().time()
         news.signed({"a": 9})
-        assert await waiting == (["a"], 3)
+        assert await waiting == ({"a": True}, 4)
         assert asyncio.get_running_loop().time() < asked_s + ECHO_S, "at once"
 
 
 async def test_what_concerns_one_ledger_is_told_to_it_alone() -> None:
     news = News()
     news.changed(["a"], "one")
-    assert await news.after(0, 0, "two") == ([], 1)
+    assert await news.after(0, 0, "one") == ({"a": False}, 1)
+    assert await news.after(0, 0, "two") == ({}, 1)
     news.changed(["a"])
-    assert await news.after(0, 0, "one") == (["a"], 2)
-    assert await news.after(0, 0, "two") == (["a"], 2)
+    assert await news.after(0, 0, "one") == ({"a": True}, 2)
+    assert await news.after(0, 0, "two") == ({"a": True}, 2)
 
 
 async def test_a_cursor_goes_on_in_its_run_and_lists_again_in_another() -> None:
@@ -99,7 +103,7 @@ async def test_a_cursor_goes_on_in_its_run_and_lists_again_in_another() -> None:
 
 async def test_who_waits_is_answered_by_a_change_or_the_end_or_in_time() -> None:
     news = News()
-    assert await news.after(0, SOON_S, "one") == ([], 0)
+    assert await news.after(0, SOON_S, "one") == ({}, 0)
     waiting = [asyncio.create_task(news.after(0, LONG_S, "one")) for _ in range(2)]
     await asyncio.sleep(0)
     news.signed({})  # nothing new, so they go on waiting
@@ -107,12 +111,12 @@ async def test_who_waits_is_answered_by_a_change_or_the_end_or_in_time() -> None
     assert not any(each.done() for each in waiting)
     news.changed(["a"])
     async with asyncio.timeout(5):
-        assert await asyncio.gather(*waiting) == 2 * [(["a"], 1)]
+        assert await asyncio.gather(*waiting) == 2 * [({"a": True}, 1)]
         late = asyncio.create_task(news.after(1, LONG_S, "one"))
         await asyncio.sleep(0)
         news.end()
-        assert await late == ([], 1)
-        assert await news.after(1, LONG_S, "one") == ([], 1), "nobody waits any longer"
+        assert await late == ({}, 1)
+        assert await news.after(1, LONG_S, "one") == ({}, 1), "nobody waits any longer"
 
 
 # --- lacking ---------------------------------------------------------------------------------------------

@@ -228,12 +228,13 @@ async def read_news(
         ends_s, number = monotonic() + wait_s, told.number
         items: list[exchange.TenantNews] = []
         while True:
-            tenant_ids, number = await news.after(number, ends_s - monotonic(), origin)
-            if tenant_ids:
+            is_signed, number = await news.after(number, ends_s - monotonic(), origin)
+            if is_signed:
                 async with reading(pool) as connection:
-                    items = await exchange.news_of(connection, origin, patterns, tenant_ids)
+                    found = await exchange.news_of(connection, origin, patterns, [*is_signed])
+                items = [each if is_signed[each.tenant_id] else each._replace(checkpoint=None) for each in found]
             # What the caller may not audit is no news.
-            if items or not tenant_ids or monotonic() >= ends_s:
+            if items or not is_signed or monotonic() >= ends_s:
                 break
         said = {"cursor": news.cursor(number), "is_list": False, "has_more": False}
     else:

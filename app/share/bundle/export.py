@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 EXPORTS_AT_ONCE_MAX = 2
 """Each holds a connection and an old state of the database until its reader is done; further exports wait."""
+PIECE_BYTES_MIN = 64 << 10
+"""Bytes that are sent together: the parts of a small bundle are one piece."""
 EXPORT_TIMEOUT_S = 3600.0
 """Longest time of one export, including the reader's pace."""
 
@@ -120,6 +122,19 @@ class BundleExporter:
                 file.
             DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
         """
+        async with aclosing(self._export(tenant_id, from_seq, to_seq, without_signing=without_signing)) as pieces:
+            yield await anext(pieces)
+            held = bytearray()
+            async for piece in pieces:
+                held += piece
+                if len(held) >= PIECE_BYTES_MIN:
+                    yield bytes(held)
+                    held.clear()
+            yield bytes(held)
+
+    async def _export(
+        self, tenant_id: str, from_seq: int | None, to_seq: int | None, *, without_signing: bool
+    ) -> AsyncGenerator[bytes, None]:
         async with reading(self._pool) as connection:
             await chain_reads.require_tenant(connection, tenant_id)
             head = await chain_reads.head(connection, tenant_id)

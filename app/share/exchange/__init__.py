@@ -21,6 +21,9 @@ from ledger.facts import problems
 from signing.keys import Keyring
 from signing.region_statement import KnownRegions, RetiredRegion
 
+UNSIGNED_S = 0.1
+"""Longest time that a write waits for a checkpoint of its tenant to be signed, if no peer asks for news."""
+
 
 class Regions:
     """This ledger and its peers, each of which is a region."""
@@ -35,6 +38,8 @@ class Regions:
         self.known = KnownRegions()
         """Retired regions and admitted keys, as the chain of ``_system`` has them."""
         self._sign_soon = sign_soon
+        self._unsigned: set[str] = set()
+        """Tenants of writes that wait, whose checkpoint is signed once a peer asks for news."""
         self._changed = asyncio.Event()
         for peer in self.peers:
             peer.on_held = self._learnt
@@ -108,6 +113,7 @@ class Regions:
             )
         for peer in self.counted():
             peer.is_alive(asker.origin)
+        self._sign_unsigned()
         return [key.key_id for peer in self.peers if peer.settings.region == asker.region for key in peer.untrusted]
 
     def _retirement_of(self, asker: Asker) -> RetiredRegion | None:
@@ -117,6 +123,18 @@ class Regions:
         if any(peer.log_origin == asker.origin for peer in self.counted()):
             return None
         return self.known.logs.get(asker.origin)
+
+    def _sign_for_peers(self, tenant_ids: Iterable[str]) -> None:
+        """Have a checkpoint of these tenants signed as soon as a peer can take it: at once if one waits for news, else
+        when the next one asks, which it may ask another node."""
+        if not self._unsigned:
+            asyncio.get_running_loop().call_later(0.0 if self.news.waiting else UNSIGNED_S, self._sign_unsigned)
+        self._unsigned.update(tenant_ids)
+
+    def _sign_unsigned(self) -> None:
+        unsigned, self._unsigned = self._unsigned, set()
+        if unsigned:
+            self._sign_soon(unsigned)
 
     def _learnt(self) -> None:
         self._changed.set()
@@ -130,7 +148,7 @@ class Regions:
             DurabilityTimeoutError: no majority holds them in time.
         """
         since_s = monotonic()
-        self._sign_soon(seqs)
+        self._sign_for_peers(seqs)
         # A peer that had them before tells no news of them, nor does one whose import added nothing to its chain.
         asking = [
             asyncio.create_task(peer.ask_held(tenant_id, seq))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 TOLD_MAX = 200
 """Tenants in one answer."""
-ECHO_S = 0.5
+ECHO_S = 1.0
 """How long a checkpoint over imported entries alone may wait for other news. Otherwise each import would have every
 peer prove and look through what it has."""
 
@@ -37,6 +37,8 @@ class News:
 
     def __init__(self) -> None:
         self.run = secrets.token_hex(8)
+        self.waiting = 0
+        """Requests that wait."""
         self._number = 0
         self._numbers: dict[tuple[str, str | None], int] = {}
         """The number of the last change of each tenant, ascending; by the log of the ledger that it concerns, None for
@@ -45,20 +47,26 @@ class News:
         """The size of the newest checkpoint of each tenant that was seen."""
         self._imported: dict[str, int] = {}
         """By tenant, up to which seq its chain has nothing but imported entries since the size that was seen."""
+        self._echoes: set[str] = set()
+        """Tenants whose checkpoints are told by and by."""
         self._changed = asyncio.Event()
         self._ends = False
 
     def signed(self, sizes: Mapping[str, int]) -> None:
         """There are checkpoints of these sizes; one that is known changes nothing. One that covers nothing new but
-        imported entries, which peers mostly have, is told by and by."""
+        imported entries, which peers mostly have, is told within ``ECHO_S``."""
         newer = {name: size for name, size in sizes.items() if size > self._sizes.get(name, -1)}
         self._sizes |= newer
         echoes = [name for name, size in newer.items() if 0 < size <= self._imported.get(name, 0)]
-        if echoes:
-            self._count(echoes)
-            asyncio.get_running_loop().call_later(ECHO_S, self._wake)
+        if echoes and not self._echoes:
+            asyncio.get_running_loop().call_later(ECHO_S, self._tell_echoes)
+        self._echoes.update(echoes)
         if others := [name for name in newer if name not in echoes]:
             self.changed(others)
+
+    def _tell_echoes(self) -> None:
+        echoes, self._echoes = self._echoes, set()
+        self.changed(sorted(echoes))
 
     def imported(self, tenant_id: str, from_seq: int, to_seq: int) -> None:
         """These entries of a tenant's chain came from another ledger."""
@@ -66,20 +74,17 @@ class News:
             self._imported[tenant_id] = to_seq
 
     def changed(self, tenant_ids: Iterable[str], log_origin: str | None = None) -> None:
-        """There is news of these tenants, for the ledger of this log or for all."""
-        self._count(tenant_ids, log_origin)
-        self._wake()
-
-    def _count(self, tenant_ids: Iterable[str], log_origin: str | None = None) -> None:
+        """There are newer checkpoints of these tenants; or more of the ledger of this log is imported."""
         for name in tenant_ids:
             self._number += 1
             self._numbers.pop((name, log_origin), None)
             self._numbers[name, log_origin] = self._number
+        self._wake()
 
-    def _newer(self, number: int, log_origin: str) -> list[tuple[str, int]]:
-        """Tenant and number of the changes after ``number`` that concern the ledger of this log, ascending."""
+    def _newer(self, number: int, log_origin: str) -> list[tuple[str, str | None, int]]:
+        """Tenant, log and number of the changes after ``number`` that concern the ledger of this log, ascending."""
         newer = [*takewhile(lambda each: each[1] > number, reversed(self._numbers.items()))]
-        return [(name, at) for (name, log), at in reversed(newer) if log in (None, log_origin)]
+        return [(name, log, at) for (name, log), at in reversed(newer) if log in (None, log_origin)]
 
     def end(self) -> None:
         """The node stops: nobody waits any longer."""
@@ -102,18 +107,24 @@ class News:
         """The cursor of an answer."""
         return f"{self.run}:{number}" if after is None else f"{self.run}:{number}:{after}"
 
-    async def after(self, number: int, wait_s: float, log_origin: str) -> tuple[list[str], int]:
+    async def after(self, number: int, wait_s: float, log_origin: str) -> tuple[dict[str, bool], int]:
         """The tenants that changed after ``number`` for the ledger of this log, those that changed first and at most
-        ``TOLD_MAX``, and the number up to which they are told. Waits up to ``wait_s`` for one; then there is none."""
+        ``TOLD_MAX``, each with whether it has a newer checkpoint; and the number up to which they are told. Waits up to
+        ``wait_s`` for one; then there is none."""
         ends_s = asyncio.get_running_loop().time() + wait_s
         try:
             async with asyncio.timeout_at(ends_s):
                 while True:
                     if told := self._newer(number, log_origin)[:TOLD_MAX]:
-                        return [*dict.fromkeys(name for name, _ in told)], told[-1][1]
+                        signed = {name for name, log, _ in told if log is None}
+                        return {name: name in signed for name, _, _ in told}, told[-1][2]
                     number = self._number
                     if self._ends:
-                        return [], number
-                    await self._changed.wait()
+                        return {}, number
+                    self.waiting += 1
+                    try:
+                        await self._changed.wait()
+                    finally:
+                        self.waiting -= 1
         except TimeoutError:
-            return [], number
+            return {}, number

@@ -52,7 +52,11 @@ SIGNS_OF_LIFE_S = 1.0
 """A sign of life ends a pause, but not more often than this."""
 LISTED_EVERY_S = 60.0
 """How often a peer lists all its tenants again: it may hide one, or its token may have got another."""
-NEWS_EVERY_S = 0.01
+BUSY_S = 0.25
+"""How long news waits while a round imports. What the peer holds is still heard while a long import runs."""
+MORE_NEWS_S = 0.05
+"""How long a round that is due waits for news after the one before."""
+NEWS_EVERY_S = 0.05
 """Shortest time from one request for news to the next."""
 NEWS_TENANT_S = 0.0002
 """How much longer it is for each tenant in the answer: more than ten times what reading it takes the event loop."""
@@ -120,6 +124,8 @@ class Peer:
     retired: RetiredRegion | None = None
     """Why it is neither heard nor followed, once its region is retired."""
     on_held: Callable[[], None] = lambda: None
+    _asked_s: dict[str, float] = field(default_factory=dict, init=False)
+    """By tenant, when it was last asked how much it holds."""
     _faults: dict[str, str] = field(default_factory=dict, init=False)
     """Why it is not heard or followed, by loop."""
     _chains: dict[str, PeerChain] = field(default_factory=dict, init=False)
@@ -140,6 +146,8 @@ class Peer:
     """Tenants to look at."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _alive: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set while no round is under way."""
     _counts: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set while its region is not retired."""
     _signing: tuple[PublicKey, ...] = field(default=(), init=False)
@@ -291,6 +299,10 @@ class Peer:
                 # It may answer without news, as it stops. It may also send the same news without end.
                 next_s = asked_s + (NEWS_EVERY_S if news.items else wait_s) - monotonic()
                 await asyncio.sleep(max(next_s, NEWS_TENANT_S * len(news.items)))
+                # A newer checkpoint is of use once the ones before are imported.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BUSY_S):
+                        await self._idle.wait()
             await asyncio.sleep(listed_s + wait_s - monotonic())
 
     async def _compare_keys(self, client: PeerClient) -> None:
@@ -337,6 +349,7 @@ class Peer:
         self._listed = listed
         self.held = {each: held for each, held in self.held.items() if each in listed}
         self._overclaims = {each: claim for each, claim in self._overclaims.items() if each in listed}
+        self._asked_s = {each: asked_s for each, asked_s in self._asked_s.items() if each in listed}
         self._is_list_new = True
         self._has_listed.set()
         self._wake.set()
@@ -402,17 +415,22 @@ class Peer:
 
     async def ask_held(self, tenant_id: str, seq: int) -> None:
         """Ask, until it says so, whether it has imported the tenant's chain up to ``seq``: at once if it said so
-        before, else every ``interval_s``, beside its news."""
+        before, else every ``interval_s``, beside its news. Writes that wait at the same time share a request."""
         since_s, known = monotonic(), self.held.get(tenant_id)
         if known is None or known.seq < seq:
             await asyncio.sleep(self.interval_s)
         while not self.holds(tenant_id, seq, since_s):
+            asked_s = self._asked_s.get(tenant_id, 0.0)
+            if asked_s >= max(since_s, monotonic() - self.interval_s):
+                await asyncio.sleep(asked_s + self.interval_s - monotonic())
+                continue
+            self._asked_s[tenant_id] = asked_s = monotonic()
             with suppress(LedgerError, OSError, *DATABASE_FAULTS):
                 async with await self._address.open() as http:
-                    asked_s = monotonic()
                     said = await PeerClient(self.settings.url, http).held(self.own.origin, tenant_id)
-                    await self._note_held({tenant_id: said}, asked_s)
                     self.heard_s = monotonic()
+                    if tenant_id not in self.held or self.held[tenant_id].at_s < asked_s:
+                        await self._note_held({tenant_id: said}, asked_s)
                     self.on_held()
             await asyncio.sleep(self.interval_s)
 
@@ -438,6 +456,12 @@ class Peer:
                 # Another node imports. It may stop before it comes to these.
                 await asyncio.sleep(TURN_EVERY_S)
             self._went_well("follow")
+            if self._due:
+                # The peer may tell a newer checkpoint now: one round then imports more.
+                self._wake.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MORE_NEWS_S):
+                        await self._wake.wait()
 
     def _due_chains(self) -> list[PeerChain]:
         return [chain for each in self._due if (chain := self._chains.get(each)) is not None]
@@ -447,12 +471,15 @@ class Peer:
         for chain in ready:
             self._due.pop(chain.tenant_id, None)
         is_list_new, self._is_list_new = self._is_list_new, False
+        self._idle.clear()
         try:
             await self._round(client, ready, is_list_new=is_list_new)
         except BaseException:
             self._due |= {chain.tenant_id: None for chain in ready}
             self._is_list_new |= is_list_new
             raise
+        finally:
+            self._idle.set()
 
     async def _round(self, client: PeerClient, chains: Sequence[PeerChain], *, is_list_new: bool) -> None:
         # 1. The newest checkpoint of each, proved.
