@@ -63,6 +63,8 @@ ROWS: tuple[Row, ...] = (
     bytes_kept.ROW,
     proof.ROW,
     watch.ROW,
+    exchange.GLOBAL_P50,
+    exchange.GLOBAL_P99,
     spark_verify.ARCHIVE,
 )
 BY_NAME: tuple[Row, ...] = (

@@ -1,8 +1,11 @@
-"""``exchange_lag_s``: how long after it is chained an entry of one region's ledger stands in another's.
+"""Ledgers of regions that exchange, each a service with a database of its own on the same PostgreSQL.
 
-Two ledgers, each a service with a database of its own on the same PostgreSQL, import from each other. For half a minute
-5,000 events a second come in at one, evenly, over 10 tenants, in requests of 500 lines. Ten times a second it is looked
-how many entries each has; what one had chained when the other's import reached as many tells the lag.
+``exchange_lag_s``: how long after it is chained in one ledger an entry is chained in the other of two. For half a
+minute 5,000 events a second come in at one, evenly, over 10 tenants, in requests of 500 lines. Ten times a second both
+are asked how many entries they have; the time from when one had chained as many as the other has imported is the lag.
+
+``exchange_global_p50`` and ``_p99``: how long a write waits that is acknowledged once a majority of three ledgers has
+it. For 20 s 50 jobs a second are submitted at one, evenly, each counted from the moment at which it was due.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import statistics
 import time
 import urllib.request
 from bisect import bisect_left
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 
 import orjson
 import uvloop
@@ -33,30 +38,43 @@ LINES_A_REQUEST = 500
 LOOK_S = 0.1
 CAUGHT_UP_TIMEOUT_S = 60.0
 LAG_S_MAX = 5.0
-REGIONS = ("use1", "euw1")
+REGIONS = ("use1", "euw1", "aps1")
+WRITES_A_SECOND = 50
+WRITE_SECONDS = 20
+WRITERS = 64
+"""Connections, more than writes that wait at once."""
+P50_S_MAX, P99_S_MAX = 0.15, 0.3
 
 
-def measure(bench: Bench) -> Outcome:
-    """Half a minute of load on one of two."""
+@contextmanager
+def _ledgers(bench: Bench, count: int) -> Iterator[list[str]]:
+    """The addresses of so many ledgers that exchange, each of whose GLOBAL writes waits for a majority."""
     with ExitStack() as stack:
-        folders = [stack.enter_context(bench.fresh_folder()) for _ in REGIONS]
-        databases = [stack.enter_context(bench.fresh_database()).service_url for _ in REGIONS]
-        ports = [free_port() for _ in REGIONS]
+        regions = REGIONS[:count]
+        folders = [stack.enter_context(bench.fresh_folder()) for _ in regions]
+        databases = [stack.enter_context(bench.fresh_database()).service_url for _ in regions]
+        urls = {region: f"http://127.0.0.1:{free_port()}" for region in regions}
         trusted = folders[0] / "trusted"
         trusted.mkdir()
-        for region, folder, database in zip(REGIONS, folders, databases, strict=True):
+        for region, folder, database in zip(regions, folders, databases, strict=True):
             with tally_serve(database, folder / "data") as url:
                 (trusted / f"{region}.json").write_bytes(_keys(url))
-        urls = []
-        for at, region in enumerate(REGIONS):
-            peer = {"url": f"http://127.0.0.1:{ports[1 - at]}", "region": REGIONS[1 - at]}
+        for region, folder, database in zip(regions, folders, databases, strict=True):
+            peers = [{"url": url, "region": other} for other, url in urls.items() if other != region]
             settings = {
                 "TALLY_REGION": region,
-                "TALLY_PORT": str(ports[at]),
+                "TALLY_PORT": urls[region].rsplit(":", 1)[1],
                 "TALLY_BUNDLE__TRUSTED_KEYS": str(trusted),
-                "TALLY_EXCHANGE__PEERS": json.dumps([peer]),
+                "TALLY_EXCHANGE__PEERS": json.dumps(peers),
+                "TALLY_EXCHANGE__IS_GLOBAL": str(count > 2).lower(),
             }
-            urls.append(stack.enter_context(tally_serve(databases[at], folders[at] / "data", settings)))
+            stack.enter_context(tally_serve(database, folder / "data", settings))
+        yield list(urls.values())
+
+
+def measure_lag(bench: Bench) -> Outcome:
+    """Half a minute of load on one of two."""
+    with _ledgers(bench, 2) as urls:
         lags_s = apart(_run, urls[0], urls[1])
     cuts = statistics.quantiles(lags_s, n=100)
     return Outcome(
@@ -116,11 +134,60 @@ async def _load(here: Target, there: Target) -> list[float]:
     return lags_s
 
 
+@lru_cache(maxsize=1)
+def _waits_s(bench: Bench) -> list[float]:
+    """The time that each write of 20 s waited, in seconds, ascending."""
+    with _ledgers(bench, 3) as urls:
+        return apart(_run_writes, urls[0])
+
+
+def _run_writes(url: str) -> list[float]:
+    return uvloop.run(_write(Target.of(url)))
+
+
+async def _write(target: Target) -> list[float]:
+    job = {"tenant_id": TENANTS[0], "spec": {"image": "a"}, "assigned_dcs": list(REGIONS), "durability": "GLOBAL"}
+    request = post("/v1/jobs", orjson.dumps(job), "json")
+    free: asyncio.Queue[Client] = asyncio.Queue()
+    for _ in range(WRITERS):
+        free.put_nowait(await Client.connect(target))
+    waits_s: list[float] = []
+
+    async def write(due_s: float) -> None:
+        await asyncio.sleep(due_s - time.perf_counter())
+        client = await free.get()
+        answer = await client.ask(request, 201)
+        waits_s.append(time.perf_counter() - due_s)
+        free.put_nowait(client)
+        expect(orjson.loads(answer.body)["durability"]["achieved"] == "GLOBAL", "a write was not acknowledged GLOBAL")
+
+    await write(time.perf_counter())  # the tenant begins in each ledger
+    waits_s.clear()
+    began_s = time.perf_counter()
+    async with asyncio.TaskGroup() as writes:
+        for number in range(WRITES_A_SECOND * WRITE_SECONDS):
+            writes.create_task(write(began_s + number / WRITES_A_SECOND))
+    return sorted(waits_s)
+
+
+def _global_row(name: str, percent: int, most_s: float) -> Row:
+    def measure(bench: Bench) -> Outcome:
+        waits_s = _waits_s(bench)
+        cuts = statistics.quantiles(waits_s, n=100)
+        waited_s = cuts[percent - 1]
+        return Outcome(waited_s, most_s, most_s / waited_s, 1, f"of {len(waits_s)}, longest {waits_s[-1]:.2f} s")
+
+    what = f"p{percent} of a write that a majority of three ledgers acknowledges, at {WRITES_A_SECOND}/s"
+    return Row(name, "s", 0.4, f"{what}, against {most_s:g} s", measure)
+
+
+GLOBAL_P50 = _global_row("exchange_global_p50", 50, P50_S_MAX)
+GLOBAL_P99 = _global_row("exchange_global_p99", 99, P99_S_MAX)
 LAG = Row(
     "exchange_lag_s",
     "s",
     1.0,
     f"p99 of how long an entry that one ledger chained is lacking in another that exchanges with it, at "
     f"{EVENTS_A_SECOND:,} events a second, against {LAG_S_MAX:g} s",
-    measure,
+    measure_lag,
 )
