@@ -159,6 +159,7 @@ class Peer:
     def __post_init__(self) -> None:
         self._address = PeerAddress(self.settings)
         self._counts.set()
+        self._idle.set()
 
     @property
     def log_origin(self) -> str:
