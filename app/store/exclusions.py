@@ -29,7 +29,7 @@ def newest_statement(tenant_id: str) -> str:
     """SQL for the seq of the newest statement in the chain of a tenant, 0 without one."""
     return (
         f"coalesce((SELECT max(stated.seq) FROM scheduler.scheduler_log stated WHERE stated.tenant_id = {tenant_id}"
-        f" AND stated.job_id = '{SUBJECT}'), 0)"
+        f" AND stated.job_id::text = '{SUBJECT}'), 0)"
     )
 
 
@@ -38,7 +38,7 @@ SELECT w.tenant_id, {", ".join(f"l.{name}" for name in ENTRY_COLUMNS)}
   FROM unnest((SELECT $1::text[]), (SELECT $2::bigint[])) AS w(tenant_id, after_seq)
   JOIN scheduler.chain_heads h USING (tenant_id)
   JOIN scheduler.scheduler_log l
-    ON l.tenant_id = w.tenant_id AND l.job_id = '{SUBJECT}' AND l.seq > w.after_seq AND l.seq <= h.head_seq
+    ON l.tenant_id = w.tenant_id AND l.job_id::text = '{SUBJECT}' AND l.seq > w.after_seq AND l.seq <= h.head_seq
  ORDER BY w.tenant_id, l.seq
 """
 

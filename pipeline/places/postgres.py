@@ -152,7 +152,8 @@ class PostgresPieceReader(PieceReader):
         """What the statements in the tenant's chain exclude."""
         rows = self._connection.rows(
             f"SELECT {select_list(self._types, LOG, FOLD_COLUMNS)} FROM {LOG}"
-            f" WHERE tenant_id = {self._tenant} AND {LOG}.job_id = {literal(SUBJECT)} ORDER BY {LOG}.seq, {LOG}.ctid"
+            f" WHERE tenant_id = {self._tenant} AND {LOG}.job_id::text = {literal(SUBJECT)}"
+            f" ORDER BY {LOG}.seq, {LOG}.ctid"
         )
         if not rows:
             return COUNT_ALL
@@ -173,7 +174,7 @@ class PostgresPieceReader(PieceReader):
     def _followed_jobs(self) -> str:
         stated = (
             f"SELECT max({LOG}.seq) FROM {LOG} WHERE {LOG}.tenant_id = {self._tenant}"
-            f" AND {LOG}.job_id = {literal(SUBJECT)}"
+            f" AND {LOG}.job_id::text = {literal(SUBJECT)}"
         )
         return self._followed(f" AND p.seq >= coalesce(({stated}), 0)")
 

@@ -279,6 +279,7 @@ def test_a_wrong_statement_is_refused_and_nothing_is_stored(
     create(client, "refused", f"job-{abs(hash(json.dumps(body)))}")
     head = client.get("/v1/chain/head", params={"tenant_id": "refused"}).json()["seq"]
     if body["log"] == "OWN":
+        client.post("/v1/snapshots", json={"tenant_id": "refused"}).raise_for_status()
         note = client.get("/v1/log/refused/checkpoint").text
         body = {**body, "log": note.splitlines()[0]}
     answer = client.post("/v1/exclusions", json={"tenant_id": "refused", **body})

@@ -12,7 +12,7 @@ from pydantic import BaseModel, SecretStr
 from typer.testing import CliRunner
 
 from app.runtime.settings.config import Settings, load_settings
-from app.share.exchange.peer import _token_in
+from app.share.exchange.peer_client import _token_in
 from app.trust.console_sessions import _client_secret_in
 from cli import Commands, client
 from cli import tally as command_line
@@ -33,6 +33,7 @@ WITH_DSN: dict[str, tuple[str, ...]] = {
     "verify": ("-t", "acme", "--any-key"),
     "privacy rotate-master": ("--new", "/nowhere/new.key"),
     "safekeeper status": ("127.0.0.1:1",),
+    "bundle from-v1": ("-t", "acme", "-o", "/nowhere/v1.tar", "--key", "file:/nowhere/key"),
 }
 """Commands that have ``--dsn``, with what else they need."""
 _SECRET_LIKE = re.compile(r"secret|token|passw|\bpin\b|dsn|database.*url|migrate_url|credential")

@@ -149,6 +149,7 @@ def test_a_view_has_the_fields_of_the_api() -> None:
         "last_hlc": "5:0:n1",
         "last_at": "1970-01-01T00:00:00.005Z",
         "last_seq": 3,
+        "uncounted_seq": None,
         "result": {"final_status": "SUCCEEDED", "aggregate_metrics": {"cpu_s": 1.5}},
         "error": None,
         "refused": None,
