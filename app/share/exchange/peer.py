@@ -609,7 +609,8 @@ class Peer:
     async def _import(self, client: PeerClient, chain: PeerChain) -> None:
         """Import the missing entries, range by range. After a failure the tenant pauses, longer each time."""
         chain.pause_s = min(max(2 * chain.pause_s, self.interval_s), PAUSE_MAX_S)
-        while chain.imported_seq < chain.size:
+        # Of a region that is retired meanwhile nothing more is imported.
+        while chain.imported_seq < chain.size and self.retired is None:
             from_seq, to_seq = chain.imported_seq + 1, min(chain.imported_seq + self.range_entries, chain.size)
             async with self.pool.acquire() as connection:
                 kept = await exchange.positions(connection, chain.tenant_id)
