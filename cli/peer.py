@@ -105,7 +105,7 @@ def revoke(
     """Trust a key of a region's ledger no longer, at all nodes, also where a file of trusted keys has it.
 
     What it brought before stays; nothing that it signs is imported any more,
-    by hand neither. tally peer admit trusts it again.
+    not even by hand. tally peer admit trusts it again.
 
     \b
     Examples:

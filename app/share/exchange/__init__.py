@@ -55,7 +55,7 @@ class Regions:
         head_seq: Callable[[str], int],
         sign_soon: Callable[[Iterable[str]], None],
     ) -> Regions:
-        """The ledger of ``own_origin`` and the peers in the settings; no peer is asked yet. ``head_seq`` is a seq that
+        """The ledger ``own`` and the peers in the settings; no peer is asked yet. ``head_seq`` is a seq that
         the head of a tenant's chain has reached."""
         news, turns, interval_s = News(), Turns(pool), settings.interval.total_seconds()
         return cls(

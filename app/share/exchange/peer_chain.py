@@ -93,7 +93,7 @@ async def check_held(pool: asyncpg.Pool[asyncpg.Record], url: str, chain: PeerCh
     A signed checkpoint may be of any size, and there would be no end of ranges to ask about.
 
     Raises:
-        ProofError: there are fewer.
+        ProofError: this ledger has fewer entries than that.
     """
     async with pool.acquire() as connection:
         heads = await read_heads(connection, [chain.tenant_id])
@@ -109,7 +109,7 @@ async def check_range(
     """Reject a bundle that is not of this range, or not of the tree of the newest checkpoint.
 
     Raises:
-        ProofError: it is.
+        ProofError: it is not.
     """
     if (bundle.origin, bundle.from_seq, bundle.to_seq) != (chain.origin, from_seq, to_seq):
         raise ProofError(
