@@ -160,14 +160,17 @@ async def test_no_answer_instead_of_news_keeps_the_peer_from_being_heard_again(
     await until_known(us, [await submit(eu, "honest")])
 
 
-def shows(tenant_id: str, change: Callable[[Checkpoint], Checkpoint], ledger: Ledger) -> Any:
-    """An edit by which the peer shows another checkpoint of a tenant, signed with its key."""
+def shows(tenant_id: str, change: Callable[[Checkpoint], Checkpoint], ledger: Ledger, above: int = 0) -> Any:
+    """An edit by which the peer shows another checkpoint of a tenant, signed with its key, in place of each that is
+    larger than ``above``."""
     signer = load(f"file:{ledger.key_file}")
 
     def edit(_: Asked, answer: dict[str, Any]) -> None:
         for each in answer["items"]:
-            if each["tenant_id"] == tenant_id and each["checkpoint"]:
-                each["checkpoint"] = sign_checkpoint(change(read(each["checkpoint"])), signer)
+            if each["tenant_id"] != tenant_id or not each["checkpoint"]:
+                continue
+            if (shown := read(each["checkpoint"])).size > above:
+                each["checkpoint"] = sign_checkpoint(change(shown), signer)
 
     return edit
 
@@ -178,14 +181,18 @@ async def test_a_signed_checkpoint_that_is_not_the_next_of_its_log_is_named(
     (us, eu, proxy, _), (_, there) = pair, of_file
     await until_known(us, await submit_all(eu, *3 * ["signed"]))
     other = bytes(32)
-    for change, words in (
-        (lambda shown: shown._replace(root=other), "nothing proves that its tree of"),
-        (lambda shown: shown._replace(size=2), "entries under another root, and now has 2"),
-        (lambda shown: shown._replace(size=HUGE), "consistency answers 422"),
-        (lambda shown: shown._replace(origin=shown.origin.replace("signed", "other")), "shows a checkpoint of"),
-        (lambda shown: shown._replace(origin="elsewhere/signed"), "is in the log elsewhere/signed"),
+    for imported, (change, words) in enumerate(
+        (
+            (lambda shown: shown._replace(root=other), "nothing proves that its tree of"),
+            (lambda shown: shown._replace(size=2), "entries under another root, and now has 2"),
+            (lambda shown: shown._replace(size=HUGE), "consistency answers 422"),
+            (lambda shown: shown._replace(origin=shown.origin.replace("signed", "other")), "shows a checkpoint of"),
+            (lambda shown: shown._replace(origin="elsewhere/signed"), "is in the log elsewhere/signed"),
+        ),
+        start=3,
     ):
-        proxy.edit = shows("signed", change, there)
+        # Another root of a size that was seen would be a fork.
+        proxy.edit = shows("signed", change, there, above=imported)
         job = await submit(eu, "signed")
         await until(lambda words=words: tells(us, "tenant signed", words), f"{words} is told")
         proxy.edit = unchanged
