@@ -95,12 +95,11 @@ LOOKED_AT_ONCE = 10_000
 @router.get("/v1/exchange", responses=answered(ExchangeAnswer))
 async def read_exchange(regions: Service[Regions]) -> Response:
     """The peers, and how this node finds them."""
-    counted = 1 + len(regions.counted())
     return json_answer(
         {
             "region": regions.own.region,
-            "regions_counted": counted,
-            "majority": counted // 2 + 1,
+            "regions_counted": 1 + len(regions.counted()),
+            "majority": regions.majority,
             "retired": [_retired_answer(each) for each in regions.known.retired.values()],
             "peers": [
                 {

@@ -137,8 +137,8 @@ class BundleExporter:
     ) -> AsyncGenerator[bytes, None]:
         async with reading(self._pool) as connection:
             await chain_reads.require_tenant(connection, tenant_id)
-            head = await chain_reads.head(connection, tenant_id)
-        if not (without_signing and _is_covered(head, to_seq)):
+            is_covered = without_signing and _is_covered(await chain_reads.head(connection, tenant_id), to_seq)
+        if not is_covered:
             await self._sign_now(tenant_id)
         writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
         with closing(writer):

@@ -98,6 +98,11 @@ class Regions:
         """The peers whose regions count in a majority."""
         return [peer for peer in self.peers if peer.retired is None]
 
+    @property
+    def majority(self) -> int:
+        """How many regions, this ledger's included, must hold an entry at GLOBAL."""
+        return (1 + len(self.counted())) // 2 + 1
+
     def asked_by(self, asker: Asker) -> list[str]:
         """A ledger asks for news, so it answers too if it is a peer. Returns the ids of its keys that are not trusted.
 
@@ -170,8 +175,7 @@ class Regions:
                 each.cancel()
 
     def _is_spread(self, tenant_id: str, seq: int, since_s: float) -> bool:
-        counted = self.counted()
-        return 1 + sum(peer.holds(tenant_id, seq, since_s) for peer in counted) > (1 + len(counted)) // 2
+        return 1 + sum(peer.holds(tenant_id, seq, since_s) for peer in self.counted()) >= self.majority
 
     def values(self) -> Values:
         """The metrics of each peer, by its address."""
