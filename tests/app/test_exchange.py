@@ -641,6 +641,30 @@ async def test_a_node_imports_what_another_did_not_come_to(pair: Proxied, monkey
     await until(lambda: is_known(us, job), "it came without another list", timeout_s=LISTED_EVERY_S / 2)
 
 
+async def test_of_a_region_that_is_retired_during_an_import_no_further_range_is_fetched(pair: Proxied) -> None:
+    us, eu, proxy, _ = pair
+    exports: list[Asked] = []
+    is_retired = asyncio.Event()
+
+    async def held_up(asked: Asked) -> None:
+        if asked.is_export:
+            exports.append(asked)
+            await is_retired.wait()
+
+    proxy.judge = held_up
+    jobs = await submit_all(eu, *9 * ["left"])  # three ranges
+    await until(lambda: exports, "the first range is asked for")
+    wanted = {"reason": "it is given up", "force": True}
+    (await us.post("/v1/exchange/regions/eu1/retire", json=wanted)).raise_for_status()
+    is_retired.set()
+    fetched = exports[0].values["to_seq"]
+    await until_known(us, jobs[:fetched])
+    assert len(exports) == 1
+    [key] = (await eu.get("/v1/keys")).json()["keys"]
+    (await us.post("/v1/exchange/regions/eu1/admit", json={"key_id": key["key_id"]})).raise_for_status()
+    await until_known(us, jobs)
+
+
 async def test_a_peer_that_went_back_in_one_tenant_is_imported_from_in_none(pair: Proxied) -> None:
     us, eu, _, database = pair
     await until_known(us, await submit_all(eu, *3 * ["back"], *3 * ["not-back"]))

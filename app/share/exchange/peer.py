@@ -228,6 +228,7 @@ class Peer:
             return
         self.retired = retired
         self._faults, self._chains, self._due, self._listed = {}, {}, {}, set()
+        self._overclaims, self._asked_s, self._notes_bytes = {}, {}, 0
         self.held, self.untrusted, self.untrusted_there, self.heard_s = {}, (), (), 0.0
         self._signing = ()
         self._cursor = self._log_origin = ""
