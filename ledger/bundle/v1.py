@@ -4,7 +4,7 @@ A row of v1 has no seq and no payload digest. Its link is SHA-256 over the joine
 link and payload digest (``ledger.chain.link_v1``), which is link version 1 here. So each row becomes one entry with its
 own HLC and link; ``seq`` counts the rows of a tenant in the order of ``id``, and the digest is computed.
 
-PostgreSQL keeps a v1 payload as ``jsonb``, so the bytes that were hashed are gone. Two forms of them can be made again:
+PostgreSQL keeps a v1 payload as ``jsonb``, so the bytes that were hashed are gone. Two forms of them can be rebuilt:
 canonical JSON (RFC 8785), and the text that PostgreSQL prints. The first entry decides which one the chain has.
 
 A chain is taken whole, or up to its first fault. Invariants::

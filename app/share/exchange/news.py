@@ -48,7 +48,7 @@ class News:
         self._imported: dict[str, int] = {}
         """By tenant, up to which seq its chain has nothing but imported entries since the size that was seen."""
         self._echoes: set[str] = set()
-        """Tenants whose checkpoints are told by and by."""
+        """Tenants whose newest checkpoint is reported within ``ECHO_S``."""
         self._changed = asyncio.Event()
         self._ends = False
 

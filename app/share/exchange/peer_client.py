@@ -49,7 +49,7 @@ PEM_CHARACTERS_MAX = 2000
 NEWS_WAIT_S_MAX = 20.0
 """Longest time that a peer lets a request for news wait."""
 HAVE_MAX = 32
-"""Most logs of which a peer is told that their entries are here; the entries of more come again, for nothing."""
+"""Most logs named to a peer whose entries are here; those of further logs are fetched a second time."""
 TENANTS_MAX = PAGES_MAX * PAGE
 """A peer with more tenants, or with an endless list, is not imported from."""
 
