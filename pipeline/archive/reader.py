@@ -101,13 +101,17 @@ def newest_manifest(store: ArchiveStore, tenant_id: str, keyring: Keyring) -> Se
         UnknownKeyError: no key of the ring signed it.
         ArchiveUnavailableError: it cannot be read.
     """
-    if not (ranges := ranges_of(store, tenant_id)):
-        return None
-    sealed = read(store, tenant_id, *ranges[-1], keyring)
+    ranges = ranges_of(store, tenant_id)
+    return read_signed(store, tenant_id, ranges[-1], keyring) if ranges else None
+
+
+def read_signed(store: ArchiveStore, tenant_id: str, bounds: tuple[int, int], keyring: Keyring) -> SealedManifest:
+    """The manifest of a range, signed by a key of ``keyring``; raises as ``newest_manifest``."""
+    sealed = read(store, tenant_id, *bounds, keyring)
     signed = Manifest.judge(sealed.envelope, keyring)
     if signed.verdict != "ok":
         raise UnknownKeyError(
-            f"the newest manifest of tenant {tenant_id}, up to seq {ranges[-1][1]}: {signed.detail}; name the key that "
+            f"the manifest of tenant {tenant_id}, seq {bounds[0]} to {bounds[1]}: {signed.detail}; name the key that "
             "signed it with --keys"
         )
     return sealed
@@ -133,7 +137,8 @@ def read(
     return sealed
 
 
-def _check_follows(before: SealedManifest, sealed: SealedManifest) -> None:
+def check_follows(before: SealedManifest, sealed: SealedManifest) -> None:
+    """Raises ArchiveInvalidError if ``sealed`` is not the manifest after ``before``."""
     first, then = before.manifest, sealed.manifest
     name = f"the manifest of {then.tenant_id} from seq {then.from_seq} on"
     if then.previous_manifest != before.digest:
@@ -163,7 +168,7 @@ class TenantArchive:
         """
         sealed = [read(store, tenant_id, *each, keyring) for each in ranges_of(store, tenant_id)]
         for before, each in pairwise(sealed):
-            _check_follows(before, each)
+            check_follows(before, each)
         if not sealed:
             raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in the archive {store.url}")
         return cls(store, tenant_id, sealed)
@@ -207,6 +212,17 @@ class TenantArchive:
         names = ("seq", "chain_link", "t_hlc")
         *_, last = entries_of(self.store, self.newest.entry_files[-1], (*names, "hlc_physical"), {})
         return Head(*(last.column(name)[-1].as_py() for name in names))
+
+
+def last_snapshot(store: ArchiveStore, manifest: Manifest) -> str:
+    """Digest of the snapshot that ends an archived range, as the archive has it.
+
+    Raises:
+        ArchiveInvalidError: the file of snapshots differs from its manifest.
+    """
+    *_, batch = snapshots_of(store, manifest.snapshot_file, {})
+    with reported_as(partial(ArchiveInvalidError, seq=manifest.to_seq), manifest.snapshot_file.name, SignatureError):
+        return open_snapshot(batch.column("dsse_envelope")[-1].as_py(), None).payload_sha256
 
 
 # --- the rows of one file -----------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from pipeline.archive import (
     month_of,
     open_manifest,
 )
-from pipeline.archive.reader import newest_manifest, tenants_of
+from pipeline.archive.reader import last_snapshot, newest_manifest, tenants_of
 from pipeline.archiving.filing import (
     FileAll,
     FiledEntries,
@@ -62,7 +62,7 @@ from pipeline.archiving.filing import (
     file_snapshots,
     found_in,
 )
-from pipeline.archiving.plan import Plan, checkpoint_of, last_snapshot, next_plan
+from pipeline.archiving.plan import Plan, checkpoint_of, next_plan
 from pipeline.arrow import rows_of
 from signing.keys import Keyring, Signer
 from signing.snapshot import open_snapshot

@@ -39,19 +39,16 @@ from pipeline.archive import (
     RANGE_FILES,
     RANGE_ROWS_MAX,
     FileName,
-    Manifest,
     SealedManifest,
     end_of_files,
     month_after,
     month_of,
     plan_path,
 )
-from pipeline.archive.reader import snapshots_of
 from pipeline.archiving.filing import Ledger, SignedEnd, Stretch, UnjudgedBreak, broken_at
 from signing import checkpoint as checkpoints
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
-from signing.snapshot import open_snapshot
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -181,17 +178,6 @@ def next_plan(
             f"{plan.to_seq}): archive to another place, or remove it if nothing was written for it"
         )
     return plan
-
-
-def last_snapshot(store: ArchiveStore, manifest: Manifest) -> str:
-    """Digest of the snapshot that ends an archived range, as the archive has it.
-
-    Raises:
-        ArchiveInvalidError: the file of snapshots differs from its manifest.
-    """
-    *_, batch = snapshots_of(store, manifest.snapshot_file, {})
-    with reported_as(partial(ArchiveInvalidError, seq=manifest.to_seq), manifest.snapshot_file.name, SignatureError):
-        return open_snapshot(batch.column("dsse_envelope")[-1].as_py(), None).payload_sha256
 
 
 def checkpoint_of(log_origin: str, tenant_id: str, text: str, keyring: Keyring) -> Checkpoint:

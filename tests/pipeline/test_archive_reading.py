@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from ledger import canonical
-from ledger.errors import ConfigurationError, TenantNotFoundError
+from ledger.errors import ArchiveInvalidError, ConfigurationError, TenantNotFoundError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_bundle
+from ledger.merkle import Frontier
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.verdict import Head
 from objects.store import ArchiveStore
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
+from pipeline.archive.ranges import archived_end, entries_between, verified_range
 from pipeline.archive.reader import tenants_of, verify_tenant
 from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.places import parse_place
@@ -365,3 +367,71 @@ def test_what_is_no_place_is_refused() -> None:
         parse_place("ftp://somewhere")
     with pytest.raises(ConfigurationError, match="no place for an archive"):
         ArchiveStore("ftp://somewhere")
+
+
+# --- ranges for a caller that acts on them ----------------------------------------------------------
+
+
+def test_the_end_of_each_range_is_what_its_signed_manifest_states(ledger: Ledger, tmp_path: Path) -> None:
+    store = ArchiveStore(str(tmp_path))
+
+    first, newest = archived_end(store, "acme", RING, 30), archived_end(store, "acme", RING)
+
+    assert first is not None
+    assert newest is not None
+    assert [(each.from_seq, each.to_seq) for each in (first, newest)] == [(1, 30), (31, 50)]
+    assert newest.chain_link == ledger.entries[49]["chain_link"]
+    assert newest.manifest == sha256(canonical.encode(payload_of(manifest_files(tmp_path)[1]))).hexdigest()
+    tree = Frontier.restore(50, [bytes.fromhex(each) for each in newest.frontier])
+    assert tree.root().hex() == newest.tree_root
+    assert archived_end(store, "acme", RING, 51) is None
+    assert archived_end(store, "other", RING) is None
+
+
+def test_ranges_that_no_held_key_signed_are_no_ends(ledger: Ledger, tmp_path: Path) -> None:
+    store, strangers = ArchiveStore(str(tmp_path)), Keyring([STRANGER.public_key])
+
+    with pytest.raises(UnknownKeyError, match="seq 31 to 50"):
+        archived_end(store, "acme", strangers)
+    with pytest.raises(UnknownKeyError, match="seq 1 to 30"):
+        verified_range(store, "acme", strangers, 1, 5)
+
+
+@pytest.mark.parametrize(("from_seq", "to_seq", "ends"), [(1, 50, [30, 50]), (35, 40, [50]), (2, 3, [30])])
+def test_a_range_is_read_back_with_the_ranges_that_hold_it(
+    ledger: Ledger, tmp_path: Path, from_seq: int, to_seq: int, ends: list[int]
+) -> None:
+    store = ArchiveStore(str(tmp_path))
+
+    assert [each.to_seq for each in verified_range(store, "acme", RING, from_seq, to_seq)] == ends
+    rows = [row for batch in entries_between(store, "acme", RING, from_seq, to_seq) for row in batch]
+    assert rows == [tuple(entry[name] for name in ENTRY_COLUMNS) for entry in ledger.entries[from_seq - 1 : to_seq]]
+
+
+def test_a_range_beyond_the_archive_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    store = ArchiveStore(str(tmp_path))
+
+    with pytest.raises(ArchiveInvalidError, match="ends at seq 50"):
+        verified_range(store, "acme", RING, 45, 51)
+    with pytest.raises(ArchiveInvalidError, match="ends at seq 0"):
+        entries_between(store, "other", RING, 1, 1)
+
+
+def test_a_range_with_a_changed_file_is_not_verified(ledger: Ledger, tmp_path: Path) -> None:
+    file = entry_files(tmp_path)[-1]
+    file.write_bytes(file.read_bytes()[:-1] + b"X")
+
+    with pytest.raises(ArchiveInvalidError, match="size or digest is another"):
+        verified_range(ArchiveStore(str(tmp_path)), "acme", RING, 31, 50)
+
+
+def test_a_range_of_a_forged_payload_is_not_verified_though_its_manifest_was_signed(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    def forge(rows: list[dict[str, Any]]) -> None:
+        rows[0]["payload"] = '{"forged":true}'
+
+    rewrite(tmp_path, len(entry_files(tmp_path)) - 1, forge, ENTRY_FILE_SCHEMA)
+
+    with pytest.raises(ArchiveInvalidError, match="payload-digest at seq"):
+        verified_range(ArchiveStore(str(tmp_path)), "acme", RING, 31, 50)
