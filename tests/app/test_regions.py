@@ -66,6 +66,14 @@ async def admit(client: httpx.AsyncClient, region: str, key_id: str) -> httpx.Re
     return await client.post(f"/v1/exchange/regions/{region}/admit", json={"key_id": key_id})
 
 
+async def revoke(client: httpx.AsyncClient, region: str, key_id: str) -> httpx.Response:
+    return await client.post(f"/v1/exchange/regions/{region}/revoke", json={"key_id": key_id, "reason": "stolen"})
+
+
+async def takes_bundle_of(client: httpx.AsyncClient, bundle: bytes) -> httpx.Response:
+    return await client.post("/v1/bundles/import", files={"file": ("other.bundle.tar", bundle)})
+
+
 def key_of(ledger: Ledger) -> FileSigner:
     key = load(f"file:{ledger.key_file}")
     assert isinstance(key, FileSigner)
@@ -136,6 +144,46 @@ async def test_two_new_ledgers_start_as_they_will_run_and_exchange_once_each_key
             assert problem(again) == (404, "not-found")
             assert (await admit(us, "eu1", theirs)).status_code == 200
             await until_known(us, [late_job])
+
+
+async def test_a_key_is_revoked_for_the_region_that_it_is_of_also_after_its_peer_left_the_settings(
+    three: list[Ledger], tmp_path: Path
+) -> None:
+    use1, eu1, ap1 = three
+    filed = tmp_path / "filed"
+    filed.mkdir()
+    use1.make_key(filed)
+    eu1.make_key(tmp_path)
+    ours, theirs = key_of(use1).key_id, key_of(eu1).key_id
+    given = settings_of(use1, [eu1, ap1], tmp_path / "none")
+    async with eu1.running(**settings_of(eu1, [use1, ap1], filed)) as eu:
+        async with use1.running(**given) as us:
+            for client in (us, eu):
+                await start_recorded(client)
+            assert (await admit(us, "eu1", theirs)).status_code == 200
+            await until_known(us, [await submit(eu, level="REGIONAL")])
+            # Here an entry says whose key it is, there a file names the key and the peer publishes it.
+            for client, key_id, owner in ((us, theirs, "eu1"), (eu, ours, "use1")):
+                refused = await revoke(client, "ap1", key_id)
+                assert problem(refused) == (404, "not-found")
+                assert f"not of region ap1 but of {owner}: run tally peer revoke {owner} {key_id}" in refused.text
+            own = await revoke(us, "use1", ours)
+            assert (problem(own), f"tally keys revoke {ours}" in own.text) == ((409, "key-conflict"), True)
+        bundle = (await eu.post("/v1/bundles/export", json={"tenant_id": "acme"})).content
+    async with use1.running() as us:
+        await start_recorded(us)
+        assert (await takes_bundle_of(us, bundle)).status_code == 200
+        assert (await revoke(us, "eu1", theirs)).status_code == 200
+        refused = await takes_bundle_of(us, bundle)
+        assert problem(refused) == (422, "untrusted-key")
+        again = await revoke(us, "eu1", theirs)
+        assert (problem(again), "revoked already, because: stolen" in again.text) == ((404, "not-found"), True)
+    # A file of trusted keys does not bring it back, though the ledger has no peer.
+    async with use1.running(bundle={"trusted_keys": tmp_path / "eu1.pem"}) as us:
+        assert problem(await takes_bundle_of(us, bundle)) == (422, "untrusted-key")
+    # Nothing but a file says whose key it is.
+    async with eu1.running(bundle={"trusted_keys": filed}) as eu:
+        assert (await revoke(eu, "use1", ours)).status_code == 200
 
 
 async def test_a_retired_region_counts_no_more_and_is_told_so_and_counts_again_once_its_key_is_admitted(

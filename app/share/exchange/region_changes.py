@@ -1,7 +1,8 @@
 """Retiring a region, and admitting and revoking keys of peers, by entries of ``_system``, and following these entries.
 
-The chain is the authority (``signing.region_statement``): each node of a ledger with peers reads it at its start and
-once a second. While it is damaged, what was known last stays.
+The chain is the authority (``signing.region_statement``): each node reads it at its start and once a second, also
+without peers in its settings, since a revoked key must stay revoked. While the chain is damaged, what was known last
+stays.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from app.share.exchange.peer import Peer
 from app.share.exchange.peer_client import PeerAddress, PeerClient
 from app.trust.key_changes import TRY_AGAIN, KeyChanges
 from ledger import rfc3339
-from ledger.errors import DurabilityTimeoutError, LedgerError, NotFoundError, ProblemError
+from ledger.errors import DurabilityTimeoutError, KeyConflictError, LedgerError, NotFoundError, ProblemError
 from ledger.facts import problems
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
@@ -28,6 +29,8 @@ from signing.region_statement import REGION_PREFIX, AdmittedKey, RetiredRegion, 
 
 FOLLOW_INTERVAL_S = 1.0
 """Pause between two reads of the chain."""
+KEYS_WAIT_S_MAX = 2.0
+"""Longest wait for the keys of a peer before a revocation, which must not depend on peers that are away."""
 _NOT_CHAINED = Hlc(0, 0, "new")
 
 log = structlog.get_logger()
@@ -43,20 +46,18 @@ class RegionChanges:
     """Reads the keys that imports trust."""
 
     async def refresh(self) -> None:
-        """Take over what the chain now says. A ledger without peers has nothing to follow.
+        """Take over what the chain now says.
 
         Raises:
             DatabaseUnavailableError: PostgreSQL cannot be reached.
         """
-        if not self.regions.peers:
-            return
         history = await self.keys.history()
         if self.keys.chain.fault is None:
             self.regions.know(history.regions)
 
     async def run(self) -> None:
         """Follow the chain until cancelled."""
-        while self.regions.peers:
+        while True:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             try:
                 await self.refresh()
@@ -112,17 +113,26 @@ class RegionChanges:
         return admitted
 
     async def revoke(self, region: str, key_id: str, reason: str, by: Principal) -> RevokedKey:
-        """Trust a key of a peer no longer: no import of what it signed begins after this, at this node.
+        """Trust a key of a region no longer: no import of what it signed begins after this, at this node. The region
+        need not be a peer any more.
 
         Raises:
-            NotFoundError: no peer is of this region, or its key is not trusted.
-            KeyConflictError, NotReadyError, DatabaseUnavailableError, DurabilityTimeoutError, ChainDamagedError: as
-                ``_enter``.
+            NotFoundError: the key is not trusted, or it is known to be of other regions.
+            KeyConflictError: this ledger signs with it; and as ``_enter``.
+            NotReadyError, DatabaseUnavailableError, DurabilityTimeoutError, ChainDamagedError: as ``_enter``.
         """
-        self._peer_of(region)
         await self.refresh()
+        if (earlier := self.regions.known.revoked.get(key_id)) is not None:
+            raise NotFoundError(f"key {key_id} is revoked already, because: {earlier.reason}")
+        if key_id in (await self.keys.history()).admitted:
+            raise KeyConflictError(f"this ledger signs with key {key_id}: tally keys revoke {key_id} revokes it")
         if (await asyncio.to_thread(self.trusted_keys)).get(key_id) is None:
             raise NotFoundError(f"key {key_id} is not trusted here")
+        if (owners := await self._regions_of(key_id)) and region not in owners:
+            raise NotFoundError(
+                f"key {key_id} is not of region {region} but of {' and '.join(owners)}: run tally peer revoke "
+                f"{owners[0]} {key_id}"
+            )
         revoked = RevokedKey(_new_id(), region, key_id, reason, by.id)
         await self._enter(SystemAction.REGION_KEY_REVOKED, region, revoked.facts())
         log.warning("region_key_revoked", region=region, key_id=key_id, reason=reason, by=by.id)
@@ -133,6 +143,19 @@ class RegionChanges:
         if region not in peers:
             raise NotFoundError(f"exchange.peers has no region {region}; it has {', '.join(sorted(peers)) or 'none'}")
         return peers[region]
+
+    async def _regions_of(self, key_id: str) -> list[str]:
+        """The regions that a trusted key is known to be of: the one that it was admitted for, else those whose ledgers
+        publish it now. None is known if a file names the key, and no peer that answers publishes it."""
+        if admitted := [each.region for each in self.regions.known.keys if each.key.key_id == key_id]:
+            return admitted
+        peers = self.regions.counted()
+        published = await asyncio.gather(*map(_keys_in_time, peers))
+        return sorted(
+            peer.settings.region
+            for peer, keys in zip(peers, published, strict=True)
+            if key_id in {each.key_id for each in keys}
+        )
 
     async def _enter(self, action: SystemAction, region: str, facts: dict[str, object]) -> None:
         """Write an entry with a statement by a key of this node, and follow it.
@@ -161,3 +184,13 @@ async def _keys_of(peer: Peer) -> list[PublicKey]:
     address = PeerAddress(peer.settings)
     async with await address.open() as http:
         return await PeerClient(peer.settings.url, http).signing_keys()
+
+
+async def _keys_in_time(peer: Peer) -> list[PublicKey]:
+    """The keys that the peer publishes; none if it does not answer in time."""
+    try:
+        async with asyncio.timeout(KEYS_WAIT_S_MAX):
+            return await _keys_of(peer)
+    except (LedgerError, OSError) as error:
+        log.info("keys_not_read", peer=peer.settings.url, error=f"{type(error).__name__}: {error}")
+        return []
