@@ -7,8 +7,8 @@ way in ``SYSTEM_RECORD_TYPES``.
 
 The type number is in the WAL record, the action in ``scheduler_log``, the name in the payload. Numbers 1 to 15 are job
 events, 34 and 35 proposals and capacities of nodes; 16 and 33 are records of the WAL alone, which become no entry of
-their own. The ledger writes the others itself: 22, 23, 31, 42 and 43 into the chain of the tenant they are about, the
-rest into ``_system``.
+their own. The ledger writes the others itself: 22, 23, 31, 42, 43 and 45 to 48 into the chain of the tenant they are
+about, the rest into ``_system``.
 """
 
 from collections.abc import Mapping
@@ -276,6 +276,12 @@ class SystemAction(StrEnum):
     """The facts of a log do not count in this tenant: see :mod:`ledger.machines.exclusions`."""
     LOG_INCLUDED = "LOG_INCLUDED"
     REGION_KEY_REVOKED = "REGION_KEY_REVOKED"
+    RETENTION_SET = "RETENTION_SET"
+    """How long entries of this tenant are kept: see :mod:`ledger.machines.retention`."""
+    HOLD_PLACED = "HOLD_PLACED"
+    HOLD_RELEASED = "HOLD_RELEASED"
+    PRUNED = "PRUNED"
+    """A prefix of this chain is in the archive, and leaves the database."""
 
 
 BATCH_RECORD_TYPE = 16
@@ -312,6 +318,10 @@ SYSTEM_RECORD_TYPES = {
     42: SystemAction.LOG_EXCLUDED,
     43: SystemAction.LOG_INCLUDED,
     44: SystemAction.REGION_KEY_REVOKED,
+    45: SystemAction.RETENTION_SET,
+    46: SystemAction.HOLD_PLACED,
+    47: SystemAction.HOLD_RELEASED,
+    48: SystemAction.PRUNED,
 }
 
 

@@ -1,0 +1,351 @@
+"""How long the entries of a tenant are kept, what is held, and what has left: the fold of entries about it.
+
+All of them are entries of the tenant's own chain about ``SUBJECT``, so the log's index by job finds them
+(docs/formats/retention.md)::
+
+    RETENTION_SET   period_s or none, minimum_s or none; actor; after; statement
+    HOLD_PLACED     hold_id, reason; tenant, or job_ids and perhaps where; actor
+    HOLD_RELEASED   hold_id, reason; actor; after; statement
+    PRUNED          the members of ``Floor``; period_s, minimum_s, holds, never_ended, decided_ms; after; statement
+
+An entry that loosens counts only if it is this chain's own, an admitted key signed it (``statement``), and ``after`` is
+the entry about ``SUBJECT`` that is chained directly before it. An entry that tightens counts whatever its origin::
+
+    period     that of the newest RETENTION_SET that counts                  loosens
+    minimum    the highest of all RETENTION_SET, so none shortens it         tightens
+    holds      every HOLD_PLACED                                             tightens
+               without those that a HOLD_RELEASED that counts releases       loosens
+    floor      that of the newest PRUNED that counts                         loosens
+
+So a hold that is chained after a prune was planned makes the PRUNED entry count for nothing, and of two prunes that
+were planned together the first one counts: the order of the chain decides, which is made under the lock of its head.
+
+A PRUNED entry that counts has the policy of that moment, so entries about it that left are not needed. No prefix leaves
+that has the HOLD_PLACED of an open hold, so holds need not be repeated. Rows up to the floor do not count: they may be
+there or not while they are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from ledger.chain.conflict import held_event
+from ledger.chain.form import Count, Hash, HlcText, Seq
+from ledger.decoding import convert
+from ledger.facts.events import ACTOR, SystemAction
+
+SUBJECT: Final = "retention policy"
+"""Job id of all these entries; no job can have it."""
+ACTIONS: Final = frozenset(
+    (SystemAction.RETENTION_SET, SystemAction.HOLD_PLACED, SystemAction.HOLD_RELEASED, SystemAction.PRUNED)
+)
+KEPT_S_MAX: Final = 100 * 366 * 86_400
+"""Longest period and minimum."""
+JOBS_A_HOLD_MAX: Final = 5000
+"""Most jobs of one hold; a hold of more is a hold of the tenant."""
+HOLDS_MAX: Final = 1000
+"""Most holds of one tenant that are open."""
+
+IsVouched = Callable[[str, Mapping[str, Any], str], bool]
+"""Whether an admitted key signed the facts of an action, at this HLC."""
+HoldId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+_Kept = Annotated[int, Meta(ge=1, le=KEPT_S_MAX)]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """An entry about ``SUBJECT``; seq 0 and an empty link before the first."""
+
+    seq: int
+    chain_link: str
+
+
+NO_ENTRY: Final = Place(0, "")
+
+
+class Hold(NamedTuple):
+    """Entries that stay whatever their age."""
+
+    hold_id: str
+    seq: int
+    """Of the entry that placed it."""
+    hlc: str
+    reason: str
+    job_ids: tuple[str, ...] | None
+    """The jobs whose entries it holds, None for all entries of the tenant."""
+    where: str | None
+    """The search that found the jobs when the hold was placed."""
+    actor: str | None
+    log: str | None
+    """The log that placed it, None for this chain's own."""
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """What a PRUNED entry says of the prefix that leaves.
+
+    Invariants::
+
+        entry_count == to_seq - from_seq + 1 >= 1       size of the tree == to_seq
+    """
+
+    from_seq: Seq
+    to_seq: Seq
+    entry_count: Seq
+    chain_link: Hash
+    """Link of entry ``to_seq``."""
+    tree_root: Hash
+    """Root of the tree over entries 1 to ``to_seq``."""
+    compact_range: list[Hash]
+    """Right edge of that tree: the roots of its perfect subtrees, the largest first."""
+    snapshot: Hash
+    """Digest of the snapshot that ends at ``to_seq``."""
+    highest_hlc: HlcText
+    """The highest HLC of all entries that ever left."""
+    archive: str
+    """Address of the archive that has them."""
+    manifests: list[Hash]
+    """Digests of the archive's manifests, by seq, that cover ``from_seq`` to ``to_seq``."""
+    decided_ms: Count
+    """Time of the decision, ms since 1970; entries are older than the policy wants by then."""
+    never_ended: Count
+    """Jobs of these entries that had not ended."""
+    seq: int = 0
+    """Seq of the PRUNED entry."""
+    hlc: str = ""
+
+
+class Retention(NamedTuple):
+    """What the entries about retention add up to."""
+
+    period_s: int | None = None
+    minimum_s: int | None = None
+    holds: Mapping[str, Hold] = {}
+    """Open holds by id."""
+    floor: Floor | None = None
+    newest: Place = NO_ENTRY
+    """The newest entry about ``SUBJECT``, counting or not."""
+    unsigned: tuple[tuple[int, str], ...] = ()
+    """Seq and action of the chain's own entries that would loosen and that no admitted key signed."""
+
+    @property
+    def kept_s(self) -> int | None:
+        """Age from which on entries may leave; None: never."""
+        return None if self.period_s is None else max(self.period_s, self.minimum_s or 0)
+
+    @property
+    def floor_seq(self) -> int:
+        """The last entry that left, 0 if none did."""
+        return 0 if self.floor is None else self.floor.to_seq
+
+
+NOTHING: Final = Retention()
+
+
+class _Policy(msgspec.Struct):
+    period_s: _Kept | None = None
+    minimum_s: _Kept | None = None
+
+
+class _Placed(msgspec.Struct):
+    hold_id: HoldId
+    reason: str
+    job_ids: list[str] | None = None
+    where: str | None = None
+
+
+class _Pruned(Floor, frozen=True, kw_only=True):
+    after: Place
+    period_s: _Kept
+    minimum_s: _Kept | None = None
+
+
+class _Entry(NamedTuple):
+    place: Place
+    hlc: str
+    action: Any
+    facts: Mapping[str, Any]
+    is_own: bool
+    """Whether it is this chain's own, and not held by a CONFLICT entry."""
+    log: str | None
+
+    @property
+    def statement(self) -> tuple[str, Mapping[str, Any], str]:
+        """What a key must have signed."""
+        return self.action, self.facts, self.hlc
+
+
+def retention_of(rows: Iterable[Sequence[Any]], is_vouched: IsVouched) -> Retention:
+    """What these entries about ``SUBJECT``, rows of ``ENTRY_COLUMNS`` in seq order, add up to."""
+    entries = [entry for entry in map(_entry, rows) if entry is not None]
+    unsigned = {each.place.seq: each.action for each in entries if _loosens(each) and not is_vouched(*each.statement)}
+    may_loosen = [_loosens(each) and each.place.seq not in unsigned for each in entries]
+    found = NOTHING
+    for at in range(len(entries) - 1, -1, -1):
+        if may_loosen[at] and (pruned := _pruned(entries[at], entries[at - 1] if at else None)) is not None:
+            found = pruned
+            break
+    for entry, loosens in zip(entries, may_loosen, strict=True):
+        if entry.place.seq > found.floor_seq:
+            found = _after(found, entry, may_loosen=loosens)._replace(newest=entry.place)
+    return found._replace(unsigned=tuple(unsigned.items()))
+
+
+def _loosens(entry: _Entry) -> bool:
+    return entry.is_own and entry.action in ACTIONS and entry.action != SystemAction.HOLD_PLACED
+
+
+def _pruned(entry: _Entry, before: _Entry | None) -> Retention | None:
+    """Floor and policy of a PRUNED entry that counts, chained directly after the entry ``before``; else None."""
+    if entry.action != SystemAction.PRUNED:
+        return None
+    try:
+        facts = convert(entry.facts, _Pruned)
+    except (msgspec.ValidationError, OverflowError):
+        return None
+    is_whole = facts.entry_count == facts.to_seq - facts.from_seq + 1 and facts.to_seq < entry.place.seq
+    is_next = facts.after == before.place if before is not None else facts.after.seq <= facts.to_seq
+    if not is_whole or not is_next or facts.to_seq.bit_count() != len(facts.compact_range):
+        return None
+    said = {name: getattr(facts, name) for name in Floor.__struct_fields__}
+    floor = Floor(**{**said, "seq": entry.place.seq, "hlc": entry.hlc})
+    return Retention(facts.period_s, facts.minimum_s, {}, floor)
+
+
+def _after(found: Retention, entry: _Entry, *, may_loosen: bool) -> Retention:
+    """``found`` with one more entry, above the floor."""
+    facts = entry.facts
+    # The entry before the first one above a floor has left.
+    is_first = found.newest == NO_ENTRY and found.floor is not None
+    may_loosen = may_loosen and (is_first or facts.get("after") == msgspec.to_builtins(found.newest))
+    if entry.action == SystemAction.RETENTION_SET:
+        try:
+            said = convert(facts, _Policy)
+        except (msgspec.ValidationError, OverflowError):
+            return found
+        # The PRUNED entry has the period of its moment.
+        sets_period = may_loosen and (found.floor is None or entry.place.seq > found.floor.seq)
+        return found._replace(
+            minimum_s=max(found.minimum_s or 0, said.minimum_s or 0) or None,
+            period_s=said.period_s if sets_period else found.period_s,
+        )
+    if entry.action == SystemAction.HOLD_PLACED and (hold := _hold(entry)) is not None:
+        known = found.holds.get(hold.hold_id)
+        return found._replace(holds={**found.holds, hold.hold_id: hold if known is None else _widened(known, hold)})
+    if entry.action == SystemAction.HOLD_RELEASED and may_loosen:
+        return found._replace(holds={key: each for key, each in found.holds.items() if key != facts.get("hold_id")})
+    return found
+
+
+def _hold(entry: _Entry) -> Hold | None:
+    try:
+        said = convert(entry.facts, _Placed)
+    except (msgspec.ValidationError, OverflowError):
+        return None
+    actor = entry.facts.get(ACTOR)
+    job_ids = None if said.job_ids is None else tuple(said.job_ids)
+    seq, by = entry.place.seq, actor if isinstance(actor, str) else None
+    return Hold(said.hold_id, seq, entry.hlc, said.reason, job_ids, said.where, by, entry.log)
+
+
+def _widened(known: Hold, other: Hold) -> Hold:
+    """A hold that two entries place holds what either does."""
+    if known.job_ids is None or other.job_ids is None:
+        return known._replace(job_ids=None)
+    return known._replace(job_ids=tuple(dict.fromkeys((*known.job_ids, *other.job_ids))))
+
+
+def _entry(row: Sequence[Any]) -> _Entry | None:
+    """The entry of a row about ``SUBJECT``; None if an edit made it none."""
+    seq, t_hlc, _, _, _, job_id, action, _, _, link, _, text, origin = row
+    if job_id != SUBJECT or type(seq) is not int or not (isinstance(link, str) and isinstance(t_hlc, str)):
+        return None
+    facts, log = _object_in(text), None if origin is None else _object_in(origin).get("log")
+    is_own = origin is None
+    if action == SystemAction.CONFLICT and (held := held_event(facts, SUBJECT)) is not None:
+        action, facts, t_hlc, is_own = held.event.action, _object_in(held.payload), held.event.t_hlc, False
+    return _Entry(Place(seq, link), t_hlc, action, facts, is_own, log if isinstance(log, str) else None)
+
+
+def _object_in(text: Any) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except (ValueError, TypeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# --- what may leave -------------------------------------------------------------------------------
+
+
+class Why(StrEnum):
+    """Why an entry stops a prefix, in the order that decides between reasons of one seq."""
+
+    SYSTEM = "system"
+    NO_PERIOD = "no-period"
+    YOUNG = "young"
+    HOLD = "hold"
+    OPEN_JOB = "open-job"
+    UNSIGNED = "unsigned"
+    ARCHIVE = "archive"
+    EXCLUSION = "exclusion"
+    COMMITMENT = "commitment"
+    PRIVACY = "privacy"
+    KEYED = "keyed"
+    ASKED = "to-seq"
+
+
+WHYS: Final = tuple(Why)
+
+
+class Stop(NamedTuple):
+    """An entry that must stay, with all after it."""
+
+    seq: int
+    why: Why
+    detail: str = ""
+
+
+class Plan(NamedTuple):
+    """The prefix that may leave: up to ``to_seq``, which is the floor if nothing may."""
+
+    to_seq: int
+    stopped_by: Stop | None
+
+
+def plan(floor_seq: int, signed_ends: Iterable[int], stops: Iterable[Stop]) -> Plan:
+    """The prefix that may leave of a chain whose entries up to ``floor_seq`` have left: it ends where a signed snapshot
+    ends, before every entry that stops it."""
+    first = min(stops, key=lambda stop: (stop.seq, WHYS.index(stop.why)), default=None)
+    ends = [end for end in signed_ends if end > floor_seq and (first is None or end < first.seq)]
+    return Plan(max(ends, default=floor_seq), first)
+
+
+class JobSpan(NamedTuple):
+    """A job with entries in the part of a chain that is still there."""
+
+    job_id: str
+    first_seq: int
+    last_ms: int
+    """Time of its newest entry, ms since 1970."""
+
+
+def stopping_jobs(jobs: Iterable[JobSpan], now_ms: int, period_s: int) -> Stop | None:
+    """The first of these jobs, none of which has ended, that stops a prefix: its newest entry is younger than twice the
+    period. An older one stops nothing."""
+    waits_ms = now_ms - 2 * period_s * 1000
+    first = min((job for job in jobs if job.last_ms > waits_ms), key=lambda job: job.first_seq, default=None)
+    return None if first is None else Stop(first.first_seq, Why.OPEN_JOB, f"job {first.job_id} has not ended")
+
+
+def stopping_holds(holds: Iterable[Hold], floor_seq: int, first_seqs: Mapping[str, int]) -> Iterator[Stop]:
+    """Where each hold stops a prefix; ``first_seqs`` has the first entry of each held job that has one. The entry that
+    places the hold stays, too."""
+    for hold in holds:
+        held = [first_seqs[each] for each in hold.job_ids or () if each in first_seqs]
+        seq = floor_seq + 1 if hold.job_ids is None else min([hold.seq, *held])
+        yield Stop(seq, Why.HOLD, f"hold {hold.hold_id}: {hold.reason}")
