@@ -1,4 +1,5 @@
-"""Regions that come and go: new ledgers that wait for each other's keys, a region that is retired and returns."""
+"""Regions that come and go: new ledgers that wait for each other's keys, a region that is retired and returns, and one
+whose facts do not count."""
 
 from __future__ import annotations
 
@@ -268,3 +269,101 @@ async def test_where_every_other_region_is_retired_global_is_answered_and_claims
             assert (await us.get("/v1/exchange")).json()["regions_counted"] == counted
         alone = await answered(us)
         assert (alone.status_code, alone.json()["durability"]["survives"]) == (201, ["process"])
+
+
+async def folded(client: httpx.AsyncClient, job_ids: list[str]) -> dict[str, Any]:
+    """What a ledger folds of these jobs and states about logs, without what depends on the order of its chain."""
+    found: dict[str, Any] = {}
+    for job_id in job_ids:
+        answer = await client.get(f"/v1/jobs/{job_id}?tenant_id=acme")
+        if answer.status_code == 404:
+            found[job_id] = None
+            continue
+        job = answer.json()
+        events = (await client.get(f"/v1/jobs/{job_id}/events?tenant_id=acme")).json()["items"]
+        found[job_id] = {
+            **{name: job[name] for name in ("status", "spec", "created_hlc", "last_hlc", "fence_token", "result")},
+            "events": [(each["hlc"], each["type"], each["counts"]) for each in events],
+        }
+    stated = (await client.get("/v1/exclusions?tenant_id=acme")).json()["items"]
+    found["logs"] = [(each["log"], each["excluded"], each["hlc"], each["reason"]) for each in stated]
+    return found
+
+
+async def statuses_listed(client: httpx.AsyncClient) -> dict[str, str]:
+    items = (await client.get("/v1/jobs?tenant_id=acme&consistency=strong")).json()["items"]
+    return {each["job_id"]: each["status"] for each in items}
+
+
+async def all_show(clients: list[httpx.AsyncClient], expected: dict[str, str | None], excluded: list[bool]) -> bool:
+    """Whether every ledger shows these statuses and statements, and all fold the same of each job."""
+    states: list[dict[str, Any]] = []
+    for client in clients:
+        state = await folded(client, list(expected))
+        shown = {job_id: job and job["status"] for job_id, job in state.items() if job_id != "logs"}
+        is_stated = [is_excluded for _, is_excluded, *_ in state["logs"]] == excluded
+        if not is_stated or shown != expected or (states and state != states[0]):
+            return False
+        states.append(state)
+    return True
+
+
+async def test_three_ledgers_fold_the_same_jobs_while_one_of_them_does_not_count_and_once_it_counts_again(
+    three: list[Ledger], tmp_path: Path
+) -> None:
+    use1, eu1, ap1 = three
+    trusted = tmp_path / "trusted"
+    trusted.mkdir()
+    for each in three:
+        each.make_key(trusted)
+    given = {each.region: settings_of(each, [other for other in three if other is not each], trusted) for each in three}
+    async with (
+        use1.running(**given["use1"]) as us,
+        eu1.running(**given["eu1"]) as eu,
+        ap1.running(**given["ap1"]) as ap,
+    ):
+        clients = [us, eu, ap]
+        of_us, of_eu, of_ap = [(await submit(client, level="REGIONAL"))["job_id"] for client in clients]
+        made: dict[str, str | None] = dict.fromkeys((of_us, of_eu, of_ap), "SUBMITTED")
+        await until(lambda: all_show(clients, made, []), "every ledger knows the jobs")
+        cancel = {"tenant_id": "acme", "reason": "mischief", "requestor": "ap"}
+        for job_id in (of_us, of_eu):
+            assert (await ap.post(f"/v1/jobs/{job_id}/cancel", json=cancel)).status_code == 201
+        cancelled = {**made, of_us: "CANCELLING", of_eu: "CANCELLING"}
+        await until(lambda: all_show(clients, cancelled, []), "its cancellations count")
+        # One ledger states it, and all three follow, the excluded one too.
+        told = ("--tenant", "acme", "--reason", "it cancels our jobs", "--url", eu1.url)
+        done = await asyncio.to_thread(run_tally, "peer", "exclude", "ap1", *told)
+        assert done.returncode == 0, done.stderr
+        await until(lambda: all_show(clients, made, [True]), "they count nowhere")
+        for client in clients:
+            assert (await client.get(f"/v1/jobs/{of_ap}?tenant_id=acme")).json()["created_hlc"] is None
+        # Neither what it adds later counts, nor what it says of itself; the facts of others about its jobs do.
+        failed = {"tenant_id": "acme", "type": "JobFailed", "error": "not so", "failed_dc": "x"}
+        late = await ap.post(f"/v1/jobs/{of_us}/events", json=failed)
+        assert late.status_code == 201, late.text
+        accepted = {"tenant_id": "acme", "type": "JobAccepted", "dc_id": "x", "worker_count": 1}
+        assert (await us.post(f"/v1/jobs/{of_ap}/events", json=accepted)).status_code == 201
+        not_counted = {**made, of_ap: "ACCEPTED"}
+
+        async def have_it() -> bool:
+            have = [(await folded(client, [of_us]))[of_us]["events"] for client in clients]
+            return all((late.json()["hlc"], "JobFailed", False) in events for events in have)
+
+        await until(have_it, "the late fact came over")
+        await until(lambda: all_show(clients, not_counted, [True]), "it does not count")
+        for client in clients:
+            listed = await statuses_listed(client)
+            assert listed == {of_us: "SUBMITTED", of_eu: "SUBMITTED"}
+            verdict = (await client.get("/v1/chain/verify?tenant_id=acme")).json()
+            assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
+        # Another ledger takes it back.
+        [stated] = (await us.get("/v1/exclusions?tenant_id=acme")).json()["items"]
+        include = {"tenant_id": "acme", "log": stated["log"], "reason": "it was repaired", "excluded": False}
+        assert (await us.post("/v1/exclusions", json=include)).status_code == 201
+        again = {**cancelled, of_us: "CANCELLED", of_ap: "ACCEPTED"}
+        await until(lambda: all_show(clients, again, [False]), "all of it counts")
+        for client in clients:
+            assert await statuses_listed(client) == again
+            verdict = (await client.get("/v1/chain/verify?tenant_id=acme")).json()
+            assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
