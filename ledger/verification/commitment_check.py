@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.facts.events import CommitmentAction
 from ledger.machines.commitment_state import LiveState
@@ -251,4 +252,5 @@ def _believe(machine: Commitments, seq: int, proposal: Proposal) -> None:
 
 
 def _spelt(rejection: Rejection | None) -> str:
-    return "accepted" if rejection is None else msgspec.json.encode(rejection).decode()
+    """The verdict as text, the same for equal verdicts."""
+    return "accepted" if rejection is None else canonical.encode(msgspec.to_builtins(rejection)).decode()

@@ -470,13 +470,13 @@ def test_they_agree_on_every_word_of_a_verdict_on_a_proposal(in_page: InPage, tm
         asked.append(Asked(str(change), bundle_of(ledger)))
     raised = committed(RULES_RAISED)
     asked.append(Asked("by rules that were raised", bundle_of(raised)))
-    asked += [Asked(f"by raised rules, {seq} forged", bundle_of(flipped(raised, seq))) for seq in (7, 13, 14, 20)]
+    asked += [Asked(f"by raised rules, {seq} forged", bundle_of(flipped(raised, seq))) for seq in (7, 13, 14, 20, 21)]
     broken = rows_of(asked[0].file)
     broken[3]["payload"] = "{}"
     asked.append(Asked("in a chain that is broken itself", with_rows(asked[0].file, broken)))
     differing, by_page = compared(asked, in_page, tmp_path)
     assert differing == []
-    assert [code for code, _ in by_page] == [0, 3, 0] + [2] * len(edits) + [0] + [2] * 5
+    assert [code for code, _ in by_page] == [0, 3, 0] + [2] * len(edits) + [0] + [2] * 6
 
 
 # --- files that were made to do harm ----------------------------------------------------------------------

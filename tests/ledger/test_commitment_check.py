@@ -175,9 +175,10 @@ def test_each_entry_is_judged_by_the_rules_in_force_before_it() -> None:
         15: "not-revocable",
         18: "over-capacity",
         20: "over-capacity",
+        21: "over-capacity",
     }
     assert seqs_broken(ledger) == []
-    for seq in (7, 9, 11, 13, 14, 18, 20):
+    for seq in (7, 9, 11, 13, 14, 18, 20, 21):
         assert seqs_broken(flipped(ledger, seq)) == [seq]
 
 

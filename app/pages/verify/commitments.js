@@ -103,18 +103,9 @@ function toldResources(resources) {
   return Object.fromEntries(Object.entries(resources).filter(isSaid));
 }
 
-/** The members in the order in which the service writes them where it names a verdict. */
+/** The verdict as text, the same for equal verdicts: canonical JSON, since accelerators come in any order. */
 function spelt(rejection) {
-  return rejection === null ? "accepted" : JSON.stringify(inOrder(toldOf(rejection)));
-}
-
-function inOrder({ reason, detail, free, blocking_index: blocking, epoch }) {
-  return { reason, detail, free: free && inOrderOfAmounts(free), blocking_index: blocking, epoch };
-}
-
-function inOrderOfAmounts(free) {
-  const { cpu_millis: cpu, memory_bytes: memory, disk_bytes: disk, disk_bw_bps: bandwidth, accelerators } = free;
-  return { cpu_millis: cpu, memory_bytes: memory, disk_bytes: disk, disk_bw_bps: bandwidth, accelerators };
+  return rejection === null ? "accepted" : canonical(toldOf(rejection));
 }
 
 /** The machine over one tenant's entries, in the order of its chain. */
