@@ -5,7 +5,8 @@ link and payload digest (``ledger.chain.link_v1``), which is link version 1 here
 own HLC and link; ``seq`` counts the rows of a tenant in the order of ``id``, and the digest is computed.
 
 PostgreSQL keeps a v1 payload as ``jsonb``, so the bytes that were hashed are gone. Two forms of them can be rebuilt:
-canonical JSON (RFC 8785), and the text that PostgreSQL prints. The first entry decides which one the chain has.
+canonical JSON (RFC 8785), and the text that PostgreSQL prints. A chain has one form, and each row excludes the one that
+it was not hashed in; of ``{}`` both are the same text, so that row excludes none.
 
 A chain is taken whole, or up to its first fault. Invariants::
 
@@ -69,8 +70,13 @@ class V1Chain:
         self.seq = 0
         self.chain_link: str | None = None
         self.t_hlc: str | None = None
-        self.payload_form: str | None = None
-        """Name of the form in which payloads were hashed; None before the first row."""
+        self._forms = tuple(_FORMS)
+        """Names of the forms in which all rows so far may have been hashed."""
+
+    @property
+    def payload_form(self) -> str:
+        """Name of the form in which payloads were hashed; the first of several if no row shows which."""
+        return self._forms[0]
 
     def take(self, row: V1Row) -> Row:
         """The entry of the next row, in the order of ``ENTRY_COLUMNS``, verified.
@@ -110,19 +116,22 @@ class V1Chain:
 
     def _hashed(self, row: V1Row, t_hlc: str, job_id: str, action: str, text: str, link: str) -> str:
         """The payload in the form in which it was hashed."""
-        for name in _FORMS if self.payload_form is None else (self.payload_form,):
+        fitting: dict[str, str] = {}
+        for name in self._forms:
             try:
                 payload = _FORMS[name](text)
             except InvalidInputError as error:
                 raise InvalidInputError(f"{_name(row)} cannot be an entry: its payload: {error}") from error
             digest = sha256(payload.encode()).hexdigest()
             if link_v1(t_hlc, job_id, action, self.chain_link, digest).hex() == link:
-                self.payload_form = name
-                return payload
-        raise V1ChainBrokenError(
-            f"the link of {_name(row)} is not that of its columns: the row was changed"
-            + (", or its payload was hashed in a form that is not known" if self.seq == 0 else "")
-        )
+                fitting[name] = payload
+        if not fitting:
+            raise V1ChainBrokenError(
+                f"the link of {_name(row)} is not that of its columns: the row was changed"
+                + (", or its payload was hashed in a form that is not known" if len(self._forms) > 1 else "")
+            )
+        self._forms = tuple(fitting)
+        return fitting[self.payload_form]
 
 
 def _name(row: V1Row) -> str:

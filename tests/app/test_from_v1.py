@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,14 +161,29 @@ async def _store_among_others(url: str, rows: list[Row]) -> None:
         await connection.close()
 
 
-def test_payloads_that_were_hashed_as_postgresql_prints_them_are_found_by_the_first_row(
-    old: Old, tally: Any, tmp_path: Path
+ALIKE: tuple[Any, ...] = ({}, [], "text", 7, None)
+"""Payloads whose canonical form is also what PostgreSQL prints."""
+
+
+@pytest.mark.parametrize("text", [canonical_text, jsonb_text])
+def test_the_form_in_which_payloads_were_hashed_is_found_by_the_first_row_that_shows_it(
+    text: Callable[[Any], str], old: Old, tally: Any, tmp_path: Path
 ) -> None:
-    rows = linked(facts(2), jsonb_text)
-    asyncio.run(store(old.url, "printed", rows))
-    made = json.loads(tally(*from_v1(old, "printed", tmp_path / "b.tar", "--json")))
-    assert (made["payload_form"], made["to_chain_link"]) == ("jsonb", rows[-1][4])
+    tenant, name = text.__name__, text.__name__.removesuffix("_text")
+    chain = facts(3)
+    alike = [fact._replace(payload=payload) for fact, payload in zip(chain, ALIKE, strict=False)]
+    rows = linked([*alike, *chain[len(ALIKE) :]], text)
+    asyncio.run(store(old.url, tenant, rows))
+    made = json.loads(tally(*from_v1(old, tenant, tmp_path / "b.tar", "--json")))
+    assert (made["payload_form"], made["to_chain_link"]) == (name, rows[-1][4])
     tally("verify-bundle", tmp_path / "b.tar", "--keys", old.trusted, "--no-state")
+
+
+def test_rows_of_both_forms_are_no_chain(old: Old, tally: Any, tmp_path: Path) -> None:
+    chain = facts(2)
+    rows = linked(chain, lambda payload: jsonb_text(payload) if payload == {"worker": 7} else canonical_text(payload))
+    asyncio.run(store(old.url, "both", rows))
+    assert "the row was changed" in tally(*from_v1(old, "both", tmp_path / "b.tar"), code=2)
 
 
 def test_a_long_payload_is_read_by_itself_and_one_beyond_the_bound_is_refused(

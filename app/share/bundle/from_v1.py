@@ -30,7 +30,7 @@ _FAULTS: Final = (V1ChainBrokenError, InvalidInputError)
 class V1Export(NamedTuple):
     """What was written; ``fault`` is why the rows behind were left out, None if there are none."""
 
-    payload_form: str | None
+    payload_form: str
     fault: LedgerError | None
 
 
