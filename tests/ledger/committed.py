@@ -94,7 +94,7 @@ RULES_RAISED = [
         {"capsule": f"h{n}", "node": "n1", "reservation": {"accelerators": {"A": 3}}} for n in range(2)]}),
     proposal({"kind": "GangPlacement", "gang": "i", "members": [  # names that no order of arrival sorts
         {"capsule": f"i{n}", "node": "n1", "reservation": {"accelerators": each}}
-        for n, each in enumerate([{"B": 1}, {"9": 1, "A": 5}, {"10": 1}])]}),
+        for n, each in enumerate([{"B": 1}, {"9": 1, "A": 5}, {"10": 1, "__proto__": 1}])]}),
 ]  # fmt: skip
 """Payloads of a tenant from before rules had versions, whose rules are raised."""
 

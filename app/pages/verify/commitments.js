@@ -411,7 +411,8 @@ function freeIn(known, wanted, rules) {
   for (const [name] of wanted) {
     const left = freeOf(known, name, rules);
     const amount = left > BigInt(Number.MAX_SAFE_INTEGER) ? Number.MAX_SAFE_INTEGER : Number(left);
-    if (name.startsWith(prefix)) (free[ANY_ACCELERATOR] ??= {})[name.slice(prefix.length)] = amount;
+    // An accelerator may have any name, also one that a plain object inherits.
+    if (name.startsWith(prefix)) (free[ANY_ACCELERATOR] ??= Object.create(null))[name.slice(prefix.length)] = amount;
     else free[name] = amount;
   }
   return free;
