@@ -39,6 +39,8 @@ from ledger.hlc import Hlc
 from ledger.machines.jobs import payload_of, said_of_job
 from ledger.machines.promises import proposed_payload
 
+_OWN_ACTIONS: Final = frozenset((*SystemAction, *CommitmentAction))
+"""Actions of entries that count only where the ledger itself made them."""
 _CHARACTER_BYTES_MAX: Final = 4
 """Most bytes of one character in UTF-8."""
 
@@ -187,6 +189,9 @@ class EntryTaker:
         is_kept = version != LINK_VERSION
         if not is_kept:
             _check_length(action, payload)
+        elif action in _OWN_ACTIONS:
+            # It has no origin, so every reader would take it for an entry of the importing ledger.
+            raise InvalidInputError(f"link version {version} has no {action}")
         if (fault := form.fault_of(version, t_hlc, job_id, action, payload, stored_origin)) is not None:
             raise InvalidInputError(fault)
         texts = (self._source.tenant_id, t_hlc, job_id, action, digest, payload)

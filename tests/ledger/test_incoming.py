@@ -15,6 +15,7 @@ from ledger.bundle.merge import BundleSource, ClockBounds, EntryTaker, chained_a
 from ledger.bundle.rows import encode_entry
 from ledger.chain.form import ORIGIN_BYTES_MAX
 from ledger.errors import BundleInvalidError, LedgerError
+from ledger.facts.events import CommitmentAction, SystemAction
 from ledger.hlc import Hlc
 from ledger.verification import ENTRY_COLUMNS
 from tests.ledger.ledger_in_memory import build
@@ -115,6 +116,14 @@ def test_rows_as_nearly_all_are_are_taken_at_once() -> None:
     taker = EntryTaker(SOURCE, BOUNDS)
     one_by_one = [taker._take_one(row) for row in ROWS]
     assert taker._take_in_order(ROWS) == one_by_one
+
+
+@pytest.mark.parametrize("action", [*SystemAction, *CommitmentAction])
+def test_no_entry_of_version_1_is_one_that_only_the_ledger_itself_writes(action: str) -> None:
+    """It has no origin, so it would be taken for this ledger's own: a judged proposal, a statement, an erasure."""
+    refused = taken([changed(ROWS[0], {"link_version": 1, "action": action})])
+    assert refused[0] is BundleInvalidError
+    assert f"seq 1 cannot be imported: link version 1 has no {action}" in refused[1]
 
 
 QUOTES = '{"a":"%s"}' % ('\\"' * ((PAYLOAD_BYTES_MAX - 8) // 2))
