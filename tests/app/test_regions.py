@@ -6,12 +6,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from app.runtime.settings.sections import ExchangeSettings, PeerSettings
+from app.share.exchange import Regions
+from app.share.exchange.peer import Held
+from app.share.exchange.peer_client import Asker
+from ledger.errors import DurabilityTimeoutError
+from signing.keys import Keyring
 from signing.private_keys import FileSigner, load
 from tests.app.admitting import start_recorded
 from tests.app.chains import until
@@ -69,6 +77,10 @@ async def admit(client: httpx.AsyncClient, region: str, key_id: str) -> httpx.Re
 
 async def revoke(client: httpx.AsyncClient, region: str, key_id: str) -> httpx.Response:
     return await client.post(f"/v1/exchange/regions/{region}/revoke", json={"key_id": key_id, "reason": "stolen"})
+
+
+async def take_nothing(*_: object) -> int:
+    raise AssertionError("no peer is asked")
 
 
 async def takes_bundle_of(client: httpx.AsyncClient, bundle: bytes) -> httpx.Response:
@@ -367,3 +379,20 @@ async def test_three_ledgers_fold_the_same_jobs_while_one_of_them_does_not_count
             assert await statuses_listed(client) == again
             verdict = (await client.get("/v1/chain/verify?tenant_id=acme")).json()
             assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
+
+
+async def test_a_write_that_a_majority_holds_as_its_time_ends_is_answered(pool: asyncpg.Pool) -> None:
+    peer = PeerSettings(url="http://127.0.0.1:9", region="eu1")
+    settings = ExchangeSettings(peers=[peer], is_global=True)
+    own, ring = Asker("use1.example", "use1"), Keyring(())
+    regions = Regions.of(settings, own, pool, lambda: ring, take_nothing, lambda _: 3, lambda _: None)
+    [other] = regions.peers
+
+    def hear_in_time() -> None:
+        other.held["acme"] = Held(3, monotonic())
+        other.on_held()
+
+    asyncio.get_running_loop().call_soon(hear_in_time)
+    await regions.spread({"acme": 3}, 0.0)
+    with pytest.raises(DurabilityTimeoutError, match="a majority of the regions is not known"):
+        await regions.spread({"acme": 4}, 0.0)
