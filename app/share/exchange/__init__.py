@@ -4,7 +4,7 @@ regions are retired."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from time import monotonic
 
 import asyncpg
@@ -37,6 +37,8 @@ class Regions:
         self.news = news
         self.known = KnownRegions()
         """Retired regions and admitted keys, as the chain of ``_system`` has them."""
+        self._own_key_ids: Set[str] = frozenset()
+        """The keys that this ledger signs with, as that chain has them; empty until it was read."""
         self._sign_soon = sign_soon
         self._unsigned: set[str] = set()
         """Tenants of writes that wait, whose checkpoint is signed once a peer asks for news."""
@@ -79,8 +81,9 @@ class Regions:
             sign_soon,
         )
 
-    def know(self, known: KnownRegions) -> None:
-        """These regions are retired, and no others; these keys of peers are trusted."""
+    def know(self, known: KnownRegions, own_key_ids: Set[str]) -> None:
+        """These regions are retired, and no others; these keys of peers are trusted; this ledger signs with those."""
+        self._own_key_ids = own_key_ids
         if known == self.known:
             return
         self.known = known
@@ -150,8 +153,10 @@ class Regions:
         what peers say after this call counts, since a peer may have lost entries that it reported before.
 
         Raises:
-            DurabilityTimeoutError: no majority holds them in time.
+            DurabilityTimeoutError: no majority holds them in time, or too many peers trust no key of this ledger: that
+                is raised at once.
         """
+        self._check_trusted(seqs)
         since_s = monotonic()
         self._sign_for_peers(seqs)
         # A peer that had them before tells no news of them, nor does one whose import added nothing to its chain.
@@ -175,6 +180,17 @@ class Regions:
         finally:
             for each in asking:
                 each.cancel()
+
+    def _check_trusted(self, seqs: Mapping[str, int]) -> None:
+        """Fail at once if so many peers trust none of this ledger's keys that no majority is left."""
+        own = self._own_key_ids
+        distrusting = [peer for peer in self.counted() if own and own <= {*peer.untrusted_there}]
+        if 1 + len(self.counted()) - len(distrusting) < self.majority:
+            missing = next(iter(seqs.items()))
+            raise DurabilityTimeoutError(
+                "no majority of the regions imports from this ledger; "
+                + "; ".join(peer.why_not_held(*missing) for peer in distrusting)
+            )
 
     def _is_spread(self, tenant_id: str, seq: int, since_s: float) -> bool:
         return 1 + sum(peer.holds(tenant_id, seq, since_s) for peer in self.counted()) >= self.majority

@@ -53,7 +53,7 @@ class RegionChanges:
         """
         history = await self.keys.history()
         if self.keys.chain.fault is None:
-            self.regions.know(history.regions)
+            self.regions.know(history.regions, history.authorities)
 
     async def run(self) -> None:
         """Follow the chain until cancelled."""
