@@ -21,7 +21,7 @@ from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.text import printable
 from tallystick_client import Entry
-from terminal.outcome import CommandExit, err, out, tell
+from terminal.outcome import CommandExit, aligned, err, out, tell
 from terminal.program import Json
 
 SHOWN = 50
@@ -154,11 +154,8 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
         for job in found[:limit]
     ]
     head = ("STATUS", f"CREATED ({_zone()})", "LAST", "JOB", "DCS", "ACTOR", "ERROR")
-    lines = [[printable(text) for text in line] for line in (head, *told)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    for line in lines:
-        cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-        out.print("  ".join(cells).rstrip(), markup=False)
+    for line in aligned([head, *told]):
+        out.print(line, markup=False)
     if len(found) > limit:
         err.print(f"the newest {limit}; there are more (--limit)", markup=False)
 

@@ -141,6 +141,13 @@ def marked(text: str) -> RenderableType:
     return out.render_str(text, markup=True)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines whose columns are aligned. Their texts are whole, so that they can be copied."""
+    lines = [[printable(text) for text in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
 def verdict_table(verdicts: Mapping[str, str]) -> RenderableType:
     """One row for each aspect that was checked."""
     from rich.table import Table  # 15 ms, which most commands do without

@@ -1,4 +1,4 @@
-"""``tally jobs``: lists, searches, and one job with what happened to it."""
+"""``tally jobs``: lists, searches, and one job with what happened to it. ``tally nodes``: the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.forms import lists
-from cli import jobs
+from cli import cluster, jobs
 from tests.app.service_thread import serving
 from tests.tally import run_tally
 
@@ -94,3 +94,48 @@ def test_one_job_is_shown_with_what_happened_to_it(url: str) -> None:
 )
 def test_what_cannot_be_asked_is_said(url: str, arguments: tuple[str, ...], said: str) -> None:
     assert said in tally(url, *arguments, code=1)
+
+
+def test_nodes_are_listed_by_dimension_and_overbooked_ones_are_marked(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def set_capacity(node: str, **said: object) -> None:
+        answer = httpx.put(f"{url}/v1/nodes/{node}/capacity", json={"tenant_id": "cluster", **said})
+        answer.raise_for_status()
+
+    def listed(*arguments: str) -> str:
+        done = run_tally("nodes", "-t", "cluster", *arguments, TALLY_URL=url)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    set_capacity("n1", capacity={"cpu_millis": 4000, "accelerators": {"A100": 2}}, overcommit={"cpu_millis": "1.5"})
+    set_capacity("n2", capacity={})
+    claimed = {"cpu_millis": 5000, "accelerators": {"A100": 2}}
+    commitment = {"kind": "Placement", "capsule": "c", "node": "n1", "reservation": claimed, "limit": claimed}
+    placed = httpx.post(
+        f"{url}/v1/commitments",
+        json={"tenant_id": "cluster", "commitment": commitment},
+        headers={"Idempotency-Key": "place"},
+    ).json()["index"]
+    set_capacity("n1", capacity={"cpu_millis": 4000, "accelerators": {"A100": 2}})
+    head, columns, *lines = listed().splitlines()
+    assert head == f"2 nodes of cluster as of seq {placed + 1}, rules 2; 1 overbooked"
+    assert columns.split() == ["NODE", "DIMENSION", "CAPACITY", "OVERCOMMIT", "RESERVED", "FREE"]
+    # In the order of the entries that set the capacities.
+    assert [line.split() for line in lines] == [
+        ["n2", "0", "0", "0"],
+        ["n1", "cpu_millis", "4000", "5000", "0", "overbooked", "by", "1000"],
+        ["n1", "accelerators.A100", "2", "2", "0"],
+    ]
+    assert [item["node"] for item in json.loads(listed("--json", "--overbooked"))["items"]] == ["n1"]
+    before = json.loads(listed("--json", "--as-of-seq", str(placed)))
+    assert [(item["node"], item["overbooked"]) for item in before["items"]] == [("n1", False), ("n2", False)]
+    assert "1.5" in listed("--as-of-seq", str(placed))
+    unknown = run_tally("nodes", "-t", "nobody", TALLY_URL=url)
+    assert (unknown.returncode, "tenant-not-found" in unknown.stderr) == (1, True)
+    with jobs.LedgerClient(url) as client:
+        monkeypatch.setattr(cluster, "PAGE", 1)
+        monkeypatch.setattr(cluster, "tell", lambda answer, *_lines, as_json: pages.append(answer))
+        pages: list[dict[str, object]] = []
+        cluster.nodes("cluster", client)
+        assert pages == [json.loads(listed("--json"))]
