@@ -14,6 +14,7 @@ import pytest
 from app.store import following, job_table
 from app.store.chain_reader import consistent_reader
 from app.store.migrate import migrate
+from app.write.followers import followers
 from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable, Turn
 from app.write.pending.requests import EventLines
@@ -315,6 +316,42 @@ async def test_states_from_before_another_node_followed_are_not_believed(
         await superuser.execute("UPDATE scheduler.chain_heads SET head_seq = $1 WHERE tenant_id = 'acme'", head_seq)
         assert await each._follow(["acme"])
     assert await table(superuser) == expected
+
+
+async def test_states_from_before_another_node_wrote_a_tenant_with_other_exclusions_are_not_believed(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_node() as service:
+        events = (accepted("acme", "job", "dc1"), accepted("acme", "other", "dc1"), progressed("acme", "job", 1))
+        for draft in (created("acme", 1, job_id="job"), created("acme", 2, job_id="other"), *events):
+            await service.submitter.submit(draft, key=None)
+    await superuser.execute(
+        """
+        SET session_replication_role = replica;
+        DELETE FROM scheduler.follower_positions;
+        UPDATE scheduler.scheduler_log SET origin = '{"log":"bad/acme"}', action = 'FAIL',
+               payload = '{"error":"e","fence_token":1,"type":"JobFailed"}' WHERE tenant_id = 'acme' AND seq = 3;
+        UPDATE scheduler.scheduler_log SET job_id = 'excluded logs', action = 'LOG_EXCLUDED',
+               payload = '{"log":"bad/acme","reason":"r","type":"LogExcluded"}' WHERE tenant_id = 'acme' AND seq = 4
+        """
+    )
+
+    async def follow(follower: TableFollower, head_seq: int) -> None:
+        await superuser.execute("UPDATE scheduler.chain_heads SET head_seq = $1 WHERE tenant_id = 'acme'", head_seq)
+        assert await follower._follow(["acme"])
+
+    def follower() -> TableFollower:
+        return TableFollower(
+            JobTable(lambda *_: None), lambda: following.connect(database.service_url, 5), lambda _: BEFORE_FIRST
+        )
+
+    one, two = follower(), follower()
+    await follow(two, 3)
+    monkeypatch.setattr(followers, "ENTRIES_A_TURN", 3)
+    await follow(one, 4)
+    assert (await places(superuser))["acme"] == (3, 4), "the position is again where the other node left it"
+    await follow(two, 5)
+    assert [row[1:3] for row in await table(superuser)] == [("job", "RUNNING"), ("other", "SUBMITTED")]
 
 
 async def test_rows_that_are_dropped_keep_neither_the_chain_nor_other_tenants_waiting(

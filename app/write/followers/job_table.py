@@ -63,6 +63,10 @@ class Turn:
     rewritten: list[JobKey] = field(default_factory=list)
     """Jobs whose false rows are rewritten."""
 
+    def exclusions_seq(self, tenant_id: str) -> int:
+        """Seq of the newest statement that decides about this chain, 0 without one."""
+        return self.exclusions.get(tenant_id, COUNT_ALL).seq
+
 
 class JobTable:
     """Folds entries into the states of their jobs."""
@@ -83,6 +87,8 @@ class JobTable:
         """By tenant, the seq up to which conflicts were counted: a table that is rewritten meets them again."""
         self._known: dict[str, dict[str, JobState]] = {}
         """By tenant and job, states as of the last turn; valid only while no other node follows the tenant."""
+        self._known_with: dict[str, int] = {}
+        """By tenant, seq of the newest deciding statement with which these states were folded."""
         self._doubted: dict[JobKey, None] = {}
         """Jobs with false rows."""
 
@@ -115,8 +121,10 @@ class JobTable:
     async def take(self, connection: Connection, turn: Turn) -> None:
         """Fold the entries; store the resulting states, their search terms, and the commitments."""
         await commitments.take(connection, turn.entries)
-        for tenant_id in turn.moved:
-            self._known.pop(tenant_id, None)
+        for tenant_id in turn.after:
+            # Another node may have rewritten the rows with new exclusions, up to where this node left the position.
+            if tenant_id in turn.moved or turn.exclusions_seq(tenant_id) != self._known_with.get(tenant_id, 0):
+                self._known.pop(tenant_id, None)
         rows: dict[JobKey, list[Sequence[Any]]] = defaultdict(list)
         for tenant_id, entries in turn.entries.items():
             for entry in entries:
@@ -142,6 +150,7 @@ class JobTable:
 
     def taken(self, turn: Turn) -> None:
         """The turn was committed: keep its states in memory; beyond the bound whole tenants are evicted."""
+        self._known_with |= {tenant_id: turn.exclusions_seq(tenant_id) for tenant_id in turn.exclusions}
         for (tenant_id, job_id), state in turn.states.items():
             self._known.setdefault(tenant_id, {})[job_id] = state
         while sum(map(len, self._known.values())) > CACHED_JOBS_MAX:
