@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.runtime.tasks import keep_newest
 from app.store.entry_check import not_as_chained
-from app.store.following import FollowedEntry
+from app.store.following import EMPTY_TIMEOUT_S, FollowedEntry
 from app.store.job_table import COMMITMENT_PLACES, ENTRY
 from app.store.reading import ENTRIES, turned
 from ledger.facts.events import CommitmentAction
@@ -107,7 +107,9 @@ async def take(connection: Connection, followed: Mapping[str, Sequence[FollowedE
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
     """Remove the rows of these tenants."""
-    await connection.execute("DELETE FROM scheduler.commitments WHERE tenant_id = ANY($1::text[])", tenant_ids)
+    await connection.execute(
+        "DELETE FROM scheduler.commitments WHERE tenant_id = ANY($1::text[])", tenant_ids, timeout=EMPTY_TIMEOUT_S
+    )
 
 
 async def entries(

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LOCK_TIMEOUT_S = 2.0
 """Longest that a follower waits for a row that another session keeps locked."""
+EMPTY_TIMEOUT_S = 3600.0
+"""Longest that one statement takes which removes all rows of some tenants: 200,000 jobs take a second."""
 
 
 class FollowedEntry(NamedTuple):

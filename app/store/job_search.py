@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from app.store.following import EMPTY_TIMEOUT_S
 from app.store.job_table import EVER, ListedRow, stored
 from app.store.reading import columns, fetch_as, fetch_column, fetch_value, page_of
 from app.store.reads import OLDEST, ORDER, CreatedHlc, size_of_job
@@ -251,7 +252,9 @@ async def store_terms(connection: Connection, jobs: Sequence[JobKey], terms: Ite
 
 async def empty_terms(connection: Connection, tenant_ids: Sequence[str]) -> None:
     """Remove the terms of these tenants' jobs, which are followed from their first entry on."""
-    await connection.execute("DELETE FROM scheduler.job_terms WHERE tenant_id = ANY($1::text[])", tenant_ids)
+    await connection.execute(
+        "DELETE FROM scheduler.job_terms WHERE tenant_id = ANY($1::text[])", tenant_ids, timeout=EMPTY_TIMEOUT_S
+    )
 
 
 async def narrowest(connection: Connection, tenant_id: str, terms: Sequence[int]) -> int | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from app.runtime.tasks import keep_newest
 from app.store.chaining import dropped
 from app.store.exclusions import FOLDED_AT, newest_statement, own_log, read_statements, statement_rows
-from app.store.following import Place
+from app.store.following import EMPTY_TIMEOUT_S, Place
 from app.store.reading import fetch_column, fetch_dict, turned
 from ledger.errors import ChainDamagedError
 from ledger.facts.events import EVENTS_BY_ACTION
@@ -272,7 +272,9 @@ async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> N
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
     """Remove the rows of these tenants, which are followed from their first entry on."""
-    await connection.execute("DELETE FROM scheduler.jobs WHERE tenant_id = ANY($1::text[])", tenant_ids)
+    await connection.execute(
+        "DELETE FROM scheduler.jobs WHERE tenant_id = ANY($1::text[])", tenant_ids, timeout=EMPTY_TIMEOUT_S
+    )
 
 
 TENANTS_EXCLUDING_MAX: Final = 1000

@@ -354,6 +354,28 @@ async def test_states_from_before_another_node_wrote_a_tenant_with_other_exclusi
     assert [row[1:3] for row in await table(superuser)] == [("job", "RUNNING"), ("other", "SUBMITTED")]
 
 
+async def test_the_rows_of_a_tenant_are_removed_however_long_that_takes(
+    run_node: RunNode, database: Database, superuser: asyncpg.Connection
+) -> None:
+    async with run_node() as service:
+        await service.submitter.submit(created("acme", 1), key=None)
+    await superuser.execute(
+        """
+        CREATE FUNCTION scheduler.delayed() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_catalog.pg_sleep(0.7); RETURN NULL; END';
+        CREATE TRIGGER delayed BEFORE DELETE ON scheduler.jobs EXECUTE FUNCTION scheduler.delayed();
+        CREATE TRIGGER delayed BEFORE DELETE ON scheduler.job_terms EXECUTE FUNCTION scheduler.delayed();
+        CREATE TRIGGER delayed BEFORE DELETE ON scheduler.commitments EXECUTE FUNCTION scheduler.delayed();
+        UPDATE scheduler.follower_positions SET seq = 0 WHERE tenant_id = 'acme'
+        """
+    )
+    follower = TableFollower(
+        JobTable(lambda *_: None), lambda: following.connect(database.service_url, 0.5), lambda _: BEFORE_FIRST
+    )
+    assert await follower._follow(["acme"]), follower.last_error
+    assert (await places(superuser))["acme"] == (1, 1)
+
+
 async def test_rows_that_are_dropped_keep_neither_the_chain_nor_other_tenants_waiting(
     shared: Shared, tenant: str
 ) -> None:
