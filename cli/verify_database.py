@@ -14,13 +14,15 @@ from typing import Any
 from app.read.checking import verified
 from app.read.proofs import newest_anchors
 from app.runtime.postgres import DATABASE_FAULTS
+from app.store import Connection, node, sessions
 from app.store import keys as key_store
-from app.store import sessions
 from app.store.chain_reader import PostgresChainReader, consistent_reader
+from app.store.exclusions import own_log
 from cli.verify import Request
 from ledger.errors import DatabaseUnavailableError, SignatureError, TenantNotFoundError
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
+from signing import retention_statement
 from signing.anchors import as_of
 from signing.key_history import named_keys, without_trust
 from signing.keys import Keyring
@@ -73,6 +75,11 @@ def _open_note(tenant: str, keyring: Keyring | None, text: str) -> tree_checkpoi
     return found
 
 
+async def _log_of(connection: Connection, tenant: str) -> str:
+    """The log of the tenant's chain, as the database names it."""
+    return own_log(await node.log_origin(connection), tenant) or ""
+
+
 async def _look(reader: PostgresChainReader, request: Request) -> Observation | None:
     """The observation of this ledger to compare and remember; None for a range, or without keys."""
     if request.memory is None or request.keyring is None or (request.from_seq, request.to_seq) != (None, None):
@@ -111,6 +118,7 @@ async def _verify(
                 open_snapshot=partial(open_snapshot, keyring=ring),
                 checkpoints=[*heads, *(() if look is None else look.heads)],
                 anchors=anchors,
+                judge_statement=partial(retention_statement.judge, await _log_of(connection, tenant), keyring),
             )
             is_whole = (request.from_seq, request.to_seq) == (None, None)
             return await (verified(dsn, reader, verify_rows) if is_whole else verify_rows()), look

@@ -40,15 +40,19 @@ def sign(action: str, facts: Mapping[str, object], log: str, signer: Signer) -> 
     return {**facts, FIELD: envelope.sign(payload(action, facts, log), signer, PAYLOAD_TYPE)}
 
 
-def fault(action: str, facts: Mapping[str, Any], log: str, hlc: str, keyring: Keyring) -> str | None:
-    """Why no key of ``keyring`` vouches for these facts of an entry at ``hlc`` in the chain of ``log``; None if one
-    does."""
+def judge(log: str, keyring: Keyring | None, action: str, facts: Mapping[str, Any], hlc: str) -> str:
+    """Whether a key of ``keyring`` vouches for these facts of an entry at ``hlc`` in the chain of ``log``, as
+    ``ledger.machines.retention.Judge`` says."""
     try:
         at = Hlc.parse(hlc)
         parsed = envelope.parse(facts.get(FIELD), PAYLOAD_TYPE)
         if parsed.payload != payload(action, facts, log):
-            return "its statement is about other facts"
-        refusals = [key.refusal(at) for key in envelope.signers_of(parsed, keyring)]
-    except (UnknownKeyError, SignatureError, InvalidInputError) as error:
-        return f"no admitted key signed it: {error}"
-    return None if None in refusals else "; ".join(filter(None, refusals))
+            return "broken"
+        if keyring is None:
+            return "not_checked"
+        is_valid = any(key.refusal(at) is None for key in envelope.signers_of(parsed, keyring))
+    except UnknownKeyError:
+        return "unknown_key"
+    except (SignatureError, InvalidInputError):
+        return "broken"
+    return "ok" if is_valid else "unknown_key"

@@ -403,6 +403,7 @@ def _verification_services(
         last_verified=last_verified,
         are_key_rows_whole=are_rows_whole,
         metrics=service.metrics,
+        origin=service.notary.origin,
     )
     return {
         LastVerified: last_verified,

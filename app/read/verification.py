@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -50,6 +50,7 @@ from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.verdict import ASPECT_OF_KIND, KINDS, Break
+from signing import retention_statement
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 
@@ -140,7 +141,10 @@ class ChainVerifier:
         last_verified: LastVerified,
         metrics: Metrics,
         are_key_rows_whole: KeyRowsCheck,
+        origin: Callable[[str], str],
     ) -> None:
+        """``origin`` returns the name of a tenant's log."""
+        self._origin = origin
         self._are_key_rows_whole = are_key_rows_whole
         self._pool = pool
         self._database_url = database_url
@@ -256,7 +260,7 @@ class ChainVerifier:
         broken = {aspect for aspect, said in verdict.verdicts.items() if said == "broken"}
         found = [each for each in found if ASPECT_OF_KIND[each.kind] in broken]
         await asyncio.to_thread(self._breaks.found, tenant_id, found)
-        if verdict.is_valid and (verdict.from_seq == 1 or expected_prev is not None):
+        if verdict.is_valid and (verdict.is_from_start or expected_prev is not None):
             await self._remember(verdict)
         if is_whole:
             await self.verified_whole(tenant_id, Verified(began_at_s, by), is_valid=verdict.is_valid)
@@ -296,7 +300,15 @@ class ChainVerifier:
                     self._breaks.mended(tenant_id)
                 raise TenantNotFoundError(f"there is no tenant {tenant_id}")
             verify_rows = partial(
-                verify_rows, reader, open_snapshot=opener, checkpoints=checkpoints, anchors=anchors, on_break=note
+                verify_rows,
+                reader,
+                open_snapshot=opener,
+                checkpoints=checkpoints,
+                anchors=anchors,
+                on_break=note,
+                judge_statement=partial(
+                    _judge_statement, self._origin(tenant_id), keyring, keyring_fault=self._keyring_fault()
+                ),
             )
             verdict = await (
                 verified(self._database_url, reader, verify_rows, self._kept) if is_whole else verify_rows()
@@ -382,3 +394,11 @@ def _open_snapshot(text: str, keyring: Keyring, keyring_fault: str | None) -> Op
     return opened._replace(
         verdict="unknown_key", detail=f"it is not known whether key {opened.claim.key_id} still counts: {keyring_fault}"
     )
+
+
+def _judge_statement(
+    log_name: str, keyring: Keyring, action: str, facts: Mapping[str, Any], hlc: str, *, keyring_fault: str | None
+) -> str:
+    """As ``retention_statement.judge``, but while the keyring has a fault, every valid statement is ``unknown_key``."""
+    verdict = retention_statement.judge(log_name, keyring, action, facts, hlc)
+    return "unknown_key" if verdict == "ok" and keyring_fault is not None else verdict

@@ -22,6 +22,7 @@ from app.store import node
 from app.store.exclusions import newest_statement, own_log, statements
 from app.store.job_table import FOLLOWER
 from app.store.reading import ENTRIES
+from app.store.retention import retention_rows
 from ledger import native
 from ledger.errors import InvalidInputError
 from ledger.machines.exclusions import NO_STATEMENTS, Exclusions
@@ -260,6 +261,11 @@ class PostgresChainReader:
                 query, self.tenant_id, *part.bounds, output=told, format="binary", timeout=FOLD_TIMEOUT_S
             )
         return is_whole
+
+    async def retention_entries(self) -> list[tuple[Any, ...]]:
+        """The entries about retention, in seq order."""
+        async with self._lock:
+            return await retention_rows(self._connection, self.tenant_id)
 
     def commitments(self) -> Batches:
         """Batches of the entries whose verdicts are checked, by seq."""

@@ -39,6 +39,8 @@ from ledger.chain.conflict import held_event
 from ledger.chain.form import Count, Hash, HlcText, Seq
 from ledger.decoding import convert
 from ledger.facts.events import ACTOR, SystemAction
+from ledger.merkle import Frontier
+from ledger.rfc3339 import time_of
 
 SUBJECT: Final = "retention policy"
 """Job id of all these entries; no job can have it."""
@@ -52,8 +54,9 @@ JOBS_A_HOLD_MAX: Final = 5000
 HOLDS_MAX: Final = 1000
 """Most holds of one tenant that are open."""
 
-IsVouched = Callable[[str, Mapping[str, Any], str], bool]
-"""Whether an admitted key signed the facts of an action, at this HLC."""
+Judge = Callable[[str, Mapping[str, Any], str], str]
+"""Judges the statement in the facts of an action, at this HLC: ``ok``, an admitted key signed them; ``unknown_key``,
+one that is not known, expired or revoked; ``not_checked``, there are no keys to judge it by; ``broken``, none did."""
 HoldId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 _Kept = Annotated[int, Meta(ge=1, le=KEPT_S_MAX)]
 
@@ -118,6 +121,11 @@ class Floor(msgspec.Struct, frozen=True):
     """Seq of the PRUNED entry."""
     hlc: str = ""
 
+    def shown(self) -> dict[str, Any]:
+        """As verdicts have it."""
+        manifest = self.manifests[-1] if self.manifests else None
+        return {"to_seq": self.to_seq, "manifest": manifest, "at": time_of(self.hlc)}
+
 
 class Retention(NamedTuple):
     """What the entries about retention add up to."""
@@ -129,8 +137,8 @@ class Retention(NamedTuple):
     floor: Floor | None = None
     newest: Place = NO_ENTRY
     """The newest entry about ``SUBJECT``, counting or not."""
-    unsigned: tuple[tuple[int, str], ...] = ()
-    """Seq and action of the chain's own entries that would loosen and that no admitted key signed."""
+    doubted: tuple[tuple[int, str, str], ...] = ()
+    """Seq, action and verdict of the chain's own entries that would loosen and whose statement is not ``ok``."""
 
     @property
     def kept_s(self) -> int | None:
@@ -179,11 +187,15 @@ class _Entry(NamedTuple):
         return self.action, self.facts, self.hlc
 
 
-def retention_of(rows: Iterable[Sequence[Any]], is_vouched: IsVouched) -> Retention:
-    """What these entries about ``SUBJECT``, rows of ``ENTRY_COLUMNS`` in seq order, add up to."""
+def retention_of(rows: Iterable[Sequence[Any]], judge: Judge, *, is_strict: bool = True) -> Retention:
+    """What these entries about ``SUBJECT``, rows of ``ENTRY_COLUMNS`` in seq order, add up to.
+
+    ``is_strict``: only what is ``ok`` loosens; else all that is not ``broken``, for a verifier that reports the rest.
+    """
     entries = [entry for entry in map(_entry, rows) if entry is not None]
-    unsigned = {each.place.seq: each.action for each in entries if _loosens(each) and not is_vouched(*each.statement)}
-    may_loosen = [_loosens(each) and each.place.seq not in unsigned for each in entries]
+    verdicts = {each.place.seq: judge(*each.statement) for each in entries if _loosens(each)}
+    counting = {"ok"} if is_strict else {"ok", "unknown_key", "not_checked"}
+    may_loosen = [verdicts.get(each.place.seq) in counting for each in entries]
     found = NOTHING
     for at in range(len(entries) - 1, -1, -1):
         if may_loosen[at] and (pruned := _pruned(entries[at], entries[at - 1] if at else None)) is not None:
@@ -192,7 +204,8 @@ def retention_of(rows: Iterable[Sequence[Any]], is_vouched: IsVouched) -> Retent
     for entry, loosens in zip(entries, may_loosen, strict=True):
         if entry.place.seq > found.floor_seq:
             found = _after(found, entry, may_loosen=loosens)._replace(newest=entry.place)
-    return found._replace(unsigned=tuple(unsigned.items()))
+    doubted = ((each.place.seq, each.action, verdicts.get(each.place.seq, "ok")) for each in entries)
+    return found._replace(doubted=tuple(each for each in doubted if each[2] != "ok"))
 
 
 def _loosens(entry: _Entry) -> bool:
@@ -209,11 +222,18 @@ def _pruned(entry: _Entry, before: _Entry | None) -> Retention | None:
         return None
     is_whole = facts.entry_count == facts.to_seq - facts.from_seq + 1 and facts.to_seq < entry.place.seq
     is_next = facts.after == before.place if before is not None else facts.after.seq <= facts.to_seq
-    if not is_whole or not is_next or facts.to_seq.bit_count() != len(facts.compact_range):
+    if not (is_whole and is_next and _has_root(facts)):
         return None
     said = {name: getattr(facts, name) for name in Floor.__struct_fields__}
     floor = Floor(**{**said, "seq": entry.place.seq, "hlc": entry.hlc})
     return Retention(facts.period_s, facts.minimum_s, {}, floor)
+
+
+def _has_root(facts: Floor) -> bool:
+    """Whether the compact range is one of a tree of this size and root."""
+    hashes = [bytes.fromhex(each) for each in facts.compact_range]
+    is_one = facts.to_seq.bit_count() == len(hashes)
+    return is_one and Frontier.restore(facts.to_seq, hashes).root().hex() == facts.tree_root
 
 
 def _after(found: Retention, entry: _Entry, *, may_loosen: bool) -> Retention:

@@ -11,8 +11,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
 
+from ledger.facts.events import SYSTEM_TENANT
+from ledger.machines.retention import Floor, Judge, retention_of
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
+from ledger.verification.left_tree import left_tree
 from ledger.verification.projection_check import CHAIN_ASPECTS, OnBreak, compare_jobs, conclude
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.range_fold import ChainBounds, Fold
@@ -109,6 +112,7 @@ async def verify(
     projection: bool = True,
     on_break: Callable[[Break], object] | None = None,
     elsewhere: Checks | None = None,
+    judge_statement: Judge | None = None,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that depends on them.
 
@@ -127,13 +131,19 @@ async def verify(
             again in any case.
         on_break: is called with every break as it is found.
         elsewhere: checks ranges and jobs of a whole chain in other processes, if given.
+        judge_statement: judges statements about retention; without it a floor is taken unjudged.
     """
     findings = Findings(on_break)
-    # 1. The ends of the chain.
+    # 1. The ends of the chain. Of the entries that left with a prune nothing is read.
+    floor = None if tenant_id == SYSTEM_TENANT else await _floor(reader, judge_statement, findings)
     last = await reader.last_entry() or Head(0, None, None)
-    first = max(from_seq or 1, 1)
+    start = 1 if floor is None else floor.to_seq + 1
+    first = max(from_seq or 1, start)
     is_to_end = to_seq is None or to_seq >= last.seq
-    is_whole = first == 1 and is_to_end
+    is_whole = first == start and is_to_end
+    if floor is not None and first == start:
+        expected_prev, expected_snapshot = floor.chain_link, floor.snapshot
+        expected_frontier = [bytes.fromhex(each) for each in floor.compact_range]
     ends = ChainBounds(
         tenant_id,
         await reader.head(),
@@ -147,7 +157,10 @@ async def verify(
         expected_prev=expected_prev,
         expected_snapshot=expected_snapshot,
         expected_frontier=expected_frontier,
+        floor=floor,
     )
+    if floor is not None and first == start:
+        ends = ends._replace(left=await left_tree(reader, floor, ends.sizes, findings))
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq
     checks = InOrder(reader, None if first == 1 else first, to_read) if elsewhere is None or not is_whole else elsewhere
@@ -156,6 +169,20 @@ async def verify(
     if is_whole and (projection or chain.commitments):
         await _judge_projection(chain, checks, on_break, with_jobs=projection)
     return chain.verdict()
+
+
+async def _floor(reader: ChainReader, judge: Judge | None, findings: Findings) -> Floor | None:
+    """What left the chain, by its newest PRUNED entry that counts; reports statements that no admitted key made."""
+    found = retention_of(await reader.retention_entries(), judge or (lambda *_: "not_checked"), is_strict=False)
+    for seq, action, verdict in found.doubted:
+        if verdict == "not_checked":
+            findings.leave_undecided("signatures")
+        elif verdict == "unknown_key":
+            detail = f"{action} is signed by a key that is not known, or was not valid then"
+            findings.add("snapshot-signature", seq, detail, is_key_unknown=True)
+        else:
+            findings.add("malformed", seq, f"{action} has no statement of an admitted key about what it says")
+    return found.floor
 
 
 async def _fold_chain(
@@ -169,7 +196,7 @@ async def _fold_chain(
     """Check and fold the entries up to ``to_seq``, by default all, with their snapshots."""
     chain, first, last = Fold(ends, findings), ends.first_seq, ends.last
     assert last is not None
-    if first > 1:
+    if not ends.is_from_start:
         chain.begin_behind(await _entry_at(reader, first - 1))
     snapshots = Snapshots(reader.snapshots(first, to_seq), open_snapshot, findings)
     end_seq = await _fold_ranges(chain, reader, snapshots, checks, last.seq if to_seq is None else to_seq)
@@ -208,7 +235,8 @@ async def _fold_ranges(chain: Fold, reader: ChainReader, snapshots: Snapshots, c
             while len(under_way) < checks.ranges_at_once and is_next_near and (number == 0 or next_seq <= last_seq):
                 to_seq = min(-(-next_seq // RANGE_ENTRIES) * RANGE_ENTRIES, SEQ_MAX)
                 needed = await snapshots.up_to(to_seq)
-                task = chain.ends.task(number, end_seq + 1 if number else None, to_seq)
+                begin = chain.ends.first_seq if chain.ends.first_seq > 1 else None
+                task = chain.ends.task(number, end_seq + 1 if number else begin, to_seq)
                 under_way.append(asyncio.ensure_future(checks.check(task, needed)))
                 number, end_seq, next_seq = number + 1, to_seq, to_seq + 1
             # 2. Fold the first one.

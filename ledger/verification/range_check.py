@@ -58,6 +58,8 @@ class RangeTask(NamedTuple):
     """Entries that snapshots cover, besides the snapshot rows that are given with the range."""
     may_be_v1: bool = True
     """Whether all entries before may have version 1."""
+    is_tree_known: bool = True
+    """Whether the tree over the entries before ``first_seq`` is known, so that tiles can be compared."""
 
     @property
     def begin(self) -> int:
@@ -225,7 +227,7 @@ class RangeChecker:
     @property
     def _tree(self) -> PartOfTree | None:
         """The same part if tiles can be compared: these belong to the tree from the first entry on."""
-        return self._part if self.task.first_seq == 1 else None
+        return self._part if self.task.is_tree_known else None
 
     def tiles(self) -> Iterator[TileRange]:
         """After the last row: the tiles to read and pass to ``compare_tiles``, as far as they are stored."""

@@ -13,13 +13,15 @@ Whether entries of version 1 at the start of a range are valid depends on the ra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ledger import merkle
+from ledger.machines.retention import Floor
 from ledger.merkle import HASH_BYTES, Frontier, append_part
-from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
+from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH, TileCoordinates
 from ledger.verification.entry_check import EntryRow, report_duplicate, report_form, report_gap, report_prev_link
+from ledger.verification.left_tree import LeftTree
 from ledger.verification.projection_check import conclude
 from ledger.verification.range_check import Interval, IntervalPart, Mark, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge
@@ -58,6 +60,20 @@ class ChainBounds(NamedTuple):
     """Payload digest, at that time, of the snapshot that ends there."""
     expected_frontier: Sequence[bytes] = ()
     """Right edge of the tree over the entries before ``first_seq``, empty when it is not known."""
+    floor: Floor | None = None
+    """What left before the first entry of the chain."""
+    left: LeftTree | None = None
+    """The stored tree of what left, None where it is not known."""
+
+    @property
+    def is_from_start(self) -> bool:
+        """Whether the ranges begin with the first entry that is there."""
+        return self.first_seq == (1 if self.floor is None else self.floor.to_seq + 1)
+
+    @property
+    def is_tree_known(self) -> bool:
+        """Whether the tree over the entries before the ranges is known by its tiles."""
+        return self.is_from_start and (self.floor is None or self.left is not None)
 
     @property
     def tree_size(self) -> int:
@@ -72,7 +88,16 @@ class ChainBounds(NamedTuple):
 
     def task(self, number: int, from_seq: int | None, to_seq: int | None) -> RangeTask:
         """One range of the chain."""
-        return RangeTask(self.tenant_id, number, from_seq, to_seq, self.first_seq, self.tree_size, self.sizes)
+        return RangeTask(
+            self.tenant_id,
+            number,
+            from_seq,
+            to_seq,
+            self.first_seq,
+            self.tree_size,
+            self.sizes,
+            is_tree_known=self.is_tree_known,
+        )
 
 
 def tasks(ends: ChainBounds, borders: Sequence[int]) -> list[RangeTask]:
@@ -110,7 +135,7 @@ class Fold:
     def __init__(self, ends: ChainBounds, findings: Findings) -> None:
         self.findings = findings
         self.ends = ends
-        is_from_start = ends.first_seq == 1
+        is_from_start = ends.is_from_start
         begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
         self._sources: list[str] = []
         self._anchors: tuple[Anchor, ...] = ()
@@ -136,7 +161,7 @@ class Fold:
         """Tree over the entries from seq 1 on, up to the first missing one."""
         self._trees: dict[int, Frontier] = {}
         """The tree by size: at the sizes of other tree heads, and within the last added range."""
-        self._tiles = _SharedTiles()
+        self._tiles = _SharedTiles({} if ends.left is None else ends.left.edge)
 
     def begin_behind(self, before: EntryRow | None) -> None:
         """The first range begins after this entry, None if it is missing; it must be as it was last verified."""
@@ -188,6 +213,7 @@ class Fold:
         head, tree = readable_ends(ends.head, ends.tree, last, findings)
         self._judge_snapshots()
         roots = {size: tree.root() for size, tree in self._trees.items()}
+        roots |= {} if ends.left is None else ends.left.roots
         self._sources, self._anchors = compare_heads(findings, tree, ends.checkpoints, ends.anchors, roots, last.seq)
         if ends.is_to_end:
             findings.begin("head")
@@ -228,6 +254,7 @@ class Fold:
             commitments=self.commitments,
             to_link=self._last_link,
             frontiers={size: tree.hashes for size, tree in self._trees.items()},
+            floor=ends.floor,
         )
 
     @property
@@ -305,8 +332,12 @@ class Fold:
 class _SharedTiles:
     """Assembles tiles that cross borders of ranges, and compares them with the stored ones."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[tuple[int, int], dict[int, bytes]] = {}
+    def __init__(self, edge: Mapping[TileCoordinates, bytes]) -> None:
+        """``edge`` has the partial tiles of the tree over the entries before the first one."""
+        self._nodes: dict[tuple[int, int], dict[int, bytes]] = {
+            place: {at // HASH_BYTES: tile[at : at + HASH_BYTES] for at in range(0, len(tile), HASH_BYTES)}
+            for place, tile in edge.items()
+        }
         """By level and index of each incomplete tile: its nodes, by their places in it."""
 
     def compare(self, summary: RangeSummary, size: int, last_seq: int, findings: Findings) -> None:

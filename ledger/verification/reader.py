@@ -98,6 +98,10 @@ class ChainReader(Protocol):
         """What is excluded from the fold of these entries."""
         return COUNT_ALL
 
+    async def retention_entries(self) -> Sequence[EntryRow]:
+        """The entries about retention, in seq order; none where this form of a ledger is always whole."""
+        return ()
+
     async def commitments(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of ``COMMITMENT_COLUMNS`` by seq, of the entries whose verdicts are judged."""
         async for rows in self.entries(None, None):

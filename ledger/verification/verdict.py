@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ledger.errors import ChainDamagedError
+from ledger.machines.retention import Floor
 
 ASPECT_OF_KIND: Final[Mapping[str, str]] = {
     "gap": "links",
@@ -253,11 +254,23 @@ class Verdict:
     """Digest of the snapshot that ends at ``covered_to``, which the next one names."""
     commitments: int = 0
     """Entries read that are proposals or capacities, and not imported."""
+    floor: Floor | None = None
+    """What left the chain before its first entry, None if nothing did."""
     to_link: Any = field(default=None, compare=False)
     """Stored chain link of entry ``to_seq``; the expected link if no entry was read."""
     frontiers: Mapping[int, Sequence[bytes]] = field(default_factory=dict, compare=False)
     """By size, right edges of the tree over the first entries: at ``covered_to`` and ``to_seq``, as far as no entry is
     missing and the tree before the first was given."""
+
+    @property
+    def first_seq(self) -> int:
+        """The first entry that has not left with a prune."""
+        return 1 if self.floor is None else self.floor.to_seq + 1
+
+    @property
+    def is_from_start(self) -> bool:
+        """Whether the first of these entries was read."""
+        return self.from_seq == self.first_seq
 
     @property
     def is_valid(self) -> bool:
@@ -272,6 +285,8 @@ class Verdict:
             "entries_checked": self.entries_checked,
             "from_seq": self.from_seq,
             "to_seq": self.to_seq,
+            "verified_from_seq": self.first_seq,
+            "pruned": None if self.floor is None else self.floor.shown(),
             "head": self.head._asdict(),
             "verdicts": dict(self.verdicts),
             "first_break": self.first_break._asdict() if self.first_break is not None else None,

@@ -51,6 +51,7 @@ class Setting:
             last_verified=LastVerified(folder),
             metrics=self.metrics,
             are_key_rows_whole=are_rows_whole,
+            origin=lambda tenant_id: f"tallystick.example/{tenant_id}",
         )
 
     async def anchors(self, _tenant_id: str, _keyring: object) -> list[Anchor]:

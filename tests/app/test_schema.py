@@ -9,8 +9,10 @@ import itertools
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import asyncpg
+import orjson
 import pytest
 from alembic import command
 from alembic.config import Config
@@ -25,8 +27,9 @@ LOG_COLUMNS = (
     *("link_version", "prev_chain_link", "chain_link", "payload_digest", "payload"),
 )
 LOG_PARTITIONS = 8
+LOG_TABLES = ("scheduler_log", *(f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS)))
 APPEND_ONLY = (
-    *("scheduler_log", *(f"scheduler_log_p{number}" for number in range(LOG_PARTITIONS)), "batch_snapshot"),
+    *(*LOG_TABLES, "batch_snapshot"),
     *("checkpoint_cosignature", "checkpoint_timestamp"),
 )
 CHANGES = ("UPDATE scheduler.{} SET tenant_id = tenant_id", "DELETE FROM scheduler.{}", "TRUNCATE scheduler.{}")
@@ -74,11 +77,12 @@ def entry(tenant_id: str, seq: int, /, **changed: object) -> dict[str, object]:
 
 
 async def insert(connection: asyncpg.Connection, *entries: dict[str, object]) -> None:
+    columns = (*LOG_COLUMNS, *(("origin",) if any("origin" in row for row in entries) else ()))
     await connection.copy_records_to_table(
         "scheduler_log",
         schema_name=SCHEMA,
-        columns=LOG_COLUMNS,
-        records=[tuple(row[column] for column in LOG_COLUMNS) for row in entries],
+        columns=columns,
+        records=[tuple(row.get(column) for column in columns) for row in entries],
     )
 
 
@@ -377,9 +381,13 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
          "EXECUTE FUNCTION scheduler.refuse_change()")
         for table in APPEND_ONLY
         for name, changes, what in (
-            ("append_only_rows", "DELETE OR UPDATE", "ROW"),
+            ("append_only_rows", "UPDATE" if table in LOG_TABLES else "DELETE OR UPDATE", "ROW"),
             ("append_only_table", "TRUNCATE", "STATEMENT"),
         )
+    } | {
+        (table, "append_only_prefix", b"O", f"CREATE TRIGGER append_only_prefix AFTER DELETE ON scheduler.{table} "
+         "REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION scheduler.refuse_uncovered()")
+        for table in LOG_TABLES
     } | {
         ("subject_keys", "erased_for_good", b"O", "CREATE TRIGGER erased_for_good BEFORE UPDATE ON "
          "scheduler.subject_keys FOR EACH ROW WHEN ((old.wrapped_key IS NULL)) "
@@ -395,6 +403,74 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
          f"EXECUTE FUNCTION scheduler.keep_behind_{name}()")
         for name in ("commitments", "terms")
     }  # fmt: skip
+
+
+SIGNED: Final = {"signatures": [{"keyid": "k", "sig": "s"}]}
+
+
+def prune_entry(seq: int, to_seq: Any, after_seq: Any, /, **changed: object) -> dict[str, object]:
+    """A PRUNED entry of tenant acme that covers up to ``to_seq``."""
+    facts = {"to_seq": to_seq, "after": {"seq": after_seq}, "statement": changed.pop("statement", SIGNED)}
+    return entry(
+        "acme", seq, job_id="retention policy", action="PRUNED", payload=orjson.dumps(facts).decode(), **changed
+    )
+
+
+async def removed(connection: asyncpg.Connection, entries_max: int) -> list[int]:
+    rows = await connection.fetch("SELECT * FROM scheduler.remove_covered('acme', $1)", entries_max)
+    return sorted(row[0] for row in rows)
+
+
+async def test_the_service_removes_what_a_prune_covers_from_the_first_entry_on(service: asyncpg.Connection) -> None:
+    await insert(service, *(entry("acme", seq) for seq in range(1, 8)), entry("other", 1))
+    assert await removed(service, 100) == []
+    await insert(service, prune_entry(8, 5, 0))
+    assert await removed(service, 2) == [1, 2]
+    assert await removed(service, 100) == [3, 4, 5]
+    assert await removed(service, 100) == []
+    left = await service.fetch("SELECT tenant_id, seq FROM scheduler.scheduler_log ORDER BY 1, 2")
+    assert [tuple(row) for row in left] == [("acme", 6), ("acme", 7), ("acme", 8), ("other", 1)]
+
+
+@pytest.mark.parametrize("table", ["scheduler_log", "scheduler_log_p{}"])
+async def test_the_owner_cannot_remove_more_than_a_prune_covers(
+    owner: asyncpg.Connection, service: asyncpg.Connection, table: str
+) -> None:
+    await insert(service, *(entry("acme", seq) for seq in range(1, 8)), prune_entry(8, 5, 0))
+    number = await owner.fetchval("SELECT right(tableoid::regclass::text, 1) FROM scheduler.scheduler_log LIMIT 1")
+    with pytest.raises(asyncpg.RestrictViolationError, match="no PRUNED entry covers"):
+        await owner.execute(f"DELETE FROM scheduler.{table.format(number)} WHERE seq <= 6")
+    await owner.execute(f"DELETE FROM scheduler.{table.format(number)} WHERE seq <= 5")
+    assert await owner.fetchval("SELECT count(*) FROM scheduler.scheduler_log") == 3
+
+
+@pytest.mark.parametrize(
+    "uncovering",
+    [
+        prune_entry(9, 5, 2, statement={"signatures": []}),
+        prune_entry(9, 5, 2, statement=None),
+        prune_entry(9, "5", 2),
+        prune_entry(9, 9, 2),
+        prune_entry(9, 5, None),
+        prune_entry(9, 5, 1),
+        prune_entry(9, 5, 2, origin="{}"),
+        prune_entry(9, 5, 2) | {"job_id": "job"},
+        prune_entry(9, 5, 2) | {"action": "HOLD_PLACED"},
+    ],
+    ids=["no signature", "no statement", "text", "itself", "no place", "a hold between", "imported", "job", "action"],
+)
+async def test_what_is_no_prune_of_this_chain_covers_nothing(
+    service: asyncpg.Connection, uncovering: dict[str, object]
+) -> None:
+    hold = entry("acme", 2, job_id="retention policy", action="HOLD_PLACED")
+    others = [entry("acme", seq) for seq in (1, *range(3, 9))]
+    await insert(service, hold, *others, {"origin": None, **uncovering})
+    assert await removed(service, 100) == []
+
+
+async def test_the_chain_of_the_ledger_itself_keeps_everything(service: asyncpg.Connection) -> None:
+    await insert(service, entry("_system", 1), {**prune_entry(2, 1, 0), "tenant_id": "_system"})
+    assert await service.fetch("SELECT * FROM scheduler.remove_covered('_system', 10)") == []
 
 
 WAYS_ROUND = [
@@ -439,7 +515,7 @@ async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Con
     expected = {name: ["INSERT", "SELECT", "UPDATE"] for name in writable}
     expected |= {name: ["INSERT", "SELECT"] for name in append_only}
     expected |= {name: ["SELECT"] for name in ("alembic_version", "log_entries")}
-    expected["session_secret"] = ["INSERT", "SELECT"]
+    expected["session_secret"] = expected["departed_jobs"] = ["INSERT", "SELECT"]
     expected["wal_leases"] = ["DELETE", "INSERT", "SELECT", "UPDATE"]
     removable = ("idempotency", "jobs", "job_terms", "commitments", "webhooks", "webhook_dead_letters")
     expected |= {name: ["DELETE", "INSERT", "SELECT", "UPDATE"] for name in removable}

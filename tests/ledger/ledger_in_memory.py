@@ -23,6 +23,7 @@ from ledger.chain import link, link_v1
 from ledger.facts.events import JOB_EVENTS
 from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
+from ledger.machines.retention import SUBJECT
 from ledger.merkle.tiles import TileTree
 from ledger.verification import (
     COMMITMENT_ACTIONS,
@@ -297,6 +298,10 @@ class MemoryReader:
 
     def promised(self) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
         return self._batches(self._ledger.promised, PROMISED_COLUMNS)
+
+    async def retention_entries(self) -> list[tuple[Any, ...]]:
+        rows = (row for row in self._entries if row["job_id"] == SUBJECT)
+        return [tuple(row[name] for name in ENTRY_COLUMNS) for row in rows]
 
     async def followed_seq(self) -> int:
         return self._entries[-1]["seq"] if self._entries else 0

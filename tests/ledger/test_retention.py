@@ -28,10 +28,15 @@ from ledger.machines.retention import (
     stopping_holds,
     stopping_jobs,
 )
+from ledger.merkle import Frontier
 
 FOREIGN: Final = "eu.example/acme"
 SIGNED: Final = {"statement": "by an admitted key"}
 DAY_S: Final = 86_400
+
+
+def judge(action: str, facts: Mapping[str, Any], hlc: str) -> str:
+    return "ok" if facts.get("statement") == SIGNED["statement"] else str(facts.get("verdict", "broken"))
 
 
 class Chain:
@@ -69,7 +74,7 @@ class Chain:
         return self.add(SystemAction.PRUNED, pruned(to_seq, self.newest) | SIGNED | facts, at=at, log=log)
 
     def fold(self) -> Retention:
-        return retention_of(self.rows, lambda action, facts, hlc: facts.get("statement") == SIGNED["statement"])
+        return retention_of(self.rows, judge)
 
 
 def pruned(to_seq: int, after: Mapping[str, Any], from_seq: int = 1) -> dict[str, Any]:
@@ -78,8 +83,8 @@ def pruned(to_seq: int, after: Mapping[str, Any], from_seq: int = 1) -> dict[str
         "to_seq": to_seq,
         "entry_count": to_seq - from_seq + 1,
         "chain_link": f"{to_seq:064x}",
-        "tree_root": "0" * 64,
-        "compact_range": ["1" * 64] * to_seq.bit_count(),
+        "tree_root": Frontier.restore(to_seq, [bytes(32)] * to_seq.bit_count()).root().hex(),
+        "compact_range": ["0" * 64] * to_seq.bit_count(),
         "snapshot": "2" * 64,
         "highest_hlc": "1:0:node",
         "archive": "file:///archive",
@@ -111,7 +116,17 @@ def test_what_no_admitted_key_signed_sets_no_period_and_ends_no_hold() -> None:
     found = chain.fold()
     assert found.period_s == 400 * DAY_S
     assert "a" * 16 in found.holds
-    assert [seq for seq, _ in found.unsigned] == forged
+    assert [(seq, verdict) for seq, _, verdict in found.doubted] == [(seq, "broken") for seq in forged]
+
+
+@pytest.mark.parametrize("verdict", ["unknown_key", "not_checked"])
+def test_a_verifier_takes_a_floor_that_it_cannot_judge_and_says_so(verdict: str) -> None:
+    chain = Chain()
+    chain.set(period_s=5)
+    at = chain.prune(8, at=20, statement="by somebody", verdict=verdict)
+    assert chain.fold().floor is None
+    found = retention_of(chain.rows, judge, is_strict=False)
+    assert (found.floor_seq, found.doubted) == (8, ((at, "PRUNED", verdict),))
 
 
 def test_another_log_tightens_and_never_loosens() -> None:
@@ -203,8 +218,9 @@ def test_of_two_prunes_that_were_planned_together_the_first_counts() -> None:
     [
         {"statement": "of somebody"},
         {"entry_count": 7},
-        {"to_seq": 99, "entry_count": 99, "compact_range": ["1" * 64] * 4},
+        {"to_seq": 99, "entry_count": 99, "compact_range": ["0" * 64] * 4, "tree_root": pruned(99, {})["tree_root"]},
         {"compact_range": []},
+        {"compact_range": ["1" * 64]},
         {"period_s": 0},
         {"manifests": ["no digest"]},
         {"after": {"seq": 1, "chain_link": "f" * 64}},
@@ -244,8 +260,8 @@ def test_rows_of_any_content_are_no_entries() -> None:
         {5: "job-1"},
     ):
         edited = [changed.get(at, value) for at, value in enumerate(row)]
-        assert retention_of([edited], lambda *_: True)[:4] == (None, None, {}, None)
-    assert retention_of([], lambda *_: True).newest == NO_ENTRY
+        assert retention_of([edited], lambda *_: "ok")[:4] == (None, None, {}, None)
+    assert retention_of([], judge).newest == NO_ENTRY
 
 
 def test_a_prefix_ends_at_a_signed_snapshot_before_everything_that_stops_it() -> None:

@@ -67,6 +67,8 @@ def test_the_verdict_has_the_form_of_the_interfaces() -> None:
         "entries_checked": 60,
         "from_seq": 1,
         "to_seq": 60,
+        "verified_from_seq": 1,
+        "pruned": None,
         "head": {"seq": 60, "chain_link": WHOLE.last().chain_link, "hlc": WHOLE.last().hlc},
         "verdicts": dict.fromkeys(ASPECTS, "ok"),
         "first_break": None,

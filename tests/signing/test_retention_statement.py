@@ -20,9 +20,13 @@ def signed(**facts: Any) -> dict[str, object]:
     return retention_statement.sign("RETENTION_SET", {**FACTS, **facts}, LOG, SIGNER)
 
 
+def judged(facts: dict[str, Any], *, action: str = "RETENTION_SET", log: str = LOG, ring: Keyring | None = RING) -> str:
+    return retention_statement.judge(log, ring, action, facts, HLC)
+
+
 def test_the_facts_that_a_key_signed_are_vouched_for_with_the_type_of_the_entry() -> None:
-    facts = {"type": "RETENTION_SET", **signed()}
-    assert retention_statement.fault("RETENTION_SET", facts, LOG, HLC, RING) is None
+    assert judged({"type": "RETENTION_SET", **signed()}) == "ok"
+    assert judged(signed(), ring=None) == "not_checked"
 
 
 @pytest.mark.parametrize(
@@ -35,23 +39,22 @@ def test_the_facts_that_a_key_signed_are_vouched_for_with_the_type_of_the_entry(
         ("RETENTION_SET", {}, "tallystick.example/other"),
     ],
 )
+@pytest.mark.parametrize("ring", [RING, None])
 def test_other_facts_another_action_or_another_log_are_not_vouched_for(
-    action: str, changed: dict[str, Any], log: str
+    action: str, changed: dict[str, Any], log: str, ring: Keyring | None
 ) -> None:
-    fault = retention_statement.fault(action, {**signed(), **changed}, log, HLC, RING)
-    assert fault == "its statement is about other facts"
+    assert judged({**signed(), **changed}, action=action, log=log, ring=ring) == "broken"
 
 
 @pytest.mark.parametrize("statement", [None, "text", {}, {"payload": "", "payloadType": "other", "signatures": []}])
 def test_what_is_no_statement_vouches_for_nothing(statement: object) -> None:
-    fault = retention_statement.fault("RETENTION_SET", {**FACTS, "statement": statement}, LOG, HLC, RING)
-    assert fault is not None
-    assert fault.startswith("no admitted key signed it")
+    assert judged({**FACTS, "statement": statement}) == "broken"
 
 
-def test_a_key_counts_within_its_window_and_until_it_is_revoked() -> None:
-    key = SIGNER.public_key
-    later = Keyring([PublicKey.of(key.material, not_before=datetime(2030, 1, 1, tzinfo=UTC))])
-    assert "is valid from" in str(retention_statement.fault("RETENTION_SET", signed(), LOG, HLC, later))
-    assert retention_statement.fault("RETENTION_SET", signed(), LOG, HLC, Keyring([])) is not None
-    assert retention_statement.fault("RETENTION_SET", signed(), LOG, "no hlc", RING) is not None
+def test_a_key_counts_if_it_is_known_and_within_its_window() -> None:
+    later = Keyring([PublicKey.of(SIGNER.public_key.material, not_before=datetime(2030, 1, 1, tzinfo=UTC))])
+    assert judged(signed(), ring=later) == judged(signed(), ring=Keyring([])) == "unknown_key"
+    named = signed()
+    envelope: Any = named["statement"]
+    envelope["signatures"][0]["sig"] = "AAAA"
+    assert judged(named) == "broken"

@@ -126,6 +126,14 @@ BreakAnswer = shape(
     actual=Any,
 )
 
+PrunedAnswer = shape(
+    "PrunedAnswer",
+    "Entries up to ``to_seq`` left for the archive; ``manifest`` is the digest of its manifest that covers the last.",
+    to_seq=int,
+    manifest=str | None,
+    at=TimeOfHlc,
+)
+
 VerdictAnswer = shape(
     "VerdictAnswer",
     "What verification found.",
@@ -134,6 +142,8 @@ VerdictAnswer = shape(
     entries_checked=int,
     from_seq=int,
     to_seq=int,
+    verified_from_seq=int,
+    pruned=PrunedAnswer | None,
     head=VerdictHead,
     verdicts=dict[str, Literal["ok", "broken", "not_checked", "unknown_key"]],
     first_break=BreakAnswer | None,
