@@ -30,7 +30,7 @@ from app.runtime.tasks import called_in
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
-from app.share.exchange.peer import Admit
+from app.share.exchange.following import Admit
 from app.share.exchange.peer_client import Asker
 from app.share.exchange.region_changes import RegionChanges
 from app.share.watch.tail import Tails

@@ -2,8 +2,8 @@
 
 ``kept_running`` restarts a task that failed; ``paced`` keeps one to its share of the time; ``called_in`` lets another
 thread call into the loop, ``in_own_thread`` waits for work that may hang; ``stop_deadline`` ends a process whose stop
-hangs. ``Slots`` and ``MemoryBudget`` bound heavy work, ``keep_newest`` a cache. Acknowledged records are durable, so a
-kill loses none of them: the next start recovers them.
+hangs. ``Broadcast`` wakes all that wait. ``Slots`` and ``MemoryBudget`` bound heavy work, ``keep_newest`` a cache.
+Acknowledged records are durable, so a kill loses none of them: the next start recovers them.
 """
 
 from __future__ import annotations
@@ -67,6 +67,22 @@ async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[
     began_s = loop.time()
     yield
     await asyncio.sleep(min(rest_max_s, (loop.time() - began_s) * (1 - share) / share))
+
+
+class Broadcast:
+    """Wakes every task that waits, each time that something has happened. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def send(self) -> None:
+        """Wake all that wait now."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Wait for the next time."""
+        await self._next.wait()
 
 
 Value = TypeVar("Value")

@@ -771,7 +771,7 @@ async def test_tenants_that_fail_so_slowly_that_a_round_ends_with_them_come_last
 ) -> None:
     us, eu, proxy, _ = pair
     with monkeypatch.context() as patched:
-        patched.setattr("app.share.exchange.peer.FAILING_S_MAX", 0.0)
+        patched.setattr("app.share.exchange.following.FAILING_S_MAX", 0.0)
         proxy.edit = shows_no_note("a-slow-one")
         await submit(eu, "a-slow-one")
         await until(lambda: tells(us, "tenant a-slow-one", NO_NOTE), "the first tenant fails")
@@ -786,7 +786,7 @@ async def test_a_tenant_that_failed_is_tried_again_though_another_takes_all_the_
     await submit_all(eu, "a-slow-one", "failed-once")
     await until(lambda: tells(us, "tenant a-slow-one", "tenant failed-once"), "both fail")
     with monkeypatch.context() as patched:
-        patched.setattr("app.share.exchange.peer.FAILING_S_MAX", 0.0)
+        patched.setattr("app.share.exchange.following.FAILING_S_MAX", 0.0)
         proxy.edit = shows_no_note("a-slow-one")
         await until_known(us, [await submit(eu, "failed-once")])
 
@@ -802,7 +802,7 @@ async def test_answers_that_are_not_understood_and_lists_without_end_are_told_as
         (NEWS, listed("acme", seq=1000).replace(b"1000", b"9223372036854775808"), "is not understood"),
         (NEWS, listed("acme").replace(b"null", b'"\\ud800"'), "is not understood"),
         (NEWS, listed("acme").replace(b"null", b'"' + 4001 * b"x" + b'"'), "is not understood"),
-        ("/v1/chain/proof/consistency", b'{"hashes": ["0g"]}', "is not understood"),
+        (LACKING, b'{"items": [], "consistency": ["0g"]}', "is not understood"),
         (LACKING, b'{"items": [{"from_seq": "first", "to_seq": 1}]}', "is not understood"),
         (LACKING, ranges((1, 2**63)), "is not understood"),
         (LACKING, ranges(*1001 * [(1, 1)]), "is not understood: items"),
@@ -890,13 +890,13 @@ async def test_of_the_fault_of_a_tenant_only_the_words_are_kept_and_not_many(
         return bool((await told(us))["fault"] == fault)
 
     await until_known(us, [await submit(eu, "failing-for-long")])
-    proxy.judge = lambda asked: (500, b"") if asked.path == "/v1/chain/proof/consistency" else None
+    proxy.judge = lambda asked: (500, b"") if asked.path == LACKING else None
     await submit(eu, "failing-for-long")
     await until(lambda: tells(us, "tenant failing-for-long: NoAnswerError"), "it is told")
     await until(lambda: not errors_kept(), "the error is gone")
     with monkeypatch.context() as patched:
-        patched.setattr("app.share.exchange.peer.FAULT_CHARACTERS_MAX", 10)
-        proxy.judge = lambda asked: (501, b"") if asked.path == "/v1/chain/proof/consistency" else None
+        patched.setattr("app.share.exchange.following.FAULT_CHARACTERS_MAX", 10)
+        proxy.judge = lambda asked: (501, b"") if asked.path == LACKING else None
         await until(lambda: is_told("tenant failing-for-long: NoAnswerEr"), "no more than the first characters are")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from app.share.exchange import following
 from app.share.exchange import peer as exchange_peer
 from signing.checkpoint import Checkpoint, open_checkpoint, read, sign_checkpoint
 from signing.keys import Keyring
@@ -40,7 +41,7 @@ from tests.app.test_exchange import (
     until_known,
 )
 
-CONSISTENCY, EXPORT = "/v1/chain/proof/consistency", "/v1/bundles/export"
+EXPORT = "/v1/bundles/export"
 MIB = 1 << 20
 HUGE = 2**62
 BOMB = gzip.compress(bytes(16 * MIB))
@@ -126,15 +127,15 @@ async def test_no_answer_about_a_tenant_keeps_another_tenant_back_and_each_is_na
     us, eu, proxy, _ = pair
     monkeypatch.setattr("app.share.exchange.peer_client.ANSWER_S_MAX", 0.5)
     monkeypatch.setattr("app.share.exchange.peer_client.BUNDLE_S_MAX", 0.5)
-    monkeypatch.setattr(exchange_peer, "FAULTS_TOLD_MAX", 100)
-    monkeypatch.setattr(exchange_peer, "PAUSE_MAX_S", 0.5)
+    monkeypatch.setattr(following, "FAULTS_NAMED_MAX", 100)
+    monkeypatch.setattr(following, "PAUSE_MAX_S", 0.5)
     await until_known(us, await submit_all(eu, *ANSWERS))
 
     def judge(asked: Asked, path: str) -> AsyncIterator[bytes] | None:
         tenant_id = asked.values.get("tenant_id", "")
         return ANSWERS[tenant_id][0]() if asked.path == path and tenant_id in ANSWERS else None
 
-    for path in (CONSISTENCY, LACKING, EXPORT):
+    for path in (LACKING, EXPORT):
         proxy.judge = lambda asked, path=path: judge(asked, path)
         late = await submit_all(eu, *ANSWERS)
         await until_known(us, [await submit(eu, "honest")])
@@ -185,7 +186,7 @@ async def test_a_signed_checkpoint_that_is_not_the_next_of_its_log_is_named(
         (
             (lambda shown: shown._replace(root=other), "nothing proves that its tree of"),
             (lambda shown: shown._replace(size=2), "entries under another root, and now has 2"),
-            (lambda shown: shown._replace(size=HUGE), "consistency answers 422"),
+            (lambda shown: shown._replace(size=HUGE), "lacking answers 422"),
             (lambda shown: shown._replace(origin=shown.origin.replace("signed", "other")), "shows a checkpoint of"),
             (lambda shown: shown._replace(origin="elsewhere/signed"), "is in the log elsewhere/signed"),
         ),
@@ -283,7 +284,7 @@ async def test_a_tenant_that_fails_is_looked_at_no_more_often_because_there_is_n
             looked.append(loop.time())
         return open_checkpoint(note, keyring)
 
-    monkeypatch.setattr(exchange_peer, "open_checkpoint", opened)
+    monkeypatch.setattr(following, "open_checkpoint", opened)
     number = 0
 
     async def judge(asked: Asked) -> tuple[int, bytes] | None:
@@ -314,7 +315,7 @@ async def test_the_checkpoints_of_a_peer_are_kept_up_to_a_bound(pair: Proxied, m
         page = {"items": items, "cursor": f"{first + 100}", "is_list": True, "has_more": True}
         return 200, json.dumps(page).encode()
 
-    monkeypatch.setattr(exchange_peer, "NOTES_BYTES_MAX", MIB)
+    monkeypatch.setattr(following, "NOTES_BYTES_MAX", MIB)
     proxy.judge = judge
     await until(lambda: tells(us, "tells of checkpoints of more than 1 MiB"), "it is told")
     proxy.judge = lambda _: None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import asyncpg
@@ -16,7 +15,6 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.sections import ExchangeSettings, PeerSettings
 from app.share.exchange import Regions
-from app.share.exchange.peer import Held
 from app.share.exchange.peer_client import Asker
 from ledger.errors import DurabilityTimeoutError
 from signing.keys import Keyring
@@ -400,11 +398,8 @@ async def test_a_write_that_a_majority_holds_as_its_time_ends_is_answered(pool: 
     regions = Regions.of(settings, own, pool, lambda: ring, take_nothing, lambda _: 3, lambda _: None)
     [other] = regions.peers
 
-    def hear_in_time() -> None:
-        other.held["acme"] = Held(3, monotonic())
-        other.on_held()
-
-    asyncio.get_running_loop().call_soon(hear_in_time)
+    heard = asyncio.create_task(other.holdings.hear({"acme": 3}))
     await regions.spread({"acme": 3}, 0.0)
+    await heard
     with pytest.raises(DurabilityTimeoutError, match="a majority of the regions is not known"):
         await regions.spread({"acme": 4}, 0.0)

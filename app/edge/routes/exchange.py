@@ -14,6 +14,7 @@ from app.edge.forms.body import json_body
 from app.edge.forms.fields import SeqNumber, TenantQuery
 from app.edge.forms.requests import AdmitRegionRequest, RetireRequest, RevokeRegionKeyRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
+from app.read import proofs
 from app.runtime.answers import shape
 from app.runtime.answers.exchange import (
     AdmittedRegionAnswer,
@@ -30,6 +31,7 @@ from app.share.exchange.region_changes import RegionChanges
 from app.store import exchange
 from app.store.reading import reading
 from app.store.sessions import NodePool
+from app.write.followers.notary import Notary
 from ledger import names, rfc3339
 from ledger.errors import InvalidInputError
 from signing.manifest import LOG_ORIGIN
@@ -75,8 +77,9 @@ LackingRange = shape(
 
 LackingAnswer = shape(
     "LackingAnswer",
-    "The ranges of a chain that another ledger lacks.",
+    "The ranges of a chain that another ledger lacks, and the proof between two sizes of its tree if they were named.",
     items=[LackingRange],
+    consistency=[str],
 )
 
 OriginQuery = Annotated[
@@ -105,14 +108,14 @@ async def read_exchange(regions: Service[Regions]) -> Response:
                 {
                     "url": peer.settings.url,
                     "region": peer.settings.region,
-                    "log_origin": peer.log_origin or None,
+                    "log_origin": peer.following.log_origin or None,
                     "fault": peer.fault,
-                    "waits_for": peer.waits_for,
-                    "untrusted_keys": [key.key_id for key in peer.untrusted],
-                    "untrusted_there": list(peer.untrusted_there),
+                    "waits_for": peer.keys.waits_for,
+                    "untrusted_keys": [key.key_id for key in peer.keys.untrusted],
+                    "untrusted_there": list(peer.keys.untrusted_there),
                     "retired": None if peer.retired is None else _retired_answer(peer.retired),
-                    "lag_entries": peer.lag_entries,
-                    "imported_entries": peer.imported_entries,
+                    "lag_entries": peer.following.lag_entries,
+                    "imported_entries": peer.following.imported_entries,
                 }
                 for peer in regions.peers
             ],
@@ -251,6 +254,7 @@ async def read_news(
 @router.get("/v1/exchange/lacking", responses=answered(LackingAnswer))
 async def list_lacking(
     pool: Service[NodePool],
+    notary: Service[Notary],
     tenant_id: TenantQuery,
     from_seq: Annotated[SeqNumber, Query(description="First entry of the chain to look at.")],
     to_seq: Annotated[SeqNumber, Query(description="The last.")],
@@ -258,14 +262,24 @@ async def list_lacking(
         list[str],
         Query(max_length=HAVE_MAX, description="`seq log`: has the entries of this log up to seq."),
     ] = [],  # noqa: B006
+    first: Annotated[SeqNumber | None, Query(description="Leaves of a tree that the other ledger has seen.")] = None,
+    second: Annotated[
+        SeqNumber | None, Query(description="Leaves of the tree that it sees now; the newest checkpoint's.")
+    ] = None,
 ) -> Response:
-    """The ranges of a tenant's chain that another ledger lacks, which has entries of these logs."""
+    """The ranges of a tenant's chain that another ledger lacks, which has entries of these logs. With
+    ``first`` also the proof that the tree of ``second`` leaves begins with that of ``first``."""
     if from_seq > to_seq:
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     if to_seq - from_seq >= LOOKED_AT_MAX:
         raise InvalidInputError(f"to_seq: at most {LOOKED_AT_MAX} entries are looked at", ("to_seq",))
     found = Lacking(have)
     async with reading(pool) as connection:
-        for first in range(from_seq, to_seq + 1, LOOKED_AT_ONCE):
-            found.add(await exchange.origins(connection, tenant_id, first, min(to_seq, first + LOOKED_AT_ONCE - 1)))
-    return json_answer({"items": [{"from_seq": first, "to_seq": last} for first, last in found.ranges()]})
+        for begin in range(from_seq, to_seq + 1, LOOKED_AT_ONCE):
+            found.add(await exchange.origins(connection, tenant_id, begin, min(to_seq, begin + LOOKED_AT_ONCE - 1)))
+    ranges = [{"from_seq": each[0], "to_seq": each[1]} for each in found.ranges()]
+    proof: dict[str, Any] = {"hashes": []}
+    if first is not None:
+        with notary.mending(tenant_id):
+            proof = await proofs.consistency(pool, tenant_id, first, second)
+    return json_answer({"items": ranges, "consistency": proof["hashes"]})

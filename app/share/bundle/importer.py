@@ -157,7 +157,7 @@ class BundleImporter:
             BundleRefusedError: it is no whole bundle.
             Exception: as ``admit``.
         """
-        await admit(await asyncio.to_thread(signed_manifest, file, await asyncio.to_thread(self.keys)))
+        await admit(await asyncio.to_thread(lambda: signed_manifest(file, self.keys())))
 
     async def run(
         self,

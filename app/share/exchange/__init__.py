@@ -10,10 +10,14 @@ from time import monotonic
 import asyncpg
 
 from app.runtime.metrics import Values
-from app.runtime.settings.sections import ExchangeSettings
+from app.runtime.settings.sections import ExchangeSettings, PeerSettings
+from app.runtime.tasks import Broadcast
+from app.share.exchange.following import Following, Take
+from app.share.exchange.holdings import Holdings
 from app.share.exchange.news import News
-from app.share.exchange.peer import Peer, Take
-from app.share.exchange.peer_client import Asker
+from app.share.exchange.peer import Peer
+from app.share.exchange.peer_client import Asker, PeerAddress
+from app.share.exchange.peer_keys import PeerKeys
 from app.share.exchange.turns import Turns
 from ledger import rfc3339
 from ledger.errors import DurabilityTimeoutError, ProblemError
@@ -21,7 +25,7 @@ from ledger.facts import problems
 from signing.keys import Keyring
 from signing.region_statement import KnownRegions, RetiredRegion
 
-UNSIGNED_S = 0.1
+UNSIGNED_S = 0.25
 """Longest time that a write waits for a checkpoint of its tenant to be signed, if no peer asks for news."""
 
 
@@ -29,9 +33,15 @@ class Regions:
     """This ledger and its peers, each of which is a region."""
 
     def __init__(
-        self, own: Asker, peers: Sequence[Peer], news: News, sign_soon: Callable[[Iterable[str]], None]
+        self,
+        own: Asker,
+        peers: Sequence[Peer],
+        news: News,
+        heard: Broadcast,
+        sign_soon: Callable[[Iterable[str]], None],
     ) -> None:
-        """``sign_soon`` has a checkpoint of tenants signed at once, so that peers fetch what a write waits for."""
+        """``heard`` is sent when a peer has said what it holds. ``sign_soon`` has a checkpoint of tenants signed at
+        once, so that peers fetch what a write waits for."""
         self.own = own
         self.peers = tuple(peers)
         self.news = news
@@ -39,12 +49,10 @@ class Regions:
         """Retired regions and admitted keys, as the chain of ``_system`` has them."""
         self._own_key_ids: Set[str] = frozenset()
         """The keys that this ledger signs with, as that chain has them; empty until it was read."""
+        self._heard = heard
         self._sign_soon = sign_soon
         self._unsigned: set[str] = set()
         """Tenants of writes that wait, whose checkpoint is signed once a peer asks for news."""
-        self._changed = asyncio.Event()
-        for peer in self.peers:
-            peer.on_held = self._learnt
 
     @classmethod
     def of(
@@ -59,27 +67,25 @@ class Regions:
     ) -> Regions:
         """The ledger ``own`` and the peers in the settings; no peer is asked yet. ``head_seq`` is a seq that
         the head of a tenant's chain has reached."""
-        news, turns, interval_s = News(), Turns(pool), settings.interval.total_seconds()
-        return cls(
-            own,
-            [
-                Peer(
-                    each,
-                    own,
-                    pool,
-                    turns,
-                    keys,
-                    take,
-                    head_seq,
-                    lambda tenant_id, log_origin: news.changed((tenant_id,), log_origin),
-                    settings.range_entries,
-                    interval_s,
-                )
-                for each in settings.peers
-            ],
-            news,
-            sign_soon,
-        )
+        news, heard, turns = News(), Broadcast(), Turns(pool)
+        interval_s = settings.interval.total_seconds()
+
+        def imported(tenant_id: str, log_origin: str) -> None:
+            news.changed((tenant_id,), log_origin)
+
+        def peer_of(peer: PeerSettings) -> Peer:
+            address = PeerAddress(peer)
+            return Peer(
+                peer,
+                own,
+                address,
+                PeerKeys(peer.region, own, keys),
+                Holdings(peer.url, own.origin, address, pool, head_seq, heard.send, interval_s),
+                Following(peer, own, address, pool, turns, keys, take, imported, settings.range_entries, interval_s),
+                interval_s,
+            )
+
+        return cls(own, [peer_of(each) for each in settings.peers], news, heard, sign_soon)
 
     def know(self, known: KnownRegions, own_key_ids: Set[str]) -> None:
         """These regions are retired, and no others; these keys of peers are trusted; this ledger signs with those."""
@@ -88,9 +94,7 @@ class Regions:
             return
         self.known = known
         for peer in self.peers:
-            peer.retire(known.retired.get(peer.settings.region))
-            peer.revoked = known.revoked
-            peer.compare_again()
+            peer.know(known)
 
     def trusted(self, ring: Keyring) -> Keyring:
         """The keys of ``ring``, and those of peers that entries admit, without those that entries revoke."""
@@ -122,13 +126,14 @@ class Regions:
         for peer in self.counted():
             peer.is_alive(asker.origin)
         self._sign_unsigned()
-        return [key.key_id for peer in self.peers if peer.settings.region == asker.region for key in peer.untrusted]
+        asking = [peer for peer in self.peers if peer.settings.region == asker.region]
+        return [key.key_id for peer in asking for key in peer.keys.untrusted]
 
     def _retirement_of(self, asker: Asker) -> RetiredRegion | None:
         """Why a ledger is told nothing: its region is retired, or its log was, and no peer shows that log again."""
         if asker.region in self.known.retired:
             return self.known.retired[asker.region]
-        if any(peer.log_origin == asker.origin for peer in self.counted()):
+        if any(peer.following.log_origin == asker.origin for peer in self.counted()):
             return None
         return self.known.logs.get(asker.origin)
 
@@ -144,10 +149,6 @@ class Regions:
         if unsigned:
             self._sign_soon(unsigned)
 
-    def _learnt(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
     async def spread(self, seqs: Mapping[str, int], timeout_s: float) -> None:
         """Return once a majority of the regions, this ledger included, holds each tenant's chain up to its seq. Only
         what peers say after this call counts, since a peer may have lost entries that it reported before.
@@ -161,19 +162,20 @@ class Regions:
         self._sign_for_peers(seqs)
         # A peer that had them before tells no news of them, nor does one whose import added nothing to its chain.
         asking = [
-            asyncio.create_task(peer.ask_held(tenant_id, seq))
+            asyncio.create_task(peer.holdings.ask(tenant_id, seq))
             for peer in self.counted()
             for tenant_id, seq in seqs.items()
         ]
         try:
             async with asyncio.timeout(timeout_s):
                 while not all(self._is_spread(tenant_id, seq, since_s) for tenant_id, seq in seqs.items()):
-                    await self._changed.wait()
+                    await self._heard.wait()
         except TimeoutError:
             missing = next((each for each in seqs.items() if not self._is_spread(*each, since_s)), None)
             if missing is None:  # the last peer said so in the turn of the event loop in which the time ended
                 return
-            why = "; ".join(peer.why_not_held(*missing) for peer in self.counted() if not peer.holds(*missing, since_s))
+            lacking = [peer for peer in self.counted() if not peer.holdings.holds(*missing, since_s)]
+            why = "; ".join(peer.why_not_held(*missing) for peer in lacking)
             raise DurabilityTimeoutError(
                 f"a majority of the regions is not known to have imported it after {timeout_s:.1f} s; {why}"
             ) from None
@@ -184,7 +186,7 @@ class Regions:
     def _check_trusted(self, seqs: Mapping[str, int]) -> None:
         """Fail at once if so many peers trust none of this ledger's keys that no majority is left."""
         own = self._own_key_ids
-        distrusting = [peer for peer in self.counted() if own and own <= {*peer.untrusted_there}]
+        distrusting = [peer for peer in self.counted() if own and own <= {*peer.keys.untrusted_there}]
         if 1 + len(self.counted()) - len(distrusting) < self.majority:
             missing = next(iter(seqs.items()))
             raise DurabilityTimeoutError(
@@ -193,16 +195,16 @@ class Regions:
             )
 
     def _is_spread(self, tenant_id: str, seq: int, since_s: float) -> bool:
-        return 1 + sum(peer.holds(tenant_id, seq, since_s) for peer in self.counted()) >= self.majority
+        return 1 + sum(peer.holdings.holds(tenant_id, seq, since_s) for peer in self.counted()) >= self.majority
 
     def values(self) -> Values:
         """The metrics of each peer, by its address."""
         counted = self.counted()
         return {
-            "exchange_imported_entries": {peer.settings.url: peer.imported_entries for peer in self.peers},
-            "exchange_lag_entries": {peer.settings.url: peer.lag_entries for peer in counted},
+            "exchange_imported_entries": {peer.settings.url: peer.following.imported_entries for peer in self.peers},
+            "exchange_lag_entries": {peer.settings.url: peer.following.lag_entries for peer in counted},
             "exchange_failing": {peer.settings.url: peer.fault is not None for peer in counted},
-            "exchange_keys_waited_for": {peer.settings.url: len(peer.waits_for) for peer in counted},
+            "exchange_keys_waited_for": {peer.settings.url: len(peer.keys.waits_for) for peer in counted},
         }
 
     def fault(self) -> str | None:

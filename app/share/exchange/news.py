@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
+from app.runtime.tasks import Broadcast
+
 TOLD_MAX = 200
 """Tenants in one answer."""
 ECHO_S = 1.0
@@ -49,7 +51,7 @@ class News:
         """By tenant, up to which seq its chain has nothing but imported entries since the size that was seen."""
         self._echoes: set[str] = set()
         """Tenants whose newest checkpoint is reported within ``ECHO_S``."""
-        self._changed = asyncio.Event()
+        self._changed = Broadcast()
         self._ends = False
 
     def signed(self, sizes: Mapping[str, int]) -> None:
@@ -79,7 +81,7 @@ class News:
             self._number += 1
             self._numbers.pop((name, log_origin), None)
             self._numbers[name, log_origin] = self._number
-        self._wake()
+        self._changed.send()
 
     def _newer(self, number: int, log_origin: str) -> list[tuple[str, str | None, int]]:
         """Tenant, log and number of the changes after ``number`` that concern the ledger of this log, ascending."""
@@ -89,11 +91,7 @@ class News:
     def end(self) -> None:
         """The node stops: nobody waits any longer."""
         self._ends = True
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.send()
 
     def read(self, cursor: str) -> Cursor:
         """What a peer was told, by the cursor of its request."""

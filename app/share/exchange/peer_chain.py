@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import asyncpg
-
-from app.share.exchange.peer_client import PeerClient
+from app.share.exchange.peer_client import Lacking
+from app.store import Connection
 from app.store.chaining import read_heads
 from app.store.exchange import Seen
 from ledger.errors import LedgerError, ProofError, reported_as
@@ -30,10 +29,10 @@ class PeerChain:
 
     tenant_id: str
     note: bytes = b""
-    """A checkpoint that the peer told and that is to be looked at. Not a text: with one rare character that takes four
+    """A checkpoint that the peer told and that is to be proved. Not a text: with one rare character that takes four
     times the memory."""
-    looked: int = 0
-    """Hash of the note that was looked at last."""
+    proved_note_hash: int = 0
+    """Hash of the note that was proved last."""
     origin: str = ""
     size: int = 0
     root: bytes = b""
@@ -46,8 +45,10 @@ class PeerChain:
     failed_at_s: float = 0.0
     pause_s: float = 0.0
     """Time after ``failed_at_s`` in which nothing is fetched, because a failing range is costly to fetch."""
-    looks_at_s: float = 0.0
-    """When its checkpoint is next looked at after a failure."""
+    due_at_s: float = 0.0
+    """When its checkpoint is next proved after a failure."""
+    lacking: Lacking | None = None
+    """What was lacking after ``imported_seq`` when the newest checkpoint was proved."""
 
     @property
     def is_lacking(self) -> bool:
@@ -55,39 +56,46 @@ class PeerChain:
         return self.fault is not None or self.imported_seq < self.size
 
 
-async def prove(client: PeerClient, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint) -> None:
-    """Return if the tree of ``checkpoint`` extends the one that was seen before.
+def grown_from(url: str, tenant_id: str, seen: Seen | None, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The checkpoint seen before, which that of now must be proved to extend; None if there is nothing to prove.
 
     Raises:
-        PeerForkedError, PeerWentBackError: it does not.
-        NoAnswerError: the peer sends no proof.
+        PeerForkedError, PeerWentBackError: it does not extend it.
     """
     if seen is None:
-        return
+        return None
     before = read(seen.note)
     if checkpoint.size == before.size and checkpoint.root != before.root:
         raise PeerForkedError(
-            f"tenant {tenant_id} of {client.url} has two signed trees of {before.size} entries, {before.root.hex()} "
-            f"and {checkpoint.root.hex()}: it was changed. Compare with tally pipeline diff"
+            f"tenant {tenant_id} of {url} has two signed trees of {before.size} entries, {before.root.hex()} and "
+            f"{checkpoint.root.hex()}: it was changed. Compare with tally pipeline diff"
         )
     if checkpoint.size < before.size:
         raise PeerWentBackError(
-            f"tenant {tenant_id} of {client.url} had {before.size} entries under another root, and now has "
+            f"tenant {tenant_id} of {url} had {before.size} entries under another root, and now has "
             f"{checkpoint.size}: it was restored from before or changed. Compare with tally pipeline diff"
         )
-    if checkpoint.size == before.size or not before.size:
-        return
-    hashes = await client.consistency(tenant_id, before.size, checkpoint.size)
+    return None if before.size in (0, checkpoint.size) else before
+
+
+def check_growth(
+    url: str, tenant_id: str, before: Checkpoint, checkpoint: Checkpoint, consistency: Sequence[bytes]
+) -> None:
+    """Return if ``consistency`` proves that the tree of ``checkpoint`` extends that of ``before``.
+
+    Raises:
+        PeerWentBackError: it does not.
+    """
     with reported_as(
         PeerWentBackError,
-        f"tenant {tenant_id} of {client.url}: nothing proves that its tree of {checkpoint.size} entries "
-        f"goes on from that of {before.size} seen before",
+        f"tenant {tenant_id} of {url}: nothing proves that its tree of {checkpoint.size} entries goes on from that of "
+        f"{before.size} seen before",
         ProofError,
     ):
-        verify_consistency(before.size, checkpoint.size, before.root, checkpoint.root, hashes)
+        verify_consistency(before.size, checkpoint.size, before.root, checkpoint.root, consistency)
 
 
-async def check_held(pool: asyncpg.Pool[asyncpg.Record], url: str, chain: PeerChain, to_seq: int) -> None:
+async def check_held(connection: Connection, url: str, chain: PeerChain, to_seq: int) -> None:
     """Reject the peer's word that this ledger lacks no entry up to ``to_seq`` of its chain if there are fewer here.
 
     A signed checkpoint may be of any size, and there would be no end of ranges to ask about.
@@ -95,8 +103,7 @@ async def check_held(pool: asyncpg.Pool[asyncpg.Record], url: str, chain: PeerCh
     Raises:
         ProofError: this ledger has fewer entries than that.
     """
-    async with pool.acquire() as connection:
-        heads = await read_heads(connection, [chain.tenant_id])
+    heads = await read_heads(connection, [chain.tenant_id])
     if to_seq > (held := heads[chain.tenant_id].seq if heads else 0):
         raise ProofError(
             f"{url} says that no entry up to {to_seq} of {chain.origin} is lacking, and the tenant has {held} entries"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -94,8 +94,12 @@ class _Range(BaseModel):
     to_seq: Annotated[int, Field(ge=1, le=SIZE_MAX)]
 
 
-class _Ranges(BaseModel):
+_Hash = Annotated[str, Field(pattern=names.anchored("[0-9a-f]{64}"))]
+
+
+class _Lacking(BaseModel):
     items: Annotated[list[_Range], Field(max_length=PAGE)]
+    consistency: list[_Hash] = []
 
 
 class _Held(BaseModel):
@@ -108,7 +112,7 @@ class _HeldPage(BaseModel):
 
 
 class _Proof(BaseModel):
-    hashes: list[Annotated[str, Field(pattern=names.anchored("[0-9a-f]{64}"))]]
+    hashes: list[_Hash]
 
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -155,6 +159,16 @@ class Asker(NamedTuple):
     region: str
 
 
+class Lacking(NamedTuple):
+    """Which entries between two seqs of a chain are lacking."""
+
+    from_seq: int
+    to_seq: int
+    ranges: Sequence[tuple[int, int]]
+    consistency: Sequence[bytes]
+    """The proof between two sizes of the chain's tree, if it was asked for."""
+
+
 class PeerClient(NamedTuple):
     """One peer, asked by ``http``. Each method raises NoAnswerError for no answer, or one of another form."""
 
@@ -192,20 +206,24 @@ class PeerClient(NamedTuple):
         return await self._get(_News, "/v1/exchange/news", **asker._asdict(), cursor=cursor, wait_s=wait_s)
 
     async def lacking(
-        self, tenant_id: str, from_seq: int, to_seq: int, have: Mapping[str, int]
-    ) -> list[tuple[int, int]]:
+        self, tenant_id: str, from_seq: int, to_seq: int, have: Mapping[str, int], sizes: tuple[int, int] | None
+    ) -> Lacking:
         """The ranges of a tenant's chain between these seqs that have an entry which a ledger lacks. It has the entries
-        that come from the logs in ``have``, by their origins, up to a seq there."""
+        that come from the logs in ``have``, by their origins, up to a seq there. With ``sizes`` also the consistency
+        proof from the tree of the first to that of the second, not verified."""
         path = "/v1/exchange/lacking"
         known = [f"{seq} {log}" for log, seq in have.items()][:HAVE_MAX]
-        asked = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "have": known}
-        ranges = [(each.from_seq, each.to_seq) for each in (await self._get(_Ranges, path, **asked)).items]
+        asked: dict[str, Any] = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "have": known}
+        if sizes is not None:
+            asked |= {"first": sizes[0], "second": sizes[1]}
+        answer = await self._get(_Lacking, path, **asked)
+        ranges = [(each.from_seq, each.to_seq) for each in answer.items]
         before = from_seq - 1
         for first, last in ranges:
             if not before < first <= last <= to_seq:
                 raise NoAnswerError(f"the answer of {self.url}{path} has ranges that were not asked for")
             before = last
-        return ranges
+        return Lacking(from_seq, to_seq, ranges, [bytes.fromhex(each) for each in answer.consistency])
 
     async def consistency(self, tenant_id: str, first: int, second: int) -> list[bytes]:
         """The consistency proof from the tree of ``first`` leaves to that of ``second``, not verified."""

@@ -17,7 +17,6 @@ import structlog
 from app.runtime.principals import Principal
 from app.share.exchange import Regions
 from app.share.exchange.peer import Peer
-from app.share.exchange.peer_client import PeerAddress, PeerClient
 from app.trust.key_changes import TRY_AGAIN, KeyChanges
 from ledger import rfc3339
 from ledger.errors import DurabilityTimeoutError, KeyConflictError, LedgerError, NotFoundError, ProblemError
@@ -86,7 +85,8 @@ class RegionChanges:
                 f"the ledger of region {region} at {peer.settings.url} answers, so it is not lost: stop it first, or "
                 "retire it all the same with --force",
             )
-        retired = RetiredRegion(_new_id(), region, reason, _NOT_CHAINED, peer.log_origin, peer.lag_entries, by.id)
+        log_origin, lag_entries = peer.following.log_origin, peer.following.lag_entries
+        retired = RetiredRegion(_new_id(), region, reason, _NOT_CHAINED, log_origin, lag_entries, by.id)
         await self._enter(SystemAction.REGION_RETIRED, region, retired.facts())
         log.warning("region_retired", region=region, reason=reason, lag_entries=retired.lag_entries, by=by.id)
         return self.regions.known.retired.get(region, retired)
@@ -101,7 +101,7 @@ class RegionChanges:
                 ``_enter``.
         """
         peer = self._peer_of(region)
-        keys = await _keys_of(peer)
+        keys = await peer.signing_keys()
         if (key := next((each for each in keys if each.key_id == key_id), None)) is None:
             signing = ", ".join(each.key_id for each in keys) or "no key"
             raise NotFoundError(
@@ -180,17 +180,11 @@ def _new_id() -> str:
     return secrets.token_hex(8)
 
 
-async def _keys_of(peer: Peer) -> list[PublicKey]:
-    address = PeerAddress(peer.settings)
-    async with await address.open() as http:
-        return await PeerClient(peer.settings.url, http).signing_keys()
-
-
 async def _keys_in_time(peer: Peer) -> list[PublicKey]:
     """The keys that the peer publishes; none if it does not answer in time."""
     try:
         async with asyncio.timeout(KEYS_WAIT_S_MAX):
-            return await _keys_of(peer)
+            return await peer.signing_keys()
     except (LedgerError, OSError) as error:
         log.info("keys_not_read", peer=peer.settings.url, error=f"{type(error).__name__}: {error}")
         return []
