@@ -333,9 +333,9 @@ class JobReader:
     async def _creations(
         self, tenant_id: str, state: jobs.JobState, view: dict[str, Any], events: Sequence[ListedEntry]
     ) -> dict[str, Any]:
-        """The creations among ``events`` that differ from what ``view`` shows, and the conflict of ``state`` with
-        them."""
-        items, entries = [], []
+        """The creations among ``events`` that differ from what ``view`` shows, by HLC, and the conflict of ``state``
+        with them."""
+        entries = []
         for event, shown in zip(events, await self._revealing.payloads(tenant_id, events), strict=True):
             is_first = state.created is not None and state.created.order[-1] == event.seq
             payload = orjson.loads(orjson.dumps(shown))
@@ -345,14 +345,14 @@ class JobReader:
             said = {"spec": payload.get("spec", {}), "assigned_dcs": payload.get("assigned_dcs", [])}
             if not is_first and said == orjson.loads(orjson.dumps({name: view[name] for name in said})):
                 continue
-            entries.append((not is_first, hlc, event.seq, self._folds.log_of(tenant_id, event.origin)))
-            if not is_first:
-                items.append({"seq": event.seq, "hlc": event.t_hlc, "at": rfc3339.time_of(event.t_hlc), **said})
+            item = {"seq": event.seq, "hlc": event.t_hlc, "at": rfc3339.time_of(event.t_hlc), **said}
+            entries.append((not is_first, hlc, event.seq, self._folds.log_of(tenant_id, event.origin), item))
+        entries.sort()  # no two have one seq
+        items = [item for is_other, *_, item in entries if is_other]
         if not items:
             return {"other_creations": [], "conflicts": []}
-        entries.sort()
-        conflict = jobs.conflict_of([(seq, hlc) for _, hlc, seq, _ in entries])
-        logs = [{**entry, "log": log} for entry, (*_, log) in zip(conflict["entries"], entries, strict=True)]
+        conflict = jobs.conflict_of([(seq, hlc) for _, hlc, seq, *_ in entries])
+        logs = [{**entry, "log": log} for entry, (*_, log, _) in zip(conflict["entries"], entries, strict=True)]
         return {"other_creations": items, "conflicts": [{**conflict, "entries": logs}]}
 
     async def _tenant_of(self, job_id: str, among: Sequence[str], promise: Promise) -> str:

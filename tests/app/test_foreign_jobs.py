@@ -240,6 +240,18 @@ async def test_a_job_that_is_known_from_elsewhere_is_not_created_again_and_one_o
     assert (await read(shared_client, "nightly-7"))["status"] == "CANCELLING"
 
 
+async def test_other_creations_of_a_job_are_shown_in_the_order_of_their_hlcs_whichever_came_first(
+    shared_client: Client,
+) -> None:
+    late, early = Region(THIRD, "ap1.1", Clock("ap1-node", 5000)), Region(THERE, "eu1.1", Clock("eu1-node", 5000))
+    for region, n in ((late, 2), (early, 0), (early, 1)):
+        assert region.write("JobCreated", job_of(THERE), 1, BEGIN_MS + n, spec={"n": n}) is not None
+    for region, origin in ((late, "ap.example"), (early, "eu.example")):
+        await import_bundle(shared_client, bundle_of(ledger_of(region, shared_client.tenant), log_origin=origin))
+    job = await read(shared_client, job_of(THERE))
+    assert (job["spec"], [each["spec"] for each in job["other_creations"]]) == ({"n": 0}, [{"n": 1}, {"n": 2}])
+
+
 async def test_a_peer_that_is_trusted_for_a_tenant_ends_the_jobs_made_here(shared_client: Client) -> None:
     body = {"tenant_id": shared_client.tenant, "spec": {}, "assigned_dcs": ["a"]}
     job_id = (await shared_client.post("/v1/jobs", json=body)).json()["job_id"]

@@ -137,7 +137,7 @@ OtherCreation = shape(
 
 JobAnswer = shape(
     "JobAnswer",
-    "One job and how fresh this view of it is. ``other_creations`` are at most 16, those of lowest HLC.",
+    "One job and how fresh this view of it is. ``other_creations`` are at most 16, those of lowest HLC, ascending.",
     **ListedJobAnswer.__annotations__,
     other_creations=[OtherCreation],
     consistency=ConsistencyAnswer,
