@@ -37,7 +37,7 @@ REGION_PREFIX = "region:"
 AFTER_REGIONS = "region;"
 """The first text, in byte order, after every region's subject."""
 REGION_ACTIONS = frozenset({SystemAction.REGION_RETIRED, SystemAction.REGION_ADMITTED, SystemAction.REGION_KEY_REVOKED})
-KEYS_MAX = 200
+ADMITTED_KEYS_MAX = 200
 """Admitted keys of peers that count, the newest."""
 
 _Region = Annotated[str, Meta(pattern=names.anchored(names.GATE))]
@@ -174,4 +174,4 @@ def known_regions(changes: Iterable[RegionChange]) -> KnownRegions:
         retired[change.region] = change
         if change.log_origin:
             logs[change.log_origin] = change
-    return KnownRegions(retired, logs, tuple(keys.values())[-KEYS_MAX:], revoked)
+    return KnownRegions(retired, logs, tuple(keys.values())[-ADMITTED_KEYS_MAX:], revoked)

@@ -126,18 +126,19 @@ class Commitments:
 
     # --- judging ----------------------------------------------------------------------------------
 
-    def _judge_precondition(self, bet: Precondition, rules: int) -> Rejection | None:
-        match bet:
+    def _judge_precondition(self, precondition: Precondition, rules: int) -> Rejection | None:
+        match precondition:
             case NodeFreeOf():
-                return self._judge_node(bet, rules)
+                return self._judge_node(precondition, rules)
             case GangUnplaced():
-                return self._judge_gang(bet.gang)
+                return self._judge_gang(precondition.gang)
             case ModuleAdjustmentVersion():
-                index, epoch = self._newest_adjustment(bet.subject)
-                if epoch != bet.epoch:
+                index, epoch = self._newest_adjustment(precondition.subject)
+                if epoch != precondition.epoch:
                     return Rejection(
                         "adjustment-version",
-                        f"the newest adjustment of {bet.mission}/{bet.module} is of epoch {epoch}, not {bet.epoch}",
+                        f"the newest adjustment of {precondition.mission}/{precondition.module} is of epoch {epoch}, "
+                        f"not {precondition.epoch}",
                         blocking_index=index or None,
                         epoch=epoch,
                     )
@@ -149,24 +150,24 @@ class Commitments:
         newest = self.state.active[index] if index else None
         return index, newest.epoch if type(newest) is ModuleAdjustment else 0
 
-    def _judge_node(self, bet: NodeFreeOf, rules: int) -> Rejection | None:
-        if (known := self.state.nodes.get(bet.node)) is None:
+    def _judge_node(self, precondition: NodeFreeOf, rules: int) -> Rejection | None:
+        if (known := self.state.nodes.get(precondition.node)) is None:
             return None
-        wanted = bet.at_least.amounts()
+        wanted = precondition.at_least.amounts()
         if known.capacity is not None:
-            return self._judge_free(bet.node, known, dict(wanted), rules, "node-not-free", "asked for")
+            return self._judge_free(precondition.node, known, dict(wanted), rules, "node-not-free", "asked for")
         for name, _ in wanted:
             dimension = ANY_ACCELERATOR if name.startswith(f"{ANY_ACCELERATOR}.") else name
             if dimension in known.reserved:
                 return Rejection(
                     "node-not-free",
-                    f"node {bet.node}: {dimension} is claimed, and the node's capacity is not known",
-                    blocking_index=self._claim_of(bet.node, dimension),
+                    f"node {precondition.node}: {dimension} is claimed, and the node's capacity is not known",
+                    blocking_index=self._claim_of(precondition.node, dimension),
                 )
         return None
 
     def _judge_capacity(self, commitment: Placement | GangPlacement, rules: int) -> Rejection | None:
-        """Whether all members together fit on each node of known capacity."""
+        """The rejection if all members together do not fit on a node of known capacity."""
         if rules < CAPACITY_BINDS_FROM:
             return None
         for node, claimed in claims_of(commitment).items():
@@ -179,15 +180,16 @@ class Commitments:
         return None
 
     def _judge_free(
-        self, node: str, known: NodeState, wanted: dict[str, int], rules: int, reason: str, is_what: str
+        self, node: str, known: NodeState, wanted: dict[str, int], rules: int, reason: str, verb: str
     ) -> Rejection | None:
-        """Whether a node of known capacity has ``wanted`` free, by dimension."""
+        """The rejection if a node of known capacity has less than ``wanted`` free in a dimension. ``verb`` is what the
+        proposal does with ``wanted``."""
         for name, amount in wanted.items():
             free = known.limit(name, rules) - known.reserved.get(name, 0)
             if free < amount:
                 return Rejection(
                     reason,
-                    f"node {node} has {max(free, 0)} of {name} free, {amount} is {is_what}",
+                    f"node {node} has {max(free, 0)} of {name} free, {amount} is {verb}",
                     known.free(wanted, rules),
                     self._claim_of(node, name),
                 )
@@ -221,8 +223,10 @@ class Commitments:
     def _judge_adjustment(self, adjustment: ModuleAdjustment, rules: int) -> Rejection | None:
         module = f"{adjustment.mission}/{adjustment.module}"
         if adjustment.replicas < 1:
-            says = f"{module} cannot have {adjustment.replicas} replicas"
-            return Rejection("scale-to-zero", f"{says}; to end it, revoke its placements")
+            return Rejection(
+                "scale-to-zero",
+                f"{module} cannot have {adjustment.replicas} replicas; to end it, revoke its placements",
+            )
         index, epoch = self._newest_adjustment(adjustment.subject)
         if rules < CAPACITY_BINDS_FROM or adjustment.epoch >= epoch:
             return None
@@ -249,8 +253,11 @@ class Commitments:
         seen: set[str] = set()
         for member in members:
             if member.limit is not None and (name := member.limit.exceeded_by(member.reservation)) is not None:
-                says = f"capsule {member.capsule} reserves {member.reservation.of(name)} of {name}"
-                return Rejection("reservation-over-limit", f"{says}, its limit is {member.limit.of(name)}")
+                reserved, limit = member.reservation.of(name), member.limit.of(name)
+                return Rejection(
+                    "reservation-over-limit",
+                    f"capsule {member.capsule} reserves {reserved} of {name}, its limit is {limit}",
+                )
             if (index := self.state.holders.get(f"capsule:{member.capsule}")) is not None:
                 return Rejection(
                     "capsule-placed", f"capsule {member.capsule} is placed, at index {index}", blocking_index=index
@@ -307,14 +314,14 @@ class Commitments:
         for subject in _ordered_subjects(commitment, claims):
             self._unlink(subject, index)
 
-    def set_capacity(self, said: Capacity) -> None:
+    def set_capacity(self, capacity: Capacity) -> None:
         """Set the node's capacity from now on.
 
         Raises:
             InvalidInputError: as ``judge``; nothing was changed.
         """
-        self.state.rules[RULES] = self._rules(said.rules)
-        change_capacity(self.state.nodes, said)
+        self.state.rules[RULES] = self._rules(capacity.rules)
+        change_capacity(self.state.nodes, capacity)
 
     def _link(self, subject: str, index: int) -> None:
         """Add ``index`` as the newest of its subject."""

@@ -25,7 +25,7 @@ from signing.key_history import (
 )
 from signing.key_statement import FIELD, Anchor
 from signing.private_keys import FileSigner
-from signing.region_statement import KEYS_MAX, AdmittedKey, RetiredRegion, RevokedKey, known_regions
+from signing.region_statement import ADMITTED_KEYS_MAX, AdmittedKey, RetiredRegion, RevokedKey, known_regions
 
 ADDED, ADMITTED = SystemAction.KEY_ADDED, SystemAction.KEY_ADMITTED
 ROTATED, REVOKED = SystemAction.KEY_ROTATED, SystemAction.KEY_REVOKED
@@ -558,4 +558,4 @@ def test_no_statement_names_an_entry_about_a_region_and_a_key_counts_once(keys: 
     entries.add(ADDED, facts_of(keys["one"]), keys["root"], {"after": entries.events[1].at})
     assert entries.admitted(keys) == ["root"]
     changes = [AdmittedKey(f"{number:016x}", "eu1", keys[name].public_key) for number, name in enumerate(keys)]
-    assert len(known_regions(changes * KEYS_MAX).keys) == len(keys)
+    assert len(known_regions(changes * ADMITTED_KEYS_MAX).keys) == len(keys)

@@ -185,7 +185,7 @@ _COMMITMENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 _PRECONDITIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "None": ("No bet.", {}),
+    "None": ("No precondition.", {}),
     "NodeFreeOf": (
         "The node has at least this much that nobody claimed.",
         {"node": Required[PromiseName], "at_least": Required[ResourcesGiven]},

@@ -136,13 +136,14 @@ class Commitments {
     return checkKnown(this.rules.get("rules") ?? first);
   }
 
-  #judgePrecondition(bet, rules) {
-    if (bet.kind === "NodeFreeOf") return this.#judgeNode(bet, rules);
-    if (bet.kind === "GangUnplaced") return this.#judgeGang(bet.gang);
-    if (bet.kind !== "ModuleAdjustmentVersion") return null;
-    const { index, epoch } = this.#newestAdjustment(bet);
-    if (epoch === bet.epoch) return null;
-    const detail = `the newest adjustment of ${bet.mission}/${bet.module} is of epoch ${epoch}, not ${bet.epoch}`;
+  #judgePrecondition(precondition, rules) {
+    if (precondition.kind === "NodeFreeOf") return this.#judgeNode(precondition, rules);
+    if (precondition.kind === "GangUnplaced") return this.#judgeGang(precondition.gang);
+    if (precondition.kind !== "ModuleAdjustmentVersion") return null;
+    const { index, epoch } = this.#newestAdjustment(precondition);
+    if (epoch === precondition.epoch) return null;
+    const { mission, module, epoch: expected } = precondition;
+    const detail = `the newest adjustment of ${mission}/${module} is of epoch ${epoch}, not ${expected}`;
     return { reason: "adjustment-version", detail, blocking_index: index || null, epoch };
   }
 
