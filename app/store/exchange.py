@@ -17,36 +17,61 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 
+FORK_SEPARATOR = "\x1e"
+"""Stands in the column ``note`` before the checkpoint of a fork. A signed note has no control character but newline."""
+
+
 class Seen(NamedTuple):
-    """The newest checkpoint seen of a peer's chain, and the seq up to which the chain was imported."""
+    """The newest checkpoint seen of a peer's chain, and the seq up to which the chain was imported.
+
+    ``fork`` is a signed checkpoint of another tree of the same size, None if the peer showed none. It stays until an
+    operator deletes the row.
+    """
 
     note: str
     imported_seq: int
+    fork: str | None = None
 
 
 async def positions(connection: Connection, tenant_id: str) -> dict[str, Seen]:
     """The tenant's chains in other ledgers, by the origin in their checkpoints."""
-    return {
-        origin: Seen(*seen)
-        for origin, *seen in await connection.fetch(
-            "SELECT log_origin, note, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1", tenant_id
-        )
-    }
+    found = {}
+    for origin, notes, imported_seq in await connection.fetch(
+        "SELECT log_origin, note, imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1", tenant_id
+    ):
+        note, _, fork = notes.partition(FORK_SEPARATOR)
+        found[origin] = Seen(note, imported_seq, fork or None)
+    return found
 
 
 async def saw(connection: Connection, tenant_id: str, log_origin: str, note: str, tree_size: int) -> None:
-    """Record a newer checkpoint, which was proved consistent with the one before."""
+    """Record a newer checkpoint, which was proved consistent with the one before. A forked chain stays as it is."""
     await connection.execute(
         """
         INSERT INTO scheduler.exchange_positions AS p (log_origin, tenant_id, note, tree_size) VALUES ($2, $1, $3, $4)
             ON CONFLICT (tenant_id, log_origin) DO UPDATE
                SET note = excluded.note, tree_size = excluded.tree_size, updated_at = now()
-             WHERE p.tree_size < excluded.tree_size
+             WHERE p.tree_size < excluded.tree_size AND strpos(p.note, $5) = 0
         """,
         tenant_id,
         log_origin,
         note,
         tree_size,
+        FORK_SEPARATOR,
+    )
+
+
+async def saw_fork(connection: Connection, tenant_id: str, log_origin: str, note: str) -> None:
+    """Record a signed checkpoint of another tree of the same size as the newest one seen. The first one stays."""
+    await connection.execute(
+        """
+        UPDATE scheduler.exchange_positions SET note = note || $4::text || $3::text, updated_at = now()
+         WHERE tenant_id = $1 AND log_origin = $2 AND strpos(note, $4) = 0
+        """,
+        tenant_id,
+        log_origin,
+        note,
+        FORK_SEPARATOR,
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from app.share.exchange import following
 from app.share.exchange import peer as exchange_peer
+from app.store import exchange
 from signing.checkpoint import Checkpoint, open_checkpoint, read, sign_checkpoint
 from signing.keys import Keyring
 from signing.private_keys import load
@@ -40,6 +41,7 @@ from tests.app.test_exchange import (
     told,
     until_known,
 )
+from tests.conftest import connected_to
 
 EXPORT = "/v1/bundles/export"
 MIB = 1 << 20
@@ -215,6 +217,26 @@ async def test_a_fork_stays_named_whatever_the_peer_shows_then_until_an_operator
     assert await tells(us, *fork)
     await forget(eu, "forked", database, "forked")
     await until_known(us, [job])
+
+
+async def test_a_recorded_fork_stays_beside_the_checkpoint_seen_first_until_its_row_is_removed(
+    of_file: tuple[Proxied, Ledger],
+) -> None:
+    (_, _, _, database), _ = of_file
+    origin, tenant = "forked.example/recorded", "recorded"
+    async with connected_to(database.service_url) as connection:
+        await exchange.saw(connection, tenant, origin, "seen\n", 3)
+        await exchange.imported(connection, tenant, origin, 2)
+        for note in ("forged\n", "forged later\n"):
+            await exchange.saw_fork(connection, tenant, origin, note)
+        # Another node, which had not heard of the fork, proved a later checkpoint.
+        await exchange.saw(connection, tenant, origin, "later\n", 4)
+        assert await exchange.positions(connection, tenant) == {origin: exchange.Seen("seen\n", 2, "forged\n")}
+    async with connected_to(database.owner_url) as owner:
+        await owner.execute("DELETE FROM scheduler.exchange_positions WHERE log_origin = $1", origin)
+        await exchange.saw(owner, tenant, origin, "later\n", 4)
+        assert await exchange.positions(owner, tenant) == {origin: exchange.Seen("later\n", 0, None)}
+        await owner.execute("DELETE FROM scheduler.exchange_positions WHERE log_origin = $1", origin)
 
 
 async def test_a_tree_of_any_size_of_which_nothing_is_said_to_be_lacking_is_asked_about_once(
