@@ -29,7 +29,7 @@ from tests.app.client import Client
 from tests.app.conftest import MakeSettings
 from tests.app.service_thread import serving
 from tests.app.shared import sharing
-from tests.conftest import Database
+from tests.conftest import Database, execute
 from tests.tally import run_tally
 
 DATABASE = "bundle_export"
@@ -233,6 +233,31 @@ def test_an_edited_row_ends_the_export_before_its_manifest_is_signed(
     assert "seq 1100" in refused.json()["detail"]
     whole = verify(client, export(client, tmp_path, tenant_id="edited", to_seq=1099))
     assert whole.verdict["valid"]
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "kind"),
+    [
+        ("bare", "dsse_envelope = NULL", "snapshot-chain"),
+        ("rooted", "merkle_root = repeat('0', 64)", "snapshot-root"),
+        ("counted", "entry_count = 2", "snapshot-root"),
+    ],
+)
+def test_snapshots_that_no_verifier_takes_end_the_export_before_its_first_piece(
+    name: str, edit: str, kind: str, client: httpx.Client, tmp_path: Path, postgres: EmbeddedPostgres
+) -> None:
+    for _ in range(3):
+        client.post("/v1/jobs", json={"tenant_id": name, "durability": "GLOBAL"}).raise_for_status()
+        client.post("/v1/snapshots", json={"tenant_id": name}).raise_for_status()
+    where = f"WHERE tenant_id = '{name}' AND from_seq = 2"
+    update = f"SET session_replication_role = replica; UPDATE scheduler.batch_snapshot SET {edit} {where}"
+    asyncio.run(execute(postgres.superuser_url(DATABASE), update))
+    refused = client.post("/v1/bundles/export", json={"tenant_id": name})
+    assert (refused.status_code, refused.json()["type"].rsplit("/", 1)[-1]) == (409, "chain-damaged")
+    assert kind in refused.json()["detail"]
+    if kind == "snapshot-chain":
+        # The snapshot behind shows it, so a range that ends before that one is whole.
+        assert exit_code(verify(client, export(client, tmp_path, tenant_id=name, to_seq=2))) == 3
 
 
 def test_an_export_without_room_for_its_snapshots_is_answered_with_the_folder(

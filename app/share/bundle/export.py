@@ -5,7 +5,8 @@ In order::
     1. all chained entries are signed, so that the export is whole; not for a peer, if the checkpoint covers them
     2. one REPEATABLE READ, read-only transaction shows one state of rows, snapshots, tree and checkpoint
        with statements of external witnesses about the log
-    3. snapshots, which follow the entries in the file, go to a temporary file if they are many
+    3. snapshots, which follow the entries in the file, go to a temporary file if they are many; one that does not
+       follow the one before it, or is not what was signed, ends the export
     4. entries pass through the same checks as in verification: a row that fails ends the export, and its manifest is
        never signed
     5. the manifest, last
@@ -42,11 +43,13 @@ from ledger.errors import (
 )
 from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
+from ledger.verification.snapshot_check import SnapshotJudge, open_row
 from ledger.verification.verdict import Findings, damaged
 from signing import checkpoint as checkpoints
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
 from signing.snapshot import encode_as_stored as snapshot_as_stored
+from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
     import asyncpg
@@ -61,6 +64,8 @@ PIECE_BYTES_MIN = 64 << 10
 """Bytes that are sent together: the parts of a small bundle are one piece."""
 EXPORT_TIMEOUT_S = 3600.0
 """Longest time of one export, including the reader's pace."""
+_OPEN = partial(open_snapshot, keyring=None)
+"""Opens an envelope without judging its signature."""
 
 
 class _Range(NamedTuple):
@@ -242,7 +247,16 @@ class BundleExporter:
 
 
 async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: BundleWriter) -> None:
-    """Add the snapshots wholly in the range; a snapshot without a range is left out."""
+    """Add the snapshots wholly in the range; a snapshot without a range is left out.
+
+    They are checked against each other, and each row against its claim; a verifier checks the signatures and compares
+    them with the entries.
+
+    Raises:
+        ChainDamagedError: a snapshot cannot be read, is not what was signed, or does not follow the one before it.
+    """
+    findings = Findings()
+    judge = SnapshotJudge(reader.tenant_id, findings, first_seq=chosen.from_seq)
     async with aclosing(reader.snapshots(chosen.from_seq, chosen.to_seq)) as batches:
         async for rows in batches:
             for row in rows:
@@ -259,6 +273,8 @@ async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: Bu
                         f"it is exported no further, its snapshot from seq {from_seq} to {to_seq} cannot be read: "
                         f"{error}",
                     ) from error
+                judge.judge(open_row(row, _OPEN, findings), lambda from_seq, to_seq: None)
+                _refuse_broken(reader.tenant_id, findings)
 
 
 async def _last_pieces(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
