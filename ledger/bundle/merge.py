@@ -301,15 +301,17 @@ def decide(entries: Sequence[Incoming], existing: Mapping[str, dict[str, Event]]
     return decided
 
 
-def note_beginning(beginnings: dict[str, str], entry: Incoming) -> None:
-    """Record by tenant the first link of a chain of an older link version, which starts a bundle with ``entry``.
+def note_beginning(beginnings: dict[str, Incoming], entry: Incoming) -> None:
+    """Record by tenant the first entry of a chain of an older link version, or of the next range of it, which starts a
+    bundle with ``entry``.
 
     Raises:
-        InvalidInputError: ``entry`` is not the first of its chain, or the tenant has another such chain.
+        InvalidInputError: the tenant has another such chain or range.
     """
-    if entry.seq != 1 or beginnings.setdefault(entry.tenant_id, entry.chain_link) != entry.chain_link:
+    if beginnings.setdefault(entry.tenant_id, entry).chain_link != entry.chain_link:
         raise InvalidInputError(
-            f"a chain of link version {entry.link_version} can only be imported from its beginning, and one a tenant"
+            f"a chain of link version {entry.link_version} can only be imported from its beginning on, one range a "
+            "call, and one chain a tenant"
         )
 
 

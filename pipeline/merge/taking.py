@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ledger.bundle.merge import Incoming, encode_incoming, incoming_entries, note_beginning
+from ledger.bundle.merge import Incoming, encode_incoming, incoming_entries
 from ledger.errors import (
     BundleInvalidError,
     InvalidInputError,
@@ -132,7 +132,8 @@ def _taken(file: str, number: int, keyring: Keyring, counter: Accumulator[int] |
                 )
             for entries in _batches(incoming_entries(reader.source, reader.entry_batches())):
                 if entries[0].key.rank == 0 and taken.beginning is None:
-                    note_beginning({}, entries[0])
+                    if entries[0].seq != 1:
+                        raise InvalidInputError(f"{name} does not begin with the first entry of its older link version")
                     taken = taken._replace(beginning=entries[0].chain_link)
                 if counter is not None:
                     counter.add(len(entries))

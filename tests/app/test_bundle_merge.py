@@ -343,6 +343,29 @@ def test_a_chain_of_version_1_begins_an_empty_chain_as_it_is_and_no_other(
         assert links(sound("acme")) == before
 
 
+def test_a_chain_of_version_1_is_imported_range_by_range_and_in_no_other_order(
+    postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
+) -> None:
+    old = build(12, version_1_until=9, snapshots_to=(12,))
+    other = build(12, version_1_until=9, snapshots_to=(12,), begin_ms=1_704_000_000_000)
+    bounds = [(1, 3), (4, 8), (9, 12)]
+    ranges = [store(tmp_path, bundle_of(old, *each), f"{each[0]}.tar") for each in bounds]
+    strange = store(tmp_path, bundle_of(other, 4, 8), "other.tar")
+    with fresh(postgres) as (url, _sound):
+        for given in (ranges[1], ranges[2]):
+            with pytest.raises(InvalidInputError, match="before seq"):
+                import_all(url, trusted, [given])
+        import_all(url, trusted, [ranges[0]])
+        for given in (ranges[2], strange):
+            with pytest.raises(InvalidInputError, match="before seq"):
+                import_all(url, trusted, [given])
+        rest = import_all(url, trusted, [ranges[1]], [ranges[2]], [ranges[1]])
+        assert [(each.imported, each.duplicates) for each in rest] == [(5, 0), (4, 0), (0, 5)]
+        rows = asyncio.run(_rows(url))
+    assert [row["link_version"] for row in rows] == [1] * 9 + [2] * 3
+    assert [row["chain_link"] for row in rows[:9]] == [row["chain_link"] for row in old.entries[:9]]
+
+
 def test_a_chain_of_version_1_with_two_events_of_one_hlc_is_refused_whole(
     postgres: EmbeddedPostgres, trusted: Path, tmp_path: Path
 ) -> None:

@@ -93,8 +93,8 @@ class _Set:
     digest: str
     """SHA-256 over the bundles' digests, sorted."""
     tenants: frozenset[str]
-    beginnings: Mapping[str, str]
-    """First link of each chain of an older link version, by tenant."""
+    beginnings: Mapping[str, Incoming]
+    """First entry of each chain of an older link version, or of the range of it, by tenant."""
     in_order: Iterator[Incoming]
     outcome: Import
     """The outcome so far, which is stored unless the set was fully imported before."""
@@ -267,7 +267,7 @@ class BundleImporter:
         return Terms(bounds, log_origin, check_born, check_of_others, sorter)
 
     async def _as_set(self, taken: Sequence[TakenBundle], sorter: Sorter) -> _Set:
-        beginnings = dict[str, str]()
+        beginnings = dict[str, Incoming]()
         for each in taken:
             try:
                 each.refuse_if_wrong()
@@ -299,12 +299,18 @@ class BundleImporter:
             found = await find_existing(connection, tenant_id, wanted)
         check_relayed(source_log, relayed, {t_hlc: entry.event for t_hlc, entry in found.items()})
 
-    async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, str]) -> None:
-        for tenant_id, link in beginnings.items():
-            if await read_link(connection, tenant_id, 1) not in (None, link):
+    async def _check_beginnings(self, connection: Connection, beginnings: Mapping[str, Incoming]) -> None:
+        for tenant_id, first in beginnings.items():
+            before = None if first.seq == 1 else await read_link(connection, tenant_id, first.seq - 1)
+            if before != first.prev_chain_link:
+                raise InvalidInputError(
+                    f"a chain of an older link version can only be imported from its beginning on; the entries before "
+                    f"seq {first.seq} are not those of tenant {tenant_id} here"
+                )
+            if await read_link(connection, tenant_id, first.seq) not in (None, first.chain_link):
                 raise InvalidInputError(
                     f"a chain of an older link version can only be imported as the beginning of an empty chain; tenant "
-                    f"{tenant_id} has entries"
+                    f"{tenant_id} has other entries from seq {first.seq} on"
                 )
 
     # --- storing ----------------------------------------------------------------------------------
