@@ -24,6 +24,7 @@ from app.share.bundle import importer, taking
 from app.share.exchange.peer import LISTED_EVERY_S
 from app.share.exchange.turns import Turns
 from app.store import exchange
+from tests.app.bundles import bundle_of
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings
 from tests.app.exchanging import (
@@ -41,6 +42,7 @@ from tests.app.exchanging import (
 )
 from tests.app.peer_proxy import Asked, PeerProxy, proxy_to_peer, unchanged
 from tests.conftest import Database, connected_to, fresh_database
+from tests.ledger.ledger_in_memory import SIGNER, build
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ async def proxied(ledgers: tuple[Ledger, Ledger], trusted: Path, **peer: Any) ->
     async with (
         proxy_to_peer(there.url) as proxy,
         here.running(**here.peers(there, trusted, {"url": proxy.url, **peer})) as us,
-        there.running() as eu,
+        there.running(bundle={"trusted_keys": trusted}) as eu,
     ):
         yield Proxied(us, eu, proxy, here.database)
 
@@ -591,6 +593,7 @@ async def of_file(shared_folder: Path, shared_ledgers: tuple[Ledger, Ledger]) ->
     """Two ledgers that the tests of this file share, and the file of the token of the one that imports."""
     token = shared_folder / "token"
     token.write_text("first\n")
+    (shared_folder / "trusted" / "bundles.pem").write_text(SIGNER.public_key_pem)
     async with proxied(shared_ledgers, shared_folder / "trusted", token_file=token) as pair:
         yield pair, token
 
@@ -639,6 +642,27 @@ async def test_a_node_imports_what_another_did_not_come_to(pair: Proxied, monkey
         await until(lambda: len(turns_asked) > 1, "it asked whether it may import")
         assert not await is_known(us, job)
     await until(lambda: is_known(us, job), "it came without another list", timeout_s=LISTED_EVERY_S / 2)
+
+
+async def test_a_chain_of_version_1_comes_over_range_by_range(pair: Proxied) -> None:
+    async def heads(*clients: httpx.AsyncClient) -> list[str | None]:
+        answers = [await client.get("/v1/chain/head?tenant_id=old") for client in clients]
+        return [answer.json().get("chain_link") for answer in answers]
+
+    old = build(8, tenant_id="old", version_1_until=7, snapshots_to=(8,))  # three ranges
+    files = [("file", ("old.tar", bundle_of(old)))]
+    answer = await pair.eu.post("/v1/bundles/import", files=files)
+    assert answer.status_code == 200, answer.text
+
+    async def has_come_over() -> bool:
+        ours, theirs = await heads(pair.us, pair.eu)
+        return ours == theirs is not None
+
+    await until(has_come_over, "the whole chain came over")
+    items = (await pair.us.get("/v1/chain/entries?tenant_id=old")).json()["items"]
+    assert [(each["link_version"], each["chain_link"]) for each in items[:7]] == [
+        (1, row["chain_link"]) for row in old.entries[:7]
+    ]
 
 
 async def test_of_a_region_that_is_retired_during_an_import_no_further_range_is_fetched(pair: Proxied) -> None:
