@@ -80,7 +80,7 @@ class Unchecked(NamedTuple):
     unsigned_entries: int
     """Entries at the end that no snapshot signs yet."""
     entries_before: int
-    """Entries before the first one that was verified."""
+    """Entries before the first one that was verified, without those that left with a prune."""
 
 
 def unchecked(verdict: Mapping[str, Any]) -> Unchecked:
@@ -89,7 +89,9 @@ def unchecked(verdict: Mapping[str, Any]) -> Unchecked:
     A lack of outside checkpoints shows in ``compared_with`` and is not incomplete. A checkpoint that was given and
     could not be compared is incomplete, and ``not_compared`` names it.
     """
-    return Unchecked(_unchecked_aspects(verdict), verdict["unsigned_entries"], max(0, verdict["from_seq"] - 1))
+    # A service of a release without retention answers no ``verified_from_seq``.
+    entries_before = max(0, verdict["from_seq"] - verdict.get("verified_from_seq", 1))
+    return Unchecked(_unchecked_aspects(verdict), verdict["unsigned_entries"], entries_before)
 
 
 def _unchecked_aspects(verdict: Mapping[str, Any]) -> tuple[str, ...]:

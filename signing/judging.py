@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import ASPECTS, Break, Head, Verdict
 from signing import manifest as manifests
+from signing import retention_statement
 from signing.anchors import NOBODY, ExternalWitnesses, with_anchors
 from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
@@ -226,10 +228,13 @@ async def judge_bundle(
             checkpoints=heads,
             projection=False,
             on_break=on_break,
+            judge_statement=partial(retention_statement.judge, manifest.origin, keyring),
+            is_all_read=True,
         )
     except BundleInvalidError as error:
         return _broken(result, error, time.perf_counter() - began_s)
     # 5. The combined verdict.
+    undecided = undecided or _below_floor(found, kept)
     verdict = found.to_json((time.perf_counter() - began_s) * 1000)
     if kept is not None and kept.unknown is None and kept.checkpoint[:2] == own.checkpoint[:2]:
         verdict = compared(verdict, kept.checkpoint, own.checkpoint, KEPT)
@@ -296,6 +301,13 @@ def _heads(
     return [*heads, TreeHead(head.size, head.root, KEPT)], None
 
 
+def _below_floor(found: Verdict, kept: JudgedCheckpoint | None) -> str | None:
+    """Why a kept checkpoint of entries that left cannot be compared."""
+    if kept is None or kept.unknown is not None or found.floor is None or kept.checkpoint.size >= found.floor.to_seq:
+        return None
+    return f"the checkpoint given covers {kept.checkpoint.size} entries, and those up to {found.floor.to_seq} have left"
+
+
 def _with_signatures(
     verdict: dict[str, Any],
     signed: Signed,
@@ -339,7 +351,7 @@ def _left_out(
     return applying(
         (
             (keyring is None, NO_KEY),
-            (found.from_seq > 1, f"{later}: what came before, and the tree over all of it, is not here"),
+            (not found.is_from_start, f"{later}: what came before, and the tree over all of it, is not here"),
             (
                 unsigned > 0,
                 f"no signed snapshot covers the last {unsigned} entries, from seq {found.signed_to.seq + 1} on",
@@ -350,7 +362,7 @@ def _left_out(
             (unknown is not None, f"the checkpoint given: {unknown}"),
             (undecided is not None, f"{undecided}"),
             (
-                found.from_seq > 1 and found.commitments > 0,
+                not found.is_from_start and found.commitments > 0,
                 "verdicts on proposals: each hangs on all entries before it, and not all are here",
             ),
             (True, "job states: bundles hold none, they follow from the entries"),

@@ -168,6 +168,11 @@ def findings(
         + " ".join(filter(None, (anchor["status"], anchor["detail"])))
         for anchor in verdict["anchors"]
     ]
+    if (pruned := verdict.get("pruned")) is not None:
+        lines.append(
+            f"verified from seq {verdict['verified_from_seq']} on: entries up to seq {pruned['to_seq']} left for the "
+            f"archive at {pruned['at']}, under manifest {pruned['manifest']}"
+        )
     lines += [f"not checked: {text}" for text in not_checked]
     if (first := verdict["first_break"]) is not None:
         place = f"seq {first['seq']}, " if first["seq"] else ""

@@ -37,6 +37,7 @@ ENGINE: Final = (
     "verdicts.js",
     "snapshots.js",
     "bundle.js",
+    "floor.js",
     "anchors.js",
     "proposals.js",
     "commitments.js",

@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -183,12 +183,14 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 SIGNATURES_MAX = 16
 
 
-def open_envelope(envelope: dict[str, Any], keys: list[Key]) -> tuple[bytes, list[Key]]:
+def open_envelope(
+    envelope: dict[str, Any], keys: list[Key], payload_type: str = PAYLOAD_TYPE
+) -> tuple[bytes, list[Key]]:
     """The payload, and the held keys that signed it: none when none of those named is held."""
-    need(envelope["payloadType"] == PAYLOAD_TYPE, "the payload type of a DSSE envelope")
+    need(envelope["payloadType"] == payload_type, "the payload type of a DSSE envelope")
     need(1 <= len(envelope["signatures"]) <= SIGNATURES_MAX, "the number of signatures of a DSSE envelope")
     payload = decode_base64(envelope["payload"], url_safe=True)
-    message = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+    message = b"DSSEv1 %d %s %d %s" % (len(payload_type), payload_type.encode(), len(payload), payload)
     tried, signers = 0, []
     for item in envelope["signatures"]:
         key_id, signature = item.get("keyid") or "", decode_base64(item["sig"], url_safe=True)
@@ -215,8 +217,10 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 class Tree:
     """A Merkle tree that leaves are appended to, kept as the roots of its perfect subtrees, largest first."""
 
-    def __init__(self) -> None:
-        self._subtrees: list[tuple[int, bytes]] = []
+    def __init__(self, size: int = 0, roots: Sequence[bytes] = ()) -> None:
+        """The tree of this size whose perfect subtrees have these roots."""
+        sizes = [1 << level for level in reversed(range(size.bit_length())) if size >> level & 1]
+        self._subtrees = list(zip(sizes, roots, strict=True))
 
     def append(self, link: str) -> None:
         leaves, root = 1, leaf_hash(link)
@@ -376,7 +380,9 @@ def read_manifest(data: bytes, members: dict[str, Member], keys: list[Key]) -> M
     return Manifest(payload, said, signers)
 
 
-def compare_manifest(manifest: Manifest, parts: list[dict[str, Any]], entries: "Entries", snapshots: int) -> None:
+def compare_manifest(
+    manifest: Manifest, parts: list[dict[str, Any]], entries: "Entries", snapshots: int, *, is_tree_known: bool
+) -> None:
     """[2] [4] The manifest says what was found, and nothing else."""
     said, first, last = manifest.said, entries.first, entries.last
     predicate = {
@@ -393,7 +399,7 @@ def compare_manifest(manifest: Manifest, parts: list[dict[str, Any]], entries: "
         "first_hlc": first.t_hlc,
         "last_hlc": last.t_hlc,
         "to_chain_link": last.chain_link,
-        "tree_root": entries.tree_root.hex() if said.from_seq == 1 else said.tree_root,
+        "tree_root": entries.tree_root.hex() if is_tree_known else said.tree_root,
         "tree_size": last.seq,
         "snapshot_count": snapshots,
         "parts": parts,
@@ -451,7 +457,9 @@ class Snapshot:
     is_signed: bool = True
 
 
-def read_snapshots(file: BinaryIO, member: Member, said: SimpleNamespace, keys: list[Key]) -> dict[int, Snapshot]:
+def read_snapshots(
+    file: BinaryIO, member: Member, said: SimpleNamespace, keys: list[Key], before: "Before"
+) -> dict[int, Snapshot]:
     """The snapshots by ``to_seq``; each begins where the one before it ended, and names it."""
     snapshots: dict[int, Snapshot] = {}
     previous: Snapshot | None = None
@@ -462,21 +470,21 @@ def read_snapshots(file: BinaryIO, member: Member, said: SimpleNamespace, keys: 
         need(said.from_seq <= row.from_seq <= row.to_seq <= said.to_seq, "a snapshot reaches beyond the range")
         if previous:
             need(row.from_seq == previous.claim.to_seq + 1, "a snapshot does not begin where the one before ended")
-        elif said.from_seq == 1:
-            need(row.from_seq == 1, "the first snapshot of a chain does not begin with it")
+        elif before.is_known:
+            need(row.from_seq == said.from_seq, "the first snapshot of a chain does not begin with it")
         if snapshot.is_signed:
-            check_previous(snapshot.claim.previous_snapshot, previous, said.from_seq)
+            check_previous(snapshot.claim.previous_snapshot, previous, before)
         snapshots[row.to_seq] = previous = snapshot
     need(file.tell() == member.offset + member.size, "the number of snapshots")
     return snapshots
 
 
-def check_previous(named: str | None, previous: Snapshot | None, from_seq: int) -> None:
+def check_previous(named: str | None, previous: Snapshot | None, before: "Before") -> None:
     """A signed snapshot names the one before it."""
     if previous:
         need(named == previous.digest, "a snapshot follows another one")
-    elif from_seq == 1:
-        need(named is None, "the first snapshot of a chain follows another one")
+    elif before.is_known:
+        need(named == before.snapshot, "the first snapshot of a chain follows another one")
     else:
         need(HASH.fullmatch(named), "previous_snapshot is no digest")
 
@@ -542,10 +550,13 @@ def read_entries(
     said: SimpleNamespace,
     snapshots: dict[int, Snapshot],
     kept_size: int | None,
+    before: "Before",
 ) -> Entries:
     """[3] [4] The entries follow one another, and are what the snapshots say."""
     found = Entries()
-    tree, segment, segment_start = Tree(), Tree(), None
+    tree, segment, segment_start = Tree(before.size, before.subtrees), Tree(), None
+    if before.size and before.size == kept_size:
+        found.kept_root = tree.root()
     segment_starts = {snapshot.claim.from_seq for snapshot in snapshots.values()}
     entry_members = [member for member in members.values() if member.name not in BEHIND]
     for part, member in zip(said.parts[: len(entry_members)], entry_members, strict=True):
@@ -554,7 +565,7 @@ def read_entries(
         described = {"name": member.name, "bytes": member.size, "sha256": member.digest}
         found.parts.append({**described, "raw_bytes": raw_bytes, "rows": len(lines)})
         for row in rows_of(lines, said.tenant_id):
-            check_entry(row, found.last, said.from_seq)
+            check_entry(row, found.last, said.from_seq, before)
             found.first, found.last = found.first or row, row
             if row.seq in segment_starts:
                 segment, segment_start = Tree(), row
@@ -566,7 +577,7 @@ def read_entries(
                 snapshot = snapshots[row.seq]
                 check_covered(snapshot.claim, segment_start, row, segment.root())
                 if snapshot.is_signed:
-                    if said.from_seq == 1:
+                    if before.is_known:
                         need(snapshot.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
                     found.signed_to = row.seq
                     found.is_unknown_key |= not signed_in_time(snapshot, hlc_of(row))
@@ -594,7 +605,7 @@ def hlc_of(row: SimpleNamespace) -> tuple[int, int, str]:
     return row.hlc_physical, row.hlc_logical, row.hlc_node
 
 
-def check_entry(row: SimpleNamespace, last: SimpleNamespace | None, from_seq: int) -> None:
+def check_entry(row: SimpleNamespace, last: SimpleNamespace | None, from_seq: int, before: "Before") -> None:
     """An entry by itself, and against the one before it."""
     where = f"seq {row.seq}"
     if last:
@@ -603,8 +614,8 @@ def check_entry(row: SimpleNamespace, last: SimpleNamespace | None, from_seq: in
         need(row.link_version >= last.link_version, f"{where}: version 1 after version 2")
     else:
         need(row.seq == from_seq, f"{where} stands in the wrong place")
-        if row.seq == 1:
-            need(row.prev_chain_link is None, f"{where}: prev_chain_link")
+        if before.is_known:
+            need(row.prev_chain_link == before.chain_link, f"{where}: prev_chain_link")
         else:
             need(HASH.fullmatch(row.prev_chain_link), f"{where}: prev_chain_link")
     check_columns(row)
@@ -839,6 +850,113 @@ def number_text(number: float) -> str:
     return f"{sign}{digits[0]}{behind}e{point - 1:+d}"
 
 
+# --- [4] What left before the first entry (retention.md) ---
+
+RETENTION = "retention policy"
+"""Job id of the entries about it."""
+LOOSENING = ("RETENTION_SET", "HOLD_RELEASED", "PRUNED")
+RETENTION_STATEMENT_TYPE = "application/vnd.tallystick.retention-statement+json"
+KEPT_S_MAX = 100 * 366 * 86_400
+HLC_CHARACTERS_MAX = 200
+HASH_MEMBERS = ("chain_link", "tree_root", "snapshot")
+
+
+@dataclass(frozen=True)
+class Before:
+    """What is known of the entries before the first one of a bundle."""
+
+    is_known: bool
+    """Whether it is: there are none, or they left with a prune."""
+    size: int = 0
+    """How many left."""
+    chain_link: str | None = None
+    subtrees: Sequence[bytes] = ()
+    snapshot: str | None = None
+    is_unknown_key: bool = False
+
+
+def read_before(file: BinaryIO, members: dict[str, Member], said: SimpleNamespace, keys: list[Key]) -> Before:
+    """What the newest PRUNED entry that counts says, if it is about all entries before the first one here."""
+    if said.from_seq == 1 or said.tenant_id == "_system":
+        return Before(is_known=said.from_seq == 1)
+    rows = retention_rows(file, members, said)
+    facts = {row.seq: canonical_object(row.payload, f"seq {row.seq}: malformed") for row in rows}
+    if not any(row.action == "PRUNED" and facts[row.seq].get("to_seq") == said.from_seq - 1 for row in own(rows)):
+        return Before(is_known=False)
+    is_unknown_key, newest, last = False, None, None
+    for row in rows:
+        if row in own(rows):
+            is_unknown_key |= not stated_in_time(row, facts[row.seq], said, keys)
+            if row.action == "PRUNED" and is_floor(facts[row.seq], row, last):
+                newest = facts[row.seq]
+        last = row
+    if newest is None or newest["to_seq"] != said.from_seq - 1:
+        return Before(is_known=False, is_unknown_key=is_unknown_key)
+    subtrees = [bytes.fromhex(text) for text in newest["compact_range"]]
+    return Before(True, said.from_seq - 1, newest["chain_link"], subtrees, newest["snapshot"], is_unknown_key)
+
+
+def retention_rows(file: BinaryIO, members: dict[str, Member], said: SimpleNamespace) -> list[SimpleNamespace]:
+    rows: list[SimpleNamespace] = []
+    entry_members = [member for member in members.values() if member.name not in BEHIND]
+    for part, member in zip(said.parts[: len(entry_members)], entry_members, strict=True):
+        lines = unpack_entries(bytes_of(file, member), part)
+        rows += [row for row in rows_of(lines, said.tenant_id) if row.job_id == RETENTION]
+    return rows
+
+
+def own(rows: list[SimpleNamespace]) -> list[SimpleNamespace]:
+    """Those that can let entries leave: the ledger of this chain made them."""
+    return [row for row in rows if row.origin is None and row.action in LOOSENING]
+
+
+def stated_in_time(row: SimpleNamespace, facts: dict[str, Any], said: SimpleNamespace, keys: list[Key]) -> bool:
+    """Whether a held key that counted then stated exactly these facts of this log."""
+    where = f"seq {row.seq}: malformed"
+    payload, signers = open_envelope(facts.get("statement") or {}, keys, RETENTION_STATEMENT_TYPE)
+    stated = {name: value for name, value in facts.items() if name not in ("statement", "type")}
+    expected = {"action": row.action, "facts": stated, "log": f"{said.log_origin}/{said.tenant_id}"}
+    need(payload == canonical_text(expected).encode(), where)
+    return any(key.counts_at(hlc_of(row)) for key in signers)
+
+
+def is_floor(facts: dict[str, Any], row: SimpleNamespace, last: SimpleNamespace | None) -> bool:
+    """Whether a PRUNED entry is of its form, and follows the entry about retention before it."""
+    after = facts.get("after")
+    if not is_form_of_floor(facts) or type(after) is not dict:
+        return False
+    seq, link = after.get("seq"), after.get("chain_link")
+    if type(seq) is not float or not seq.is_integer() or type(link) is not str:
+        return False
+    is_next = (seq, link) == (last.seq, last.chain_link) if last else seq <= facts["to_seq"]
+    subtrees = [bytes.fromhex(text) for text in facts["compact_range"]]
+    is_whole = facts["entry_count"] == facts["to_seq"] - facts["from_seq"] + 1 and facts["to_seq"] < row.seq
+    if not is_whole or int(facts["to_seq"]).bit_count() != len(subtrees):
+        return False
+    return is_next and Tree(int(facts["to_seq"]), subtrees).root().hex() == facts["tree_root"]
+
+
+def is_form_of_floor(facts: dict[str, Any]) -> bool:
+    """Whether the members of a PRUNED entry are of their types and bounds."""
+    hashes = [facts.get(name) for name in HASH_MEMBERS]
+    for name in ("compact_range", "manifests"):
+        if type(facts.get(name)) is not list:
+            return False
+        hashes += facts[name]
+    counts = [facts.get(name) for name in ("decided_ms", "never_ended")]
+    seqs = [facts.get(name) for name in ("from_seq", "to_seq", "entry_count")]
+    kept = [facts.get("period_s")] if facts.get("minimum_s") is None else [facts.get("period_s"), facts["minimum_s"]]
+    texts = [facts.get(name) for name in ("archive", "highest_hlc")]
+    return (
+        all(type(text) is str and HASH.fullmatch(text) for text in hashes)
+        and all(is_count(number) for number in [*counts, *seqs, *kept])
+        and all(number >= 1 for number in [*seqs, *kept])
+        and all(number <= KEPT_S_MAX for number in kept)
+        and all(type(text) is str for text in texts)
+        and len(str(texts[1])) <= HLC_CHARACTERS_MAX
+    )
+
+
 # --- [4] Snapshots and entries ---
 
 
@@ -919,13 +1037,15 @@ def signed_note(text: bytes, origin: str, signatures: list[tuple[str, bytes, byt
     return is_signed
 
 
-def check_own_checkpoint(checkpoint: Checkpoint, said: SimpleNamespace, entries: Entries) -> None:
+def check_own_checkpoint(
+    checkpoint: Checkpoint, said: SimpleNamespace, entries: Entries, *, is_tree_known: bool
+) -> None:
     """[6] The bundle's checkpoint is of this log, and its tree begins with the tree of the manifest."""
     to_seq = entries.last.seq
     need(checkpoint.origin == f"{said.log_origin}/{said.tenant_id}", "the checkpoint's log")
     need(to_seq <= checkpoint.size, "the checkpoint's size")
     need(type(said.consistency) is list and all(map(HASH.fullmatch, said.consistency)), "consistency")
-    root = entries.tree_root if said.from_seq == 1 else bytes.fromhex(said.tree_root)
+    root = entries.tree_root if is_tree_known else bytes.fromhex(said.tree_root)
     proof = [bytes.fromhex(text) for text in said.consistency]
     roots = roots_of_proof(to_seq, checkpoint.size, root, proof)
     need(roots == (root, checkpoint.root) and not proof, "the checkpoint's log does not begin like this")
@@ -957,14 +1077,16 @@ def check_statements(anchors: Any) -> None:
 # --- [7] The checkpoint given, and the verdict ---
 
 
-def compare_kept(kept: Checkpoint, own: Checkpoint, entries: Entries, from_seq: int) -> bool:
+def compare_kept(kept: Checkpoint, own: Checkpoint, entries: Entries, before: Before) -> bool:
     """Whether a checkpoint kept outside could be compared; raises when the log went back, or is another, since."""
     if not kept.counts or kept.origin != own.origin or entries.last.seq < kept.size < own.size:
         return False
     need(kept.size <= own.size, "the log went back behind the checkpoint given")
     if kept.size == own.size:
         need(own.root == kept.root, "the checkpoint given has other entries")
-    elif from_seq == 1 and kept.size > 0:
+    elif kept.size < before.size:
+        return False
+    elif before.is_known and kept.size > 0:
         need(entries.kept_root == kept.root, "the checkpoint given has other entries")
     return True
 
@@ -975,24 +1097,26 @@ def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None
     members = read_container(file)  # [1]
     manifest = read_manifest(bytes_of(file, members[MANIFEST]), members, keys)  # [2]
     said = manifest.said
-    snapshots = read_snapshots(file, members[SNAPSHOTS], said, keys)  # [5]
-    entries = read_entries(file, members, said, snapshots, kept.size if kept else None)  # [3] [4]
+    before = read_before(file, members, said, keys)  # [4]
+    snapshots = read_snapshots(file, members[SNAPSHOTS], said, keys, before)  # [5]
+    entries = read_entries(file, members, said, snapshots, kept.size if kept else None, before)  # [3] [4]
     parts = described_parts(members, entries.parts, len(snapshots))
-    compare_manifest(manifest, parts, entries, len(snapshots))  # [2] [4]
+    compare_manifest(manifest, parts, entries, len(snapshots), is_tree_known=before.is_known)  # [2] [4]
     if ANCHORS in members:
         check_anchors(bytes_of(file, members[ANCHORS]))  # [6]
     own = open_checkpoint(bytes_of(file, members[CHECKPOINT]), given_keys)
-    check_own_checkpoint(own, said, entries)  # [6]
-    is_compared = kept is None or compare_kept(kept, own, entries, said.from_seq)  # [7]
+    check_own_checkpoint(own, said, entries, is_tree_known=before.is_known)  # [6]
+    is_compared = kept is None or compare_kept(kept, own, entries, before)  # [7]
 
     revoked_signers = [key for key in manifest.signers if key.is_revoked]
     is_unknown_key = (
         entries.is_unknown_key
+        or before.is_unknown_key
         or not own.counts
         or not ids_of(manifest.signers) - ids_of(revoked_signers)
         or (kept is not None and not kept.counts)
     )
-    is_whole = said.from_seq == 1 and entries.signed_to == entries.last.seq and is_compared
+    is_whole = before.is_known and entries.signed_to == entries.last.seq and is_compared
     return verdict_of(given_keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
 
 

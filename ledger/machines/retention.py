@@ -208,6 +208,13 @@ def retention_of(rows: Iterable[Sequence[Any]], judge: Judge, *, is_strict: bool
     return found._replace(doubted=tuple(each for each in doubted if each[2] != "ok"))
 
 
+def states_floor(row: Sequence[Any], to_seq: int) -> bool:
+    """Whether a row of ``ENTRY_COLUMNS`` is this chain's own PRUNED entry about the entries up to ``to_seq``, counting
+    or not."""
+    entry = _entry(row)
+    return entry is not None and _loosens(entry) and (entry.action, entry.facts.get("to_seq")) == ("PRUNED", to_seq)
+
+
 def _loosens(entry: _Entry) -> bool:
     return entry.is_own and entry.action in ACTIONS and entry.action != SystemAction.HOLD_PLACED
 

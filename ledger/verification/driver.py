@@ -113,6 +113,7 @@ async def verify(
     on_break: Callable[[Break], object] | None = None,
     elsewhere: Checks | None = None,
     judge_statement: Judge | None = None,
+    is_all_read: bool = False,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that depends on them.
 
@@ -132,10 +133,14 @@ async def verify(
         on_break: is called with every break as it is found.
         elsewhere: checks ranges and jobs of a whole chain in other processes, if given.
         judge_statement: judges statements about retention; without it a floor is taken unjudged.
+        is_all_read: whether every entry from ``from_seq`` on is verified, so that only a floor directly before it
+            counts; else entries below a floor are passed over.
     """
     findings = Findings(on_break)
     # 1. The ends of the chain. Of the entries that left with a prune nothing is read.
     floor = None if tenant_id == SYSTEM_TENANT else await _floor(reader, judge_statement, findings)
+    if is_all_read and floor is not None and floor.to_seq + 1 != (from_seq or 1):
+        floor = None
     last = await reader.last_entry() or Head(0, None, None)
     start = 1 if floor is None else floor.to_seq + 1
     first = max(from_seq or 1, start)

@@ -159,7 +159,7 @@ class Fold:
         self._parts: dict[Interval, list[IntervalPart]] = {}
         self._tree = Frontier.restore(ends.first_seq - 1 if ends.expected_frontier else 0, ends.expected_frontier)
         """Tree over the entries from seq 1 on, up to the first missing one."""
-        self._trees: dict[int, Frontier] = {}
+        self._trees = {size: Frontier.restore(size, self._tree.hashes) for size in (self._tree.size,) if size}
         """The tree by size: at the sizes of other tree heads, and within the last added range."""
         self._tiles = _SharedTiles({} if ends.left is None else ends.left.edge)
 

@@ -45,8 +45,9 @@ from ledger.bundle.format import (
 )
 from ledger.bundle.merge import BundleSource
 from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
-from ledger.canonical import INTEGER_MAX
+from ledger.canonical import INTEGER_MAX, encode
 from ledger.errors import BundleInvalidError, NotABundleError, refuse, reported_as
+from ledger.machines.retention import SUBJECT, states_floor
 from ledger.verification.reader import ChainReader
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
@@ -198,6 +199,21 @@ class BundleReader(AbstractContextManager["BundleReader"]):
             yield row
         if count != self.manifest.snapshot_count:
             raise BundleInvalidError(f"there are {count} snapshots, and {self.manifest.snapshot_count} are listed")
+
+    def rows_about(self, job_id: str) -> list[Row]:
+        """``ENTRY_COLUMNS`` of the entries of this job id, in order. Other rows are not parsed.
+
+        Raises:
+            BundleInvalidError: a part is not what the manifest says, or a row is malformed.
+        """
+        member = b'"job_id":%b,' % encode(job_id)
+        found: list[Row] = []
+        for number in range(len(self.manifest.entry_parts)):
+            if member in (raw := self.read_part(number)):
+                lines = [line for line in raw.splitlines(keepends=True) if member in line]
+                for rows in entry_lines(b"".join(lines), self.manifest.tenant_id, len(lines)):
+                    found += list(rows)
+        return found
 
     def last_entry(self) -> Head:
         """The entry of highest seq.
@@ -395,6 +411,12 @@ class BundleChainReader(ChainReader):
     async def tree(self) -> StoredTree | None:
         """The tree as the manifest names it."""
         return StoredTree(self.bundle.manifest.tree_size, self.bundle.manifest.tree_root)
+
+    async def retention_entries(self) -> Sequence[Row]:
+        """The entries about retention, if one of them says that all before the first one here left; else none."""
+        before = self.bundle.manifest.from_seq - 1
+        rows = self.bundle.rows_about(SUBJECT) if before else []
+        return rows if any(states_floor(row, before) for row in rows) else ()
 
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``ENTRY_COLUMNS`` as stored, of all parts that overlap the range."""

@@ -41,7 +41,8 @@ from tests.app.bundles import (
     zipped,
 )
 from tests.app.witness import Witness
-from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, Row, build, payload_digest
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, Row, build, origin_of, payload_digest
+from tests.ledger.pruned import PRUNED_SEQ, enter, finish, floor_facts, pruned
 
 ANCHORS = "anchors.json"
 SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST = "snapshots.ndjson", "checkpoint", "keys.json", "manifest.dsse.json"
@@ -64,7 +65,10 @@ class Case(NamedTuple):
 @cache
 def cases() -> tuple[Case, ...]:
     """All of them, made once: workers are forked from a process that has them."""
-    groups = (_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _checkpoints, _kept, _anchors)
+    groups: tuple[Callable[[], Iterator[Case]], ...] = (
+        *(_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _checkpoints, _kept, _anchors),
+        *(_pruned, _pruned_wrongly, _pruned_and_kept),
+    )
     return tuple(case for group in groups for case in group())
 
 
@@ -562,3 +566,67 @@ def _anchors() -> Iterator[Case]:
         yield Case(f"anchors {name}", reseal(with_anchors, {ANCHORS: canonical.encode(changed)}), 2)
     yield Case("anchors with a space", reseal(with_anchors, {ANCHORS: member + b" "}), 2)
     yield Case("anchors that are no JSON", reseal(with_anchors, {ANCHORS: b"anchors"}), 2)
+
+
+def _pruned() -> Iterator[Case]:
+    """Chains whose first entries left: the bundle begins behind them."""
+    ledger = pruned()
+    yield Case("pruned: from the floor on", bundle_of(ledger, 11), 0)
+    yield Case("pruned: an end inside a snapshot", bundle_of(ledger, 11, 27), 3)
+    yield Case("pruned: without the entry that says so", bundle_of(ledger, 11, 20), 3)
+    yield Case("pruned: a beginning behind the floor", bundle_of(ledger, 21), 3)
+    yield Case("pruned: a beginning below the floor", bundle_of(ledger, 6), 3)
+    yield Case("pruned: all that was there before", bundle_of(ledger), 0)
+    twice = build(30, snapshots_to=(10, 20, 30))
+    enter(twice, 15, "PRUNED", floor_facts(twice, 10))
+    finish(twice)
+    enter(twice, PRUNED_SEQ, "PRUNED", floor_facts(twice, 20, 11) | {"after": _place(twice, 15)})
+    finish(twice)
+    yield Case("pruned twice: from the newer floor on", bundle_of(twice, 21), 0)
+    yield Case("pruned twice: from the older floor on, before the newer", bundle_of(twice, 11, 20), 0)
+    yield Case("pruned twice: from the older floor on, with the newer", bundle_of(twice, 11), 3)
+
+
+def _pruned_wrongly() -> Iterator[Case]:
+    """PRUNED entries in a chain that is linked and signed all the same."""
+    yield Case("pruned by a stranger", bundle_of(pruned(signer=STRANGER), 11), 4)
+    yield Case("pruned by nobody", bundle_of(pruned(signer=None), 11), 2)
+    yield Case("pruned with a statement of another log", bundle_of(pruned(log="log.example/other"), 11), 2)
+    edited = build(30, snapshots_to=(10, 20, 30))
+    enter(edited, PRUNED_SEQ, "PRUNED", floor_facts(edited, 10), decided_ms=2)
+    yield Case("pruned with facts that were not signed", bundle_of(finish(edited), 11), 2)
+    yield Case("pruned with another link", bundle_of(pruned(chain_link="0" * 64), 11), 2)
+    yield Case("pruned with another snapshot", bundle_of(pruned(snapshot="0" * 64), 11), 2)
+    yield Case("pruned with a root that its compact range has not", bundle_of(pruned(tree_root="0" * 64), 11), 3)
+    other = floor_facts(OTHER, 10)
+    tree = {"tree_root": other["tree_root"], "compact_range": other["compact_range"]}
+    yield Case("pruned with the tree of other entries", bundle_of(pruned(**tree), 11), 2)
+    yield Case("pruned behind no entry", bundle_of(pruned(after={"seq": 17, "chain_link": "0" * 64}), 11), 3)
+    yield Case("pruned with a wrong count", bundle_of(pruned(entry_count=9), 11), 3)
+    yield Case("pruned with a period of no length", bundle_of(pruned(period_s=0), 11), 3)
+    yield Case("pruned without a place", bundle_of(pruned(after=None), 11), 3)
+    imported = pruned()
+    imported.entry(PRUNED_SEQ)["origin"] = origin_of(3)
+    imported.relink(PRUNED_SEQ)
+    yield Case("pruned by another ledger", bundle_of(finish(imported), 11), 3)
+    loosened = pruned()
+    enter(loosened, 27, "RETENTION_SET", {"period_s": 1, "after": _place(loosened, PRUNED_SEQ)}, signer=None)
+    yield Case("pruned, then loosened by nobody", bundle_of(finish(loosened), 11), 2)
+    voided = build(30, snapshots_to=(10, 20, 30))
+    enter(voided, 23, "HOLD_PLACED", {"hold_id": "0" * 16, "reason": "law"}, signer=None)
+    enter(voided, PRUNED_SEQ, "PRUNED", floor_facts(finish(voided), 10) | {"after": {"seq": 0, "chain_link": ""}})
+    yield Case("pruned after a hold that it does not name", bundle_of(finish(voided), 11), 3)
+
+
+def _pruned_and_kept() -> Iterator[Case]:
+    ledger = pruned()
+    bundle = bundle_of(ledger, 11)
+    for size, code in ((30, 0), (20, 0), (10, 0), (7, 3)):
+        yield Case(f"pruned, kept: of size {size}", bundle, code, checkpoint_of(ledger, size))
+    forked = OTHER.copy()
+    for size in (20, 10):
+        yield Case(f"pruned, kept: of other entries, of size {size}", bundle, 2, checkpoint_of(forked, size))
+
+
+def _place(ledger: Ledger, seq: int) -> dict[str, Any]:
+    return {"seq": seq, "chain_link": ledger.entry(seq)["chain_link"]}

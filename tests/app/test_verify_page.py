@@ -189,7 +189,7 @@ def of_product(asked: Asked, folder: Path) -> Said:
 
 COMPARED: Final = (
     *("tenant_id", "valid", "entries_checked", "from_seq", "to_seq", "head", "verdicts", "breaks", "compared_with"),
-    *("not_compared", "signed_to_seq", "unsigned_entries"),
+    *("not_compared", "signed_to_seq", "unsigned_entries", "verified_from_seq", "pruned"),
 )
 OF_THE_FILE: Final = frozenset(("bundle", "bundle-signature", "receipt", "receipt-signature", "checkpoint-signature"))
 """Kinds of break whose words may be others: some are those of a library."""
@@ -247,6 +247,16 @@ def compared(asked: Sequence[Asked], in_page: InPage, folder: Path) -> tuple[lis
 def test_page_and_product_agree_on_every_bundle(in_page: InPage, tmp_path: Path) -> None:
     asked = [Asked(case.name, case.bundle, RING, case.kept) for case in spread(bundle_cases.cases(), 70)]
     assert disagreements(asked, in_page, tmp_path) == []
+
+
+def test_page_and_product_agree_on_bundles_of_pruned_chains(in_page: InPage, tmp_path: Path) -> None:
+    pruned = [case for case in bundle_cases.cases() if case.name.startswith("pruned")]
+    asked = [Asked(case.name, case.bundle, RING, case.kept) for case in pruned]
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert differing == []
+    assert [code for code, _ in by_page] == [case.code for case in pruned]
+    floors = [verdict["verified_from_seq"] for _, verdict in by_page]
+    assert (floors[0], max(floors)) == (11, 21)
 
 
 def test_page_and_product_agree_on_every_receipt(in_page: InPage, tmp_path: Path) -> None:

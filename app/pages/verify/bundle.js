@@ -88,6 +88,18 @@ export class Bundle {
     }
   }
 
+  /** The rows about one job id, in order; others are not parsed. */
+  async rowsAbout(jobId) {
+    const { entryParts, tenant_id: tenantId } = this.manifest;
+    const member = `"job_id":${JSON.stringify(jobId)},`;
+    const found = [];
+    for (const part of entryParts) {
+      const lines = linesOf(await decompressed(part, await this.small(part.name)), part);
+      found.push(...lines.filter((line) => line.includes(member)).map((line) => parseEntry(line, tenantId)));
+    }
+    return found;
+  }
+
   /** The entry of highest seq in the last part. */
   async lastEntry() {
     const rows = await this.rowsOf(this.manifest.entryParts.length - 1);

@@ -24,9 +24,9 @@ export function preAuthEncoding(payload, payloadType = PAYLOAD_TYPE) {
 }
 
 /** The parts of an envelope, unverified; fields that DSSE does not name are ignored. */
-export function parseEnvelope(envelope) {
+export function parseEnvelope(envelope, payloadType = PAYLOAD_TYPE) {
   if (!isObject(envelope)) throw new Malformed("an envelope must be a JSON object");
-  if (envelope.payloadType !== PAYLOAD_TYPE) throw new Malformed(`payloadType of the envelope is not ${PAYLOAD_TYPE}`);
+  if (envelope.payloadType !== payloadType) throw new Malformed(`payloadType of the envelope is not ${payloadType}`);
   const payload = fromBase64(envelope.payload, "payload", { urlSafe: true });
   if (payload.length > PAYLOAD_BYTES_MAX) throw new Malformed(`payload is over ${PAYLOAD_BYTES_MAX} bytes`);
   const { signatures } = envelope;
@@ -49,8 +49,8 @@ function parseSignature(item) {
  * The keys of the ring that signed, at least one; their windows are not judged. A signature that does not hold is
  * passed over as long as another one holds.
  */
-export async function signersOf({ payload, signatures }, keyring) {
-  const message = preAuthEncoding(payload);
+export async function signersOf({ payload, signatures }, keyring, payloadType = PAYLOAD_TYPE) {
+  const message = preAuthEncoding(payload, payloadType);
   const signers = [];
   const tried = new Set();
   for (const { keyId, signature } of signatures) {

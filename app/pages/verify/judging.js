@@ -15,6 +15,7 @@ import { CommitmentJudge, isOfCommitments } from "./commitments.js";
 import { Malformed, fromHex, quoted, sameBytes, toHex } from "./encoding.js";
 import { EntryChecker } from "./entries.js";
 import { ASPECTS, Findings } from "./findings.js";
+import { floorOf, shownFloor } from "./floor.js";
 import { ManifestForged } from "./manifest.js";
 import { Frontier, ProofError, leafHash, verifyConsistency } from "./merkle.js";
 import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
@@ -70,12 +71,14 @@ class Judging {
   async verdict(told) {
     // 2. The checkpoints.
     this.own = await this.#ownCheckpoint();
-    const [heads, undecided] = this.#heads();
+    const [heads, untold] = this.#heads();
     const anchorBytes = await this.bundle.anchors();
     const anchors = anchorBytes === null ? [] : parseAnchors(anchorBytes);
     // 3. The rows.
-    const chain = new Chain(this, heads);
+    const floor = await floorOf(this.bundle, this.keyring, this.findings);
+    const chain = new Chain(this, heads, floor);
     const found = await chain.verdict(told);
+    const undecided = untold ?? this.#belowFloor(floor);
     // 4. All of it together.
     let verdict = this.#withKept(found);
     verdict = this.#withAnchors(
@@ -129,6 +132,13 @@ class Judging {
     return [heads, null];
   }
 
+  /** Why a kept checkpoint of entries that left cannot be compared; null where it can. */
+  #belowFloor(floor) {
+    const { kept } = this;
+    if (kept === null || kept.unknown !== null || floor === null || kept.checkpoint.size >= floor.toSeq) return null;
+    return `the checkpoint given covers ${kept.checkpoint.size} entries, and those up to ${floor.toSeq} have left`;
+  }
+
   /** Compares the kept checkpoint with the bundle's own of the same size, unless the entries themselves were. */
   #withKept(verdict) {
     const { own, kept } = this;
@@ -176,12 +186,12 @@ class Judging {
 
   /** What could not be checked, and why, in words. */
   #leftOut(verdict, undecided) {
-    const { from_seq: fromSeq, unsigned_entries: unsigned, commitments } = verdict;
+    const { from_seq: fromSeq, verified_from_seq: firstSeq, unsigned_entries: unsigned, commitments } = verdict;
     const left = [];
     if (this.keyring === null) {
       left.push("no key was given, so no signature was checked: the author of the file may have invented all of it");
     }
-    if (fromSeq > 1) {
+    if (fromSeq > firstSeq) {
       left.push(`the range begins at seq ${fromSeq}: what came before, and the tree over all of it, is not here`);
     }
     if (unsigned > 0) {
@@ -194,7 +204,7 @@ class Judging {
       left.push(`the checkpoint given: ${this.kept.unknown}`);
     }
     if (undecided !== null) left.push(undecided);
-    if (fromSeq > 1 && commitments) {
+    if (fromSeq > firstSeq && commitments) {
       left.push("verdicts on proposals: each hangs on all entries before it, and not all are here");
     }
     left.push("job states: bundles hold none, they follow from the entries");
@@ -236,11 +246,13 @@ function aboutCheckpoint({ checkpoint, signers }) {
 
 /** The entries, snapshots and tree of a bundle, in one pass. */
 class Chain {
-  constructor({ bundle, manifest, keyring, findings, snapshotKeys }, heads) {
-    Object.assign(this, { bundle, manifest, keyring, findings, snapshotKeys, heads });
+  constructor({ bundle, manifest, keyring, findings, snapshotKeys }, heads, floor) {
+    Object.assign(this, { bundle, manifest, keyring, findings, snapshotKeys, heads, floor });
     const firstSeq = manifest.from_seq;
-    this.checker = new EntryChecker(findings, firstSeq, firstSeq === 1 ? null : undefined);
-    this.judge = new SnapshotJudge(manifest.tenant_id, findings, firstSeq);
+    this.isFromStart = firstSeq === 1 || floor !== null;
+    const prevLink = firstSeq === 1 ? null : floor?.link;
+    this.checker = new EntryChecker(findings, firstSeq, prevLink);
+    this.judge = new SnapshotJudge(manifest.tenant_id, findings, firstSeq, floor?.snapshot ?? null);
     this.rows = bundle.snapshotRows();
     this.waiting = [];
     this.isLastRead = false;
@@ -248,8 +260,8 @@ class Chain {
     this.plannedTo = firstSeq - 1;
     this.highestSeq = 0;
     this.covering = null;
-    this.tree = new Frontier();
-    this.roots = new Map();
+    this.tree = floor?.tree ?? new Frontier();
+    this.roots = new Map(floor === null ? [] : [[floor.toSeq, toHex(floor.tree.root())]]);
     this.sizes = new Set([manifest.tree_size, ...heads.map((head) => head.size)]);
     this.passedSeq = firstSeq - 1;
     this.rangeEnd = rangeEndOf(firstSeq);
@@ -262,7 +274,7 @@ class Chain {
   async verdict({ onProgress, onRow }) {
     const { bundle, manifest, findings } = this;
     findings.begin("links", "payloads", "snapshots", "signatures");
-    if (manifest.from_seq === 1) findings.begin("tree");
+    if (this.isFromStart) findings.begin("tree");
     const last = await bundle.lastEntry();
     let read = 0;
     for await (const { number, rows } of bundle.parts()) {
@@ -290,7 +302,7 @@ class Chain {
     }
     if (isOfCommitments(row)) {
       this.commitments++;
-      if (this.manifest.from_seq === 1) this.commitmentJudge.take(row);
+      if (this.isFromStart) this.commitmentJudge.take(row);
     }
     const link = this.checker.check(row);
     if (link === null) return;
@@ -425,7 +437,7 @@ class Chain {
 
   #concludeCommitments() {
     const { findings, candidates } = this;
-    if (this.manifest.from_seq > 1 || this.commitments === 0) return;
+    if (!this.isFromStart || this.commitments === 0) return;
     findings.begin("projection");
     if (!findings.has(...CHAIN_ASPECTS)) findings.merge(candidates);
     else if (candidates.counts.size) findings.leaveUndecided("projection");
@@ -442,6 +454,8 @@ class Chain {
       entries_checked: checker.count,
       from_seq: manifest.from_seq,
       to_seq: toSeq,
+      verified_from_seq: this.floor === null ? 1 : this.floor.toSeq + 1,
+      pruned: this.floor === null ? null : shownFloor(this.floor),
       head: { seq: last.seq, chain_link: last.chain_link, hlc: last.t_hlc },
       verdicts,
       first_break: findings.firstBreak(),

@@ -24,6 +24,17 @@ export class Frontier {
     this.byLevel = [];
   }
 
+  /** The edge of a tree of this size, from its hashes, the largest first; null where there are more or fewer. */
+  static restore(size, hashes) {
+    const frontier = new Frontier();
+    frontier.size = size;
+    const fromSmall = [...hashes].reverse();
+    // Sizes go beyond the 32 bits that operators on numbers take.
+    for (let rest = BigInt(size); rest; rest >>= 1n) frontier.byLevel.push(rest & 1n ? (fromSmall.shift() ?? null) : null);
+    const needed = BigInt(size).toString(2).replaceAll("0", "").length;
+    return hashes.length === needed ? frontier : null;
+  }
+
   append(leaf) {
     let level = 0;
     let root = leaf;

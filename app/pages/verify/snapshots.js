@@ -182,12 +182,13 @@ export function isNext(snapshot, coveredTo) {
 
 /** Judges the snapshots of one chain, one after another as they are stored. */
 export class SnapshotJudge {
-  constructor(tenantId, findings, firstSeq) {
+  /** ``previous`` is the digest of the snapshot that ends before ``firstSeq``, null where it is not known. */
+  constructor(tenantId, findings, firstSeq, previous = null) {
     this.tenantId = tenantId;
     this.findings = findings;
-    this.isPreviousKnown = firstSeq === 1;
-    this.expectedFrom = firstSeq === 1 ? 1 : null;
-    this.previousDigest = null;
+    this.isPreviousKnown = firstSeq === 1 || previous !== null;
+    this.expectedFrom = this.isPreviousKnown ? firstSeq : null;
+    this.previousDigest = previous;
     this.coveredTo = firstSeq - 1;
     this.signedToSeq = firstSeq - 1;
     this.unsignedToSeq = 0;

@@ -57,6 +57,7 @@ export function exitCodeOf(verdict) {
     // No file holds job states, so there is nothing to compare with them.
     return aspect === "checkpoint" ? isComparedOutside : aspect !== "projection";
   });
-  const isPart = "receipt" in verdict.verdicts ? false : verdict.unsigned_entries > 0 || verdict.from_seq > 1;
+  const isLater = verdict.from_seq > (verdict.verified_from_seq ?? 1);
+  const isPart = "receipt" in verdict.verdicts ? false : verdict.unsigned_entries > 0 || isLater;
   return isUnchecked || isPart ? INCOMPLETE : FINE;
 }

@@ -102,6 +102,12 @@ function provedByBundle(verdict, ok) {
         "none was changed, added, moved or left out since they were chained.",
     );
   }
+  if (verdict.pruned !== null && ok("signatures")) {
+    said.push(
+      `The entries up to seq ${verdict.pruned.to_seq} left for the archive at ${verdict.pruned.at}, as a signed entry ` +
+        `says, under the archive's manifest ${verdict.pruned.manifest}.`,
+    );
+  }
   if (ok("snapshots", "signatures") && signedTo >= from) {
     said.push(`Up to seq ${signedTo}, ${named(about.snapshot_key_ids)} signed what these entries are.`);
   }
