@@ -51,10 +51,6 @@ _GZIP = re.compile(r"(?:x-)?gzip|\*", re.ASCII)
 _NO_WEIGHT = re.compile(r"q=0(?:\.0{0,3})?", re.ASCII)
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
-_NAME = (
-    "Which: its number in groups of three digits as C2SP tlog-tiles has it, with .p/ and a width where it is not full."
-)
-_TILE = "Which: its level, /, and its number in groups of three digits, with .p/ and a width where it is not full."
 _COSIGNATURES = NewestFirst("cosignatures", partial(anchors.listed, WITNESS), lambda row: row.number)
 _TIMESTAMPS = NewestFirst("anchors", partial(anchors.listed, RFC_3161), lambda row: row.number)
 
