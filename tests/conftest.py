@@ -68,7 +68,8 @@ LONG_FIRST = ("pipeline", "crash", "clients")
 """Folders whose files take longest, in the order in which they are handed to workers. Those of the others follow side
 by side, as far in the one as in the other: some wait for most of their time, some never do."""
 ONE_JAVA = (
-    *("test_archive_spark", "test_class_archive", "test_diff", "test_merge", "test_report_cli", "test_report_spark"),
+    *("test_archive_spark", "test_class_archive", "test_diff", "test_ledgers", "test_merge", "test_report_cli"),
+    "test_report_spark",
     *("test_source_postgres", "test_source_spark", "test_spark", "test_stats", "test_stats_destination"),
     *("test_task_processes", "test_verify_cli", "test_verify_commitments", "test_verify_files", "test_verify_postgres"),
 )

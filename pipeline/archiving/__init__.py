@@ -1,6 +1,7 @@
 """An archive run: entries that are chained, signed and not archived yet are archived, none twice.
 
-A run works in rounds, one range of each tenant a round, until nothing is left::
+A run works in rounds, one range of each tenant a round, until nothing is left. Several ledgers, each with its own
+archive, go through their rounds together::
 
     1. the last manifest of the tenant says what is archived; it is of this log, signed by a key of it, and the chain
        has its last link
@@ -92,36 +93,44 @@ class Archived(NamedTuple):
 
 
 class Run:
-    """One run. ``archive`` MUST be called once."""
+    """One run of one ledger into one archive. ``archive_together`` MUST be called with it once."""
 
-    def __init__(
-        self, ledger: Ledger, store: ArchiveStore, signer: Signer, keyring: Keyring, file_all: FileAll
-    ) -> None:
+    def __init__(self, ledger: Ledger, store: ArchiveStore, signer: Signer, keyring: Keyring) -> None:
         """``keyring`` holds the trusted keys of the ledger and of the existing archive."""
-        self._ledger, self._store, self._file_all = ledger, store, file_all
+        self._ledger, self._store = ledger, store
         self._signer, self._keyring = signer, keyring
         self._log_origin = ledger.log_origin()
         self._last: dict[str, SealedManifest | None] = {}
         self._done: dict[str, Archived] = {}
+        self._waiting: dict[str, SignedEnd] = {}
+        self._last_seqs: dict[str, int] = {}
+        self._plans: list[Plan] = []
 
-    def archive(self, tenants: Collection[str] | None = None) -> list[Archived]:
-        """Archive these tenants, by default all; returns the result for each, by name.
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to archive."""
+        return not self._waiting
 
-        Raises:
-            TenantNotFoundError: a tenant has nothing signed and nothing archived.
-            ArchiveUnavailableError, DatabaseUnavailableError, SigningUnavailableError: a service does not answer.
-        """
+    def tenants(self) -> set[str]:
+        """Every tenant of the ledger or of the archive."""
+        return {*self._ledger.tenants(), *tenants_of(self._store)}
+
+    def prepare(self) -> None:
+        """Make the place of the archive ready; raises as ``archive_together``."""
         self._store.prepare()
-        waiting = {each.tenant_id: each for each in self._ledger.signed(tenants)}
-        last_seqs = self._ledger.unsigned() if tenants is None else {}
-        last_seqs |= {each.tenant_id: each.last_seq for each in waiting.values()}
+
+    def begin(self, tenants: Collection[str] | None) -> None:
+        """Find what is to be archived of these tenants, by default of all; raises as ``archive_together``."""
+        waiting = self._waiting = {each.tenant_id: each for each in self._ledger.signed(tenants)}
+        self._last_seqs = self._ledger.unsigned() if tenants is None else {}
+        self._last_seqs |= {each.tenant_id: each.last_seq for each in waiting.values()}
         archived = tenants_of(self._store)
         gone = [each for each in archived if each not in waiting and (tenants is None or each in tenants)]
         for tenant_id in sorted(set(tenants or ()) - waiting.keys() - set(gone)):
             raise TenantNotFoundError(f"there is nothing signed of a tenant {tenant_id} that could be archived")
         for tenant_id in sorted([*waiting, *gone]):
             self._done[tenant_id] = Archived(tenant_id, 1, 0, 0, 0, None)
-            with self._giving_up(tenant_id, waiting):
+            with self._giving_up(tenant_id):
                 last = self._last[tenant_id] = newest_manifest(self._store, tenant_id, self._keyring)
                 end = 0 if last is None else last.manifest.to_seq
                 self._done[tenant_id] = Archived(tenant_id, end + 1, end, 0, 0, None)
@@ -131,38 +140,43 @@ class Run:
                         "rollback",
                         f"the archive has entries up to seq {end}, and the ledger has no signed entry any more",
                     )
-        while waiting:
-            self._round(waiting)
-        for tenant_id in last_seqs:
-            self._done.setdefault(tenant_id, Archived(tenant_id, 1, 0, 0, 0, None))
-        return [
-            done
-            if done.first_break is not None
-            else done._replace(unsigned=max(0, last_seqs.get(name, 0) - done.to_seq))
-            for name, done in sorted(self._done.items())
-        ]
 
-    def _round(self, waiting: dict[str, SignedEnd]) -> None:
-        """Archive the next range of each tenant; finished tenants leave the waiting list."""
-        plans: list[Plan] = []
+    def plan(self) -> list[FileTask]:
+        """The files of the next range of each tenant; finished tenants leave the waiting list."""
         tasks: list[FileTask] = []
-        for tenant_id, signed in list(waiting.items()):
-            with self._giving_up(tenant_id, waiting):
+        self._plans = []
+        for tenant_id, signed in list(self._waiting.items()):
+            with self._giving_up(tenant_id):
                 plan = next_plan(
                     self._ledger, self._store, self._log_origin, signed, self._last[tenant_id], self._keyring
                 )
                 if plan is None:
-                    del waiting[tenant_id]
+                    del self._waiting[tenant_id]
                     continue
-                tasks += [FileTask(name, plan.from_seq) for name in plan.entry_files]
-                plans.append(plan)
+                dsn, url = self._ledger.state.dsn, self._store.url
+                tasks += [FileTask(name, plan.from_seq, dsn, url) for name in plan.entry_files]
+                self._plans.append(plan)
             if len(tasks) >= ROUND_FILES_MAX:
                 break
-        outcomes = iter(self._file_all(tasks) if tasks else ())
-        for plan in plans:
+        return tasks
+
+    def finish(self, outcomes: Iterator[Outcome]) -> None:
+        """Seal the planned ranges; ``outcomes`` begins with those of their files."""
+        for plan in self._plans:
             filed = list(islice(outcomes, len(plan.entry_files)))
-            with self._giving_up(plan.tenant_id, waiting):
+            with self._giving_up(plan.tenant_id):
                 self._finish(plan, filed)
+
+    def results(self) -> list[Archived]:
+        """The result for each tenant, by name."""
+        for tenant_id in self._last_seqs:
+            self._done.setdefault(tenant_id, Archived(tenant_id, 1, 0, 0, 0, None))
+        return [
+            done
+            if done.first_break is not None
+            else done._replace(unsigned=max(0, self._last_seqs.get(name, 0) - done.to_seq))
+            for name, done in sorted(self._done.items())
+        ]
 
     def _finish(self, plan: Plan, filed: Sequence[Outcome]) -> None:
         if found := [each for each in filed if isinstance(each, Break)]:
@@ -176,7 +190,7 @@ class Run:
         )
 
     @contextmanager
-    def _giving_up(self, tenant_id: str, waiting: dict[str, SignedEnd]) -> Iterator[None]:
+    def _giving_up(self, tenant_id: str) -> Iterator[None]:
         """Record an error of this tenant in its result, so that other tenants continue."""
         try:
             yield
@@ -184,7 +198,38 @@ class Run:
             done = self._done[tenant_id]
             found = error.found if isinstance(error, BrokenRangeError) else found_in(error, done.to_seq + 1)
             self._done[tenant_id] = done._replace(first_break=found)
-            waiting.pop(tenant_id, None)
+            self._waiting.pop(tenant_id, None)
+
+
+def archive_together(
+    runs: Sequence[Run], file_all: FileAll, tenants: Collection[str] | None = None
+) -> list[list[Archived]]:
+    """Archive these tenants of the ledgers of ``runs``, by default all; returns the results of each run. The files of
+    one round are made together, whatever ledgers they are of. Of several ledgers, each archives the tenants it has.
+
+    Raises:
+        TenantNotFoundError: a tenant has nothing signed and nothing archived.
+        ArchiveUnavailableError, DatabaseUnavailableError, SigningUnavailableError: a service does not answer.
+    """
+    for run in runs:
+        run.prepare()
+    of_runs = [tenants if tenants is None or len(runs) == 1 else run.tenants() & {*tenants} for run in runs]
+    for tenant_id in sorted({*(tenants or ())} - {each for some in of_runs for each in some or ()}):
+        raise TenantNotFoundError(f"none of {len(runs)} ledgers has a tenant {tenant_id}")
+    for run, some in zip(runs, of_runs, strict=True):
+        if some is None or some:
+            run.begin(some)
+    while waiting := [run for run in runs if not run.is_done]:
+        tasks: list[FileTask] = []
+        planned: list[Run] = []
+        for run in waiting:
+            if len(tasks) < ROUND_FILES_MAX:
+                tasks += run.plan()
+                planned.append(run)
+        outcomes = iter(file_all(tasks) if tasks else ())
+        for run in planned:
+            run.finish(outcomes)
+    return [run.results() for run in runs]
 
 
 def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyring: Keyring) -> SealedManifest:

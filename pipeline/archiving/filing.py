@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -50,8 +50,8 @@ from pipeline.archive import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS, Arc
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, UNSIGNED_FILE_SCHEMA, FileWriter
 from pipeline.arrow import ArrowEntries, lists_of
 from pipeline.places import statements
-from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPieceReader, connected, state_of
-from pipeline.places.protocol import Piece
+from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPieceReader, PostgresPlace, connected, state_of
+from pipeline.places.protocol import Piece, Place
 from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TREES, literal, select_list, tenants_in, wanted
 from signing.keys import PublicKey
 
@@ -77,6 +77,10 @@ class FileTask(NamedTuple):
     name: FileName
     first_seq: int
     """Of the range that the file is a part of."""
+    dsn: Dsn
+    """The ledger."""
+    url: str
+    """The archive."""
 
 
 def found_in(error: LedgerError, seq: int) -> Break:
@@ -179,21 +183,22 @@ def _has_rows_of(store: ArchiveStore, standing: ArchivedFile, local: Any, schema
         return False
 
 
-def file_on(spark: SparkSession, dsn: str, url: str, rows: Accumulator[int]) -> FileAll:
+def file_on(spark: SparkSession, rows: Accumulator[int]) -> FileAll:
     """Writes each file in its own task; ``rows`` counts the entries of finished tasks.
 
     Spark retries a failed task, which may find its file already in the archive.
     """
 
-    def task(names: Iterable[FileTask]) -> Iterator[Outcome]:
-        with Ledger.connected(dsn) as ledger:
-            for outcome in file_each(names, ledger, ArchiveStore(url)):
-                if isinstance(outcome, FiledEntries):
-                    rows.add(outcome.summary.rows)
-                yield outcome
+    def work(tasks: Iterable[FileTask]) -> Iterator[Outcome]:
+        for task in tasks:
+            with Ledger.connected(task.dsn.url) as ledger:
+                for outcome in file_each([task], ledger, ArchiveStore(task.url)):
+                    if isinstance(outcome, FiledEntries):
+                        rows.add(outcome.summary.rows)
+                    yield outcome
 
-    def file_all(names: Sequence[FileTask]) -> Sequence[Outcome]:
-        return spark.sparkContext.parallelize(names, len(names)).mapPartitions(task).collect()
+    def file_all(tasks: Sequence[FileTask]) -> Sequence[Outcome]:
+        return spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(work).collect()
 
     return file_all
 
@@ -262,6 +267,11 @@ class Ledger(OpenPostgres):
                     "that did to its rows is said by tally pipeline verify"
                 )
             yield cls(connection, state)
+
+    @classmethod
+    def of(cls, place: Place) -> AbstractContextManager[Ledger]:
+        """As ``connected``, for the place of a database."""
+        return cls.connected(cast(PostgresPlace, place).dsn.url)
 
     @contextmanager
     def at_one_time(self) -> Iterator[None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,23 +21,36 @@ from ledger.errors import (
     UnknownKeyError,
 )
 from ledger.exit_code import ExitCode, exit_code_of_error, gravest
+from pipeline.cli.ledgers import (
+    Archives,
+    Dsns,
+    LedgersFile,
+    NamedLedger,
+    Unread,
+    codes_of,
+    databases,
+    is_alone,
+    named_ledgers,
+    opened_each,
+    opened_pairs,
+)
 from pipeline.cli.options import (
     ARCHIVE_HELP,
     ARCHIVE_VARIABLE,
     Archive,
-    Dsn,
     Keys,
     Master,
     RequiredKeys,
     SigningKey,
     Tenants,
     load_keys,
-    no_dsn,
     open_signer,
     open_signers,
 )
 from pipeline.cli.running import running, shown
-from signing.keys import Keyring
+from pipeline.places import OpenPlace, Place, parse_place
+from pipeline.places.protocol import ChainName
+from signing.keys import Keyring, Signer
 from terminal.outcome import CommandExit, counted, err, fail, out, print_json, tell
 from terminal.program import Json
 
@@ -64,7 +77,8 @@ def named_archive(option: str, url: str | None) -> str:
 
 def archive(
     dest: Destination = None,
-    dsn: Dsn = None,
+    dsns: Dsns = None,
+    ledgers: LedgersFile = None,
     tenants: Tenants = None,
     keys: Keys = None,
     signing_key: SigningKey = None,
@@ -79,6 +93,10 @@ def archive(
     Nothing is ever overwritten. A run that was killed is finished by the next.
     What no snapshot signs yet is left for the next run, and counted.
 
+    Of several ledgers, and of one that is named, each has an archive of its
+    own: the folder --dest/NAME. One that cannot be reached is named, and the
+    others are archived.
+
     Credentials of a bucket come from the environment, such as
     AWS_ACCESS_KEY_ID. Snapshots and checkpoints must be signed by a key of
     --keys or --signing-key; without --keys, by one that the ledger publishes.
@@ -91,58 +109,85 @@ def archive(
     Examples:
       tally pipeline archive --dest /backup/ledger
       tally pipeline archive --dest s3://ledger-archive/prod --tenant acme
+      tally pipeline archive --dest s3://ledger-archive --ledgers ledgers.txt
     """
-    dest = named_archive("--dest", dest)
-    if not dsn:
-        raise no_dsn("name the ledger: --dsn postgresql://...")
-    from objects.store import ArchiveStore
-    from pipeline.archiving import Run
-    from pipeline.archiving.filing import Ledger, UnjudgedBreak, file_on
-    from pipeline.places import place_of
+    dest, named = named_archive("--dest", dest), databases(dsns, ledgers)
+    results, unread = _archive(
+        named, dest, tenants, load_keys(keys) if keys else None, open_signer(signing_key), master
+    )
+    if as_json:
+        found = [
+            name.named({**each._asdict(), "first_break": each.first_break and each.first_break._asdict()})
+            for name, each in results
+        ]
+        others = {} if is_alone(named) else {"unread": [each._asdict() for each in unread]}
+        print_json({"archive": dest, "tenants": found, **others})
+    else:
+        for name, each in results:
+            _print(name.shown, each)
+    raise CommandExit(gravest([*codes_of(unread), *(_code_of(each) for _, each in results)]))
 
-    place_of("--dsn", dsn)
-    signer = open_signer(signing_key)
-    held, store = load_keys(keys or ()), ArchiveStore(dest)
-    with Ledger.connected(dsn) as ledger, ExitStack() as stack:
+
+def _archive(
+    ledgers: Sequence[NamedLedger],
+    dest: str,
+    tenants: Sequence[str] | None,
+    held: Keyring | None,
+    signer: Signer,
+    master: str | None,
+) -> tuple[list[tuple[ChainName, Archived]], list[Unread]]:
+    """Archive each ledger to its place in ``dest``; returns the result of each chain."""
+    from objects.store import ArchiveStore
+    from pipeline.archiving import Run, archive_together
+    from pipeline.archiving.filing import Ledger, file_on
+    from pipeline.places.ledgers import folder_of
+
+    def run_of(name: str | None, ledger: Ledger) -> Run:
         # A caller who names keys trusts no others: anyone with write access can insert keys into the database.
-        keyring = Keyring([signer.public_key, *(held if keys else ledger.published_keys())], held.log_verifier_keys)
+        trusted = ledger.published_keys() if held is None else held
+        keyring = Keyring([signer.public_key, *trusted], () if held is None else held.log_verifier_keys)
+        url = dest if name is None else f"{dest.rstrip('/')}/{folder_of(name)}"
+        return Run(ledger, ArchiveStore(url), signer, keyring)
+
+    with opened_each(ledgers, Ledger.of) as (opened, unread), ExitStack() as stack:
+        runs = [run_of(name, ledger) for name, ledger in opened.items()]
 
         @cache
         def file_all() -> FileAll:  # Spark starts once there is a file to be made.
             spark = stack.enter_context(running("archive", master))
             filed = spark.sparkContext.accumulator(0)
             stack.enter_context(shown(spark, "archiving", filed))
-            return file_on(spark, dsn, dest, filed)
+            return file_on(spark, filed)
 
-        done = Run(ledger, store, signer, keyring, lambda names: file_all()(names)).archive(tenants)
-    breaks = [each.first_break for each in done if each.first_break is not None]
-    if as_json:
-        found = [{**each._asdict(), "first_break": each.first_break and each.first_break._asdict()} for each in done]
-        print_json({"archive": dest, "tenants": found})
-    else:
-        _print(done)
-    codes = (ExitCode.UNKNOWN_KEY if isinstance(each, UnjudgedBreak) else ExitCode.TAMPERED for each in breaks)
-    raise CommandExit(gravest(codes))
+        done = zip(opened, archive_together(runs, lambda tasks: file_all()(tasks), tenants), strict=True)
+        return [(ChainName(name, each.tenant_id), each) for name, some in done for each in some], unread
 
 
-def _print(done: list[Archived]) -> None:
-    for each in done:
-        if each.to_seq >= each.from_seq:
-            out.print(
-                f"{each.tenant_id}: {counted(each.to_seq - each.from_seq + 1, 'entry', 'entries')} archived, "
-                f"seq {each.from_seq:,} to {each.to_seq:,}, in {counted(each.files, 'file')} of {each.bytes:,} bytes",
-                markup=False,
-            )
-        elif each.first_break is None:
-            out.print(f"{each.tenant_id}: nothing new, archived up to seq {each.to_seq:,}", markup=False)
-        if each.unsigned:
-            left = counted(each.unsigned, "entry", "entries")
-            out.print(f"{each.tenant_id}: {left} left, which no snapshot signs yet: see tally snapshot", markup=False)
-        if each.first_break is not None:
-            err.print(
-                f"[bold red]broken:[/] {each.tenant_id}: {each.first_break.kind} at seq {each.first_break.seq:,}, "
-                f"{escape(each.first_break.detail)}; nothing behind seq {each.to_seq:,} is archived"
-            )
+def _code_of(done: Archived) -> ExitCode:
+    from pipeline.archiving.filing import UnjudgedBreak
+
+    if done.first_break is None:
+        return ExitCode.FINE
+    return ExitCode.UNKNOWN_KEY if isinstance(done.first_break, UnjudgedBreak) else ExitCode.TAMPERED
+
+
+def _print(name: str, done: Archived) -> None:
+    if done.to_seq >= done.from_seq:
+        out.print(
+            f"{name}: {counted(done.to_seq - done.from_seq + 1, 'entry', 'entries')} archived, "
+            f"seq {done.from_seq:,} to {done.to_seq:,}, in {counted(done.files, 'file')} of {done.bytes:,} bytes",
+            markup=False,
+        )
+    elif done.first_break is None:
+        out.print(f"{name}: nothing new, archived up to seq {done.to_seq:,}", markup=False)
+    if done.unsigned:
+        left = counted(done.unsigned, "entry", "entries")
+        out.print(f"{name}: {left} left, which no snapshot signs yet: see tally snapshot", markup=False)
+    if done.first_break is not None:
+        err.print(
+            f"[bold red]broken:[/] {escape(name)}: {done.first_break.kind} at seq {done.first_break.seq:,}, "
+            f"{escape(done.first_break.detail)}; nothing behind seq {done.to_seq:,} is archived"
+        )
 
 
 def unpack(
@@ -300,8 +345,11 @@ A_LEDGER = "postgresql://..., an archive or a bundle file."
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help=A_LEDGER)],
-    b: Annotated[str, typer.Argument(metavar="B", help=A_LEDGER)],
+    a: Annotated[str | None, typer.Argument(metavar="A", help=A_LEDGER, show_default=False)] = None,
+    b: Annotated[str | None, typer.Argument(metavar="B", help=A_LEDGER, show_default=False)] = None,
+    dsns: Dsns = None,
+    archives: Archives = None,
+    ledgers: LedgersFile = None,
     tenants: Tenants = None,
     output: Annotated[
         Path | None,
@@ -321,6 +369,10 @@ def diff(
     of time ranges first. With --out, what each side lacks is written as
     bundles: imported there, the two have the same events.
 
+    Many ledgers are compared in one Spark job: with --dsn and --archive each
+    database (a) with the archive (b) of the same name, with one of the two
+    alone the first (a) with each of the others (b).
+
     \b
     Exit codes: 0 the same events; 3 one side lacks some; 2 both are one log
     and part all the same, or rows that were to leave as a bundle are damaged;
@@ -329,15 +381,15 @@ def diff(
     \b
     Examples:
       tally pipeline diff postgresql://eu/tallystick postgresql://us/tallystick
-      tally pipeline diff postgresql://eu/tallystick acme.bundle.tar -t acme
       tally pipeline diff postgresql://eu/tallystick postgresql://us/tallystick --out repair/
+      tally pipeline diff --ledgers databases-and-their-archives.txt
     """
     from pipeline.diff import diff as compare
-    from pipeline.places import parse_place
 
+    named = named_ledgers(dsns, archives, ledgers)
+    pair = _pair(a, b, named)
     signer = None if output is None else open_signers(signing_key).signer
-    places = parse_place(a), parse_place(b)
-    with running("diff", master) as spark, places[0].open() as of_a, places[1].open() as of_b:
+    with running("diff", master) as spark, _opened_sides(pair, named) as (of_a, of_b, unread):
         found = compare(
             spark,
             of_a,
@@ -348,9 +400,46 @@ def diff(
             signer=signer,
             stage=lambda what: shown(spark, what),
         )
-    told = {"a": str(places[0]), "b": str(places[1]), **found.to_json()}
+    told = {**_sides(of_a, of_b), **found.to_json()}
+    if pair is None:
+        told["unread"] = [each._asdict() for each in unread]
     tell(told, *_lines_of_diff(told), as_json=as_json)
-    raise CommandExit(found.exit_code)
+    raise CommandExit(gravest([found.exit_code, *codes_of(unread)]))
+
+
+def _pair(a: str | None, b: str | None, named: Sequence[NamedLedger]) -> tuple[Place, Place] | None:
+    """The two ledgers of the arguments; None if the ledgers to compare are ``named``.
+
+    Raises:
+        InvalidInputError: there are too few, or both are given.
+    """
+    if a is not None and b is not None and not named:
+        return parse_place(a), parse_place(b)
+    if a is not None or len(named) < 2:
+        raise InvalidInputError("name two ledgers as A and B, or many with --dsn, --archive and --ledgers")
+    return None
+
+
+@contextmanager
+def _opened_sides(
+    pair: tuple[Place, Place] | None, named: Sequence[NamedLedger]
+) -> Iterator[tuple[OpenPlace, OpenPlace, list[Unread]]]:
+    if pair is None:
+        with opened_pairs(named) as sides:
+            yield sides
+        return
+    with pair[0].open() as a, pair[1].open() as b:
+        yield a, b, []
+
+
+def _sides(a: OpenPlace, b: OpenPlace) -> dict[str, Any]:
+    """The two ledgers, or those of each pair."""
+    pairs = [{"a": str(of_a), "b": str(b.ledgers()[name])} for name, of_a in a.ledgers().items()]
+    return (
+        pairs[0]
+        if None in a.ledgers()
+        else {"ledgers": [{"ledger": name, **each} for name, each in zip(a.ledgers(), pairs, strict=True)]}
+    )
 
 
 def _lines_of_diff(told: dict[str, Any]) -> Iterator[str]:
@@ -367,7 +456,8 @@ def _lines_of_diff(told: dict[str, Any]) -> Iterator[str]:
 def _lines_of_tenant(tenant: dict[str, Any]) -> Iterator[str]:
     by = "by its tree" if tenant["compared"] == "merkle" else "by ranges of time"
     only = f"{tenant['only_in_a']:,} only in a, {tenant['only_in_b']:,} only in b"
-    yield f"{tenant['tenant_id']}: {'the same events' if tenant['equal'] else only}, {by}"
+    name = ChainName(tenant.get("ledger"), tenant["tenant_id"]).shown
+    yield f"{name}: {'the same events' if tenant['equal'] else only}, {by}"
     if (first := tenant["first_difference"]) is not None and first["seq"] > 1:
         yield f"  the chains are the same up to seq {first['seq'] - 1:,}, and differ from there on"
     if tenant["forked_log"] is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.errors import ConfigurationError
 from ledger.text import secret_text
 from signing import private_keys
 from signing.keys import ED25519, Keyring, Signer
@@ -36,10 +36,6 @@ Master = Annotated[
         help="Spark master, such as local[4] or spark://host:7077; under spark-submit what that says.",
     ),
 ]
-Dsn = Annotated[
-    str | None,
-    typer.Option("--dsn", envvar=DSN_VARIABLE, show_default="the local service's", help="PostgreSQL of the ledger."),
-]
 SigningKey = Annotated[
     str | None,
     typer.Option(
@@ -53,11 +49,6 @@ Archive = Annotated[
     str | None,
     typer.Option("--archive", metavar="URL", envvar=ARCHIVE_VARIABLE, show_default="archive.url", help=ARCHIVE_HELP),
 ]
-AnyArchive = Annotated[str | None, typer.Option("--archive", metavar="URL", help=ARCHIVE_HELP)]
-"""For commands that read an archive only if it is named."""
-Bundles = Annotated[list[Path] | None, typer.Option("--bundle", metavar="FILE...", help="Bundle files, any number.")]
-MoreBundles = Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="--bundle FILE")]
-"""The files after the first in ``--bundle FILE...``, as a shell expands a pattern."""
 Tenants = Annotated[
     list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
 ]
@@ -112,48 +103,3 @@ def _pin() -> str:
     if not pin:  # A token counts wrong PINs, so none is guessed.
         raise ConfigurationError(f"{PIN_VARIABLE} is not set, and the HSM that holds the signing key asks for its PIN")
     return pin
-
-
-class NamedPlace(NamedTuple):
-    """The place that a command reads from, according to its options."""
-
-    option: str
-    """``--dsn``, ``--archive`` or ``--bundle``."""
-    names: list[str]
-    """A database, an archive, or bundle files."""
-
-
-def named_place(
-    context: typer.Context,
-    dsn: str | None,
-    archive: str | None,
-    bundles: Sequence[Path] | None,
-    more_bundles: Sequence[Path] | None,
-    tenants: Sequence[str] | None,
-) -> NamedPlace:
-    """The one place that these options name; an option on the command line overrides a DSN of the environment.
-
-    Raises:
-        InvalidInputError: the options name no place, several places, or tenants of bundles.
-    """
-    source = context.get_parameter_source("dsn")
-    is_dsn_given = source is not None and source.name == "COMMANDLINE"  # It may be in the environment, too.
-    if sum((is_dsn_given, archive is not None, bool(bundles))) > 1:
-        raise InvalidInputError("name one place: --dsn, --archive or --bundle")
-    if more_bundles and not bundles:
-        raise InvalidInputError(f"{str(more_bundles[0])!r} is no option; bundles are named with --bundle FILE...")
-    if bundles and tenants:
-        raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
-    if bundles:
-        return NamedPlace("--bundle", [str(file) for file in (*bundles, *(more_bundles or ()))])
-    if archive is not None:
-        return NamedPlace("--archive", [archive])
-    if not dsn:
-        raise no_dsn("name the ledger: --dsn postgresql://..., --archive URL or --bundle FILE")
-    return NamedPlace("--dsn", [dsn])
-
-
-def no_dsn(asked: str) -> InvalidInputError:
-    """The error if no database is named, with the reason why the local service has none, if known."""
-    reason = os.environ.get(NO_DSN_VARIABLE)
-    return InvalidInputError(f"{asked} ({reason})" if reason else asked)

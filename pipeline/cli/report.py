@@ -15,14 +15,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ledger.errors import ConfigurationError, InvalidInputError, NotFoundError
-from pipeline.cli.options import AnyArchive, Bundles, Dsn, Master, MoreBundles, NamedPlace, Tenants, named_place
+from ledger.exit_code import ExitCode, gravest
+from pipeline.cli.ledgers import (
+    Archives,
+    Bundles,
+    Dsns,
+    LedgersFile,
+    MoreBundles,
+    Sources,
+    Unread,
+    opened_each,
+    sources,
+)
+from pipeline.cli.options import Master, Tenants
 from pipeline.cli.running import InterruptedBySignalError, running, shown
 from pipeline.report import SECOND_MS, UNITS_MS, Asked, Clock, asked, duration_text, parse_duration, width_text
-from terminal.outcome import counted, err, tell
+from terminal.outcome import CommandExit, counted, err, tell
 from terminal.program import Json
 
 if TYPE_CHECKING:
-    from pipeline.places import Place
+    from pipeline.places import OpenPlace
     from pipeline.report.make import Made
     from pipeline.stats import Summary
 
@@ -64,7 +76,6 @@ Console = Annotated[
 
 
 def report(
-    context: typer.Context,
     dest: Destination,
     more_bundles: MoreBundles = None,
     start: From = None,
@@ -76,8 +87,9 @@ def report(
     by: By = None,
     console: Console = None,
     tenants: Tenants = None,
-    dsn: Dsn = None,
-    archive: AnyArchive = None,
+    dsns: Dsns = None,
+    archives: Archives = None,
+    ledgers: LedgersFile = None,
     bundles: Bundles = None,
     master: Master = None,
     as_json: Json = False,
@@ -88,25 +100,28 @@ def report(
     Parquet and CSV. A report adds up what the ledger says; whether somebody
     changed it is for verify to tell.
 
+    Of several ledgers each row names its ledger. One that cannot be reached
+    is named, and left out.
+
     \b
     Exit codes: 0 written; 2 the place read from does not hold; 1 anything
-    else.
+    else, such as a ledger that was left out.
 
     \b
     Examples:
-      tally pipeline report --dest reports/all
       tally pipeline report --dest reports/november --from 2026-11-01 --to 2026-12-01
       tally pipeline report --dest reports/acme --archive s3://ledger-archive/prod -t acme --by spec.labels.team
       tally pipeline report --dest reports/sites --bundle sites/*.tar --json
+      tally pipeline report --dest reports/all --ledgers ledgers.txt
     """
-    where = named_place(context, dsn, archive, bundles, more_bundles, tenants)
+    where = sources(dsns, archives, ledgers, bundles, more_bundles, tenants)
     wanted = asked(clock, start, end, window)
     if stats is not None:
         _refuse_no_stats(stats, wanted)
         wanted = wanted._replace(clock=Clock.HLC)
     stuck_after_ms = None if stuck_after is None else parse_duration("--stuck-after", stuck_after)
     fields = tuple(by or ())
-    _refuse_odd(fields, console)
+    _refuse_odd(fields, console, len(where.ledgers))
     given = {
         "--from": start,
         "--to": end,
@@ -119,10 +134,11 @@ def report(
     }
     told = _make(where, wanted, stuck_after_ms, given, fields, tenants or [], dest, master)
     tell(told, *_lines(told, dest), as_json=as_json)
+    raise CommandExit(gravest([ExitCode.COULD_NOT_RUN] * len(told["read"]["unread"])))
 
 
 def _make(
-    where: NamedPlace,
+    where: Sources,
     wanted: Asked,
     stuck_after_ms: int | None,
     given: Mapping[str, str | None],
@@ -132,24 +148,34 @@ def _make(
     master: str | None,
 ) -> dict[str, Any]:
     from pipeline.places import place_of
+    from pipeline.places.ledgers import OpenLedgers
     from pipeline.report.folder import refuse_unfit
     from pipeline.report.jobs import entries, log_origins, system_entries
     from pipeline.report.make import make
     from pipeline.stats import read as read_stats
 
     refuse_unfit(dest)
-    places = [place_of(where.option, name) for name in where.names]
+    copies = [place_of("--bundle", name) for name in where.bundles]
     before_ms = wanted.end_ms if wanted.clock is Clock.HLC else None
     with running("report", master) as spark, ExitStack() as stack:
-        opened = [stack.enter_context(place.open()) for place in places]
-        made = _made(where.option, places, tenants, given, fields, log_origins(opened, tenants))
+        unread: list[Unread] = []
+        opened: list[OpenPlace] = [stack.enter_context(place.open()) for place in copies]
+        if where.ledgers:
+            of_ledgers, unread = stack.enter_context(opened_each(where.ledgers, lambda place: place.open()))
+            opened = [each if name is None else OpenLedgers({name: each}) for name, each in of_ledgers.items()]
+        made = _made(
+            where, [*map(str, copies or where.ledgers)], tenants, given, fields, log_origins(opened, tenants)
+        )._replace(
+            ledgers=[name for each in opened for name in each.ledgers() if name is not None],
+            unread=[each._asdict() for each in unread],
+        )
         stack.enter_context(shown(spark, "reporting"))
         rows = entries(spark, opened, tenants, before_ms)
         windows = None if given["--stats"] is None else read_stats(spark, given["--stats"])
         return make(rows, wanted, stuck_after_ms, made, dest, windows, system_entries(spark, opened, before_ms))
 
 
-def _refuse_odd(fields: Sequence[str], console: str | None) -> None:
+def _refuse_odd(fields: Sequence[str], console: str | None, ledgers: int) -> None:
     for name in fields:
         if not _FIELD.fullmatch(name):
             raise InvalidInputError(f"--by {name[:100]!r} is no field of a spec: write spec.image, or spec.labels.team")
@@ -157,6 +183,8 @@ def _refuse_odd(fields: Sequence[str], console: str | None) -> None:
         raise InvalidInputError(f"--by names {len(fields)} fields: give at most {FIELDS_MAX}, each once")
     if console is not None and not _SERVICE.fullmatch(console):
         raise InvalidInputError(f"--console {console[:100]!r} is no address of a service: write https://ledger.example")
+    if console is not None and ledgers > 1:
+        raise InvalidInputError("--console leads to one service: report on its ledger alone")
 
 
 def _refuse_no_stats(stats: str, wanted: Asked) -> None:
@@ -170,8 +198,8 @@ def _refuse_no_stats(stats: str, wanted: Asked) -> None:
 
 
 def _made(
-    option: str,
-    places: Sequence[Place],
+    where: Sources,
+    names: Sequence[str],
     tenants: Sequence[str],
     given: Mapping[str, str | None],
     fields: tuple[str, ...],
@@ -180,11 +208,11 @@ def _made(
     """The source that the report names, without the password of a database."""
     from pipeline.report.make import Made
 
-    names = [str(place) for place in places]
     some = names[:PLACES_SHOWN_MAX]
     more = [f"and {len(names) - len(some):,} more"] if len(names) > len(some) else []
     words = [word for tenant in tenants for word in ("--tenant", tenant)]
-    ledger = shlex.join([option, *some, *words]) + (" ..." if more else "")
+    read = [where.option, *some] if where.bundles else [word for name in some for word in (where.option, name)]
+    ledger = shlex.join([*read, *words]) + (" ..." if more else "")
     by = [word for name in fields for word in ("--by", name)]
     options = shlex.join([*(word for name, value in given.items() if value for word in (name, value)), *by])
     console = given["--console"]

@@ -19,21 +19,23 @@ from rich.table import Table
 from ledger.errors import ArchiveInvalidError, ConfigurationError, SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.verification.tree_check import TreeHead
-from pipeline.cli.options import (
-    AnyArchive,
+from pipeline.cli.ledgers import (
+    Archives,
     Bundles,
-    Dsn,
-    Keys,
-    Master,
+    Dsns,
+    LedgersFile,
     MoreBundles,
-    NamedPlace,
-    Tenants,
-    load_keys,
-    named_place,
+    NamedLedger,
+    codes_of,
+    is_alone,
+    opened_together,
+    sources,
 )
+from pipeline.cli.options import Keys, Master, Tenants, load_keys
 from pipeline.cli.running import is_interrupted, running, shown
 from pipeline.java import error_line
 from pipeline.places import OpenPlace
+from pipeline.places.protocol import ChainName
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, judge_unvouched, read_kept
 from signing.keys import Keyring
 from signing.memory import Memory, Observation, Seen, memory_of, remembering
@@ -52,11 +54,11 @@ SOURCE = "file"
 
 
 def verify(
-    context: typer.Context,
     more_bundles: MoreBundles = None,
     tenants: Tenants = None,
-    dsn: Dsn = None,
-    archive: AnyArchive = None,
+    dsns: Dsns = None,
+    archives: Archives = None,
+    ledgers: LedgersFile = None,
     bundles: Bundles = None,
     keys: Keys = None,
     checkpoint: Annotated[
@@ -79,27 +81,30 @@ def verify(
     --keys, the newest checkpoint verified of each log is remembered in your
     state folder and compared with ever after.
 
+    Several ledgers are verified in one Spark job, and each verdict names its
+    ledger. One that cannot be reached is named, and the others are verified.
+
     \b
     Exit codes: 0 whole; 2 tampered; 3 nothing wrong found but not everything
     checked, such as an end that no snapshot signs yet; 4 a key is unknown,
-    expired or revoked; 1 could not run, or could not read a file. The gravest
-    of all counts.
+    expired or revoked; 1 could not run, or could not read a ledger or a file.
 
     \b
     Examples:
       tally pipeline verify --keys trusted-keys.json
       tally pipeline verify --archive s3://ledger-archive/prod --keys trusted/
       tally pipeline verify --bundle sites/*.tar --keys trusted/ --json
+      tally pipeline verify --ledgers ledgers.txt --keys trusted/
     """
-    where = named_place(context, dsn, archive, bundles, more_bundles, tenants)
+    where = sources(dsns, archives, ledgers, bundles, more_bundles, tenants)
     keyring = load_keys(keys) if keys else None
     kept = read_kept(checkpoint) if checkpoint is not None else None
     memory = memory_of(state, is_off=no_state or keyring is None)
     run = partial(_worked, master, None if breaks is None else breaks_url(breaks))
-    if where.option == "--bundle":
-        told, codes = _verify_bundles([*map(Path, where.names)], keyring, kept, memory, run)
+    if where.bundles:
+        told, codes = _verify_bundles([*map(Path, where.bundles)], keyring, kept, memory, run)
     else:
-        told, codes = _verify_place(where, tenants, keyring, kept, memory, run)
+        told, codes = _verify_ledgers(where.ledgers, tenants, keyring, kept, memory, run)
     with remembering(memory, [verdict.get("memory") for verdict in told["tenants"]]):
         if as_json:
             print_json(told)
@@ -119,62 +124,80 @@ Run = Callable[[Work], tuple[dict[str, Any], ExitCode]]
 # --- where the ledgers are ----------------------------------------------------------------------------
 
 
-def _verify_place(
-    where: NamedPlace,
+def _verify_ledgers(
+    ledgers: Sequence[NamedLedger],
     wanted: Sequence[str] | None,
     keyring: Keyring | None,
     kept: str | None,
     memory: Memory | None,
     run: Run,
 ) -> Told:
-    """Verify a database or an archive.
+    """Verify databases, or archives.
 
     Raises:
         TenantNotFoundError: there is nothing to verify.
     """
-    from pipeline.places import place_of
-    from pipeline.verify import verify as verify_ledgers
+    from pipeline.verify import verify as verify_chains
 
-    place = place_of(where.option, where.names[0])
-    with place.open(keyring) as opened:
+    with opened_together(ledgers, keyring) as (opened, unread):
+        # 1. The chains.
         held = opened.tenants()
-        tenants = held if wanted is None else [each for each in wanted if each in held]
-        missing = sorted({*(wanted or ())} - {*held})
-        if not tenants:
+        chains = held if wanted is None else opened.chains_of(wanted)
+        missing = sorted({*(wanted or ())} - {ChainName.parse(chain).tenant_id for chain in chains})
+        if not chains:
             said = f"no tenant {', '.join(map(repr, missing))}" if missing else "nothing to verify"
-            raise TenantNotFoundError(f"there is {said} in {place}")
-        of_log = None if kept is None else _kept_of_tenant(kept, tenants, keyring)
-        observed = observations(opened, tenants, keyring, memory)
-        heads = {tenant: each.heads for tenant, each in observed.items()}
-        if of_log is not None and of_log[1].unknown is None:
-            tenant, (head, _) = of_log
-            heads[tenant] = [TreeHead(head.size, head.root, SOURCE), *heads.get(tenant, ())]
+            raise TenantNotFoundError(f"there is {said} in {opened}")
+        # 2. The checkpoints that they are compared with.
+        observed = observations(opened, chains, keyring, memory)
+        heads = {chain: each.heads for chain, each in observed.items()}
+        of_file = {} if kept is None else _kept_of_chains(kept, opened, chains, keyring)
+        for chain, (head, unknown) in of_file.items():
+            if unknown is None:
+                heads[chain] = [TreeHead(head.size, head.root, SOURCE), *heads.get(chain, ())]
+        # 3. The verdicts.
         told, written = run(
-            lambda spark, passed: verify_ledgers(
-                spark, opened, tenants=tenants, keyring=keyring, checkpoints=heads, passed=passed
+            lambda spark, passed: verify_chains(
+                spark, opened, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed
             )
         )
-    for verdict in told["tenants"]:
-        if of_log is not None and verdict["tenant_id"] == of_log[0]:
-            judge_unvouched(verdict, of_log[1].unknown, keyring)
-    told["tenants"] = [
-        observed[name].with_verdict(verdict) if (name := verdict["tenant_id"]) in observed else verdict
-        for verdict in told["tenants"]
-    ]
+        told["tenants"] = [_compared(verdict, observed, of_file, keyring) for verdict in told["tenants"]]
+    # 4. What is missing.
     lost = gone(observed, keyring, memory, held) if wanted is None and not opened.is_copy else []
     told["gone"] = [{"log": seen.checkpoint.origin, **seen.to_json()} for seen in lost]
     for seen in lost:
         what = f"{seen.checkpoint.size} entries of log {seen.checkpoint.origin}, verified {seen.seen_at}"
-        err.print(f"gone from {place} are {what}", markup=False)
+        err.print(f"gone from {opened} are {what}", markup=False)
     for tenant in missing:
-        err.print(f"there is no tenant {tenant!r} in {place}", markup=False)
+        err.print(f"there is no tenant {tenant!r} in {opened}", markup=False)
+    if not is_alone(ledgers):
+        told["unread"] = [each._asdict() for each in unread]
     code_of = exit_code_of_bundle if opened.is_copy else exit_code_of_verdict
-    others = [ExitCode.COULD_NOT_RUN] * len(missing) + [ExitCode.TAMPERED] * len(lost)
+    others = [ExitCode.COULD_NOT_RUN] * len(missing) + [ExitCode.TAMPERED] * len(lost) + codes_of(unread)
     return told, [*map(code_of, told["tenants"]), *others, written]
 
 
-def _kept_of_tenant(text: str, tenants: Sequence[str], keyring: Keyring | None) -> tuple[str, JudgedCheckpoint]:
-    """The externally kept checkpoint in ``text``, and the tenant of ``tenants`` whose log it covers.
+def _chain_of(verdict: Mapping[str, Any]) -> str:
+    return str(ChainName(verdict.get("ledger"), verdict["tenant_id"]))
+
+
+def _compared(
+    verdict: dict[str, Any],
+    observed: Mapping[str, Observation],
+    of_file: Mapping[str, JudgedCheckpoint],
+    keyring: Keyring | None,
+) -> dict[str, Any]:
+    """``verdict`` with what the checkpoints of its chain, remembered and externally kept, say."""
+    chain = _chain_of(verdict)
+    if chain in of_file:
+        judge_unvouched(verdict, of_file[chain].unknown, keyring)
+    return observed[chain].with_verdict(verdict) if chain in observed else verdict
+
+
+def _kept_of_chains(
+    text: str, opened: OpenPlace, chains: Sequence[str], keyring: Keyring | None
+) -> dict[str, JudgedCheckpoint]:
+    """The externally kept checkpoint in ``text``, for each of ``chains`` whose log it covers: one, or that of each
+    ledger with that log.
 
     Raises:
         SignatureError: malformed, not signed by the key it names, or of another log.
@@ -183,9 +206,16 @@ def _kept_of_tenant(text: str, tenants: Sequence[str], keyring: Keyring | None) 
     if found.unknown is not None:
         err.print(f"the checkpoint proves nothing: {found.unknown}", markup=False)
     origin = found.checkpoint.origin
-    if origin.rpartition("/")[2] not in tenants:
+    base, _, tenant_id = origin.rpartition("/")
+    named = [(chain, ChainName.parse(chain)) for chain in chains]
+    covered = [
+        chain
+        for chain, name in named
+        if name.tenant_id == tenant_id and (name.ledger is None or opened.log_origin(chain) == base)
+    ]
+    if not covered:
         raise SignatureError(f"the checkpoint is of log {origin!r}, of none of the tenants to be verified")
-    return origin.rpartition("/")[2], found
+    return dict.fromkeys(covered, found)
 
 
 def _verify_bundles(
@@ -237,7 +267,7 @@ def _print(told: dict[str, Any]) -> None:
         rest = [f"{aspect} {coloured(said)}" for aspect, said in verdict["verdicts"].items() if said != "ok"]
         if "error" in verdict:
             state, rest = "[bold red]NOT READ[/]", [escape(verdict["error"])]
-        name = verdict.get("file") or verdict["tenant_id"]
+        name = _name_of(verdict)
         unsigned = f"{verdict['unsigned_entries']:,}" if "unsigned_entries" in verdict else ""
         table.add_row(escape(name), f"{verdict['entries_checked']:,}", unsigned, state, ", ".join(rest))
     out.print(table)
@@ -254,6 +284,10 @@ def _print(told: dict[str, Any]) -> None:
         out.print(f"every break: {told['breaks_written']}", markup=False)
 
 
+def _name_of(verdict: Mapping[str, Any]) -> str:
+    return verdict.get("file") or ChainName(verdict.get("ledger"), verdict["tenant_id"]).shown
+
+
 def _print_memory(observations: Sequence[Mapping[str, Any]]) -> None:
     if observations:
         first = sum(observed["first_look"] for observed in observations)
@@ -266,7 +300,7 @@ def _print_memory(observations: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_first_break(verdict: dict[str, Any]) -> None:
-    first, name, counts = verdict["first_break"], verdict.get("file") or verdict["tenant_id"], verdict["breaks"]
+    first, name, counts = verdict["first_break"], _name_of(verdict), verdict["breaks"]
     found = escape(f"{name}: {first['kind']} at seq {first['seq']:,}: {first['detail']}")
     out.print(f"[bold red]broken:[/] {found}")
     out.print(f"  all breaks: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}", markup=False)
@@ -316,36 +350,50 @@ def write_breaks(breaks: DataFrame, url: str) -> ExitCode:
 
 
 def observations(
-    opened: OpenPlace, tenants: Sequence[str], keyring: Keyring | None, memory: Memory | None
+    opened: OpenPlace, chains: Sequence[str], keyring: Keyring | None, memory: Memory | None
 ) -> dict[str, Observation]:
-    """The remembered and the current checkpoint of each tenant of a database or an archive. Without ``keyring`` no
-    checkpoint can be verified, and without ``memory`` none compared, so nothing is observed."""
+    """The remembered and the current checkpoint of each chain of databases or archives. Without ``keyring`` no
+    checkpoint can be verified, and without ``memory`` none compared, so nothing is observed.
+
+    A chain without a checkpoint is compared with every remembered log of its tenant, except those that another of the
+    ledgers has."""
     observed: dict[str, Observation] = {}
     if keyring is None or memory is None:
         return observed
-    for tenant in tenants:
+    for chain in chains:
         with suppress(ArchiveInvalidError):  # Its verification reports the error.
-            newest = next(reversed(opened.sealed(tenant)), None)
+            newest = next(reversed(opened.sealed(chain)), None)
             note, to_seq = (None, None) if newest is None else (newest.checkpoint, newest.to_seq)
-            observed[tenant] = Observation.at(
-                memory, tenant, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=to_seq is not None
+            tenant_id = ChainName.parse(chain).tenant_id
+            observed[chain] = Observation.at(
+                memory, tenant_id, note, keyring, datetime.now(UTC), to_seq=to_seq, is_file=to_seq is not None
             )
+    logs = {each.now.checkpoint.origin for each in observed.values() if each.now is not None}
+    for chain, each in observed.items():
+        if each.now is None:
+            before = [seen for seen in each.before if seen.checkpoint.origin not in logs]
+            observed[chain] = each._replace(before=before)
     return observed
 
 
 def gone(
     observed: Mapping[str, Observation], keyring: Keyring | None, memory: Memory | None, held: Collection[str]
 ) -> list[Seen]:
-    """Remembered checkpoints of tenants missing from ``held``, the tenants of the ledger. Only logs with the origin of
-    an observed log and a signature by a given key are returned."""
+    """Remembered checkpoints of tenants that their ledger no longer has; ``held`` are the chains of all ledgers. Only
+    logs with the origin of an observed log of that ledger and a signature by a given key are returned."""
     if keyring is None or memory is None:
         return []
-    seen = (each for one in observed.values() for each in (one.now, *one.before) if each is not None)
-    bases = {each.checkpoint.origin.rpartition("/")[0] for each in seen}
+    bases: dict[str, set[str | None]] = {}
+    for chain, one in observed.items():
+        for seen in (one.now, *one.before):
+            if seen is not None:
+                base = seen.checkpoint.origin.rpartition("/")[0]
+                bases.setdefault(base, set()).add(ChainName.parse(chain).ledger)
+    there = {*map(ChainName.parse, held)}
     return [
         each
         for (origin, _), each in sorted(memory.logs.items())
-        if origin.rpartition("/")[0] in bases
-        and origin.rpartition("/")[2] not in held
+        for base, _, tenant_id in (origin.rpartition("/"),)
+        if any(ChainName(ledger, tenant_id) not in there for ledger in bases.get(base, ()))
         and judge_checkpoint(each.note, keyring).unknown is None
     ]

@@ -40,6 +40,8 @@ from pipeline.diff.events import (
 )
 from pipeline.diff.repair import GAP_MAX, SeqRange, WrittenBundle, cover, write_bundles
 from pipeline.places import OpenPlace, Piece
+from pipeline.places.ledgers import folder_of
+from pipeline.places.protocol import ChainName
 from signing.keys import Signer
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ Stage = Callable[[str], AbstractContextManager[None]]
 class TenantDiff:
     """The difference of the two ledgers in one tenant."""
 
-    tenant_id: str
+    name: ChainName
     compared: str
     """``merkle`` if links were sufficient, ``hlc-ranges`` if sets of events were compared."""
     only_in: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
@@ -82,17 +84,19 @@ class TenantDiff:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {
-            "tenant_id": self.tenant_id,
-            "equal": self.is_equal,
-            "compared": self.compared,
-            **{f"only_in_{side}": count for side, count in self.only_in.items()},
-            "conflict_count": self.conflict_count,
-            "conflicts": self.conflicts,
-            "first_difference": self.first_difference,
-            "forked_log": self.forked_log,
-            "unsigned": self.left,
-        }
+        return self.name.named(
+            {
+                "tenant_id": self.name.tenant_id,
+                "equal": self.is_equal,
+                "compared": self.compared,
+                **{f"only_in_{side}": count for side, count in self.only_in.items()},
+                "conflict_count": self.conflict_count,
+                "conflicts": self.conflicts,
+                "first_difference": self.first_difference,
+                "forked_log": self.forked_log,
+                "unsigned": self.left,
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Diff:
         return {
             "equal": self.is_equal,
             "tenants": [tenant.to_json() for tenant in self.tenants],
-            "bundles": [each._asdict() for each in self.written],
+            "bundles": [each.to_json() for each in self.written],
         }
 
 
@@ -134,13 +138,14 @@ def diff(
     signer: Signer | None = None,
     stage: Stage = lambda what: nullcontext(),
 ) -> Diff:
-    """Compare two ledgers. With ``output``, write the entries that each side lacks as bundles.
+    """Compare two ledgers, or several pairs of ledgers that have the same name on both sides. With ``output``, write
+    the entries that each side lacks as bundles.
 
     Args:
         spark: the session.
         a: the first ledger, open until this returns.
         b: the second ledger, likewise.
-        tenants: tenants to compare; if empty, all tenants of either ledger.
+        tenants: tenants to compare, in every pair that has them; if empty, all tenants of either ledger.
         by_rows: compute links and digests from the rows instead of trusting stored ones.
         output: a folder; ``to-a`` and ``to-b`` are created in it, and must be empty if they exist.
         signer: signs the bundles; required with ``output``.
@@ -156,8 +161,9 @@ def diff(
     """
     for place in (a, b):
         # A folder mistaken for an archive would seem to lack everything.
-        if place.is_copy and not place.tenants():
-            raise NotFoundError(f"there is no archive in {place}")
+        for each in place.ledgers().values():
+            if each.is_copy and not each.tenants():
+                raise NotFoundError(f"there is no archive in {each}")
     if output is not None:
         _refuse_used(output)
         if signer is None:
@@ -169,7 +175,7 @@ def diff(
     if apart:
         with stage("comparing events"):
             _by_events(spark, a, b, apart, by_rows=by_rows)
-    tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: each.tenant_id)
+    tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: str(each.name))
     written: list[WrittenBundle] = []
     if output is not None and signer is not None:
         with stage("writing bundles"):
@@ -188,16 +194,18 @@ def _refuse_used(output: Path) -> None:
 
 
 Apart = dict[str, tuple[TenantDiff, int]]
-"""Tenants whose events must be compared, with the last seq common to their chains."""
+"""Tenants whose events must be compared, by the name of the chain, with the last seq common to their chains."""
 Chains = Mapping[str, Mapping[str, Chain]]
-"""By side and tenant."""
+"""By side and name of the chain."""
 
 
 def _names(a: OpenPlace, b: OpenPlace, wanted: Collection[str]) -> list[str]:
     held = {*a.tenants(), *b.tenants()}
-    for name in sorted(set(wanted) - held):
+    if not wanted:
+        return sorted(held)
+    for name in sorted(set(wanted) - {ChainName.parse(chain).tenant_id for chain in held}):
         raise TenantNotFoundError(f"neither of them has a tenant {name!r}")
-    return sorted(set(wanted) or held)
+    return sorted({*a.chains_of(wanted), *b.chains_of(wanted)})
 
 
 def _met(spark: SparkSession, a: OpenPlace, b: OpenPlace, chains: Chains, *, by_rows: bool) -> dict[str, Meeting]:
@@ -218,16 +226,18 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
     found: list[TenantDiff] = []
     apart: Apart = {}
     for name in names:
-        tenant, sides = TenantDiff(name, "merkle"), {side: chains[side][name] for side in SIDES if name in chains[side]}
+        sides = {side: chains[side][name] for side in SIDES if name in chains[side]}
+        tenant = TenantDiff(ChainName.parse(name), "merkle")
+        is_system = tenant.name.tenant_id == SYSTEM_TENANT
         held: dict[str, SeqRange] = {}
         if (meeting := met.get(name)) is not None and (seq := meeting.first_difference) is not None:
             tenant.first_difference = {"seq": seq, **{side: chain.link_at(seq) for side, chain in sides.items()}}
         if meeting is None:  # Each ledger has its own ``_system`` chain.
-            held = dict.fromkeys(sides if name != SYSTEM_TENANT else (), SeqRange(0, 0))
+            held = dict.fromkeys(() if is_system else sides, SeqRange(0, 0))
         elif meeting.is_one:  # Each side holds a range of the one history.
             a, b = (SeqRange(sides[side].first_seq, sides[side].last_seq) for side in SIDES)
             held = {"a": b, "b": a}
-        elif name == SYSTEM_TENANT:  # They agree up to the fork.
+        elif is_system:  # They agree up to the fork.
             held = dict.fromkeys(sides if meeting.common else (), SeqRange(1, meeting.common))
         else:
             tenant.compared, tenant.forked_log = "hlc-ranges", forked_log(sides["a"], sides["b"], meeting)
@@ -286,12 +296,14 @@ def _pieces(place: OpenPlace, apart: Apart) -> list[Piece]:
 def _write(tenants: Sequence[TenantDiff], chains: Chains, output: Path, signer: Signer) -> list[WrittenBundle]:
     written: list[WrittenBundle] = []
     for tenant in tenants:
-        if tenant.tenant_id == SYSTEM_TENANT or tenant.forked_log is not None:
+        if tenant.name.tenant_id == SYSTEM_TENANT or tenant.forked_log is not None:
             continue
         for side, lacking in (("a", "b"), ("b", "a")):
             if tenant.missing[side]:
-                chain, folder = chains[side][tenant.tenant_id], output / f"to-{lacking}"
+                chain, folder = chains[side][str(tenant.name)], output / f"to-{lacking}"
+                if tenant.name.ledger is not None:
+                    folder /= folder_of(tenant.name.ledger)
                 made, left = write_bundles(chain, tenant.missing[side], lacking, folder, signer)
-                written += made
+                written += [each._replace(ledger=tenant.name.ledger) for each in made]
                 tenant.left += left
     return written

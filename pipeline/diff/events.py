@@ -11,7 +11,7 @@ digits (``ledger.chain.conflict``), so the id of its event is known without read
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX
 from ledger.merkle import HASH_BYTES
 from pipeline.arrow import batch_of, ddl_of, lists_of, rows_of
 from pipeline.places import OpenPlace, Piece, PieceReader
+from pipeline.places.protocol import ChainName
 from pipeline.source import over_pieces
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def events(spark: SparkSession, pieces: Sequence[Piece], *, by_rows: bool = Fals
             listed = lists_of(batch)
             if by_rows:
                 listed[-1] = [sha256(str(payload).encode()).hexdigest() for payload in listed[-1]]
-            rows = [(piece.tenant_id, event_id(row), row[0], row[1]) for row in zip(*listed, strict=True)]
+            rows = [(piece.chain, event_id(row), row[0], row[1]) for row in zip(*listed, strict=True)]
             yield batch_of(rows, _EVENTS)
 
     return over_pieces(spark, pieces, read, EVENTS_SCHEMA)
@@ -142,7 +143,7 @@ def computed_links(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch
     """(tenant, seq, link) of each row of a piece."""
     linker = Linker(piece.tenant_id)
     return (
-        batch_of([(piece.tenant_id, row[0], _link_of(linker, row)) for row in rows_of(batch)], _LINKS)
+        batch_of([(piece.chain, row[0], _link_of(linker, row)) for row in rows_of(batch)], _LINKS)
         for batch in reader.entries(LINK_COLUMNS)
     )
 
@@ -179,12 +180,14 @@ class Meeting(NamedTuple):
     """The first seq at which entries differ; None if there is none, or if it cannot be determined."""
 
 
-def chains_of(place: OpenPlace, tenants: list[str]) -> dict[str, Chain]:
+def chains_of(place: OpenPlace, tenants: Collection[str]) -> dict[str, Chain]:
     """The chains of these tenants in ``place``; a few reads fetch many."""
-    held = set(place.tenants())
-    wanted = [tenant for tenant in tenants if tenant in held]
-    first = {piece.tenant_id: piece for piece in place.pieces(wanted, from_seq=1, to_seq=1)}
-    return {tenant: Chain(place, tenant, first.get(tenant)) for tenant in wanted}
+    chains, named = dict[str, Chain](), set(tenants)
+    for ledger, each in place.ledgers().items():
+        wanted = [tenant for tenant in each.tenants() if str(ChainName(ledger, tenant)) in named]
+        first = {piece.tenant_id: piece for piece in each.pieces(wanted, from_seq=1, to_seq=1)}
+        chains |= {str(ChainName(ledger, tenant)): Chain(each, tenant, first.get(tenant)) for tenant in wanted}
+    return chains
 
 
 class Chain:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ledger import merkle
 from ledger.bundle.rows import CHAIN_LINK, SEQ
@@ -29,7 +29,7 @@ from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from pipeline.arrow import Row, rows_of
 from pipeline.diff.events import Chain
-from pipeline.places.protocol import Sealed
+from pipeline.places.protocol import ChainName, Sealed
 from pipeline.source import open_pieces
 from signing import checkpoint as checkpoints
 from signing.bundle.reader import digest_of
@@ -146,6 +146,13 @@ class WrittenBundle(NamedTuple):
     bytes: int
     sha256: str
     """Digest of the file, hex."""
+    ledger: str | None = None
+    """The name of the ledger of its entries; None if one pair of ledgers was compared."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        fields = self._asdict()
+        return ChainName(fields.pop("ledger"), self.tenant_id).named(fields)
 
 
 def write_bundles(

@@ -78,6 +78,8 @@ TIMED_ROWS_MAX: Final = 4 * ROWS_A_PIECE
 """Most entries of a time range that are read to find its seqs; a longer range is read from all pieces."""
 TENANTS_AT_ONCE: Final = 500
 """Most tenants in one statement."""
+DATABASES_HELD: Final = 16
+"""Databases whose types a process keeps, of those it used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ class PostgresPlace(Place):
 class OpenPostgres(OpenPlace):
     """A ledger in PostgreSQL, held in one state."""
 
-    is_copy: ClassVar[bool] = False
+    is_copy = False
 
     def __init__(self, connection: Connection, state: PostgresState) -> None:
         self.connection, self.state = connection, state
@@ -466,7 +468,7 @@ def connected(dsn: Dsn) -> Iterator[Connection]:
             raw.close()
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=DATABASES_HELD)
 def _database(url: str) -> AdbcDatabase:
     """The types of PostgreSQL, shared by connections to ``url``. The driver connects once and takes 50 ms to load
     them, a hundred times the cost of a connection. It holds no connection."""

@@ -27,6 +27,8 @@ ROWS_A_PIECE: Final = 65_536
 BATCH_ROWS_MAX: Final = 10_000
 BATCH_BYTES_HINT: Final = 4 << 20
 """A batch ends with the row that reaches this many bytes."""
+CHAIN_SEPARATOR: Final = "\0"
+"""Between ledger and tenant in the name of a chain. No text of PostgreSQL and no name of a file contains it."""
 SEQ_MIN: Final = -(2**63)
 SEQ_MAX: Final = 2**63 - 1
 
@@ -39,6 +41,32 @@ class Times(NamedTuple):
 
 
 EVER: Final = Times()
+
+
+class ChainName(NamedTuple):
+    """A tenant's chain among those of all ledgers that are read together."""
+
+    ledger: str | None
+    """None if one ledger is read."""
+    tenant_id: str
+
+    @classmethod
+    def parse(cls, text: str) -> ChainName:
+        """The name in the text that ``str`` makes of it."""
+        ledger, separator, tenant_id = text.partition(CHAIN_SEPARATOR)
+        return cls(ledger, tenant_id) if separator else cls(None, text)
+
+    def __str__(self) -> str:
+        return self.tenant_id if self.ledger is None else f"{self.ledger}{CHAIN_SEPARATOR}{self.tenant_id}"
+
+    @property
+    def shown(self) -> str:
+        """The name in messages and tables."""
+        return self.tenant_id if self.ledger is None else f"{self.ledger}/{self.tenant_id}"
+
+    def named(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``row``, which is about this chain, with the ledger's name if there is one."""
+        return {**row} if self.ledger is None else {"ledger": self.ledger, **row}
 
 
 class Facts(NamedTuple):
@@ -139,6 +167,13 @@ class Piece:
     """Whether it is the first piece read of the tenant."""
     where: Where
     times: Times = EVER
+    ledger: str | None = None
+    """The name of its ledger; None if one ledger is read."""
+
+    @property
+    def chain(self) -> str:
+        """The name of its chain, as text."""
+        return str(ChainName(self.ledger, self.tenant_id))
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -152,14 +187,22 @@ class OpenPlace(Protocol):
     The default methods are those of copies of ledgers.
     """
 
-    is_copy: ClassVar[bool] = True
+    is_copy: bool = True
     """Whether it is a copy of parts of a ledger, without job states and keys; nothing follows from data that it
     lacks."""
     file: Path | None = None
     """The one signed file of the place; None if it is no single file."""
 
     def tenants(self) -> list[str]:
-        """Every tenant with data here, in byte order."""
+        """Every tenant with data here, in byte order. With several ledgers, the names of their chains."""
+
+    def ledgers(self) -> Mapping[str | None, OpenPlace]:
+        """The ledgers read together, by name; one without a name if it is read alone."""
+        return {None: self}
+
+    def chains_of(self, tenants: Collection[str]) -> list[str]:
+        """The chains of ``tenants`` here, in every ledger; a tenant without data has none."""
+        return [chain for chain in self.tenants() if ChainName.parse(chain).tenant_id in tenants]
 
     def pieces(
         self,

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SystemAction
 from ledger.machines.jobs import payload_of
 from pipeline.arrow import ddl_of, rows_of
+from pipeline.places.protocol import CHAIN_SEPARATOR, ChainName
 from pipeline.report import Asked, Clock, Period
 from pipeline.report.folder import in_order, table, write_table
 from pipeline.report.jobs import SHOWN, shown_count, shown_text
@@ -140,16 +141,27 @@ def _recorded(spark: SparkSession, system: DataFrame | None, tenants: Sequence[s
     rows = (
         system.where(F.col("action").isin(str(SystemAction.ACT_ALLOWED), str(SystemAction.ACCESS_REFUSED)))
         .where(_within_asked("hlc_physical", asked))
-        .select("action", "hlc_physical", "payload")
+        .select("action", "hlc_physical", "payload", "tenant_id")
         .mapInArrow(_told, ddl_of(_RECORDED))
     )
-    return rows.where((F.col("kind") == "others") | F.col("tenant_id").isin(*tenants)) if tenants else rows
+    named = F.substring_index("tenant_id", CHAIN_SEPARATOR, -1)
+    return rows.where((F.col("kind") == "others") | named.isin(*tenants)) if tenants else rows
 
 
 def _told(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        rows = [row for action, at_ms, payload in rows_of(batch) for row in _rows(action, at_ms, payload_of(payload))]
+        rows = [
+            {**row, "tenant_id": _in_ledger(chain, row["tenant_id"])}
+            for action, at_ms, payload, chain in rows_of(batch)
+            for row in _rows(action, at_ms, payload_of(payload))
+        ]
         yield pa.RecordBatch.from_pylist(rows, _RECORDED)
+
+
+def _in_ledger(chain: str, tenant_id: str | None) -> str | None:
+    """The name of the chain of ``tenant_id``, if there is one, in the ledger whose ``_system`` chain is named."""
+    ledger = ChainName.parse(chain).ledger
+    return tenant_id if ledger is None else str(ChainName(ledger, tenant_id or ""))
 
 
 def _rows(action: str, at_ms: int, payload: dict[str, Any]) -> Iterator[dict[str, Any]]:

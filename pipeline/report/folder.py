@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.dataset as ds
 
 from ledger.errors import ConfigurationError
+from pipeline.places.protocol import CHAIN_SEPARATOR, ChainName
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -87,12 +88,27 @@ def in_order(rows: DataFrame, *keys: Column | str) -> DataFrame:
 
 
 def write_table(rows: DataFrame, folder: Path, name: str) -> None:
-    """Write ``rows`` as Parquet; all tables but the jobs are one sorted partition, so they are stored in order."""
+    """Write ``rows`` as Parquet; all tables but the jobs are one sorted partition, so they are stored in order.
+
+    A table with ``tenant_id``, which names chains, has ``ledger`` as its last column, null if one ledger was read.
+    """
+    if "tenant_id" in rows.columns:
+        rows = by_ledger(rows)
     target = folder / "parquet" / name  # Hadoop takes a path literally, without escapes.
     parts = rows if name in PARQUET_ONLY else rows.coalesce(1)
     parts.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{target}")
     for checksum in target.glob(".*.crc"):
         checksum.unlink()
+
+
+def by_ledger(rows: DataFrame) -> DataFrame:
+    """``rows`` with the names of chains in ``tenant_id`` as ``tenant_id`` and ``ledger``."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    parts = F.split("tenant_id", CHAIN_SEPARATOR, 2)
+    is_named = F.size(parts) > 1
+    tenant = F.when(is_named, F.nullif(parts[1], F.lit(""))).otherwise(F.col("tenant_id"))
+    return rows.withColumns({"tenant_id": tenant, "ledger": F.when(is_named, parts[0])})
 
 
 def table(folder: Path, name: str) -> ds.Dataset:
@@ -105,6 +121,18 @@ def rows_of(folder: Path, name: str, limit: int | None = None) -> list[Row]:
     data = table(folder, name)
     found: list[Row] = (data.to_table() if limit is None else data.head(limit)).to_pylist()
     return found
+
+
+def named_rows_of(folder: Path, name: str, limit: int | None = None) -> list[Row]:
+    """As ``rows_of``, with the name of the chain, as it is shown, in ``tenant_id``."""
+    return [with_chain(row) for row in rows_of(folder, name, limit)]
+
+
+def with_chain(row: Row) -> Row:
+    """``row`` with the name of the chain, as it is shown, in ``tenant_id``."""
+    if row.get("ledger") is None:
+        return row
+    return {**row, "tenant_id": ChainName(row["ledger"], row["tenant_id"] or "").shown}
 
 
 def write_csv(folder: Path, name: str) -> None:

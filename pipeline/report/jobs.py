@@ -26,6 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.canonical import INTEGER_MAX
+from ledger.errors import TenantNotFoundError
 from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SYSTEM_TENANT, SystemAction
 from ledger.facts.statuses import ENDED, FAILED
 from ledger.machines import jobs
@@ -35,7 +36,7 @@ from ledger.machines.jobs import payload_of, said_of_row
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.arrow import batched, ddl_of, rows_of
 from pipeline.places import OpenPlace
-from pipeline.places.protocol import Times
+from pipeline.places.protocol import CHAIN_SEPARATOR, ChainName, Times
 from pipeline.report import Clock
 from pipeline.source import entries as entries_of
 
@@ -103,13 +104,15 @@ decode_fact: Final = msgspec.msgpack.Decoder(JobFact).decode
 def entries(
     spark: SparkSession, places: Sequence[OpenPlace], tenants: Collection[str] | None, before_ms: int | None
 ) -> DataFrame:
-    """The entries of all ``places`` with an HLC before ``before_ms``; an event in several places is returned once."""
-    return _union(spark, [(place, _tenants_of(place, tenants)) for place in places], before_ms)
+    """The entries of all ``places`` with an HLC before ``before_ms``. An event in several copies is returned once;
+    ledgers with names stay apart, and ``tenant_id`` has the names of their chains."""
+    wanted = _wanted(places, tenants)
+    return _union(spark, [(place, names) for place, names in wanted if names] or wanted[:1], before_ms)
 
 
 def system_entries(spark: SparkSession, places: Sequence[OpenPlace], before_ms: int | None) -> DataFrame | None:
     """The entries of ``_system``, likewise; None if no place has its chain."""
-    wanted = [(place, [SYSTEM_TENANT]) for place in places if SYSTEM_TENANT in place.tenants()]
+    wanted = [(place, names) for place in places if (names := place.chains_of([SYSTEM_TENANT]))]
     return _union(spark, wanted, before_ms) if wanted else None
 
 
@@ -122,22 +125,39 @@ def _union(spark: SparkSession, wanted: Sequence[tuple[OpenPlace, list[str]]], b
         for place, names in wanted
     ]
     union = reduce(DataFrame.unionByName, each)
-    return union if len(each) == 1 else union.dropDuplicates(_EVENT)
+    is_apart = len(each) == 1 or all(None not in place.ledgers() for place, _ in wanted)
+    return union if is_apart else union.dropDuplicates(_EVENT)
 
 
 def _own_log(place: OpenPlace, tenants: Sequence[str]) -> Column:
     origin = next((found for name in tenants[:1] if (found := place.log_origin(name)) is not None), None)
-    return F.lit(None).cast("string") if origin is None else F.concat(F.lit(f"{origin}/"), F.col("tenant_id"))
+    own = F.concat(F.lit(f"{origin}/"), F.substring_index("tenant_id", CHAIN_SEPARATOR, -1))
+    return F.lit(None).cast("string") if origin is None else own
 
 
-def _tenants_of(place: OpenPlace, tenants: Collection[str] | None) -> list[str]:
-    """The tenants of ``place`` in a report: the requested ones, else all but the ledger's own."""
-    return sorted(tenants or (name for name in place.tenants() if name != SYSTEM_TENANT))
+def _wanted(places: Sequence[OpenPlace], tenants: Collection[str] | None) -> list[tuple[OpenPlace, list[str]]]:
+    """The chains of each place in a report: those of the requested tenants, else all but the ledger's own.
+
+    Raises:
+        TenantNotFoundError: no ledger has a requested tenant.
+    """
+    if not tenants:
+        return [(place, _without_system(place)) for place in places]
+    if len(places) == 1 and None in places[0].ledgers():
+        return [(places[0], sorted(tenants))]
+    found = [(place, place.chains_of(tenants)) for place in places]
+    for name in sorted({*tenants} - {ChainName.parse(chain).tenant_id for _, chains in found for chain in chains}):
+        raise TenantNotFoundError(f"there is no tenant {name!r} in {', '.join(map(str, places))}")
+    return found
+
+
+def _without_system(place: OpenPlace) -> list[str]:
+    return [chain for chain in place.tenants() if ChainName.parse(chain).tenant_id != SYSTEM_TENANT]
 
 
 def log_origins(places: Sequence[OpenPlace], tenants: Collection[str] | None) -> list[str]:
     """The origins of the logs in ``places``, without the tenant, read from the first tenants of each place."""
-    asked = [(place, tenant_id) for place in places for tenant_id in _tenants_of(place, tenants)[:TENANTS_ASKED_MAX]]
+    asked = [(place, name) for place, names in _wanted(places, tenants) for name in names[:TENANTS_ASKED_MAX]]
     return sorted({origin for place, tenant_id in asked if (origin := place.log_origin(tenant_id)) is not None})
 
 

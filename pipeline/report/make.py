@@ -45,6 +45,10 @@ class Made(NamedTuple):
     """Fields of the spec, such as ``spec.image``, by whose values jobs are counted."""
     console: str | None = None
     """Base URL of the service whose console shows the jobs."""
+    ledgers: Sequence[str] = ()
+    """Names of the ledgers read; empty if rows name none."""
+    unread: Sequence[Mapping[str, str]] = ()
+    """Ledgers that could not be read, each with the ``error``."""
 
 
 def make(
@@ -167,12 +171,10 @@ def _headline(
         "read": {
             "place": made.place,
             "log_origins": made.log_origins,
+            "ledgers": [*made.ledgers],
+            "unread": [*made.unread],
             "tenants_asked": made.tenants,
-            "tenants": read["tenants"],
-            "entries": read["entries"],
-            "job_events": read["job_events"],
-            "first_hlc": read["first_hlc"],
-            "last_hlc": read["last_hlc"],
+            **{name: read[name] for name in ("tenants", "entries", "job_events", "first_hlc", "last_hlc")},
         },
         "made": {"at": made_at, "version": made.version, "command": made.command, "verify": made.verify_command},
         "by": [*made.by],

@@ -48,7 +48,8 @@ def entries(
 ) -> DataFrame:
     """The entries of ``place``, which MUST stay open until the DataFrame has been used.
 
-    Within a partition the entries of a tenant are in order of seq. A value that its column cannot hold is NULL.
+    Within a partition the entries of a tenant are in order of seq. A value that its column cannot hold is NULL. With
+    several ledgers, ``tenant_id`` has the names of chains.
     """
     pieces = place.pieces(tenants, rows_a_piece=rows_a_piece, from_seq=from_seq, to_seq=to_seq, times=times)
     names = tuple(columns)
@@ -70,7 +71,7 @@ def entry_rows(piece: Piece, reader: PieceReader, columns: Sequence[str] = ROW_C
     # A batch without columns would have no rows to count.
     for batch in reader.entries([name for name in columns if name != "tenant_id"] or ["seq"]):
         arrays = [
-            pa.repeat(piece.tenant_id, batch.num_rows) if name == "tenant_id" else _held(batch.column(name), field.type)
+            pa.repeat(piece.chain, batch.num_rows) if name == "tenant_id" else _held(batch.column(name), field.type)
             for name, field in zip(columns, schema, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)

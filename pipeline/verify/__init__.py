@@ -38,7 +38,7 @@ from pipeline import arrow
 from pipeline.archive.reader import broken
 from pipeline.arrow import ddl_of
 from pipeline.places import OpenPlace, Piece
-from pipeline.places.protocol import ROWS_A_PIECE
+from pipeline.places.protocol import ROWS_A_PIECE, ChainName
 from pipeline.source import over_numbers, over_pieces, rows_a_task
 from pipeline.spark import SHUFFLE_PARTITIONS_A_CORE
 from pipeline.verify.tasks import (
@@ -75,10 +75,11 @@ __all__ = ["BREAKS_DDL", "VERDICTS_DDL", "Verified", "verify", "verify_bundles"]
 
 _BREAKS_SCHEMA: Final = pa.schema(
     [("tenant_id", pa.string()), ("seq", pa.int64())]
-    + [(name, pa.string()) for name in ("kind", "detail", "expected", "actual")]
+    + [(name, pa.string()) for name in ("kind", "detail", "expected", "actual", "ledger")]
 )
+"""``ledger`` is null if one ledger was read."""
 BREAKS_DDL: Final = ddl_of(_BREAKS_SCHEMA)
-VERDICTS_DDL: Final = "tenant_id string, valid boolean, entries_checked bigint, verdict string"
+VERDICTS_DDL: Final = "tenant_id string, valid boolean, entries_checked bigint, verdict string, ledger string"
 
 
 @dataclass(frozen=True)
@@ -94,36 +95,40 @@ class Verified:
     def verdicts(self) -> DataFrame:
         """One row a tenant or file; ``verdict`` is the verdict object as JSON."""
         rows = [
-            (each["tenant_id"], each["valid"], each["entries_checked"], orjson.dumps(each).decode())
-            for each in self.objects
+            (*(each[name] for name in ("tenant_id", "valid", "entries_checked")), orjson.dumps(each).decode(), ledger)
+            for each, (ledger, _) in zip(self.objects, map(_chain_of, self.objects), strict=True)
         ]
         return self.spark.createDataFrame(rows, VERDICTS_DDL).coalesce(1)
 
     def breaks(self) -> DataFrame:
         """Every break, unordered."""
         outside = [
-            (each["tenant_id"], [_text(value) for value in each["first_break"].values()], not each["entries_checked"])
+            (_chain_of(each), [_text(value) for value in each["first_break"].values()], not each["entries_checked"])
             for each in self.objects
             if each["first_break"] is not None and each["first_break"]["kind"] not in KINDS
         ]
         told = self.spark.createDataFrame(
-            [(tenant, int(seq or 0), *rest) for tenant, (seq, *rest), _ in outside], BREAKS_DDL
+            [(chain.tenant_id or None, int(seq or 0), *rest, chain.ledger) for chain, (seq, *rest), _ in outside],
+            BREAKS_DDL,
         )
         # An invalid place has no other breaks; breaks of job states count only if the chain is whole.
-        refused = {tenant for tenant, _, is_unread in outside if is_unread}
+        refused = {str(chain) for chain, _, is_unread in outside if is_unread}
         whole = {
-            each["tenant_id"]
+            str(_chain_of(each))
             for each in self.objects
             if "broken" not in {each["verdicts"].get(aspect) for aspect in CHAIN_ASPECTS}
         }
 
         def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             found = (
-                (row.tenant_id, decode(row.data, type=Break))
+                (ChainName.parse(row.chain), decode(row.data, type=Break))
                 for row in rows_in(batches)
-                if row.tenant_id not in refused and (row.kind == BREAK or row.tenant_id in whole)
+                if row.chain not in refused and (row.kind == BREAK or row.chain in whole)
             )
-            rows = ((tenant, *each[:3], _text(each.expected), _text(each.actual)) for tenant, each in found)
+            rows = (
+                (chain.tenant_id, *each[:3], _text(each.expected), _text(each.actual), chain.ledger)
+                for chain, each in found
+            )
             return arrow.batched(rows, _BREAKS_SCHEMA)
 
         for rows_found in self.found:
@@ -135,6 +140,10 @@ class Verified:
         """Release the cached rows."""
         for each in self.found:
             each.unpersist()
+
+
+def _chain_of(verdict: Mapping[str, Any]) -> ChainName:
+    return ChainName(verdict.get("ledger"), verdict["tenant_id"] or "")
 
 
 def _text(value: object) -> str | None:
@@ -154,12 +163,12 @@ def verify(
     """Verify the ledgers of ``place``, which MUST stay open until the breaks were read.
 
     A tenant without head and entries that a table still names is one whose chain was removed. The verdict objects of
-    an archive have the aspect ``archive`` and no job states.
+    an archive have the aspect ``archive`` and no job states; those of several ledgers name their ``ledger``.
 
     Args:
         spark: the session.
-        place: a database or an archive. For bundles see ``verify_bundles``.
-        tenants: tenants to verify, by default all.
+        place: a database, an archive, or several of one kind. For bundles see ``verify_bundles``.
+        tenants: tenants, or chains of several ledgers, to verify; by default all.
         keyring: trusted keys; without it the keys that the ledger names, by which no signature is valid.
         checkpoints: by tenant, externally kept tree heads, which the chain must extend.
         rows_a_piece: entries that a task checks.
@@ -176,18 +185,18 @@ def verify(
         tenant: each.ends._replace(checkpoints=(*each.ends.checkpoints, *(checkpoints or {}).get(tenant, ())))
         for tenant, each in judged.items()
     }
-    ring = keyring if keyring is not None else place.named_keys()
+    rings = {name: each.named_keys() if keyring is None else keyring for name, each in place.ledgers().items()}
     pieces = place.pieces([*ends], rows_a_piece=rows_a_piece)
     verdicts, refusals, found = check_chains(
-        spark, pieces, ends, keyring=ring, with_jobs=not place.is_copy, passed=passed
+        spark, pieces, ends, keyrings=rings, with_jobs=not place.is_copy, passed=passed
     )
     for tenant, (is_signature, message, seq) in refusals.items():
         refused[tenant] = (ArchiveSignatureError if is_signature else ArchiveInvalidError)(message, seq)
     seconds = time.perf_counter() - began_s
-    objects = {tenant: broken(tenant, error, seconds) for tenant, error in refused.items()}
-    for tenant, verdict in verdicts.items():
-        objects[tenant] = judged[tenant].told(verdict.to_json(seconds * 1000))
-    return Verified(spark, [objects[tenant] for tenant in wanted], found)
+    objects = {chain: broken(ChainName.parse(chain).tenant_id, error, seconds) for chain, error in refused.items()}
+    for chain, verdict in verdicts.items():
+        objects[chain] = judged[chain].told(verdict.to_json(seconds * 1000))
+    return Verified(spark, [ChainName.parse(chain).named(objects[chain]) for chain in wanted], found)
 
 
 def check_chains(
@@ -195,24 +204,24 @@ def check_chains(
     pieces: Sequence[Piece],
     ends: Mapping[str, ChainBounds],
     *,
-    keyring: Keyring | None,
+    keyrings: Mapping[str | None, Keyring | None],
     with_jobs: bool,
     passed: Accumulator[int] | None,
 ) -> tuple[dict[str, Verdict], dict[str, Refusal], tuple[DataFrame, ...]]:
-    """Check the chains in ``pieces``; ``ends`` has the stored bounds of each, by tenant.
+    """Check the chains in ``pieces``; ``ends`` has the stored bounds of each, ``keyrings`` the keys of each ledger.
 
-    Returns verdicts and refusals by tenant, and the cached rows, including every break.
+    Returns verdicts and refusals by chain, and the cached rows, including every break.
 
     With ``with_jobs``, stored job states are compared.
     """
     chains = _planned(pieces, ends)
     # 1. The ranges. 2. The jobs.
-    check = CheckRanges(_by_piece(pieces, chains), keyring, with_jobs, passed=passed)
+    check = CheckRanges(_by_piece(pieces, chains), keyrings, with_jobs, passed=passed)
     found = over_pieces(spark, pieces, check, DDL, rows_a_task(pieces, spark.sparkContext.defaultParallelism))
     if with_jobs:
         stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
         tasks_min = SHUFFLE_PARTITIONS_A_CORE * spark.sparkContext.defaultParallelism
-        by_job = found.union(stored).repartition(_partitions(found, max(tasks_min, len(pieces))), "tenant_id", "job_id")
+        by_job = found.union(stored).repartition(_partitions(found, max(tasks_min, len(pieces))), "chain", "job_id")
         found = by_job.sortWithinPartitions(*JOBS_SORTED_BY).mapInArrow(compare_jobs, DDL)
     found = found.persist()
     # 3. The verdicts.
@@ -221,34 +230,32 @@ def check_chains(
 
 
 def _planned(pieces: Sequence[Piece], ends: Mapping[str, ChainBounds]) -> dict[str, PlannedChain]:
-    borders: dict[str, list[int]] = {tenant: [] for tenant in ends}
+    borders: dict[str, list[int]] = {chain: [] for chain in ends}
     for piece in pieces:
         if not piece.is_first and piece.from_seq is not None:
-            borders[piece.tenant_id].append(piece.from_seq)
-    return {
-        tenant: PlannedChain(ends[tenant], tasks_of(ends[tenant], of_tenant)) for tenant, of_tenant in borders.items()
-    }
+            borders[piece.chain].append(piece.from_seq)
+    return {chain: PlannedChain(ends[chain], tasks_of(ends[chain], of_chain)) for chain, of_chain in borders.items()}
 
 
 def _by_piece(pieces: Sequence[Piece], chains: Mapping[str, PlannedChain]) -> dict[tuple[str, int | None], RangeTask]:
-    left = {tenant: iter(chain.tasks) for tenant, chain in chains.items()}
-    return {(piece.tenant_id, piece.from_seq): next(left[piece.tenant_id]) for piece in pieces}
+    left = {name: iter(chain.tasks) for name, chain in chains.items()}
+    return {(piece.chain, piece.from_seq): next(left[piece.chain]) for piece in pieces}
 
 
 def _fold(
     found: DataFrame, chains: Mapping[str, PlannedChain]
 ) -> tuple[DataFrame, dict[str, Verdict], dict[str, Refusal]]:
     """The folded rows, and their verdicts and refusals."""
-    of_chains = found.filter(found.kind.isin(*ROWS_FOLDED)).repartition(_partitions(found, len(chains)), "tenant_id")
+    of_chains = found.filter(found.kind.isin(*ROWS_FOLDED)).repartition(_partitions(found, len(chains)), "chain")
     folded = of_chains.sortWithinPartitions(*CHAINS_SORTED_BY).mapInArrow(partial(fold_chains, chains), DDL).persist()
     verdicts: dict[str, Verdict] = {}
     refused: dict[str, Refusal] = {}
     for row in folded.filter(folded.kind.isin(VERDICT, REFUSED)).collect():
         data = bytes(row.data)
         if row.kind == VERDICT:
-            verdicts[row.tenant_id] = decode(data, type=Verdict)
+            verdicts[row.chain] = decode(data, type=Verdict)
         else:
-            refused[row.tenant_id] = decode(data, type=Refusal)
+            refused[row.chain] = decode(data, type=Refusal)
     return folded, verdicts, refused
 
 

@@ -1,6 +1,6 @@
 """Output of verification tasks: rows of one shape, most with a value in MessagePack.
 
-A row of ``number`` belongs to that range of its tenant; ``place`` orders rows of one kind within it.
+A row of ``number`` belongs to that range of its chain; ``place`` orders rows of one kind within it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REFUSED: Final = "refused"
 
 _SCHEMA: Final = pa.schema(
     [
-        ("tenant_id", pa.string()),
+        ("chain", pa.string()),
         ("kind", pa.string()),
         ("number", pa.int64()),
         ("place", pa.int64()),
@@ -82,7 +82,8 @@ class Judged(NamedTuple):
 class TaskRow(NamedTuple):
     """One row of ``DDL``."""
 
-    tenant_id: str
+    chain: str
+    """The text of a ``ChainName``."""
     kind: str
     number: int
     place: int
@@ -106,9 +107,9 @@ def rows_in(batches: Iterable[pa.RecordBatch]) -> Iterator[TaskRow]:
 
 JOBS_HELD_MAX: Final = 20_000
 """Most job states that a task holds before it emits them: some tens of megabytes."""
-JOBS_SORTED_BY: Final = ("tenant_id", "job_id", "kind", "number", "place")
+JOBS_SORTED_BY: Final = ("chain", "job_id", "kind", "number", "place")
 """Parts are in chain order, stored jobs in storage order."""
-CHAINS_SORTED_BY: Final = ("tenant_id", "kind", "number", "place")
+CHAINS_SORTED_BY: Final = ("chain", "kind", "number", "place")
 ROWS_FOLDED: Final = (SUMMARY, JOBS, REFUSED, COMMITMENT)
 """Kinds of rows to fold."""
 
@@ -118,39 +119,38 @@ class CheckRanges:
     """Checks a piece as its task says. Travels to the workers."""
 
     tasks: Mapping[tuple[str, int | None], RangeTask]
-    """By tenant and first seq of the piece."""
-    keyring: Keyring | None
-    """If None, signatures are not verified."""
+    """By chain and first seq of the piece."""
+    keyrings: Mapping[str | None, Keyring | None]
+    """By ledger. If None, signatures are not verified."""
     with_jobs: bool
     """Whether to fold the jobs."""
     passed: Accumulator[int] | None = None
     """Counts entries."""
 
     def __call__(self, piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
-        return batched(self._rows(self.tasks[piece.tenant_id, piece.from_seq], reader))
+        return batched(self._rows(piece, self.tasks[piece.chain, piece.from_seq], reader))
 
-    def _rows(self, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
+    def _rows(self, piece: Piece, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
         breaks: list[Break] = []
         findings = Findings(breaks.append)
         try:
             snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
-            checker = RangeChecker(
-                task, opened_for(task, snapshots, partial(open_snapshot, keyring=self.keyring), findings), findings
-            )
-            yield from self._entries(checker, task, reader, breaks)
+            opener = partial(open_snapshot, keyring=self.keyrings[piece.ledger])
+            checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
+            yield from self._entries(checker, piece.chain, reader, breaks)
             for tiles in checker.tiles():
                 if (stored_tiles := reader.tiles(*tiles)) is None:
                     break
                 checker.compare_tiles(tiles, stored_tiles)
             summary = encode(checker.finish())
-            yield from _breaks(task.tenant_id, breaks)
-            yield TaskRow(task.tenant_id, SUMMARY, task.number, 0, None, summary)
+            yield from _breaks(piece.chain, breaks)
+            yield TaskRow(piece.chain, SUMMARY, task.number, 0, None, summary)
         except ArchiveInvalidError as error:
             refusal: Refusal = (isinstance(error, ArchiveSignatureError), str(error), error.seq)
-            yield TaskRow(task.tenant_id, REFUSED, task.number, 0, None, encode(refusal))
+            yield TaskRow(piece.chain, REFUSED, task.number, 0, None, encode(refusal))
 
     def _entries(
-        self, checker: RangeChecker, task: RangeTask, reader: PieceReader, breaks: list[Break]
+        self, checker: RangeChecker, chain: str, reader: PieceReader, breaks: list[Break]
     ) -> Iterator[TaskRow]:
         jobs = JobParts(reader.jobs_seq(), reader.exclusions()) if self.with_jobs else JobParts(0)
         place = 0
@@ -161,45 +161,42 @@ class CheckRanges:
             if checker.summary.commitments > known:
                 for entry in of_commitments([*rows_of(batch)]):
                     if is_number(entry.seq):
-                        yield TaskRow(task.tenant_id, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
+                        yield TaskRow(chain, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
             if self.with_jobs:
                 jobs.add(lists_of(batch))
             if len(jobs) >= JOBS_HELD_MAX:
-                yield from _parts(task, place, jobs)
+                yield from _parts(chain, checker.task.number, place, jobs)
             if self.passed is not None:
                 self.passed.add(batch.num_rows)
-            yield from _breaks(task.tenant_id, breaks)
+            yield from _breaks(chain, breaks)
             place += 1
-        yield from _parts(task, place, jobs)
+        yield from _parts(chain, checker.task.number, place, jobs)
 
 
 def read_jobs(piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
     """The stored jobs and commitments of the tenant, read with its first piece, if the ledger stores any."""
-    return batched(_stored(piece.tenant_id, reader))
+    return batched(_stored(piece.chain, reader))
 
 
-def _stored(tenant_id: str, reader: PieceReader) -> Iterator[TaskRow]:
+def _stored(chain: str, reader: PieceReader) -> Iterator[TaskRow]:
     if (jobs := reader.jobs()) is not None:
-        yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(Found()))
+        yield TaskRow(chain, JOBS, -1, 0, None, encode(Found()))
         for place, row in enumerate(row for batch in jobs for row in rows_of(batch)):
-            yield TaskRow(tenant_id, STORED, 0, place, row[0] if isinstance(row[0], str) else None, encode(row))
-    yield TaskRow(tenant_id, COMMITMENT, -1, SEQ_MIN, None, encode(Judged(followed_seq=reader.followed_seq())))
+            yield TaskRow(chain, STORED, 0, place, row[0] if isinstance(row[0], str) else None, encode(row))
+    yield TaskRow(chain, COMMITMENT, -1, SEQ_MIN, None, encode(Judged(followed_seq=reader.followed_seq())))
     for promised in (PromisedRow._make(row) for batch in reader.promised() for row in rows_of(batch)):
         place = promised.seq if is_number(promised.seq) else 0
-        yield TaskRow(tenant_id, COMMITMENT, -1, place, None, encode(Judged(promised=promised)))
+        yield TaskRow(chain, COMMITMENT, -1, place, None, encode(Judged(promised=promised)))
 
 
-def _parts(task: RangeTask, place: int, parts: JobParts) -> Iterator[TaskRow]:
-    return (
-        TaskRow(task.tenant_id, PART, task.number, place, state.job_id, jobs.encode_state(state))
-        for state in parts.take()
-    )
+def _parts(chain: str, number: int, place: int, parts: JobParts) -> Iterator[TaskRow]:
+    return (TaskRow(chain, PART, number, place, state.job_id, jobs.encode_state(state)) for state in parts.take())
 
 
-def _breaks(tenant_id: str, breaks: list[Break], kind: str = BREAK) -> Iterator[TaskRow]:
+def _breaks(chain: str, breaks: list[Break], kind: str = BREAK) -> Iterator[TaskRow]:
     """Breaks found since the last call."""
     found, breaks[:] = [*breaks], []
-    return (TaskRow(tenant_id, kind, -1, 0, None, encode(each)) for each in found)
+    return (TaskRow(chain, kind, -1, 0, None, encode(each)) for each in found)
 
 
 def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -208,10 +205,10 @@ def compare_jobs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
-    for tenant_id, of_tenant in groupby(rows, key=lambda row: row.tenant_id):
+    for chain, of_chain in groupby(rows, key=lambda row: row.chain):
         breaks, is_any_compared = list[Break](), False
         findings = Findings(breaks.append)
-        for job_id, of_job in groupby(of_tenant, key=lambda row: row.job_id):
+        for job_id, of_job in groupby(of_chain, key=lambda row: row.job_id):
             parts, placed = [], []
             is_any_compared |= job_id is not None
             for row in of_job:
@@ -228,9 +225,9 @@ def _compared(rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
                 compare(jobs.merge_states(parts), placed[0] if placed else None, findings)
                 for job in placed[1:]:
                     compare(None, job, findings)
-            yield from _breaks(tenant_id, breaks, CANDIDATE)
+            yield from _breaks(chain, breaks, CANDIDATE)
         if is_any_compared:
-            yield TaskRow(tenant_id, JOBS, -1, 0, None, encode(findings.found))
+            yield TaskRow(chain, JOBS, -1, 0, None, encode(findings.found))
 
 
 class PlannedChain(NamedTuple):
@@ -241,13 +238,12 @@ class PlannedChain(NamedTuple):
 
 
 def fold_chains(chains: Mapping[str, PlannedChain], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fold the rows of one partition. It has all rows of each of its tenants, sorted by ``CHAINS_SORTED_BY``."""
-    by_tenant = groupby(rows_in(batches), key=lambda row: row.tenant_id)
-    return batched(row for tenant_id, rows in by_tenant for row in _folded(chains[tenant_id], rows))
+    """Fold the rows of one partition. It has all rows of each of its chains, sorted by ``CHAINS_SORTED_BY``."""
+    by_chain = groupby(rows_in(batches), key=lambda row: row.chain)
+    return batched(row for chain, rows in by_chain for row in _folded(chain, chains[chain], rows))
 
 
-def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
-    tenant_id = chain.ends.tenant_id
+def _folded(chain: str, planned: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
     jobs: list[Found] | None = None
     breaks: list[Break] = []
     candidates: list[Break] = []
@@ -264,11 +260,11 @@ def _folded(chain: PlannedChain, rows: Iterator[TaskRow]) -> Iterator[TaskRow]:
             yield next(of_kind)
             return
         # One summary at a time: a long chain has many ranges.
-        summaries = (decode(row.data, type=RangeSummary) for _, row in zip(chain.tasks, of_kind, strict=True))
-        verdict = fold(chain.ends, summaries, jobs, breaks.append)
-        yield from _breaks(tenant_id, breaks)
-        yield from _breaks(tenant_id, candidates, CANDIDATE)
-        yield TaskRow(tenant_id, VERDICT, 0, 0, None, encode(verdict))
+        summaries = (decode(row.data, type=RangeSummary) for _, row in zip(planned.tasks, of_kind, strict=True))
+        verdict = fold(planned.ends, summaries, jobs, breaks.append)
+        yield from _breaks(chain, breaks)
+        yield from _breaks(chain, candidates, CANDIDATE)
+        yield TaskRow(chain, VERDICT, 0, 0, None, encode(verdict))
 
 
 def _judged(rows: Iterator[TaskRow], candidates: list[Break]) -> Found:

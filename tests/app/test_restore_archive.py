@@ -15,7 +15,7 @@ from app.node.start.restore import restore_from_wal
 from app.runtime.settings.config import Settings
 from ledger.exit_code import ExitCode
 from objects.store import ArchiveStore
-from pipeline.archiving import Archived, Run
+from pipeline.archiving import Archived
 from pipeline.archiving.filing import Ledger
 from signing import private_keys
 from signing.keys import Keyring
@@ -23,7 +23,7 @@ from tests.app.chains import Chains, until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created, key
 from tests.conftest import Database, connected_to, fresh_database
-from tests.pipeline.archived_ledgers import file_here
+from tests.pipeline.archived_ledgers import archive_by, file_here
 from tests.tally import run_tally
 
 ROWS = (
@@ -72,7 +72,7 @@ def archive(database: Database, settings: Settings, folder: Path) -> list[Archiv
     signer, url = private_keys.load(str(settings.data_dir / "keys" / "signing.pem")), str(folder)
     with Ledger.connected(database.service_url) as ledger:
         ring = Keyring([signer.public_key])
-        return Run(ledger, ArchiveStore(url), signer, ring, file_here(database.service_url, url)).archive()
+        return archive_by(ledger, ArchiveStore(url), signer, ring, file_here(database.service_url, url))
 
 
 def restore(settings: Settings, database: Database, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from objects.store import ArchiveStore
-from pipeline.archiving import Archived, FileAll, Run
+from pipeline.archiving import Archived, FileAll, Run, archive_together
 from pipeline.archiving.filing import FileTask, Outcome, file_each
 from pipeline.archiving.filing import Ledger as PostgresLedger
 from signing.checkpoint import Checkpoint, sign_checkpoint
@@ -61,25 +61,25 @@ def ledger_of(tenant_id: str, physical: Sequence[int], snapshot_rows: int = 10, 
     return ledger
 
 
-def checkpoint_of(ledger: Ledger) -> str:
+def checkpoint_of(ledger: Ledger, log_origin: str = LOG_ORIGIN) -> str:
     """The note that the ledger's log would sign now."""
     head = ledger.checkpoint()
-    return sign_checkpoint(Checkpoint(f"{LOG_ORIGIN}/{ledger.tenant_id}", head.size, head.root), SIGNER)
+    return sign_checkpoint(Checkpoint(f"{log_origin}/{ledger.tenant_id}", head.size, head.root), SIGNER)
 
 
-async def store(database: Database, *ledgers: Ledger) -> None:
+async def store(database: Database, *ledgers: Ledger, log_origin: str = LOG_ORIGIN) -> None:
     """Put these ledgers into the database, in the place of what it holds of their tenants."""
     async with connected_to(database.superuser_url) as connection:
         await connection.execute("SET session_replication_role = replica")
         await connection.execute(
-            "INSERT INTO scheduler.ledger_identity VALUES (true, $1) ON CONFLICT DO NOTHING", LOG_ORIGIN
+            "INSERT INTO scheduler.ledger_identity VALUES (true, $1) ON CONFLICT DO NOTHING", log_origin
         )
         for ledger in ledgers:
             await remove(connection, ledger.tenant_id, "batch_snapshot")
             await insert(connection, ledger)
             await connection.execute(
                 "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = $2",
-                checkpoint_of(ledger),
+                checkpoint_of(ledger, log_origin),
                 ledger.tenant_id,
             )
 
@@ -99,6 +99,14 @@ def file_here(dsn: str, url: str) -> FileAll:
     return file_all
 
 
+def archive_by(
+    ledger: PostgresLedger, store: ArchiveStore, signer: FileSigner, keyring: Keyring, file_all: FileAll
+) -> list[Archived]:
+    """Archive all that is signed in one ledger, its files made by ``file_all``."""
+    (done,) = archive_together([Run(ledger, store, signer, keyring)], file_all)
+    return done
+
+
 def archive_here(database: Database, folder: Path, keyring: Keyring = RING) -> list[Archived]:
     """Archive all that is signed, in this process."""
     return archive_at(database, str(folder), keyring)
@@ -107,7 +115,7 @@ def archive_here(database: Database, folder: Path, keyring: Keyring = RING) -> l
 def archive_at(database: Database, url: str, keyring: Keyring = RING, signer: FileSigner = SIGNER) -> list[Archived]:
     """The same, to a URL."""
     with PostgresLedger.connected(database.service_url) as ledger:
-        return Run(ledger, ArchiveStore(url), signer, keyring, file_here(database.service_url, url)).archive()
+        return archive_by(ledger, ArchiveStore(url), signer, keyring, file_here(database.service_url, url))
 
 
 def content_of(folder: Path) -> dict[str, bytes]:

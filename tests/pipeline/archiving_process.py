@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from objects.store import ArchiveStore
-from pipeline.archiving import Run
 from pipeline.archiving.filing import Ledger
 from signing.keys import Keyring
 from tests.ledger.ledger_in_memory import SIGNER
-from tests.pipeline.archived_ledgers import file_here
+from tests.pipeline.archived_ledgers import archive_by, file_here
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([__name__])
@@ -49,6 +48,6 @@ def _archive(dsn: str, url: str, at_call: int, told: Connection) -> None:
 
     sys.setprofile(count)
     with Ledger.connected(dsn) as ledger:
-        Run(ledger, ArchiveStore(url), SIGNER, Keyring([SIGNER.public_key]), file_here(dsn, url)).archive()
+        archive_by(ledger, ArchiveStore(url), SIGNER, Keyring([SIGNER.public_key]), file_here(dsn, url))
     sys.setprofile(None)
     told.send(calls)

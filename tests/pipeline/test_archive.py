@@ -25,7 +25,7 @@ from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from objects.store import ArchiveStore
 from pipeline.archive import FileName, Manifest, month_after, month_of, open_manifest, parquet
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
-from pipeline.archiving import Run, plan
+from pipeline.archiving import plan
 from pipeline.archiving.filing import FileTask, Outcome, UnjudgedBreak, file_each
 from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.archiving.plan import Stretch, cut
@@ -39,6 +39,7 @@ from tests.pipeline.archived_ledgers import (
     LOG_ORIGIN,
     RING,
     archive_at,
+    archive_by,
     archive_here,
     content_of,
     days,
@@ -244,7 +245,7 @@ async def test_runs_at_once_make_one_archive(database: Database, tmp_path: Path)
     def run() -> None:
         both = MeetingStore(str(tmp_path / "both"), meeting, 3)
         with PostgresLedger.connected(database.service_url) as ledger:
-            Run(ledger, both, SIGNER, RING, lambda names: list(file_each(names, ledger, both))).archive()
+            archive_by(ledger, both, SIGNER, RING, lambda names: list(file_each(names, ledger, both)))
 
     with ThreadPoolExecutor(meeting.parties) as threads:
         for ended in [threads.submit(run) for _ in range(meeting.parties)]:
@@ -302,7 +303,7 @@ async def test_a_store_that_fails_in_the_middle_ends_the_run_and_the_next_one_fi
                 return list(file_each(names, ledger, failing))
 
             with pytest.raises(ArchiveUnavailableError, match="the disk went away"):
-                Run(ledger, failing, SIGNER, RING, file_all).archive()
+                archive_by(ledger, failing, SIGNER, RING, file_all)
         assert len(content_of(folder)) == at - 1
         archive_here(database, folder)
         assert content_of(folder) == whole
@@ -315,7 +316,7 @@ async def test_a_range_that_was_begun_is_finished_as_it_was_planned_though_the_l
     await store(database, ledger)
     failing = FailingStore(str(tmp_path), at=2)
     with PostgresLedger.connected(database.service_url) as connected, pytest.raises(ArchiveUnavailableError):
-        Run(connected, failing, SIGNER, RING, lambda names: list(file_each(names, connected, failing))).archive()
+        archive_by(connected, failing, SIGNER, RING, lambda names: list(file_each(names, connected, failing)))
     await store(database, ledger_of("acme", days(20, 20), start=ledger))
     archive_here(database, tmp_path)
     assert [(each.from_seq, each.to_seq) for each in manifests_of(tmp_path)] == [(1, 20), (21, 40)]
@@ -512,7 +513,7 @@ async def test_what_a_stranger_archived_is_not_carried_on(database: Database, tm
     await store(database, ledger_of("acme", days(20)))
     url = str(tmp_path)
     with PostgresLedger.connected(database.service_url) as ledger:
-        Run(ledger, ArchiveStore(url), STRANGER, RING, file_here(database.service_url, url)).archive()
+        archive_by(ledger, ArchiveStore(url), STRANGER, RING, file_here(database.service_url, url))
     (acme,) = archive_here(database, tmp_path)
     assert acme.first_break is not None
     assert (acme.first_break.kind, isinstance(acme.first_break, UnjudgedBreak)) == ("archive-signature", True)
@@ -604,8 +605,7 @@ async def test_what_is_removed_once_it_was_planned_is_missed(
             asyncio.run_coroutine_threadsafe(query(database, statement), loop).result(60)
             return make(names)
 
-        run = Run(connected, ArchiveStore(str(tmp_path)), SIGNER, RING, removing)
-        (acme,) = await asyncio.to_thread(run.archive)
+        (acme,) = await asyncio.to_thread(archive_by, connected, ArchiveStore(str(tmp_path)), SIGNER, RING, removing)
     assert acme.first_break is not None
     assert (acme.first_break.kind, acme.first_break.seq, acme.to_seq) == (kind, seq, 0)
     assert not (tmp_path / "manifests").exists()
@@ -733,8 +733,7 @@ async def test_a_run_that_began_before_another_one_found_more_goes_on_behind_it(
             return make(names)
 
         loop = asyncio.get_running_loop()
-        run = Run(connected, ArchiveStore(url), SIGNER, RING, overtaken)
-        (done,) = await asyncio.to_thread(run.archive)
+        (done,) = await asyncio.to_thread(archive_by, connected, ArchiveStore(url), SIGNER, RING, overtaken)
     assert (done.to_seq, done.first_break) == (30, None)
     assert [(each.from_seq, each.to_seq) for each in manifests_of(tmp_path / "a")] == [(1, 20), (21, 30)]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from objects.store import ArchiveStore
-from pipeline.archiving import Run
 from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.archiving.filing import file_on
 from signing import private_keys
@@ -20,7 +19,16 @@ from tests.app.chains import until
 from tests.conftest import Database
 from tests.forked import Forked
 from tests.ledger.ledger_in_memory import SIGNER
-from tests.pipeline.archived_ledgers import RING, archive_at, archive_here, content_of, days, ledger_of, store
+from tests.pipeline.archived_ledgers import (
+    RING,
+    archive_at,
+    archive_by,
+    archive_here,
+    content_of,
+    days,
+    ledger_of,
+    store,
+)
 from tests.pipeline.conftest import RunCommand
 from tests.pipeline.spark_process import IMPORTED, PIPELINE
 
@@ -32,8 +40,7 @@ async def test_spark_makes_the_archive_that_one_process_makes(
     url = str(tmp_path / "spark")
     rows = spark.sparkContext.accumulator(0)
     with PostgresLedger.connected(database.service_url) as ledger:
-        run = Run(ledger, ArchiveStore(url), SIGNER, RING, file_on(spark, database.service_url, url, rows))
-        acme, other = run.archive()
+        acme, other = archive_by(ledger, ArchiveStore(url), SIGNER, RING, file_on(spark, rows))
     assert (acme.to_seq, other.to_seq, rows.value) == (60, 30, 90)
     archive_here(database, tmp_path / "here")
     assert content_of(tmp_path / "spark") == content_of(tmp_path / "here")

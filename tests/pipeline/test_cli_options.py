@@ -10,8 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from cli.bundle import bundle
+from ledger.errors import InvalidInputError
 from pipeline.cli import commands, running
-from pipeline.cli.options import NO_DSN_VARIABLE, load_keys, no_dsn
+from pipeline.cli.ledgers import local_ledger
+from pipeline.cli.options import NO_DSN_VARIABLE, load_keys
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 
 ENDED = 1 << 30
@@ -56,7 +58,8 @@ def test_what_a_command_writes_bundles_to_is_spelled_the_same_in_both_programs()
 def test_it_is_said_why_the_local_service_has_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TALLY_PIPELINE_DSN", raising=False)
     monkeypatch.setenv(NO_DSN_VARIABLE, "there is no embedded PostgreSQL in var")
-    assert str(no_dsn("name the ledger: --dsn")) == "name the ledger: --dsn (there is no embedded PostgreSQL in var)"
+    with pytest.raises(InvalidInputError, match=r"^name it \(there is no embedded PostgreSQL in var\)$"):
+        local_ledger("name it")
     for arguments in (["verify"], ["archive", "--dest", "somewhere"]):
         assert "no embedded PostgreSQL in var" in str(CliRunner().invoke(commands, arguments).exception)
 

@@ -18,7 +18,6 @@ from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import ChainDamagedError, InvalidInputError, LedgerError, NotFoundError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_error
 from objects.store import ArchiveStore
-from pipeline.archiving import Run
 from pipeline.archiving.filing import Ledger as PostgresLedger
 from pipeline.diff import Diff, diff
 from pipeline.places import parse_place
@@ -33,7 +32,7 @@ from tests.app.service_thread import serving
 from tests.app.test_bundle_merge import forked
 from tests.conftest import connected_to, execute, fresh_database
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build, signer_of
-from tests.pipeline.archived_ledgers import file_here
+from tests.pipeline.archived_ledgers import archive_by, file_here
 from tests.pipeline.conftest import RunCommand
 
 REPAIRER = signer_of(7)
@@ -327,7 +326,7 @@ def archived(url: str, folder: Path) -> Path:
     """All that is signed in a database, archived."""
     with PostgresLedger.connected(url) as ledger:
         keyring = Keyring([SIGNER.public_key])
-        Run(ledger, ArchiveStore(str(folder)), SIGNER, keyring, file_here(url, str(folder))).archive()
+        archive_by(ledger, ArchiveStore(str(folder)), SIGNER, keyring, file_here(url, str(folder)))
     return folder
 
 

@@ -28,7 +28,7 @@ from pipeline.report import (
     rate_text,
     width_text,
 )
-from pipeline.report.folder import Row, cut, rows_of, table
+from pipeline.report.folder import Row, cut, named_rows_of, rows_of, table, with_chain
 from pipeline.report.page import plots
 from pipeline.report.tables import ENDED_JOBS_MIN, OUTCOMES, PERCENTILES, RATES, SPANS
 
@@ -161,7 +161,7 @@ def contents(report: dict[str, Any], folder: Path) -> Contents:
     """
     opened = [row["open"] for row in rows_of(folder, "open")]
     windows = folded([{**row, "open": opened[at]} for at, row in enumerate(_in_ms(rows_of(folder, "windows")))])
-    tenants = largest(rows_of(folder, "tenants"), "tenant_id", "created")
+    tenants = largest(named_rows_of(folder, "tenants"), "tenant_id", "created")
     labels = rows_of(folder, "labels") if report["by"] else []
     by_field = {name: [row for row in labels if row["field"] == name] for name in report["by"]}
     return {
@@ -170,17 +170,20 @@ def contents(report: dict[str, Any], folder: Path) -> Contents:
         "dcs": largest(rows_of(folder, "dcs"), "dc", "ended"),
         "hours": rows_of(folder, "hours"),
         "by_tenant": _by_tenant(folder, windows, [row["tenant_id"] for row in tenants.rows[:TENANTS_PLOTTED]]),
-        **{name: _in_ms(rows_of(folder, name, ROWS_MAX)) for name in ("longest", "stuck", "cancelled", "cancellers")},
+        **{
+            name: _in_ms(named_rows_of(folder, name, ROWS_MAX))
+            for name in ("longest", "stuck", "cancelled", "cancellers")
+        },
         "reasons": _some(folder, "reasons"),
         "labels": [(name, Some(rows[:GROUPS_MAX], len(rows))) for name, rows in by_field.items()],
         "who": {name: _some(folder, name) for name in access.TABLES},
-        "ledger": Some(rows_of(folder, "ledger", GROUPS_MAX), report["read"]["tenants"]),
+        "ledger": Some(named_rows_of(folder, "ledger", GROUPS_MAX), report["read"]["tenants"]),
         "measures": rows_of(folder, "measures", ROWS_MAX) if (folder / "parquet" / "measures").is_dir() else [],
     }
 
 
 def _some(folder: Path, name: str) -> Some:
-    return Some(_in_ms(rows_of(folder, name, ROWS_MAX)), table(folder, name).count_rows())
+    return Some(_in_ms(named_rows_of(folder, name, ROWS_MAX)), table(folder, name).count_rows())
 
 
 def folded(windows: list[Row]) -> list[Row]:
@@ -209,10 +212,14 @@ def largest(rows: list[Row], key: str, by: str) -> Some:
 
 def _by_tenant(folder: Path, windows: list[Row], names: list[str]) -> list[tuple[str | None, list[int]]]:
     """One row of counts for each of ``names``, and one for the rest of each window."""
+    # The name of a chain ends with its tenant.
+    shown = {each for name in names if name is not None for each in (name, name.rpartition("/")[2])}
+    tenants = pa.array(sorted(shown), pa.string())
     found = table(folder, "tenant_windows").to_table(
-        columns=["window", "tenant_id", "created"], filter=pc.field("tenant_id").isin(pa.array(names, pa.string()))
+        columns=["window", "tenant_id", "ledger", "created"], filter=pc.field("tenant_id").isin(tenants)
     )
-    counts = {(row["tenant_id"], row["window"]): row["created"] for row in _in_ms(found.to_pylist())}
+    rows = _in_ms([with_chain(row) for row in found.to_pylist()])
+    counts = {(row["tenant_id"], row["window"]): row["created"] for row in rows}
     of_names = {name: [counts.get((name, window["window"]), 0) for window in windows] for name in names}
     rest = [window["created"] - sum(created[at] for created in of_names.values()) for at, window in enumerate(windows)]
     return [*of_names.items(), *([(None, rest)] if any(rest) else [])]

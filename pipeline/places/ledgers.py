@@ -1,0 +1,114 @@
+"""Several ledgers as one place. Each has a name, so tenants with the same id stay apart.
+
+Where a place takes or returns a tenant, this one has the name of a chain, the text of a ``ChainName``. Pieces carry
+the name of their ledger, and their readers are those of the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import quote
+
+from ledger.errors import ArchiveInvalidError, InvalidInputError
+from pipeline.places.protocol import (
+    ChainName,
+    Facts,
+    Judged,
+    Judgement,
+    OpenPlace,
+    Piece,
+    PieceReader,
+    Sealed,
+    Times,
+)
+from signing.keys import Keyring
+
+
+def folder_of(ledger: str) -> str:
+    """The name of the folder for files of the ledger of that name.
+
+    Raises:
+        InvalidInputError: no folder can have such a name.
+    """
+    if not ledger.strip("."):
+        raise InvalidInputError(f"a ledger named {ledger!r} can have no folder: name it otherwise, as NAME=URL")
+    return quote(ledger, safe="")
+
+
+class OpenLedgers(OpenPlace):
+    """Open ledgers by their names, at least one; all are copies of ledgers, or none is."""
+
+    def __init__(self, ledgers: Mapping[str | None, OpenPlace]) -> None:
+        self._ledgers = {name: ledgers[name] for name in sorted(ledgers, key=str)}
+        self.is_copy = all(each.is_copy for each in ledgers.values())
+        assert self.is_copy == any(each.is_copy for each in ledgers.values())
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._ledgers.values()))
+
+    def ledgers(self) -> Mapping[str | None, OpenPlace]:
+        """The ledgers by name, in the order of their names."""
+        return self._ledgers
+
+    def tenants(self) -> list[str]:
+        """The chains of all ledgers, ledger by ledger."""
+        return [str(ChainName(name, tenant)) for name, each in self._ledgers.items() for tenant in each.tenants()]
+
+    def pieces_of(
+        self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times
+    ) -> list[Piece]:
+        """As in each ledger, with its name."""
+        return [
+            replace(piece, ledger=name)
+            for name, some in self._by_ledger(tenants)
+            for piece in self._ledgers[name].pieces_of(some, rows_a_piece, from_seq, to_seq, times)
+        ]
+
+    def existing(self, tenants: Collection[str]) -> list[str]:
+        """``tenants``, each once, in order; the error names the ledger that lacks one."""
+        return [
+            str(ChainName(name, tenant))
+            for name, some in self._by_ledger(tenants)
+            for tenant in self._ledgers[name].existing(some)
+        ]
+
+    def reader(self, piece: Piece) -> PieceReader:
+        """The reader of its ledger."""
+        return self._ledgers[piece.ledger].reader(piece)
+
+    def facts(self, tenant_id: str) -> Facts:
+        """As in its ledger."""
+        place, tenant = self._at(tenant_id)
+        return place.facts(tenant)
+
+    def log_origin(self, tenant_id: str) -> str | None:
+        """As in its ledger."""
+        place, tenant = self._at(tenant_id)
+        return place.log_origin(tenant)
+
+    def sealed(self, tenant_id: str) -> Sequence[Sealed]:
+        """As in its ledger."""
+        place, tenant = self._at(tenant_id)
+        return place.sealed(tenant)
+
+    def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
+        """As in each ledger, by the names of chains."""
+        judged: dict[str, Judged] = {}
+        broken: dict[str, ArchiveInvalidError] = {}
+        for name, some in self._by_ledger(tenants):
+            of_ledger, broken_here = self._ledgers[name].judged(some, keyring)
+            judged |= {str(ChainName(name, tenant)): each for tenant, each in of_ledger.items()}
+            broken |= {str(ChainName(name, tenant)): each for tenant, each in broken_here.items()}
+        return judged, broken
+
+    def _at(self, chain: str) -> tuple[OpenPlace, str]:
+        name, tenant = ChainName.parse(chain)
+        return self._ledgers[name], tenant
+
+    def _by_ledger(self, chains: Collection[str]) -> Iterator[tuple[str | None, list[str]]]:
+        """The tenants of these chains by ledger; ledgers without one are left out."""
+        found: dict[str | None, list[str]] = {}
+        for name, tenant in map(ChainName.parse, sorted(chains)):
+            found.setdefault(name, []).append(tenant)
+        return iter(found.items())
