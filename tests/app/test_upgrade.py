@@ -69,6 +69,12 @@ async def test_a_ledger_of_a_released_version_goes_on_under_this_one(
         (await client.get("/v1/jobs/waiting", params={"tenant_id": "globex"})).raise_for_status()
         new = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["use1"], "durability": "GLOBAL"}
         assert (await client.post("/v1/jobs", json=new)).status_code == 201
+        for job_id, status in said.get("jobs", {}).items():
+            read = await client.get(f"/v1/jobs/{job_id}", params={"tenant_id": "acme", "consistency": "strong"})
+            assert (read.status_code, read.json()["status"]) == (200, status)
+        for tenant_id in ("globex", "_system"):
+            rest = (await client.get("/v1/chain/verify", params={"tenant_id": tenant_id})).json()
+            assert (rest["valid"], rest["first_break"]) == (True, None)
         verified = (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()
         assert (verified["valid"], verified["entries_checked"], verified["compared_with"]) == (True, 45, "node")
         size = int(said["checkpoint"].splitlines()[1])
