@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,8 @@ def torture_rounds() -> Callable[[int], int]:
     return lambda usual: int(os.environ.get("TORTURE_ROUNDS") or usual)
 
 
-@pytest.fixture
-async def launch() -> AsyncIterator[Launch]:
+@asynccontextmanager
+async def launching() -> AsyncIterator[Launch]:
     """Starts children as ``ServeProcess.launch`` does; what still runs at the end is killed."""
     children: list[ServeProcess] = []
 
@@ -47,11 +48,20 @@ async def launch() -> AsyncIterator[Launch]:
         children.append(child)
         return child
 
-    yield start
-    for child in children:
-        await child.kill()
-    for child in children[-3:]:
-        print(f"--- process {child.pid} ended with {child.returncode} and said last:\n{child.last_words()}")
+    try:
+        yield start
+    finally:
+        for child in children:
+            await child.kill()
+        for child in children[-3:]:
+            print(f"--- process {child.pid} ended with {child.returncode} and said last:\n{child.last_words()}")
+
+
+@pytest.fixture
+async def launch() -> AsyncIterator[Launch]:
+    """As ``launching``, for one test."""
+    async with launching() as launch:
+        yield launch
 
 
 @pytest.fixture

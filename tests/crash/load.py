@@ -119,7 +119,7 @@ class Sent:
         """The answer says that its events are durable at least: they must be in the chain."""
         if self.is_acknowledged:
             return True
-        return self.problem == "durability-timeout" and self.answered.told["achieved"] == "LOCAL"
+        return self.problem == "durability-timeout" and self.answered.told["achieved"] != "NONE"
 
     @property
     def problem(self) -> str | None:
@@ -158,6 +158,8 @@ def number_of(payload: dict[str, Any]) -> int:
             return int(payload["completed"])
         case "JobCancellationRequested":
             return int(payload["reason"])
+        case "JobCancellationAcked":
+            return int(payload["workflows_cancelled"])
         case "JobCompleted":
             return int(payload["aggregate_metrics"]["n"])
         case "JobFailed":

@@ -15,18 +15,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.dev.cluster import free_port
 from app.dev.embedded import EmbeddedPostgres
-from signing.private_keys import generate
 from tests.app.chains import until
 from tests.app.client import Client
-from tests.conftest import Database, fresh_database
+from tests.conftest import Database
 from tests.crash.conftest import Launch
-from tests.crash.serve_process import ServeProcess
+from tests.crash.regions.ledgers import REGIONS, Ledgers, databases_of
 from tests.tally import bare_environment
 
-RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
-REGIONS = ("use1", "eu1", "ap1")
+RUNBOOK = Path(__file__).parents[3] / "docs" / "runbook.md"
 
 
 class Page:
@@ -62,42 +59,12 @@ class Page:
 
 @pytest.fixture
 def databases(postgres: EmbeddedPostgres) -> Iterator[dict[str, Database]]:
-    with (
-        fresh_database(postgres) as use1,
-        fresh_database(postgres) as eu1,
-        fresh_database(postgres) as ap1,
-        fresh_database(postgres) as another,
-    ):
-        yield dict(zip((*REGIONS, "ap1 anew"), (use1, eu1, ap1, another), strict=True))
+    with databases_of(postgres, *REGIONS, "ap1 anew") as databases:
+        yield databases
 
 
-class Regions:
-    """The three ledgers as processes."""
-
-    def __init__(self, launch: Launch, databases: dict[str, Database], folder: Path) -> None:
-        self._launch, self._databases, self._folder = launch, databases, folder
-        self._ports = {region: free_port() for region in REGIONS}
-        self.processes: dict[str, ServeProcess] = {}
-
-    def url(self, region: str) -> str:
-        return f"http://127.0.0.1:{self._ports[region]}"
-
-    async def start(self, region: str, on: str | None = None) -> None:
-        """Start a ledger on its database, or on the one named ``on``."""
-        peers = [{"url": self.url(each), "region": each} for each in REGIONS if each != region]
-        child = await self._launch(
-            self._folder / region,
-            self._databases[on or region].service_url,
-            port=self._ports[region],
-            region=region,
-            bundle__trusted_keys=self._folder / "trusted",
-            exchange__peers=json.dumps(peers),
-            exchange__is_global="true",
-            exchange__interval="200ms",
-            write__timeout="3s",
-        )
-        await child.ready()
-        self.processes[region] = child
+class Regions(Ledgers):
+    """The three ledgers, with what the page asks of them."""
 
     async def submit(self, region: str, level: str = "GLOBAL") -> httpx.Response:
         body = {"tenant_id": "acme", "spec": {}, "assigned_dcs": ["x"], "durability": level}
@@ -119,11 +86,7 @@ async def test_the_page_of_a_lost_region_is_followed_from_its_loss_to_its_return
     launch: Launch, databases: dict[str, Database], tmp_path: Path
 ) -> None:
     regions = Regions(launch, databases, tmp_path)
-    (tmp_path / "trusted").mkdir()
-    for region in REGIONS:
-        key = generate(tmp_path / region / "keys" / "signing.pem")
-        (tmp_path / "trusted" / f"{region}.pem").write_text(key.public_key_pem)
-    await asyncio.gather(*map(regions.start, REGIONS))
+    await regions.start_all()
     lost_job = (await regions.submit("ap1", "REGIONAL")).json()["job_id"]
     for region in ("use1", "eu1"):
         await until(lambda region=region: regions.is_known(region, lost_job), "it came over")  # type: ignore[misc]
@@ -131,7 +94,7 @@ async def test_the_page_of_a_lost_region_is_followed_from_its_loss_to_its_return
     # 1. The region is lost with its disks.
     await regions.processes["ap1"].kill()
     shutil.rmtree(tmp_path / "ap1")
-    (tmp_path / "trusted" / "ap1.pem").unlink()
+    (regions.trusted / "ap1.pem").unlink()
     await until(lambda: regions.is_global("use1"), "two of three regions are a majority")
     given = {
         "HERE": regions.url("use1"),
