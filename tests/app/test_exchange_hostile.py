@@ -20,7 +20,7 @@ from signing.keys import Keyring
 from signing.private_keys import load
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings
-from tests.app.peer_proxy import Asked, unchanged
+from tests.app.peer_proxy import Asked, proxy_to_peer, unchanged
 from tests.app.test_exchange import (
     LACKING,
     NEWS,
@@ -213,10 +213,36 @@ async def test_a_fork_stays_named_whatever_the_peer_shows_then_until_an_operator
     job = await submit(eu, "forked")
     await until(lambda: tells(us, *fork), "it is told")
     proxy.edit = unchanged
-    await submit_what_is_not_imported(pair, "honest", lag_entries=2)
+    await submit_what_is_not_imported(pair, "honest")
     assert await tells(us, *fork)
     await forget(eu, "forked", database, "forked")
     await until_known(us, [job])
+
+
+@pytest.fixture
+def ledgers(postgres: EmbeddedPostgres, tmp_path: Path, make_settings: MakeSettings) -> Iterator[tuple[Ledger, Ledger]]:
+    yield from both_of(postgres, tmp_path / "trusted", make_settings)
+
+
+async def test_a_fork_is_named_again_by_a_node_that_was_restarted_though_the_peer_shows_the_first_tree(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    fork = ("tenant forked: PeerForkedError", "two signed trees of 3 entries", bytes(32).hex())
+    async with proxy_to_peer(there.url) as proxy, there.running() as eu:
+        settings = here.peers(there, tmp_path / "trusted", {"url": proxy.url})
+        async with here.running(**settings) as us:
+            await until_known(us, await submit_all(eu, *3 * ["forked"]))
+            proxy.edit = shows("forked", lambda shown: shown._replace(root=bytes(32), size=3), there)
+            job = await submit(eu, "forked")
+            await until(lambda: tells(us, *fork), "it is told")
+            proxy.edit = unchanged
+        async with here.running(**settings) as us:
+            await until(lambda: tells(us, *fork), "it is told again")
+            assert not await is_known(us, job)
+            await forget(eu, "forked", here.database, "forked")
+            await until_known(us, [job])
+            await until(lambda: is_faultless(us), "nothing fails")
 
 
 async def test_a_recorded_fork_stays_beside_the_checkpoint_seen_first_until_its_row_is_removed(

@@ -346,7 +346,12 @@ class Following:
                 f"tenant {tenant_id} of {self.settings.url} is in the log {origin}, and the peer showed the log "
                 f"{self.log_origin} before: it was restored as a fork or made anew"
             )
-        before = grown_from(client.url, tenant_id, seen, checkpoint)
+        try:
+            before = grown_from(client.url, tenant_id, seen, checkpoint)
+        except PeerForkedError:
+            async with self.pool.acquire() as connection:
+                await exchange.saw_fork(connection, tenant_id, origin, note.decode())
+            raise
         before_seq, imported_seq = chain.imported_seq, seen.imported_seq if seen else 0
         sizes = None
         if before is not None:

@@ -65,10 +65,11 @@ def grown_from(url: str, tenant_id: str, seen: Seen | None, checkpoint: Checkpoi
     if seen is None:
         return None
     before = read(seen.note)
-    if checkpoint.size == before.size and checkpoint.root != before.root:
+    other = checkpoint if seen.fork is None else read(seen.fork)
+    if other.size == before.size and other.root != before.root:
         raise PeerForkedError(
             f"tenant {tenant_id} of {url} has two signed trees of {before.size} entries, {before.root.hex()} and "
-            f"{checkpoint.root.hex()}: it was changed. Compare with tally pipeline diff"
+            f"{other.root.hex()}: it was changed. Compare with tally pipeline diff"
         )
     if checkpoint.size < before.size:
         raise PeerWentBackError(
