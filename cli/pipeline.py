@@ -20,7 +20,7 @@ from app.trust.node_keys import uri_in_use
 from ledger.errors import LedgerError
 from terminal.outcome import err, fail
 
-PACKAGES: Final = ("adbc_driver_postgresql", "pandas", "pyarrow", "pyspark")
+PACKAGES: Final = ("adbc_driver_postgresql", "boto3", "pandas", "pyarrow", "pyiceberg", "pyspark")
 _CHECKOUT: Final = Path(__file__).resolve().parents[1]
 
 
@@ -61,6 +61,7 @@ def _known_of(settings: Settings) -> dict[str, str]:
         "TALLY_PIPELINE_LOGS": str(settings.data_dir / "logs"),
         **({} if settings.signing.pin is None else {"TALLY_PIPELINE_SIGNING_PIN": settings.signing.read_pin()}),
         **({} if settings.archive.url is None else {"TALLY_PIPELINE_ARCHIVE": settings.archive.url}),
+        **({} if settings.archive.lock == "none" else {"TALLY_PIPELINE_ARCHIVE_LOCK": settings.archive.lock}),
     }
     if settings.database_url is not None:
         return {**known, "TALLY_PIPELINE_DSN": settings.database_url}

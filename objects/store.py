@@ -26,6 +26,7 @@ from obstore.store import LocalStore, from_url
 
 from ledger.errors import ArchiveInvalidError, ArchiveUnavailableError, ConfigurationError, reported_as
 from objects import sync_folder
+from objects.locked import LockedBucket, ObjectLock
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -40,8 +41,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 class ArchiveStore:
     """Objects below one URL. Cheap to construct, so each task has its own; safe for threads."""
 
-    def __init__(self, url: str) -> None:
-        """``url`` is a path, or begins with ``file://``, ``s3://``, ``gs://`` or ``az://``.
+    def __init__(self, url: str, lock: ObjectLock | None = None) -> None:
+        """``url`` is a path, or begins with ``file://``, ``s3://``, ``gs://`` or ``az://``. With ``lock``, for S3
+        alone, each object that ``create`` writes is locked.
 
         Raises:
             ConfigurationError: it is none of these, or its settings in the environment are wrong.
@@ -54,6 +56,9 @@ class ArchiveStore:
             raise ConfigurationError(
                 f"{url} is no place for an archive: give a folder, or s3://, gs:// or az:// and more"
             )
+
+        self.lock = lock
+        self._locked = None if lock is None else LockedBucket(url, lock)
 
     def prepare(self) -> None:
         """Create the folder, and remove files of killed writers; does nothing for a bucket.
@@ -84,11 +89,23 @@ class ArchiveStore:
         with self._object(name):
             if self._folder is not None:
                 return _link_new(self._folder, name, source)
+            if self._locked is not None:
+                return self._locked.create(name, source.read())
             try:
                 obstore.put(self._store(), name, source.read(), mode="create")
             except AlreadyExistsError:
                 return False
         return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write ``data`` under ``name``, whether or not it is taken: for what readers may believe or not.
+
+        Raises:
+            ArchiveInvalidError: the name is that of a folder, or of anything else but a file.
+            ArchiveUnavailableError: it cannot be written.
+        """
+        with self._object(name):
+            obstore.put(self._store(), name, data)
 
     # --- reading --------------------------------------------------------------------------------------
 

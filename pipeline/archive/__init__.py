@@ -16,26 +16,38 @@ Invariants, of one tenant::
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from hashlib import sha256
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from ledger.chain.form import Count, Hash, Seq
-from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, InvalidInputError, refuse, reported_as
-from ledger.merkle import Frontier
+from ledger.errors import (
+    ArchiveInvalidError,
+    ArchiveSignatureError,
+    ArchiveUnavailableError,
+    InvalidInputError,
+    ProofError,
+    refuse,
+    reported_as,
+)
+from ledger.merkle import Frontier, verify_consistency
 from ledger.names import is_readable_tenant
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
+from objects.store import ArchiveStore
 from signing.envelope import Envelope
 from signing.keys import Keyring
-from signing.manifest import RangeManifest
+from signing.manifest import CONSISTENCY_HASHES_MAX, RangeManifest
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Of manifests; version 1 has no ``extends``."""
 
 FILE_ROWS_MAX: Final = 262_144
 """An entry file ends at the next multiple of this, at the latest."""
@@ -167,6 +179,30 @@ def _span(from_seq: int, to_seq: int) -> str:
     return f"{from_seq:0{SEQ_DIGITS}d}-{to_seq:0{SEQ_DIGITS}d}"
 
 
+# --- objects ------------------------------------------------------------------------------------------
+
+
+def put_object(store: ArchiveStore, name: str, data: bytes) -> bool:
+    """Write an object and read it back; whether the name was free. If it was not, nothing is written.
+
+    Raises:
+        ArchiveUnavailableError: it cannot be written, or is not read back as it was written.
+    """
+    if not store.create(name, io.BytesIO(data)):
+        return False
+    if store.read(name, len(data)) != data:
+        raise lost(store, name)
+    return True
+
+
+def lost(store: ArchiveStore, name: str) -> ArchiveUnavailableError:
+    """The error for an object that is not read back as the storage took it."""
+    return ArchiveUnavailableError(
+        f"{name} of the archive {store.url} was written, and what is read back is another object or none: the storage "
+        "loses what it acknowledged, or somebody changes it meanwhile. Nothing of this range counts as archived"
+    )
+
+
 # --- manifests ------------------------------------------------------------------------------------
 
 
@@ -206,7 +242,9 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     previous_manifest: Hash | None
     """SHA-256 of the payload of the previous manifest."""
     files: Annotated[tuple[ArchivedFile, ...], Meta(min_length=2, max_length=FILES_MAX)]
-    format_version: Literal[1] = FORMAT_VERSION
+    extends: Annotated[tuple[Hash, ...], Meta(max_length=CONSISTENCY_HASHES_MAX)] | UnsetType = UNSET
+    """Proof that the tree extends that of the manifest before; empty if there is none, absent in version 1."""
+    format_version: Literal[1, 2] = FORMAT_VERSION
 
     def digests(self) -> Iterator[str]:
         """Digests of all files."""
@@ -222,6 +260,10 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
             (
                 (self.from_seq == 1) != (self.previous_manifest is None),
                 "only the manifest that begins at seq 1 has none before it",
+            ),
+            (
+                (self.format_version == 1) != (self.extends is UNSET) or (self.from_seq == 1 and bool(self.extends)),
+                "extends is there from version 2 on, and empty in the manifest that begins at seq 1",
             ),
             (
                 self.to_seq - self.from_seq + 1 != self.entry_count,
@@ -252,6 +294,18 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     def snapshot_file(self) -> ArchivedFile:
         """The file that holds the snapshots."""
         return self.files[-1]
+
+    def check_extends(self, size: int, root: str) -> None:
+        """Raises ArchiveInvalidError if the proof of version 2 does not lead from this tree of the manifest before."""
+        if self.extends is UNSET:
+            return
+        proof = [bytes.fromhex(each) for each in self.extends]
+        with reported_as(
+            partial(ArchiveInvalidError, seq=self.from_seq),
+            f"the tree of the manifest from seq {self.from_seq} on does not extend that of the one before",
+            *(ProofError, InvalidInputError),
+        ):
+            verify_consistency(size, self.tree_size, bytes.fromhex(root), bytes.fromhex(self.tree_root), proof)
 
     @property
     def last(self) -> Head:

@@ -148,6 +148,7 @@ def check_follows(before: SealedManifest, sealed: SealedManifest) -> None:
     months = [month_order(each.parsed.month or "") for each in (first.entry_files[-1], then.entry_files[0])]
     if then.highest_physical_ms < first.highest_physical_ms or months != sorted(months):
         raise ArchiveInvalidError(f"{name} goes back in time from the one before it")
+    then.check_extends(first.tree_size, first.tree_root)
 
 
 @dataclass(frozen=True)
@@ -372,8 +373,11 @@ def broken(tenant_id: str, error: LedgerError, seconds: float) -> dict[str, Any]
     }
 
 
-async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> dict[str, Any]:
-    """The verdict object on a tenant of an archive, against the keys of ``keyring``.
+async def verify_tenant(
+    store: ArchiveStore, tenant_id: str, keyring: Keyring | None, kept: Sequence[TreeHead] = ()
+) -> dict[str, Any]:
+    """The verdict object on a tenant of an archive, against the keys of ``keyring`` and tree heads that were kept
+    elsewhere.
 
     Raises:
         TenantNotFoundError: the archive does not have the tenant.
@@ -387,7 +391,7 @@ async def verify_tenant(store: ArchiveStore, tenant_id: str, keyring: Keyring | 
             ArchiveChainReader(archive),
             tenant_id=tenant_id,
             open_snapshot=partial(open_snapshot, keyring=keyring),
-            checkpoints=judge.judge(),
+            checkpoints=[*kept, *judge.judge()],
             projection=False,
         )
     except ArchiveInvalidError as error:

@@ -18,11 +18,11 @@ gets no manifest; other tenants do. The same holds for a tenant that the archive
 
 from __future__ import annotations
 
-import io
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
@@ -49,8 +49,9 @@ from pipeline.archive import (
     manifest_path,
     month_of,
     open_manifest,
+    put_object,
 )
-from pipeline.archive.reader import last_snapshot, newest_manifest, tenants_of
+from pipeline.archive.reader import last_snapshot, newest_manifest, ranges_of, tenants_of
 from pipeline.archiving.filing import (
     FileAll,
     FiledEntries,
@@ -95,11 +96,21 @@ class Archived(NamedTuple):
 class Run:
     """One run of one ledger into one archive. ``archive_together`` MUST be called with it once."""
 
-    def __init__(self, ledger: Ledger, store: ArchiveStore, signer: Signer, keyring: Keyring) -> None:
-        """``keyring`` holds the trusted keys of the ledger and of the existing archive."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: ArchiveStore,
+        signer: Signer,
+        keyring: Keyring,
+        known: Mapping[str, SealedManifest] = MappingProxyType({}),
+    ) -> None:
+        """``keyring`` holds the trusted keys of the ledger and of the existing archive. ``known`` are the last
+        manifests that a run before this one wrote or verified, by tenant; an outdated one is caught up with, as names
+        are written once."""
         self._ledger, self._store = ledger, store
         self._signer, self._keyring = signer, keyring
         self._log_origin = ledger.log_origin()
+        self._known = known
         self._last: dict[str, SealedManifest | None] = {}
         self._done: dict[str, Archived] = {}
         self._waiting: dict[str, SignedEnd] = {}
@@ -110,6 +121,15 @@ class Run:
     def is_done(self) -> bool:
         """Whether nothing is left to archive."""
         return not self._waiting
+
+    @property
+    def last(self) -> dict[str, SealedManifest]:
+        """The last manifest of each tenant that this run archived without a break."""
+        return {
+            tenant_id: sealed
+            for tenant_id, sealed in self._last.items()
+            if sealed is not None and self._done[tenant_id].first_break is None
+        }
 
     def tenants(self) -> set[str]:
         """Every tenant of the ledger or of the archive."""
@@ -124,14 +144,15 @@ class Run:
         waiting = self._waiting = {each.tenant_id: each for each in self._ledger.signed(tenants)}
         self._last_seqs = self._ledger.unsigned() if tenants is None else {}
         self._last_seqs |= {each.tenant_id: each.last_seq for each in waiting.values()}
-        archived = tenants_of(self._store)
-        gone = [each for each in archived if each not in waiting and (tenants is None or each in tenants)]
+        unseen = tenants_of(self._store) if tenants is None else [each for each in tenants if each not in waiting]
+        gone = [each for each in unseen if each not in waiting and (tenants is None or ranges_of(self._store, each))]
         for tenant_id in sorted(set(tenants or ()) - waiting.keys() - set(gone)):
             raise TenantNotFoundError(f"there is nothing signed of a tenant {tenant_id} that could be archived")
         for tenant_id in sorted([*waiting, *gone]):
             self._done[tenant_id] = Archived(tenant_id, 1, 0, 0, 0, None)
             with self._giving_up(tenant_id):
-                last = self._last[tenant_id] = newest_manifest(self._store, tenant_id, self._keyring)
+                last = self._known.get(tenant_id) or newest_manifest(self._store, tenant_id, self._keyring)
+                self._last[tenant_id] = last
                 end = 0 if last is None else last.manifest.to_seq
                 self._done[tenant_id] = Archived(tenant_id, end + 1, end, 0, 0, None)
                 if tenant_id not in waiting:
@@ -153,8 +174,8 @@ class Run:
                 if plan is None:
                     del self._waiting[tenant_id]
                     continue
-                dsn, url = self._ledger.state.dsn, self._store.url
-                tasks += [FileTask(name, plan.from_seq, dsn, url) for name in plan.entry_files]
+                where = self._ledger.state.dsn, self._store.url, self._store.lock
+                tasks += [FileTask(name, plan.from_seq, *where) for name in plan.entry_files]
                 self._plans.append(plan)
             if len(tasks) >= ROUND_FILES_MAX:
                 break
@@ -177,6 +198,14 @@ class Run:
             else done._replace(unsigned=max(0, self._last_seqs.get(name, 0) - done.to_seq))
             for name, done in sorted(self._done.items())
         ]
+
+    def extend_table(self) -> None:
+        """Append to the archive's table the files of the tenants that were archived without a break; raises as
+        ``TableWriter.extend``."""
+        # Imported here, because tasks import this package and write no table.
+        from pipeline.archive.table_writer import TableWriter
+
+        TableWriter(self._store, self._log_origin).extend(self.last, self._signer, self._keyring)
 
     def _finish(self, plan: Plan, filed: Sequence[Outcome]) -> None:
         if found := [each for each in filed if isinstance(each, Break)]:
@@ -242,7 +271,7 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
     """
     path = manifest_path(manifest.tenant_id, manifest.from_seq, manifest.to_seq)
     data = manifest.seal(signer)
-    if store.create(path, io.BytesIO(data)):
+    if put_object(store, path, data):
         return open_manifest(data)
     if (standing := store.read(path, MANIFEST_BYTES_MAX)) is None:
         raise ArchiveInvalidError(f"{path} was there and is gone")
@@ -293,6 +322,8 @@ def manifest_of(
     assert claim is not None
     assert tree is not None
     checkpoint, proof = _checkpoint(ledger, plan, tree.root(), keyring)
+    end = (tree.size, tree.root())
+    extends = [] if before is None else _proof(ledger, plan.tenant_id, _tree_of(before.manifest), end)
     # 5. The file of snapshots.
     files = [each.file for each in entries if each.file is not None]
     assert len(files) == len(entries), "what holds was written"
@@ -315,9 +346,14 @@ def manifest_of(
         frontier=tuple(each.hex() for each in tree.hashes),
         checkpoint=checkpoint,
         consistency=tuple(each.hex() for each in proof),
+        extends=tuple(each.hex() for each in extends),
         previous_manifest=plan.previous_manifest,
         files=(*files, snapshots),
     )
+
+
+def _tree_of(manifest: Manifest) -> tuple[int, bytes]:
+    return manifest.tree_size, bytes.fromhex(manifest.tree_root)
 
 
 def _folded(
@@ -379,11 +415,14 @@ def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tu
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
             raise broken_at(size, "tree", f"the newest checkpoint does not cover seq {size} any more")
-        with reported_as(
-            partial(broken_at, size, "tree"),
-            "the newest checkpoint is not shown to extend these entries",
-            ProofError,
-        ):
-            proof = tiles.consistency_proof(size, checkpoint.size, partial(ledger.tile, tenant_id))
-            verify_consistency(size, checkpoint.size, root, checkpoint.root, proof)
-    return text, proof
+        return text, _proof(ledger, tenant_id, (size, root), (checkpoint.size, checkpoint.root))
+
+
+def _proof(ledger: Ledger, tenant_id: str, first: tuple[int, bytes], second: tuple[int, bytes]) -> list[bytes]:
+    """The proof, of stored tiles, that the second of two trees, by size and root, extends the first."""
+    with reported_as(
+        partial(broken_at, first[0], "tree"), "the stored tree is not shown to extend these entries", ProofError
+    ):
+        proof = tiles.consistency_proof(first[0], second[0], partial(ledger.tile, tenant_id))
+        verify_consistency(first[0], second[0], first[1], second[1], proof)
+    return proof

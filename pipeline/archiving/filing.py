@@ -5,6 +5,7 @@ One task writes each file of entries (``file_on`` Spark), in bounded memory. In 
     1. rows are read in batches, checked as one range of the chain, and written
     2. an invalid row ends the task: nothing is put into the archive, and the break is the outcome
     3. the file is put under its name; where the name is taken, the file there must have the same rows
+    4. it is read back: a file counts once its digest is that of the rows that were written
 
 Claims of a file about the rest of the chain are checked by the fold of all ranges
 (``ledger.verification.range_fold``). So the same algorithm checks a range before archiving and verifies it later.
@@ -20,13 +21,14 @@ values as literals, as in ``pipeline.places.statements``.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ledger.errors import (
@@ -41,14 +43,14 @@ from ledger.errors import (
 )
 from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
-from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.verdict import Break, Findings
+from objects.locked import ObjectLock
 from objects.store import ArchiveStore
-from pipeline.archive import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS, ArchivedFile, FileName, parquet
+from pipeline.archive import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS, ArchivedFile, FileName, lost, parquet
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, UNSIGNED_FILE_SCHEMA, FileWriter
-from pipeline.arrow import ArrowEntries, lists_of
+from pipeline.arrow import ArrowEntries, rows_of
 from pipeline.places import statements
 from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPieceReader, PostgresPlace, connected, state_of
 from pipeline.places.protocol import Piece, Place
@@ -58,8 +60,6 @@ from signing.keys import PublicKey
 if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import SparkSession
-
-_PHYSICAL = ENTRY_COLUMNS.index("hlc_physical")
 
 
 class UnjudgedBreak(Break):
@@ -81,6 +81,7 @@ class FileTask(NamedTuple):
     """The ledger."""
     url: str
     """The archive."""
+    lock: ObjectLock | None
 
 
 def found_in(error: LedgerError, seq: int) -> Break:
@@ -131,12 +132,11 @@ def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEn
     highest, file = 0, None
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_FILE_SCHEMA)) as writer:
         for batch in ledger.range_reader(tenant_id, from_seq, to_seq).entries():
-            columns = lists_of(batch)
             if checker.check_packed(ArrowEntries(batch)) is None:
-                checker.check([*zip(*columns, strict=True)])
+                checker.check([*rows_of(batch)])
             if findings.first_break() is None:
-                first = first or {name: column[0] for name, column in zip(ENTRY_COLUMNS, columns, strict=True)}
-                highest = max(highest, max(columns[_PHYSICAL]))
+                first = first or batch.slice(0, 1).to_pylist()[0]
+                highest = max(highest, pc.max(batch.column("hlc_physical")).as_py())
                 writer.add(batch)
         if first and findings.first_break() is None:
             file = _put(store, writer.finish(task.name.path()), local, ENTRY_FILE_SCHEMA)
@@ -158,11 +158,15 @@ def file_snapshots(store: ArchiveStore, name: FileName, batches: Sequence[pa.Rec
 
 
 def _put(store: ArchiveStore, file: ArchivedFile, local: Any, schema: pa.Schema) -> ArchivedFile:
-    if store.create(file.name, local):
-        return file
-    digest, size = store.digest(file.name)
+    is_new = store.create(file.name, local)
+    try:
+        digest, size = store.digest(file.name)
+    except ArchiveInvalidError as error:
+        raise lost(store, file.name) from error
     if digest == file.sha256:
         return file
+    if is_new:
+        raise lost(store, file.name)
     standing = msgspec.structs.replace(file, sha256=digest, bytes=size)
     local.seek(0)
     if _has_rows_of(store, standing, local, schema):
@@ -192,7 +196,7 @@ def file_on(spark: SparkSession, rows: Accumulator[int]) -> FileAll:
     def work(tasks: Iterable[FileTask]) -> Iterator[Outcome]:
         for task in tasks:
             with Ledger.connected(task.dsn.url) as ledger:
-                for outcome in file_each([task], ledger, ArchiveStore(task.url)):
+                for outcome in file_each([task], ledger, ArchiveStore(task.url, task.lock)):
                     if isinstance(outcome, FiledEntries):
                         rows.add(outcome.summary.rows)
                     yield outcome
@@ -321,6 +325,21 @@ class Ledger(OpenPostgres):
              ORDER BY wanted.tenant_id COLLATE "C"
         """)
         return [SignedEnd(*row) for row in rows if is_readable_tenant(row[0])]
+
+    def unarchived_s(self, archived: Mapping[str, int]) -> dict[str, float]:
+        """For each of these tenants with a signed entry after the given seq, how many seconds ago the first was
+        signed, by the clock of the database."""
+        if not archived:
+            return {}
+        ends = ", ".join(f"({literal(tenant_id)}, {seq:d}::bigint)" for tenant_id, seq in archived.items())
+        rows = self.connection.rows(f"""
+            SELECT ends.tenant_id, extract(epoch FROM clock_timestamp() - s.created_at)::float8
+              FROM (VALUES {ends}) AS ends (tenant_id, seq)
+             CROSS JOIN LATERAL
+                   (SELECT created_at FROM {SNAPSHOTS} WHERE tenant_id = ends.tenant_id AND from_seq > ends.seq
+                       AND dsse_envelope IS NOT NULL ORDER BY from_seq LIMIT 1) AS s
+        """)
+        return {tenant_id: max(0.0, seconds) for tenant_id, seconds in rows}
 
     def unsigned(self) -> dict[str, int]:
         """The last seq of every tenant that has entries and no signed snapshot."""

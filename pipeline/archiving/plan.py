@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -34,7 +34,6 @@ from pipeline.archive import (
     FILE_ROWS_MAX,
     FILE_STORED_BYTES,
     FILES_MAX,
-    FORMAT_VERSION,
     PLAN_BYTES_MAX,
     RANGE_FILES,
     RANGE_ROWS_MAX,
@@ -50,6 +49,8 @@ from signing import checkpoint as checkpoints
 from signing.checkpoint import Checkpoint
 from signing.keys import Keyring
 
+PLAN_VERSION: Final = 1
+
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A range of a tenant and the names of the files it is cut into; the last is of snapshots."""
@@ -61,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     previous_manifest: str | None
     """Digest of the manifest that the range follows on."""
     files: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(min_length=2, max_length=FILES_MAX)]
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = PLAN_VERSION
 
     @property
     def entry_files(self) -> list[FileName]:
@@ -123,7 +124,7 @@ def decode_plan(data: bytes) -> Plan:
         raise ArchiveInvalidError(f"a plan is over {PLAN_BYTES_MAX} bytes")
     with reported_as(
         ArchiveInvalidError,
-        f"a plan is malformed, or not of version {FORMAT_VERSION}",
+        f"a plan is malformed, or not of version {PLAN_VERSION}",
         *(msgspec.MsgspecError, UnicodeError),
     ):
         plan = decode(data, Plan)

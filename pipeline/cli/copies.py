@@ -37,6 +37,7 @@ from pipeline.cli.ledgers import (
 from pipeline.cli.options import (
     ARCHIVE_HELP,
     ARCHIVE_VARIABLE,
+    LOCK_VARIABLE,
     Archive,
     Keys,
     Master,
@@ -137,17 +138,20 @@ def _archive(
     master: str | None,
 ) -> tuple[list[tuple[ChainName, Archived]], list[Unread]]:
     """Archive each ledger to its place in ``dest``; returns the result of each chain."""
+    from objects.locked import ObjectLock
     from objects.store import ArchiveStore
     from pipeline.archiving import Run, archive_together
     from pipeline.archiving.filing import Ledger, file_on
     from pipeline.places.ledgers import folder_of
+
+    lock = ObjectLock.parse(os.environ.get(LOCK_VARIABLE, "none")) if dest.startswith("s3://") else None
 
     def run_of(name: str | None, ledger: Ledger) -> Run:
         # A caller who names keys trusts no others: anyone with write access can insert keys into the database.
         trusted = ledger.published_keys() if held is None else held
         keyring = Keyring([signer.public_key, *trusted], () if held is None else held.log_verifier_keys)
         url = dest if name is None else f"{dest.rstrip('/')}/{folder_of(name)}"
-        return Run(ledger, ArchiveStore(url), signer, keyring)
+        return Run(ledger, ArchiveStore(url, lock), signer, keyring)
 
     with opened_each(ledgers, Ledger.of) as (opened, unread), ExitStack() as stack:
         runs = [run_of(name, ledger) for name, ledger in opened.items()]
@@ -160,6 +164,8 @@ def _archive(
             return file_on(spark, filed)
 
         done = zip(opened, archive_together(runs, lambda tasks: file_all()(tasks), tenants), strict=True)
+        for run in runs:
+            run.extend_table()
         return [(ChainName(name, each.tenant_id), each) for name, some in done for each in some], unread
 
 

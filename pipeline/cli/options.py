@@ -26,6 +26,8 @@ NO_DSN_VARIABLE: Final = "TALLY_PIPELINE_NO_DSN"
 """Set instead to the reason why there is no local database."""
 SIGNING_KEY_VARIABLE: Final = "TALLY_PIPELINE_SIGNING_KEY"
 ARCHIVE_VARIABLE: Final = "TALLY_PIPELINE_ARCHIVE"
+LOCK_VARIABLE: Final = "TALLY_PIPELINE_ARCHIVE_LOCK"
+"""Holds the setting ``archive.lock``, for an archive in S3."""
 ARCHIVE_HELP: Final = "Where the archive is: a folder, or s3://BUCKET/PATH, gs:// or az://."
 
 Master = Annotated[

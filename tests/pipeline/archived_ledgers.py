@@ -127,5 +127,10 @@ def content_of(folder: Path) -> dict[str, bytes]:
     }
 
 
+def without_table(folder: Path) -> dict[str, bytes]:
+    """Every object of an archive but those of its table, whose names are drawn."""
+    return {name: data for name, data in content_of(folder).items() if not name.startswith(("metadata/", "table/"))}
+
+
 def _files(folder: Path) -> Iterator[Path]:
     return (file for file in sorted(folder.rglob("*")) if file.is_file())

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from objects.store import ArchiveStore
-from pipeline.archiving.filing import Ledger
+from pipeline.archiving.continuous import Archiver
 from signing.keys import Keyring
 from tests.ledger.ledger_in_memory import SIGNER
-from tests.pipeline.archived_ledgers import archive_by, file_here
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([__name__])
@@ -47,7 +46,10 @@ def _archive(dsn: str, url: str, at_call: int, told: Connection) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.setprofile(count)
-    with Ledger.connected(dsn) as ledger:
-        archive_by(ledger, ArchiveStore(url), SIGNER, Keyring([SIGNER.public_key]), file_here(dsn, url))
+    archiver = Archiver(dsn, ArchiveStore(url))
+    while not (progress := archiver.step(SIGNER, Keyring([SIGNER.public_key]))).has_turn:
+        pass  # The session of a killed process ends with what it last asked PostgreSQL for.
     sys.setprofile(None)
+    archiver.close()
+    assert not progress.failures, progress
     told.send(calls)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +25,8 @@ from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from objects.store import ArchiveStore
 from pipeline.archive import FileName, Manifest, month_after, month_of, open_manifest, parquet
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter
+from pipeline.archive.reader import TenantArchive, tenants_of
+from pipeline.archive.table_reader import verify_table
 from pipeline.archiving import plan
 from pipeline.archiving.filing import FileTask, Outcome, UnjudgedBreak, file_each
 from pipeline.archiving.filing import Ledger as PostgresLedger
@@ -47,6 +49,7 @@ from tests.pipeline.archived_ledgers import (
     ledger_of,
     query,
     store,
+    without_table,
 )
 from tests.pipeline.archiving_process import archive_and_die
 
@@ -204,11 +207,16 @@ async def test_rows_come_from_the_database_a_few_at_a_time(database: Database, m
 # --- killed, and at once --------------------------------------------------------------------------------
 
 
+def verified_table(folder: Path) -> dict[str, Any]:
+    place = ArchiveStore(str(folder))
+    return verify_table(place, {each: TenantArchive.read(place, each, RING).sealed for each in tenants_of(place)}, RING)
+
+
 @pytest.mark.torture
 async def test_killed_at_any_point_and_run_again_the_archive_is_the_same(database: Database, tmp_path: Path) -> None:
     await store(database, ledger_of("acme", days(43)), ledger_of("other", days(12)))
     calls = archive_and_die(database.service_url, tmp_path / "whole")
-    whole = content_of(tmp_path / "whole")
+    whole = without_table(tmp_path / "whole")
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
     print(f"SEED={seed}")
     chance = random.Random(seed)
@@ -217,9 +225,11 @@ async def test_killed_at_any_point_and_run_again_the_archive_is_the_same(databas
         kills = [chance.randrange(1, calls) for _ in range(chance.choice((1, 1, 3)))]
         for at_call in kills:
             archive_and_die(database.service_url, folder, at_call)
-            assert content_of(folder).items() <= whole.items(), f"killed at {kills} of {calls}"
+            assert without_table(folder).items() <= whole.items(), f"killed at {kills} of {calls}"
+            assert verified_table(folder)["verdict"] in ("absent", "behind", "ok"), f"killed at {kills} of {calls}"
         archive_and_die(database.service_url, folder)
-        assert content_of(folder) == whole, f"killed at {kills} of {calls}"
+        assert without_table(folder) == whole, f"killed at {kills} of {calls}"
+        assert verified_table(folder)["verdict"] == "ok", f"killed at {kills} of {calls}"
         assert not list((folder / ".writing").iterdir())
 
 

@@ -266,8 +266,10 @@ ARCHIVE_BREAKS: dict[str, tuple[Callable[[Path], object], str, int]] = {
     "a manifest with another root": (reworded("tree_root", "0" * 64), "archive", 0),
     "a manifest with no proof": (reworded("consistency", []), "archive", 50),
     "a manifest that is no checkpoint": (reworded("checkpoint", "log.example/acme\n1\n"), "archive", 50),
-    "a manifest of a later version": (reworded("format_version", 2), "archive", 0),
+    "a manifest of a later version": (reworded("format_version", 3), "archive", 0),
     "a manifest with one more field": (reworded("note", "x"), "archive", 0),
+    "a manifest of an earlier version with the proof of this one": (reworded("format_version", 1), "archive", 0),
+    "a manifest whose tree does not extend the one before": (reworded("extends", ["0" * 64]), "archive", 31),
     "a manifest that goes back in time": (reworded("highest_physical_ms", 5), "archive", 0),
     "a manifest over its bound": (
         lambda folder: manifest_files(folder)[0].write_bytes(bytes(5 << 20)),
@@ -285,6 +287,17 @@ async def test_an_archive_that_does_not_hold_says_why(ledger: Ledger, tmp_path: 
     assert (verdict["verdicts"]["archive"], verdict["valid"]) == ("broken", False)
     assert (verdict["first_break"]["kind"], verdict["first_break"]["seq"]) == (kind, seq), verdict["first_break"]
     assert exit_code_of_bundle(verdict) == ExitCode.TAMPERED
+
+
+async def test_manifests_of_version_1_have_no_such_proof_and_hold(ledger: Ledger, tmp_path: Path) -> None:
+    def as_before(said: dict[str, Any]) -> None:
+        del said["extends"]
+        said["format_version"] = 1
+
+    reseal(tmp_path, 0, as_before)
+    reseal(tmp_path, 1, as_before)
+
+    assert (await verified(tmp_path))["verdicts"]["archive"] == "ok"
 
 
 ROW_BREAKS: dict[str, tuple[int, dict[str, Any], str, int]] = {

@@ -24,10 +24,10 @@ from tests.pipeline.archived_ledgers import (
     archive_at,
     archive_by,
     archive_here,
-    content_of,
     days,
     ledger_of,
     store,
+    without_table,
 )
 from tests.pipeline.conftest import RunCommand
 from tests.pipeline.spark_process import IMPORTED, PIPELINE
@@ -43,7 +43,7 @@ async def test_spark_makes_the_archive_that_one_process_makes(
         acme, other = archive_by(ledger, ArchiveStore(url), SIGNER, RING, file_on(spark, rows))
     assert (acme.to_seq, other.to_seq, rows.value) == (60, 30, 90)
     archive_here(database, tmp_path / "here")
-    assert content_of(tmp_path / "spark") == content_of(tmp_path / "here")
+    assert without_table(tmp_path / "spark") == without_table(tmp_path / "here")
 
 
 async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next(
@@ -54,7 +54,7 @@ async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next
     ledgers = [ledger_of(f"tenant-{number}", days(40)) for number in range(6)]
     await store(database, *ledgers)
     archive_at(database, str(tmp_path / "whole"), Keyring([signer.public_key, SIGNER.public_key]), signer)
-    whole, killed = content_of(tmp_path / "whole"), tmp_path / "killed"
+    whole, killed = without_table(tmp_path / "whole"), tmp_path / "killed"
     command = ["archive", "--dest", str(killed), "--dsn", database.service_url, "--master", "local[2]", "--json"]
     command += ["--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")]
 
@@ -65,12 +65,12 @@ async def test_the_command_killed_while_spark_is_at_work_is_finished_by_the_next
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert content_of(killed).items() <= whole.items()
-    assert len(content_of(killed)) > len(ledgers)
+    assert without_table(killed).items() <= whole.items()
+    assert len(without_table(killed)) > len(ledgers)
 
     next_one = run_command(*command)
     assert next_one.returncode == 0, next_one.stderr
     assert [(each["tenant_id"], each["to_seq"]) for each in json.loads(next_one.stdout)["tenants"]] == [
         (ledger.tenant_id, 40) for ledger in ledgers
     ]
-    assert content_of(killed) == whole
+    assert without_table(killed) == whole

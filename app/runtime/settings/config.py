@@ -236,9 +236,20 @@ class BundleSettings(_Section):
 
 
 class ArchiveSettings(_Section):
-    """``archive.url``: where ``tally pipeline archive`` and ``tally restore --from archive`` find the archive."""
+    """``archive.*``: the archive that the node fills, how often, and whether its objects are locked.
+
+    ``tally pipeline archive`` and ``tally restore --from archive`` find the archive at ``url`` as well.
+    """
 
     url: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+    interval: Annotated[Duration, between("1s", "1d")] = timedelta(seconds=60)
+    lock: Annotated[str, Field(pattern=r"^(none|(governance|compliance):[1-9][0-9]{0,4}d)$")] = "none"
+
+    @model_validator(mode="after")
+    def _locks_a_bucket(self) -> ArchiveSettings:
+        if self.lock != "none" and not (self.url or "").startswith("s3://"):
+            raise ValueError("lock needs an archive in S3: set archive.url to s3://bucket/prefix, or lock to none")
+        return self
 
 
 class PrivacySettings(_Section):

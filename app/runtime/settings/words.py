@@ -68,7 +68,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 ENV_PREFIX = "TALLY_"
 ENV_OF_PIPELINE = frozenset(
-    f"TALLY_PIPELINE_{name}" for name in ("ARCHIVE", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
+    f"TALLY_PIPELINE_{name}"
+    for name in ("ARCHIVE", "ARCHIVE_LOCK", "DSN", "LOGS", "NO_DSN", "SIGNING_KEY", "SIGNING_PIN")
 )
 ENV_NOT_SETTINGS = ENV_OF_PIPELINE | {
     f"TALLY_{name}"

@@ -1,0 +1,315 @@
+"""The Iceberg table of an archive: engines read it without a catalog, and whatever was changed in it is found."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import duckdb_extension_avro
+import duckdb_extension_iceberg
+import pytest
+from pyiceberg.table import StaticTable
+from pyspark.sql import SparkSession
+
+from ledger.errors import ArchiveConflictError, ArchiveInvalidError, UnknownKeyError
+from objects.store import ArchiveStore
+from pipeline.archive import table_writer
+from pipeline.archive.reader import TenantArchive, tenants_of
+from pipeline.archive.table import TableFiles, metadata_name, new_table, open_statement, statement_name, versions_of
+from pipeline.archive.table_reader import verify_table
+from pipeline.archive.table_writer import TableVersion, TableWriter
+from signing.keys import Keyring
+from tests.conftest import Database
+from tests.ledger.ledger_in_memory import SIGNER, STRANGER
+from tests.pipeline.archived_ledgers import LOG_ORIGIN, RING, archive_here, days, ledger_of, store
+
+_made: list[Path] = []
+
+
+@pytest.fixture
+def database_at_first(request: pytest.FixtureRequest) -> Database | None:
+    """A database for the first test that asks, which makes what all use."""
+    return None if _made else request.getfixturevalue("database")
+
+
+@pytest.fixture
+async def archive(database_at_first: Database | None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of 30 and then 20 entries of acme, and 10 of beta, whose table has two versions."""
+    if database_at_first is not None:
+        made = tmp_path_factory.mktemp("archive")
+        acme = ledger_of("acme", days(35))
+        await store(database_at_first, acme)
+        archive_here(database_at_first, made)
+        extend(made, ["acme"])
+        await store(database_at_first, ledger_of("acme", days(20, 35), start=acme), ledger_of("beta", days(10)))
+        archive_here(database_at_first, made)
+        extend(made, ["acme", "beta"])
+        _made.append(made)
+    copy = tmp_path / "archive"
+    shutil.copytree(_made[0], copy)
+    return copy
+
+
+def extend(folder: Path, tenants: list[str]) -> int:
+    return TableWriter(ArchiveStore(str(folder)), LOG_ORIGIN).extend(tenants, SIGNER, RING).number
+
+
+def no_table(folder: Path) -> None:
+    for each in ("metadata", "table"):
+        shutil.rmtree(folder / each)
+
+
+def table_anew(folder: Path, tenants: list[str]) -> None:
+    """A table whose locations are in ``folder``."""
+    no_table(folder)
+    extend(folder, tenants)
+
+
+def verified(folder: Path, keyring: Keyring | None = RING) -> dict[str, Any]:
+    place = ArchiveStore(str(folder))
+    return verify_table(
+        place, {each: TenantArchive.read(place, each, keyring).sealed for each in tenants_of(place)}, keyring
+    )
+
+
+def read_by_duckdb(folder: Path, condition: str = "true") -> tuple[Any, ...]:
+    """Entries, those with a tenant, those with a month, tenants."""
+    connection = duckdb.connect()
+    for package, name in ((duckdb_extension_avro, "avro"), (duckdb_extension_iceberg, "iceberg")):
+        (extension,) = Path(package.__file__).parent.glob(f"extensions/*/{name}.duckdb_extension")
+        connection.execute(f"LOAD '{extension}'")
+    (row,) = connection.sql(
+        "SELECT count(*), count(tenant_id), count(month), count(DISTINCT tenant_id)"
+        f" FROM iceberg_scan('{folder}') WHERE {condition}"
+    ).fetchall()
+    return tuple(row)
+
+
+# --- engines ------------------------------------------------------------------------------------------
+
+
+def test_engines_without_a_catalog_count_the_same_entries_in_partitions_that_are_never_null(
+    archive: Path, spark: SparkSession
+) -> None:
+    made = _made[0]  # where its locations are
+
+    of_duckdb = read_by_duckdb(made)
+
+    table = StaticTable.from_metadata(str(made))
+    by_pyiceberg = table.scan(selected_fields=("seq", "tenant_id", "month")).to_arrow()
+    files = [task.file.file_path for task in table.scan().plan_files()]
+    by_spark = spark.read.option("basePath", f"{made}/entries").parquet(*files)
+    assert of_duckdb == (60, 60, 60, 2)
+    assert by_pyiceberg.num_rows == 60
+    assert [by_pyiceberg.column(name).null_count for name in ("tenant_id", "month")] == [0, 0]
+    assert by_spark.count() == by_spark.filter("tenant_id IS NOT NULL AND month IS NOT NULL").count() == 60
+    assert read_by_duckdb(made, "tenant_id = 'acme' AND seq > 45") == (5, 5, 5, 1)
+    assert read_by_duckdb(made, "month = '2024-01' AND tenant_id = 'beta'")[0] == 10
+
+
+def test_an_archive_that_was_copied_is_verified_where_it_is(archive: Path) -> None:
+    assert verified(archive)["verdict"] == "ok"
+
+
+def test_snapshots_name_the_manifests_of_their_files(archive: Path) -> None:
+    place = ArchiveStore(str(archive))
+    newest = {each: TenantArchive.read(place, each, RING).sealed[-1].digest for each in ("acme", "beta")}
+
+    snapshot = StaticTable.from_metadata(str(_made[0])).current_snapshot()
+
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    assert {each: snapshot.summary[f"tally.manifest.{each}"] for each in newest} == newest
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_has_all_is_not_written_again(archive: Path) -> None:
+    assert extend(archive, ["acme", "beta"]) == 2
+    assert versions_of(ArchiveStore(str(archive))) == [1, 2]
+
+
+def test_a_version_that_another_process_wrote_first_is_gone_on_from(archive: Path) -> None:
+    late = TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN)
+    for name in ("v1.metadata.json", "v2.metadata.json", "version-hint.text"):
+        (archive / "metadata" / name).unlink()
+    late._newest = late._open(RING)  # of the empty table
+    extend(archive, ["acme"])
+
+    version = late.extend(["acme", "beta"], SIGNER, RING)
+
+    assert (version.number, version.covered) == (2, {"acme": 50, "beta": 10})
+    assert verified(archive)["verdict"] == "ok"
+
+
+def test_processes_that_never_come_first_say_so(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableWriter, "_commit", lambda *_: None)
+    shutil.rmtree(archive / "metadata")
+
+    with pytest.raises(ArchiveConflictError, match="run one at a time"):
+        extend(archive, ["acme"])
+
+
+def test_lists_are_merged_and_snapshots_forgotten_so_that_a_version_stays_small(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_table(archive)
+    for name, value in (("COMMIT_FILES_MAX", 1), ("LISTS_MAX", 2), ("SNAPSHOTS_KEPT", 2)):
+        monkeypatch.setattr(table_writer, name, value)
+
+    version = TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN).extend(["acme", "beta"], SIGNER, RING)
+
+    current = version.metadata.current_snapshot()
+    assert current is not None
+    assert version.number == current.sequence_number == 4
+    assert len(version.metadata.snapshots) == 2
+    assert len(current.manifests(TableFiles(ArchiveStore(str(archive)), str(archive)))) <= 2
+    assert verified(archive)["verdict"] == "ok"
+    assert read_by_duckdb(archive)[0] == 60
+
+
+def test_a_process_that_died_before_its_version_was_whole_leaves_nothing_that_counts(archive: Path) -> None:
+    table_anew(archive, ["acme"])
+    extend(archive, ["beta"])
+    (archive / "metadata" / "v2.metadata.json").unlink()
+    (archive / "metadata" / "version-hint.text").write_text("1")
+
+    behind = verified(archive)
+
+    assert (behind["verdict"], behind["version"]) == ("behind", 1)
+    assert "newer files yet" in behind["detail"]
+    assert read_by_duckdb(archive)[0] == 50
+    assert extend(archive, ["acme", "beta"]) == 2
+    assert verified(archive)["verdict"] == "ok"
+    assert read_by_duckdb(archive)[0] == 60
+
+
+def test_a_process_that_died_before_the_hint_has_it_made_right(archive: Path) -> None:
+    (archive / "metadata" / "version-hint.text").write_text("1")
+
+    extend(archive, [])
+
+    assert (archive / "metadata" / "version-hint.text").read_text() == "2"
+
+
+def test_a_table_that_no_held_key_signed_is_not_gone_on_from(archive: Path) -> None:
+    with pytest.raises(UnknownKeyError, match="version 2 of the table"):
+        TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN).extend(["acme"], SIGNER, Keyring([STRANGER.public_key]))
+
+
+def test_a_metadata_file_that_no_statement_signs_is_not_gone_on_from(archive: Path) -> None:
+    shutil.copy(archive / metadata_name(1), archive / metadata_name(3))
+
+    with pytest.raises(ArchiveInvalidError, match=r"no statement signs metadata/v3\.metadata\.json"):
+        extend(archive, ["acme"])
+
+
+# --- verifying ----------------------------------------------------------------------------------------
+
+
+def test_a_whole_table_holds(archive: Path) -> None:
+    assert verified(archive) == {
+        "verdict": "ok",
+        "version": 2,
+        "metadata": f"{archive}/metadata/v2.metadata.json",
+        "files": 4,
+        "detail": None,
+    }
+
+
+def test_without_keys_or_with_others_a_table_is_not_said_to_hold(archive: Path) -> None:
+    assert verified(archive, None)["verdict"] == "not_checked"
+    strangers = verify_table(ArchiveStore(str(archive)), {}, Keyring([STRANGER.public_key]))
+    assert strangers["verdict"] == "broken"  # it names files, and no manifest is given
+    place = ArchiveStore(str(archive))
+    archives = {each: TenantArchive.read(place, each, None).sealed for each in tenants_of(place)}
+    assert verify_table(place, archives, Keyring([STRANGER.public_key]))["verdict"] == "unknown_key"
+
+
+def test_an_archive_without_a_table_says_so(archive: Path) -> None:
+    no_table(archive)
+
+    assert verified(archive)["verdict"] == "absent"
+
+
+def lists(folder: Path) -> list[Path]:
+    return sorted((folder / "metadata").glob("*-m0.avro"), key=lambda file: file.stat().st_mtime_ns)
+
+
+def forged_version(folder: Path, edit: Callable[[str], str]) -> None:
+    """A third version, made of the second, which nobody signed."""
+    (folder / metadata_name(3)).write_text(edit((folder / metadata_name(2)).read_text()))
+
+
+TABLE_BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a metadata file with one byte more": (
+        lambda folder: (folder / metadata_name(2)).write_text((folder / metadata_name(2)).read_text() + " "),
+        r"no statement signs metadata/v2",
+    ),
+    "an older metadata file that was edited": (
+        lambda folder: (folder / metadata_name(1)).write_text("{}"),
+        r"no statement signs metadata/v1",
+    ),
+    "a metadata file that is gone": (
+        lambda folder: (folder / metadata_name(1)).unlink(),
+        r"v1\.metadata\.json is missing",
+    ),
+    "the newest metadata file gone": (
+        lambda folder: (folder / metadata_name(2)).unlink(),
+        r"version-hint\.text names version b'2'",
+    ),
+    "a version that nobody signed": (lambda folder: forged_version(folder, str), r"no statement signs metadata/v3"),
+    "a list that was edited": (
+        lambda folder: lists(folder)[0].write_bytes(b"Obj"),
+        "is not the object that its statement",
+    ),
+    "a list that is gone": (lambda folder: lists(folder)[1].unlink(), r"\.avro is missing"),
+    "a statement that is gone": (
+        lambda folder: next((folder / "table").glob("*1-*")).unlink(),
+        r"no statement signs metadata/v1",
+    ),
+    "files that no manifest signed": (
+        lambda folder: shutil.rmtree(folder / "manifests" / "beta"),
+        "and no manifest signed such a file",
+    ),
+    "a hint of no version": (
+        lambda folder: (folder / "metadata" / "version-hint.text").write_text("9"),
+        "names version b'9'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_BREAKS)
+def test_a_changed_table_is_found(archive: Path, name: str) -> None:
+    damage, detail = TABLE_BREAKS[name]
+    damage(archive)
+
+    found = verified(archive)
+
+    assert found["verdict"] == "broken"
+    assert re.search(detail, found["detail"]), found["detail"]
+
+
+def test_a_table_signed_by_the_ledgers_own_key_that_leaves_a_file_out_is_found(archive: Path) -> None:
+    no_table(archive)
+    writer = TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN)
+    writer._newest = TableVersion(0, None, new_table(str(archive)), {"acme": 30})
+    writer.extend(["acme", "beta"], SIGNER, RING)
+
+    assert "the table does not name entries/tenant_id=acme" in verified(archive)["detail"]
+
+
+def test_a_statement_is_of_one_metadata_file(archive: Path) -> None:
+    data = (archive / metadata_name(1)).read_bytes()
+    name = archive / statement_name(1, sha256(data).hexdigest())
+    other = archive / statement_name(2, sha256((archive / metadata_name(2)).read_bytes()).hexdigest())
+    other.write_bytes(name.read_bytes())
+
+    assert "is the statement of another version" in verified(archive)["detail"]
+    assert open_statement(name.read_bytes(), RING).statement.version == 1
