@@ -62,6 +62,7 @@ class Commands(TyperGroup):
         ),
         "privacy": EntryPoint("cli.privacy", "privacy"),
         "bundle": EntryPoint("cli.bundle", "bundle"),
+        "archive": EntryPoint("cli.archive", "archive"),
         "keys": EntryPoint("cli.keys", "keys"),
         "wal": EntryPoint("cli.wal", "wal"),
         "safekeeper": EntryPoint("cli.safekeeper", "safekeeper"),

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from rich.console import RenderableType
@@ -21,7 +22,7 @@ from app.runtime.answers.chain import (
     VerdictAnswer,
 )
 from cli.client import LedgerClient
-from cli.options import CheckpointFile, Keys, Tenant, TsaCa, Url, WitnessKeys
+from cli.options import CheckpointFile, Keys, TsaCa, Url, WitnessKeys
 from ledger import rfc3339
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
@@ -45,8 +46,15 @@ FILE = "file"
 
 
 def verify(
-    tenant: Tenant,
     url: Url,
+    tenant: Annotated[
+        str | None,
+        typer.Option("--tenant", "-t", help="Tenant whose chain this is about; of an archive all when not said."),
+    ] = None,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", help="Verify an archive alone: a folder, s3://bucket/prefix.", metavar="URL"),
+    ] = None,
     dsn: Annotated[
         str | None,
         typer.Option("--dsn", help="Read straight from this PostgreSQL and trust no service.", metavar="DSN"),
@@ -85,6 +93,10 @@ def verify(
     With --witness-key and --tsa-ca, statements of external witnesses are
     judged here, and the log is compared with those that hold.
 
+    With --archive all tenants of an archive are verified, and its Iceberg
+    table: manifests, files, trees, and that the table names each signed file
+    and no other. It needs no ledger and no service.
+
     With --acknowledge the breaks of this tenant that the node has found, now
     or earlier, are recorded in _system with your reason. /readyz and the
     alert report each until it is mended too: until a whole verification at
@@ -97,10 +109,21 @@ def verify(
       tally verify -t acme --checkpoint /mnt/elsewhere/acme.checkpoint --keys trusted-keys.json
       tally verify -t acme --tsa-ca authority-ca.pem --witness-key "$(cat w1.vkey)"
       tally verify -t acme --dsn postgresql://reader@db/tallystick --keys trusted-keys.json --json
+      tally verify --archive s3://ledger-archive/prod --keys trusted-keys.json
     """
-    if acknowledge is not None and dsn is not None:
-        raise typer.BadParameter("it asks the node that found the breaks: leave out --dsn", param_hint="--acknowledge")
+    if acknowledge is not None and (dsn is not None or archive is not None):
+        raise typer.BadParameter(
+            "it asks the node that found the breaks: leave out --dsn and --archive", param_hint="--acknowledge"
+        )
     keyring = Keyring.load(keys) if keys is not None else None
+    if archive is not None:
+        if dsn is not None or from_seq is not None or to_seq is not None or witness_key or tsa_ca:
+            raise typer.BadParameter("an archive is verified whole: leave out --dsn, seqs and witnesses")
+        _verify_archive(
+            archive, tenant, keyring, checkpoint, memory_of(state, is_off=no_state or keyring is None), as_json
+        )
+    if tenant is None:
+        raise typer.BadParameter("name the tenant whose chain is verified", param_hint="--tenant")
     request = Request(
         tenant,
         from_seq,
@@ -119,6 +142,20 @@ def verify(
     if code is ExitCode.INCOMPLETE:
         print_why_incomplete([verdict], is_any_key=dsn is None or keyring is not None)
     raise CommandExit(code)
+
+
+def _verify_archive(
+    url: str,
+    tenant: str | None,
+    keyring: Keyring | None,
+    checkpoint: Path | None,
+    memory: Memory | None,
+    as_json: bool,
+) -> NoReturn:
+    # Imported here, because it loads Arrow, which no other verification needs.
+    from cli.verify_archive import verify_archive
+
+    verify_archive(url, tenant, keyring, None if checkpoint is None else read_kept(checkpoint), memory, as_json)
 
 
 def _acknowledge(url: str, tenant: str, reason: str) -> None:

@@ -26,6 +26,7 @@ from app.edge.forms.validation import invalid_parameter
 from app.edge.problems import problem_response, respond
 from app.edge.routes import (
     access,
+    archive,
     bundles,
     chain,
     commitments,
@@ -78,6 +79,7 @@ ROUTERS = (
     access.router,
     watch.webhooks_router,
     exchange.router,
+    archive.router,
     exclusions.router,
     log.router,
     service.router,

@@ -44,6 +44,7 @@ from app.runtime.state.losses import Losses
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens
 from app.runtime.tasks import MemoryBudget
+from app.share.archive import Archiving, store_of
 from app.share.bundle.export import BundleExporter
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import ReceiptMaker
@@ -82,6 +83,7 @@ from app.write.pending.keyed_entries import are_rows_whole
 from app.write.stats import StatsIntake
 from ledger.errors import DatabaseUnavailableError
 from ledger.facts.events import ACTIONS, SystemAction
+from objects.store import ArchiveStore
 from signing.anchors import load_authorities, require_available
 from signing.keys import Keyring
 from wal.group_commit import GroupCommit
@@ -165,6 +167,7 @@ def _keep_running(
         services[Watchers].run,
         *(peer.run for peer in service.regions.peers),
         service.importer.log_unfinished,
+        *(() if (archiving := services[Archiving | None]) is None else (archiving.run,)),
     ]
     timestamper = _timestamper(service, services[NodePool], files.authorities)
     issuer_keys = None if files.issuer is None else files.issuer.keys
@@ -197,9 +200,11 @@ async def _private_fields(
 
 
 class LoadedFiles(NamedTuple):
-    """TLS, OIDC, time-stamping authorities and limits, loaded from files and settings before the node starts."""
+    """TLS, OIDC, time-stamping authorities, the place of the archive and limits, loaded from files and settings before
+    the node starts."""
 
     authorities: Sequence[Authority]
+    archive: ArchiveStore | None
     tls: ServerTls | None
     by_certificate: Callable[[Sequence[str]], Principal | None]
     issuer: OidcIssuer | None
@@ -219,6 +224,7 @@ class LoadedFiles(NamedTuple):
             Keyring.load(settings.bundle.trusted_keys, may_be_absent=bool(settings.exchange.peers))
         return cls(
             _authorities(settings),
+            store_of(settings.archive),
             None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),
             principals_by_name((each.name, each.grant) for each in auth.certificates),
             issuer_of(auth.oidc) if auth.mode == "oidc" else None,
@@ -443,7 +449,11 @@ def _sharing_services(
         async with service.tails.watching(tenant_id) as tail:
             yield tail.grown_beyond
 
+    archiving = _archiving(service, files.archive)
+    if archiving is not None:
+        service.metrics.read(archiving.values)
     return {
+        Archiving | None: archiving,
         Staging: service.staging,
         BundleImporter: service.importer,
         Regions: service.regions,
@@ -472,6 +482,20 @@ def _sharing_services(
             )
         ),
     }
+
+
+def _archiving(service: Service, store: ArchiveStore | None) -> Archiving | None:
+    """None when no archive is configured."""
+    if store is None:
+        return None
+    return Archiving(
+        settings=service.settings.archive,
+        store=store,
+        database_url=service.database_url,
+        signer=lambda: service.keys.signer,
+        keyring=service.trust.keyring,
+        metrics=service.metrics,
+    )
 
 
 def _timestamper(service: Service, pool: NodePool, authorities: Sequence[Authority]) -> Timestamper | None:

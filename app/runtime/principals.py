@@ -206,6 +206,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     ),
     Rule(Right.AUDIT, Needs.ANY): (
         "GET /v1/tenants",
+        "GET /v1/archive",
         "GET /v1/exchange",
         "GET /v1/exchange/held",
         "GET /v1/exchange/news",

@@ -134,6 +134,15 @@ METRICS: Final[Mapping[str, Metric]] = {
             "How long a webhook of this node has taken nothing, the one that fails longest",
         ),
         Metric("job_conflicts", Kind.COUNTER, "Jobs that entries brought into conflict, such as a second creation"),
+        Metric("archive_has_turn", Kind.GAUGE, "Whether this node is the one that fills the archive"),
+        Metric("archive_lag_entries", Kind.GAUGE, "Signed entries that are not archived, at the node that archives"),
+        Metric(
+            "archive_lag_seconds",
+            Kind.GAUGE,
+            "How long the oldest signed entry waits that is not archived, at the node that archives; or how long a "
+            "step is overdue, if that is longer",
+        ),
+        Metric("archive_failures", Kind.COUNTER, "Errors of steps of the archive: of the place, or of a tenant"),
         Metric("exchange_imported_entries", Kind.COUNTER, "Entries of a peer imported", labels=("peer",)),
         Metric("exchange_lag_entries", Kind.GAUGE, "Entries of a peer that are not imported", labels=("peer",)),
         Metric("exchange_failing", Kind.GAUGE, "Whether a peer cannot be imported from", labels=("peer",)),

@@ -101,6 +101,7 @@ class Measured:
     scrub_ended_s: float = BEGAN_S
     webhook_failing_s: float = 0.0
     overbooked: int = 0
+    archive_lag_s: float = 0.0
     lacking: int = 0
     is_peer_failing: bool = False
     faults: dict[str, str | None] = field(
@@ -128,6 +129,7 @@ class Measured:
             "webhooks_held": 1,
             "commitment_nodes_overbooked": self.overbooked,
             "webhook_failing_seconds": self.webhook_failing_s,
+            "archive_lag_seconds": self.archive_lag_s,
             "exchange_imported_entries": {peer: 5},
             "exchange_lag_entries": {peer: self.lacking},
             "exchange_failing": {peer: self.is_peer_failing},
@@ -181,6 +183,8 @@ FAULTS: Mapping[str, Callable[[Measured], object]] = {
     "LeaseNotRenewed": _changed(lease_reached=False),
     "EpochChanges": lambda measured: setattr(measured.node, "epoch", measured.node.epoch + 1),
     "JobsInConflict": lambda measured: measured.metrics.count("job_conflicts"),
+    "ArchiveLags": _changed(archive_lag_s=601.0),
+    "ArchiveNotFilled": lambda measured: measured.metrics.count("archive_failures"),
     "RegionNotImported": _changed(is_peer_failing=True),
     "RegionLags": _changed(lacking=50_001),
     "WebhookNotDelivered": _changed(webhook_failing_s=901.0),

@@ -43,6 +43,7 @@ async function update(ctx, places, seen) {
     getIfAllowed("/v1/node", {}, signal),
     session.may("operate") ? metrics(signal) : null,
     session.may("audit") ? getIfAllowed("/v1/exchange", {}, signal) : null,
+    session.may("audit") ? getIfAllowed("/v1/archive", {}, signal) : null,
   ]);
   let state;
   try {
@@ -54,9 +55,9 @@ async function update(ctx, places, seen) {
   const faults = Object.entries(state.checks).filter(([, check]) => !check.ok);
   drawState(ctx, places, seen, state, faults);
   refill(places.checks, allChecks(state.checks));
-  const [node, measured, exchange] = (await asked).map((each) => each.value ?? null);
+  const [node, measured, exchange, archive] = (await asked).map((each) => each.value ?? null);
   if (ctx.signal.aborted) return;
-  if (node) drawNode(places, seen, node, measured, exchange, state.checks);
+  if (node) drawNode(places, seen, node, measured, { exchange, archive }, state.checks);
   else for (const place of [places.flow, places.about]) fill(place);
 }
 
@@ -174,7 +175,7 @@ function brokenTenants(detail) {
   return [...new Set([...detail.matchAll(/at seq \d+ of ([a-z0-9_-]+)/g)].map((match) => match[1]))];
 }
 
-function drawNode(places, seen, node, measured, exchange, checks) {
+function drawNode(places, seen, node, measured, { exchange, archive }, checks) {
   const at = node.positions;
   const steps = [
     ["Written", at.written_lsn, 0],
@@ -226,6 +227,7 @@ function drawNode(places, seen, node, measured, exchange, checks) {
         Signing: stateOf(checks.signing),
         Safekeepers: h("a", { href: "#/replicas" }, membersOf(node)),
         Exchange: exchange && h("a", { href: "#/replicas" }, peersOf(exchange)),
+        Archive: archive && archiveOf(archive),
         Breaks: stateOf(checks.breaks),
       }),
     ),
@@ -239,6 +241,18 @@ function membersOf(node) {
   return members.length
     ? `${members.filter((each) => each.in_sync).length} of ${members.length} in sync`
     : "none: this node alone holds what is not chained yet";
+}
+
+function archiveOf(archive) {
+  if (archive.url === null) return "none";
+  const failing = archive.tenants.filter((each) => each.error !== null).length;
+  const behind = archive.lag_entries
+    ? `${plural(archive.lag_entries, "entry", "entries")} behind, for ${Math.round(archive.lag_seconds)} s`
+    : "has all that is signed";
+  return [
+    archive.error ?? behind,
+    failing > 0 ? `, ${plural(failing, "tenant")} not archived further` : "",
+  ];
 }
 
 function peersOf({ peers }) {

@@ -1,0 +1,151 @@
+"""The archive that a node fills: a step each interval, in a thread of its own, so that a place that hangs holds up
+nothing else. ``pipeline.archiving.continuous`` does the work; its packages are in the extra ``archive``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from app.runtime.metrics import Metrics, Values
+from app.runtime.settings.config import ArchiveSettings
+from app.runtime.tasks import in_own_thread
+from ledger.errors import ConfigurationError, LedgerError
+from objects.locked import ObjectLock
+from objects.store import ArchiveStore
+from signing.keys import Keyring, Signer
+
+if TYPE_CHECKING:
+    from pipeline.archiving.continuous import Archiver, Progress
+
+PACKAGES: Final = ("adbc_driver_postgresql", "pyarrow", "pyiceberg")
+STEP_SHARE: Final = 0.75
+"""A step begins after this part of the interval, so that what is signed is archived within all of it."""
+PAUSE_S_MIN: Final = 0.5
+LOOK_TIMEOUT_S: Final = 10.0
+"""How long a request waits for a place of which this node knows nothing yet."""
+
+log = structlog.get_logger()
+
+
+def store_of(settings: ArchiveSettings) -> ArchiveStore | None:
+    """The place that ``archive.url`` names, None if it is not set.
+
+    Raises:
+        ConfigurationError: the packages that an archive needs are not installed, or the settings name no place.
+    """
+    if settings.url is None:
+        return None
+    require_packages("archive.url")
+    return ArchiveStore(settings.url, ObjectLock.parse(settings.lock))
+
+
+def require_packages(what: str) -> None:
+    """Raises ConfigurationError if the packages of archives, which ``what`` needs, are not installed."""
+    if missing := [each for each in PACKAGES if importlib.util.find_spec(each) is None]:
+        raise ConfigurationError(
+            f"{what} needs packages that are not installed ({', '.join(missing)}): pip install 'tallystick[archive]', "
+            "or in a checkout make pipeline"
+        )
+
+
+class Archiving:
+    """Fills the archive of one node's ledger. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: ArchiveSettings,
+        store: ArchiveStore,
+        database_url: str,
+        signer: Callable[[], Signer],
+        keyring: Callable[[], Awaitable[Keyring]],
+        metrics: Metrics,
+    ) -> None:
+        from pipeline.archiving.continuous import Archiver
+
+        self.url, self.lock = store.url, settings.lock
+        self._interval_s = settings.interval.total_seconds()
+        self._signer, self._keyring, self._metrics = signer, keyring, metrics
+        self._new_archiver: Callable[[], Archiver] = partial(Archiver, database_url, store)
+        self._archiver = self._new_archiver()
+        self._began_s = time.monotonic()
+        self._last: Progress | None = None
+        self._looking: asyncio.Future[Progress] | None = None
+
+    async def run(self) -> None:
+        """Archive what was signed, each interval, for ever."""
+        while True:
+            began_s = time.monotonic()
+            self._take(await self._step())
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(self._interval_s * STEP_SHARE - took_s, PAUSE_S_MIN))
+
+    async def _step(self) -> Progress:
+        from pipeline.archiving.continuous import Progress
+
+        try:
+            keyring = await self._keyring()
+        except LedgerError as error:
+            return Progress(has_turn=False, error=str(error), at_s=time.monotonic())
+        return await in_own_thread(partial(self._archiver.step, self._signer(), keyring), "archive")
+
+    def _take(self, progress: Progress) -> None:
+        before, self._last = self._last, progress
+        if progress.failures:
+            self._metrics.count("archive_failures", progress.failures)
+        found = {each.tenant_id: each.error for each in progress.tenants if each.error is not None}
+        known = {} if before is None else {each.tenant_id: each.error for each in before.tenants}
+        for tenant_id, error in found.items():
+            if known.get(tenant_id) != error:
+                log.error("archive_tenant_failed", tenant_id=tenant_id, error=error)
+        if progress.error is not None and (before is None or before.error != progress.error):
+            log.error("archive_failed", url=self.url, error=progress.error)
+        if progress.has_turn and (before is None or not before.has_turn):
+            log.info("archive_turn_taken", url=self.url)
+
+    async def progress(self) -> Progress:
+        """How far the archive is: as of this node's last step; if another node archives, read from the place now."""
+        from pipeline.archiving.continuous import Progress
+
+        if self._last is not None and self._last.has_turn:
+            return self._last
+        if self._looking is None or self._looking.done():
+            self._looking = in_own_thread(self._look, "archive-look")
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                return await asyncio.shield(self._looking)
+        except TimeoutError:
+            return Progress(has_turn=False, error=f"{self.url} does not answer", at_s=time.monotonic())
+
+    def _look(self) -> Progress:
+        from pipeline.archiving.continuous import Progress
+
+        archiver = self._new_archiver()
+        try:
+            return archiver.look()
+        except LedgerError as error:
+            return Progress(has_turn=False, error=str(error), at_s=time.monotonic())
+        finally:
+            archiver.close()
+
+    def table_metadata(self, version: int) -> str | None:
+        """Where the metadata file of a version of the Iceberg table is; None of version 0."""
+        return f"{self.url.rstrip('/')}/metadata/v{version}.metadata.json" if version else None
+
+    def values(self) -> Values:
+        """The metrics of the archive. The node that archives knows the lag; a step that is overdue counts as lag, as
+        nothing that was signed since is archived."""
+        now_s, last = time.monotonic(), self._last
+        overdue_s = now_s - (self._began_s if last is None else last.at_s) - self._interval_s
+        return {
+            "archive_has_turn": last is not None and last.has_turn,
+            "archive_lag_entries": 0 if last is None else last.lag_entries,
+            "archive_lag_seconds": max(0.0, overdue_s, 0.0 if last is None else last.lag_s(now_s)),
+        }

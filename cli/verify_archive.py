@@ -1,0 +1,112 @@
+"""``tally verify --archive``: an archive verified by itself, with its Iceberg table, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from rich.console import RenderableType
+
+from app.share.archive import require_packages
+from ledger.errors import ArchiveInvalidError, TenantNotFoundError
+from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
+from ledger.verification import TreeHead
+from objects.store import ArchiveStore
+from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, judge_unvouched
+from signing.keys import Keyring
+from signing.memory import Memory, remembering
+from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
+
+FILE = "file"
+"""Name of the kept checkpoint in ``compared_with``."""
+CODE_OF_TABLE = {
+    "broken": ExitCode.TAMPERED,
+    "unknown_key": ExitCode.UNKNOWN_KEY,
+    "behind": ExitCode.INCOMPLETE,
+    "not_checked": ExitCode.INCOMPLETE,
+}
+"""Exit codes of the verdicts on a table that are not 0."""
+
+
+def verify_archive(
+    url: str, tenant: str | None, keyring: Keyring | None, kept: str | None, memory: Memory | None, as_json: bool
+) -> NoReturn:
+    """Verify the tenants of the archive at ``url``, by default all, and its table; prints the verdicts and exits.
+
+    Raises:
+        TenantNotFoundError: there is nothing to verify.
+        ArchiveUnavailableError, ConfigurationError: the archive cannot be read.
+        CommandExit: with the gravest exit code.
+    """
+    require_packages("tally verify --archive")
+    from pipeline.archive.reader import verify_tenant
+    from pipeline.cli.verify import observations
+    from pipeline.places.archive import ArchivePlace
+
+    store = ArchiveStore(url)
+    judged = None if kept is None else judge_checkpoint(kept, keyring)
+    with ArchivePlace(url).open(keyring) as place:
+        held = place.tenants()
+        tenants = held if tenant is None else [tenant] if tenant in held else []
+        if not tenants:
+            raise TenantNotFoundError(f"there is {f'no tenant {tenant!r}' if tenant else 'nothing to verify'} in {url}")
+        observed = observations(place, tenants, keyring, memory)
+    verdicts = []
+    for name in tenants:
+        of_tenant = judged if judged is not None and judged.checkpoint.origin.rpartition("/")[2] == name else None
+        heads = [*_heads(of_tenant), *(observed[name].heads if name in observed else ())]
+        verdict = asyncio.run(verify_tenant(store, name, keyring, heads))
+        if of_tenant is not None:
+            judge_unvouched(verdict, of_tenant.unknown, keyring)
+        verdicts.append(observed[name].with_verdict(verdict) if name in observed else verdict)
+    table = _verified_table(store, held, keyring)
+    with remembering(memory, [verdict.get("memory") for verdict in verdicts]):
+        told = {"archive": store.url, "tenants": verdicts, "table": table}
+        tell(told, *_lines(told), as_json=as_json)
+    code = gravest([*map(exit_code_of_bundle, verdicts), CODE_OF_TABLE.get(table["verdict"], ExitCode.FINE)])
+    if code is ExitCode.INCOMPLETE:
+        print_why_incomplete(verdicts, is_any_key=keyring is not None)
+        if table["verdict"] == "behind":
+            err.print(table["detail"], markup=False)
+    raise CommandExit(code)
+
+
+def _heads(kept: JudgedCheckpoint | None) -> list[TreeHead]:
+    if kept is None or kept.unknown is not None:
+        return []
+    return [TreeHead(kept.checkpoint.size, kept.checkpoint.root, FILE)]
+
+
+def _verified_table(store: ArchiveStore, tenants: Sequence[str], keyring: Keyring | None) -> dict[str, Any]:
+    """The verdict on the table; it is not checked where manifests do not hold, which their tenants' verdicts say."""
+    from pipeline.archive.reader import TenantArchive
+    from pipeline.archive.table_reader import verify_table
+
+    try:
+        archives = {tenant: TenantArchive.read(store, tenant, keyring).sealed for tenant in tenants}
+    except ArchiveInvalidError as error:
+        detail = f"the manifests do not hold: {error}"
+        return {"verdict": "not_checked", "version": 0, "metadata": None, "files": 0, "detail": detail}
+    return verify_table(store, archives, keyring)
+
+
+def _lines(told: Mapping[str, Any]) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for verdict in told["tenants"]:
+        state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
+        lines += [
+            marked(
+                f"tenant {verdict['tenant_id']}: {state}, {counted(verdict['entries_checked'], 'entry', 'entries')} "
+                f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
+            ),
+            verdict_table(verdict["verdicts"]),
+            *findings(verdict, verdict.get("memory")),
+        ]
+    table = told["table"]
+    if table["verdict"] == "absent":
+        lines.append("Iceberg table: there is none")
+    else:
+        said = f"Iceberg table: {table['verdict']}, version {table['version']}, {counted(table['files'], 'file')}"
+        lines.append(said if table["detail"] is None else f"{said}: {table['detail']}")
+    return lines

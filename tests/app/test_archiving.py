@@ -1,0 +1,159 @@
+"""The archive that a node fills: it is verified alone, and one node at a time fills it, whatever is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.runtime.settings.config import Settings
+from ledger.errors import ConfigurationError
+from tests.app.chains import until
+from tests.app.client import Client
+from tests.app.conftest import MakeSettings, RunServer
+from tests.app.served import Serve
+from tests.app.starting import assert_no_start
+from tests.tally import run_tally
+
+EVENT = {"tenant_id": "acme", "spec": {"image": "a/b:1"}, "assigned_dcs": ["use1"], "durability": "GLOBAL"}
+
+
+def archiving(make_settings: MakeSettings, place: Path | str, folder: str = "node", **given: Any) -> Settings:
+    """Settings of a node that archives to ``place``, soon after every event."""
+    return make_settings(
+        folder, archive={"url": str(place), "interval": "1s"}, chain={"batch_interval": "100ms"}, **given
+    )
+
+
+async def archived(client: Client, tenant_id: str, seq: int) -> dict[str, Any]:
+    """The answer of the node that archives, once the tenant is archived up to ``seq``."""
+
+    async def has() -> dict[str, Any] | None:
+        answer: dict[str, Any] = (await client.get("/v1/archive")).json()
+        ends = {each["tenant_id"]: each["archived_to_seq"] for each in answer["tenants"]}
+        return answer if answer["has_turn"] and ends.get(tenant_id, 0) >= seq else None
+
+    found: dict[str, Any] = await until(has, f"{tenant_id} is archived to seq {seq}")
+    return found
+
+
+async def tally(client: Client, *arguments: str, code: int = 0) -> str:
+    done = await asyncio.to_thread(run_tally, *arguments, TALLY_URL=str(client.base_url))
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stdout
+
+
+async def test_what_is_signed_is_archived_and_verified_alone(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    place, keys = tmp_path / "archive", tmp_path / "keys.json"
+    async with run_server(archiving(make_settings, place)) as client:
+        assert (await client.post("/v1/jobs", json=EVENT)).status_code == 201
+        first = await archived(client, "acme", 1)
+        assert (await client.post("/v1/jobs", json=EVENT)).status_code == 201
+        second = await archived(client, "acme", 2)
+        keys.write_text((await client.get("/v1/keys")).text)
+        status = await tally(client, "archive", "status")
+        measured = (await client.get("/metrics")).text
+
+    assert (first["url"], first["has_turn"], first["error"]) == (str(place), True, None)
+    assert second["table_version"] > first["table_version"] > 0
+    assert Path(second["table_metadata"]).exists()
+    assert "acme: archived to seq 2 of 2 signed" in status
+    assert "archive_has_turn 1.0" in measured
+    told = json.loads(await tally(client, "verify", "--archive", str(place), "--keys", str(keys), "--json"))
+    assert {each["tenant_id"]: each["valid"] for each in told["tenants"]} == {"_system": True, "acme": True}
+    assert told["table"]["verdict"] == "ok"
+
+
+async def test_another_node_takes_over_when_the_one_that_archives_stops(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    place, key = tmp_path / "archive", {"key_uri": f"file:{tmp_path / 'signing.pem'}"}
+    settings = [
+        archiving(make_settings, place, name, node_id=name, gate=gate, signing=key)
+        for name, gate in (("node-a", "a"), ("node-b", "b"))
+    ]
+    async with run_server(settings[1]) as second:
+        async with run_server(settings[0]) as first:
+            await until(lambda: (place / "table").exists(), "one archives")
+            await until(lambda: _turns(first, second), "one of them has the turn")
+            answers = [(await each.get("/v1/archive")).json() for each in (first, second)]
+            assert sorted(each["has_turn"] for each in answers) == [False, True]
+            waiting = next(each for each in answers if not each["has_turn"])
+            assert [each["tenant_id"] for each in waiting["tenants"]] == ["_system"]
+        await second.post("/v1/jobs", json=EVENT)
+
+        assert (await archived(second, "acme", 1))["has_turn"]
+
+
+async def test_a_place_that_is_away_stops_nothing_but_the_archive(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    place = tmp_path / "archive"
+    place.write_text("no folder")
+    async with run_server(archiving(make_settings, place)) as client:
+        await until(lambda: _error(client), "the place fails")
+        assert (await client.post("/v1/jobs", json=EVENT)).status_code == 201
+        assert (await client.get("/readyz")).status_code == 200
+        assert "fails: " in await tally(client, "archive", "status", code=1)
+        place.unlink()
+
+        assert (await archived(client, "acme", 1))["error"] is None
+
+
+async def _turns(*clients: Client) -> bool:
+    return any([(await each.get("/v1/archive")).json()["has_turn"] for each in clients])
+
+
+async def _error(client: Client) -> str | None:
+    found: str | None = (await client.get("/v1/archive")).json()["error"]
+    return found
+
+
+async def test_a_caller_sees_the_tenants_that_it_may_audit(serve: Serve, tmp_path: Path) -> None:
+    given = {"archive": {"url": str(tmp_path / "archive"), "interval": "1s"}, "chain": {"batch_interval": "100ms"}}
+    async with serve(**given) as served, served.client(served.root) as root:
+        for tenant_id in ("acme", "beta"):
+            await root.post("/v1/jobs", json={**EVENT, "tenant_id": tenant_id})
+        await archived(root, "beta", 1)
+        token = await served.issue("audit", tenants="acme")
+        async with served.client(token["token"]) as auditor:
+            answer = (await auditor.get("/v1/archive")).json()
+
+    assert [each["tenant_id"] for each in answer["tenants"]] == ["acme"]
+
+
+async def test_without_an_archive_there_is_nothing_to_tell(client: Client) -> None:
+    answer = (await client.get("/v1/archive")).json()
+
+    assert (answer["url"], answer["tenants"]) == (None, [])
+    assert "no archive: set archive.url" in await tally(client, "archive", "status", code=1)
+
+
+async def test_a_node_without_the_packages_says_what_to_install(
+    run_server: RunServer, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.share.archive.PACKAGES", ("package_that_is_not_there",))
+
+    await assert_no_start(
+        run_server(archiving(make_settings, tmp_path / "archive")),
+        ConfigurationError,
+        match=r"pip install 'tallystick\[archive\]'",
+    )
+
+
+@pytest.mark.parametrize("lock", ["governance:400d", "compliance:1d"])
+def test_only_an_archive_in_s3_can_be_locked(make_settings: MakeSettings, tmp_path: Path, lock: str) -> None:
+    assert make_settings(archive={"url": "s3://bucket/prod", "lock": lock}).archive.lock == lock
+    with pytest.raises((ConfigurationError, ValidationError), match="lock needs an archive in S3"):
+        make_settings(archive={"url": str(tmp_path), "lock": lock})
+
+
+def test_a_lock_of_another_form_is_refused(make_settings: MakeSettings) -> None:
+    with pytest.raises((ConfigurationError, ValidationError), match=r"archive\.lock|lock"):
+        make_settings(archive={"url": "s3://bucket/prod", "lock": "forever"})
