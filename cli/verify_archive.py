@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rich.console import RenderableType
 
 from app.share.archive import require_packages
-from ledger.errors import ArchiveInvalidError, TenantNotFoundError
+from ledger.errors import TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from ledger.verification import TreeHead
 from objects.store import ArchiveStore
@@ -20,13 +20,6 @@ from terminal.outcome import CommandExit, counted, err, findings, marked, print_
 
 FILE = "file"
 """Name of the kept checkpoint in ``compared_with``."""
-CODE_OF_TABLE = {
-    "broken": ExitCode.TAMPERED,
-    "unknown_key": ExitCode.UNKNOWN_KEY,
-    "behind": ExitCode.INCOMPLETE,
-    "not_checked": ExitCode.INCOMPLETE,
-}
-"""Exit codes of the verdicts on a table that are not 0."""
 
 
 def verify_archive(
@@ -41,6 +34,7 @@ def verify_archive(
     """
     require_packages("tally verify --archive")
     from pipeline.archive.reader import verify_tenant
+    from pipeline.archive.table_reader import CODE_OF_TABLE, line_of_table, verify_table_of
     from pipeline.cli.verify import observations
     from pipeline.places.archive import ArchivePlace
 
@@ -60,10 +54,10 @@ def verify_archive(
         if of_tenant is not None:
             judge_unvouched(verdict, of_tenant.unknown, keyring)
         verdicts.append(observed[name].with_verdict(verdict) if name in observed else verdict)
-    table = _verified_table(store, held, keyring)
+    table = verify_table_of(store, keyring)
     with remembering(memory, [verdict.get("memory") for verdict in verdicts]):
         told = {"archive": store.url, "tenants": verdicts, "table": table}
-        tell(told, *_lines(told), as_json=as_json)
+        tell(told, *_lines(verdicts), line_of_table(table), as_json=as_json)
     code = gravest([*map(exit_code_of_bundle, verdicts), CODE_OF_TABLE.get(table["verdict"], ExitCode.FINE)])
     if code is ExitCode.INCOMPLETE:
         print_why_incomplete(verdicts, is_any_key=keyring is not None)
@@ -78,35 +72,12 @@ def _heads(kept: JudgedCheckpoint | None) -> list[TreeHead]:
     return [TreeHead(kept.checkpoint.size, kept.checkpoint.root, FILE)]
 
 
-def _verified_table(store: ArchiveStore, tenants: Sequence[str], keyring: Keyring | None) -> dict[str, Any]:
-    """The verdict on the table; it is not checked where manifests do not hold, which their tenants' verdicts say."""
-    from pipeline.archive.reader import TenantArchive
-    from pipeline.archive.table_reader import verify_table
-
-    try:
-        archives = {tenant: TenantArchive.read(store, tenant, keyring).sealed for tenant in tenants}
-    except ArchiveInvalidError as error:
-        detail = f"the manifests do not hold: {error}"
-        return {"verdict": "not_checked", "version": 0, "metadata": None, "files": 0, "detail": detail}
-    return verify_table(store, archives, keyring)
-
-
-def _lines(told: Mapping[str, Any]) -> list[RenderableType]:
-    lines: list[RenderableType] = []
-    for verdict in told["tenants"]:
+def _lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    for verdict in verdicts:
         state = "[bold green]valid[/]" if verdict["valid"] else "[bold red]NOT VALID[/]"
-        lines += [
-            marked(
-                f"tenant {verdict['tenant_id']}: {state}, {counted(verdict['entries_checked'], 'entry', 'entries')} "
-                f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
-            ),
-            verdict_table(verdict["verdicts"]),
-            *findings(verdict, verdict.get("memory")),
-        ]
-    table = told["table"]
-    if table["verdict"] == "absent":
-        lines.append("Iceberg table: there is none")
-    else:
-        said = f"Iceberg table: {table['verdict']}, version {table['version']}, {counted(table['files'], 'file')}"
-        lines.append(said if table["detail"] is None else f"{said}: {table['detail']}")
-    return lines
+        yield marked(
+            f"tenant {verdict['tenant_id']}: {state}, {counted(verdict['entries_checked'], 'entry', 'entries')} "
+            f"(seq {verdict['from_seq']} to {verdict['to_seq']}) in {verdict['duration_ms']:.0f} ms"
+        )
+        yield verdict_table(verdict["verdicts"])
+        yield from findings(verdict, verdict.get("memory"))

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from ledger.errors import ArchiveInvalidError
+from ledger.exit_code import ExitCode
 from objects.store import ArchiveStore
 from pipeline.archive import ArchivedFile, FileName, SealedManifest
+from pipeline.archive.reader import TenantArchive, tenants_of
 from pipeline.archive.table import (
     HINT,
     HINT_BYTES_MAX,
@@ -39,6 +41,36 @@ from pipeline.archive.table import (
     versions_of,
 )
 from signing.keys import Keyring
+
+CODE_OF_TABLE: Final = {
+    "broken": ExitCode.TAMPERED,
+    "unknown_key": ExitCode.UNKNOWN_KEY,
+    "behind": ExitCode.INCOMPLETE,
+    "not_checked": ExitCode.INCOMPLETE,
+}
+"""Exit codes of the verdicts on a table that are not 0."""
+
+
+def verify_table_of(store: ArchiveStore, keyring: Keyring | None) -> dict[str, Any]:
+    """As ``verify_table``, with ``archive``, the URL. Where manifests do not hold, which the verdicts on their tenants
+    say, the table is not checked."""
+    try:
+        archives = {each: TenantArchive.read(store, each, keyring).sealed for each in tenants_of(store)}
+        found = verify_table(store, archives, keyring)
+    except ArchiveInvalidError as error:
+        detail = f"the manifests do not hold: {error}"
+        found = {"verdict": "not_checked", "version": 0, "metadata": None, "files": 0, "detail": detail}
+    return {"archive": store.url, **found}
+
+
+def line_of_table(found: Mapping[str, Any]) -> str:
+    """The verdict on a table in one line."""
+    if found["verdict"] == "absent":
+        return f"Iceberg table of {found['archive']}: there is none"
+    said = (
+        f"Iceberg table of {found['archive']}: {found['verdict']}, version {found['version']}, {found['files']} files"
+    )
+    return said if found["detail"] is None else f"{said}: {found['detail']}"
 
 
 def verify_table(

@@ -383,9 +383,13 @@ class Ledger(OpenPostgres):
         )
 
     def entry_before(self, tenant_id: str, seq: int) -> tuple[str | None, int | None]:
-        """Link and link version of the entry right before ``seq``; None at the start of a chain."""
-        query = f"SELECT chain_link, link_version::bigint FROM {_entries(tenant_id, seq - 1, seq - 1)}"
-        return next(((link, version) for link, version in self.connection.rows(query)), (None, None))
+        """Link and link version of the entry right before ``seq``; None at the start of a chain. Where that entry has
+        left the database, its link is what the entry after it names, and its version is None."""
+        queries = (
+            f"SELECT chain_link, link_version::bigint FROM {_entries(tenant_id, seq - 1, seq - 1)}",
+            f"SELECT prev_chain_link, NULL::bigint FROM {_entries(tenant_id, seq, seq)}",
+        )
+        return next(((link, version) for each in queries for link, version in self.connection.rows(each)), (None, None))
 
     def first_at_or_after(self, tenant_id: str, from_seq: int, to_seq: int, physical_ms: int) -> tuple[int, int]:
         """Seq and hlc_physical of the first entry of the range whose hlc_physical reaches the given one."""

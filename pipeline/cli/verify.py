@@ -160,6 +160,7 @@ def _verify_ledgers(
                 spark, opened, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed
             )
         )
+        told["tables"] = opened.tables(keyring)
         told["tenants"] = [_compared(verdict, observed, of_file, keyring) for verdict in told["tenants"]]
     # 4. What is missing.
     lost = gone(observed, keyring, memory, held) if wanted is None and not opened.is_copy else []
@@ -172,8 +173,15 @@ def _verify_ledgers(
     if not is_alone(ledgers):
         told["unread"] = [each._asdict() for each in unread]
     code_of = exit_code_of_bundle if opened.is_copy else exit_code_of_verdict
-    others = [ExitCode.COULD_NOT_RUN] * len(missing) + [ExitCode.TAMPERED] * len(lost) + codes_of(unread)
+    others = [_code_of_table(each) for each in told["tables"]]
+    others += [ExitCode.COULD_NOT_RUN] * len(missing) + [ExitCode.TAMPERED] * len(lost) + codes_of(unread)
     return told, [*map(code_of, told["tenants"]), *others, written]
+
+
+def _code_of_table(found: Mapping[str, Any]) -> ExitCode:
+    from pipeline.archive.table_reader import CODE_OF_TABLE
+
+    return CODE_OF_TABLE.get(found["verdict"], ExitCode.FINE)
 
 
 def _chain_of(verdict: Mapping[str, Any]) -> str:
@@ -274,6 +282,8 @@ def _print(told: dict[str, Any]) -> None:
     for verdict in verdicts:
         if verdict["first_break"] is not None:
             _print_first_break(verdict)
+    for found in told.get("tables", ()):
+        _print_table(found)
     _print_memory([verdict["memory"] for verdict in verdicts if "memory" in verdict])
     out.print(
         f"{counted(told['entries_checked'], 'entry', 'entries')} of {counted(len(verdicts), 'ledger')} "
@@ -282,6 +292,12 @@ def _print(told: dict[str, Any]) -> None:
     )
     if told["breaks_written"] is not None:
         out.print(f"every break: {told['breaks_written']}", markup=False)
+
+
+def _print_table(found: Mapping[str, Any]) -> None:
+    from pipeline.archive.table_reader import line_of_table
+
+    out.print(line_of_table(found), markup=False)
 
 
 def _name_of(verdict: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
@@ -159,6 +159,13 @@ class OpenArchive(OpenPlace):
             Sealed(each.manifest.to_seq, each.manifest.checkpoint, [*map(bytes.fromhex, each.manifest.consistency)])
             for each in self._archive(tenant_id).sealed
         ]
+
+    def tables(self, keyring: Keyring | None) -> list[dict[str, Any]]:
+        """The verdict on the archive's Iceberg table."""
+        # Imported here, because tasks that read the archive's files need no Iceberg.
+        from pipeline.archive.table_reader import verify_table_of
+
+        return [verify_table_of(self._store, keyring)]
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """Verify signatures, checkpoints and digests of the manifests; verdict objects have the aspect ``archive``."""

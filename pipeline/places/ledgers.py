@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
 from ledger.errors import ArchiveInvalidError, InvalidInputError
@@ -91,6 +92,10 @@ class OpenLedgers(OpenPlace):
         """As in its ledger."""
         place, tenant = self._at(tenant_id)
         return place.sealed(tenant)
+
+    def tables(self, keyring: Keyring | None) -> list[dict[str, Any]]:
+        """Those of each ledger."""
+        return [found for each in self._ledgers.values() for found in each.tables(keyring)]
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """As in each ledger, by the names of chains."""

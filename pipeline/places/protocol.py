@@ -259,6 +259,14 @@ class OpenPlace(Protocol):
         keys."""
         return None
 
+    def tables(self, keyring: Keyring | None) -> list[dict[str, Any]]:
+        """The verdicts on its tables for query engines, as ``verify_table_of`` makes them; none without such tables.
+
+        Raises:
+            ArchiveUnavailableError: one cannot be read.
+        """
+        return []
+
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """Check its records of these tenants' chains by ``keyring``; their rows are read as ``pieces``.
 

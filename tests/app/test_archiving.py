@@ -12,11 +12,14 @@ from pydantic import ValidationError
 
 from app.runtime.settings.config import Settings
 from ledger.errors import ConfigurationError
+from objects.store import ArchiveStore
+from pipeline.archiving.continuous import Archiver
 from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.served import Serve
 from tests.app.starting import assert_no_start
+from tests.conftest import Database
 from tests.tally import run_tally
 
 EVENT = {"tenant_id": "acme", "spec": {"image": "a/b:1"}, "assigned_dcs": ["use1"], "durability": "GLOBAL"}
@@ -157,3 +160,37 @@ def test_only_an_archive_in_s3_can_be_locked(make_settings: MakeSettings, tmp_pa
 def test_a_lock_of_another_form_is_refused(make_settings: MakeSettings) -> None:
     with pytest.raises((ConfigurationError, ValidationError), match=r"archive\.lock|lock"):
         make_settings(archive={"url": "s3://bucket/prod", "lock": "forever"})
+
+
+async def test_a_process_of_its_own_archives_once_or_waits_its_turn(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, tmp_path: Path
+) -> None:
+    place, settings = tmp_path / "archive", make_settings(chain={"batch_interval": "100ms"})
+    environment = {
+        "TALLY_DATABASE_URL": database.service_url,
+        "TALLY_DATA_DIR": str(settings.data_dir),
+        "TALLY_ARCHIVE__URL": str(place),
+    }
+
+    async def run_once() -> Any:
+        return await asyncio.to_thread(run_tally, "archive", "run", "--once", "--json", **environment)
+
+    async with run_server(settings) as client:
+        await client.post("/v1/jobs", json=EVENT)
+        await until(lambda: _signed(client), "acme is signed")
+        done = await run_once()
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["has_turn"], told["error"]) == (0, True, None), done.stderr
+    assert {each["tenant_id"]: each["archived_to_seq"] for each in told["tenants"]}["acme"] == 1
+    held = Archiver(database.service_url, ArchiveStore(str(place)))
+    try:
+        held._takes_turn(held._open())
+        waiting = await run_once()
+    finally:
+        held.close()
+    assert (waiting.returncode, json.loads(waiting.stdout)["has_turn"]) == (0, False)
+
+
+async def _signed(client: Client) -> bool:
+    answer = await client.get("/v1/snapshots", params={"tenant_id": "acme"})
+    return bool(answer.json().get("items"))

@@ -24,6 +24,8 @@ class BucketServer:
     def __init__(self) -> None:
         self.url = ""
         self.objects: dict[str, bytes] = {}
+        self.locks: dict[str, tuple[str, str] | None] = {}
+        """By path, mode and end of the lock that the put asked for."""
         self.puts = 0
         self.cut_answers: set[int] = set()
         """Puts, from 1, that are done and whose answer is lost."""
@@ -54,6 +56,8 @@ class BucketServer:
         if request.headers.get("If-None-Match") == "*" and key in self.objects:
             return _error(412, "PreconditionFailed")
         self.objects[key] = data
+        mode, until = (request.headers.get(f"x-amz-object-lock-{name}") for name in ("mode", "retain-until-date"))
+        self.locks[key] = None if mode is None or until is None else (mode, until)
         return _cut(request) if number in self.cut_answers else web.Response(headers=_headers(data))
 
     def _list(self, request: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,9 @@ import pytest
 from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
-from ledger.errors import ArchiveConflictError, ArchiveInvalidError, UnknownKeyError
+from cli.verify_archive import verify_archive
+from ledger.errors import ArchiveConflictError, ArchiveInvalidError, TenantNotFoundError, UnknownKeyError
+from ledger.exit_code import ExitCode
 from objects.store import ArchiveStore
 from pipeline.archive import table_writer
 from pipeline.archive.reader import TenantArchive, tenants_of
@@ -24,9 +27,11 @@ from pipeline.archive.table import TableFiles, metadata_name, new_table, open_st
 from pipeline.archive.table_reader import verify_table
 from pipeline.archive.table_writer import TableVersion, TableWriter
 from signing.keys import Keyring
+from terminal.outcome import CommandExit
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
-from tests.pipeline.archived_ledgers import LOG_ORIGIN, RING, archive_here, days, ledger_of, store
+from tests.pipeline.archived_ledgers import LOG_ORIGIN, RING, archive_here, checkpoint_of, days, ledger_of, store
+from tests.pipeline.conftest import RunCommand
 
 _made: list[Path] = []
 
@@ -313,3 +318,65 @@ def test_a_statement_is_of_one_metadata_file(archive: Path) -> None:
 
     assert "is the statement of another version" in verified(archive)["detail"]
     assert open_statement(name.read_bytes(), RING).statement.version == 1
+
+
+# --- commands -----------------------------------------------------------------------------------------
+
+
+def exit_code(archive: Path, keys: Keyring | None = RING, tenant: str | None = None) -> ExitCode:
+    """The exit code of ``tally verify --archive``, in this process."""
+    with pytest.raises(CommandExit) as ended:
+        verify_archive(str(archive), tenant, keys, kept=None, memory=None, as_json=False)
+    return ExitCode(int(str(ended.value.code)))
+
+
+def test_the_command_verifies_all_tenants_and_the_table(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(archive) == ExitCode.FINE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "tenant acme: valid, 50 entries" in said
+    assert "tenant beta: valid, 10 entries" in said
+    assert "ok, version 2, 4 files" in said
+
+
+def test_the_command_says_in_its_exit_code_what_does_not_hold(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(archive, None) == ExitCode.INCOMPLETE
+    assert exit_code(archive, Keyring([STRANGER.public_key])) == ExitCode.UNKNOWN_KEY
+    assert exit_code(archive, tenant="acme") == ExitCode.FINE
+    with pytest.raises(TenantNotFoundError, match="no tenant 'gone'"):
+        exit_code(archive, tenant="gone")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TenantNotFoundError, match="nothing to verify"):
+        exit_code(tmp_path / "empty")
+    table_anew(archive, ["acme"])
+    assert exit_code(archive) == ExitCode.INCOMPLETE
+    assert "the table does not have 1 newer files yet" in capsys.readouterr().err
+    lists(archive)[0].write_bytes(b"Obj")
+    assert exit_code(archive) == ExitCode.TAMPERED
+    assert "is not the object that its statement names" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_checkpoint_kept_elsewhere_shows_that_an_archive_was_cut_off(
+    archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = checkpoint_of(ledger_of("acme", days(60)))
+    with pytest.raises(CommandExit) as ended:
+        verify_archive(str(archive), "acme", RING, kept=kept, memory=None, as_json=False)
+
+    assert ended.value.code == ExitCode.TAMPERED
+    assert "rollback" in capsys.readouterr().out
+
+
+def test_spark_verifies_the_table_too(
+    archive: Path, tmp_path: Path, spark: SparkSession, run_command: RunCommand
+) -> None:
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
+    command = ["verify", "--archive", str(archive), "--keys", str(tmp_path / "keys.pem"), "--no-state", "--json"]
+
+    whole = run_command(*command)
+    lists(archive)[0].write_bytes(b"Obj")
+    changed = run_command(*command)
+
+    assert (whole.returncode, changed.returncode) == (0, 2)
+    assert [json.loads(each.stdout)["tables"][0]["verdict"] for each in (whole, changed)] == ["ok", "broken"]

@@ -130,6 +130,20 @@ async def test_a_key_that_is_not_admitted_signs_nothing(database: Database, tmp_
     assert not list(tmp_path.iterdir())
 
 
+async def test_what_was_archived_may_leave_the_ledger_and_archiving_goes_on(database: Database, tmp_path: Path) -> None:
+    place, acme = ArchiveStore(str(tmp_path)), ledger_of("acme", days(20))
+    await store(database, acme)
+    with archiver(database, tmp_path) as ours:
+        ours.step(SIGNER, RING)
+        await store(database, ledger_of("acme", days(20, 20), start=acme))
+        await query(database, "DELETE FROM scheduler.scheduler_log WHERE tenant_id = 'acme' AND seq <= 20")
+
+        progress = ours.step(SIGNER, RING)
+
+    assert (progress.failures, archived(progress)) == (0, {"acme": (40, 40)})
+    assert (await verify_tenant(place, "acme", RING))["valid"]
+
+
 class Losing(ArchiveStore):
     """A place that loses what it acknowledged of some names."""
 
