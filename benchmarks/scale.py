@@ -81,11 +81,11 @@ class Scale:
                 began_s = time.perf_counter()
                 with tally_serve(database.service_url, folder) as url:
                     started_s = time.perf_counter() - began_s
-                    rate = wait_for(_ingest(url, ndjson(islice(events, size - stored), LINES_A_REQUEST), size - stored))
-                    wait_for(_settle(database.superuser_url))
+                    rate = wait_for(ingest(url, ndjson(islice(events, size - stored), LINES_A_REQUEST), size - stored))
+                    wait_for(settle(database.superuser_url))
                     read_ms, proof_ms = wait_for(_reads(url, size))
                     verify_s = wait_for(_verify_s(url))
-                    memory_mib = wait_for(_memory_mib(url))
+                    memory_mib = wait_for(memory_mib_of(url))
                 sizes = wait_for(_sizes(database.superuser_url))
                 self.tell(
                     entries=size,
@@ -110,14 +110,14 @@ class Scale:
                     started_s = time.perf_counter() - began_s
                     names = [f"tenant-{number:06d}" for number in range(stored, size)]
                     began_s = time.perf_counter()
-                    rate = wait_for(_ingest(url, _creations(names, "first"), len(names)))
-                    signed_s = wait_for(_settle(database.superuser_url, began_s))
+                    rate = wait_for(ingest(url, _creations(names, "first"), len(names)))
+                    signed_s = wait_for(settle(database.superuser_url, began_s))
                     grown = random.Random(size).sample(range(size), min(size, GROWING_AT_ONCE))
                     again = [f"tenant-{number:06d}" for number in grown]
                     began_s = time.perf_counter()
-                    wait_for(_ingest(url, _creations(again, f"again-{size}"), len(again)))
-                    grown_s = wait_for(_settle(database.superuser_url, began_s))
-                    memory_mib = wait_for(_memory_mib(url))
+                    wait_for(ingest(url, _creations(again, f"again-{size}"), len(again)))
+                    grown_s = wait_for(settle(database.superuser_url, began_s))
+                    memory_mib = wait_for(memory_mib_of(url))
                 self.tell(
                     tenants=size,
                     begun_per_second=round(rate),
@@ -133,11 +133,11 @@ class Scale:
     def events_of_a_job(self, most: int) -> None:
         """One job, tenfold the events from line to line."""
         with self.ledger() as (database, folder), tally_serve(database.service_url, folder) as url:
-            wait_for(_ingest(url, _creations(["acme"], "job"), 1))
+            wait_for(ingest(url, _creations(["acme"], "job"), 1))
             stored, size = 1, min(most, 100)
             while size <= most:
-                rate = wait_for(_ingest(url, _progress(size - stored), size - stored))
-                wait_for(_settle(database.superuser_url))
+                rate = wait_for(ingest(url, _progress(size - stored), size - stored))
+                wait_for(settle(database.superuser_url))
                 took_ms = wait_for(_times_ms(url, ["/v1/jobs/job?tenant_id=acme"] * READS))
                 self.tell(events_of_a_job=size, per_second=round(rate), job_p50_ms=took_ms)
                 stored, size = size, size * 10
@@ -150,7 +150,7 @@ class Scale:
                 self.tell(nodes=count, entries=entries, per_second=round(rate))
 
 
-async def _ingest(url: str, bodies: Iterator[bytes], events: int) -> float:
+async def ingest(url: str, bodies: Iterator[bytes], events: int) -> float:
     """Events a second until the last is chained."""
     clients = [await Client.connect(Target.of(url)) for _ in range(CONNECTIONS)]
     began_s = time.perf_counter()
@@ -175,7 +175,7 @@ async def _through(count: int, database: Database, folder: Path, entries: int) -
         streams = [stream(f"node{number}", share // EVENTS_A_JOB + 1) for number in range(count)]
         bodies = [ndjson(islice(events, share), LINES_A_REQUEST) for events in streams]
         began_s = time.perf_counter()
-        await asyncio.gather(*(_ingest(url, each, share) for url, each in zip(urls, bodies, strict=True)))
+        await asyncio.gather(*(ingest(url, each, share) for url, each in zip(urls, bodies, strict=True)))
         return entries / (time.perf_counter() - began_s)
 
 
@@ -192,7 +192,7 @@ def _progress(events: int) -> Iterator[bytes]:
         yield b"\n".join(orjson.dumps({**line, "completed": number}) for number in numbers)
 
 
-async def _settle(url: str, began_s: float = 0.0) -> float:
+async def settle(url: str, began_s: float = 0.0) -> float:
     """Wait until every chain is followed and its checkpoint signed; the time since ``began_s``."""
     connection = await asyncpg.connect(url)
     deadline_s = time.perf_counter() + SETTLED_TIMEOUT_S
@@ -205,7 +205,7 @@ async def _settle(url: str, began_s: float = 0.0) -> float:
         await connection.close()
 
 
-async def _memory_mib(url: str) -> int:
+async def memory_mib_of(url: str) -> int:
     client = await Client.connect(Target.of(url))
     metrics = (await client.ask(get("/metrics"))).body.decode()
     client.close()
