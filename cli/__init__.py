@@ -69,6 +69,9 @@ class Commands(TyperGroup):
         "witness": EntryPoint("cli.witness", "witness"),
         "token": EntryPoint("cli.token", "token"),
         "peer": EntryPoint("cli.peer", "peer"),
+        "retention": EntryPoint("cli.retention", "retention"),
+        "hold": EntryPoint("cli.retention", "hold"),
+        "prune": EntryPoint("cli.retention", "prune"),
     }
 
     def list_commands(self, ctx: Any) -> list[str]:

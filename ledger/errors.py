@@ -228,6 +228,16 @@ class TenantNotFoundError(NotFoundError, problem=problems.TENANT_NOT_FOUND):
     """No such tenant; a tenant is created by its first write."""
 
 
+class ArchivedError(LedgerError, problem=problems.ARCHIVED):
+    """What was asked for has left the database with a prune, for the archive at this address."""
+
+    def __init__(self, message: str, *, archive: str, manifest: str | None, verified_from_seq: int) -> None:
+        super().__init__(message)
+        self.archive = archive
+        self.manifest = manifest
+        self.verified_from_seq = verified_from_seq
+
+
 class JobEndedError(LedgerError, problem=problems.JOB_ENDED):
     """The job is known to have ended; it accepts no more events."""
 

@@ -29,7 +29,10 @@ _log = structlog.get_logger(__name__)
 
 _MEMBERS = ("line", "tenant_id", "job_id", "home_region", "seq", "hlc", "epoch", "lsn", "achieved", "file", "verdict")
 """Attributes of an error that become members of its problem if it has them."""
-_MEMBERS_IF_SAID = ("reason", "index", "free", "blocking_index", "current_epoch", "members_away")
+_MEMBERS_IF_SAID = (
+    *("reason", "index", "free", "blocking_index", "current_epoch", "members_away"),
+    *("archive", "manifest", "verified_from_seq"),
+)
 """The same, where they are not None."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 
 import structlog
@@ -33,12 +33,13 @@ from app.share.exchange import Regions
 from app.share.exchange.following import Admit
 from app.share.exchange.peer_client import Asker
 from app.share.exchange.region_changes import RegionChanges
+from app.share.retention import Removal
 from app.share.watch.tail import Tails
 from app.store import chaining, following
 from app.store.appended import AppendedEntries
-from app.store.edge import EdgeLookups
+from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
-from app.store.job_table import JobFolds
+from app.store.job_table import JobFolds, JobKey
 from app.store.reading import Pool
 from app.store.sessions import STATEMENT_TIMEOUT_S
 from app.trust.access_log import AccessLog
@@ -47,6 +48,7 @@ from app.trust.key_chain import Trust
 from app.trust.key_changes import FOLLOW_INTERVAL_S, KeyChanges
 from app.trust.key_in_use import KeyInUse
 from app.trust.quotas import Quotas
+from app.trust.retention import RetentionReader
 from app.trust.tokens import Tokens
 from app.write.chain.appender import Appender
 from app.write.followers.followers import TableFollower
@@ -211,6 +213,10 @@ class Service:
             }
         )
         self.trust = Trust(started.key_chain, pool, self.notary.origin)
+        self.retention = RetentionReader(
+            pool=pool, check=self.entry_check, keyring=self.trust.keyring, origin=self.notary.origin
+        )
+        self.removal = Removal(pool=pool, reader=self.retention, folds=self.job_folds, report=self.breaks.report_error)
         self.appender = Appender(
             node=self.node,
             backlog=self.backlog,
@@ -305,6 +311,10 @@ class Service:
     # --- parts that need care ---------------------------------------------------------------------
 
     def _make_submitter(self, settings: Settings, lookups: EdgeLookups) -> Submitter:
+        async def find_jobs(wanted: Sequence[JobKey]) -> dict[JobKey, ChainedJob]:
+            await self.retention.refuse_events(wanted)
+            return await lookups.find_jobs(wanted)
+
         return Submitter(
             node=self.node,
             wal=self.coalescer,
@@ -312,7 +322,7 @@ class Service:
             keyed=self.keyed,
             quarantine=self.quarantine,
             job_index=self.job_index,
-            find_jobs=lookups.find_jobs,
+            find_jobs=find_jobs,
             system=self.system_entries,
             answers=Answers(
                 node=self.node,

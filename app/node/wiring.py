@@ -5,7 +5,9 @@ constructor. ``app.node.service`` builds the write path.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
@@ -51,6 +53,7 @@ from app.share.bundle.receipts import ReceiptMaker
 from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
 from app.share.exchange.region_changes import RegionChanges
+from app.share.retention import Planner, Prunes, StoredArchive
 from app.share.watch import Watchers, watchers_max
 from app.share.webhooks import WebhookRegistry
 from app.share.webhooks.delivery import WebhookServices
@@ -76,6 +79,7 @@ from app.write.intake.exclusion_changes import ExclusionChanges
 from app.write.intake.home_regions import HomeRegions
 from app.write.intake.privacy_changes import PrivacyChanges
 from app.write.intake.proposals import Proposals
+from app.write.intake.retention_changes import RetentionChanges
 from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
@@ -83,6 +87,7 @@ from app.write.pending.keyed_entries import are_rows_whole
 from app.write.stats import StatsIntake
 from ledger.errors import DatabaseUnavailableError
 from ledger.facts.events import ACTIONS, SystemAction
+from ledger.verification import Verdict
 from objects.store import ArchiveStore
 from signing.anchors import load_authorities, require_available
 from signing.keys import Keyring
@@ -130,6 +135,7 @@ async def running(
             replicas_at(settings.database_replica_urls, database_url, started.log_origin)
         )
         services = _services(service, started, pool, replicas, knowledge, files)
+        services = {**services, **_prunes(service, services, pool)}
         stack.push_async_callback(services[ChainVerifier].close)
         service.start()
         _keep_running(service, services, replicas, knowledge, files)
@@ -157,6 +163,8 @@ def _keep_running(
         services[PrivacyChanges].finish,
         service.tokens.run,
         service.region_changes.run,
+        service.removal.run,
+        services[RetentionChanges].run,
         service.access_records.run,
         service.access_records.log.run,
         services[WebhookRegistry].deliveries.run,
@@ -344,6 +352,16 @@ def _write_services(
         StatsIntake: service.stats,
         PrivacyChanges: PrivacyChanges(node, pool, knowledge, service.system_entries),
         ExclusionChanges: ExclusionChanges(service.system_entries, pool, service.job_folds, started.log_origin),
+        RetentionChanges: RetentionChanges(
+            system=service.system_entries,
+            pool=pool,
+            reader=service.retention,
+            keys=service.keys,
+            log_origin=started.log_origin,
+            record_bytes_max=settings.wal.record_bytes_max,
+            default_period_s=_seconds(settings.retention.period),
+            default_minimum_s=_seconds(settings.retention.minimum),
+        ),
         EventWrites: EventWrites(
             node=node,
             submitter=service.submitter,
@@ -367,6 +385,42 @@ def _write_services(
     }
 
 
+def _seconds(duration: timedelta | None) -> int | None:
+    """Whole seconds, rounded up: nothing leaves before its time."""
+    return None if duration is None else math.ceil(duration.total_seconds())
+
+
+def _prunes(service: Service, services: Services, pool: NodePool) -> Services:
+    """Services that plan prunes and let entries leave."""
+    url = service.settings.archive.url
+    archive = None if url is None else StoredArchive(url)
+    planner = Planner(
+        pool=pool,
+        reader=service.retention,
+        folds=service.job_folds,
+        archive=archive,
+        keys_of=service.trust.keys_of,
+        now_ms=service.node.wall.now_ms,
+    )
+    verifier: ChainVerifier = services[ChainVerifier]
+    changes: RetentionChanges = services[RetentionChanges]
+
+    async def verify(tenant_id: str) -> Verdict:
+        return (await verifier.again(tenant_id)).verdict
+
+    return {
+        Planner: planner,
+        Prunes: Prunes(
+            planner=planner,
+            pool=pool,
+            archive=archive,
+            verify=verify,
+            enter=changes.enter,
+            wake_removal=service.removal.wake,
+        ),
+    }
+
+
 def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: PrivacyKnowledge) -> Services:
     """Services that read jobs and commitments."""
     report, job_table = service.breaks.report_error, service.job_table
@@ -377,7 +431,7 @@ def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: 
     service.metrics.read(overbooked.values)
     return {
         EntryCheck: service.entry_check,
-        JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report),
+        JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report, service.retention),
         JobTableWalk: JobTableWalk(pool, folded, report),
         CommitmentReader: CommitmentReader(copies, service.entry_check, promise_check, tables),
         OverbookedNodes: overbooked,

@@ -18,6 +18,7 @@ from app.store.following import Place
 from app.store.job_table import ListedRow
 from app.store.reading import Pool, json_in, reading
 from app.store.reads import CreatedHlc
+from app.trust.retention import RetentionReader
 from ledger import rfc3339
 from ledger.chain.conflict import held_event
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
@@ -73,9 +74,11 @@ class JobReader:
         folded: FoldedJobs,
         hurry: Callable[[str], None],
         report: Callable[[ChainDamagedError, str], object],
+        retention: RetentionReader,
     ) -> None:
         """``hurry`` asks the job table to follow a tenant's chain now, since a caller waits for a list of its jobs.
-        ``report`` receives damaged jobs that a list leaves out."""
+        ``report`` receives damaged jobs that a list leaves out. ``retention`` tells which jobs have left."""
+        self._retention = retention
         self._copies = copies
         self._revealing = revealing
         self._folded = folded
@@ -98,6 +101,7 @@ class JobReader:
 
         Raises:
             JobNotFoundError: no such job, or not yet at ``as_of``.
+            ArchivedError: an entry of the job has left for the archive.
             InvalidInputError: no tenant was named, and several have a job of this id.
             ChainDamagedError: the job's stored rows are damaged, or the tenant is quarantined and the level promises
                 writes that may be held back.
@@ -109,6 +113,7 @@ class JobReader:
             async with reading(pool, snapshot=as_of is not None) as connection:
                 if as_of is not None:
                     await self._copies.judged(connection, promise, judge)
+                    await self._retention.refuse_departed(connection, [(of_tenant, job_id)])
                     state = await self._folds.state_at(connection, of_tenant, job_id, as_of)
                     refusal = await reads.find_refusal(connection, self._check, of_tenant, job_id)
                     if refusal is not None and refusal.hlc > as_of:
@@ -118,6 +123,8 @@ class JobReader:
                     known = self._folds.remembered(of_tenant, job_id)
                     rows, seen = await reads.job_and_seen(connection, of_tenant, job_id, known.seq, *asked)
                     judge(seen)
+                    if rows.has_left:
+                        await self._retention.refuse_departed(connection, [(of_tenant, job_id)])
                     state = await self._folded.state_of(connection, of_tenant, job_id, known, rows)
                     refusal = (
                         await reads.find_refusal(connection, self._check, of_tenant, job_id)
@@ -268,6 +275,7 @@ class JobReader:
             async with reading(pool, snapshot=True) as connection:
                 await self._copies.judged(connection, promise, judge)
                 check = self._check
+                await self._retention.refuse_departed(connection, [(tenant_id, job_id)])
                 excluded = await self._folds.exclusions(connection, tenant_id)
                 events, more = await reads.list_job_events(connection, check, tenant_id, job_id, after, limit)
                 exists = events or await reads.job_exists(connection, tenant_id, job_id)

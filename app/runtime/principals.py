@@ -197,6 +197,8 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/chain/proof/consistency",
         "GET /v1/exchange/lacking",
         "GET /v1/snapshots",
+        "GET /v1/retention",
+        "GET /v1/holds",
         "GET /v1/access-log",
         "GET /v1/log/{tenant_id}/checkpoint",
         "GET /v1/log/{tenant_id}/tile/entries/{bundle:path}",
@@ -237,10 +239,14 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     Rule(Right.ADMIN, Needs.NAMED): (
         "PUT /v1/tenants/{tenant_id}/privacy",
         "POST /v1/tenants/{tenant_id}/erasures",
+        "PUT /v1/retention",
+        "DELETE /v1/holds/{hold_id}",
         "GET /v1/webhooks",
     ),
     Rule(Right.ADMIN, Needs.IN_BODY): (
         "POST /v1/tokens",
+        "POST /v1/holds",
+        "POST /v1/prunes",
         "POST /v1/webhooks",
     ),
     Rule(Right.ADMIN, Needs.ANY): (

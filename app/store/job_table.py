@@ -219,6 +219,20 @@ async def jobs_ending(
     )
 
 
+async def first_seqs(connection: Connection, tenant_ids: Collection[str]) -> dict[str, int]:
+    """By tenant, the first entry of its chain; tenants without entries are left out."""
+    return await fetch_dict(
+        connection,
+        """
+        SELECT tenant_id, first.seq FROM unnest($1::text[]) AS w(tenant_id)
+         CROSS JOIN LATERAL (SELECT min(seq) AS seq FROM scheduler.scheduler_log l
+                              WHERE l.tenant_id = w.tenant_id) AS first
+         WHERE first.seq IS NOT NULL
+        """,
+        list(tenant_ids),
+    )
+
+
 async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]) -> list[ListedRow]:
     """The rows of these jobs."""
     return [

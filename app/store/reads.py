@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import orjson
 
 from app.store.chain_reads import ListedEntry
+from app.store.departed import departed_key
 from app.store.exclusions import newest_statement
 from app.store.job_table import (
     ENTRIES_MAX,
@@ -78,6 +79,8 @@ class JobRows(NamedTuple):
     """Whether PostgreSQL rejected events of it."""
     has_statements: bool
     """Whether its tenant made statements about excluded logs."""
+    has_left: bool
+    """Whether an entry of it has left with a prune."""
 
 
 class EventRow(NamedTuple):
@@ -110,14 +113,17 @@ REFUSALS_MAX = 20
 """Most entries that are read of rejected events of one job, the first ones."""
 _JOB_AND_SEEN = f"""
 SELECT {_SEEN}, EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $4 AND job_id = $6) AS has_refusals,
-       {newest_statement("$4")} > 0 AS has_statements, place.seq AS followed_seq,
+       {newest_statement("$4")} > 0 AS has_statements,
+       EXISTS (SELECT FROM scheduler.departed_jobs
+                WHERE tenant_id = $4 AND bucket = $8 AND position($9 IN hashes) > 0) AS has_left,
+       place.seq AS followed_seq,
        j.job_id IS NOT NULL AS is_stored, {stored("j")}, {ENTRY}
   FROM (SELECT) AS asked
   LEFT JOIN ({PLACES}) AS place ON place.tenant_id = $4
   LEFT JOIN scheduler.jobs j ON place.seq IS NOT NULL AND j.tenant_id = $4 AND j.job_id = $5
   LEFT JOIN LATERAL ({entries_of_job("$4", "$5", "$7::bigint", "place.head_seq")}) AS l ON true
 """
-_ROW_AT, _ENTRY_AT = 7, 6 + len(JOB_COLUMNS)
+_ROW_AT, _ENTRY_AT = 8, 7 + len(JOB_COLUMNS)
 """Index of the first column of the job table's row, and of the entry."""
 
 
@@ -235,12 +241,20 @@ async def job_and_seen(
 ) -> tuple[JobRows, Seen]:
     """The job with its entries after ``after_seq``, and ``seen`` of the same snapshot, in one statement."""
     rows = await connection.fetch(
-        _JOB_AND_SEEN, *_columns(tokens), node_id, tenant_id, job_id, refused_job_id(job_id), after_seq
+        _JOB_AND_SEEN,
+        *_columns(tokens),
+        node_id,
+        tenant_id,
+        job_id,
+        refused_job_id(job_id),
+        after_seq,
+        *departed_key(job_id),
     )
     first = rows[0]
     row = StoredJob(job_id, *first[_ROW_AT:_ENTRY_AT]) if first["is_stored"] else None
     entries = [each[_ENTRY_AT:] for each in rows if each["seq"] is not None]
-    return JobRows(entries, row, first["followed_seq"], first["has_refusals"], first["has_statements"]), _seen_in(first)
+    flags = first["has_refusals"], first["has_statements"], first["has_left"]
+    return JobRows(entries, row, first["followed_seq"], *flags), _seen_in(first)
 
 
 async def find_refusal(connection: Connection, check: EntryCheck, tenant_id: str, job_id: str) -> Refusal | None:

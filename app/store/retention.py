@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from app.store.reading import ENTRIES, fetch_tuples
-from ledger.machines.retention import SUBJECT
+from app.store import job_search, job_table
+from app.store.departed import remember
+from app.store.following import lock_places
+from app.store.job_table import FOLLOWER, JobFolds, JobSpan
+from app.store.reading import ENTRIES, fetch_column, fetch_dict, fetch_one_as, fetch_tuples, fetch_value
+from ledger.facts.statuses import ENDED, STATUSES
+from ledger.hlc import Hlc
+from ledger.machines import jobs
+from ledger.machines.exclusions import Exclusions
+from ledger.machines.job_search import terms_of
+from ledger.machines.jobs import JobState, refused_job_id
+from ledger.machines.retention import SUBJECT, OpenJob
+from ledger.verification import COMMITMENT_ACTIONS, JOB_COLUMNS
+from ledger.verification.projection_check import stored_form
 
 if TYPE_CHECKING:
     from app.store import Connection
+
+ENTRIES_SCANNED: Final = 20_000
+"""Entries of a chain that one statement reads to find the first one that is too young."""
+OPEN: Final = [status for status in STATUSES if status not in ENDED]
+"""Statuses of jobs that have not ended."""
+_PRIVACY: Final = (("privacy:", "privacy;"), ("erasure:", "erasure;"))
+"""Ranges of subjects of the entries about private fields."""
 
 
 async def retention_rows(connection: Connection, tenant_id: str) -> list[tuple[Any, ...]]:
@@ -16,3 +36,221 @@ async def retention_rows(connection: Connection, tenant_id: str) -> list[tuple[A
     return await fetch_tuples(
         connection, f"{ENTRIES} WHERE tenant_id = $1 AND job_id = $2 ORDER BY seq, ctid", tenant_id, SUBJECT
     )
+
+
+async def pruned_tenants(connection: Connection) -> dict[str, int]:
+    """By tenant whose chain begins at or below what a PRUNED entry may cover, the first seq that is there."""
+    return await fetch_dict(
+        connection,
+        """
+        SELECT h.tenant_id, first.seq
+          FROM scheduler.chain_heads h
+         CROSS JOIN LATERAL (SELECT min(seq) AS seq FROM scheduler.scheduler_log WHERE tenant_id = h.tenant_id) AS first
+         WHERE first.seq <= (SELECT scheduler.covered_to(h.tenant_id))
+        """,
+    )
+
+
+# --- what stops a prefix --------------------------------------------------------------------------
+
+
+async def signed_ends(connection: Connection, tenant_id: str, after_seq: int) -> list[int]:
+    """Where signed snapshots end, after a seq."""
+    return await fetch_column(
+        connection,
+        """
+        SELECT to_seq FROM scheduler.batch_snapshot
+         WHERE tenant_id = $1 AND to_seq > $2 AND dsse_envelope IS NOT NULL ORDER BY to_seq
+        """,
+        tenant_id,
+        after_seq,
+    )
+
+
+async def snapshot_ending_at(connection: Connection, tenant_id: str, to_seq: int) -> str | None:
+    """The envelope of the snapshot that ends there."""
+    return await fetch_value(
+        connection,
+        str,
+        "SELECT dsse_envelope::text FROM scheduler.batch_snapshot WHERE tenant_id = $1 AND to_seq = $2",
+        tenant_id,
+        to_seq,
+    )
+
+
+async def first_young(connection: Connection, tenant_id: str, after_seq: int, since_ms: int) -> int | None:
+    """The first entry after a seq whose time is ``since_ms`` or later, None if all are older."""
+    while True:
+        row = await connection.fetchrow(
+            """
+            SELECT min(seq) FILTER (WHERE hlc_physical >= $3), max(seq)
+              FROM (SELECT seq, hlc_physical FROM scheduler.scheduler_log
+                     WHERE tenant_id = $1 AND seq > $2 ORDER BY seq LIMIT $4) AS next
+            """,
+            tenant_id,
+            after_seq,
+            since_ms,
+            ENTRIES_SCANNED,
+        )
+        assert row is not None
+        young, last = row
+        if young is not None or last is None:
+            return None if young is None else int(young)
+        after_seq = last
+
+
+async def first_seqs(
+    connection: Connection, tenant_id: str, job_ids: Collection[str], after_seq: int
+) -> dict[str, int]:
+    """The first entry of each of these jobs after a seq, those about events that PostgreSQL refused included."""
+    named = {each: each for each in job_ids} | {refused_job_id(each): each for each in job_ids}
+    found: dict[str, int] = {}
+    for name, seq in await connection.fetch(
+        """
+        SELECT job_id, min(seq) FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND job_id = ANY($2::text[]) AND seq > $3 GROUP BY job_id
+        """,
+        tenant_id,
+        [*named],
+        after_seq,
+    ):
+        found[named[name]] = min(seq, found.get(named[name], seq))
+    return found
+
+
+async def open_jobs(connection: Connection, tenant_id: str, after_seq: int, to_seq: int) -> list[OpenJob]:
+    """The jobs that have not ended, by the job table, and have an entry after ``after_seq`` up to ``to_seq``."""
+    return [
+        OpenJob(*row)
+        for row in await connection.fetch(
+            """
+            SELECT j.job_id, first.seq, newest.hlc_physical
+              FROM scheduler.jobs j
+             CROSS JOIN LATERAL (SELECT min(l.seq) AS seq FROM scheduler.scheduler_log l
+                                  WHERE l.tenant_id = j.tenant_id AND l.job_id = j.job_id AND l.seq > $3) AS first
+             CROSS JOIN LATERAL (SELECT max(l.hlc_physical) AS hlc_physical FROM scheduler.scheduler_log l
+                                  WHERE l.tenant_id = j.tenant_id AND l.job_id = j.job_id) AS newest
+             WHERE j.tenant_id = $1 AND j.status = ANY($2::text[]) AND first.seq <= $4
+            """,
+            tenant_id,
+            OPEN,
+            after_seq,
+            to_seq,
+        )
+    ]
+
+
+class FirstNeeded(NamedTuple):
+    """The first entries of a chain that other tables or later entries need; None where there are none."""
+
+    commitment: int | None
+    """About commitments of this ledger."""
+    privacy: int | None
+    """About private fields, of this ledger."""
+    keyed: int | None
+    """Of a request whose Idempotency-Key is kept."""
+
+
+async def first_needed(connection: Connection, tenant_id: str, after_seq: int) -> FirstNeeded:
+    """The first such entries after a seq."""
+    actions = ", ".join(f"'{action}'" for action in sorted(COMMITMENT_ACTIONS))
+    privacy = " OR ".join(f"job_id >= '{low}' AND job_id < '{high}'" for low, high in _PRIVACY)
+    found = await fetch_one_as(
+        connection,
+        FirstNeeded,
+        f"""
+        SELECT (SELECT min(seq) FROM scheduler.scheduler_log
+                 WHERE tenant_id = $1 AND seq > $2 AND action IN ({actions}) AND origin IS NULL),
+               (SELECT min(seq) FROM scheduler.scheduler_log
+                 WHERE tenant_id = $1 AND seq > $2 AND ({privacy}) AND origin IS NULL),
+               (SELECT min(seq) FROM scheduler.idempotency WHERE tenant_id = $1 AND seq > $2)
+        """,
+        tenant_id,
+        after_seq,
+    )
+    assert found is not None
+    return found
+
+
+async def highest_hlc(connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> Hlc | None:
+    """The highest HLC of these entries."""
+    row = await connection.fetchrow(
+        """
+        SELECT hlc_physical, hlc_logical, hlc_node FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3
+         ORDER BY hlc_physical DESC, hlc_logical DESC, hlc_node DESC LIMIT 1
+        """,
+        tenant_id,
+        from_seq,
+        to_seq,
+    )
+    return None if row is None else Hlc(*row)
+
+
+# --- removing -------------------------------------------------------------------------------------
+
+
+async def remove(connection: Connection, tenant_id: str, to_seq: int, entries_max: int, folds: JobFolds) -> int | None:
+    """Remove at most so many of the first entries of a chain up to ``to_seq``, which a PRUNED entry covers, and write
+    the rows of their jobs again from what is left; in the caller's transaction. Returns how many were removed, None if
+    another session follows or removes entries of this chain."""
+    place = (await lock_places(connection, FOLLOWER, [tenant_id])).get(tenant_id)
+    if place is None:
+        return None
+    rows = await connection.fetch(
+        """
+        SELECT removed.* FROM (SELECT min(seq) AS seq FROM scheduler.scheduler_log WHERE tenant_id = $1) AS first,
+               LATERAL scheduler.remove_covered($1, least($3::bigint, $2::bigint - first.seq + 1)::integer) AS removed
+        """,
+        tenant_id,
+        to_seq,
+        entries_max,
+    )
+    job_ids = sorted({job_id for _, job_id in rows})
+    if job_ids:
+        await remember(connection, tenant_id, max(seq for seq, _ in rows), job_ids)
+        await _write_again(connection, tenant_id, job_ids, 0 if place.is_begun else place.seq, folds)
+    return len(rows)
+
+
+async def _write_again(
+    connection: Connection, tenant_id: str, job_ids: Sequence[str], followed_seq: int, folds: JobFolds
+) -> None:
+    """Write the rows of these jobs again, from their entries up to the position of the table."""
+    await connection.execute(
+        "DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND job_id = ANY($2::text[])", tenant_id, job_ids
+    )
+    keys = [(tenant_id, each) for each in job_ids]
+    await job_search.store_terms(connection, keys, ())
+    left = await fetch_column(
+        connection,
+        "SELECT DISTINCT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = ANY($2::text[])"
+        " AND seq <= $3 ORDER BY job_id",
+        tenant_id,
+        job_ids,
+        followed_seq,
+    )
+    if not left:
+        return
+    exclusions = await folds.exclusions(connection, tenant_id)
+    folded = [await _folded(connection, JobSpan(tenant_id, each, 0, followed_seq), exclusions) for each in left]
+    states = [state for state in folded if state is not None]
+    await job_table.store(connection, [(tenant_id, *stored_form(state)[: len(JOB_COLUMNS)]) for state in states])
+    declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
+    terms = [
+        (tenant_id, state.job_id, term, *state.created.order[:3])
+        for state in states
+        if state.created is not None and declared is not None
+        for term in sorted(terms_of(state, declared.fields))
+    ]
+    await job_search.store_terms(connection, keys, terms)
+
+
+async def _folded(connection: Connection, span: JobSpan, exclusions: Exclusions) -> JobState | None:
+    state = None
+    while True:
+        (entries,) = await job_table.entries_of(connection, [span])
+        state = jobs.folded(span.job_id, state, map(job_table.FOLDED, entries), exclusions)
+        if len(entries) <= job_table.ENTRIES_MAX:
+            return state
+        span = span._replace(after_seq=entries[-1][0])

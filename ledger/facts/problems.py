@@ -34,6 +34,15 @@ class ProblemType(NamedTuple):
     """The same for a person at the console, where people meet it there."""
 
 
+ARCHIVED = ProblemType(
+    "archived",
+    410,
+    "It has left for the archive",
+    Retry.NEVER,
+    "read it from `archive` (`tally jobs --archive`); `manifest` is the digest of the manifest there that covers it, "
+    "`verified_from_seq` the first entry that is still here. The id of a job that left is not used again",
+    advice="Read it from the archive, which the detail names.",
+)
 BACKLOG_FULL = ProblemType(
     "backlog-full",
     503,
@@ -284,6 +293,15 @@ REQUEST_TIMEOUT = ProblemType(
     "The request did not come in time",
     Retry.LATER,
     "send the rest faster, or raise `http.header_timeout` or `http.body_timeout`; nothing of it was taken",
+)
+RETENTION_CONFLICT = ProblemType(
+    "retention-conflict",
+    409,
+    "The retention of the tenant is in another state",
+    Retry.AFTER_CHANGE,
+    "read `GET /v1/retention` again: a minimum is never shortened, a hold is released once, and of changes at the same "
+    "moment one counts",
+    advice="Read the policy again: somebody changed it meanwhile, or a minimum would be shortened.",
 )
 SEQ_OUT_OF_RANGE = ProblemType(
     "seq-out-of-range",

@@ -57,6 +57,8 @@ HOLDS_MAX: Final = 1000
 Judge = Callable[[str, Mapping[str, Any], str], str]
 """Judges the statement in the facts of an action, at this HLC: ``ok``, an admitted key signed them; ``unknown_key``,
 one that is not known, expired or revoked; ``not_checked``, there are no keys to judge it by; ``broken``, none did."""
+KEPT_PATTERN: Final = "^[1-9][0-9]{0,9}[smhd]$"
+"""How long entries are kept, as people write it."""
 HoldId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 _Kept = Annotated[int, Meta(ge=1, le=KEPT_S_MAX)]
 
@@ -352,8 +354,8 @@ def plan(floor_seq: int, signed_ends: Iterable[int], stops: Iterable[Stop]) -> P
     return Plan(max(ends, default=floor_seq), first)
 
 
-class JobSpan(NamedTuple):
-    """A job with entries in the part of a chain that is still there."""
+class OpenJob(NamedTuple):
+    """A job that has not ended."""
 
     job_id: str
     first_seq: int
@@ -361,8 +363,8 @@ class JobSpan(NamedTuple):
     """Time of its newest entry, ms since 1970."""
 
 
-def stopping_jobs(jobs: Iterable[JobSpan], now_ms: int, period_s: int) -> Stop | None:
-    """The first of these jobs, none of which has ended, that stops a prefix: its newest entry is younger than twice the
+def stopping_jobs(jobs: Iterable[OpenJob], now_ms: int, period_s: int) -> Stop | None:
+    """The first of these jobs that stops a prefix: its newest entry is younger than twice the
     period. An older one stops nothing."""
     waits_ms = now_ms - 2 * period_s * 1000
     first = min((job for job in jobs if job.last_ms > waits_ms), key=lambda job: job.first_seq, default=None)

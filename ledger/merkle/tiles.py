@@ -125,6 +125,15 @@ def root_at(size: int, get_tile: GetTile) -> bytes:
     return _range_hash((0, size), get_tile) if size else merkle.EMPTY_ROOT
 
 
+def compact_range(size: int, get_tile: GetTile) -> list[bytes]:
+    """Roots of the perfect subtrees of the first ``size`` leaves, the largest first; from the tiles of ``root_tiles``.
+
+    Raises:
+        ProofError: a tile is too narrow.
+    """
+    return [_node_hash(node, get_tile) for node in subtrees(0, size)]
+
+
 def inclusion_tiles(index: int, size: int) -> set[TileCoordinates]:
     """The tiles that ``inclusion_proof`` asks for; raises what it raises."""
     return _tiles_of(_inclusion_ranges(index, size))

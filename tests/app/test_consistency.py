@@ -21,6 +21,7 @@ from app.store.entry_check import EntryCheck
 from app.store.job_table import JobFolds
 from app.store.reads import TokenPosition
 from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.retention import RetentionReader
 from app.trust.subject_keys import SubjectKeys
 from ledger import canonical
 from ledger.chain import Linker
@@ -37,6 +38,7 @@ from ledger.errors import (
 from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Clock, Hlc
 from ledger.machines.job_search import JobFilter
+from signing.keys import Keyring
 
 HERE, THERE = "here", "there"
 EPOCH = 5
@@ -46,6 +48,10 @@ ANSWERS_MEANWHILE = 60
 
 def token(node_id: str, epoch: int, lsn: int) -> Token:
     return Token(node_id, epoch, lsn, f"1:0:{node_id}")
+
+
+async def no_keys() -> Keyring:
+    return Keyring([])
 
 
 class World:
@@ -60,7 +66,8 @@ class World:
         revealing = Revealing(PrivacyKnowledge(self.pool, SubjectKeys(self.pool, "file:/no/master.key")))
         check = EntryCheck(lambda _: None)
         folded = FoldedJobs(JobFolds(check), lambda *_: None, lambda *_: None)
-        return JobReader(self.copies(wait_s), revealing, folded, self.hurried.append, lambda *_: None)
+        retention = RetentionReader(pool=self.pool, check=check, keyring=no_keys, origin=str)
+        return JobReader(self.copies(wait_s), revealing, folded, self.hurried.append, lambda *_: None, retention)
 
     def copies(self, wait_s: float) -> Copies:
         return Copies(self.node, self.pool, Consistency(self.node, self.pool, wait_s))

@@ -528,6 +528,9 @@ ALTER TABLE scheduler.scheduler_log
 CREATE INDEX scheduler_log_hlc ON scheduler.scheduler_log (tenant_id, hlc_physical, hlc_logical, hlc_node);
 DROP TABLE scheduler.webhook_dead_letters, scheduler.webhooks;
 DROP TABLE scheduler.exchange_positions;
+DROP TABLE scheduler.departed_jobs;
+DROP FUNCTION scheduler.refuse_uncovered() CASCADE;
+DROP FUNCTION scheduler.remove_covered(text, integer), scheduler.covered_to(text);
 DROP TABLE scheduler.wal_leases;
 ALTER TABLE scheduler.jobs DROP COLUMN created_by;
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;

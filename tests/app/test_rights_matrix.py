@@ -85,6 +85,9 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "PUT /v1/tenants/{tenant_id}/rules": lambda _: {"json": {"version": 2}},
     "PUT /v1/tenants/{tenant_id}/search": lambda _: {"json": {"fields": ["spec.image"]}},
     "POST /v1/tenants/{tenant_id}/erasures": lambda _: {"json": {"subject": "nobody"}},
+    "PUT /v1/retention": lambda _: {"json": {"period": "400d"}},
+    "POST /v1/holds": _body(reason="a lawsuit"),
+    "POST /v1/prunes": _body(dry_run=True),
     "POST /v1/webhooks": _body(url="https://receiver.example.org/"),
     "POST /v1/console/session": lambda _: {"json": {}},
     "POST /v1/tokens": lambda tenant: {"json": {"name": "x", "rights": ["read"], "tenants": [tenant]}},
@@ -95,6 +98,7 @@ QUERIES = {
     "GET /v1/cancellations": "&dc=use1",
     "GET /v1/chain/receipt": "&seq=1",
     "GET /v1/exchange/lacking": "&from_seq=1&to_seq=1",
+    "DELETE /v1/holds/{hold_id}": "&reason=closed",
 }
 """What a request of each route asks beside a tenant."""
 PARTS = {
@@ -105,6 +109,7 @@ PARTS = {
     "{snapshot_id}": "1",
     "{token_id}": "0123456789abcdef",
     "{webhook_id}": "0123456789abcdef",
+    "{hold_id}": "0123456789abcdef",
     "{name}": "swagger-ui.css",
     "{file}": "console.css",
     "{bundle:path}": "000.p/1",

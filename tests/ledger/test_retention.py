@@ -18,7 +18,7 @@ from ledger.machines.retention import (
     NO_ENTRY,
     SUBJECT,
     Hold,
-    JobSpan,
+    OpenJob,
     Plan,
     Retention,
     Stop,
@@ -275,7 +275,7 @@ def test_a_prefix_ends_at_a_signed_snapshot_before_everything_that_stops_it() ->
 
 
 def test_a_job_that_never_ends_stops_for_twice_the_period() -> None:
-    jobs = [JobSpan("late", 5, 100_000), JobSpan("lost", 2, 10_000)]
+    jobs = [OpenJob("late", 5, 100_000), OpenJob("lost", 2, 10_000)]
     assert stopping_jobs(jobs, 109_999, 50) == Stop(2, Why.OPEN_JOB, "job lost has not ended")
     assert stopping_jobs(jobs, 110_000, 50) == Stop(5, Why.OPEN_JOB, "job late has not ended")
     assert stopping_jobs(jobs, 200_000, 50) is None

@@ -18,6 +18,7 @@ from ledger.errors import InvalidInputError, reported_as
 from ledger.facts.events import Kind
 from ledger.hlc import Hlc
 from ledger.machines.job_fold import CREATOR_CHARACTERS_MAX
+from ledger.machines.retention import KEPT_PATTERN
 from ledger.private_fields import PATH_CHARACTERS_MAX
 
 NAME_CHARACTERS_MAX = 256
@@ -60,6 +61,8 @@ FieldName = Annotated[str, Field(min_length=1, max_length=PATH_CHARACTERS_MAX, e
 """A field of payloads, its parts separated by dots."""
 Count = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Number = Annotated[int | float, PlainValidator(_number), WithJsonSchema({"type": "number"})]
+KeptText = Annotated[str, Field(pattern=KEPT_PATTERN, examples=["400d"])]
+"""How long entries are kept: a whole number of seconds, minutes, hours or days."""
 TimeText = Annotated[str, Field(pattern=names.anchored(rfc3339.TEXT), examples=["2026-11-21T13:40:00.250Z"])]
 """A time (RFC 3339); its user checks that the calendar has it."""
 StatsName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$", examples=["requests"])]

@@ -25,6 +25,7 @@ from app.edge.forms.fields import (
     FieldName,
     HlcText,
     JobId,
+    KeptText,
     Level,
     Name,
     PrincipalName,
@@ -246,6 +247,33 @@ ExclusionRequest = _strict(
     ],
     reason=Required[Annotated[str, Field(min_length=1, max_length=1000)]],
     excluded=Annotated[bool, Field(description="False: it counts again.")],
+)
+
+
+RetentionRequest = _strict(
+    "RetentionRequest",
+    "Body of ``PUT /v1/retention``. Without a period nothing leaves; a minimum that is left out stays as it is.",
+    period=Annotated[KeptText | None, Field(description="How long entries stay.")],
+    minimum=Annotated[KeptText | None, Field(description="How long they must stay; never shortened.")],
+)
+
+
+HoldRequest = _strict(
+    "HoldRequest",
+    "Body of ``POST /v1/holds``: of a job, of the jobs that a search finds now, or of the tenant.",
+    tenant_id=Required[TenantId],
+    reason=Required[Annotated[str, Field(min_length=1, max_length=1000)]],
+    job_id=JobId,
+    where=Annotated[str, Field(min_length=3, max_length=2048, description="FIELD:VALUE, as for lists of jobs.")],
+)
+
+
+PruneRequest = _strict(
+    "PruneRequest",
+    "Body of ``POST /v1/prunes``.",
+    tenant_id=Required[TenantId],
+    to_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX, description="Last entry that may leave.")],
+    dry_run=Annotated[bool, Field(description="True: say what would leave, and write nothing.")],
 )
 
 

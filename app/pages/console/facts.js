@@ -268,12 +268,14 @@ export const CHECKS = {
 };
 
 export const PROBLEMS = {
+  "archived": "Read it from the archive, which the detail names.",
   "bundle-invalid": "Get the bundle again from its ledger. What does not hold stands above.",
   "chain-damaged": "Verify the tenant: that shows where.",
   "forbidden": "Ask whoever issues tokens for this right; your rights are listed under Access.",
   "job-not-found": "Check tenant and job.",
   "not-ready": "Try again in a moment; the overview says what is wrong.",
   "quota-exceeded": "Wait a moment and try again.",
+  "retention-conflict": "Read the policy again: somebody changed it meanwhile, or a minimum would be shortened.",
   "tenant-not-found": "Check the name. A tenant begins with its first event.",
   "unauthenticated": "Sign in again.",
   "untrusted-key": "Whoever runs the service adds the key to bundle.trusted_keys, if it is to be trusted."

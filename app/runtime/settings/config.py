@@ -252,6 +252,13 @@ class ArchiveSettings(_Section):
         return self
 
 
+class RetentionSettings(_Section):
+    """``retention.period``, ``retention.minimum``: the policy of tenants that begin at this node; none if not said."""
+
+    period: Annotated[Duration, between("1s", "36500d")] | None = None
+    minimum: Annotated[Duration, between("1s", "36500d")] | None = None
+
+
 class PrivacySettings(_Section):
     """``privacy.master_key_uri``: ``file:PATH``, the only kind today; a file beside the data when not said.
 
@@ -369,6 +376,7 @@ class Settings(BaseSettings):
     signing: SigningSettings = SigningSettings()
     bundle: BundleSettings = BundleSettings()
     archive: ArchiveSettings = ArchiveSettings()
+    retention: RetentionSettings = RetentionSettings()
     privacy: PrivacySettings = PrivacySettings()
     verify: VerifySettings = VerifySettings()
     write: WriteSettings = WriteSettings()

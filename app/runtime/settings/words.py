@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from ledger import hlc, names, rfc3339
 from ledger.machines.promises import OVERCOMMIT_FACTOR
+from ledger.machines.retention import KEPT_PATTERN
 from signing.manifest import LOG_ORIGIN
 
 _TENANT: Final = "1 to 63 of a-z, 0-9, _ and -, the first and the last a letter or a digit"
@@ -33,6 +34,7 @@ WORDS: Final[Mapping[str, str]] = {
     names.anchored(rfc3339.TEXT): "must be a time of RFC 3339, such as 2026-11-21T13:40:00.250Z",
     rfc3339.MOMENT_PATTERN: "must be an HLC, or a time of RFC 3339, such as 2026-11-21T13:40:00.250Z",
     names.anchored(LOG_ORIGIN): "must be the origin of a ledger's log, as its checkpoints have it before the tenant",
+    KEPT_PATTERN: "must be a whole number with s, m, h or d, such as 400d",
     names.anchored("[0-9a-f]{64}"): _DIGEST,
     "^[0-9a-f]{64}$": _DIGEST,
     "^[!-~]{1,255}$": f"must be one Idempotency-Key of 1 to 255 {_VISIBLE}",

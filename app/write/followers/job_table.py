@@ -89,6 +89,8 @@ class JobTable:
         """By tenant and job, states as of the last turn; valid only while no other node follows the tenant."""
         self._known_with: dict[str, int] = {}
         """By tenant, seq of the newest deciding statement with which these states were folded."""
+        self._known_from: dict[str, int] = {}
+        """By tenant, the first entry of the chain when they were folded: entries before it have left since."""
         self._doubted: dict[JobKey, None] = {}
         """Jobs with false rows."""
 
@@ -121,10 +123,14 @@ class JobTable:
     async def take(self, connection: Connection, turn: Turn) -> None:
         """Fold the entries; store the resulting states, their search terms, and the commitments."""
         await commitments.take(connection, turn.entries)
+        first_seqs = await store.first_seqs(connection, turn.after)
         for tenant_id in turn.after:
-            # Another node may have rewritten the rows with new exclusions, up to where this node left the position.
-            if tenant_id in turn.moved or turn.exclusions_seq(tenant_id) != self._known_with.get(tenant_id, 0):
+            # Another node may have rewritten the rows with new exclusions, or removed entries, up to where this node
+            # left the position.
+            is_other = turn.exclusions_seq(tenant_id) != self._known_with.get(tenant_id, 0)
+            if tenant_id in turn.moved or is_other or first_seqs.get(tenant_id) != self._known_from.get(tenant_id):
                 self._known.pop(tenant_id, None)
+        self._known_from |= first_seqs
         rows: dict[JobKey, list[Sequence[Any]]] = defaultdict(list)
         for tenant_id, entries in turn.entries.items():
             for entry in entries:

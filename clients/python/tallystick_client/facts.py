@@ -58,6 +58,7 @@ TRANSIENT_KINDS: frozenset[str] = frozenset(
 """Problems of which the same request may succeed later."""
 FINAL_KINDS: frozenset[str] = frozenset(
     {
+        "archived",
         "event-refused",
         "idempotency-key-reused",
         "idempotency-key-unproven",

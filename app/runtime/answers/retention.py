@@ -1,0 +1,60 @@
+"""Shapes of answers about retention, holds and prunes."""
+
+from __future__ import annotations
+
+from app.runtime.answers import HlcText, TimeOfHlc, list_shape, shape
+
+StopAnswer = shape(
+    "StopAnswer",
+    "The first entry that must stay, and why. ``why`` is one of docs/retention.md.",
+    seq=int,
+    why=str,
+    detail=str,
+)
+
+RetentionAnswer = shape(
+    "RetentionAnswer",
+    "How long entries stay (``400d``; null: for ever) and must stay, and how far they have left or could leave now.",
+    tenant_id=str,
+    period=str | None,
+    minimum=str | None,
+    verified_from_seq=int,
+    pruned_to_seq=int,
+    prunable_to_seq=int,
+    stopped_by=StopAnswer | None,
+    archive=str | None,
+    open_holds=int,
+)
+
+HoldAnswer = shape(
+    "HoldAnswer",
+    "A hold. Without ``job_ids`` it holds every entry of the tenant. ``placed_by_log`` is the log that placed\n"
+    "it, null for this ledger's own.",
+    hold_id=str,
+    tenant_id=str,
+    job_ids=list[str] | None,
+    where=str | None,
+    reason=str,
+    actor=str | None,
+    placed_by_log=str | None,
+    seq=int,
+    hlc=HlcText,
+    at=TimeOfHlc,
+)
+
+HoldList = list_shape("HoldList", "Open holds, in the order in which they were placed.", HoldAnswer)
+
+PruneAnswer = shape(
+    "PruneAnswer",
+    "Entries that leave, or with ``dry_run`` could. ``seq`` is of the PRUNED entry, null if nothing leaves. Their\n"
+    "rows are removed soon afterwards.",
+    tenant_id=str,
+    dry_run=bool,
+    from_seq=int,
+    to_seq=int,
+    entries=int,
+    never_ended=int,
+    seq=int | None,
+    archive=str | None,
+    stopped_by=StopAnswer | None,
+)

@@ -1,0 +1,119 @@
+"""What may leave of a chain, and what stops the rest: facts are read here, ``ledger.machines.retention`` decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from app.share.retention.archive import Archive
+from app.store import Connection, chain_reads, job_table, retention
+from app.store.job_table import JobFolds
+from app.store.reading import Pool, reading
+from app.trust.retention import RetentionReader
+from ledger.errors import LedgerError
+from ledger.facts.events import SYSTEM_TENANT
+from ledger.machines.exclusions import NO_STATEMENTS
+from ledger.machines.retention import Plan, Retention, Stop, Why, plan, stopping_holds, stopping_jobs
+from signing.keys import Keyring
+
+PLAN_TIMEOUT_S = 600.0
+"""Longest that reading the facts of one tenant may take."""
+
+
+class Planned(NamedTuple):
+    """What may leave of one chain at a moment."""
+
+    retention: Retention
+    plan: Plan
+    never_ended: int
+    """Jobs with entries in the prefix that have not ended."""
+    now_ms: int
+
+
+@dataclass(kw_only=True, eq=False)
+class Planner:
+    """Plans prunes of one ledger's tenants."""
+
+    pool: Pool
+    reader: RetentionReader
+    folds: JobFolds
+    archive: Archive | None
+    keys_of: Callable[[str], Awaitable[Keyring]]
+    """Returns the keys of a tenant's log and of the ledger."""
+    now_ms: Callable[[], int]
+
+    async def plan(self, tenant_id: str, to_seq: int | None = None) -> Planned:
+        """What may leave now, up to ``to_seq`` if given.
+
+        Raises:
+            TenantNotFoundError: there is no such tenant.
+            ChainDamagedError: an entry that decides is not what was chained.
+            DatabaseUnavailableError: PostgreSQL cannot be reached.
+        """
+        archived = await self._archived(tenant_id)
+        async with reading(self.pool, timeout_s=PLAN_TIMEOUT_S, snapshot=True) as connection:
+            head = await chain_reads.head(connection, tenant_id)
+            known = await self.reader.read(connection, tenant_id)
+            floor_seq, now_ms = known.floor_seq, self.now_ms()
+            if tenant_id == SYSTEM_TENANT:
+                stop = Stop(1, Why.SYSTEM, "the ledger's own chain keeps everything")
+                return Planned(known, Plan(0, stop), 0, now_ms)
+            if known.kept_s is None or known.period_s is None:
+                stop = Stop(floor_seq + 1, Why.NO_PERIOD, "the tenant has no period, so nothing leaves")
+                return Planned(known, Plan(floor_seq, stop), 0, now_ms)
+            stops = [archived, *([] if to_seq is None else [Stop(to_seq + 1, Why.ASKED)])]
+            stops += await self._stops(connection, tenant_id, known, head.signed_seq, now_ms)
+            first = min(stop.seq for stop in stops)
+            jobs = await retention.open_jobs(connection, tenant_id, floor_seq, first - 1)
+            if (stop_of_job := stopping_jobs(jobs, now_ms, known.period_s)) is not None:
+                stops.append(stop_of_job)
+            ends = await retention.signed_ends(connection, tenant_id, floor_seq)
+            stops = [stop._replace(seq=max(stop.seq, floor_seq + 1)) for stop in stops]
+            found = plan(floor_seq, ends, stops)
+            if found.stopped_by is not None and found.stopped_by.seq > head.head_seq:
+                found = found._replace(stopped_by=None)
+            never_ended = sum(job.first_seq <= found.to_seq for job in jobs)
+            return Planned(known, found, never_ended, now_ms)
+
+    async def _stops(
+        self, connection: Connection, tenant_id: str, known: Retention, signed_seq: int, now_ms: int
+    ) -> list[Stop]:
+        """The first entry that stops a prefix for each reason but the archive and open jobs."""
+        floor_seq = known.floor_seq
+        assert known.kept_s is not None
+        stops = [Stop(signed_seq + 1, Why.UNSIGNED, "no signed snapshot covers it yet")]
+        young = await retention.first_young(connection, tenant_id, floor_seq, now_ms - known.kept_s * 1000)
+        if young is not None:
+            stops.append(Stop(young, Why.YOUNG, f"it is younger than {known.kept_s} s"))
+        held = {job_id for hold in known.holds.values() for job_id in hold.job_ids or ()}
+        first_seqs = await retention.first_seqs(connection, tenant_id, held, floor_seq)
+        stops += stopping_holds(known.holds.values(), floor_seq, first_seqs)
+        stated = (await self.folds.statements(connection, [tenant_id])).get(tenant_id, NO_STATEMENTS)
+        stops += [
+            Stop(each.seq, Why.EXCLUSION, f"it decides whether log {each.log} counts: state that again to let it go")
+            for each in stated.by_log.values()
+            if each.seq > floor_seq
+        ]
+        needed = await retention.first_needed(connection, tenant_id, floor_seq)
+        reasons = (
+            (needed.commitment, Why.COMMITMENT, "verdicts on proposals follow from all commitments before"),
+            (needed.privacy, Why.PRIVACY, "it declares or erases private fields"),
+            (needed.keyed, Why.KEYED, "its Idempotency-Key is still kept"),
+        )
+        stops += [Stop(seq, why, detail) for seq, why, detail in reasons if seq is not None]
+        place = await job_table.place(connection, tenant_id)
+        followed_seq = 0 if place is None or place.is_begun else place.seq
+        stops.append(Stop(followed_seq + 1, Why.OPEN_JOB, "the job table has not followed the chain to it yet"))
+        return stops
+
+    async def _archived(self, tenant_id: str) -> Stop:
+        """Where the archive ends, as its newest manifest says."""
+        if self.archive is None:
+            return Stop(0, Why.ARCHIVE, "archive.url is not set, so nothing is archived")
+        try:
+            end = await asyncio.to_thread(self.archive.end, tenant_id, await self.keys_of(tenant_id))
+        except (LedgerError, ImportError, OSError) as error:
+            return Stop(0, Why.ARCHIVE, f"the archive cannot be read: {error}")
+        return Stop(0 if end is None else end.to_seq + 1, Why.ARCHIVE, "it is not archived yet")

@@ -1,0 +1,63 @@
+"""SQL of the jobs of which an entry has left with a prune.
+
+Each is remembered by 8 bytes of the hash of its id, in rows of one step of the removal and one bucket each::
+
+    hash = first 8 bytes of SHA-256(job id)        bucket = hash[0] >> 2
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from app.store.reading import fetch_column, fetch_dict
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+HASH_BYTES: Final = 8
+
+
+async def remember(connection: Connection, tenant_id: str, to_seq: int, job_ids: Iterable[str]) -> None:
+    """Remember that entries of these jobs left."""
+    buckets: dict[int, list[bytes]] = defaultdict(list)
+    for job_id in job_ids:
+        bucket, departed = departed_key(job_id)
+        buckets[bucket].append(departed)
+    await connection.executemany(
+        "INSERT INTO scheduler.departed_jobs (tenant_id, bucket, to_seq, hashes) VALUES ($1, $2, $3, $4)",
+        [(tenant_id, bucket, to_seq, b"".join(sorted(hashes))) for bucket, hashes in sorted(buckets.items())],
+    )
+
+
+def departed_key(job_id: str) -> tuple[int, bytes]:
+    """Bucket and hash of a job id."""
+    digest = sha256(job_id.encode()).digest()
+    return digest[0] >> 2, digest[:HASH_BYTES]
+
+
+async def departed(connection: Connection, wanted: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The (tenant, job id) of ``wanted`` of which an entry has left."""
+    places = [(tenant_id, *departed_key(job_id)) for tenant_id, job_id in wanted]
+    found: Mapping[int, bool] = await fetch_dict(
+        connection,
+        """
+        SELECT n, true
+          FROM unnest($1::text[], $2::smallint[], $3::bytea[]) WITH ORDINALITY AS w(tenant_id, bucket, hash, n)
+         WHERE EXISTS (SELECT FROM scheduler.departed_jobs d
+                        WHERE d.tenant_id = w.tenant_id AND d.bucket = w.bucket AND position(w.hash IN d.hashes) > 0)
+        """,
+        *([place[at] for place in places] for at in range(3)),
+    )
+    return [each for number, each in enumerate(wanted, 1) if number in found]
+
+
+async def departed_tenants(connection: Connection) -> list[str]:
+    """The tenants that jobs have left."""
+    return await fetch_column(
+        connection,
+        "SELECT tenant_id FROM scheduler.chain_heads h"
+        " WHERE EXISTS (SELECT FROM scheduler.departed_jobs d WHERE d.tenant_id = h.tenant_id)",
+    )

@@ -1,0 +1,211 @@
+"""Sets how long a tenant's entries are kept, places holds and releases them, by entries of the tenant's chain.
+
+What loosens is signed and names the entry about retention before it, so it counts only if none comes between
+(:mod:`ledger.machines.retention`). If one does, the entry is made again on what is there then, ``ATTEMPTS_MAX`` times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from app.runtime.postgres import DATABASE_FAULTS, text_of
+from app.store import retention
+from app.store.appended import ChainPosition
+from app.store.exclusions import own_log
+from app.store.reading import Pool, reading
+from app.trust.key_in_use import KeyInUse
+from app.trust.retention import RetentionReader
+from app.write.intake.answers import outcome_within
+from app.write.intake.system_entries import SystemEntries, facts_of
+from ledger import canonical
+from ledger.errors import (
+    InvalidInputError,
+    JobNotFoundError,
+    LedgerError,
+    NotFoundError,
+    ProblemError,
+    SignerAwayError,
+    TenantNotFoundError,
+)
+from ledger.facts import problems
+from ledger.facts.events import ACTOR, SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
+from ledger.machines.retention import HOLDS_MAX, JOBS_A_HOLD_MAX, NO_ENTRY, SUBJECT, Hold, Place, Retention
+from signing import retention_statement
+
+ATTEMPTS_MAX: Final = 3
+"""How often an entry is made before another at the same moment refuses it."""
+NEW_TENANTS_INTERVAL_S: Final = 1.0
+"""Pause between two searches for tenants that began at this node."""
+_RECORD_TYPES = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
+
+Facts = dict[str, object]
+
+log = structlog.get_logger()
+
+
+@dataclass(kw_only=True, eq=False)
+class RetentionChanges:
+    """Makes entries about retention; each is chained on return."""
+
+    system: SystemEntries
+    pool: Pool
+    reader: RetentionReader
+    keys: KeyInUse
+    log_origin: str
+    record_bytes_max: int
+    default_period_s: int | None = None
+    default_minimum_s: int | None = None
+    """Policy of tenants that begin at this node."""
+
+    async def read(self, tenant_id: str) -> Retention:
+        """Policy, holds and floor of a tenant.
+
+        Raises:
+            TenantNotFoundError: there is no such tenant.
+            ChainDamagedError: an entry about them is not what was chained.
+        """
+        if tenant_id not in self.system.tenants:
+            raise TenantNotFoundError(f"there is no tenant {tenant_id}")
+        async with reading(self.pool, snapshot=True) as connection:
+            return await self.reader.read(connection, tenant_id)
+
+    async def run(self) -> None:
+        """Give tenants that begin at this node the default policy, until cancelled."""
+        known = {*self.system.tenants, SYSTEM_TENANT}
+        while self.default_period_s is not None or self.default_minimum_s is not None:
+            await asyncio.sleep(NEW_TENANTS_INTERVAL_S)
+            for tenant_id in sorted(self.system.tenants - known):
+                try:
+                    if (await self.read(tenant_id)).newest == NO_ENTRY:
+                        await self.set_policy(tenant_id, self.default_period_s, self.default_minimum_s, None)
+                    known.add(tenant_id)
+                except (LedgerError, *DATABASE_FAULTS) as error:
+                    log.warning("default_retention_delayed", tenant_id=tenant_id, error=text_of(error))
+
+    async def set_policy(
+        self, tenant_id: str, period_s: int | None, minimum_s: int | None, actor: str | None
+    ) -> Retention:
+        """Keep entries for this period, and never for less than this minimum, from now on. A minimum that is left out
+        stays; a period that is left out ends: nothing leaves.
+
+        Raises:
+            TenantNotFoundError: there is no such tenant.
+            ProblemError: the minimum would be shortened, or other changes came between each time.
+            LedgerError: as ``enter``.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            known = await self.read(tenant_id)
+            if minimum_s is not None and minimum_s < (known.minimum_s or 0):
+                raise ProblemError(
+                    problems.RETENTION_CONFLICT,
+                    f"the minimum of tenant {tenant_id} is {known.minimum_s} s, and is never shortened: give that, or "
+                    "more",
+                )
+            facts = facts_of(period_s=period_s, minimum_s=minimum_s)
+            if await self.enter(SystemAction.RETENTION_SET, tenant_id, facts, known.newest, actor) is not None:
+                return await self.read(tenant_id)
+        raise _came_between(tenant_id)
+
+    async def place(
+        self, tenant_id: str, reason: str, job_ids: Sequence[str] | None, where: str | None, actor: str | None
+    ) -> Hold:
+        """Hold all entries of these jobs, or of the tenant, until the hold is released.
+
+        Raises:
+            TenantNotFoundError, JobNotFoundError: there is no such tenant or job.
+            ArchivedError: a job has left for the archive.
+            InvalidInputError: too many jobs, or none.
+            ProblemError: the tenant has too many holds.
+            LedgerError: as ``enter``.
+        """
+        known = await self.read(tenant_id)
+        if len(known.holds) >= HOLDS_MAX:
+            raise ProblemError(
+                problems.RETENTION_CONFLICT,
+                f"tenant {tenant_id} has {HOLDS_MAX} holds: release one, or hold the tenant",
+            )
+        if job_ids is not None:
+            await self._require_jobs(tenant_id, job_ids)
+        hold_id = secrets.token_hex(8)
+        facts = facts_of(
+            hold_id=hold_id, reason=reason, job_ids=None if job_ids is None else sorted(job_ids), where=where
+        )
+        await self._write(SystemAction.HOLD_PLACED, tenant_id, facts | facts_of(**{ACTOR: actor}), actor)
+        return (await self.read(tenant_id)).holds[hold_id]
+
+    async def _require_jobs(self, tenant_id: str, job_ids: Sequence[str]) -> None:
+        if not 1 <= len(job_ids) <= JOBS_A_HOLD_MAX:
+            raise InvalidInputError(
+                f"a hold has 1 to {JOBS_A_HOLD_MAX} jobs, and these are {len(job_ids)}: narrow the search, or hold the "
+                "tenant"
+            )
+        async with reading(self.pool, snapshot=True) as connection:
+            await self.reader.refuse_departed(connection, [(tenant_id, each) for each in job_ids])
+            found = await retention.first_seqs(connection, tenant_id, job_ids, 0)
+        if lacking := sorted({*job_ids}.difference(found)):
+            raise JobNotFoundError(f"tenant {tenant_id} has no job {lacking[0]}")
+
+    async def release(self, tenant_id: str, hold_id: str, reason: str, actor: str | None) -> Hold:
+        """End a hold.
+
+        Raises:
+            TenantNotFoundError, NotFoundError: there is no such tenant, or no such hold that is open.
+            ProblemError: other changes came between each time.
+            LedgerError: as ``enter``.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            known = await self.read(tenant_id)
+            if (hold := known.holds.get(hold_id)) is None:
+                raise NotFoundError(f"tenant {tenant_id} has no hold {hold_id} that is open")
+            facts: Facts = {"hold_id": hold_id, "reason": reason}
+            if await self.enter(SystemAction.HOLD_RELEASED, tenant_id, facts, known.newest, actor) is not None:
+                return hold
+        raise _came_between(tenant_id)
+
+    async def enter(
+        self, action: SystemAction, tenant_id: str, facts: Mapping[str, object], after: Place, actor: str | None
+    ) -> ChainPosition | None:
+        """Write an entry that loosens, signed, behind ``after``, the newest entry about retention that the caller read.
+        None if another was chained between: the entry is chained and counts for nothing.
+
+        Raises:
+            SignerAwayError: the node's key signs nothing now.
+            LedgerError: as ``SystemEntries.enter_about``, and ``DurabilityTimeoutError``.
+        """
+        if self.keys.not_admitted is not None:
+            raise SignerAwayError(self.keys.not_admitted)
+        said = {**facts, "after": msgspec.to_builtins(after), **facts_of(**{ACTOR: actor})}
+        log_name = own_log(self.log_origin, tenant_id)
+        assert log_name is not None
+        async with self.keys.signing() as signer:
+            signed = await self.keys.sign(lambda: retention_statement.sign(action, said, log_name, signer))
+        place = await self._write(action, tenant_id, signed, actor)
+        async with reading(self.pool) as connection:
+            rows = await retention.retention_rows(connection, tenant_id)
+        before = max((row[0] for row in rows if row[0] < place.seq), default=0)
+        return place if before in (0, after.seq) else None
+
+    async def _write(
+        self, action: SystemAction, tenant_id: str, facts: Mapping[str, Any], actor: str | None
+    ) -> ChainPosition:
+        payload = canonical.encode({"type": action.value, **facts})
+        if len(payload) > self.record_bytes_max // 2:
+            raise InvalidInputError("the entry would be longer than wal.record_bytes_max allows: name fewer jobs")
+        pending = self.system.enter_about(_RECORD_TYPES[action], SUBJECT, payload, tenant_id, None, actor)
+        assert pending.outcome is not None
+        return await outcome_within(pending.outcome, self.system.write_timeout_s)
+
+
+def _came_between(tenant_id: str) -> ProblemError:
+    return ProblemError(
+        problems.RETENTION_CONFLICT,
+        f"the retention of tenant {tenant_id} was changed by others meanwhile, {ATTEMPTS_MAX} times: read it, and send "
+        "the request again",
+    )

@@ -1,0 +1,279 @@
+"""A tenant's oldest entries leave on the record: once they are old, archived, of jobs that ended and not held; and what
+is left verifies, answers, and says where the rest is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import orjson
+import pytest
+
+from app.dev.embedded import EmbeddedPostgres
+from tests.app.service_thread import serving
+from tests.conftest import connected_to
+from tests.tally import run_tally
+
+DATABASE = "retention"
+BATCH = 10
+
+
+WAIT_S = 30.0
+
+
+def eventually(is_so: Callable[[], object]) -> None:
+    """Return once ``is_so``."""
+    ends_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < ends_s, "it never was so"
+        time.sleep(0.05)
+
+
+class Site(NamedTuple):
+    """A service, its client, its database and its archive."""
+
+    client: httpx.Client
+    service_url: str
+    superuser_url: str
+    folder: Path
+
+    def query(self, statement: str, *values: object) -> list[Any]:
+        async def run() -> list[Any]:
+            async with connected_to(self.superuser_url) as connection:
+                return await connection.fetch(statement, *values)
+
+        return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def site(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("retention")
+    settings: dict[str, Any] = {
+        "archive": {"url": str(folder / "archive"), "interval": "1s"},
+        "chain": {"batch_size": BATCH},
+    }
+    with (
+        serving(postgres, folder / "data", DATABASE, **settings) as url,
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        yield Site(client, postgres.service_url(DATABASE), postgres.superuser_url(DATABASE), folder)
+
+
+def events_of(tenant: str, number: int, *, ends: bool = True) -> list[dict[str, Any]]:
+    job = {"tenant_id": tenant, "job_id": f"job-{number}"}
+    created = {**job, "type": "JobCreated", "spec": {"team": "ml" if number % 2 else "web"}, "assigned_dcs": ["dc1"]}
+    accepted = {**job, "type": "JobAccepted", "dc_id": "dc1"}
+    return [created, accepted, *([{**job, "type": "JobCompleted", "final_status": "ok"}] if ends else [])]
+
+
+def write(site: Site, events: list[dict[str, Any]]) -> None:
+    lines = b"\n".join(map(orjson.dumps, events))
+    answer = site.client.post(
+        "/v1/events", params={"durability": "GLOBAL"}, content=lines, headers={"Content-Type": "application/x-ndjson"}
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def fill(site: Site, tenant: str, jobs: range) -> None:
+    """Jobs that have ended, and are signed; the node archives them within a second."""
+    write(site, [event for number in jobs for event in events_of(tenant, number)])
+    sign(site, tenant)
+
+
+def sign(site: Site, tenant: str) -> None:
+    site.client.post("/v1/snapshots", json={"tenant_id": tenant})
+    site.client.get("/v1/jobs", params={"tenant_id": tenant, "limit": 1}).raise_for_status()
+
+
+def set_policy(site: Site, tenant: str, **policy: str | None) -> dict[str, Any]:
+    answer = site.client.put("/v1/retention", params={"tenant_id": tenant}, json=policy)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def policy(site: Site, tenant: str) -> dict[str, Any]:
+    answer = site.client.get("/v1/retention", params={"tenant_id": tenant})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def until_prunable(site: Site, tenant: str, to_seq: int) -> None:
+    """Wait until the entries are older than the period."""
+    eventually(lambda: policy(site, tenant)["prunable_to_seq"] >= to_seq)
+
+
+def prune(site: Site, tenant: str, status: int = 200, **wanted: Any) -> dict[str, Any]:
+    answer = site.client.post("/v1/prunes", json={"tenant_id": tenant, **wanted})
+    assert answer.status_code == status, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def until_removed(site: Site, tenant: str, to_seq: int) -> None:
+    first = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1"
+    eventually(lambda: site.query(first, tenant)[0][0] == to_seq + 1)
+
+
+def verdict(site: Site, tenant: str, **wanted: Any) -> dict[str, Any]:
+    found: dict[str, Any] = site.client.get("/v1/chain/verify", params={"tenant_id": tenant, **wanted}).json()
+    return found
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rpartition("/")[2]
+
+
+def pruned_tenant(site: Site, tenant: str) -> int:
+    """A tenant whose first jobs have left; returns its floor."""
+    fill(site, tenant, range(10))
+    set_policy(site, tenant, period="1s")
+    until_prunable(site, tenant, 30)
+    done = prune(site, tenant)
+    assert (done["from_seq"], done["to_seq"], done["entries"]) == (1, 30, 30)
+    until_removed(site, tenant, 30)
+    return 30
+
+
+def test_a_prefix_leaves_and_the_rest_verifies_and_says_where_it_is(site: Site) -> None:
+    tenant = "leaves"
+    fill(site, tenant, range(10))
+    before = verdict(site, tenant)
+    assert (before["verified_from_seq"], before["pruned"]) == (1, None)
+    set_policy(site, tenant, period="1s")
+    until_prunable(site, tenant, 30)
+    would = prune(site, tenant, dry_run=True)
+    assert (would["to_seq"], would["seq"]) == (30, None)
+    assert policy(site, tenant)["pruned_to_seq"] == 0
+
+    done = prune(site, tenant)
+    assert (done["to_seq"], done["never_ended"], done["archive"]) == (30, 0, str(site.folder / "archive"))
+    until_removed(site, tenant, 30)
+    found = verdict(site, tenant)
+    assert found["valid"], found
+    assert (found["from_seq"], found["verified_from_seq"], found["entries_checked"]) == (
+        31,
+        31,
+        found["head"]["seq"] - 30,
+    )
+    assert found["pruned"]["to_seq"] == 30
+    assert {aspect for aspect, said in found["verdicts"].items() if said != "ok"} <= {"checkpoint"}
+    shown = policy(site, tenant)
+    assert (shown["verified_from_seq"], shown["pruned_to_seq"]) == (31, 30)
+
+    for path in ("/v1/jobs/job-3", "/v1/jobs/job-3/events"):
+        answer = site.client.get(path, params={"tenant_id": tenant})
+        assert problem(answer) == (410, "archived")
+        assert answer.json()["archive"] == str(site.folder / "archive")
+        assert answer.json()["manifest"] == found["pruned"]["manifest"]
+    late = {"tenant_id": tenant, "type": "JobAccepted", "dc_id": "dc2"}
+    assert problem(site.client.post("/v1/jobs/job-3/events", json=late))[1] in ("archived", "job-ended")
+    assert site.client.get("/v1/jobs", params={"tenant_id": tenant}).json()["items"] == []
+
+    # The next ones leave behind them, and the proof of what left is still there.
+    fill(site, tenant, range(100, 110))
+    assert len(site.client.get("/v1/jobs", params={"tenant_id": tenant}).json()["items"]) == 10
+    until_prunable(site, tenant, 60)
+    done = prune(site, tenant)
+    assert done["from_seq"] == 31
+    until_removed(site, tenant, done["to_seq"])
+    assert verdict(site, tenant)["valid"]
+    proof = site.client.get("/v1/chain/proof/inclusion", params={"tenant_id": tenant, "seq": 5})
+    assert proof.status_code == 200
+
+
+def test_a_minimum_is_never_shortened(site: Site) -> None:
+    tenant = "minimum"
+    fill(site, tenant, range(4))
+    assert set_policy(site, tenant, period="400d", minimum="180d")["minimum"] == "180d"
+    answer = site.client.put("/v1/retention", params={"tenant_id": tenant}, json={"period": "1s", "minimum": "179d"})
+    assert problem(answer) == (409, "retention-conflict")
+    found = set_policy(site, tenant, period="1s")
+    assert (found["period"], found["minimum"]) == ("1s", "180d")
+    assert found["stopped_by"]["why"] == "young"
+    assert prune(site, tenant)["seq"] is None
+    assert set_policy(site, tenant, minimum="200d")["minimum"] == "200d"
+    assert policy(site, tenant)["stopped_by"]["why"] == "no-period"
+
+
+def test_a_hold_stops_the_prefix_until_it_is_released(site: Site) -> None:
+    tenant = "held"
+    fill(site, tenant, range(10))
+    body = {"tenant_id": tenant, "reason": "case 4711", "where": "spec.team:web"}
+    hold = site.client.post("/v1/holds", json=body).json()
+    assert sorted(hold["job_ids"]) == ["job-0", "job-2", "job-4", "job-6", "job-8"]
+    set_policy(site, tenant, period="1s")
+    sign(site, tenant)
+    eventually(lambda: policy(site, tenant)["stopped_by"]["why"] == "hold")
+    assert prune(site, tenant)["seq"] is None
+    listed = site.client.get("/v1/holds", params={"tenant_id": tenant}).json()["items"]
+    assert [each["hold_id"] for each in listed] == [hold["hold_id"]]
+    narrower = site.client.post("/v1/holds", json={"tenant_id": tenant, "reason": "r", "job_id": "job-5"}).json()
+    for each in (hold, narrower):
+        gone = site.client.delete(f"/v1/holds/{each['hold_id']}", params={"tenant_id": tenant, "reason": "closed"})
+        assert gone.status_code == 200, gone.text
+    again = site.client.delete(f"/v1/holds/{hold['hold_id']}", params={"tenant_id": tenant, "reason": "closed"})
+    assert problem(again) == (404, "not-found")
+    until_prunable(site, tenant, 30)
+    done = prune(site, tenant)
+    until_removed(site, tenant, done["to_seq"])
+    late = site.client.post("/v1/holds", json={"tenant_id": tenant, "reason": "too late", "job_id": "job-5"})
+    assert problem(late) == (410, "archived")
+
+
+def test_a_job_that_never_ends_stops_for_twice_the_period_and_is_counted(site: Site) -> None:
+    tenant = "endless"
+    write(site, events_of(tenant, 0, ends=False))
+    fill(site, tenant, range(1, 10))
+    set_policy(site, tenant, period="3s")
+    sign(site, tenant)
+    eventually(lambda: policy(site, tenant)["stopped_by"]["why"] == "open-job")
+    assert policy(site, tenant)["stopped_by"]["seq"] == 1
+    until_prunable(site, tenant, 29)
+    done = prune(site, tenant)
+    assert done["never_ended"] == 1
+    until_removed(site, tenant, done["to_seq"])
+    assert verdict(site, tenant)["valid"]
+    assert problem(site.client.get("/v1/jobs/job-0", params={"tenant_id": tenant})) == (410, "archived")
+
+
+def test_an_archive_that_lost_a_file_keeps_the_prefix(site: Site) -> None:
+    tenant = "lost"
+    fill(site, tenant, range(10))
+    set_policy(site, tenant, period="1s")
+    until_prunable(site, tenant, 30)
+    files = [each for each in (site.folder / "archive").rglob("*.parquet") if tenant in str(each)]
+    assert files
+    kept = files[0].read_bytes()
+    files[0].unlink()
+    refused = site.client.post("/v1/prunes", json={"tenant_id": tenant})
+    assert refused.status_code >= 400
+    assert policy(site, tenant)["pruned_to_seq"] == 0
+    files[0].write_bytes(kept)
+    assert prune(site, tenant)["to_seq"] == 30
+
+
+def test_the_commands_say_what_the_service_does(site: Site) -> None:
+    tenant, url = "commands", str(site.client.base_url)
+    fill(site, tenant, range(10))
+
+    def tally(*words: str, code: int = 0) -> Any:
+        done = run_tally(*words, "--url", url, "--json")
+        assert done.returncode == code, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    assert tally("retention", "set", "-t", tenant, "--period", "1s")["period"] == "1s"
+    hold = tally("hold", "new", "-t", tenant, "--where", "spec.team=ml", "--reason", "audit")
+    assert len(hold["job_ids"]) == 5
+    assert tally("hold", "list", "-t", tenant)["items"] == [hold]
+    assert tally("hold", "release", hold["hold_id"], "-t", tenant, "--reason", "done") == hold
+    until_prunable(site, tenant, 30)
+    assert tally("prune", "-t", tenant, "--to-seq", "25", "--dry-run")["stopped_by"]["why"] == "to-seq"
+    assert tally("prune", "-t", tenant)["to_seq"] == 30
+    assert tally("retention", "show", "-t", tenant)["pruned_to_seq"] == 30
