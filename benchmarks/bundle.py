@@ -19,6 +19,9 @@ import uvloop
 
 from app.runtime.state.node import Node
 from app.share.bundle.export import BundleExporter
+from app.store.entry_check import EntryCheck
+from app.store.reading import Pool
+from app.trust.retention import RetentionReader
 from benchmarks.apart import apart
 from benchmarks.bench import Bench, Database, wait_for
 from benchmarks.chains import build_chain
@@ -128,6 +131,16 @@ def export(chain: Chain, key: Path, path: Path) -> Exported:
     return uvloop.run(_export_all(chain, key, path))
 
 
+def retention_reader(pool: Pool, ring: Keyring) -> RetentionReader:
+    """Reads what left the chains, which is nothing."""
+
+    async def keyring() -> Keyring:
+        return ring
+
+    check = EntryCheck(lambda _: None)
+    return RetentionReader(pool=pool, check=check, keyring=keyring, origin=lambda tenant: f"{_LOG_ORIGIN}/{tenant}")
+
+
 async def _export_all(chain: Chain, key: Path, path: Path) -> Exported:
     signer = private_keys.load(str(key))
 
@@ -144,6 +157,7 @@ async def _export_all(chain: Chain, key: Path, path: Path) -> Exported:
             log_origin=_LOG_ORIGIN,
             signer=lambda: signer,
             keyring=keyring,
+            retention=retention_reader(pool, Keyring([signer.public_key])),
             sign_now=signed_already,
         )
         began_s = time.perf_counter()

@@ -24,7 +24,16 @@ from app.share.bundle.staging import StagedFile
 from app.store import chaining
 from benchmarks.apart import apart
 from benchmarks.bench import Bench
-from benchmarks.bundle import GROWTH_MIB_MAX, GROWTH_MIB_MIN, LARGE_ROWS, ROWS, SMALL_ROWS, build, export
+from benchmarks.bundle import (
+    GROWTH_MIB_MAX,
+    GROWTH_MIB_MIN,
+    LARGE_ROWS,
+    ROWS,
+    SMALL_ROWS,
+    build,
+    export,
+    retention_reader,
+)
 from benchmarks.copied_rows import CHAINED_COLUMNS, copy, read_back
 from benchmarks.machine import peak_memory_mib
 from benchmarks.row import RUNS_OF_LIKE, Outcome, Row, expect, interleave
@@ -32,6 +41,7 @@ from benchmarks.service_process import as_in_the_service
 from ledger.hlc import Clock
 from ledger.positions import Epoch
 from signing.bundle.reader import digest_of
+from signing.keys import Keyring
 
 ROWS_A_TRANSACTION = 1000
 """Of COPY, frozen."""
@@ -127,6 +137,7 @@ async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
             on_imported=lambda growth: None,
             on_damaged=lambda error: None,
             metrics=Metrics(),
+            retention=retention_reader(pool, Keyring.load(keys)),
         )
         digest, _ = await asyncio.to_thread(digest_of, path)
         file = StagedFile(path.name, path, digest)

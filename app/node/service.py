@@ -263,6 +263,7 @@ class Service:
             on_imported=self._imported,
             on_damaged=self.appender.found_damaged,
             metrics=self.metrics,
+            retention=self.retention,
             disk_reserve_bytes=settings.bundle.disk_reserve_bytes,
             trusting=lambda ring: self.regions.trusted(ring),
         )
@@ -352,7 +353,7 @@ class Service:
         """Import a bundle that a peer sends; returns how many entries it added."""
         async with self.staging.fetched(name, pieces) as files:
             await self.importer.check_asked_for(files[0], admit)
-            taken = await self.importer.run(files, dry_run=False, admit=admit)
+            taken = await self.importer.run(files, dry_run=False, admit=admit, is_next_range=True)
             return 0 if taken.has_ended else taken.imported
 
     def _open_writer(self, started: StartedNode) -> GroupCommit:

@@ -68,6 +68,7 @@ from app.trust.key_changes import KeyChanges
 from app.trust.oidc import OidcIssuer, issuer_of
 from app.trust.privacy_agreement import Unchained
 from app.trust.privacy_knowledge import PrivacyKnowledge
+from app.trust.retention import RetentionReader
 from app.trust.subject_keys import SubjectKeys
 from app.trust.tls import ServerTls, TlsFiles, principals_by_name
 from app.trust.tokens import Tokens
@@ -482,6 +483,7 @@ def _verification_services(
             max_skew_ms=settings.hlc.max_clock_skew_ms,
         ),
         ReceiptMaker: ReceiptMaker(
+            retention=service.retention,
             pool=pool,
             node_id=service.node.node_id,
             log_origin=started.log_origin,
@@ -513,12 +515,14 @@ def _sharing_services(
         Regions: service.regions,
         RegionChanges: service.region_changes,
         Watchers: Watchers(service.tails, watchers_max(files.bounds.connections_max), service.metrics),
+        RetentionReader: service.retention,
         BundleExporter: BundleExporter(
             pool=pool,
             node=service.node,
             log_origin=started.log_origin,
             signer=lambda: service.keys.signer,
             keyring=service.trust.keys_of,
+            retention=service.retention,
             sign_now=service.notary.sign_now,
             known_breaks=service.breaks.of_tenant,
             report=lambda error: service.breaks.report_error(error, "export_bundle"),

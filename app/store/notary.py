@@ -15,8 +15,8 @@ from app.store.reading import (
     fetch_value,
     turned,
 )
-from ledger.merkle import EMPTY_ROOT
-from ledger.merkle.tiles import TileTree
+from ledger.merkle import EMPTY_ROOT, HASH_BYTES
+from ledger.merkle.tiles import TILE_WIDTH, TileTree
 from ledger.verification.entry_check import EntryRow
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotRow
 
@@ -187,6 +187,18 @@ async def read_tiles_of(
         *turned(asked, 3),
     ):
         found.setdefault(tenant_id, {})[level, index] = hashes
+    return found
+
+
+async def read_leaf_hashes(connection: Connection, tenant_id: str, seqs: Iterable[int]) -> dict[int, bytes]:
+    """By seq, the leaf hashes in the tenant's stored tree; leaves that it does not have are left out."""
+    wanted = sorted(seqs)
+    tiles = await read_tiles(connection, tenant_id, {(0, (seq - 1) // TILE_WIDTH) for seq in wanted})
+    found = {}
+    for seq in wanted:
+        tile, at = divmod(seq - 1, TILE_WIDTH)
+        if leaf := tiles.get((0, tile), b"")[at * HASH_BYTES : (at + 1) * HASH_BYTES]:
+            found[seq] = leaf
     return found
 
 

@@ -13,6 +13,8 @@ is a function of the entries, in merge order, and of the chains' events at their
 same physical and logical time; a CONFLICT entry has the time of the event that it holds. So a merge may be cut between
 any two such times, and each piece decided by itself.
 
+An entry that was in the chain and left it with a prune is a duplicate too (``Left``).
+
 A proposal and its verdict have one HLC and are no conflict. A proposal that arrives after its verdict is a duplicate. A
 verdict that arrives after its proposal is kept in a CONFLICT entry, so that it is not lost.
 """
@@ -299,6 +301,43 @@ def decide(entries: Sequence[Incoming], existing: Mapping[str, dict[str, Event]]
         t_hlc = entry.t_hlc if kept_digest is None else conflict_hlc(event).text()
         here[t_hlc] = event._replace(t_hlc=t_hlc)
     return decided
+
+
+class Left(NamedTuple):
+    """What tells whether an entry of a merge was in the chain and left it with a prune."""
+
+    floor_seq: int
+    """The last entry that left."""
+    highest_hlc: Hlc
+    """Of all entries that left."""
+    log: str
+    """The chain's own log."""
+    imported: Mapping[str, int]
+    """By other logs, up to which seq their entries were imported."""
+    was_taken: bool = False
+    """Whether a finished import had these entries."""
+    is_next: bool = False
+    """Whether these entries follow, in a chain that is imported in its order, those that were imported of it."""
+
+    def doubtful(self, entries: Iterable[Incoming], existing: ExistingEvents) -> list[Incoming]:
+        """The entries that may have left: no other chained entry has their HLC, and it is not above all that left."""
+        return [
+            entry
+            for entry in entries
+            if entry.t_hlc not in existing
+            and (entry.key[1:4] if entry.key.rank else Hlc.parse(entry.t_hlc)) <= self.highest_hlc
+        ]
+
+    def has_left(self, entry: Incoming, *, is_of_departed_job: bool) -> bool | None:
+        """Whether a doubtful entry left; None where that cannot be told. With every entry its job departs, so an entry
+        of another job was never here."""
+        if entry.key.log == self.log and entry.key.seq <= self.floor_seq:
+            return True
+        if not is_of_departed_job:
+            return False
+        if self.was_taken or entry.key.seq <= self.imported.get(entry.key.log, 0):
+            return True
+        return False if self.is_next else None
 
 
 def note_beginning(beginnings: dict[str, Incoming], entry: Incoming) -> None:

@@ -18,16 +18,21 @@ from app.runtime.state.node import Node
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.staging import StagedFile
 from app.store import chaining
+from app.store.entry_check import EntryCheck
 from app.store.exchange import Import
+from app.trust.retention import RetentionReader
 from ledger.hlc import Clock
 from ledger.machines import jobs
 from ledger.verification import ENTRY_COLUMNS
+from signing.keys import Keyring
 from tests.app.chains import Chains
 from tests.conftest import connected_to, fresh_database
 from tests.ledger.job_facts import fact_of, merge
-from tests.ledger.ledger_in_memory import Ledger
+from tests.ledger.ledger_in_memory import SIGNER, Ledger
 
 NODE = "node-m"
+LOG = "log.importing"
+"""Log origin of the importing ledger."""
 
 
 def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 5000) -> BundleImporter:
@@ -41,6 +46,9 @@ def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 50
     async def check_heads(*_: object) -> None:
         pass
 
+    async def held_keys() -> Keyring:
+        return Keyring([SIGNER.public_key])
+
     return BundleImporter(
         pool=pool,
         node=Node(NODE, "local", "gate", "0" * 32, 1, Clock(NODE, skew_ms)),
@@ -50,6 +58,9 @@ def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 50
         on_imported=lambda growth: None,
         on_damaged=lambda error: None,
         metrics=Metrics(),
+        retention=RetentionReader(
+            pool=pool, check=EntryCheck(lambda tenant_id: None), keyring=held_keys, origin=lambda name: f"{LOG}/{name}"
+        ),
     )
 
 

@@ -11,7 +11,8 @@ In order::
        never signed
     5. the manifest, last
 
-If no end is given, the range ends with the last snapshot; entries chained since are for the next bundle.
+If no end is given, the range ends with the last snapshot; entries chained since are for the next bundle. If no
+beginning is given, it begins with the first entry that has not left with a prune.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from app.store import chain_reads
 from app.store.chain_reader import PostgresChainReader
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
+from app.trust.retention import RetentionReader, archived
 from ledger.bundle.rows import encode_as_stored, encode_entry
 from ledger.errors import (
     ChainDamagedError,
@@ -41,6 +43,7 @@ from ledger.errors import (
     SigningUnavailableError,
     reported_as,
 )
+from ledger.machines.retention import Retention
 from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.snapshot_check import SnapshotJudge, open_row
@@ -86,6 +89,7 @@ class BundleExporter:
         log_origin: str,
         signer: Callable[[], Signer],
         keyring: Callable[[str], Awaitable[Keyring]],
+        retention: RetentionReader,
         sign_now: Callable[[str], Awaitable[object]],
         known_breaks: Callable[[str], Sequence[Break]] = lambda tenant_id: (),
         report: Callable[[ChainDamagedError], object] = lambda error: None,
@@ -98,6 +102,7 @@ class BundleExporter:
         self._log_origin = log_origin
         self._signer = signer
         self._keyring = keyring
+        self._retention = retention
         self._sign_now = sign_now
         self._known_breaks = known_breaks
         self._report = report
@@ -121,6 +126,7 @@ class BundleExporter:
             TenantNotFoundError: there is no such tenant.
             NotFoundError: it has no entries.
             SeqOutOfRangeError: the chain, as far as it is signed, does not have that range.
+            ArchivedError: a part of the range has left with a prune.
             SigningUnavailableError: nothing can be signed now.
             ChainDamagedError: snapshots, or rows of the first entry part, are inconsistent.
             NotReadyError: the service stops, too many exports are under way, or snapshots cannot be kept in a temporary
@@ -151,11 +157,12 @@ class BundleExporter:
                 self._slots.taken(),
                 reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection,
             ):
-                chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq)
+                known = await self._retention.read(connection, tenant_id)
+                chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq, known)
                 # Read after this state was fixed, so the keys include every key that signed in it.
                 end = await _end(connection, tenant_id, chosen, await self._keyring(tenant_id))
                 reader = PostgresChainReader(connection, tenant_id)
-                before = await read_link(connection, tenant_id, chosen.from_seq - 1)
+                before = await _link_before(connection, tenant_id, chosen.from_seq, known)
                 async with aclosing(self._pieces(reader, writer, chosen[:2], Findings(), before)) as pieces:
                     # A broken row of the first part, or snapshots that cannot be spooled, give an error response, not a
                     # truncated bundle.
@@ -301,18 +308,29 @@ def _is_covered(head: chain_reads.HeadRow, to_seq: int | None) -> bool:
     return to_seq is not None and head.checkpoint is not None and to_seq <= checkpoints.read(head.checkpoint).size
 
 
-def _choose(head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_seq: int | None) -> _Range:
+def _choose(
+    head: chain_reads.HeadRow, tenant_id: str, from_seq: int | None, to_seq: int | None, known: Retention
+) -> _Range:
     if head.head_seq == 0:
         raise NotFoundError(f"tenant {tenant_id} has no entry that could be exported")
     if head.checkpoint is None:
         raise SigningUnavailableError(f"no checkpoint of {tenant_id} has been signed yet; try again")
     size = checkpoints.read(head.checkpoint).size
-    first, last = from_seq or 1, to_seq if to_seq is not None else head.covered_seq
+    if min(seq for seq in (from_seq, to_seq, known.floor_seq + 1) if seq is not None) <= known.floor_seq:
+        raise archived(f"a part of the range of tenant {tenant_id}", known)
+    first, last = from_seq or known.floor_seq + 1, to_seq if to_seq is not None else head.covered_seq
     if not 1 <= last <= size:
         raise SeqOutOfRangeError(f"to_seq {last} lies beyond the checkpoint, which covers {size} entries", ("to_seq",))
     if first > last:
         raise SeqOutOfRangeError(f"from_seq {first} lies behind the end of the range, {last}", ("from_seq",))
     return _Range(first, last, head.checkpoint, size)
+
+
+async def _link_before(connection: Connection, tenant_id: str, seq: int, known: Retention) -> str | None:
+    """Link of the entry before ``seq``, which may have left."""
+    if known.floor is not None and seq == known.floor_seq + 1:
+        return known.floor.chain_link
+    return await read_link(connection, tenant_id, seq - 1)
 
 
 async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Keyring) -> BundleEnd:

@@ -35,6 +35,7 @@ import asyncpg
 import structlog
 
 from app.runtime.postgres import DATABASE_FAULTS
+from app.share.bundle.left import Departures
 from app.share.bundle.merging import ReadyBatch, Sorter, decide_and_link, read_existing
 from app.share.bundle.staging import StagedFile, check_disk_room
 from app.share.bundle.taking import (
@@ -52,7 +53,8 @@ from app.store.appended import AppendedEntries
 from app.store.chain_reads import find_by_seq, find_existing
 from app.store.chaining import ChainHead
 from app.store.exchange import Import
-from app.store.notary import read_link
+from app.store.notary import read_leaf_hashes, read_link
+from app.trust.retention import RetentionReader
 from ledger.bundle.merge import ClockBounds, Incoming, decide, events_to_find, note_beginning, set_digest
 from ledger.chain import Linker
 from ledger.errors import (
@@ -98,6 +100,8 @@ class _Set:
     in_order: Iterator[Incoming]
     outcome: Import
     """The outcome so far, which is stored unless the set was fully imported before."""
+    followed_log: str | None = None
+    """The log of a peer whose next range this is."""
 
 
 class BundleImporter:
@@ -114,6 +118,7 @@ class BundleImporter:
         on_imported: Callable[[AppendedEntries], None],
         on_damaged: Callable[[ChainDamagedError], None],
         metrics: Metrics,
+        retention: RetentionReader,
         disk_reserve_bytes: int = 0,
         trusting: Callable[[Keyring], Keyring] = lambda ring: ring,
     ) -> None:
@@ -128,6 +133,7 @@ class BundleImporter:
         self._on_imported = on_imported
         self._on_damaged = on_damaged
         self._metrics = metrics
+        self._retention = retention
         self._disk_reserve_bytes = disk_reserve_bytes
         self._trusting = trusting
         self._turn = asyncio.Lock()
@@ -165,15 +171,18 @@ class BundleImporter:
         *,
         dry_run: bool,
         admit: Callable[[RangeManifest], Awaitable[None]] | None = None,
+        is_next_range: bool = False,
     ) -> Import:
         """Import the bundles in ``files``, or with ``dry_run`` do everything except storing. Once all bundles are
         valid, ``admit`` is called with each manifest and rejects one that the caller may not import or did not request.
+        ``is_next_range`` says that a peer sent the range of its chain that follows what was imported of it.
 
         Raises:
             UntrustedKeyError: no trusted keys are configured, or none of them signed a bundle.
             BundleRefusedError: a bundle is not valid, or an entry of it is not acceptable in a ledger.
             ClockSkewError: an entry is further ahead than ``hlc.max_clock_skew``.
             InvalidInputError: the bundle is of ``_system``, or is the beginning of a chain that already exists.
+            ArchivedError: an entry may have left here with a prune; batches before it are stored.
             NotReadyError: the service stops, another node imports the same, or the disk is too full to sort on.
             ChainDamagedError: PostgreSQL did not store all of a batch, or a chain has changed since this node's append.
             DatabaseUnavailableError, DatabaseWentBackError: stored batches remain; repeat the call.
@@ -195,6 +204,7 @@ class BundleImporter:
                     await admit(each.manifest)
             with self._naming_faults():
                 bundles = await self._as_set(taken, sorter)
+                bundles.followed_log = taken[0].manifest.origin if is_next_range else None
                 await (self._pretend if dry_run else self._store)(bundles)
             outcome = bundles.outcome
             log.info(
@@ -286,7 +296,9 @@ class BundleImporter:
 
     async def _check_born(self, tenant_id: str, born: Born) -> None:
         async with self._pool.acquire() as connection:
-            check_births(born, await find_by_seq(connection, tenant_id, list(born)))
+            chained = await find_by_seq(connection, tenant_id, list(born))
+            left = await read_leaf_hashes(connection, tenant_id, born.keys() - chained.keys())
+        check_births(born, chained, left)
 
     async def _check_relayed(
         self, tenant_id: str, source_log: str, relayed: Sequence[Incoming], log_origin: str | None
@@ -330,7 +342,7 @@ class BundleImporter:
             stored = await exchange.begin_import(connection, bundles.digest, begun, self._node.node_id)
         bundles.outcome = (begun._replace(has_ended=True) if stored.has_ended else stored)._replace(heads=heads)
         batches = self._unstored(bundles)
-        ready = await self._prepare(await anext(batches, None), heads)
+        ready = await self._prepare(bundles, await anext(batches, None), heads)
         while ready is not None:
             if self._node.shutting_down:
                 raise NotReadyError("the service stops; import the same bundles again to go on")
@@ -357,7 +369,8 @@ class BundleImporter:
 
     async def _is_chained(self, batch: Sequence[Incoming]) -> bool:
         async with self._pool.acquire() as connection:
-            return not decide(batch, await read_existing(connection, batch)).placed
+            departures = Departures(self._retention, was_taken=True)
+            return not decide(batch, await read_existing(connection, batch, departures)).placed
 
     async def _begin(self, tenant_id: str) -> None:
         try:
@@ -378,7 +391,7 @@ class BundleImporter:
         try:
             await sent.wait()
             entries = await anext(batches, None)
-            then = await self._prepare(entries, ready.heads_after, ready)
+            then = await self._prepare(bundles, entries, ready.heads_after, ready)
         except asyncio.CancelledError:
             storing.cancel()
             await asyncio.wait((storing,))
@@ -387,15 +400,22 @@ class BundleImporter:
             await storing
             raise
         stored = await storing
-        return then if stored is ready else await self._prepare(entries, stored.heads_after, stored)
+        return then if stored is ready else await self._prepare(bundles, entries, stored.heads_after, stored)
 
     async def _prepare(
-        self, entries: Sequence[Incoming] | None, heads: Mapping[str, ChainHead], before: ReadyBatch | None = None
+        self,
+        bundles: _Set,
+        entries: Sequence[Incoming] | None,
+        heads: Mapping[str, ChainHead],
+        before: ReadyBatch | None = None,
     ) -> ReadyBatch | None:
         if entries is None:
             return None
         async with self._pool.acquire() as connection:
-            return await decide_and_link(connection, entries, heads, self._linkers, before)
+            return await decide_and_link(connection, entries, heads, self._linkers, self._departures(bundles), before)
+
+    def _departures(self, bundles: _Set) -> Departures:
+        return Departures(self._retention, bundles.outcome.has_ended, bundles.followed_log)
 
     async def _store_batch(self, bundles: _Set, ready: ReadyBatch, on_sent: Callable[[], None]) -> ReadyBatch:
         """Store one batch in one transaction. Returns the stored batch, which is ``ready`` unless the heads changed.
@@ -411,7 +431,8 @@ class BundleImporter:
             await self._check_heads(connection, heads)
             # 2. if another appender moved a head, decide and link again
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
-                ready = await decide_and_link(connection, ready.entries, {**ready.heads, **heads}, self._linkers)
+                heads_now, departures = {**ready.heads, **heads}, self._departures(bundles)
+                ready = await decide_and_link(connection, ready.entries, heads_now, self._linkers, departures)
             decided, appended = ready.decided, ready.appended
             changed = await exchange.count_untouched(connection, decided.jobs(), before.from_seqs)
             # 3. store
@@ -446,7 +467,8 @@ class BundleImporter:
             async for batch in _batches(bundles.in_order):
                 if self._node.shutting_down:
                     raise NotReadyError("the service stops")
-                ready = await decide_and_link(connection, batch, outcome.heads, self._linkers, ready)
+                departures = self._departures(bundles)
+                ready = await decide_and_link(connection, batch, outcome.heads, self._linkers, departures, ready)
                 jobs = ready.decided.jobs()
                 outcome = _with_batch(outcome, ready, len(jobs - touched))
                 touched |= jobs

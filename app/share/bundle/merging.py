@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
 
+from app.share.bundle.left import Departures
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, head_of
 from app.store.chain_reads import find_existing, highest_hlc
 from app.store.chaining import ChainHead
@@ -74,14 +75,16 @@ async def decide_and_link(
     entries: Sequence[Incoming],
     heads: Mapping[str, ChainHead],
     linkers: dict[str, Linker],
+    departures: Departures,
     before: ReadyBatch | None = None,
 ) -> ReadyBatch:
     """Decide and link ``entries`` onto ``heads``. The entries that ``before`` places need not be stored yet.
 
     Raises:
+        ArchivedError: whether an entry left with a prune cannot be told.
         InvalidInputError: the beginning of a chain of an older link version cannot be kept as it is.
     """
-    existing = await read_existing(connection, entries)
+    existing = await read_existing(connection, entries, departures)
     # Entries affect each other's decision only if they have the same time.
     if before is not None and before.entries[-1].key[:3] == entries[0].key[:3]:
         for tenant_id, here in existing.items():
@@ -93,9 +96,15 @@ async def decide_and_link(
     return ReadyBatch(entries, heads, existing, decided, appended)
 
 
-async def read_existing(connection: Connection, batch: Sequence[Incoming]) -> dict[str, dict[str, Event]]:
+async def read_existing(
+    connection: Connection, batch: Sequence[Incoming], departures: Departures
+) -> dict[str, dict[str, Event]]:
     """By tenant, the chained events at the HLCs that decide about ``batch``: none if all its entries are above the
-    chain's highest HLC."""
+    chain's highest HLC. With those that left with a prune.
+
+    Raises:
+        ArchivedError: whether an entry left cannot be told.
+    """
     lowest = {entry.tenant_id: entry.key[1:4] for entry in reversed(batch)}
     existing: dict[str, dict[str, Event]] = {}
     if batch[0].key.rank and SystemAction.CONFLICT.value not in {entry.action for entry in batch}:
@@ -106,6 +115,7 @@ async def read_existing(connection: Connection, batch: Sequence[Incoming]) -> di
         existing[tenant] = {
             t_hlc: entry.event for t_hlc, entry in (await find_existing(connection, tenant, events)).items()
         }
+    await departures.add_left(connection, batch, existing)
     return existing
 
 

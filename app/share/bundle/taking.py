@@ -30,6 +30,7 @@ from ledger.chain import LINK_VERSION
 from ledger.chain.conflict import Event, find_event
 from ledger.errors import BundleInvalidError, BundleRefusedError, InvalidInputError, UntrustedKeyError
 from ledger.facts.events import SYSTEM_TENANT
+from ledger.merkle import leaf_hash
 from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleChainReader, BundleReader
 from signing.judging import judge_bundle, refuse_unless_trusted, refused
@@ -49,18 +50,21 @@ def born_in(log: str, entries: Sequence[Incoming]) -> Born:
     return born
 
 
-def check_births(born: Born, chained: Mapping[int, ChainedEntry]) -> None:
-    """Reject entries that differ from the chained entry at their origin. If no entry is there, the origin is accepted,
-    because the chain may have been longer once.
+def check_births(born: Born, chained: Mapping[int, ChainedEntry], left: Mapping[int, bytes]) -> None:
+    """Reject entries that differ from the chained entry at their origin. ``left`` has the leaf hashes of entries that
+    are no longer there. If there is neither, the origin is accepted, because the chain may have been longer once.
 
     Raises:
         BundleInvalidError: names the first such entry.
     """
-    for seq in born.keys() & chained.keys():
-        stands = chained[seq]
-        for entry in born[seq]:
+    for seq, entries in born.items():
+        stands, leaf = chained.get(seq), left.get(seq)
+        for entry in entries:
             link = entry.chain_link if entry.origin is None else orjson.loads(entry.origin)["chain_link"]
-            if link != stands.chain_link or stands.event not in (event_of(entry), held_by(entry)):
+            is_other = stands is not None and (
+                link != stands.chain_link or stands.event not in (event_of(entry), held_by(entry))
+            )
+            if is_other or (leaf is not None and leaf_hash(bytes.fromhex(link)) != leaf):
                 raise BundleInvalidError(
                     f"the entry with HLC {entry.t_hlc} says that it was chained first as seq {seq} of {entry.key.log}, "
                     "a log of this ledger, and another entry stands there"
