@@ -51,6 +51,11 @@ although it is not followed."""
 class NoAnswerError(LedgerError):
     """Another server does not answer, or not as requested."""
 
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        """``status`` is that of an answer which is no 200."""
+        super().__init__(message)
+        self.status = status
+
 
 def client_of(
     context: ssl.SSLContext, *, timeout_s: float | None, has_proxies: bool = False, **given: Any
@@ -118,7 +123,9 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIte
         raise NoAnswerError(f"{_place(request)} does not answer: {reason_of(error)}") from error
     async with aclosing(answer):
         if answer.status_code != httpx.codes.OK:
-            raise NoAnswerError(f"{_place(request)} answers {answer.status_code}{await _detail(answer)}")
+            raise NoAnswerError(
+                f"{_place(request)} answers {answer.status_code}{await _detail(answer)}", status=answer.status_code
+            )
         yield answer
 
 

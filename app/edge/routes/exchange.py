@@ -31,6 +31,7 @@ from app.share.exchange.region_changes import RegionChanges
 from app.store import exchange
 from app.store.reading import reading
 from app.store.sessions import NodePool
+from app.trust.retention import RetentionReader
 from app.write.followers.notary import Notary
 from ledger import names, rfc3339
 from ledger.errors import InvalidInputError
@@ -255,6 +256,7 @@ async def read_news(
 async def list_lacking(
     pool: Service[NodePool],
     notary: Service[Notary],
+    retention: Service[RetentionReader],
     tenant_id: TenantQuery,
     from_seq: Annotated[SeqNumber, Query(description="First entry of the chain to look at.")],
     to_seq: Annotated[SeqNumber, Query(description="The last.")],
@@ -268,13 +270,15 @@ async def list_lacking(
     ] = None,
 ) -> Response:
     """The ranges of a tenant's chain that another ledger lacks, which has entries of these logs. With
-    ``first`` also the proof that the tree of ``second`` leaves begins with that of ``first``."""
+    ``first`` also the proof that the tree of ``second`` leaves begins with that of ``first``. Of entries that have left
+    for the archive nobody can say from which log they came: 410 `archived`."""
     if from_seq > to_seq:
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     if to_seq - from_seq >= LOOKED_AT_MAX:
         raise InvalidInputError(f"to_seq: at most {LOOKED_AT_MAX} entries are looked at", ("to_seq",))
     found = Lacking(have)
-    async with reading(pool) as connection:
+    async with reading(pool, snapshot=True) as connection:
+        await retention.refuse_left(connection, tenant_id, from_seq)
         for begin in range(from_seq, to_seq + 1, LOOKED_AT_ONCE):
             found.add(await exchange.origins(connection, tenant_id, begin, min(to_seq, begin + LOOKED_AT_ONCE - 1)))
     ranges = [{"from_seq": each[0], "to_seq": each[1]} for each in found.ranges()]

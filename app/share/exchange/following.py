@@ -37,7 +37,15 @@ from app.share.exchange.peer_chain import (
     check_range,
     grown_from,
 )
-from app.share.exchange.peer_client import TENANTS_MAX, Asker, Lacking, PeerAddress, PeerClient, TenantNews
+from app.share.exchange.peer_client import (
+    TENANTS_MAX,
+    Asker,
+    Lacking,
+    PeerAddress,
+    PeerClient,
+    PeerPrunedError,
+    TenantNews,
+)
 from app.share.exchange.turns import Turns
 from app.store import Connection, exchange
 from app.store.chaining import read_heads
@@ -358,10 +366,16 @@ class Following:
             sizes = before.size, checkpoint.size
             # More than was seen cannot be imported; the row was edited.
             imported_seq = min(imported_seq, before.size)
+        pruned: PeerPrunedError | None = None
         if imported_seq < checkpoint.size:
-            chain.lacking = await self._lacking(client, tenant_id, imported_seq, checkpoint.size, have, sizes)
+            try:
+                chain.lacking = await self._lacking(client, tenant_id, imported_seq, checkpoint.size, have, sizes)
+                proof = chain.lacking.consistency
+            except PeerPrunedError as error:
+                # The checkpoint is proved all the same: a fork is found also where nothing is imported.
+                pruned, proof = error, [] if sizes is None else await client.consistency(tenant_id, *sizes)
             if before is not None:
-                check_growth(client.url, tenant_id, before, checkpoint, chain.lacking.consistency)
+                check_growth(client.url, tenant_id, before, checkpoint, proof)
         async with self.pool.acquire() as connection:
             await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
         self.log_origin = log_origin
@@ -372,6 +386,8 @@ class Following:
         if imported_seq > before_seq:
             # Another node of this ledger imported them.
             self.on_imported(tenant_id, log_origin)
+        if pruned is not None:
+            raise pruned
 
     async def _have(self, connection: Connection, tenant_id: str, kept: Mapping[str, Seen]) -> dict[str, int]:
         """By the origin of each log, up to which seq its entries are in the tenant's chain."""

@@ -23,7 +23,7 @@ from app.runtime.outgoing import NoAnswerError, client_of, read_answer, stream_a
 from app.runtime.settings.sections import PeerSettings
 from app.runtime.settings.words import words_of
 from ledger import names
-from ledger.errors import InvalidInputError, reported_as
+from ledger.errors import InvalidInputError, LedgerError, reported_as
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.text import token_in
 from signing import files
@@ -169,6 +169,10 @@ class Lacking(NamedTuple):
     """The proof between two sizes of the chain's tree, if it was asked for."""
 
 
+class PeerPrunedError(LedgerError):
+    """Entries that this ledger lacks have left a peer with a prune."""
+
+
 class PeerClient(NamedTuple):
     """One peer, asked by ``http``. Each method raises NoAnswerError for no answer, or one of another form."""
 
@@ -210,13 +214,25 @@ class PeerClient(NamedTuple):
     ) -> Lacking:
         """The ranges of a tenant's chain between these seqs that have an entry which a ledger lacks. It has the entries
         that come from the logs in ``have``, by their origins, up to a seq there. With ``sizes`` also the consistency
-        proof from the tree of the first to that of the second, not verified."""
+        proof from the tree of the first to that of the second, not verified.
+
+        Raises:
+            PeerPrunedError: an entry between these seqs has left there.
+        """
         path = "/v1/exchange/lacking"
         known = [f"{seq} {log}" for log, seq in have.items()][:HAVE_MAX]
         asked: dict[str, Any] = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "have": known}
         if sizes is not None:
             asked |= {"first": sizes[0], "second": sizes[1]}
-        answer = await self._get(_Lacking, path, **asked)
+        try:
+            answer = await self._get(_Lacking, path, **asked)
+        except NoAnswerError as error:
+            if error.status != httpx.codes.GONE:
+                raise
+            raise PeerPrunedError(
+                f"entries from seq {from_seq} on of tenant {tenant_id} of {self.url} left there before they were "
+                f"imported, so nothing of the tenant is imported from it: {error}"
+            ) from error
         ranges = [(each.from_seq, each.to_seq) for each in answer.items]
         before = from_seq - 1
         for first, last in ranges:

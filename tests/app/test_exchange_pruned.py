@@ -1,0 +1,152 @@
+"""Ledgers that exchange, and let entries leave: nothing that left comes back, and what a peer lacks is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from app.dev.embedded import EmbeddedPostgres
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings
+from tests.app.exchanging import Ledger, both_of, has_lag, is_faultless, submit, tells, until_known
+from tests.conftest import connected_to
+
+TENANT = "acme"
+
+
+@pytest.fixture
+def ledgers(postgres: EmbeddedPostgres, tmp_path: Path, make_settings: MakeSettings) -> Iterator[tuple[Ledger, Ledger]]:
+    yield from both_of(postgres, tmp_path / "trusted", make_settings)
+
+
+def archiving(folder: Path) -> dict[str, Any]:
+    return {"archive": {"url": str(folder), "interval": "1s"}}
+
+
+async def run_jobs(client: httpx.AsyncClient, *numbers: int) -> None:
+    """Jobs that have ended, three entries each."""
+    events = []
+    for number in numbers:
+        job = {"tenant_id": TENANT, "job_id": f"job-{number}"}
+        events += [
+            {**job, "type": "JobCreated", "spec": {}, "assigned_dcs": ["x"]},
+            {**job, "type": "JobAccepted", "dc_id": "x"},
+            {**job, "type": "JobCompleted", "final_status": "ok"},
+        ]
+    answer = await client.post(
+        "/v1/events",
+        params={"durability": "GLOBAL"},
+        content=b"\n".join(map(orjson.dumps, events)),
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+    assert answer.status_code == 200, answer.text
+
+
+async def head_seq(client: httpx.AsyncClient) -> int:
+    found: int = (await client.get(f"/v1/chain/head?tenant_id={TENANT}")).json()["seq"]
+    return found
+
+
+async def prune(client: httpx.AsyncClient, ledger: Ledger, to_seq: int) -> None:
+    """Let the entries up to ``to_seq`` leave, where a snapshot is made to end."""
+    assert await head_seq(client) == to_seq
+    assert (await client.post("/v1/snapshots", json={"tenant_id": TENANT})).status_code == 201
+    answer = await client.put("/v1/retention", params={"tenant_id": TENANT}, json={"period": "1s"})
+    assert answer.status_code == 200, answer.text
+
+    async def is_prunable() -> bool:
+        found = (await client.get("/v1/retention", params={"tenant_id": TENANT})).json()
+        return bool(found["prunable_to_seq"] >= to_seq)
+
+    await until(is_prunable, "they are old and archived", 30)
+    done = await client.post("/v1/prunes", json={"tenant_id": TENANT, "to_seq": to_seq})
+    assert (done.status_code, done.json()["to_seq"]) == (200, to_seq)
+
+    async def is_removed() -> bool:
+        async with connected_to(ledger.database.superuser_url) as connection:
+            first = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1"
+            return bool(await connection.fetchval(first, TENANT) == to_seq + 1)
+
+    await until(is_removed, "they are removed", 30)
+
+
+async def is_valid(client: httpx.AsyncClient) -> bool:
+    return bool((await client.get(f"/v1/chain/verify?tenant_id={TENANT}")).json()["valid"])
+
+
+async def test_what_left_on_both_sides_comes_back_from_neither(ledgers: tuple[Ledger, Ledger], tmp_path: Path) -> None:
+    here, there = ledgers
+    trusted = tmp_path / "trusted"
+    async with (
+        here.running(**here.peers(there, trusted), **archiving(tmp_path / "archive-us")) as us,
+        there.running(**there.peers(here, trusted), **archiving(tmp_path / "archive-eu")) as eu,
+    ):
+        await run_jobs(us, 1, 2)
+        await until(lambda: _has_head(eu, 6), "it came over")
+        await run_jobs(eu, 3)
+        await until(lambda: _has_head(us, 9), "it came back")
+        await prune(us, here, 9)
+        # The entries about retention come over; eu still has all.
+        last = await head_seq(us)
+        await until(lambda: _has_head(eu, last), "the prune came over")
+        later = await submit(eu)
+        await until_known(us, [later])
+        assert await is_faultless(us)
+        assert await is_faultless(eu)
+        await until(lambda: has_lag(us, 0), "nothing is lacking")
+        await until(lambda: has_lag(eu, 0), "nothing is lacking")
+        assert await head_seq(us) == last + 1
+        assert await head_seq(eu) == last + 1
+        assert await is_valid(us)
+        assert await is_valid(eu)
+
+
+async def _has_head(client: httpx.AsyncClient, seq: int) -> bool:
+    answer = await client.get(f"/v1/chain/head?tenant_id={TENANT}")
+    return bool(answer.status_code == 200 and answer.json()["seq"] >= seq)
+
+
+async def test_a_ledger_that_lacks_what_left_at_its_peer_names_the_archive(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted, archive = tmp_path / "trusted", tmp_path / "archive-eu"
+    async with there.running(**archiving(archive)) as eu:
+        await run_jobs(eu, 1, 2)
+        await prune(eu, there, 6)
+        other = await submit(eu, "other")
+        async with here.running(**here.peers(there, trusted)) as us:
+            await until(lambda: tells(us, f"tenant {TENANT}", "entries up to seq 6", str(archive)), "the fault is told")
+            # No tenant but this one is concerned, and of this one nothing is imported.
+            await until_known(us, [other])
+            assert (await us.get(f"/v1/chain/head?tenant_id={TENANT}")).status_code == 404
+            # What is seen of it is proved all the same.
+            async with connected_to(here.database.superuser_url) as connection:
+                seen = "SELECT imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1"
+                assert await connection.fetchval(seen, TENANT) == 0
+
+
+async def test_a_peer_whose_positions_were_removed_brings_nothing_back(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted = tmp_path / "trusted"
+    async with there.running(bundle={"trusted_keys": trusted}) as eu:
+        async with here.running(**here.peers(there, trusted), **archiving(tmp_path / "archive-us")) as us:
+            await run_jobs(eu, 1, 2)
+            await until(lambda: _has_head(us, 6), "it came over")
+            await prune(us, here, 6)
+            head = await head_seq(us)
+        async with connected_to(here.database.owner_url) as owner:
+            await owner.execute("DELETE FROM scheduler.exchange_positions")
+        # The same bundles would be known as imported; these are others of the same entries.
+        peers = here.peers(there, trusted, range_entries=4)
+        async with here.running(**peers, **archiving(tmp_path / "archive-us")) as us:
+            await until(lambda: tells(us, f"tenant {TENANT}", "may have left as well", "archive-us"), "it is told")
+            assert await head_seq(us) == head
+            assert await is_valid(us)
