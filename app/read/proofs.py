@@ -7,7 +7,9 @@ the newest checkpoint. In a log whose newest checkpoint covers ``size`` leaves::
     served              a full tile, and every partial one, that holds only hashes below that number
 
 A client that holds the checkpoint gets every tile it needs, and no client sees what no checkpoint covers. An entry is
-the raw 32-byte chain link; a bundle is the links that hash to the level 0 tile of the same index.
+the raw 32-byte chain link; a bundle is the links that hash to the level 0 tile of the same index. Tiles of hashes stay
+when entries leave with a prune; a bundle is served from the first index on below which nothing in it has left, the
+minimum index of tlog-tiles.
 
 Statements of external witnesses and time-stamping authorities about checkpoints are judged for verification, and served
 with the log's own note. The database is not trusted: a cosignature that is invalid, or whose witness is not (or no
@@ -28,6 +30,7 @@ from app.store import Connection, chain_reads
 from app.store import anchors as store
 from app.store.notary import read_links, read_tiles
 from app.store.reading import Pool, reading
+from app.trust.retention import RetentionReader
 from ledger import merkle
 from ledger.errors import NotFoundError, ProofError, SeqOutOfRangeError, SignatureError
 from ledger.merkle import HASH_BYTES, leaf_hash, tiles
@@ -164,18 +167,23 @@ async def hash_tile(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, level: i
         return await _stored(connection, tenant_id, level, index, width)
 
 
-async def entry_bundle(pool: asyncpg.Pool[asyncpg.Record], tenant_id: str, index: int, width: int) -> bytes:
+async def entry_bundle(
+    pool: asyncpg.Pool[asyncpg.Record], retention: RetentionReader, tenant_id: str, index: int, width: int
+) -> bytes:
     """``width`` entries from leaf ``256 * index`` on, each after its length as u16 big-endian.
 
     Raises:
         TenantNotFoundError: no such tenant.
         NotFoundError: the newest checkpoint does not cover that many.
+        ArchivedError: the first of them has left with a prune.
         ChainDamagedError: rows are missing, or do not hash to the signed tile.
     """
     async with reading(pool, snapshot=True) as connection:
         await _require_covered(connection, tenant_id, 0, index, width)
         first_seq = seq_of(LeafIndex(index * TILE_WIDTH))
         rows = await read_links(connection, tenant_id, first_seq, width)
+        if not rows or rows[0].seq != first_seq:
+            await retention.refuse_left(connection, tenant_id, first_seq)
         signed = await _stored(connection, tenant_id, 0, index, width)
     links = [bytes.fromhex(row.chain_link) if is_link(row.chain_link) else b"" for row in rows]
     if b"".join(map(leaf_hash, links)) != signed:

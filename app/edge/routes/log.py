@@ -34,6 +34,7 @@ from app.runtime.state.node import Node
 from app.store import anchors
 from app.store.sessions import NodePool
 from app.trust.key_chain import Trust, open_stored
+from app.trust.retention import RetentionReader
 from app.write.followers.anchors import CosignatureInbox
 from app.write.followers.notary import Notary
 from ledger.errors import NotFoundError
@@ -89,6 +90,7 @@ async def read_checkpoint(
 async def read_entry_bundle(
     request: Request,
     pool: Service[NodePool],
+    retention: Service[RetentionReader],
     settings: Service[Settings],
     tenant_id: ReadableTenantPath,
     bundle: Annotated[
@@ -99,8 +101,9 @@ async def read_entry_bundle(
         ),
     ],
 ) -> Response:
-    """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each."""
-    entries = await proofs.entry_bundle(pool, tenant_id, *_parse_index(bundle))
+    """The entries that hash to the level 0 tile of the same path: chain links, 32 bytes each. Of a bundle whose first
+    entry has left for the archive, below the minimum index of tlog-tiles, 410 `archived`."""
+    entries = await proofs.entry_bundle(pool, retention, tenant_id, *_parse_index(bundle))
     headers = {**_kept_for_ever(settings), "Vary": "Accept-Encoding"}
     if _takes_gzip(request.headers.getlist("accept-encoding")):
         entries = gzip.compress(entries, compresslevel=1, mtime=0)

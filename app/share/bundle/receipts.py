@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from app.store import Connection
     from app.store.reading import Pool
     from app.trust.key_in_use import KeyInUse
+    from app.trust.retention import RetentionReader
     from ledger.bundle.rows import Row
     from signing.keys import Keyring
 
@@ -74,6 +75,7 @@ class ReceiptMaker:
     """Makes receipts of one ledger for one node."""
 
     pool: Pool
+    retention: RetentionReader
     node_id: str
     log_origin: str
     keys: KeyInUse
@@ -93,6 +95,7 @@ class ReceiptMaker:
 
         Raises:
             TenantNotFoundError, JobNotFoundError: there is none.
+            ArchivedError: an entry of the job has left with a prune.
             ChainDamagedError: a break is known, so an entry of the job may have been removed.
             ReceiptTooLargeError: the job is too large for one receipt.
             Others as ``of_entry``.
@@ -103,6 +106,9 @@ class ReceiptMaker:
                     break
             else:
                 await chain_reads.require_tenant(connection, tenant_id)
+                await self.retention.refuse_departed(
+                    connection, [(tenant_id, each) for each in (job_id, refused_job_id(job_id))]
+                )
                 raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}")
         if (broken := self.known_break(tenant_id)) is not None:
             raise KnownDamageError(tenant_id, f"{broken}, so nobody can sign that these are all entries of job {name}")
@@ -113,6 +119,7 @@ class ReceiptMaker:
 
         Raises:
             TenantNotFoundError: there is none.
+            ArchivedError: it has left with a prune.
             SeqOutOfRangeError: the chain, or for ``extends`` the checkpoint, does not reach that far.
             SigningUnavailableError: no checkpoint covers it yet, or this node's key may not sign.
             KeyConflictError: no valid key signed the checkpoint.
@@ -123,6 +130,8 @@ class ReceiptMaker:
         async with reading(self.pool) as connection:
             head = await chain_reads.head(connection, tenant_id)
             rows = await chain_reads.entries_at(connection, tenant_id, seq)
+            if not rows:
+                await self.retention.refuse_left(connection, tenant_id, seq)
         if not rows:
             if seq <= head.head_seq:
                 raise damaged(tenant_id, "gap", seq, f"no entry stands at seq {seq}")
@@ -168,6 +177,9 @@ class ReceiptMaker:
                 raise SeqOutOfRangeError(
                     f"extends {extends} lies beyond the checkpoint, which covers {signed.size} entries", ("extends",)
                 )
+            if wanted.covers == JOB:
+                # In the state of the rows: nobody may sign that a part of a job is all of it.
+                await self.retention.refuse_departed(connection, [(tenant_id, wanted.job_id)])
             rows = await _rows(connection, tenant_id, wanted, signed.size)
             said = await anchors.covering(connection, tenant_id, (rows[0][SEQ], rows[-1][SEQ]), signed.size)
             draft = draft_of(
