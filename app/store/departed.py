@@ -8,11 +8,15 @@ Each is remembered by 8 bytes of the hash of its id, in rows of one step of the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from app.store.reading import fetch_column, fetch_dict
+from ledger.errors import InvalidInputError
+from ledger.hlc import Hlc
+from ledger.machines.retention import SUBJECT
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -61,3 +65,19 @@ async def departed_tenants(connection: Connection) -> list[str]:
         "SELECT tenant_id FROM scheduler.chain_heads h"
         " WHERE EXISTS (SELECT FROM scheduler.departed_jobs d WHERE d.tenant_id = h.tenant_id)",
     )
+
+
+async def highest_left(connection: Connection, tenant_ids: Collection[str]) -> dict[str, Hlc]:
+    """By tenant of which entries left, the highest HLC of these, as its newest PRUNED entry says."""
+    found = {}
+    for tenant_id, text in await connection.fetch(
+        """
+        SELECT tenant_id, payload ->> 'highest_hlc' FROM scheduler.scheduler_log
+         WHERE tenant_id = ANY($1::text[]) AND job_id = $2 AND action = 'PRUNED' AND origin IS NULL ORDER BY seq
+        """,
+        list(tenant_ids),
+        SUBJECT,
+    ):
+        with suppress(InvalidInputError, TypeError):
+            found[tenant_id] = Hlc.parse(text)
+    return found

@@ -299,6 +299,7 @@ async def check_chained(connection: Connection, wal: FoundWal, *, trusted_lsn: L
     chained when the chain has
 
     - the event itself, or a REFUSED or CONFLICT entry that keeps it;
+    - for a record that is as old as what left with a prune, an entry of its job that left: its own left too;
     - for the first record of a tenant, the entry by which another node created the tenant;
     - for a keyed line that is acknowledged only once it is chained, the line that came first.
 

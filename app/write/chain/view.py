@@ -18,6 +18,7 @@ from app.runtime.state.node import Node
 from app.store import Connection, chaining, idempotency, node
 from app.store.chain_reads import Chained, find_existing
 from app.store.chaining import ChainEnd, ChainHead, WalPosition
+from app.store.departed import departed, highest_left
 from app.write.pending.backlog import Pending
 from app.write.pending.keyed_entries import is_bound
 from app.write.pending.linking import ChainedKeys, FirstUseOfKey, event_of, events_by_hlc, is_refused_in
@@ -195,9 +196,14 @@ def is_chained(pending: Pending, existing: ExistingEvents) -> bool:
 
 
 async def unchained(connection: Connection, batch: Sequence[Pending]) -> list[Pending]:
-    """The events of the batch that are not in the chain."""
+    """The events of the batch, all of which were chained, that are not in the chain and have not left it."""
     chained = {name: events_by_hlc(each) for name, each in (await read_entries(connection, batch)).items()}
-    return [pending for pending in batch if not is_chained(pending, chained[pending.tenant_id])]
+    absent = [pending for pending in batch if not is_chained(pending, chained[pending.tenant_id])]
+    # Rows leave meanwhile: what left is read after the rows.
+    highest = await highest_left(connection, {pending.tenant_id for pending in absent}) if absent else {}
+    old = [each for each in absent if each.tenant_id in highest and each.hlc <= highest[each.tenant_id]]
+    left = {*await departed(connection, [(each.tenant_id, each.job_id) for each in old])} if old else set()
+    return [each for each in absent if each not in old or (each.tenant_id, each.job_id) not in left]
 
 
 async def unrecorded(connection: Connection, new_tenants: Collection[str]) -> set[str]:
