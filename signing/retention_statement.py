@@ -4,15 +4,18 @@ The key signs canonical JSON in a DSSE envelope (:mod:`signing.envelope`) of typ
 
     {"action": "PRUNED", "facts": {…all of the entry's but type and statement…}, "log": "tallystick.example/acme"}
 
-``log`` is the log of the chain, so a statement is of no use in the chain of another tenant or ledger. ``after`` in the
-facts names the entry about retention before it, so a statement is of no use at another place of its chain either
-(:mod:`ledger.machines.retention`).
+``log`` is the log of the chain, so a statement is of no use in the chain of another tenant. After a fork the log has
+another origin and the chain goes on, so a statement counts whose log is of the same tenant; of another ledger no key is
+admitted. ``after`` in the facts names the entry about retention before it, so a statement is of no use at another place
+of its chain either (:mod:`ledger.machines.retention`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+
+import orjson
 
 from ledger import canonical
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError
@@ -40,13 +43,23 @@ def sign(action: str, facts: Mapping[str, object], log: str, signer: Signer) -> 
     return {**facts, FIELD: envelope.sign(payload(action, facts, log), signer, PAYLOAD_TYPE)}
 
 
+def _log_in(stated: bytes, log: str) -> str:
+    """The log that a statement names if it is of the tenant of ``log``, as before a fork; else ``log``."""
+    try:
+        named = orjson.loads(stated)["log"]
+    except (ValueError, TypeError, KeyError):
+        return log
+    is_of_tenant = isinstance(named, str) and named.rpartition("/")[2] == log.rpartition("/")[2]
+    return named if is_of_tenant else log
+
+
 def judge(log: str, keyring: Keyring | None, action: str, facts: Mapping[str, Any], hlc: str) -> str:
     """Whether a key of ``keyring`` vouches for these facts of an entry at ``hlc`` in the chain of ``log``, as
     ``ledger.machines.retention.Judge`` says."""
     try:
         at = Hlc.parse(hlc)
         parsed = envelope.parse(facts.get(FIELD), PAYLOAD_TYPE)
-        if parsed.payload != payload(action, facts, log):
+        if parsed.payload != payload(action, facts, _log_in(parsed.payload, log)):
             return "broken"
         if keyring is None:
             return "not_checked"

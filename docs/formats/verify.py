@@ -911,11 +911,13 @@ def own(rows: list[SimpleNamespace]) -> list[SimpleNamespace]:
 
 
 def stated_in_time(row: SimpleNamespace, facts: dict[str, Any], said: SimpleNamespace, keys: list[Key]) -> bool:
-    """Whether a held key that counted then stated exactly these facts of this log."""
+    """Whether a held key that counted then stated exactly these facts of a log of this tenant."""
     where = f"seq {row.seq}: malformed"
     payload, signers = open_envelope(facts.get("statement") or {}, keys, RETENTION_STATEMENT_TYPE)
     stated = {name: value for name, value in facts.items() if name not in ("statement", "type")}
-    expected = {"action": row.action, "facts": stated, "log": f"{said.log_origin}/{said.tenant_id}"}
+    log = json.loads(payload)["log"]
+    need(type(log) is str and log.rpartition("/")[2] == said.tenant_id, where)
+    expected = {"action": row.action, "facts": stated, "log": log}
     need(payload == canonical_text(expected).encode(), where)
     return any(key.counts_at(hlc_of(row)) for key in signers)
 

@@ -577,6 +577,7 @@ def _pruned() -> Iterator[Case]:
     yield Case("pruned: a beginning behind the floor", bundle_of(ledger, 21), 3)
     yield Case("pruned: a beginning below the floor", bundle_of(ledger, 6), 3)
     yield Case("pruned: all that was there before", bundle_of(ledger), 0)
+    yield Case("pruned: before the log was forked", bundle_of(pruned(log="log.before/acme"), 11), 0)
     twice = build(30, snapshots_to=(10, 20, 30))
     enter(twice, 15, "PRUNED", floor_facts(twice, 10))
     finish(twice)

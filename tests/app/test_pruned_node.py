@@ -1,28 +1,26 @@
-"""A node whose entries left: its write-ahead log still has them, and does not bring them back."""
+"""A node whose entries left: its write-ahead log still has them, and does not bring them back. What is left goes on
+after a fork of the log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from app.dev.embedded import EmbeddedPostgres
-from app.node.start.restore import restore_from_wal
+from app.node.start.restore import fork_log, restore_from_wal
 from ledger.positions import Lsn
-from tests.app.conftest import MakeSettings
+from tests.app.conftest import BackUp, MakeSettings
 from tests.app.exchanging import Ledger
 from tests.app.starting import changed_control
-from tests.app.test_exchange_pruned import archiving, head_seq, is_valid, prune, run_jobs
-from tests.conftest import fresh_database
+from tests.app.test_exchange_pruned import TENANT, archiving, head_seq, is_valid, prune, run_jobs
+from tests.conftest import Database
 
 
 @pytest.fixture
-def ledger(postgres: EmbeddedPostgres, tmp_path: Path, make_settings: MakeSettings) -> Iterator[Ledger]:
-    with fresh_database(postgres) as database:
-        alone = Ledger("use1", database, make_settings)
-        alone.make_key(tmp_path)
-        yield alone
+def ledger(database: Database, tmp_path: Path, make_settings: MakeSettings) -> Ledger:
+    alone = Ledger("use1", database, make_settings)
+    alone.make_key(tmp_path)
+    return alone
 
 
 async def test_records_whose_entries_left_are_not_chained_again(
@@ -45,3 +43,25 @@ async def test_records_whose_entries_left_are_not_chained_again(
         await run_jobs(client, 3)
         assert await head_seq(client) == head + 3
         assert await is_valid(client)
+
+
+async def test_what_was_said_of_retention_counts_after_a_fork(
+    ledger: Ledger, tmp_path: Path, make_settings: MakeSettings, back_up: BackUp
+) -> None:
+    archive = archiving(tmp_path / "archive")
+    async with ledger.running(**archive) as client:
+        await run_jobs(client, 1, 2)
+        await prune(client, ledger, 6)
+        head = await head_seq(client)
+    older = Ledger(ledger.region, await back_up(), make_settings)
+    async with ledger.running(**archive) as client:
+        await run_jobs(client, 3)
+        assert (await client.post("/v1/snapshots", json={"tenant_id": TENANT})).status_code == 201
+    settings = make_settings(ledger.region, region=ledger.region, port=older.port)
+    await fork_log(settings, older.database.service_url, "the backup was old")
+    async with older.running(**archiving(tmp_path / "another")) as client:
+        assert await head_seq(client) == head
+        verdict = (await client.get(f"/v1/chain/verify?tenant_id={TENANT}")).json()
+        assert (verdict["valid"], verdict["verified_from_seq"]) == (True, 7), verdict
+        policy = (await client.get("/v1/retention", params={"tenant_id": TENANT})).json()
+        assert (policy["period"], policy["pruned_to_seq"]) == ("1s", 6)

@@ -42,7 +42,7 @@ const FORM = {
  * made are reported, once one of them says that all before the first entry left.
  */
 export async function floorOf(bundle, keyring, findings) {
-  const { from_seq: fromSeq, tenant_id: tenantId, log_origin: logOrigin } = bundle.manifest;
+  const { from_seq: fromSeq, tenant_id: tenantId } = bundle.manifest;
   if (fromSeq === 1 || tenantId === "_system") return null;
   const entries = (await bundle.rowsAbout(SUBJECT)).map((row) => ({ row, facts: factsOf(row), loosens: loosens(row) }));
   const states = ({ row, facts, loosens: can }) => can && row.action === "PRUNED" && facts.to_seq === fromSeq - 1;
@@ -50,7 +50,7 @@ export async function floorOf(bundle, keyring, findings) {
   let found = null;
   for (const [at, entry] of entries.entries()) {
     if (!entry.loosens) continue;
-    const verdict = await judgeStatement(entry, `${logOrigin}/${tenantId}`, keyring);
+    const verdict = await judgeStatement(entry, tenantId, keyring);
     report(entry.row, verdict, findings);
     if (verdict !== "broken" && isFloor(entry, entries[at - 1]?.row)) found = entry;
   }
@@ -81,15 +81,16 @@ function loosens({ origin, action }) {
   return origin === null && LOOSENING.includes(action);
 }
 
-/** Whether a held key that counted then stated exactly these facts of this log. */
-async function judgeStatement({ row, facts }, log, keyring) {
+/** Whether a held key that counted then stated exactly these facts of a log of this tenant. */
+async function judgeStatement({ row, facts }, tenantId, keyring) {
   try {
     const hlc = parseHlc(row.t_hlc);
     const envelope = parseEnvelope(facts.statement, STATEMENT_TYPE);
     const { statement, type, ...said } = facts;
-    if (fromUtf8(envelope.payload, "a statement") !== canonical({ action: row.action, facts: said, log })) {
-      return "broken";
-    }
+    const stated = fromUtf8(envelope.payload, "a statement");
+    const log = parseJson(stated, "a statement")?.log;
+    if (!isText(log) || log.split("/").at(-1) !== tenantId) return "broken";
+    if (stated !== canonical({ action: row.action, facts: said, log })) return "broken";
     if (keyring === null) return "not_checked";
     const signers = await signersOf(envelope, keyring, STATEMENT_TYPE);
     return signers.some((key) => key.refusal(hlc) === null) ? "ok" : "unknown_key";
