@@ -22,6 +22,7 @@ from tests.app.bundles import bundle_of, checkpoint_of, store
 from tests.app.second_verifier import second_verifier
 from tests.ledger.committed import RACE, committed
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
+from tests.ledger.pruned import pruned
 from tests.pipeline.sites import bundle_of_site
 from tests.tally import run_tally
 
@@ -68,6 +69,16 @@ def test_one_file_is_told_as_a_verdict_and_in_words(keys: str, tmp_path: Path) -
     text = tally(str(path), "--keys", keys, code=0).stdout
     assert "WHOLE AND SIGNED" in text
     assert told["bundle"]["sha256"] in text
+
+
+def test_of_a_pruned_chain_it_says_from_where_on_it_is_verified(keys: str, tmp_path: Path) -> None:
+    path, report, page = store(tmp_path, bundle_of(pruned(), 11)), tmp_path / "report.md", tmp_path / "report.html"
+    told = json.loads(tally(str(path), "--keys", keys, "--json", "--report", str(page), code=0).stdout)
+    assert (told["verified_from_seq"], told["pruned"]["to_seq"], told["pruned"]["manifest"]) == (11, 10, "a" * 64)
+    text = " ".join(tally(str(path), "--keys", keys, "--report", str(report), code=0).stdout.split())
+    assert "verified from seq 11 on: entries up to seq 10 left for the archive" in text
+    assert "- Entries up to seq 10 left for the archive at" in report.read_text()
+    assert "left for the archive, up to seq" in page.read_text()
 
 
 def test_of_several_files_the_gravest_counts(keys: str, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 from app.dev.embedded import EmbeddedPostgres
 from ledger.chain.form import read_origin
 from ledger.exit_code import exit_code_of_receipt
+from objects.store import ArchiveStore
+from pipeline.archive.ranges import archived_end, entries_between
 from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.receipt_judging import judged
@@ -22,6 +24,7 @@ from tests.app.service_thread import serving
 from tests.app.test_retention import (
     BATCH,
     Site,
+    eventually,
     fill,
     policy,
     problem,
@@ -242,3 +245,26 @@ def test_proofs_and_tiles_of_what_left_are_served_and_bundles_of_entries_are_not
     log = f"/v1/log/{tenant}/tile"
     assert len(site.client.get(f"{log}/0/000.p/31").content) == 31 * 32
     assert problem(site.client.get(f"{log}/entries/000.p/31")) == (410, "archived")
+
+
+def test_private_fields_that_were_archived_are_unreadable_once_they_are_erased(site: Site) -> None:
+    tenant, secret = "private", "alice@example.org"
+    fill(site, tenant, range(4))
+    declared = {"fields": ["spec.user"], "subject": "spec.user"}
+    assert site.client.put(f"/v1/tenants/{tenant}/privacy", json=declared).status_code == 200
+    job = {"tenant_id": tenant, "job_id": "hers", "spec": {"user": secret}, "assigned_dcs": ["x"]}
+    seq = site.client.post("/v1/jobs", json={**job, "durability": "GLOBAL"}).json()["chain"]["seq"]
+    sign(site, tenant)
+    prune_up_to(site, tenant, 12)
+    assert policy(site, tenant)["stopped_by"]["why"] == "privacy"
+
+    store, keys = ArchiveStore(str(site.folder / "archive")), Keyring.from_json(site.client.get("/v1/keys").json())
+    eventually(lambda: (end := archived_end(store, tenant, keys)) is not None and end.to_seq >= seq)
+    erased = {"subject": secret, "reason": "request 4711"}
+    assert site.client.post(f"/v1/tenants/{tenant}/erasures", json=erased).status_code in (200, 201)
+    answer = site.client.get("/v1/jobs/hers", params={"tenant_id": tenant}).json()
+    assert answer["spec"] == {"user": {"$erased": True}}
+    rows = [row for rows in entries_between(store, tenant, keys, 1, seq) for row in rows]
+    assert len(rows) == seq
+    assert all(secret not in str(row) for row in rows)
+    assert verdict(site, tenant)["valid"]
