@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -111,32 +111,34 @@ def new_table(location: str) -> TableMetadata:
     return new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, location, properties)
 
 
-def data_file(store: ArchiveStore, table: TableMetadata, file: ArchivedFile) -> DataFile:
-    """The table's record of an entry file, which is fetched and compared with its manifest first.
+def describing(store: ArchiveStore, table: TableMetadata) -> Callable[[ArchivedFile], DataFile]:
+    """Makes the table's record of an entry file, which is fetched and compared with its manifest first.
 
-    Raises:
-        ArchiveInvalidError: it is missing, or not the file that its manifest names.
+    The function that is returned raises:
+        ArchiveInvalidError: the file is missing, or not the one that its manifest names.
         ArchiveUnavailableError: it cannot be read.
     """
-    with opened(store, file, ENTRY_FILE_SCHEMA) as found:
-        statistics = data_file_statistics_from_parquet_metadata(
-            found.metadata,
-            compute_statistics_plan(table.schema(), table.properties),
-            parquet_path_to_id_mapping(table.schema()),
+    collected = compute_statistics_plan(table.schema(), table.properties)
+    ids = parquet_path_to_id_mapping(table.schema())
+
+    def describe(file: ArchivedFile) -> DataFile:
+        with opened(store, file, ENTRY_FILE_SCHEMA) as found:
+            statistics = data_file_statistics_from_parquet_metadata(found.metadata, collected, ids)
+        name = file.parsed
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{table.location}/{file.name}",
+            file_format=FileFormat.PARQUET,
+            partition=Record(name.tenant_id, name.month),
+            file_size_in_bytes=file.bytes,
+            sort_order_id=None,
+            spec_id=table.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
         )
-    name = file.parsed
-    return DataFile.from_args(
-        content=DataFileContent.DATA,
-        file_path=f"{table.location}/{file.name}",
-        file_format=FileFormat.PARQUET,
-        partition=Record(name.tenant_id, name.month),
-        file_size_in_bytes=file.bytes,
-        sort_order_id=None,
-        spec_id=table.default_spec_id,
-        equality_ids=None,
-        key_metadata=None,
-        **statistics.to_serialized_dict(),
-    )
+
+    return describe
 
 
 # --- statements ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ processes write one version, the metadata file of the first counts, and the seco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from itertools import islice
 from typing import Final, NamedTuple
@@ -34,7 +34,7 @@ from pipeline.archive.table import (
     TableFiles,
     TableObject,
     TableStatement,
-    data_file,
+    describing,
     metadata_name,
     new_table,
     parse_metadata,
@@ -48,7 +48,7 @@ COMMIT_FILES_MAX: Final = 512
 """Most files that a version adds."""
 LISTS_MAX: Final = 100
 """With more lists of files than this, an append merges them, so that each version names few."""
-SNAPSHOTS_KEPT: Final = 16
+SNAPSHOTS_KEPT: Final = 8
 """Snapshots that a version names; older ones stay in the archive, in the versions of then."""
 ATTEMPTS: Final = 5
 """How often a version is begun again because another process wrote it first."""
@@ -72,9 +72,9 @@ class TableWriter:
         self._store, self._log_origin = store, log_origin
         self._newest: TableVersion | None = None
 
-    def extend(self, tenants: Iterable[str], signer: Signer, keyring: Keyring) -> TableVersion:
+    def extend(self, newest_of: Mapping[str, SealedManifest], signer: Signer, keyring: Keyring) -> TableVersion:
         """Append every file of these tenants that the table lacks; returns the newest version. Files are those of
-        manifests that a key of ``keyring`` signed.
+        manifests that a key of ``keyring`` signed, as it signed the given newest manifest of each.
 
         Raises:
             ArchiveInvalidError: a manifest, a file or the newest version is not what it must be.
@@ -82,10 +82,9 @@ class TableWriter:
             ArchiveConflictError: other processes keep writing versions first.
             ArchiveUnavailableError, SigningUnavailableError: a service does not answer.
         """
-        tenants = sorted(tenants)
         for _ in range(ATTEMPTS):
             newest = self._newest or self._open(keyring)
-            files = self._missing(newest, tenants, keyring)
+            files = self._missing(newest.covered, newest_of, keyring)
             while some := list(islice(files, COMMIT_FILES_MAX)):
                 committed = self._commit(newest, some, signer)
                 if committed is None:
@@ -115,17 +114,21 @@ class TableWriter:
         return TableVersion(versions[-1], sealed.digest, metadata, covered)
 
     def _missing(
-        self, newest: TableVersion, tenants: Iterable[str], keyring: Keyring
+        self, covered: Mapping[str, int], newest_of: Mapping[str, SealedManifest], keyring: Keyring
     ) -> Iterator[tuple[SealedManifest, ArchivedFile]]:
-        for tenant_id in tenants:
-            covered = newest.covered.get(tenant_id, 0)
-            for bounds in ranges_of(self._store, tenant_id):
-                if bounds[1] <= covered:
-                    continue
-                sealed = read_signed(self._store, tenant_id, bounds, keyring)
-                for file in sealed.manifest.entry_files:
-                    if file.parsed.to_seq > covered:
-                        yield sealed, file
+        for tenant_id, newest in sorted(newest_of.items()):
+            end_seq = covered.get(tenant_id, 0)
+            for sealed in self._after(end_seq, newest, keyring):
+                yield from ((sealed, file) for file in sealed.manifest.entry_files if file.parsed.to_seq > end_seq)
+
+    def _after(self, seq: int, newest: SealedManifest, keyring: Keyring) -> Iterator[SealedManifest]:
+        """The manifests of ranges that end after ``seq``. Those before the newest are read."""
+        if newest.manifest.from_seq > seq + 1:
+            for bounds in ranges_of(self._store, newest.manifest.tenant_id):
+                if seq < bounds[1] < newest.manifest.from_seq:
+                    yield read_signed(self._store, newest.manifest.tenant_id, bounds, keyring)
+        if newest.manifest.to_seq > seq:
+            yield newest
 
     def _commit(
         self, newest: TableVersion, files: list[tuple[SealedManifest, ArchivedFile]], signer: Signer
@@ -172,9 +175,10 @@ def _appended(
     )
     current = metadata.current_snapshot()
     has_many = current is not None and len(current.manifests(table_files)) >= LISTS_MAX
+    describe = describing(store, metadata)
     with update.merge_append() if has_many else update.fast_append() as append:
         for file in files:
-            append.append_data_file(data_file(store, metadata, file))
+            append.append_data_file(describe(file))
     made = transaction.table_metadata
     old = sorted(made.snapshots, key=lambda each: each.sequence_number or 0)[:-SNAPSHOTS_KEPT]
     if not old:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -272,7 +272,7 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
     path = manifest_path(manifest.tenant_id, manifest.from_seq, manifest.to_seq)
     data = manifest.seal(signer)
     if put_object(store, path, data):
-        return open_manifest(data)
+        return SealedManifest(manifest, Manifest.open_envelope(data))
     if (standing := store.read(path, MANIFEST_BYTES_MAX)) is None:
         raise ArchiveInvalidError(f"{path} was there and is gone")
     theirs = open_manifest(standing, keyring)
@@ -321,9 +321,10 @@ def manifest_of(
     claim, tree, last = opened[-1].claim, fold.frontier, fold.verdict().head
     assert claim is not None
     assert tree is not None
-    checkpoint, proof = _checkpoint(ledger, plan, tree.root(), keyring)
+    tile = cache(partial(ledger.tile, plan.tenant_id))
+    checkpoint, proof = _checkpoint(ledger, plan, tree.root(), keyring, tile)
     end = (tree.size, tree.root())
-    extends = [] if before is None else _proof(ledger, plan.tenant_id, _tree_of(before.manifest), end)
+    extends = [] if before is None else _proof(_tree_of(before.manifest), end, tile)
     # 5. The file of snapshots.
     files = [each.file for each in entries if each.file is not None]
     assert len(files) == len(entries), "what holds was written"
@@ -407,7 +408,9 @@ def worst(findings: Findings) -> Break | None:
     return min(others, key=lambda each: each.seq, default=UnjudgedBreak(*first))
 
 
-def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tuple[str, list[bytes]]:
+def _checkpoint(
+    ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring, tile: tiles.GetTile
+) -> tuple[str, list[bytes]]:
     """The newest checkpoint, and the proof that it extends the range's tree, whose root is ``root``."""
     tenant_id, size = plan.tenant_id, plan.to_seq
     with ledger.at_one_time():
@@ -415,14 +418,14 @@ def _checkpoint(ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring) -> tu
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
             raise broken_at(size, "tree", f"the newest checkpoint does not cover seq {size} any more")
-        return text, _proof(ledger, tenant_id, (size, root), (checkpoint.size, checkpoint.root))
+        return text, _proof((size, root), (checkpoint.size, checkpoint.root), tile)
 
 
-def _proof(ledger: Ledger, tenant_id: str, first: tuple[int, bytes], second: tuple[int, bytes]) -> list[bytes]:
+def _proof(first: tuple[int, bytes], second: tuple[int, bytes], tile: tiles.GetTile) -> list[bytes]:
     """The proof, of stored tiles, that the second of two trees, by size and root, extends the first."""
     with reported_as(
         partial(broken_at, first[0], "tree"), "the stored tree is not shown to extend these entries", ProofError
     ):
-        proof = tiles.consistency_proof(first[0], second[0], partial(ledger.tile, tenant_id))
+        proof = tiles.consistency_proof(first[0], second[0], tile)
         verify_consistency(first[0], second[0], first[1], second[1], proof)
     return proof

@@ -96,8 +96,8 @@ class Archiver:
         self._breaks: dict[str, Break] = {}
         self._table: TableWriter | None = None
         self._version = 0
-        self._not_in_table: set[str] = set()
-        """Tenants whose files the table may lack."""
+        self._not_in_table: dict[str, SealedManifest] = {}
+        """The last manifests of tenants whose files the table may lack."""
         self._is_first = True
         """Whether the whole archive is still to be compared with the ledger and its table."""
 
@@ -154,7 +154,7 @@ class Archiver:
         (done,) = archive_together([run], lambda tasks: list(file_each(tasks, ledger, self._store)), tenants)
         self._is_first = False
         self._known |= run.last
-        self._not_in_table |= run.last.keys()
+        self._not_in_table |= run.last
         for tenant_id, found in ((each.tenant_id, each.first_break) for each in done):
             self._breaks.pop(tenant_id, None)
             if found is not None:

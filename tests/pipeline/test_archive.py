@@ -383,7 +383,7 @@ async def test_a_file_with_the_same_rows_by_another_writer_is_taken(
     archive_here(database, tmp_path / "whole")
     whole = content_of(tmp_path / "whole")
     name = next(name for name in whole if name.startswith("entries/"))
-    monkeypatch.setattr(parquet, "ZSTD_LEVEL", 1)
+    monkeypatch.setattr(parquet, "ZSTD_LEVEL", 3)
     archive_here(database, tmp_path / "other")
     other = content_of(tmp_path / "other")[name]
     monkeypatch.undo()

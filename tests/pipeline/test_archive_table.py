@@ -21,8 +21,8 @@ from cli.verify_archive import verify_archive
 from ledger.errors import ArchiveConflictError, ArchiveInvalidError, TenantNotFoundError, UnknownKeyError
 from ledger.exit_code import ExitCode
 from objects.store import ArchiveStore
-from pipeline.archive import table_writer
-from pipeline.archive.reader import TenantArchive, tenants_of
+from pipeline.archive import SealedManifest, table_writer
+from pipeline.archive.reader import TenantArchive, newest_manifest, tenants_of
 from pipeline.archive.table import TableFiles, metadata_name, new_table, open_statement, statement_name, versions_of
 from pipeline.archive.table_reader import verify_table
 from pipeline.archive.table_writer import TableVersion, TableWriter
@@ -60,8 +60,13 @@ async def archive(database_at_first: Database | None, tmp_path: Path, tmp_path_f
     return copy
 
 
+def newest_of(folder: Path, *tenants: str) -> dict[str, SealedManifest]:
+    found = {each: newest_manifest(ArchiveStore(str(folder)), each, RING) for each in tenants}
+    return {tenant: sealed for tenant, sealed in found.items() if sealed is not None}
+
+
 def extend(folder: Path, tenants: list[str]) -> int:
-    return TableWriter(ArchiveStore(str(folder)), LOG_ORIGIN).extend(tenants, SIGNER, RING).number
+    return TableWriter(ArchiveStore(str(folder)), LOG_ORIGIN).extend(newest_of(folder, *tenants), SIGNER, RING).number
 
 
 def no_table(folder: Path) -> None:
@@ -147,7 +152,7 @@ def test_a_version_that_another_process_wrote_first_is_gone_on_from(archive: Pat
     late._newest = late._open(RING)  # of the empty table
     extend(archive, ["acme"])
 
-    version = late.extend(["acme", "beta"], SIGNER, RING)
+    version = late.extend(newest_of(archive, "acme", "beta"), SIGNER, RING)
 
     assert (version.number, version.covered) == (2, {"acme": 50, "beta": 10})
     assert verified(archive)["verdict"] == "ok"
@@ -168,7 +173,9 @@ def test_lists_are_merged_and_snapshots_forgotten_so_that_a_version_stays_small(
     for name, value in (("COMMIT_FILES_MAX", 1), ("LISTS_MAX", 2), ("SNAPSHOTS_KEPT", 2)):
         monkeypatch.setattr(table_writer, name, value)
 
-    version = TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN).extend(["acme", "beta"], SIGNER, RING)
+    version = TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN).extend(
+        newest_of(archive, "acme", "beta"), SIGNER, RING
+    )
 
     current = version.metadata.current_snapshot()
     assert current is not None
@@ -205,7 +212,9 @@ def test_a_process_that_died_before_the_hint_has_it_made_right(archive: Path) ->
 
 def test_a_table_that_no_held_key_signed_is_not_gone_on_from(archive: Path) -> None:
     with pytest.raises(UnknownKeyError, match="version 2 of the table"):
-        TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN).extend(["acme"], SIGNER, Keyring([STRANGER.public_key]))
+        TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN).extend(
+            newest_of(archive, "acme"), SIGNER, Keyring([STRANGER.public_key])
+        )
 
 
 def test_a_metadata_file_that_no_statement_signs_is_not_gone_on_from(archive: Path) -> None:
@@ -305,7 +314,7 @@ def test_a_table_signed_by_the_ledgers_own_key_that_leaves_a_file_out_is_found(a
     no_table(archive)
     writer = TableWriter(ArchiveStore(str(archive)), LOG_ORIGIN)
     writer._newest = TableVersion(0, None, new_table(str(archive)), {"acme": 30})
-    writer.extend(["acme", "beta"], SIGNER, RING)
+    writer.extend(newest_of(archive, "acme", "beta"), SIGNER, RING)
 
     assert "the table does not name entries/tenant_id=acme" in verified(archive)["detail"]
 
