@@ -375,9 +375,8 @@ def diff(
     of time ranges first. With --out, what each side lacks is written as
     bundles: imported there, the two have the same events.
 
-    Many ledgers are compared in one Spark job: with --dsn and --archive each
-    database (a) with the archive (b) of the same name, with one of the two
-    alone the first (a) with each of the others (b).
+    Of many ledgers each database (a) is compared with the archive (b) of its
+    name, or, of one kind, the first (a) with each of the others (b).
 
     \b
     Exit codes: 0 the same events; 3 one side lacks some; 2 both are one log

@@ -117,6 +117,31 @@ def test_the_name_of_a_chain_is_the_same_after_it_was_text() -> None:
         assert ChainName.parse(str(name)) == name
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["diff"], "name two ledgers as A and B, or many with --dsn, --archive and --ledgers"),
+        (["diff", AWAY], "name two ledgers as A and B"),
+        (["diff", "--dsn", AWAY], "name two ledgers as A and B"),
+        (["diff", AWAY, AWAY, "--dsn", AWAY], "name two ledgers as A and B"),
+        (
+            ["archive", "--dest", "out", "--ledgers", "ledgers"],
+            "ledgers names an archive, and this command reads databases",
+        ),
+        (["verify", "--ledgers", "ledgers", "--dsn", AWAY], "name places of one kind: --dsn, --archive or --bundle"),
+        (["report", "--dest", "out", "--ledgers", "nowhere"], "--ledgers nowhere cannot be read"),
+    ],
+)
+def test_ledgers_that_do_not_go_together_are_refused_in_one_line(
+    run_command: RunCommand, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "ledgers").write_text("eu=s3://ledger-archive/eu\n")
+    refused = run_command(*arguments)
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (ExitCode.COULD_NOT_RUN, "", 1)
+    assert said in refused.stderr
+    assert "hunter2" not in refused.stderr
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 
