@@ -129,6 +129,21 @@ async def read_link(connection: Connection, tenant_id: str, seq: int) -> str | N
     )
 
 
+async def read_left_link(connection: Connection, tenant_id: str) -> tuple[int, str] | None:
+    """Seq and link of the last entry that left the chain, as the first one that is there names it; None if none left,
+    or if no PRUNED entry may cover it."""
+    row = await connection.fetchrow(
+        """
+        SELECT first.seq - 1, first.prev_chain_link
+          FROM (SELECT seq, prev_chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1
+                 ORDER BY seq LIMIT 1) AS first
+         WHERE first.seq > 1 AND first.seq - 1 <= scheduler.covered_to($1)
+        """,
+        tenant_id,
+    )
+    return None if row is None else (row[0], row[1])
+
+
 async def read_entries(connection: Connection, tenant_id: str, from_seq: int, limit: int) -> Sequence[EntryRow]:
     """Entries from ``from_seq`` up to the head, all ``ENTRY_COLUMNS``, in seq order. A row beyond the head is not in
     the chain."""

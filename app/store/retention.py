@@ -149,6 +149,8 @@ class FirstNeeded(NamedTuple):
     """About private fields, of this ledger."""
     keyed: int | None
     """Of a request whose Idempotency-Key is kept."""
+    webhook: int | None
+    """That a webhook has not delivered, or is to deliver again."""
 
 
 async def first_needed(connection: Connection, tenant_id: str, after_seq: int) -> FirstNeeded:
@@ -163,7 +165,10 @@ async def first_needed(connection: Connection, tenant_id: str, after_seq: int) -
                  WHERE tenant_id = $1 AND seq > $2 AND action IN ({actions}) AND origin IS NULL),
                (SELECT min(seq) FROM scheduler.scheduler_log
                  WHERE tenant_id = $1 AND seq > $2 AND ({privacy}) AND origin IS NULL),
-               (SELECT min(seq) FROM scheduler.idempotency WHERE tenant_id = $1 AND seq > $2)
+               (SELECT min(seq) FROM scheduler.idempotency WHERE tenant_id = $1 AND seq > $2),
+               (SELECT min(least(w.delivered_seq + 1, letters.seq)) FROM scheduler.webhooks w
+                  LEFT JOIN scheduler.webhook_dead_letters letters USING (webhook_id)
+                 WHERE w.tenant_id = $1 AND w.stopped_at IS NULL)
         """,
         tenant_id,
         after_seq,

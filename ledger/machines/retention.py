@@ -325,6 +325,7 @@ class Why(StrEnum):
     COMMITMENT = "commitment"
     PRIVACY = "privacy"
     KEYED = "keyed"
+    WEBHOOK = "webhook"
     ASKED = "to-seq"
 
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,10 @@ import orjson
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from ledger import canonical
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
+from tests.ledger.ledger_in_memory import link_of
 from tests.tally import run_tally
 
 DATABASE = "retention"
@@ -277,3 +280,80 @@ def test_the_commands_say_what_the_service_does(site: Site) -> None:
     assert tally("prune", "-t", tenant, "--to-seq", "25", "--dry-run")["stopped_by"]["why"] == "to-seq"
     assert tally("prune", "-t", tenant)["to_seq"] == 30
     assert tally("retention", "show", "-t", tenant)["pruned_to_seq"] == 30
+
+
+def test_readers_of_what_left_are_told_where_it_is(site: Site) -> None:
+    tenant = "readers"
+    fill(site, tenant, range(10))
+    set_policy(site, tenant, period="1s")
+    until_prunable(site, tenant, 30)
+    to_seq = prune(site, tenant)["to_seq"]
+    until_removed(site, tenant, to_seq)
+    for path, params in (
+        ("/v1/chain/entries", {"from_seq": 1}),
+        ("/v1/watch", {"from_seq": 1, "to_seq": 2}),
+    ):
+        answer = site.client.get(path, params={"tenant_id": tenant, **params})
+        assert problem(answer) == (410, "archived"), path
+        assert answer.json()["verified_from_seq"] == to_seq + 1
+    listed = site.client.get("/v1/chain/entries", params={"tenant_id": tenant}).json()["items"]
+    assert listed[0]["seq"] == to_seq + 1
+    (site.folder / "keys.json").write_text(site.client.get("/v1/keys").text)
+    keys = str(site.folder / "keys.json")
+    found = run_tally("verify", "-t", tenant, "--dsn", site.service_url, "--keys", keys, "--no-state", "--json")
+    assert json.loads(found.stdout)["verified_from_seq"] == to_seq + 1
+    assert found.returncode in (0, 3), found.stdout
+    without_keys = run_tally("verify", "-t", tenant, "--dsn", site.service_url, "--no-state", "--json")
+    assert (without_keys.returncode, json.loads(without_keys.stdout)["from_seq"]) == (3, to_seq + 1)
+
+
+def as_superuser(site: Site, statement: str, *values: object) -> None:
+    """Run a statement as somebody who can turn off every guard."""
+
+    async def run() -> None:
+        async with connected_to(site.superuser_url) as connection:
+            await connection.execute("SET session_replication_role = replica")
+            await connection.execute(statement, *values)
+
+    asyncio.run(run())
+
+
+def test_a_prefix_that_an_administrator_deletes_is_found(site: Site) -> None:
+    tenant = "cut"
+    fill(site, tenant, range(10))
+    as_superuser(site, "DELETE FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= 20", tenant)
+    found = verdict(site, tenant)
+    assert (found["valid"], found["first_break"]["kind"], found["first_break"]["seq"]) == (False, "gap", 1)
+
+
+def test_a_prune_that_an_administrator_writes_is_found_and_removes_nothing(site: Site) -> None:
+    tenant = "forged"
+    fill(site, tenant, range(10))
+    last = dict(site.query("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", tenant)[-1])
+    real = site.query("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = 'leaves' AND action = 'PRUNED'")[-1]
+    row = {**dict(real), "tenant_id": tenant, "seq": last["seq"] + 1, "prev_chain_link": last["chain_link"]}
+    facts = orjson.loads(row["payload"]) | {"from_seq": 1, "to_seq": 20, "entry_count": 20}
+    facts["after"] = {"seq": 0, "chain_link": ""}
+    row["payload"] = canonical.encode(facts).decode()
+    row["payload_digest"] = sha256(row["payload"].encode()).hexdigest()
+    row["chain_link"] = link_of(tenant, row)
+    names = [name for name in row if name not in ("id", "created_at")]
+    as_superuser(
+        site,
+        f"INSERT INTO scheduler.scheduler_log ({', '.join(names)}) VALUES"
+        f" ({', '.join(f'${at}' for at, _ in enumerate(names, 1))})",
+        *(row[name] for name in names),
+    )
+    as_superuser(
+        site,
+        "UPDATE scheduler.chain_heads SET head_seq = $2, head_chain_link = $3, head_hlc = $4 WHERE tenant_id = $1",
+        *(tenant, row["seq"], row["chain_link"], row["t_hlc"]),
+    )
+    found = verdict(site, tenant)
+    assert not found["valid"]
+    assert found["breaks"]["malformed"] == 1
+    assert (found["verified_from_seq"], found["pruned"], policy(site, tenant)["pruned_to_seq"]) == (1, None, 0)
+    # The node removes nothing by it; who removes rows by hand is found.
+    assert site.query("SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = $1", tenant)[0][0] == row["seq"]
+    assert len(site.query("SELECT * FROM scheduler.remove_covered($1, 100)", tenant)) == 20
+    assert verdict(site, tenant)["first_break"]["kind"] == "gap"

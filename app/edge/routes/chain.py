@@ -52,6 +52,7 @@ from app.store.entry_check import EntryCheck
 from app.store.notary import read_link
 from app.store.reading import reading, whole
 from app.store.sessions import NodePool
+from app.trust.retention import RetentionReader
 from app.write.followers.notary import Notary
 from app.write.intake.system_entries import SystemEntries
 from ledger import rfc3339
@@ -216,17 +217,22 @@ async def list_entries(
     accepted: AcceptedDep,
     pool: Service[NodePool],
     entry_check: Service[EntryCheck],
+    retention: Service[RetentionReader],
     tenant_id: TenantQuery,
-    from_seq: Annotated[SeqNumber, Query(description="First entry of the list.")] = 1,
+    from_seq: Annotated[
+        SeqNumber | None, Query(description="First entry of the list; left out, the first that is here.")
+    ] = None,
     limit: Annotated[Limit, Query()] = 100,
     cursor: Annotated[CursorText | None, Query(description="Goes on where a page ended; wins over from_seq.")] = None,
 ) -> Response:
     """Entries in seq order, every column as stored: what stands at a break is seen here, and reported."""
-    (start,) = _ENTRIES.at(tenant_id, cursor) or (from_seq,)
+    (start,) = _ENTRIES.at(tenant_id, cursor) or (from_seq or 1,)
     async with reading(pool) as connection:
         entries, more = await chain_reads.list_entries(connection, tenant_id, start, limit)
         if not entries:
             await chain_reads.require_tenant(connection, tenant_id)
+        elif entries[0].seq > start and (cursor, from_seq) != (None, None):
+            await retention.refuse_left(connection, tenant_id, start)
         try:
             await entry_check.require(connection, tenant_id, [entry.columns for entry in entries])
         except ChainDamagedError as error:

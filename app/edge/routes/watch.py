@@ -37,7 +37,10 @@ from app.share.watch import Watcher, Watchers
 from app.share.watch.blocks import Wanted
 from app.share.webhooks import WebhookRegistry, new_webhook
 from app.share.webhooks.sending import secret_text
+from app.store.reading import reading
+from app.store.sessions import NodePool
 from app.store.webhooks import ShownWebhook
+from app.trust.retention import RetentionReader
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.facts.events import (
     TYPE_OF_ACTION,
@@ -113,6 +116,8 @@ WebhookList = shape(
 async def watch_chain(
     accepted: AcceptedDep,
     watchers: Service[Watchers],
+    pool: Service[NodePool],
+    retention: Service[RetentionReader],
     tenant_id: TenantQuery,
     from_seq: Annotated[
         SeqNumber | None, Query(description="First entry; left out, what comes from now on. It need not be there yet.")
@@ -139,6 +144,9 @@ async def watch_chain(
         raise InvalidInputError("from_seq: lies behind to_seq", ("from_seq",))
     after_seq = last_event_id if last_event_id is not None else None if from_seq is None else from_seq - 1
     wanted = Wanted(_actions(actions), job, dc)
+    if after_seq is not None:
+        async with reading(pool) as connection:
+            await retention.refuse_left(connection, tenant_id, after_seq + 1)
     return Streamed(
         partial(_send_watch, watchers, accepted, tenant_id, wanted, (after_seq, to_seq)),
         MEDIA_TYPE,

@@ -101,6 +101,7 @@ class Planner:
             (needed.commitment, Why.COMMITMENT, "verdicts on proposals follow from all commitments before"),
             (needed.privacy, Why.PRIVACY, "it declares or erases private fields"),
             (needed.keyed, Why.KEYED, "its Idempotency-Key is still kept"),
+            (needed.webhook, Why.WEBHOOK, "a webhook has not delivered it, or keeps it as a dead letter"),
         )
         stops += [Stop(seq, why, detail) for seq, why, detail in reasons if seq is not None]
         place = await job_table.place(connection, tenant_id)

@@ -29,6 +29,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 import structlog
@@ -66,11 +67,57 @@ _MARK_BYTES = 16
 
 
 async def tree_agrees(connection: Connection, tenant_id: str, checkpoint: Checkpoint) -> bool:
-    """Whether the stored tree proves that the entry at the checkpoint's size is the signed one."""
+    """Whether the stored tree proves that the entry at the checkpoint's size is the signed one. If that entry has left
+    with a prune: that the last one that left follows from it."""
     if checkpoint.size == 0:
         return True
-    stored = await store.read_tiles(connection, tenant_id, leaf_tiles(checkpoint))
-    return is_in_tree(await store.read_link(connection, tenant_id, checkpoint.size), checkpoint, stored)
+    if (link := await store.read_link(connection, tenant_id, checkpoint.size)) is not None:
+        stored = await store.read_tiles(connection, tenant_id, leaf_tiles(checkpoint))
+        return is_in_tree(link, checkpoint, stored)
+    try:
+        left = await left_tree(connection, tenant_id)
+        if left.size < checkpoint.size:
+            return False
+        wanted = tiles.consistency_tiles(checkpoint.size, left.size)
+        get_tile = tiles.getter(await store.read_tiles(connection, tenant_id, wanted))
+        proof = tiles.consistency_proof(checkpoint.size, left.size, get_tile)
+        merkle.verify_consistency(checkpoint.size, left.size, checkpoint.root, left.tree.root(), proof)
+    except (StoredTreeError, ProofError):
+        return False
+    return True
+
+
+class LeftTree(NamedTuple):
+    """The tree of the entries that left a chain, which begins again behind it."""
+
+    tree: TileTree
+    link: str | None
+    """Of its last entry."""
+
+    @property
+    def size(self) -> int:
+        return self.tree.size
+
+
+async def left_tree(connection: Connection, tenant_id: str) -> LeftTree:
+    """The stored tree of the entries that left with a prune; empty if none did.
+
+    Raises:
+        StoredTreeError: its tiles are damaged, or their last leaf is not the link that the first entry names.
+    """
+    left = await store.read_left_link(connection, tenant_id)
+    if left is None:
+        return LeftTree(TileTree(0, {}), None)
+    seq, link = left
+    wanted = {*tiles.right_edge(seq), *tiles.root_tiles(seq), *tiles.inclusion_tiles(seq - 1, seq)}
+    stored = await store.read_tiles(connection, tenant_id, wanted)
+    with reported_as(
+        StoredTreeError, f"the stored tree of the entries of tenant {tenant_id} that left is damaged", ProofError
+    ):
+        tree = TileTree(seq, stored)
+        if not tiles.has_leaf(seq - 1, seq, tree.root(), link, stored):
+            raise ProofError(f"its leaf {seq - 1} is not the link that seq {seq + 1} names")
+    return LeftTree(tree, link)
 
 
 def leaf_tiles(checkpoint: Checkpoint) -> set[TileCoordinates]:
@@ -84,18 +131,27 @@ def is_in_tree(link: str | None, checkpoint: Checkpoint, stored: Mapping[TileCoo
 
 
 async def root_of_chain(connection: Connection, tenant_id: str, size: int) -> bytes | None:
-    """Root over the links of the first ``size`` entries, None if a link is missing or malformed."""
-    frontier = merkle.Frontier()
-    while frontier.size < size:
-        wanted = min(LINKS_A_READ, size - frontier.size)
-        rows = await store.read_links(connection, tenant_id, frontier.size + 1, wanted)
-        if [row.seq for row in rows] != list(range(frontier.size + 1, frontier.size + wanted + 1)):
+    """Root over the links of the first ``size`` entries, of those that left by their tiles; None if one is missing or
+    malformed."""
+    try:
+        left = await left_tree(connection, tenant_id)
+        if left.size >= size:
+            stored = await store.read_tiles(connection, tenant_id, tiles.root_tiles(size))
+            return tiles.root_at(size, tiles.getter(stored))
+    except (StoredTreeError, ProofError):
+        return None
+    tree = left.tree
+    while tree.size < size:
+        wanted = min(LINKS_A_READ, size - tree.size)
+        rows = await store.read_links(connection, tenant_id, tree.size + 1, wanted)
+        if [row.seq for row in rows] != list(range(tree.size + 1, tree.size + wanted + 1)):
             return None
         try:
-            frontier.grow(merkle.leaf_hashes([bytes.fromhex(row.chain_link) for row in rows]))
+            tree.append_leaf_hashes(merkle.leaf_hashes([bytes.fromhex(row.chain_link) for row in rows]))
         except (ValueError, TypeError):
             return None
-    return frontier.root()
+        tree.forget_changed()
+    return tree.root()
 
 
 async def extended_tree(connection: Connection, stored: LockedTree, kept: str | None) -> TileTree:
@@ -131,12 +187,14 @@ async def extended_tree(connection: Connection, stored: LockedTree, kept: str | 
 
 async def rebuild_tree(connection: Connection, tenant_id: str, kept: str | None) -> None:
     """Store the tree of the entries that ``kept`` covers, rebuilt from the chain; empty without ``kept``. Every row is
-    checked.
+    checked. The tiles of entries that left stay as they are.
 
     Raises:
+        StoredTreeError: the tiles of entries that left are damaged.
         ChainBrokenError: the chain does not give the signed tree; the transaction MUST be rolled back.
     """
-    tree, prev_link, anchor = TileTree(0, {}), None, _anchor(kept)
+    anchor = _anchor(kept)
+    tree, prev_link = await left_tree(connection, tenant_id) if anchor is not None else LeftTree(TileTree(0, {}), None)
     while anchor is not None and tree.size < anchor.size:
         rows = await store.read_entries(
             connection, tenant_id, tree.size + 1, min(ENTRIES_A_READ, anchor.size - tree.size)

@@ -1,0 +1,245 @@
+"""A prune and what happens beside it: holds, other prunes and processes that die, at every step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+import pytest
+
+from app.edge.accepted import Services
+from app.node.service import Service
+from app.node.wiring import running
+from app.read.verification import ChainVerifier
+from app.share.retention import Planner, Prunes, StoredArchive
+from app.share.retention.archive import ArchivedTo
+from app.share.retention.pruning import Pruned
+from app.store import retention
+from app.store.appended import ChainPosition
+from app.write.intake.retention_changes import RetentionChanges
+from ledger.errors import ArchiveInvalidError, ProblemError
+from ledger.facts.events import SystemAction
+from ledger.machines.retention import Place, Retention
+from signing.keys import Keyring
+from tests.app.chains import until
+from tests.app.conftest import MakeSettings
+from tests.app.drafts import completed, created
+from tests.conftest import Database
+
+TENANT = "acme"
+JOBS = 10
+
+
+class Running(NamedTuple):
+    """A node, its services, and a connection that may do anything."""
+
+    service: Service
+    services: Services
+    superuser: asyncpg.Connection
+
+    @property
+    def changes(self) -> RetentionChanges:
+        found: RetentionChanges = self.services[RetentionChanges]
+        return found
+
+    @property
+    def prunes(self) -> Prunes:
+        found: Prunes = self.services[Prunes]
+        return found
+
+    async def prune(self) -> Pruned:
+        return await self.prunes.prune(TENANT, None, "ops")
+
+    async def read(self) -> Retention:
+        return await self.changes.read(TENANT)
+
+    async def first_seq(self) -> int:
+        query = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1"
+        return int(await self.superuser.fetchval(query, TENANT))
+
+    async def is_valid(self) -> bool:
+        verdict = (await self.services[ChainVerifier].again(TENANT)).verdict
+        assert verdict.first_break is None, verdict
+        return bool(verdict.is_valid)
+
+    async def removed(self, to_seq: int) -> None:
+        await until(lambda: self._begins_behind(to_seq), "the rows have left")
+
+    async def _begins_behind(self, to_seq: int) -> bool:
+        return await self.first_seq() == to_seq + 1
+
+
+RunSite = Callable[[], Any]
+
+
+@pytest.fixture
+def run(database: Database, make_settings: MakeSettings, superuser: asyncpg.Connection, tmp_path: Path) -> RunSite:
+    """Runs a node on one ledger with an archive; again after it has ended."""
+
+    @asynccontextmanager
+    async def run() -> AsyncIterator[Running]:
+        archive = {"url": str(tmp_path / "archive"), "interval": "1s"}
+        settings = make_settings(archive=archive, chain={"batch_size": 10})
+        async with running(settings, database.service_url) as (service, services):
+            await service.key_changes.recorded.wait()
+            yield Running(service, services, superuser)
+
+    return run
+
+
+async def fill(node: Running) -> None:
+    """Jobs that have ended and are signed and archived, and a policy by which they may leave."""
+    for number in range(JOBS):
+        job = await node.service.submitter.submit(created(TENANT, number), key=None)
+        await node.service.submitter.submit(completed(TENANT, job.job_id), key=None)
+    await node.changes.set_policy(TENANT, 1, None, "ops")
+    await node.service.notary.sign_now(TENANT)
+    planner: Planner = node.services[Planner]
+
+    async def is_prunable() -> bool:
+        return (await planner.plan(TENANT)).plan.to_seq >= 2 * JOBS
+
+    await until(is_prunable, "the entries are old enough and archived")
+
+
+class HeldMeanwhile(StoredArchive):
+    """An archive during whose reading back something happens."""
+
+    def __init__(self, url: str, meanwhile: Callable[[], object]) -> None:
+        super().__init__(url)
+        self._meanwhile = meanwhile
+
+    def read_back(self, tenant_id: str, keyring: Keyring, from_seq: int, to_seq: int) -> Sequence[ArchivedTo]:
+        found = super().read_back(tenant_id, keyring, from_seq, to_seq)
+        self._meanwhile()
+        return found
+
+
+async def test_a_hold_that_is_placed_while_a_prune_is_proved_stops_it(run: RunSite) -> None:
+    async with run() as node:
+        await fill(node)
+        loop = asyncio.get_running_loop()
+
+        def hold() -> None:
+            placing = node.changes.place(TENANT, "case 4711", None, None, "legal")
+            asyncio.run_coroutine_threadsafe(placing, loop).result(60)
+
+        assert node.prunes.archive is not None
+        node.prunes.archive = HeldMeanwhile(node.prunes.archive.url, hold)
+        assert (await node.prune()).seq is None
+        assert (await node.read()).floor is None
+
+
+async def test_a_hold_that_is_chained_before_the_prune_voids_its_entry(run: RunSite) -> None:
+    async with run() as node:
+        await fill(node)
+        enter = node.prunes.enter
+
+        async def behind_a_hold(
+            action: SystemAction, tenant: str, facts: Mapping[str, object], after: Place, actor: str | None
+        ) -> ChainPosition | None:
+            await node.changes.place(tenant, "case 4711", None, None, "legal")
+            return await enter(action, tenant, facts, after, actor)
+
+        node.prunes.enter = behind_a_hold
+        with pytest.raises(ProblemError, match="chained before this one"):
+            await node.prune()
+        found = await node.read()
+        assert (found.floor, len(found.holds)) == (None, 1)
+        # The entry is in the chain, and no row leaves by it, not even by the function of the schema's owner.
+        assert await node.superuser.fetch("SELECT * FROM scheduler.remove_covered($1, 100)", TENANT) == []
+        assert await node.is_valid()
+
+
+async def test_of_two_prunes_at_once_one_wins(run: RunSite) -> None:
+    async with run() as node:
+        await fill(node)
+        other = Prunes(
+            planner=node.prunes.planner,
+            pool=node.prunes.pool,
+            archive=node.prunes.archive,
+            verify=node.prunes.verify,
+            enter=node.prunes.enter,
+            wake_removal=lambda: None,
+        )
+        both = await asyncio.gather(node.prune(), other.prune(TENANT, None, "ops"), return_exceptions=True)
+        won = [each for each in both if isinstance(each, Pruned) and each.seq is not None]
+        assert len(won) == 1, both
+        floor = (await node.read()).floor
+        assert floor is not None
+        assert floor.seq == won[0].seq
+        await node.removed(floor.to_seq)
+        assert await node.is_valid()
+
+
+async def test_an_archive_that_says_written_and_lost_it_keeps_the_entries(run: RunSite) -> None:
+    class Lying(StoredArchive):
+        def read_back(self, tenant_id: str, keyring: Keyring, from_seq: int, to_seq: int) -> Sequence[ArchivedTo]:
+            return [ArchivedTo(to_seq, "0" * 64, "f" * 64)]
+
+    async with run() as node:
+        await fill(node)
+        assert node.prunes.archive is not None
+        node.prunes.archive = Lying(node.prunes.archive.url)
+        with pytest.raises(ArchiveInvalidError, match="another entry"):
+            await node.prune()
+        assert (await node.read()).floor is None
+
+
+async def steps(node: Running, count: int) -> None:
+    """Remove rows as the node does, three at a time; the follower of the job table may come first."""
+
+    async def step() -> bool:
+        async with node.service._pool.acquire() as connection, connection.transaction():
+            removed = await retention.remove(connection, TENANT, 2 * JOBS, 3, node.service.job_folds)
+        return removed == 3
+
+    for _ in range(count):
+        await until(step, "three rows are removed")
+
+
+@pytest.mark.parametrize("removed", [0, 1, 4])
+async def test_a_process_that_dies_between_two_steps_leaves_the_rest_to_the_next(run: RunSite, removed: int) -> None:
+    async with run() as node:
+        await fill(node)
+        node.prunes.wake_removal = lambda: None
+        place = await node.prune()
+        assert place.seq is not None
+        await until(lambda: signed(node, place.seq or 0), "the entry is signed")
+        await steps(node, removed)
+        assert await node.first_seq() == 3 * removed + 1
+        assert await node.is_valid()
+    async with run() as node:
+        floor = (await node.read()).floor
+        assert floor is not None
+        await node.removed(floor.to_seq)
+        assert await node.is_valid()
+        assert await node.superuser.fetch("SELECT job_id FROM scheduler.jobs WHERE tenant_id = $1", TENANT) == []
+
+
+async def signed(node: Running, seq: int) -> bool:
+    query = "SELECT tree_size FROM scheduler.merkle_head WHERE tenant_id = $1"
+    return int(await node.superuser.fetchval(query, TENANT)) >= seq
+
+
+async def test_a_node_whose_tree_is_damaged_behind_a_prune_makes_it_again(run: RunSite) -> None:
+    async with run() as node:
+        await fill(node)
+        await node.prune()
+        floor = (await node.read()).floor
+        assert floor is not None
+        await node.removed(floor.to_seq)
+    await node.superuser.execute(
+        "UPDATE scheduler.merkle_head SET root_hash = repeat('0', 64) WHERE tenant_id = $1", TENANT
+    )
+    async with run() as node:
+        await node.service.submitter.submit(created(TENANT, 99), key=None)
+
+        async def is_whole() -> bool:
+            return bool((await node.services[ChainVerifier].again(TENANT)).verdict.is_valid)
+
+        await until(is_whole, "the tree is made again")
