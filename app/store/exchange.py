@@ -250,6 +250,15 @@ async def lock_import(connection: Connection, set_digest: str) -> Import:
     return Import(*row)._replace(from_seqs=orjson.loads(row["from_seqs"]), conflicts=orjson.loads(row["conflicts"]))
 
 
+async def has_ended(connection: Connection, set_digest: str) -> bool:
+    """Whether an earlier call imported all of the set."""
+    return bool(
+        await connection.fetchval(
+            "SELECT ended_at IS NOT NULL FROM scheduler.bundle_import WHERE set_digest = $1", set_digest
+        )
+    )
+
+
 async def advance_import(connection: Connection, set_digest: str, reached: Import, *, has_new_conflicts: bool) -> None:
     """Store how far the import has come."""
     await connection.execute(

@@ -881,11 +881,12 @@ def read_before(file: BinaryIO, members: dict[str, Member], said: SimpleNamespac
         return Before(is_known=said.from_seq == 1)
     rows = retention_rows(file, members, said)
     facts = {row.seq: canonical_object(row.payload, f"seq {row.seq}: malformed") for row in rows}
-    if not any(row.action == "PRUNED" and facts[row.seq].get("to_seq") == said.from_seq - 1 for row in own(rows)):
+    pruned = [row for row in rows if is_loosening(row) and row.action == "PRUNED"]
+    if not any(facts[row.seq].get("to_seq") == said.from_seq - 1 for row in pruned):
         return Before(is_known=False)
     is_unknown_key, newest, last = False, None, None
     for row in rows:
-        if row in own(rows):
+        if is_loosening(row):
             is_unknown_key |= not stated_in_time(row, facts[row.seq], said, keys)
             if row.action == "PRUNED" and is_floor(facts[row.seq], row, last):
                 newest = facts[row.seq]
@@ -905,9 +906,9 @@ def retention_rows(file: BinaryIO, members: dict[str, Member], said: SimpleNames
     return rows
 
 
-def own(rows: list[SimpleNamespace]) -> list[SimpleNamespace]:
-    """Those that can let entries leave: the ledger of this chain made them."""
-    return [row for row in rows if row.origin is None and row.action in LOOSENING]
+def is_loosening(row: SimpleNamespace) -> bool:
+    """Whether an entry can let others leave: the ledger of this chain made it."""
+    return row.origin is None and row.action in LOOSENING
 
 
 def stated_in_time(row: SimpleNamespace, facts: dict[str, Any], said: SimpleNamespace, keys: list[Key]) -> bool:

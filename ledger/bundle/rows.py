@@ -73,8 +73,8 @@ _decoder: Final = decoder_of(EntryObject)
 _in_line_order = itemgetter(*(ENTRY_COLUMNS.index(name) for name in EntryObject.__struct_fields__[:-1]))
 _in_column_order = attrgetter(*ENTRY_COLUMNS)
 
-SEQ, T_HLC, JOB_ID, PREV_CHAIN_LINK, CHAIN_LINK = map(
-    ENTRY_COLUMNS.index, ("seq", "t_hlc", "job_id", "prev_chain_link", "chain_link")
+SEQ, T_HLC, JOB_ID, PREV_CHAIN_LINK, CHAIN_LINK, PAYLOAD = map(
+    ENTRY_COLUMNS.index, ("seq", "t_hlc", "job_id", "prev_chain_link", "chain_link", "payload")
 )
 """Indexes of these columns in ``ENTRY_COLUMNS``."""
 

@@ -214,7 +214,16 @@ def states_floor(row: Sequence[Any], to_seq: int) -> bool:
     """Whether a row of ``ENTRY_COLUMNS`` is this chain's own PRUNED entry about the entries up to ``to_seq``, counting
     or not."""
     entry = _entry(row)
-    return entry is not None and _loosens(entry) and (entry.action, entry.facts.get("to_seq")) == ("PRUNED", to_seq)
+    if entry is None or not _loosens(entry):
+        return False
+    return (entry.action, entry.facts.get("to_seq")) == (SystemAction.PRUNED, to_seq)
+
+
+def can_loosen(row: Sequence[Any]) -> bool:
+    """Whether the statement of this row of ``ENTRY_COLUMNS`` is judged: the chain's own, and of an action that can let
+    entries leave."""
+    entry = _entry(row)
+    return entry is not None and _loosens(entry)
 
 
 def _loosens(entry: _Entry) -> bool:

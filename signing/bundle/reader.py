@@ -44,10 +44,10 @@ from ledger.bundle.format import (
     size_max,
 )
 from ledger.bundle.merge import BundleSource
-from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
+from ledger.bundle.rows import CHAIN_LINK, PAYLOAD, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
 from ledger.canonical import INTEGER_MAX, encode
 from ledger.errors import BundleInvalidError, NotABundleError, refuse, reported_as
-from ledger.machines.retention import SUBJECT, states_floor
+from ledger.machines.retention import SUBJECT, can_loosen, states_floor
 from ledger.verification.reader import ChainReader
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
@@ -200,20 +200,18 @@ class BundleReader(AbstractContextManager["BundleReader"]):
         if count != self.manifest.snapshot_count:
             raise BundleInvalidError(f"there are {count} snapshots, and {self.manifest.snapshot_count} are listed")
 
-    def rows_about(self, job_id: str) -> list[Row]:
+    def rows_about(self, job_id: str) -> Iterator[Row]:
         """``ENTRY_COLUMNS`` of the entries of this job id, in order. Other rows are not parsed.
 
         Raises:
             BundleInvalidError: a part is not what the manifest says, or a row is malformed.
         """
         member = b'"job_id":%b,' % encode(job_id)
-        found: list[Row] = []
         for number in range(len(self.manifest.entry_parts)):
             if member in (raw := self.read_part(number)):
                 lines = [line for line in raw.splitlines(keepends=True) if member in line]
                 for rows in entry_lines(b"".join(lines), self.manifest.tenant_id, len(lines)):
-                    found += list(rows)
-        return found
+                    yield from rows
 
     def last_entry(self) -> Head:
         """The entry of highest seq.
@@ -391,6 +389,8 @@ assert TAIL[-1] == TAIL_ANCHORED[-1] == MANIFEST
 
 
 SNAPSHOTS_A_BATCH: Final = 50
+RETENTION_BYTES_MAX: Final = 64 << 20
+"""Payload bytes of the entries that can let entries leave, which are held at once; one has about a kilobyte."""
 
 
 class BundleChainReader(ChainReader):
@@ -415,7 +415,15 @@ class BundleChainReader(ChainReader):
     async def retention_entries(self) -> Sequence[Row]:
         """The entries about retention, if one of them says that all before the first one here left; else none."""
         before = self.bundle.manifest.from_seq - 1
-        rows = self.bundle.rows_about(SUBJECT) if before else []
+        rows: list[Row] = []
+        size = 0
+        for row in self.bundle.rows_about(SUBJECT) if before else ():
+            # What a hold says does not matter to a floor, and it may name thousands of jobs.
+            kept = row if can_loosen(row) else (*row[:PAYLOAD], "{}", *row[PAYLOAD + 1 :])
+            size += len(kept[PAYLOAD])
+            if size > RETENTION_BYTES_MAX:
+                raise BundleInvalidError(f"entries about retention have more than {RETENTION_BYTES_MAX} bytes")
+            rows.append(kept)
         return rows if any(states_floor(row, before) for row in rows) else ()
 
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:

@@ -17,6 +17,7 @@ from ledger import canonical
 from ledger.errors import NotABundleError, SignatureError
 from ledger.hlc import Hlc
 from signing.anchors import NOBODY, ExternalWitnesses
+from signing.bundle import reader
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import judge_checkpoint
 from signing.envelope import PAYLOAD_TYPE
@@ -30,6 +31,7 @@ from tests.app.second_verifier import VERIFY_PY, Twin, second_verifier, twin_in
 from tests.app.witness import Witness
 from tests.conftest import spread
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
+from tests.ledger.pruned import enter, finish, pruned
 from tests.signing.conftest import RFC_8032_TEST_1, ed25519
 
 RING = Keyring([SIGNER.public_key])
@@ -261,3 +263,19 @@ def test_a_statement_of_an_outsider_that_holds_and_is_not_so_is_a_rollback(tmp_p
         assert found(bundle_of(LEDGER, anchors=[anchored(**replaced)])) == ("", ["invalid"]), replaced
     beyond = Witness().cosign(checkpoint_of(build(40), 40), 1_704_931_300)
     assert found(bundle_of(LEDGER, anchors=[anchored(checkpoint=beyond)])) == ("", ["not_checked"])
+
+
+def test_a_bundle_that_says_too_much_of_retention_is_refused_before_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store(tmp_path, bundle_of(pruned(), 11))
+    assert product(path, RING) == 0
+    monkeypatch.setattr(reader, "RETENTION_BYTES_MAX", 1000)
+    found = asyncio.run(verify_file(path, RING)).verdict
+    assert found["first_break"]["detail"] == "entries about retention have more than 1000 bytes"
+    # What holds say is not kept.
+    held = pruned()
+    hold = {"hold_id": "0" * 16, "reason": "law", "job_ids": ["j" * 100] * 50}
+    enter(held, 27, "HOLD_PLACED", hold, signer=None)
+    monkeypatch.setattr(reader, "RETENTION_BYTES_MAX", 4000)
+    assert product(store(tmp_path, bundle_of(finish(held), 11)), RING) == 0

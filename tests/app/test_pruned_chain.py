@@ -67,9 +67,9 @@ def export(site: Site, tenant: str, status: int = 200, **wanted: int) -> httpx.R
     return answer
 
 
-def import_all(site: Site, *bundles: bytes, status: int = 200) -> dict[str, Any]:
+def import_all(site: Site, *bundles: bytes, status: int = 200, dry_run: bool = False) -> dict[str, Any]:
     files = [("file", (f"{number}.tar", bundle)) for number, bundle in enumerate(bundles)]
-    answer = site.client.post("/v1/bundles/import", files=files)
+    answer = site.client.post("/v1/bundles/import", params={"dry_run": dry_run}, files=files)
     assert answer.status_code == status, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -196,6 +196,7 @@ def test_what_was_imported_and_left_does_not_come_back(site: Site) -> None:
     prune_up_to(site, tenant, 16)
     head = verdict(site, tenant)["head"]
     # 1. The same again is known.
+    assert import_all(site, first, dry_run=True)["imported"] == 0
     again = import_all(site, first)
     assert (again["imported"], again["duplicates"]) == (0, 16)
     # 2. Of a part of it that cannot be told, and nothing is stored.

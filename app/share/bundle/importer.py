@@ -463,7 +463,8 @@ class BundleImporter:
             await self._check_beginnings(connection, bundles.beginnings)
             heads = await chaining.read_heads(connection, sorted(bundles.tenants))
             heads = {tenant: heads.get(tenant, ChainHead(0, None, None)) for tenant in bundles.tenants}
-            outcome = bundles.outcome._replace(heads=heads)
+            has_ended = await exchange.has_ended(connection, bundles.digest)
+            bundles.outcome = outcome = bundles.outcome._replace(heads=heads, has_ended=has_ended)
             async for batch in _batches(bundles.in_order):
                 if self._node.shutting_down:
                     raise NotReadyError("the service stops")
