@@ -93,6 +93,6 @@ def archived(what: str, found: Retention) -> ArchivedError:
     return ArchivedError(
         f"{what} has left: entries up to seq {floor.to_seq} are in the archive {floor.archive}",
         archive=floor.archive,
-        manifest=floor.manifests[-1] if floor.manifests else None,
+        manifest=floor.manifest,
         verified_from_seq=floor.to_seq + 1,
     )

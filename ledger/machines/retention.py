@@ -119,14 +119,20 @@ class Floor(msgspec.Struct, frozen=True):
     """Time of the decision, ms since 1970; entries are older than the policy wants by then."""
     never_ended: Count
     """Jobs of these entries that had not ended."""
+    actor: str | None = None
+    """Who asked for the prune; None where nobody authenticated."""
     seq: int = 0
     """Seq of the PRUNED entry."""
     hlc: str = ""
 
+    @property
+    def manifest(self) -> str | None:
+        """Digest of the last manifest that covers the entries."""
+        return self.manifests[-1] if self.manifests else None
+
     def shown(self) -> dict[str, Any]:
         """As verdicts have it."""
-        manifest = self.manifests[-1] if self.manifests else None
-        return {"to_seq": self.to_seq, "manifest": manifest, "at": time_of(self.hlc)}
+        return {"to_seq": self.to_seq, "manifest": self.manifest, "at": time_of(self.hlc)}
 
 
 class Retention(NamedTuple):
@@ -141,6 +147,8 @@ class Retention(NamedTuple):
     """The newest entry about ``SUBJECT``, counting or not."""
     doubted: tuple[tuple[int, str, str], ...] = ()
     """Seq, action and verdict of the chain's own entries that would loosen and whose statement is not ``ok``."""
+    floors: tuple[Floor, ...] = ()
+    """Of all PRUNED entries that count and are here, in seq order; the last is ``floor``."""
 
     @property
     def kept_s(self) -> int | None:
@@ -198,16 +206,18 @@ def retention_of(rows: Iterable[Sequence[Any]], judge: Judge, *, is_strict: bool
     verdicts = {each.place.seq: judge(*each.statement) for each in entries if _loosens(each)}
     counting = {"ok"} if is_strict else {"ok", "unknown_key", "not_checked"}
     may_loosen = [verdicts.get(each.place.seq) in counting for each in entries]
-    found = NOTHING
-    for at in range(len(entries) - 1, -1, -1):
-        if may_loosen[at] and (pruned := _pruned(entries[at], entries[at - 1] if at else None)) is not None:
-            found = pruned
-            break
+    befores = [None, *entries][: len(entries)]
+    pruned = [
+        _pruned(entry, before) for entry, before, loosens in zip(entries, befores, may_loosen, strict=True) if loosens
+    ]
+    counting_prunes = [each for each in pruned if each is not None]
+    found = counting_prunes[-1] if counting_prunes else NOTHING
     for entry, loosens in zip(entries, may_loosen, strict=True):
         if entry.place.seq > found.floor_seq:
             found = _after(found, entry, may_loosen=loosens)._replace(newest=entry.place)
     doubted = ((each.place.seq, each.action, verdicts.get(each.place.seq, "ok")) for each in entries)
-    return found._replace(doubted=tuple(each for each in doubted if each[2] != "ok"))
+    floors = tuple(each.floor for each in counting_prunes if each.floor is not None)
+    return found._replace(floors=floors, doubted=tuple(each for each in doubted if each[2] != "ok"))
 
 
 def states_floor(row: Sequence[Any], to_seq: int) -> bool:

@@ -21,6 +21,7 @@ from app.pages.verify_page import verify_page
 from app.runtime.state.found_breaks import DAMAGED
 from app.store.idempotency import KEY_ROW
 from ledger.facts.checks import CHECKS, Stops
+from ledger.machines.retention import Why
 from ledger.verification import ASPECTS, KINDS
 from tests.app.bundles import bundle_of
 from tests.app.console_page import WIDE, ZONE, Console, barriers, book, consoling, job
@@ -189,6 +190,7 @@ PLACES = {
     f"job/{TENANT}/nightly-1": "nightly-1",
     f"nodes/{TENANT}": "Nodes",
     f"verify/{TENANT}?run=1": "Verify",
+    f"retention/{TENANT}": "Retention",
     "bundles": "Bundles",
     "keys": "Keys",
     "replicas": "Replicas",
@@ -547,6 +549,7 @@ def test_there_is_something_to_do_about_every_check_and_words_for_every_break(co
     stopping = {check.name for check in CHECKS if check.stops is not Stops.NOTHING}
     assert stopping == {"accepting", "writer", *alert[1].split("|")}
     assert names_in("advice.js", "VERDICTS") == set(ASPECTS)
+    assert names_in("advice.js", "WHYS") == set(Why)
     runbook = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
     assert set(re.findall("^### ([a-z_]+)$", runbook, re.MULTILINE)) == declared
 

@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import Route, expect
 
 from app.dev.embedded import EmbeddedPostgres
-from tests.app.console_page import Console, book, consoling, job
+from tests.app.console_page import Console, barriers, book, consoling, job
+from tests.app.test_retention import eventually
 
 TENANT = "acme"
 CANCELLED = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
@@ -18,9 +19,10 @@ LIVE, NOT_LIVE = "Live: changes show as they come", "Not live now: the stream is
 
 @pytest.fixture(scope="module")
 def console(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    """The console of a service that asks for tokens, root signed in; two jobs."""
-    settings = {"auth": {"mode": "tokens"}}
-    with consoling(postgres, tmp_path_factory.mktemp("live"), "console_live", **settings) as console:
+    """The console of a service that asks for tokens and archives, root signed in; two jobs."""
+    folder = tmp_path_factory.mktemp("live")
+    settings = {"auth": {"mode": "tokens"}, "archive": {"url": str(folder / "archive"), "interval": "1s"}}
+    with consoling(postgres, folder, "console_live", **settings) as console:
         for name in ("nightly-0", "nightly-1"):
             console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
         yield console
@@ -269,3 +271,51 @@ def test_whoever_reads_with_the_keyboard_stays_where_he_is_as_a_page_is_drawn_ag
     expect(page.locator(".timeline > li")).to_have_count(3)
     expect(second).to_be_focused()
     assert page.locator("details").evaluate_all("all => all.map(each => each.open)") == [False, True, False]
+
+
+def keep(console: Console, tenant: str) -> str:
+    """Two jobs that ended, each signed and archived, the second one held; returns the hold. What is older than a second
+    may leave."""
+    ask = console.api
+    for number in range(2):
+        ask.post("/v1/jobs", json=job(tenant, f"job-{number}")).raise_for_status()
+        ended = {"tenant_id": tenant, "type": "JobCompleted", "durability": "GLOBAL"}
+        ask.post(f"/v1/jobs/job-{number}/events", json=ended).raise_for_status()
+        ask.post("/v1/snapshots", json={"tenant_id": tenant}).raise_for_status()
+    held = {"tenant_id": tenant, "reason": "case 4711", "job_id": "job-1"}
+    hold = ask.post("/v1/holds", json=held).raise_for_status().json()
+    policy = {"period": "1s", "minimum": "1s"}
+    ask.put("/v1/retention", params={"tenant_id": tenant}, json=policy).raise_for_status()
+    eventually(lambda: ask.get("/v1/retention", params={"tenant_id": tenant}).json()["prunable_to_seq"] == 2)
+    return str(hold["hold_id"])
+
+
+def test_retention_says_what_stays_what_stops_the_rest_what_would_leave_and_what_has_left(console: Console) -> None:
+    console.api.post("/v1/jobs", json=job("kept", "job-of-old")).raise_for_status()
+    page = console.go("retention/kept")
+    expect(page.locator("main")).to_contain_text("for ever: no period is set")
+    expect(page.locator("main")).to_contain_text("tally retention set --period sets one.")
+
+    hold = keep(console, "held")
+    page = console.go("retention/held")
+    panels = {name: page.locator(".panel").filter(has_text=name) for name in ("What stays", "What stops", "What would")}
+    expect(panels["What stays"]).to_contain_text("1 to 6 are here")
+    stop = panels["What stops"]
+    expect(stop.get_by_role("link", name="3")).to_have_attribute("href", "#/verify/held?at=3")
+    expect(stop).to_contain_text(f"hold {hold}: case 4711")
+    expect(stop).to_contain_text("An admin releases the hold")
+    expect(panels["What would"]).to_contain_text("Entries 1 to 2: 2 entries.They leave by tally prune --tenant held")
+    row = page.get_by_role("row").filter(has_text=hold)
+    for said in ("case 4711", "1 job: job-1", "root"):
+        expect(row).to_contain_text(said)
+    expect(page.locator("main")).to_contain_text("Has" + "entries up to 4 of 4 signed" + "Lag" + "✓ none")
+    expect(page.locator("main")).to_contain_text("What has leftNothing.")
+
+    done = console.api.post("/v1/prunes", json={"tenant_id": "held"}).raise_for_status().json()
+    page = console.load("retention/held")
+    expect(panels["What stays"]).to_contain_text("3 to 7 are here" + "Left" + "1 to 2")
+    expect(panels["What would"]).to_contain_text("Nothing now.")
+    row = page.get_by_role("table", name="What has left").get_by_role("row").nth(1)
+    for said in ("1 to 2", "root", str(done["archive"]), str(done["seq"])):
+        expect(row).to_contain_text(said)
+    assert barriers(page) == []

@@ -184,7 +184,8 @@ def test_a_prune_counts_and_has_the_policy_of_its_moment() -> None:
     assert (found.floor.seq, found.floor.to_seq, found.floor_seq, found.newest.seq) == (at, 8, 8, at)
     del chain.rows[0]
     assert chain.fold() == found, "the entry that set the policy has left"
-    assert chain.fold()._replace(floor=None) == Retention(5, 3, {}, None, found.newest)
+    assert found._replace(floor=None, floors=()) == Retention(5, 3, {}, None, found.newest)
+    assert found.floors == (found.floor,)
 
 
 def test_a_hold_that_is_chained_before_a_prune_stops_it_and_one_behind_comes_after() -> None:
@@ -242,11 +243,11 @@ def test_a_later_prune_replaces_the_floor_whatever_is_left_below() -> None:
     chain.release("a" * 16)
     chain.prune(24, at=30, from_seq=9, entry_count=16)
     whole = chain.fold()
-    assert whole.floor_seq == 24
+    assert [each.to_seq for each in whole.floors] == [8, 24]
     for left in range(1, 4):
         later = Chain()
         later.rows = chain.rows[left:]
-        assert later.fold() == whole
+        assert later.fold()._replace(floors=whole.floors) == whole
 
 
 def test_rows_of_any_content_are_no_entries() -> None:

@@ -24,10 +24,12 @@ from app.write.intake.retention_changes import RetentionChanges
 from ledger import rfc3339
 from ledger.errors import InvalidInputError, reported_as
 from ledger.machines.job_search import JobFilter, field_is
-from ledger.machines.retention import JOBS_A_HOLD_MAX, KEPT_S_MAX, Hold
+from ledger.machines.retention import JOBS_A_HOLD_MAX, KEPT_S_MAX, Floor, Hold
 
 router = APIRouter(route_class=StrictRoute, tags=["retention"], responses=PROBLEM_RESPONSE)
 
+PRUNES_SHOWN_MAX: Final = 100
+"""Most PRUNED entries that an answer has."""
 FOUND_AT_ONCE: Final = 500
 """Jobs of a search that are read at once for a hold."""
 _UNIT_SECONDS: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
@@ -182,6 +184,22 @@ def _policy(tenant_id: str, planned: Planned) -> dict[str, Any]:
         "stopped_by": shown_stop(planned),
         "archive": None if found.floor is None else found.floor.archive,
         "open_holds": len(found.holds),
+        "prunes": [_prune_entry(each) for each in found.floors[: -PRUNES_SHOWN_MAX - 1 : -1]],
+    }
+
+
+def _prune_entry(floor: Floor) -> dict[str, Any]:
+    return {
+        "seq": floor.seq,
+        "hlc": floor.hlc,
+        "at": rfc3339.time_of(floor.hlc),
+        "from_seq": floor.from_seq,
+        "to_seq": floor.to_seq,
+        "entries": floor.entry_count,
+        "never_ended": floor.never_ended,
+        "actor": floor.actor,
+        "archive": floor.archive,
+        "manifest": floor.manifest,
     }
 
 

@@ -1,4 +1,4 @@
-// What verification reports, in words. Every kind of break and every verdict has its line here.
+// What verification and retention report, in words: every kind of break, every verdict, and every reason why entries stay.
 
 /** Kinds of break: what was found, in words. */
 export const BREAKS = {
@@ -31,4 +31,38 @@ export const VERDICTS = {
   tree: "The Merkle tree is that of the entries",
   projection: "The table of jobs is what the entries say",
   checkpoint: "Nothing is gone that was there before",
+};
+
+/** Why an entry stops the prefix that may leave: what that means, and what to do about it, if anything. */
+export const WHYS = {
+  system: { because: "It is of the ledger's own chain, which keeps everything." },
+  "no-period": {
+    because: "The tenant has no period, so nothing leaves.",
+    remedy: "tally retention set --period sets one.",
+  },
+  young: { because: "It is younger than the period or the minimum." },
+  hold: {
+    because: "A hold holds it, or it placed a hold that is open.",
+    remedy: "An admin releases the hold once its reason is gone: tally hold release.",
+  },
+  "open-job": {
+    because: "Its job has not ended. It may leave once the job's newest entry is older than twice the period.",
+    remedy: "Complete, fail or cancel the job if its work is over.",
+  },
+  unsigned: {
+    because: "No signed snapshot covers it.",
+    remedy: "The node signs each batch; tally snapshot signs one now.",
+  },
+  archive: {
+    because: "The archive does not have it, or cannot be read.",
+    remedy: "See the archive's lag and fault on this page; tally archive status says more.",
+  },
+  exclusion: {
+    because: "It decides whether another ledger's log counts.",
+    remedy: "State that again; then the older entry may leave.",
+  },
+  commitment: { because: "It is about commitments: each verdict follows from all before." },
+  privacy: { because: "It declares or erases private fields." },
+  keyed: { because: "Its Idempotency-Key is still kept, for 7 days." },
+  "to-seq": { because: "The request ends before it." },
 };

@@ -11,6 +11,7 @@ import { keys } from "./keys.js";
 import { nodes } from "./nodes.js";
 import { overview } from "./overview.js";
 import { replicas } from "./replicas.js";
+import { retention } from "./retention.js";
 import { currentSession, signOut } from "./session.js";
 import { signInPage } from "./sign_in.js";
 import { tenant, tenants } from "./tenants.js";
@@ -23,6 +24,7 @@ const NAV = [
   ["Jobs", (named) => `#/jobs/${named}`, (session) => session.may("read")],
   ["Nodes", (named) => `#/nodes/${named}`, (session) => session.may("read")],
   ["Verify", (named) => `#/verify/${named}`, (session) => session.may("audit")],
+  ["Retention", (named) => `#/retention/${named}`, (session) => session.may("audit")],
   ["Bundles", () => "#/bundles", (session) => session.may("audit") || session.may("operate")],
   ["Keys", () => "#/keys", () => true],
   ["Replicas", () => "#/replicas", () => true],
@@ -36,13 +38,14 @@ const PAGES = {
   job: job,
   nodes: nodes,
   verify: verify,
+  retention: retention,
   bundles: bundles,
   keys: keys,
   replicas: replicas,
   access: access,
   tokens: tokens,
 };
-const NEEDS_TENANT = new Set(["jobs", "nodes", "verify", "access"]);
+const NEEDS_TENANT = new Set(["jobs", "nodes", "verify", "retention", "access"]);
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");

@@ -76,6 +76,7 @@ export async function tenant(ctx) {
       linkTo("Jobs", "jobs", name),
       linkTo("Nodes", "nodes", name),
       linkTo("Verify", "verify", name),
+      linkTo("Retention", "retention", name),
       linkTo("Bundles", "bundles", name),
       linkTo("Who read it", "access", name),
     ),

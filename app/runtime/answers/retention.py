@@ -12,9 +12,25 @@ StopAnswer = shape(
     detail=str,
 )
 
+PruneEntry = shape(
+    "PruneEntry",
+    "A PRUNED entry that counts: ``seq`` is its own, the others are about what has left by it.",
+    seq=int,
+    hlc=HlcText,
+    at=TimeOfHlc,
+    from_seq=int,
+    to_seq=int,
+    entries=int,
+    never_ended=int,
+    actor=str | None,
+    archive=str,
+    manifest=str | None,
+)
+
 RetentionAnswer = shape(
     "RetentionAnswer",
-    "How long entries stay (``400d``; null: for ever) and must stay, and how far they have left or could leave now.",
+    "How long entries stay (``400d``; null: for ever) and must stay, how far they have left or could leave now, and\n"
+    "the newest 100 prunes whose PRUNED entries are here, the newest first.",
     tenant_id=str,
     period=str | None,
     minimum=str | None,
@@ -24,6 +40,7 @@ RetentionAnswer = shape(
     stopped_by=StopAnswer | None,
     archive=str | None,
     open_holds=int,
+    prunes=[PruneEntry],
 )
 
 HoldAnswer = shape(
