@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.node.start.restore import fork_log, restore_from_wal
+from ledger.errors import StartRefusedError
 from ledger.positions import Lsn
 from tests.app.conftest import BackUp, MakeSettings
 from tests.app.exchanging import Ledger
@@ -54,10 +55,15 @@ async def test_what_was_said_of_retention_counts_after_a_fork(
         await prune(client, ledger, 6)
         head = await head_seq(client)
     older = Ledger(ledger.region, await back_up(), make_settings)
-    async with ledger.running(**archive) as client:
-        await run_jobs(client, 3)
+    another_node = Ledger("two", ledger.database, make_settings)
+    async with ledger.running(**archive) as client, another_node.running() as other:
+        # The log of one node alone does not bring them back.
+        await run_jobs(other, 3)
+        await run_jobs(client, 4)
         assert (await client.post("/v1/snapshots", json={"tenant_id": TENANT})).status_code == 201
     settings = make_settings(ledger.region, region=ledger.region, port=older.port)
+    with pytest.raises(StartRefusedError, match="--fork goes on without them"):
+        await restore_from_wal(settings, older.database.service_url)
     await fork_log(settings, older.database.service_url, "the backup was old")
     async with older.running(**archiving(tmp_path / "another")) as client:
         assert await head_seq(client) == head
