@@ -100,9 +100,12 @@ class Prunes:
             # 3. Read the archive back.
             archived = await self._read_back(tenant_id, planned.retention.floor_seq + 1, planned.plan.to_seq)
             # 4. Plan again; 5. chain the entry.
-            planned = await self.planner.plan(tenant_id, min(planned.plan.to_seq, archived[-1].to_seq))
+            before, planned = planned, await self.planner.plan(tenant_id, min(planned.plan.to_seq, archived[-1].to_seq))
             if planned.plan.to_seq <= planned.retention.floor_seq:
                 return Pruned(planned, None)
+            if planned.plan.to_seq == before.plan.to_seq:
+                # Not the bound of the second plan stopped it, but what stopped the first.
+                planned = planned._replace(plan=before.plan)
             async with reading(self.pool, timeout_s=PLAN_TIMEOUT_S, snapshot=True) as connection:
                 facts = await self._facts(connection, tenant_id, planned, archived)
             place = await self.enter(SystemAction.PRUNED, tenant_id, facts, planned.retention.newest, actor)
