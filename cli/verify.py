@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from rich.console import RenderableType
 
+from app.runtime.answers.archive import ArchiveAnswer
 from app.runtime.answers.chain import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
@@ -41,6 +42,11 @@ from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
 from terminal.program import Json, NoState, State
 
+if TYPE_CHECKING:
+    from pipeline.archive.joined import ArchivedPart
+
+ARCHIVE = "archive"
+"""Name of the tree of an archive in ``compared_with``."""
 FILE = "file"
 """Name of a checkpoint given with ``--checkpoint`` in ``compared_with``."""
 
@@ -55,6 +61,10 @@ def verify(
         str | None,
         typer.Option("--archive", help="Verify an archive alone: a folder, s3://bucket/prefix.", metavar="URL"),
     ] = None,
+    with_archive: Annotated[
+        bool,
+        typer.Option("--with-archive", help="Verify the chain and what left it, in the archive, as one from seq 1."),
+    ] = False,
     dsn: Annotated[
         str | None,
         typer.Option("--dsn", help="Read straight from this PostgreSQL and trust no service.", metavar="DSN"),
@@ -97,6 +107,12 @@ def verify(
     table: manifests, files, trees, and that the table names each signed file
     and no other. It needs no ledger and no service.
 
+    With --with-archive the archive is verified too, here, and that the chain
+    goes on where it ends: one verdict, from seq 1, whatever has left with a
+    prune. The archive is the one that --archive names, else archive.url of
+    the service, with --dsn of the local settings. It is read from start to
+    end. Its table is verified by --archive alone.
+
     With --acknowledge the breaks of this tenant that the node has found, now
     or earlier, are recorded in _system with your reason. /readyz and the
     alert report each until it is mended too: until a whole verification at
@@ -110,13 +126,16 @@ def verify(
       tally verify -t acme --tsa-ca authority-ca.pem --witness-key "$(cat w1.vkey)"
       tally verify -t acme --dsn postgresql://reader@db/tallystick --keys trusted-keys.json --json
       tally verify --archive s3://ledger-archive/prod --keys trusted-keys.json
+      tally verify -t acme --with-archive --keys trusted-keys.json
     """
-    if acknowledge is not None and (dsn is not None or archive is not None):
+    if acknowledge is not None and (dsn is not None or archive is not None or with_archive):
         raise typer.BadParameter(
             "it asks the node that found the breaks: leave out --dsn and --archive", param_hint="--acknowledge"
         )
     keyring = Keyring.load(keys) if keys is not None else None
-    if archive is not None:
+    if with_archive and (from_seq is not None or to_seq is not None):
+        raise typer.BadParameter("it begins at seq 1: leave out seqs", param_hint="--with-archive")
+    if archive is not None and not with_archive:
         if dsn is not None or from_seq is not None or to_seq is not None or witness_key or tsa_ca:
             raise typer.BadParameter("an archive is verified whole: leave out --dsn, seqs and witnesses")
         _verify_archive(
@@ -133,6 +152,8 @@ def verify(
         external=ExternalWitnesses.load(witness_key or [], tsa_ca),
         memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )
+    if with_archive:
+        request = _with_archive(url, archive, request, is_by_service=dsn is None)
     verdict = _verify_by_rows(dsn, request) if dsn is not None else verify_by_service(url, request)
     with remembering(request.memory, [verdict.get("memory")]):
         tell(verdict, *_lines(verdict), as_json=as_json)
@@ -156,6 +177,20 @@ def _verify_archive(
     from cli.verify_archive import verify_archive
 
     verify_archive(url, tenant, keyring, None if checkpoint is None else read_kept(checkpoint), memory, as_json)
+
+
+def _with_archive(url: str, archive: str | None, request: Request, *, is_by_service: bool) -> Request:
+    """``request`` with what the archive has of the tenant, verified here; by the keys of the service if it is the
+    service that verifies the rest, and no other keys are given."""
+    from cli.verify_archive import archived_part_at, local_archive
+
+    keyring = request.keyring
+    if is_by_service:
+        with LedgerClient(url) as client:
+            archive = archive or client.get("/v1/archive", ArchiveAnswer)["url"]
+            keyring = keyring if keyring is not None else Keyring.from_json(client.get("/v1/keys"))
+    archived = archived_part_at(archive or local_archive(), request.tenant, keyring)
+    return replace(request, archived=archived)
 
 
 def _acknowledge(url: str, tenant: str, reason: str) -> None:
@@ -191,7 +226,7 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         if missing := [aspect for aspect in ASPECTS if aspect not in verdict["verdicts"]]:
             raise NotTheLedgerError(f"the verdict of {url} says nothing of {', '.join(missing)}")
         is_compared = request.kept is not None or request.external.are_any
-        if not is_compared and memory is None:
+        if not is_compared and memory is None and request.archived is None:
             return verdict
         ring = request.keyring if request.keyring is not None else Keyring.from_json(client.get("/v1/keys"))
         # 3. The caller's checkpoint and witnesses.
@@ -202,11 +237,31 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
                 raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
             verdict = _compared(log, request, verdict, present, ring)
         # 4. The remembered checkpoint.
-        return (
-            verdict
-            if memory is None
-            else _looked(log, Observation.at(memory, tenant, present, ring, datetime.now(UTC)), verdict, is_any=is_any)
-        )
+        if memory is not None:
+            look = Observation.at(memory, tenant, present, ring, datetime.now(UTC))
+            verdict = _looked(log, look, verdict, is_any=is_any)
+        # 5. The archive.
+        return verdict if request.archived is None else _joined(log, request.archived, verdict, present, ring)
+
+
+def _joined(
+    log: _Log, archived: ArchivedPart, verdict: dict[str, Any], present: str | None, ring: Keyring
+) -> dict[str, Any]:
+    """``verdict`` joined with that on the archive, with whose tree the log must begin."""
+    origin = None
+    if present is not None:
+        try:
+            now = open_checkpoint(present, ring)
+        except UnknownKeyError as error:
+            err.print(f"the checkpoint proves nothing: {error}", markup=False)
+            return archived.joined(with_checkpoint(verdict, "unknown_key", ARCHIVE), None)
+        origin = now.origin
+        for head in archived.heads:
+            if (found_break := log.rollback(Checkpoint(origin, head.size, head.root), now)) is not None:
+                verdict = with_break(verdict, found_break)
+    elif archived.heads:
+        verdict = with_checkpoint(verdict, "unknown_key", ARCHIVE)
+    return archived.joined(verdict, origin)
 
 
 def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring) -> dict[str, Any]:
@@ -353,7 +408,7 @@ def _lines(verdict: dict[str, Any]) -> list[RenderableType]:
         "compared with no checkpoint, so a tail cut without trace would not be seen; see --checkpoint"
         if source is None
         else f"compared with the checkpoint kept by: {source}",
-        *findings(verdict, verdict.get("memory")),
+        *findings(verdict, verdict.get("memory"), verdict.get("not_checked", ())),
         *(f"not mended: {each['kind']} at seq {each['seq']}: {each['detail']}" for each in not_mended),
     ]
 
@@ -378,6 +433,13 @@ class Request:
     external: ExternalWitnesses
     memory: Memory | None = None
     """Checkpoints verified before, None when nothing is to be remembered."""
+    archived: ArchivedPart | None = None
+    """What the archive has of the tenant, None when the chain is verified alone."""
+
+    @property
+    def archived_heads(self) -> list[TreeHead]:
+        """The tree of the archive, with which that of the chain must begin."""
+        return [] if self.archived is None else self.archived.heads
 
 
 def served_anchors(client: LedgerClient, tenant: str, external: ExternalWitnesses, open_note: OpenNote) -> list[Anchor]:

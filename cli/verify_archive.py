@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import RenderableType
 
+from app.runtime.settings.config import load_settings
 from app.share.archive import require_packages
-from ledger.errors import TenantNotFoundError
+from ledger.errors import InvalidInputError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from ledger.verification import TreeHead
 from objects.store import ArchiveStore
@@ -17,6 +18,9 @@ from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, judge_unvouch
 from signing.keys import Keyring
 from signing.memory import Memory, remembering
 from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
+
+if TYPE_CHECKING:
+    from pipeline.archive.joined import ArchivedPart
 
 FILE = "file"
 """Name of the kept checkpoint in ``compared_with``."""
@@ -64,6 +68,29 @@ def verify_archive(
         if table["verdict"] == "behind":
             err.print(table["detail"], markup=False)
     raise CommandExit(code)
+
+
+def archived_part_at(url: str, tenant: str, keyring: Keyring | None) -> ArchivedPart:
+    """What the archive at ``url`` has of a tenant, verified.
+
+    Raises:
+        ArchiveUnavailableError, ConfigurationError: the archive cannot be read.
+    """
+    require_packages("tally verify --with-archive")
+    from pipeline.archive.joined import archived_part
+
+    return asyncio.run(archived_part(ArchiveStore(url), tenant, keyring))
+
+
+def local_archive() -> str:
+    """The archive of the local settings.
+
+    Raises:
+        InvalidInputError: they name none.
+    """
+    if (url := load_settings().archive.url) is None:
+        raise InvalidInputError("name the archive: --archive URL, or set archive.url (docs/archive.md)")
+    return url
 
 
 def _heads(kept: JudgedCheckpoint | None) -> list[TreeHead]:

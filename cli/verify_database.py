@@ -45,7 +45,7 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
     """
     began_s = time.perf_counter()
     try:
-        found, look = await _verify(dsn, request, heads, anchors)
+        found, look, log = await _verify(dsn, request, [*heads, *request.archived_heads], anchors)
     except DATABASE_FAULTS as error:
         text = str(error) or type(error).__name__
         raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
@@ -54,7 +54,8 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
         without_trust(verdict["verdicts"])
         if verdict["verdicts"]["checkpoint"] == "ok":
             verdict["verdicts"]["checkpoint"] = "not_checked"
-    return verdict if look is None else look.with_verdict(verdict)
+    verdict = verdict if look is None else look.with_verdict(verdict)
+    return verdict if request.archived is None else request.archived.joined(verdict, log)
 
 
 def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> TreeHead:
@@ -89,12 +90,13 @@ async def _look(reader: PostgresChainReader, request: Request) -> Observation | 
 
 async def _verify(
     dsn: str, request: Request, heads: list[TreeHead], anchors: list[Anchor]
-) -> tuple[Verdict, Observation | None]:
+) -> tuple[Verdict, Observation | None, str]:
     tenant, keyring, external = request.tenant, request.keyring, request.external
     connection = await sessions.connect_alone(dsn, timeout_s=CONNECT_TIMEOUT_S)
     try:
         async with consistent_reader(connection, tenant) as reader:
             look = await _look(reader, request)
+            log = await _log_of(connection, tenant)
             is_new = look is None or not look.before
             if is_new and await reader.head() is None and await reader.last_entry() is None:
                 raise TenantNotFoundError(f"there is no tenant {tenant}")
@@ -118,9 +120,9 @@ async def _verify(
                 open_snapshot=partial(open_snapshot, keyring=ring),
                 checkpoints=[*heads, *(() if look is None else look.heads)],
                 anchors=anchors,
-                judge_statement=partial(retention_statement.judge, await _log_of(connection, tenant), keyring),
+                judge_statement=partial(retention_statement.judge, log, keyring),
             )
             is_whole = (request.from_seq, request.to_seq) == (None, None)
-            return await (verified(dsn, reader, verify_rows) if is_whole else verify_rows()), look
+            return await (verified(dsn, reader, verify_rows) if is_whole else verify_rows()), look, log
     finally:
         await connection.close()

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
 
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.machines.retention import Floor, Judge, retention_of
+from ledger.machines.retention import Judge
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
-from ledger.verification.left_tree import left_tree
+from ledger.verification.floor_check import floor_of, from_floor
 from ledger.verification.projection_check import CHAIN_ASPECTS, OnBreak, compare_jobs, conclude
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.range_fold import ChainBounds, Fold
@@ -138,7 +138,8 @@ async def verify(
     """
     findings = Findings(on_break)
     # 1. The ends of the chain. Of the entries that left with a prune nothing is read.
-    floor = None if tenant_id == SYSTEM_TENANT else await _floor(reader, judge_statement, findings)
+    about_retention = () if tenant_id == SYSTEM_TENANT else await reader.retention_entries()
+    floor = floor_of(about_retention, judge_statement, findings)
     if is_all_read and floor is not None and floor.to_seq + 1 != (from_seq or 1):
         floor = None
     last = await reader.last_entry() or Head(0, None, None)
@@ -146,9 +147,6 @@ async def verify(
     first = max(from_seq or 1, start)
     is_to_end = to_seq is None or to_seq >= last.seq
     is_whole = first == start and is_to_end
-    if floor is not None and first == start:
-        expected_prev, expected_snapshot = floor.chain_link, floor.snapshot
-        expected_frontier = [bytes.fromhex(each) for each in floor.compact_range]
     ends = ChainBounds(
         tenant_id,
         await reader.head(),
@@ -165,7 +163,7 @@ async def verify(
         floor=floor,
     )
     if floor is not None and first == start:
-        ends = ends._replace(left=await left_tree(reader, floor, ends.sizes, findings))
+        ends = await from_floor(ends, reader.tiles, floor, findings)
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq
     checks = InOrder(reader, None if first == 1 else first, to_read) if elsewhere is None or not is_whole else elsewhere
@@ -174,20 +172,6 @@ async def verify(
     if is_whole and (projection or chain.commitments):
         await _judge_projection(chain, checks, on_break, with_jobs=projection)
     return chain.verdict()
-
-
-async def _floor(reader: ChainReader, judge: Judge | None, findings: Findings) -> Floor | None:
-    """What left the chain, by its newest PRUNED entry that counts; reports statements that no admitted key made."""
-    found = retention_of(await reader.retention_entries(), judge or (lambda *_: "not_checked"), is_strict=False)
-    for seq, action, verdict in found.doubted:
-        if verdict == "not_checked":
-            findings.leave_undecided("signatures")
-        elif verdict == "unknown_key":
-            detail = f"{action} is signed by a key that is not known, or was not valid then"
-            findings.add("snapshot-signature", seq, detail, is_key_unknown=True)
-        else:
-            findings.add("malformed", seq, f"{action} has no statement of an admitted key about what it says")
-    return found.floor
 
 
 async def _fold_chain(

@@ -11,7 +11,7 @@ a checkpoint from before the prune as well::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -20,9 +20,11 @@ from ledger.errors import LedgerError
 from ledger.machines.retention import Floor
 from ledger.merkle import HASH_BYTES, tiles
 from ledger.merkle.tiles import TILE_BYTES, TILE_HEIGHT, TILE_WIDTH, TileCoordinates
-from ledger.verification.reader import ChainReader
 from ledger.verification.tree_check import TILES_AT_ONCE, tile_break
 from ledger.verification.verdict import Findings
+
+ReadTiles = Callable[[int, int, int], Awaitable[Mapping[int, bytes] | None]]
+"""``ChainReader.tiles``."""
 
 
 class LeftTree(NamedTuple):
@@ -34,7 +36,7 @@ class LeftTree(NamedTuple):
     """Roots by size, up to the floor."""
 
 
-async def left_tree(reader: ChainReader, floor: Floor, sizes: Sequence[int], findings: Findings) -> LeftTree | None:
+async def left_tree(read: ReadTiles, floor: Floor, sizes: Sequence[int], findings: Findings) -> LeftTree | None:
     """The tree of the entries that left, with its roots at ``sizes`` up to the floor. None if the place has no tiles,
     or if they are not those of the PRUNED entry, which is a break."""
     wanted = {*tiles.right_edge(floor.to_seq)}.union(*(tiles.root_tiles(size) for size in (*sizes, floor.to_seq)))
@@ -47,7 +49,7 @@ async def left_tree(reader: ChainReader, floor: Floor, sizes: Sequence[int], fin
         below, computed = computed, []
         for first in range(0, -(-width // TILE_WIDTH), TILES_AT_ONCE):
             last = min(first + TILES_AT_ONCE, -(-width // TILE_WIDTH)) - 1
-            if (stored := await reader.tiles(level, first, last)) is None:
+            if (stored := await read(level, first, last)) is None:
                 return None
             for index in range(first, last + 1):
                 tile = _cut(stored.get(index, b""), width - index * TILE_WIDTH)

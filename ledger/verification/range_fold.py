@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ledger import merkle
 from ledger.machines.retention import Floor
@@ -35,6 +35,8 @@ from ledger.verification.tree_check import (
     tile_break,
 )
 from ledger.verification.verdict import Anchor, Break, Findings, Found, Head, Verdict, begin_aspects
+
+_NOTHING: Final = Found()
 
 
 class ChainBounds(NamedTuple):
@@ -64,6 +66,10 @@ class ChainBounds(NamedTuple):
     """What left before the first entry of the chain."""
     left: LeftTree | None = None
     """The stored tree of what left, None where it is not known."""
+    found: Found = _NOTHING
+    """What was found before the ranges are checked."""
+    breaks: Sequence[Break] = ()
+    """The breaks among it."""
 
     @property
     def is_from_start(self) -> bool:
@@ -120,7 +126,12 @@ def fold(
     ``jobs`` has the results of comparing jobs and commitments, None if they were not compared. ``on_break`` is called
     with each break that the fold finds.
     """
-    chain = Fold(ends, Findings(on_break))
+    findings = Findings(on_break)
+    findings.merge(ends.found)
+    if on_break is not None:
+        for each in ends.breaks:
+            on_break(each)
+    chain = Fold(ends, findings)
     for summary in ranges:
         chain.add(summary)
     chain.close()

@@ -299,6 +299,8 @@ class Verdict:
         }
 
 
+_GRAVER: Final = ("ok", "not_checked", "unknown_key", "broken")
+"""Verdicts on one aspect of several parts, in ascending precedence."""
 _GRAVER_LAST: Final = ("not_checked", "ok", "unknown_key", "broken")
 """Verdicts on checkpoints in ascending precedence, for several comparisons."""
 
@@ -321,6 +323,41 @@ def with_checkpoint(
     if outcome != "unknown_key":
         found["compared_with"] = ", ".join(filter(None, (verdict["compared_with"], source)))
     return found if found_break is None else with_break(found, found_break)
+
+
+_NOT_OF_A_COPY: Final = ("projection", "checkpoint")
+"""Aspects that a copy by itself leaves unchecked."""
+
+
+def with_archive(
+    verdict: Mapping[str, Any], archived: Mapping[str, Any] | None, refusal: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """``verdict`` on a chain, and ``archived`` on the archive of its first entries, as one from seq 1.
+
+    ``archived`` is None if there is no such archive. ``refusal`` is the break that it is not that of the chain, or
+    lacks some of what left; then the verdict begins where that of the chain does.
+    """
+    archived = archived or {"verdicts": {"archive": "not_checked"}, "breaks": {}, "first_break": None}
+    found, counts = {**verdict}, dict(verdict["breaks"])
+    breaks = [each for each in (verdict["first_break"], archived["first_break"], refusal) if each is not None]
+    verdicts = {"archive": "ok", **verdict["verdicts"]}
+    is_unread = archived["verdicts"]["archive"] == "broken"
+    for aspect, said in archived["verdicts"].items():
+        if said != "not_checked" or not (is_unread or aspect in _NOT_OF_A_COPY):
+            verdicts[aspect] = max(verdicts[aspect], said, key=_GRAVER.index)
+    for kind, count in archived["breaks"].items():
+        counts[kind] = counts.get(kind, 0) + count
+    if refusal is not None:
+        verdicts["archive"] = "broken"
+        counts[refusal["kind"]] = counts.get(refusal["kind"], 0) + 1
+    left_to = 0 if (pruned := verdict.get("pruned")) is None else pruned["to_seq"]
+    is_joined = verdicts["archive"] in ("ok", "not_checked") and verdict["from_seq"] == left_to + 1
+    if left_to and is_joined:
+        found |= {"from_seq": 1, "entries_checked": verdict["entries_checked"] + left_to}
+        found["verified_from_seq"] = 1
+    found |= {"verdicts": verdicts, "breaks": counts, "first_break": min(breaks, key=_break_order, default=None)}
+    found["duration_ms"] = round(verdict["duration_ms"] + archived.get("duration_ms", 0), 1)
+    return {**found, "valid": not {"broken", "unknown_key"} & set(verdicts.values())}
 
 
 def with_break(verdict: Mapping[str, Any], found_break: Mapping[str, Any]) -> dict[str, Any]:

@@ -277,6 +277,13 @@ ARCHIVE_SIGNATURE: Final = "archive-signature"
 """The kind of a break in a manifest's signature."""
 
 
+OF_A_COPY: Final = (
+    "that more was archived once: an archive cut off at its end is whole; compare it with its ledger",
+    "job states: archives hold none, they follow from the entries",
+)
+"""What an archive alone leaves unchecked."""
+
+
 class ArchiveJudge:
     """The verification of one tenant of an archive, around that of its rows."""
 
@@ -330,8 +337,7 @@ class ArchiveJudge:
         return [
             *([no_key] if self._keyring is None else []),
             *([self._unknown_checkpoint] if self._unknown_checkpoint else []),
-            "that more was archived once: an archive cut off at its end is whole; compare it with its ledger",
-            "job states: archives hold none, they follow from the entries",
+            *OF_A_COPY,
         ]
 
     def _about(self) -> dict[str, Any]:

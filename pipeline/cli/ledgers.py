@@ -92,6 +92,8 @@ class Sources(NamedTuple):
 
     ledgers: list[NamedLedger]
     bundles: list[str]
+    archives: Sequence[NamedLedger] = ()
+    """The archives of databases, which have what left these."""
 
     @property
     def option(self) -> str:
@@ -110,17 +112,20 @@ def sources(
     more_bundles: Sequence[Path] | None,
     tenants: Sequence[str] | None,
 ) -> Sources:
-    """What these options name; without any, the database of the environment.
+    """What these options name; without any, the database of the environment. Archives beside databases are theirs.
 
     Raises:
-        InvalidInputError: they name nothing, places of several kinds, or tenants of bundles.
+        InvalidInputError: they name nothing, bundles beside other places, or tenants of bundles.
         ConfigurationError: a text names no place of its kind, or the file cannot be read.
     """
     if more_bundles and not bundles:
         raise InvalidInputError(f"{str(more_bundles[0])!r} is no option; bundles are named with --bundle FILE...")
     named = named_ledgers(dsns, archives, file)
-    if len({each.option for each in named}) + bool(bundles) > 1:
-        raise InvalidInputError("name places of one kind: --dsn, --archive or --bundle")
+    if named and bundles:
+        raise InvalidInputError("bundles are read alone: leave out --dsn, --archive and --ledgers")
+    if {each.option for each in named} == {"--dsn", "--archive"}:
+        copies = [each for each in named if each.option == "--archive"]
+        return Sources([each for each in named if each.option == "--dsn"], [], copies)
     if bundles and tenants:
         raise InvalidInputError("--tenant goes with --dsn and --archive; a bundle is of one tenant")
     if bundles:
@@ -226,6 +231,31 @@ def opened_together(
 
 
 @contextmanager
+def opened_with_archives(
+    where: Sources, keyring: Keyring | None = None
+) -> Iterator[tuple[OpenPlace, OpenPlace | None, list[Unread]]]:
+    """As ``opened_together``, the databases and their archives, None where no archive is named. One of each belong
+    together; of several, those of one name.
+
+    Raises:
+        InvalidInputError: one of several has no counterpart.
+    """
+    with opened_each(where.ledgers, lambda place: place.open(keyring)) as (found, unread):
+        if not where.archives:
+            yield _together(found), None, unread
+            return
+        with opened_each(where.archives, lambda place: place.open(keyring)) as (archives, unread_archives):
+            if len(where.ledgers) == len(where.archives) == 1:
+                archives = dict.fromkeys(found, *archives.values())
+            alone = sorted(map(str, found.keys() ^ archives.keys()))
+            if alone and not (unread or unread_archives):
+                raise InvalidInputError(
+                    f"{alone[0]!r} is the name of a database or of an archive alone: name both alike"
+                )
+            yield _together(found), _together(archives), unread + unread_archives
+
+
+@contextmanager
 def opened_pairs(ledgers: Sequence[NamedLedger]) -> Iterator[tuple[OpenPlace, OpenPlace, list[Unread]]]:
     """Two places with the ledgers of the same names, to be compared; and the ledgers that cannot be read. They are
     databases and their archives, or, of one kind, the first and each of the others, whose name is that of the pair.
@@ -241,14 +271,22 @@ def opened_pairs(ledgers: Sequence[NamedLedger]) -> Iterator[tuple[OpenPlace, Op
         unread = unread_a + unread_b
         if is_of_one_kind:
             of_a = dict.fromkeys(of_b, *of_a.values())
-        alone = sorted(map(str, of_a.keys() ^ of_b.keys()))
-        if alone and not unread:
-            raise InvalidInputError(f"{alone[0]!r} is the name of a database or of an archive alone: name both alike")
+        alone = _refuse_unpaired(of_a, of_b, unread)
         unread += [Unread(name, "the ledger that it is compared with was not read") for name in alone]
         both = of_a.keys() & of_b.keys()
         if not both:
             raise InvalidInputError("no ledger could be read together with the one that it is compared with")
         yield OpenLedgers({name: of_a[name] for name in both}), OpenLedgers({name: of_b[name] for name in both}), unread
+
+
+def _refuse_unpaired(
+    some: Mapping[str | None, OpenPlace], others: Mapping[str | None, OpenPlace], unread: Sequence[Unread]
+) -> list[str]:
+    """The names that only one of both has, which is right only where a ledger could not be read."""
+    alone = sorted(map(str, some.keys() ^ others.keys()))
+    if alone and not unread:
+        raise InvalidInputError(f"{alone[0]!r} is the name of a database or of an archive alone: name both alike")
+    return alone
 
 
 def _opened(ledgers: Sequence[NamedLedger]) -> AbstractContextManager[tuple[dict[str | None, OpenPlace], list[Unread]]]:

@@ -25,10 +25,10 @@ from pipeline.cli.ledgers import (
     Dsns,
     LedgersFile,
     MoreBundles,
-    NamedLedger,
+    Sources,
     codes_of,
     is_alone,
-    opened_together,
+    opened_with_archives,
     sources,
 )
 from pipeline.cli.options import Keys, Master, Tenants, load_keys
@@ -81,6 +81,10 @@ def verify(
     --keys, the newest checkpoint verified of each log is remembered in your
     state folder and compared with ever after.
 
+    With --archive beside --dsn, what left a database is verified in its
+    archive, and both as one chain from seq 1. Of several, those of one name
+    belong together.
+
     Several ledgers are verified in one Spark job, and each verdict names its
     ledger. One that cannot be reached is named, and the others are verified.
 
@@ -93,6 +97,7 @@ def verify(
     Examples:
       tally pipeline verify --keys trusted-keys.json
       tally pipeline verify --archive s3://ledger-archive/prod --keys trusted/
+      tally pipeline verify --dsn postgresql://db/ledger --archive s3://ledger-archive/prod --keys trusted/
       tally pipeline verify --bundle sites/*.tar --keys trusted/ --json
       tally pipeline verify --ledgers ledgers.txt --keys trusted/
     """
@@ -104,7 +109,7 @@ def verify(
     if where.bundles:
         told, codes = _verify_bundles([*map(Path, where.bundles)], keyring, kept, memory, run)
     else:
-        told, codes = _verify_ledgers(where.ledgers, tenants, keyring, kept, memory, run)
+        told, codes = _verify_ledgers(where, tenants, keyring, kept, memory, run)
     with remembering(memory, [verdict.get("memory") for verdict in told["tenants"]]):
         if as_json:
             print_json(told)
@@ -125,42 +130,37 @@ Run = Callable[[Work], tuple[dict[str, Any], ExitCode]]
 
 
 def _verify_ledgers(
-    ledgers: Sequence[NamedLedger],
+    where: Sources,
     wanted: Sequence[str] | None,
     keyring: Keyring | None,
     kept: str | None,
     memory: Memory | None,
     run: Run,
 ) -> Told:
-    """Verify databases, or archives.
+    """Verify databases, with their archives or without, or archives.
 
     Raises:
         TenantNotFoundError: there is nothing to verify.
     """
-    from pipeline.verify import verify as verify_chains
-
-    with opened_together(ledgers, keyring) as (opened, unread):
+    with opened_with_archives(where, keyring) as (opened, archives, unread):
         # 1. The chains.
         held = opened.tenants()
-        chains = held if wanted is None else opened.chains_of(wanted)
+        named = held if archives is None else sorted({*held, *archives.tenants()})
+        chains = named if wanted is None else [each for each in named if ChainName.parse(each).tenant_id in wanted]
         missing = sorted({*(wanted or ())} - {ChainName.parse(chain).tenant_id for chain in chains})
         if not chains:
             said = f"no tenant {', '.join(map(repr, missing))}" if missing else "nothing to verify"
             raise TenantNotFoundError(f"there is {said} in {opened}")
         # 2. The checkpoints that they are compared with.
-        observed = observations(opened, chains, keyring, memory)
+        observed = observations(opened, [each for each in chains if each in {*held}], keyring, memory)
         heads = {chain: each.heads for chain, each in observed.items()}
         of_file = {} if kept is None else _kept_of_chains(kept, opened, chains, keyring)
         for chain, (head, unknown) in of_file.items():
             if unknown is None:
                 heads[chain] = [TreeHead(head.size, head.root, SOURCE), *heads.get(chain, ())]
         # 3. The verdicts.
-        told, written = run(
-            lambda spark, passed: verify_chains(
-                spark, opened, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed
-            )
-        )
-        told["tables"] = opened.tables(keyring)
+        told, written = run(_work(opened, archives, chains, keyring, heads))
+        told["tables"] = (opened if archives is None else archives).tables(keyring)
         told["tenants"] = [_compared(verdict, observed, of_file, keyring) for verdict in told["tenants"]]
     # 4. What is missing.
     lost = gone(observed, keyring, memory, held) if wanted is None and not opened.is_copy else []
@@ -170,12 +170,30 @@ def _verify_ledgers(
         err.print(f"gone from {opened} are {what}", markup=False)
     for tenant in missing:
         err.print(f"there is no tenant {tenant!r} in {opened}", markup=False)
-    if not is_alone(ledgers):
+    if not is_alone(where.ledgers):
         told["unread"] = [each._asdict() for each in unread]
     code_of = exit_code_of_bundle if opened.is_copy else exit_code_of_verdict
     others = [_code_of_table(each) for each in told["tables"]]
     others += [ExitCode.COULD_NOT_RUN] * len(missing) + [ExitCode.TAMPERED] * len(lost) + codes_of(unread)
     return told, [*map(code_of, told["tenants"]), *others, written]
+
+
+def _work(
+    opened: OpenPlace,
+    archives: OpenPlace | None,
+    chains: Sequence[str],
+    keyring: Keyring | None,
+    heads: Mapping[str, Sequence[TreeHead]],
+) -> Work:
+    from pipeline.verify import verify as verify_chains
+    from pipeline.verify.joined import verify_joined
+
+    def work(spark: SparkSession, passed: Accumulator[int]) -> Verified:
+        if archives is None:
+            return verify_chains(spark, opened, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed)
+        return verify_joined(spark, opened, archives, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed)
+
+    return work
 
 
 def _code_of_table(found: Mapping[str, Any]) -> ExitCode:
@@ -282,6 +300,9 @@ def _print(told: dict[str, Any]) -> None:
     for verdict in verdicts:
         if verdict["first_break"] is not None:
             _print_first_break(verdict)
+        if (pruned := verdict.get("pruned")) is not None:
+            begin, left_to = verdict["verified_from_seq"], pruned["to_seq"]
+            out.print(f"{_name_of(verdict)}: verified from seq {begin:,} on; seq 1 to {left_to:,} left", markup=False)
     for found in told.get("tables", ()):
         _print_table(found)
     _print_memory([verdict["memory"] for verdict in verdicts if "memory" in verdict])

@@ -17,7 +17,7 @@ from ledger.errors import ArchiveInvalidError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.range_fold import ChainBounds
 from objects.store import ArchiveStore
-from pipeline.archive import ArchivedFile, month_of, month_order
+from pipeline.archive import ArchivedFile, SealedManifest, month_of, month_order
 from pipeline.archive.reader import ArchiveJudge, TenantArchive, entries_of, snapshots_of, tenants_of
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from pipeline.places.protocol import (
@@ -159,6 +159,10 @@ class OpenArchive(OpenPlace):
             Sealed(each.manifest.to_seq, each.manifest.checkpoint, [*map(bytes.fromhex, each.manifest.consistency)])
             for each in self._archive(tenant_id).sealed
         ]
+
+    def manifests(self, tenant_id: str) -> Sequence[SealedManifest]:
+        """As they were read."""
+        return self._archive(tenant_id).sealed
 
     def tables(self, keyring: Keyring | None) -> list[dict[str, Any]]:
         """The verdict on the archive's Iceberg table."""

@@ -12,7 +12,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ledger.errors import ArchiveInvalidError, InvalidInputError
+from ledger.verification.range_fold import ChainBounds
+from pipeline.archive import SealedManifest
 from pipeline.places.protocol import (
+    ROWS_A_PIECE,
     ChainName,
     Facts,
     Judged,
@@ -66,6 +69,31 @@ class OpenLedgers(OpenPlace):
             for piece in self._ledgers[name].pieces_of(some, rows_a_piece, from_seq, to_seq, times)
         ]
 
+    def left_pieces(self, tenants: Collection[str], rows_a_piece: int = ROWS_A_PIECE) -> list[Piece]:
+        """As in each ledger, with its name."""
+        return [
+            replace(piece, ledger=name)
+            for name, some in self._by_ledger(tenants)
+            for piece in self._ledgers[name].left_pieces(some, rows_a_piece)
+        ]
+
+    def first_seqs(self, tenants: Collection[str]) -> Mapping[str, int]:
+        """As in each ledger, by the names of chains."""
+        return {
+            str(ChainName(name, tenant)): seq
+            for name, some in self._by_ledger(tenants)
+            for tenant, seq in self._ledgers[name].first_seqs(some).items()
+        }
+
+    def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:
+        """As in each ledger, by the names of chains."""
+        begun: dict[str, ChainBounds] = {}
+        for name, some in self._by_ledger(ends):
+            of_ledger = {tenant: ends[str(ChainName(name, tenant))] for tenant in some}
+            found = self._ledgers[name].begun(of_ledger, keyring)
+            begun |= {str(ChainName(name, tenant)): each for tenant, each in found.items()}
+        return begun
+
     def existing(self, tenants: Collection[str]) -> list[str]:
         """``tenants``, each once, in order; the error names the ledger that lacks one."""
         return [
@@ -92,6 +120,11 @@ class OpenLedgers(OpenPlace):
         """As in its ledger."""
         place, tenant = self._at(tenant_id)
         return place.sealed(tenant)
+
+    def manifests(self, tenant_id: str) -> Sequence[SealedManifest]:
+        """As in its ledger."""
+        place, tenant = self._at(tenant_id)
+        return place.manifests(tenant)
 
     def tables(self, keyring: Keyring | None) -> list[dict[str, Any]]:
         """Those of each ledger."""

@@ -39,6 +39,7 @@ from ledger.verification import (
 from ledger.verification.range_fold import ChainBounds
 from pipeline.arrow import Row, rows_of
 from pipeline.places import statements
+from pipeline.places.floors import NOWHERE, FoundFloor, begun_at, floors_of
 from pipeline.places.protocol import (
     BATCH_BYTES_HINT,
     BATCH_ROWS_MAX,
@@ -223,6 +224,7 @@ class OpenPostgres(OpenPlace):
         self.connection, self.state = connection, state
         self._types = dict(state.altered)
         self._facts: dict[str, Facts] = {}
+        self._floors: dict[str, FoundFloor] = {}
 
     def __str__(self) -> str:
         return str(self.state.dsn)
@@ -234,13 +236,51 @@ class OpenPostgres(OpenPlace):
     def pieces_of(
         self, tenants: Sequence[str], rows_a_piece: int, from_seq: int | None, to_seq: int | None, times: Times
     ) -> list[Piece]:
-        """Borders are multiples of ``rows_a_piece``."""
+        """Borders are multiples of ``rows_a_piece``. A chain that was pruned begins at its floor."""
         occupied: dict[str, list[int]] = {tenant: [] for tenant in tenants}
         for tenant, seq in self._rows(lambda some: statements.occupied(some, rows_a_piece, from_seq, to_seq), tenants):
             occupied[tenant].append(seq)
         self.read_facts(tenants)
-        wholes = (Piece(tenant, from_seq, to_seq, 0, True, self.state, times) for tenant in tenants)
-        return [piece for whole in wholes for piece in self._cut(whole, occupied[whole.tenant_id], rows_a_piece)]
+        first_seqs = self.first_seqs(tenants)
+        found: list[Piece] = []
+        for tenant in tenants:
+            whole = Piece(tenant, from_seq, to_seq, 0, True, self.state, times)
+            seqs = occupied[tenant]
+            if (first := first_seqs.get(tenant, from_seq)) is not None and first > (from_seq or first - 1):
+                whole = replace(whole, from_seq=first)
+                seqs = [max(seq, first) for seq in seqs if -(-seq // rows_a_piece) * rows_a_piece >= first]
+            found += self._cut(whole, seqs, rows_a_piece)
+        return found
+
+    def left_pieces(self, tenants: Collection[str], rows_a_piece: int = ROWS_A_PIECE) -> list[Piece]:
+        """The entries below floors that are still stored."""
+        found: list[Piece] = []
+        for tenant, first in self.first_seqs(tenants).items():
+            seqs = [
+                seq for _, seq in self.connection.rows(statements.occupied([tenant], rows_a_piece, None, first - 1))
+            ]
+            whole = Piece(tenant, None, first - 1, 0, False, self.state)
+            found += [replace(piece, is_first=False) for piece in cut(whole, seqs, first - 1, rows_a_piece) if seqs]
+        return found
+
+    def first_seqs(self, tenants: Collection[str]) -> dict[str, int]:
+        """Those of chains that were pruned; unless they were judged before, by statements of any key."""
+        self._read_floors([tenant for tenant in tenants if tenant not in self._floors], None)
+        return {tenant: self._floors[tenant].first_seq for tenant in tenants if self._floors[tenant].floor is not None}
+
+    def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:
+        """Floors are compared with the stored tiles."""
+        self._read_floors([*ends], keyring)
+        return {tenant: self._begun(each) for tenant, each in ends.items()}
+
+    def _begun(self, ends: ChainBounds) -> ChainBounds:
+        whole = Piece(ends.tenant_id, None, None, 0, True, self.state)
+        return begun_at(ends, self._floors[ends.tenant_id], self.reader(whole).tiles)
+
+    def _read_floors(self, tenants: Sequence[str], keyring: Keyring | None) -> None:
+        rows = self._rows(partial(statements.about_retention, self._types), tenants)
+        found = floors_of(rows, self.log_origin(), keyring) if tenants else {}
+        self._floors |= {tenant: found.get(tenant, NOWHERE) for tenant in tenants}
 
     def reader(self, piece: Piece) -> PostgresPieceReader:
         """A reader on the connection that holds the state."""

@@ -22,6 +22,8 @@ from signing.keys import Keyring
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pipeline.archive import SealedManifest
+
 ROWS_A_PIECE: Final = 65_536
 """Entries of one piece: those under one tile of level 1 of the Merkle tree."""
 BATCH_ROWS_MAX: Final = 10_000
@@ -238,6 +240,20 @@ class OpenPlace(Protocol):
         """The tenants of ``tenants`` with data here, and possibly other tenants."""
         return self.tenants()
 
+    def left_pieces(self, tenants: Collection[str], rows_a_piece: int = ROWS_A_PIECE) -> list[Piece]:
+        """The pieces of entries that left with a prune and are still stored, while they are removed. No other pieces
+        have them."""
+        return []
+
+    def first_seqs(self, tenants: Collection[str]) -> Mapping[str, int]:
+        """The first entry of each chain that has not left with a prune; those that have not lost any are left out."""
+        return {}
+
+    def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:
+        """``ends`` of chains, each from its first entry that has not left, as entries say whose statements ``keyring``
+        judges."""
+        return dict(ends)
+
     def reader(self, piece: Piece) -> PieceReader:
         """The reader of a piece on the driver, valid until the next call."""
 
@@ -253,6 +269,14 @@ class OpenPlace(Protocol):
         Raises:
             ArchiveInvalidError: they cannot be read.
         """
+
+    def manifests(self, tenant_id: str) -> Sequence[SealedManifest]:
+        """The manifests of an archived tenant by seq; their signatures may be unverified. Other places have none.
+
+        Raises:
+            ArchiveInvalidError: they cannot be read.
+        """
+        return ()
 
     def named_keys(self) -> Keyring | None:
         """The keys that it names, by which no signature is valid. None for a copy, whose maker may have named any

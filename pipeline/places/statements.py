@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from ledger.machines.retention import SUBJECT
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import INTEGERS
 from pipeline.places.protocol import SEQ_MAX, SEQ_MIN, Times
@@ -197,6 +198,18 @@ def facts(types: Types, tenants: Iterable[str]) -> str:
                           ORDER BY {LOG}.seq DESC, {LOG}.ctid DESC LIMIT 1) AS l ON true
       LEFT JOIN LATERAL (SELECT true, {select_list(types, TREES, TREE_COLUMNS)} FROM {TREES}
                           WHERE tenant_id = wanted.tenant_id ORDER BY ctid LIMIT 1) AS m ON true
+    """
+
+
+def about_retention(types: Types, tenants: Iterable[str]) -> str:
+    """The entries about retention of each of ``tenants``, after the tenant, by tenant and seq."""
+    return f"""
+    SELECT wanted.tenant_id, found.*
+      FROM {wanted(tenants)}
+     CROSS JOIN LATERAL (SELECT {select_list(types, LOG, ENTRY_COLUMNS)} FROM {LOG}
+                          WHERE tenant_id = wanted.tenant_id AND {LOG}.job_id::text = {literal(SUBJECT)}
+                          ORDER BY {LOG}.seq, {LOG}.ctid) AS found
+     ORDER BY wanted.tenant_id COLLATE "C", found.seq
     """
 
 

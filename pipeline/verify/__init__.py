@@ -185,10 +185,12 @@ def verify(
         tenant: each.ends._replace(checkpoints=(*each.ends.checkpoints, *(checkpoints or {}).get(tenant, ())))
         for tenant, each in judged.items()
     }
+    ends = place.begun(ends, keyring)
     rings = {name: each.named_keys() if keyring is None else keyring for name, each in place.ledgers().items()}
     pieces = place.pieces([*ends], rows_a_piece=rows_a_piece)
+    left = [] if place.is_copy else place.left_pieces([*ends], rows_a_piece)
     verdicts, refusals, found = check_chains(
-        spark, pieces, ends, keyrings=rings, with_jobs=not place.is_copy, passed=passed
+        spark, pieces, ends, keyrings=rings, with_jobs=not place.is_copy, left=left, passed=passed
     )
     for tenant, (is_signature, message, seq) in refusals.items():
         refused[tenant] = (ArchiveSignatureError if is_signature else ArchiveInvalidError)(message, seq)
@@ -206,18 +208,21 @@ def check_chains(
     *,
     keyrings: Mapping[str | None, Keyring | None],
     with_jobs: bool,
+    left: Sequence[Piece] = (),
     passed: Accumulator[int] | None,
 ) -> tuple[dict[str, Verdict], dict[str, Refusal], tuple[DataFrame, ...]]:
     """Check the chains in ``pieces``; ``ends`` has the stored bounds of each, ``keyrings`` the keys of each ledger.
 
     Returns verdicts and refusals by chain, and the cached rows, including every break.
 
-    With ``with_jobs``, stored job states are compared.
+    With ``with_jobs``, stored job states are compared. ``left`` are pieces of entries that left and are still stored,
+    of which only the jobs are folded.
     """
     chains = _planned(pieces, ends)
     # 1. The ranges. 2. The jobs.
     check = CheckRanges(_by_piece(pieces, chains), keyrings, with_jobs, passed=passed)
-    found = over_pieces(spark, pieces, check, DDL, rows_a_task(pieces, spark.sparkContext.defaultParallelism))
+    read = [*left, *pieces]
+    found = over_pieces(spark, read, check, DDL, rows_a_task(read, spark.sparkContext.defaultParallelism))
     if with_jobs:
         stored = over_pieces(spark, [piece for piece in pieces if piece.is_first], read_jobs, DDL)
         tasks_min = SHUFFLE_PARTITIONS_A_CORE * spark.sparkContext.defaultParallelism

@@ -5,7 +5,7 @@ A row of ``number`` belongs to that range of its chain; ``place`` orders rows of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -128,7 +128,25 @@ class CheckRanges:
     """Counts entries."""
 
     def __call__(self, piece: Piece, reader: PieceReader) -> Iterator[pa.RecordBatch]:
-        return batched(self._rows(piece, self.tasks[piece.chain, piece.from_seq], reader))
+        task = self.tasks.get((piece.chain, piece.from_seq))
+        return batched(self._left(piece, reader) if task is None else self._rows(piece, task, reader))
+
+    def _left(self, piece: Piece, reader: PieceReader) -> Iterator[TaskRow]:
+        """The jobs of entries that left and are still stored."""
+        jobs = JobParts(reader.jobs_seq(), reader.exclusions())
+        place = piece.bounds[0]
+        for batch in reader.entries():
+            yield from self._commitments(piece.chain, of_commitments([*rows_of(batch)]))
+            jobs.add(lists_of(batch))
+            if len(jobs) >= JOBS_HELD_MAX:
+                yield from _parts(piece.chain, -1, place, jobs)
+            place += 1
+        yield from _parts(piece.chain, -1, place, jobs)
+
+    def _commitments(self, chain: str, entries: Sequence[CommitmentRow]) -> Iterator[TaskRow]:
+        for entry in entries:
+            if is_number(entry.seq):
+                yield TaskRow(chain, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
 
     def _rows(self, piece: Piece, task: RangeTask, reader: PieceReader) -> Iterator[TaskRow]:
         breaks: list[Break] = []
@@ -159,9 +177,7 @@ class CheckRanges:
             if checker.check_packed(ArrowEntries(batch)) is None:
                 checker.check([*rows_of(batch)])
             if checker.summary.commitments > known:
-                for entry in of_commitments([*rows_of(batch)]):
-                    if is_number(entry.seq):
-                        yield TaskRow(chain, COMMITMENT, -1, entry.seq, None, encode(Judged(entry=entry)))
+                yield from self._commitments(chain, of_commitments([*rows_of(batch)]))
             if self.with_jobs:
                 jobs.add(lists_of(batch))
             if len(jobs) >= JOBS_HELD_MAX:

@@ -82,7 +82,7 @@ def test_an_auditor_who_can_only_read_verifies_a_database(
     ("arguments", "said"),
     [
         ([], "name the ledger"),
-        (["--dsn", "postgresql://x/y", "--archive", "/tmp"], "name places of one kind"),
+        (["--dsn", "postgresql://x/y", "--bundle", "a.tar"], "bundles are read alone"),
         (["some.tar"], "bundles are named with --bundle"),
         (["--bundle", "a.tar", "b.tar", "--tenant", "acme"], "a bundle is of one tenant"),
         (["--dsn", "nowhere"], "--dsn takes a database (postgresql://...), and 'nowhere' is none"),

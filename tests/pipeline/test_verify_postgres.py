@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -22,15 +23,18 @@ from ledger.verification.tree_check import TreeHead
 from pipeline.places import parse_place
 from pipeline.verify import Verified
 from pipeline.verify import verify as verify_on_spark
-from signing import key_statement
+from signing import key_statement, retention_statement
 from signing.key_history import added_facts, root_facts
 from signing.key_statement import Anchor
 from signing.keys import Keyring
+from signing.private_keys import FileSigner
 from tests.app.chain_builder import insert
 from tests.app.test_tamper import Connection, drop_guards
 from tests.conftest import Database
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import OPEN, SIGNER, STRANGER, Ledger, build, payload_digest
+from tests.ledger.pruned import enter as enter_retention
+from tests.ledger.pruned import finish, floor_facts
 
 ROWS_A_PIECE = 20
 COUNT = 60
@@ -214,7 +218,13 @@ def tenant_of(case: Case) -> str:
 
 async def by_the_service(connection: Connection, tenant: str, heads: list[TreeHead]) -> Verdict:
     async with consistent_reader(connection, tenant) as reader:
-        return await verify(reader, tenant_id=tenant, open_snapshot=OPEN, checkpoints=heads)
+        return await verify(
+            reader,
+            tenant_id=tenant,
+            open_snapshot=OPEN,
+            checkpoints=heads,
+            judge_statement=partial(retention_statement.judge, f"{ORIGIN}/{tenant}", KEYRING),
+        )
 
 
 STORED_TENANTS = """
@@ -329,6 +339,86 @@ async def test_a_tenant_of_which_anything_but_its_chain_is_left_is_told_as_cut(
     for verdict in verified.objects:
         assert not verdict["valid"]
         assert verdict["breaks"]["tail-truncated"] == listed[verdict["tenant_id"]]["tail-truncated"] == 1
+
+
+FLOOR = 18
+"""Where a snapshot ends, within the first piece."""
+ORIGIN = "log.example"
+
+
+def pruned(tenant_id: str, removed_to: int = FLOOR, signer: FileSigner | None = SIGNER, **facts: Any) -> Ledger:
+    """A ledger whose entries up to ``FLOOR`` leave by its entry 50; those up to ``removed_to`` are not there."""
+    ledger = build(COUNT, tenant_id=tenant_id, snapshots_to=(FLOOR, 45))
+    said = floor_facts(ledger, FLOOR) | facts
+    enter_retention(ledger, 50, "PRUNED", said, signer, log=f"{ORIGIN}/{tenant_id}")
+    finish(ledger, (FLOOR, 45))
+    remove(1, removed_to)(ledger)
+    ledger.store_jobs()
+    return ledger
+
+
+def whole_without_prefix(tenant_id: str) -> Ledger:
+    ledger = build(COUNT, tenant_id=tenant_id, snapshots_to=(FLOOR, 45))
+    remove(1, FLOOR)(ledger)
+    ledger.store_jobs()
+    return ledger
+
+
+def without_job(ledger: Ledger) -> Ledger:
+    ledger.jobs.pop()
+    return ledger
+
+
+def edited(ledger: Ledger, seq: int) -> Ledger:
+    change(seq, payload='{"type":"JobFailed"}')(ledger)
+    return ledger
+
+
+def without_tiles(ledger: Ledger) -> Ledger:
+    ledger.tiles.clear()
+    return ledger
+
+
+PRUNED: dict[str, tuple[Callable[[str], Ledger], tuple[str, int] | None]] = {
+    "pruned": (pruned, None),
+    "being-removed": (lambda name: pruned(name, 7), None),
+    "not-removed-yet": (lambda name: pruned(name, 0), None),
+    "more-removed": (lambda name: pruned(name, FLOOR + 1), ("gap", FLOOR + 1)),
+    "no-entry-says-so": (whole_without_prefix, ("gap", 1)),
+    "unsigned": (lambda name: pruned(name, signer=None), ("gap", 1)),
+    "unsigned-and-not-removed": (lambda name: pruned(name, 0, None), ("malformed", 50)),
+    "signed-by-a-stranger": (lambda name: pruned(name, signer=STRANGER), ("snapshot-signature", 50)),
+    "another-link": (lambda name: pruned(name, chain_link=ZEROS), ("prev-link", FLOOR + 1)),
+    "another-snapshot": (lambda name: pruned(name, snapshot=ZEROS), ("snapshot-chain", FLOOR + 1)),
+    "edited-above": (lambda name: edited(pruned(name), FLOOR + 1), ("payload-digest", FLOOR + 1)),
+    "a-job-lost": (lambda name: without_job(pruned(name, 7)), ("projection", 60)),
+    "tiles-lost": (lambda name: without_tiles(pruned(name)), ("tree", 1)),
+}
+"""Ledgers of which a prefix left, or seems to have left, and the first break."""
+
+
+async def test_a_pruned_chain_gets_the_verdict_of_the_service_from_its_floor_on(
+    spark: SparkSession, superuser: Connection, database: Database
+) -> None:
+    connection = await without_guards(superuser)
+    await connection.execute("INSERT INTO scheduler.ledger_identity VALUES (true, $1)", ORIGIN)
+    heads: dict[str, list[TreeHead]] = {}
+    for name, (make, _) in PRUNED.items():
+        ledger = make(name)
+        whole = pruned(name, 0)
+        heads[name] = [whole.checkpoint(7), whole.checkpoint(30)] if name == "pruned" else []
+        await insert(connection, ledger)
+    verified, listed = on_spark(spark, database, heads)
+    found = {verdict["tenant_id"]: verdict for verdict in verified.objects}
+    for name, (_, first) in PRUNED.items():
+        service = await by_the_service(connection, name, heads[name])
+        told = service.first_break
+        assert (None if told is None else (told.kind, told.seq)) == first, name
+        assert without_time(found[name]) == service.to_json(0), name
+        assert listed[name] == Counter(service.breaks), name
+    for name in ("pruned", "being-removed", "not-removed-yet"):
+        assert (found[name]["verified_from_seq"], found[name]["pruned"]["to_seq"]) == (FLOOR + 1, FLOOR)
+        assert set(found[name]["verdicts"].values()) <= {"ok", "not_checked"}
 
 
 def enter(system: Ledger, action: str, job_id: str, facts: dict[str, Any]) -> None:

@@ -1,0 +1,42 @@
+"""Where a chain begins: what left it with a prune, as its newest PRUNED entry that counts says.
+
+The floor is found before the ranges are planned, and the stored tree of what left is compared with it
+(:mod:`ledger.verification.left_tree`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ledger.machines.retention import Floor, Judge, retention_of
+from ledger.verification.entry_check import EntryRow
+from ledger.verification.left_tree import ReadTiles, left_tree
+from ledger.verification.range_fold import ChainBounds
+from ledger.verification.verdict import Findings
+
+
+def floor_of(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) -> Floor | None:
+    """What left the chain, by the newest PRUNED entry that counts of ``rows``, its entries about retention in seq
+    order; reports statements that no admitted key made."""
+    found = retention_of(rows, judge or (lambda *_: "not_checked"), is_strict=False)
+    for seq, action, verdict in found.doubted:
+        if verdict == "not_checked":
+            findings.leave_undecided("signatures")
+        elif verdict == "unknown_key":
+            detail = f"{action} is signed by a key that is not known, or was not valid then"
+            findings.add("snapshot-signature", seq, detail, is_key_unknown=True)
+        else:
+            findings.add("malformed", seq, f"{action} has no statement of an admitted key about what it says")
+    return found.floor
+
+
+async def from_floor(ends: ChainBounds, read: ReadTiles, floor: Floor, findings: Findings) -> ChainBounds:
+    """``ends`` of a chain that is verified from ``floor`` on, with the stored tree of what left."""
+    ends = ends._replace(
+        first_seq=floor.to_seq + 1,
+        floor=floor,
+        expected_prev=floor.chain_link,
+        expected_snapshot=floor.snapshot,
+        expected_frontier=[bytes.fromhex(each) for each in floor.compact_range],
+    )
+    return ends._replace(left=await left_tree(read, floor, ends.sizes, findings))

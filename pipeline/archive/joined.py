@@ -1,0 +1,101 @@
+"""A chain and what left it, verified as one from seq 1: the verdict on its database, joined with that on its archive.
+
+Both are verified by themselves. They join where the tree of the archive is the beginning of that of the chain, which
+covers every link. So the database's verification compares ``ArchivedPart.heads``, which are not checkpoints of
+somebody else, and its stored tiles prove the tree of what left::
+
+    archive     1 ... to_seq of the newest manifest          PRUNED names a manifest of it
+    database         to_seq of PRUNED + 1 ... the head       its tree begins with the archive's
+
+What both have is verified twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ledger.errors import ArchiveInvalidError, TenantNotFoundError
+from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import Break, with_archive
+from objects.store import ArchiveStore
+from pipeline.archive import SealedManifest
+from pipeline.archive.reader import ARCHIVE, OF_A_COPY, TenantArchive, verify_tenant
+from signing.keys import Keyring
+
+
+@dataclass(frozen=True)
+class ArchivedPart:
+    """What an archive has of a tenant, by manifests whose signatures its verdict judges."""
+
+    tenant_id: str
+    url: str
+    sealed: Sequence[SealedManifest]
+    """Its manifests, none if the archive does not have the tenant, or if they cannot be read."""
+    verdict: Mapping[str, Any] | None
+    """The verdict object on it; None if the archive does not have the tenant."""
+
+    @property
+    def heads(self) -> list[TreeHead]:
+        """The tree of the archive, with which that of the chain must begin."""
+        newest = [each.manifest for each in self.sealed[-1:]]
+        return [TreeHead(each.tree_size, bytes.fromhex(each.tree_root), ARCHIVE, is_own=True) for each in newest]
+
+    def joined(self, verdict: Mapping[str, Any], log: str | None) -> dict[str, Any]:
+        """``verdict``, on a database that was compared with ``heads`` and has the log of this name, joined with that
+        on the archive. Both are valid together if nothing is missing between them."""
+        refusal = self.refusal(verdict.get("pruned"), log)
+        found = with_archive(verdict, self.verdict, None if refusal is None else refusal._asdict())
+        if self.verdict is not None:
+            found["not_checked"] = [each for each in self.verdict["not_checked"] if each not in OF_A_COPY]
+            found[ARCHIVE] = self.verdict.get(ARCHIVE)
+        return found
+
+    def refusal(self, pruned: Mapping[str, Any] | None, log: str | None) -> Break | None:
+        """Why this archive cannot stand for what left, None if it can."""
+        left_to = 0 if pruned is None else pruned["to_seq"]
+        if self.verdict is None:
+            says = f"the archive {self.url} has nothing of tenant {self.tenant_id}"
+            return (
+                Break(1, ARCHIVE, f"{says}, and entries up to seq {left_to} left for an archive") if left_to else None
+            )
+        if not self.sealed:
+            return None  # Its verdict says why.
+        newest = self.sealed[-1].manifest
+        named = None if pruned is None else pruned["manifest"]
+        last = next((each for each in self.sealed if each.manifest.from_seq <= left_to <= each.manifest.to_seq), None)
+        if named is not None and last is not None and named == last.digest:
+            return None  # Of another log it may be only from before a fork.
+        if log and (archived_log := f"{newest.log_origin}/{self.tenant_id}") != log:
+            return Break(1, ARCHIVE, "the archive is of another log than the chain", log, archived_log)
+        if newest.to_seq < left_to:
+            detail = f"seq {newest.to_seq + 1} to {left_to} left the database, and the archive ends before"
+            return Break(newest.to_seq + 1, ARCHIVE, detail, left_to, newest.to_seq)
+        if named is not None and last is not None:
+            detail = f"the archive's manifest of seq {left_to} is not the one that the PRUNED entry names"
+            return Break(last.manifest.from_seq, ARCHIVE, detail, named, last.digest)
+        return None
+
+
+NO_MANIFESTS: Final[Sequence[SealedManifest]] = ()
+
+
+async def archived_part(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> ArchivedPart:
+    """Verify what an archive has of a tenant.
+
+    Raises:
+        ArchiveUnavailableError: the archive cannot be read.
+    """
+    try:
+        verdict = await verify_tenant(store, tenant_id, keyring)
+    except TenantNotFoundError:
+        return ArchivedPart(tenant_id, store.url, NO_MANIFESTS, None)
+    return ArchivedPart(tenant_id, store.url, _sealed(store, tenant_id, keyring), verdict)
+
+
+def _sealed(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> Sequence[SealedManifest]:
+    try:
+        return TenantArchive.read(store, tenant_id, keyring).sealed
+    except ArchiveInvalidError:
+        return NO_MANIFESTS

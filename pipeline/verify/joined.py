@@ -1,0 +1,81 @@
+"""Verifies databases on Spark, each with its archive, as chains from seq 1 (:mod:`pipeline.archive.joined`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ledger.errors import ArchiveInvalidError
+from ledger.verification.tree_check import TreeHead
+from ledger.verification.verdict import rollback, with_break
+from pipeline.archive.joined import NO_MANIFESTS, ArchivedPart
+from pipeline.places import OpenPlace
+from pipeline.places.protocol import ChainName
+from pipeline.verify import Verified, verify
+from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
+
+
+def verify_joined(
+    spark: SparkSession,
+    place: OpenPlace,
+    archives: OpenPlace,
+    *,
+    tenants: Collection[str],
+    keyring: Keyring | None,
+    checkpoints: Mapping[str, Sequence[TreeHead]],
+    passed: Accumulator[int] | None = None,
+) -> Verified:
+    """Verify ``tenants`` of ``place``, and what ``archives`` have of them, as one; arguments as of ``verify``.
+
+    A tenant that only its archive has was removed from the database, which is a break.
+    """
+    archived = sorted({*tenants} & {*archives.tenants()})
+    parts = {chain: _part(archives, chain, None) for chain in tenants}
+    there = {*place.tenants()}
+    # 1. The archives.
+    of_archives = verify(spark, archives, tenants=archived, keyring=keyring, passed=passed)
+    verdicts = {_chain_of(each): each for each in of_archives.objects}
+    # 2. The databases, which must begin with the trees of the archives.
+    heads = {chain: [*checkpoints.get(chain, ()), *part.heads] for chain, part in parts.items()}
+    chains = [chain for chain in tenants if chain in there]
+    of_databases = verify(spark, place, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed)
+    found = {_chain_of(each): each for each in of_databases.objects}
+    # 3. Both as one.
+    objects = [
+        _joined(place, archives, chain, found.get(chain), verdicts.get(chain)) for chain in sorted({*found, *verdicts})
+    ]
+    return Verified(spark, objects, [*of_databases.found, *of_archives.found])
+
+
+def _joined(
+    place: OpenPlace,
+    archives: OpenPlace,
+    chain: str,
+    found: Mapping[str, Any] | None,
+    archived: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    if found is None:
+        assert archived is not None
+        root = archived["archive"]["tree_root"] if archived.get("archive") else ""
+        detail = "the archive has entries of this tenant, and the database has none"
+        return with_break({**archived}, rollback(archived["to_seq"], detail, root, None))
+    origin = place.log_origin(chain)
+    log = None if origin is None else f"{origin}/{ChainName.parse(chain).tenant_id}"
+    return _part(archives, chain, archived).joined(found, log)
+
+
+def _part(archives: OpenPlace, chain: str, verdict: Mapping[str, Any] | None) -> ArchivedPart:
+    """What the archives have of a chain; its verdict says so if its manifests cannot be read."""
+    try:
+        sealed = archives.manifests(chain) if chain in archives.tenants() else NO_MANIFESTS
+    except ArchiveInvalidError:
+        sealed = NO_MANIFESTS
+    return ArchivedPart(ChainName.parse(chain).tenant_id, str(archives), sealed, verdict)
+
+
+def _chain_of(verdict: Mapping[str, Any]) -> str:
+    return str(ChainName(verdict.get("ledger"), verdict["tenant_id"]))

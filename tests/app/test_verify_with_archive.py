@@ -1,0 +1,155 @@
+"""A chain and what left it are verified as one from seq 1, by the service and from the database; each way in which the
+two do not belong together is found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.exit_code import exit_code_of_verdict
+from objects.store import ArchiveStore
+from pipeline.archive.joined import ArchivedPart, archived_part
+from signing.keys import Keyring
+from tests.app.test_retention import (
+    Site,
+    eventually,
+    fill,
+    prune,
+    set_policy,
+    site,
+    until_prunable,
+    until_removed,
+    verdict,
+)
+from tests.ledger.ledger_in_memory import STRANGER
+from tests.tally import run_tally
+
+__all__ = ["site"]
+
+TENANT = "joined"
+FLOOR = 30
+
+
+def archived_to(site: Site, tenant: str) -> int:
+    answer = site.client.get("/v1/archive").json()
+    return next((each["archived_to_seq"] for each in answer["tenants"] if each["tenant_id"] == tenant), 0)
+
+
+@pytest.fixture(scope="module")
+def pruned(site: Site) -> Site:
+    """A tenant whose first 30 entries left; the archive has them in two ranges, and more."""
+    fill(site, TENANT, range(5))
+    eventually(lambda: archived_to(site, TENANT) >= 15)
+    fill(site, TENANT, range(5, 10))
+    set_policy(site, TENANT, period="1s")
+    until_prunable(site, TENANT, FLOOR)
+    prune(site, TENANT)
+    until_removed(site, TENANT, FLOOR)
+    fill(site, TENANT, range(10, 12))
+    eventually(lambda: archived_to(site, TENANT) >= FLOOR + 6)
+    (site.folder / "keys.json").write_text(site.client.get("/v1/keys").text)
+    return site
+
+
+@pytest.fixture
+def copy(pruned: Site, tmp_path: Path) -> Path:
+    """A copy of the archive, to be damaged."""
+    folder = tmp_path / "archive"
+    shutil.copytree(pruned.folder / "archive", folder)
+    return folder
+
+
+def by_command(*words: str) -> tuple[int, dict[str, Any]]:
+    done = run_tally("verify", "-t", TENANT, "--with-archive", "--no-state", "--json", *words)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def by_database(site: Site, archive: Path) -> tuple[int, dict[str, Any]]:
+    keys = str(site.folder / "keys.json")
+    return by_command("--dsn", site.service_url, "--keys", keys, "--archive", str(archive))
+
+
+def by_service(site: Site, *words: str) -> tuple[int, dict[str, Any]]:
+    return by_command("--url", str(site.client.base_url), *words)
+
+
+def ok_of(found: dict[str, Any]) -> tuple[Any, ...]:
+    said = [found[name] for name in ("valid", "from_seq", "verified_from_seq", "first_break")]
+    return (*said, found["entries_checked"] == found["head"]["seq"], found["verdicts"]["archive"])
+
+
+def test_archive_and_rest_verify_as_one_from_seq_1(pruned: Site) -> None:
+    expected = (True, 1, 1, None, True, "ok")
+    code, served = by_service(pruned)
+    assert ok_of(served) == expected
+    assert served["pruned"]["to_seq"] == FLOOR
+    # The newest entries may not be signed yet.
+    assert code == (3 if served["unsigned_entries"] else 0)
+    code, read = by_database(pruned, pruned.folder / "archive")
+    assert ok_of(read) == expected
+    # The service compares the chain with its node's memory, too.
+    assert read["verdicts"] == {**served["verdicts"], "checkpoint": "not_checked"}
+    assert code == (3 if read["unsigned_entries"] else 0)
+
+
+def manifests(archive: Path) -> list[Path]:
+    return sorted((archive / "manifests" / TENANT).iterdir())
+
+
+def first_break(found: dict[str, Any]) -> tuple[str, int]:
+    return found["first_break"]["kind"], found["first_break"]["seq"]
+
+
+def test_an_older_archive_that_does_not_reach_the_floor_leaves_a_hole(pruned: Site, copy: Path) -> None:
+    first, *others = manifests(copy)
+    for each in others:
+        each.unlink()
+    end = int(first.name.partition("-")[2].partition(".")[0])
+    assert end < FLOOR
+    for code, found in (by_database(pruned, copy), by_service(pruned, "--archive", str(copy))):
+        assert (code, first_break(found)) == (2, ("archive", end + 1))
+        assert (found["verdicts"]["archive"], found["verified_from_seq"]) == ("broken", FLOOR + 1)
+        assert str(FLOOR) in found["first_break"]["detail"]
+
+
+def test_an_archive_that_lacks_the_tenant_or_a_file_is_found(pruned: Site, copy: Path) -> None:
+    next((copy / "entries" / f"tenant_id={TENANT}").rglob("*.parquet")).unlink()
+    code, found = by_database(pruned, copy)
+    assert (code, found["verdicts"]["archive"], found["first_break"]["kind"]) == (2, "broken", "archive")
+    shutil.rmtree(copy / "manifests" / TENANT)
+    code, found = by_database(pruned, copy)
+    assert (code, first_break(found)) == (2, ("archive", 1))
+
+
+def part_of(site: Site) -> ArchivedPart:
+    keyring = Keyring.load(site.folder / "keys.json")
+    return asyncio.run(archived_part(ArchiveStore(str(site.folder / "archive")), TENANT, keyring))
+
+
+def test_an_archive_of_another_log_is_found(pruned: Site) -> None:
+    chain = verdict(pruned, TENANT)
+    named = {**chain, "pruned": {**chain["pruned"], "manifest": "0" * 64}}
+    found = part_of(pruned).joined(named, "other.example/joined")
+    assert (int(exit_code_of_verdict(found)), first_break(found)) == (2, ("archive", 1))
+    assert found["first_break"]["detail"] == "the archive is of another log than the chain"
+
+
+def test_a_manifest_that_the_prune_does_not_name_is_found(pruned: Site) -> None:
+    chain = verdict(pruned, TENANT)
+    named = {**chain, "pruned": {**chain["pruned"], "manifest": "0" * 64}}
+    found = part_of(pruned).joined(named, None)
+    assert (int(exit_code_of_verdict(found)), found["first_break"]["kind"]) == (2, "archive")
+    assert found["first_break"]["actual"] == chain["pruned"]["manifest"]
+
+
+def test_an_archive_by_keys_that_are_not_known_is_told(pruned: Site, tmp_path: Path) -> None:
+    keys = tmp_path / "other.pem"
+    keys.write_text(STRANGER.public_key_pem)
+    code, found = by_service(pruned, "--keys", str(keys))
+    assert (code, found["verdicts"]["archive"], found["valid"]) == (4, "unknown_key", False)
