@@ -36,6 +36,7 @@ from tests.app.test_retention import (
     verdict,
 )
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
+from tests.tally import run_tally
 
 DATABASE = "bundles_pruned"
 
@@ -220,7 +221,7 @@ def test_a_ledger_without_what_left_there_takes_what_is_in_the_bundle(site: Site
     assert (found["valid"], found["verified_from_seq"]) == (True, 1)
 
 
-def test_receipts_from_before_verify_and_are_not_made_of_what_left(site: Site, before: Before) -> None:
+def test_receipts_from_before_verify_and_are_not_made_of_what_left(site: Site, before: Before, tmp_path: Path) -> None:
     keys = Keyring.from_json(site.client.get("/v1/keys").json())
     for made in before.receipts:
         found = judged(made, keys)
@@ -233,6 +234,10 @@ def test_receipts_from_before_verify_and_are_not_made_of_what_left(site: Site, b
     assert [problem(answer) for answer in answers] == [(410, "archived")] * 3
     assert answers[0].json()["archive"] == str(site.folder / "archive")
     assert receipt(site, before.tenant, "jobs/job-33/receipt").status_code == 404
+    proving = ("prove", "-t", before.tenant, "--job", "job-3", "-o", str(tmp_path / "receipt.json"))
+    done = run_tally(*proving, "--url", str(site.client.base_url))
+    assert (done.returncode, (tmp_path / "receipt.json").exists()) == (1, False)
+    assert "entries up to seq 30 are in the archive" in " ".join(done.stderr.split())
     assert receipt(site, before.tenant, "chain/receipt", seq=31).status_code == 200
 
 

@@ -90,7 +90,8 @@ async def restore_bundle(connection: Connection, reader: BundleReader, log_origi
         if manifest.from_seq > head.seq + 1:
             raise StartRefusedError(
                 f"the bundle begins with seq {manifest.from_seq}, but the chain of tenant {tenant_id} ends at "
-                f"{head.seq}: bring back what is between first"
+                f"{head.seq}: bring back what is between first; entries that left with a prune are in the archive "
+                "(tally restore --from archive)"
             )
         # 2. where both meet
         await _check_joint(connection, reader, head)
