@@ -64,5 +64,9 @@ export const WHYS = {
   commitment: { because: "It is about commitments: each verdict follows from all before." },
   privacy: { because: "It declares or erases private fields." },
   keyed: { because: "Its Idempotency-Key is still kept, for 7 days." },
+  webhook: {
+    because: "A webhook that is not stopped has not delivered it, or keeps it as a dead letter.",
+    remedy: "Mend its receiver, deliver the dead letters again, or stop the webhook.",
+  },
   "to-seq": { because: "The request ends before it." },
 };
