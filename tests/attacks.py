@@ -13,7 +13,7 @@ _HEAD = """# Attacks and faults, and what is seen
 
 Evidence for [SECURITY.md](../SECURITY.md), generated from `tests/attacks.toml`. Each line is an attack or a fault, what
 the ledger does, and the tests below `tests/` that show it. Each was seen to succeed on a running service before it was
-repaired, but for those about an issuer, forged tokens and rights, which were refused from the first.
+repaired, but for those about an issuer, forged tokens, rights and archives, which were refused from the first.
 """
 
 

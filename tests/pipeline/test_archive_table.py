@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import duckdb_extension_avro
 import duckdb_extension_iceberg
+import msgspec
 import pytest
 from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
@@ -184,6 +185,10 @@ def test_lists_are_merged_and_snapshots_forgotten_so_that_a_version_stays_small(
     assert len(current.manifests(TableFiles(ArchiveStore(str(archive)), str(archive)))) <= 2
     assert verified(archive)["verdict"] == "ok"
     assert read_by_duckdb(archive)[0] == 60
+    oldest = min((archive / "metadata").glob("snap-*.avro"), key=lambda file: file.stat().st_mtime_ns)
+    assert oldest.name not in (archive / metadata_name(4)).read_text()
+    oldest.write_bytes(b"Obj")
+    assert "is not the object that its statement names" in verified(archive)["detail"]
 
 
 def test_a_process_that_died_before_its_version_was_whole_leaves_nothing_that_counts(archive: Path) -> None:
@@ -327,6 +332,19 @@ def test_a_statement_is_of_one_metadata_file(archive: Path) -> None:
 
     assert "is the statement of another version" in verified(archive)["detail"]
     assert open_statement(name.read_bytes(), RING).statement.version == 1
+
+
+def test_a_file_that_the_table_has_with_other_rows_than_its_manifest_is_found(archive: Path) -> None:
+    place = ArchiveStore(str(archive))
+    acme, beta = (TenantArchive.read(place, each, RING).sealed for each in ("acme", "beta"))
+    manifest, envelope = beta[0]
+    file, snapshots = manifest.files
+    other = msgspec.structs.replace(manifest, files=(msgspec.structs.replace(file, rows=9), snapshots))
+
+    found = verify_table(place, {"acme": acme, "beta": [SealedManifest(other, envelope)]}, RING)
+
+    assert found["verdict"] == "broken"
+    assert "as ('beta', '2024-01', 10, " in found["detail"]
 
 
 # --- commands -----------------------------------------------------------------------------------------
