@@ -161,9 +161,18 @@ def get(path: str, token: str | None = None) -> bytes:
 
 def post(path: str, body: bytes, kind: str = "json", token: str | None = None, key: str | None = None) -> bytes:
     """A POST request with ``body``, and an Idempotency-Key where one is given."""
+    return _with_body("POST", path, body, kind, token, key)
+
+
+def put(path: str, body: bytes) -> bytes:
+    """A PUT request with ``body``, which is JSON."""
+    return _with_body("PUT", path, body, "json", None, None)
+
+
+def _with_body(method: str, path: str, body: bytes, kind: str, token: str | None, key: str | None) -> bytes:
     keyed = "" if key is None else f"Idempotency-Key: {key}\r\n"
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {CONTENT_TYPES[kind]}\r\n"
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {CONTENT_TYPES[kind]}\r\n"
         f"Content-Length: {len(body)}\r\n{keyed}{_bearer(token)}\r\n"
     )
     return head.encode() + body

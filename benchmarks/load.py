@@ -97,6 +97,18 @@ async def _drive_in_turn(sides: Sequence[Side]) -> list[Load]:
     return [driver.close() for driver in drivers]
 
 
+async def drive_once(side: Side, seconds: float) -> Load:
+    """Load one side for a while; what the client saw.
+
+    Raises:
+        BenchmarkError: as ``drive_in_turn``.
+    """
+    driver = _Driver(side)
+    await driver.open()
+    await driver.slice(WARM_UP_S, seconds)
+    return driver.close()
+
+
 class _Driver:
     def __init__(self, side: Side) -> None:
         self._side = side
