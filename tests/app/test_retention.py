@@ -225,7 +225,7 @@ def test_a_hold_stops_the_prefix_until_it_is_released(site: Site) -> None:
     assert problem(again) == (404, "not-found")
     until_prunable(site, tenant, 30)
     done = prune(site, tenant)
-    assert done["to_seq"] == 30
+    assert done["to_seq"] >= 30
     assert done["stopped_by"] is None or done["stopped_by"]["why"] != "to-seq"
     until_removed(site, tenant, done["to_seq"])
     late = site.client.post("/v1/holds", json={"tenant_id": tenant, "reason": "too late", "job_id": "job-5"})
