@@ -631,3 +631,15 @@ def _pruned_and_kept() -> Iterator[Case]:
 
 def _place(ledger: Ledger, seq: int) -> dict[str, Any]:
     return {"seq": seq, "chain_link": ledger.entry(seq)["chain_link"]}
+
+
+FLOOR_MEMBERS = (
+    *("from_seq", "entry_count", "chain_link", "tree_root", "compact_range", "snapshot", "highest_hlc", "archive"),
+    *("manifests", "decided_ms", "never_ended", "period_s", "minimum_s", "after"),
+)
+"""Members of a PRUNED entry but ``to_seq``, without which it is about nothing."""
+
+
+def other_members_of_a_prune() -> list[tuple[str, Any]]:
+    """Members of a PRUNED entry with values of another type, or out of bounds."""
+    return [(name, value) for name in FLOOR_MEMBERS for value in (None, "0" * 64, 0, [], {"seq": 0}, 2**53 - 1)]

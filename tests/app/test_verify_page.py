@@ -56,6 +56,7 @@ from tests.conftest import EXAMPLES, spread
 from tests.ledger.committed import RACE, RULES_RAISED, committed, flipped, mend, with_history
 from tests.ledger.entry_forms import SEQ, entry_forms
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
+from tests.ledger.pruned import pruned
 from tests.ledger.test_commitment_check import PAYLOADS
 from tests.tally import run_tally
 
@@ -257,6 +258,20 @@ def test_page_and_product_agree_on_bundles_of_pruned_chains(in_page: InPage, tmp
     assert [code for code, _ in by_page] == [case.code for case in pruned]
     floors = [verdict["verified_from_seq"] for _, verdict in by_page]
     assert (floors[0], max(floors)) == (11, 21)
+
+
+@pytest.mark.exhaustive
+def test_product_second_implementation_and_page_judge_every_form_of_a_prune_alike(
+    in_page: InPage, tmp_path: Path
+) -> None:
+    asked = [
+        Asked(f"{name} is {value!r}", bundle_of(pruned(**{name: value}), 11))
+        for name, value in spread(bundle_cases.other_members_of_a_prune(), 20)
+    ]
+    assert disagreements(asked, in_page, tmp_path) == []
+    twin = twin_in(tmp_path)
+    for each in asked:
+        assert twin(store(tmp_path, each.file), RING) == of_product(each, tmp_path)[0], each.name
 
 
 def test_page_and_product_agree_on_every_receipt(in_page: InPage, tmp_path: Path) -> None:
