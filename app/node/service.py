@@ -226,6 +226,7 @@ class Service:
             quarantine=self.quarantine,
             breaks=self.breaks,
             entry_check=self.entry_check,
+            floor_of=self.retention.commitments,
             metrics=self.metrics,
             on_chained=self._chained,
             on_failure=self.lifecycle.fail,
@@ -283,7 +284,12 @@ class Service:
     def _wire_followers(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
         """Wire the followers of the chain, and the services that entries of ``_system`` change."""
         self.job_table = TableFollower(
-            JobTable(self.submitter.followed, started.log_origin, partial(self.metrics.count, "job_conflicts")),
+            JobTable(
+                self.submitter.followed,
+                started.log_origin,
+                partial(self.metrics.count, "job_conflicts"),
+                self.retention.commitments,
+            ),
             partial(following.connect, self.database_url, STATEMENT_TIMEOUT_S),
             chained_lsn=self.node.chained_lsn_of,
             report=self.breaks.report_error,

@@ -53,7 +53,7 @@ from app.share.bundle.receipts import ReceiptMaker
 from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
 from app.share.exchange.region_changes import RegionChanges
-from app.share.retention import Planner, Prunes, StoredArchive
+from app.share.retention import Carrying, Planner, Prunes, StoredArchive
 from app.share.watch import Watchers, watchers_max
 from app.share.webhooks import WebhookRegistry
 from app.share.webhooks.delivery import WebhookServices
@@ -195,6 +195,7 @@ async def _private_fields(
         service.node.node_id,
         service.entry_check,
         service.breaks.report_error,
+        service.retention,
     )
     unchained = {
         action: [
@@ -399,6 +400,7 @@ def _prunes(service: Service, services: Services, pool: NodePool) -> Services:
         pool=pool,
         reader=service.retention,
         folds=service.job_folds,
+        carrying=Carrying(check=service.entry_check, record_bytes_max=service.settings.wal.record_bytes_max),
         archive=archive,
         keys_of=service.trust.keys_of,
         now_ms=service.node.wall.now_ms,
@@ -426,7 +428,7 @@ def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: 
     """Services that read jobs and commitments."""
     report, job_table = service.breaks.report_error, service.job_table
     folded = FoldedJobs(service.job_folds, job_table.doubt, report)
-    promise_check = PromiseCheck(job_table.rewrite)
+    promise_check = PromiseCheck(job_table.rewrite, service.retention.commitments)
     tables = NodeTables(service.entry_check, promise_check)
     overbooked = OverbookedNodes(tables, pool)
     service.metrics.read(overbooked.values)
@@ -434,7 +436,7 @@ def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: 
         EntryCheck: service.entry_check,
         JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report, service.retention),
         JobTableWalk: JobTableWalk(pool, folded, report),
-        CommitmentReader: CommitmentReader(copies, service.entry_check, promise_check, tables),
+        CommitmentReader: CommitmentReader(copies, service.entry_check, promise_check, tables, service.retention),
         OverbookedNodes: overbooked,
     }
 

@@ -30,6 +30,7 @@ from app.read.checking_process import (
 from app.store.chain_reader import PostgresChainReader
 from ledger.decoding import decode_packed
 from ledger.errors import LedgerError
+from ledger.machines.retention import Floor
 from ledger.verification.driver import CheckedRange
 from ledger.verification.projection_check import OnBreak
 from ledger.verification.range_check import RangeTask
@@ -123,10 +124,10 @@ class CheckingProcesses:
                 _report(breaks, on_break)
         return compared.found
 
-    async def judge_commitments(self, on_break: OnBreak | None) -> Found:
+    async def judge_commitments(self, on_break: OnBreak | None, floor: Floor | None) -> Found:
         """Judge all verdicts, in one process: each verdict depends on the earlier ones."""
         found: Found
-        found, breaks = await self._ask(JudgeCommitments(), ComparedJobs)
+        found, breaks = await self._ask(JudgeCommitments(floor), ComparedJobs)
         _report(breaks, on_break)
         return found
 

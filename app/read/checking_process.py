@@ -22,6 +22,7 @@ from app.store import sessions
 from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader, consistent_reader
 from app.store.sessions import AT_A_NODE
 from ledger.decoding import decode_packed
+from ledger.machines.retention import Floor
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.driver import CheckedRange, finished
 from ledger.verification.projection_check import JobComparison, compare_jobs
@@ -71,6 +72,8 @@ ComparedJobs = tuple[Found, list[Break]]
 class JudgeCommitments(msgspec.Struct, tag=True):
     """Judge all verdicts on proposals, and the table of commitments; the answer is a ``ComparedJobs``."""
 
+    floor: Floor | None
+
 
 class End(msgspec.Struct, tag=True):
     """No more requests about this ledger; has no answer. Another ``Begin`` may follow."""
@@ -108,7 +111,7 @@ async def _answer(reader: PostgresChainReader, request: Request) -> object:
     if isinstance(request, CompareJobs):
         return await _compared(reader, request)
     breaks = _FirstBreaks()
-    return await judge_commitments(reader, breaks.add), breaks.found()
+    return await judge_commitments(reader, breaks.add, request.floor), breaks.found()
 
 
 async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedRange:

@@ -14,6 +14,7 @@ from app.store import Connection, chain_reads, commitments
 from app.store.commitments import PromiseCheck, PromiseEntry
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
+from app.trust.retention import RetentionReader
 from ledger.errors import ChainDamagedError, SeqOutOfRangeError
 from ledger.machines.node_table import NodeTable
 
@@ -33,7 +34,15 @@ class PromisedPage(NamedTuple):
 class CommitmentReader:
     """Reads the primary, after this node has proved that it is not fenced and that all its own entries are chained."""
 
-    def __init__(self, copies: Copies, check: EntryCheck, promise_check: PromiseCheck, tables: NodeTables) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        check: EntryCheck,
+        promise_check: PromiseCheck,
+        tables: NodeTables,
+        retention: RetentionReader,
+    ) -> None:
+        self._retention = retention
         self._copies = copies
         self._check = check
         self._promise_check = promise_check
@@ -46,14 +55,15 @@ class CommitmentReader:
         Raises:
             TenantNotFoundError: there is no such tenant.
             SeqOutOfRangeError: the chain has no entry ``as_of_seq``.
+            ArchivedError: that entry left, and the next one too.
             ChainDamagedError: an entry differs from what was chained, or the table of commitments is wrong.
             FencedError, TooStaleError: as STRONG reads.
         """
 
         async def active(connection: Connection, as_of: int) -> list[PromiseEntry]:
-            await self._promise_check.require(connection, tenant_id)
+            floor = await self._promise_check.require(connection, tenant_id)
             return await commitments.page(
-                connection, self._check, tenant_id, as_of, after_seq, limit + 1, capacities=False
+                connection, self._check, tenant_id, as_of, after_seq, limit + 1, capacities=False, floor=floor
             )
 
         as_of, found = await self._read(tenant_id, as_of_seq, active)
@@ -86,6 +96,8 @@ class CommitmentReader:
                 as_of = head_seq if as_of_seq is None else as_of_seq
                 if as_of > head_seq:
                     raise SeqOutOfRangeError(f"as_of_seq: the chain of {tenant_id} ends at {head_seq}")
+                if as_of_seq is not None:
+                    await self._retention.refuse_as_of(connection, tenant_id, as_of)
                 return as_of, await find(connection, as_of)
 
         found, _ = await self._copies.read(tenant_id, look, _STRONG)

@@ -15,7 +15,7 @@ import structlog
 
 from app.runtime.metrics import Values
 from app.store import Connection, chain_reads, commitments
-from app.store.commitments import PromiseCheck, PromiseEntry
+from app.store.commitments import AtFloor, PromiseCheck, PromiseEntry
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError
@@ -51,20 +51,21 @@ class NodeTables:
         Raises:
             ChainDamagedError: an entry is not as it was chained, or the table of commitments is wrong.
         """
-        await self._promise_check.require(connection, tenant_id)
-        table = self._nearest(tenant_id, as_of_seq)
+        floor = await self._promise_check.require(connection, tenant_id)
+        table = self._nearest(tenant_id, as_of_seq, floor.seq)
         try:
             if table is None:
-                table = await self._built(connection, tenant_id, as_of_seq)
+                table = await self._built(connection, tenant_id, as_of_seq, floor)
             elif table.seq < as_of_seq:
-                table = await self._advanced(connection, tenant_id, table, as_of_seq)
+                table = await self._advanced(connection, tenant_id, table, as_of_seq, floor)
         except InvalidInputError as error:
             raise ChainDamagedError(tenant_id, f"its nodes cannot be made out: {error}") from None
         self._keep(tenant_id, table)
         return table
 
-    def _nearest(self, tenant_id: str, as_of_seq: int) -> NodeTable | None:
-        seqs = (seq for of, seq in self._kept if of == tenant_id and as_of_seq - ADVANCED_MAX <= seq <= as_of_seq)
+    def _nearest(self, tenant_id: str, as_of_seq: int, floor_seq: int) -> NodeTable | None:
+        first = max(as_of_seq - ADVANCED_MAX, floor_seq)
+        seqs = (seq for of, seq in self._kept if of == tenant_id and first <= seq <= as_of_seq)
         nearest = max(seqs, default=None)
         return None if nearest is None else self._kept[tenant_id, nearest]
 
@@ -76,41 +77,52 @@ class NodeTables:
             _, oldest = self._kept.popitem(last=False)
             nodes -= 1 + len(oldest)
 
-    async def _built(self, connection: Connection, tenant_id: str, as_of_seq: int) -> NodeTable:
-        table = NodeTable(as_of_seq, await self._rules(connection, tenant_id, as_of_seq))
+    async def _built(self, connection: Connection, tenant_id: str, as_of_seq: int, floor: AtFloor) -> NodeTable:
+        table = NodeTable(as_of_seq, await self._rules(connection, tenant_id, as_of_seq, floor))
         for capacities in (True, False):
             after_seq = 0
             while entries := await commitments.page(
-                connection, self._check, tenant_id, as_of_seq, after_seq, ENTRIES_AT_ONCE, capacities=capacities
+                connection,
+                self._check,
+                tenant_id,
+                as_of_seq,
+                after_seq,
+                ENTRIES_AT_ONCE,
+                capacities=capacities,
+                floor=floor,
             ):
-                await self._take(connection, tenant_id, table, list(map(_read, entries)))
+                await self._take(connection, tenant_id, table, list(map(_read, entries)), floor)
                 after_seq = entries[-1].seq
         return table
 
-    async def _rules(self, connection: Connection, tenant_id: str, as_of_seq: int) -> int | None:
-        entry = await commitments.rules_entry(connection, self._check, tenant_id, as_of_seq)
+    async def _rules(self, connection: Connection, tenant_id: str, as_of_seq: int, floor: AtFloor) -> int | None:
+        entry = await commitments.rules_entry(connection, self._check, tenant_id, as_of_seq, floor)
         if entry is None:
-            return None
+            return floor.rules
         _, said = _read(entry)
         if isinstance(said, Proposal) and isinstance(said.commitment, RulesVersion):
             return said.commitment.version
         return said.rules
 
-    async def _advanced(self, connection: Connection, tenant_id: str, table: NodeTable, as_of_seq: int) -> NodeTable:
+    async def _advanced(
+        self, connection: Connection, tenant_id: str, table: NodeTable, as_of_seq: int, floor: AtFloor
+    ) -> NodeTable:
         advanced, chunk = table.copy(), list[_Entry]()
         async for entry in commitments.entries(connection, self._check, tenant_id, table.seq, as_of_seq):
             chunk.append(_read(entry))
             if len(chunk) == ENTRIES_AT_ONCE:
-                await self._take(connection, tenant_id, advanced, chunk)
+                await self._take(connection, tenant_id, advanced, chunk, floor)
                 chunk = []
-        await self._take(connection, tenant_id, advanced, chunk)
+        await self._take(connection, tenant_id, advanced, chunk, floor)
         advanced.seq = as_of_seq
         return advanced
 
-    async def _take(self, connection: Connection, tenant_id: str, table: NodeTable, entries: Sequence[_Entry]) -> None:
+    async def _take(
+        self, connection: Connection, tenant_id: str, table: NodeTable, entries: Sequence[_Entry], floor: AtFloor
+    ) -> None:
         """Take these entries, the next ones, with the commitments that they revoke."""
         revoked = [index for _, said in entries if (index := _revoked_by(said))]
-        found = await commitments.promises_at(connection, self._check, tenant_id, revoked) if revoked else {}
+        found = await commitments.promises_at(connection, self._check, tenant_id, revoked, floor) if revoked else {}
         ended = {index: read_proposal(entry.payload).commitment for index, entry in found.items()}
         for index, said in entries:
             if isinstance(said, Capacity):

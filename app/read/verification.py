@@ -46,6 +46,7 @@ from app.store.chain_reads import list_tenants
 from app.store.idempotency import KEY_ROW, NamedEntry, named_entries
 from app.store.reading import reading
 from ledger.errors import LedgerError, TenantNotFoundError
+from ledger.machines.retention import retention_of
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.snapshot_check import OpenedSnapshot
@@ -356,7 +357,8 @@ class ChainVerifier:
             reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
             consistent_reader(connection, tenant_id) as reader,
         ):
-            await judge_commitments(reader, note)
+            found = retention_of(await reader.retention_entries(), lambda *_: "not_checked", is_strict=False)
+            await judge_commitments(reader, note, found.floor)
         if first is not None:
             log.error("chain_break_found", tenant_id=tenant_id, first_break=first._asdict(), found_by="walk")
             await asyncio.to_thread(self._breaks.found, tenant_id, [first])

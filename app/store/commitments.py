@@ -3,7 +3,8 @@
 The appender folds the entries themselves. Lists use the table, an index that a follower keeps. The promises are the
 entries that its rows name, up to the position of the follower, and the entries after it. Both are read in one
 statement, so the answer is that of the chain in that snapshot. ``first_false`` compares the table with the entries.
-Imported entries, which have an origin, are history and promise nothing here.
+Imported entries, which have an origin, are history and promise nothing here. Of entries up to the floor of a pruned
+chain none is read: what is in force of them is carried by its PRUNED entry (``AtFloor``).
 
 A list is answered only after the table was compared with the log. A comparison costs some microseconds for each entry
 of the tenant's history of commitments. Its result is used for ``COST_FACTOR`` times as long as it took, so comparing
@@ -13,7 +14,7 @@ takes a fiftieth of the time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,6 +24,8 @@ from app.store.following import EMPTY_TIMEOUT_S, FollowedEntry
 from app.store.job_table import COMMITMENT_PLACES, ENTRY
 from app.store.reading import ENTRIES, turned
 from ledger.facts.events import CommitmentAction
+from ledger.machines.carried import CarriedCommitments
+from ledger.machines.commitments import Commitments
 from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX, RulesVersion
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.verdict import Break
@@ -57,6 +60,65 @@ class PromiseEntry(NamedTuple):
     seq: int
     action: str
     payload: str
+
+
+class AtFloor(NamedTuple):
+    """What is promised at the floor of a chain."""
+
+    seq: int = 0
+    """The floor, 0 if nothing left."""
+    carried: CarriedCommitments | None = None
+    """None if no entry about commitments left."""
+
+    @property
+    def rules(self) -> int | None:
+        """The version of the rules in force; None if nothing left that tells."""
+        return None if self.carried is None else self.carried.rules
+
+    def machine(self) -> Commitments:
+        """The machine in that state."""
+        return Commitments() if self.carried is None else self.carried.machine()
+
+    def entries(self) -> dict[int, PromiseEntry]:
+        """By seq, entries that say what those say that left and are in force."""
+        said = {} if self.carried is None else self.carried.payloads()
+        return {seq: PromiseEntry(seq, *facts) for seq, facts in said.items()}
+
+    def columns(self) -> tuple[list[int], list[str], list[str]]:
+        """Seqs, subjects and actions of these."""
+        subjects = {} if self.carried is None else self.carried.subjects()
+        return [*subjects], [*subjects.values()], [self._action(subject) for subject in subjects.values()]
+
+    @staticmethod
+    def _action(subject: str) -> str:
+        is_capacity = subject.startswith(NODE_PREFIX)
+        return CommitmentAction.CAPACITY_SET if is_capacity else CommitmentAction.PROPOSE_ACCEPTED
+
+
+FloorOf = Callable[["Connection", str], Awaitable[AtFloor]]
+"""Returns what is promised at the floor of a tenant's chain. Raises ChainDamagedError if the entry that says so is
+damaged."""
+
+
+async def nothing_left(connection: Connection, tenant_id: str) -> AtFloor:
+    """The floor of a chain that nothing left."""
+    return AtFloor()
+
+
+async def seed(connection: Connection, tenant_id: str, floor: AtFloor, first_seq: int) -> None:
+    """Store the rows of what is in force of the entries before ``first_seq``, the first one that is there; none of the
+    tenant is stored."""
+    seqs, subjects, _ = floor.columns()
+    await connection.execute(
+        """
+        INSERT INTO scheduler.commitments (tenant_id, seq, subject)
+        SELECT $1, seq, subject FROM unnest($2::bigint[], $3::text[]) AS n(seq, subject) WHERE seq < $4
+        """,
+        tenant_id,
+        seqs,
+        subjects,
+        first_seq,
+    )
 
 
 async def take(connection: Connection, followed: Mapping[str, Sequence[FollowedEntry]]) -> None:
@@ -134,6 +196,49 @@ async def entries(
             yield _promise_of(row)
 
 
+async def is_there(connection: Connection, tenant_id: str, seq: int) -> bool:
+    """Whether the entry has not left."""
+    return bool(
+        await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2)", tenant_id, seq
+        )
+    )
+
+
+_IN_FORCE = f"""
+WITH followed AS (SELECT CASE WHEN seq >= $6 THEN seq ELSE 0 END AS seq FROM ({_FOLLOWED}) AS place
+), unfollowed AS (
+    SELECT l.seq, l.action::text, l.job_id FROM followed
+      JOIN scheduler.scheduler_log l
+        ON l.tenant_id = $1 AND l.seq > greatest(followed.seq, $6) AND l.seq <= $2 WHERE {_SAYS}
+     UNION ALL
+    SELECT n.* FROM followed, unnest($7::bigint[], $9::text[], $8::text[]) AS n WHERE followed.seq < $6
+), ended AS (
+    SELECT {_OF_REVOCATION} AS seq FROM unfollowed WHERE starts_with(job_id, '{INDEX_PREFIX}')
+     UNION ALL
+    SELECT n.seq FROM unfollowed u JOIN scheduler.commitments n
+        ON n.tenant_id = $1 AND n.subject = u.job_id AND n.ended_seq IS NULL AND u.action = 'CAPACITY_SET'
+       AND {_of_a_node("n")}
+     UNION ALL
+    SELECT u.seq FROM unfollowed u
+     WHERE u.action = 'CAPACITY_SET'
+       AND EXISTS (SELECT FROM unfollowed v WHERE v.job_id = u.job_id AND v.seq > u.seq)
+), wanted AS (
+    SELECT c.seq FROM followed JOIN scheduler.commitments c
+        ON c.tenant_id = $1 AND c.seq > $3 AND c.seq <= least($2, followed.seq)
+     WHERE (c.ended_seq IS NULL OR c.ended_seq > $2) AND starts_with(c.subject, '{NODE_PREFIX}') = $4
+     UNION ALL
+    SELECT seq FROM unfollowed
+     WHERE seq > $3 AND NOT starts_with(job_id, '{INDEX_PREFIX}') AND starts_with(job_id, '{NODE_PREFIX}') = $4
+)
+SELECT w.seq, {ENTRY} FROM wanted w
+  LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq = w.seq AND l.seq > $6 AND {_SAYS}
+ WHERE w.seq NOT IN (SELECT seq FROM ended WHERE seq IS NOT NULL)
+ ORDER BY w.seq LIMIT $5
+"""
+"""$1 tenant, $2 as of seq, $3 after seq, $4 capacities or not, $5 limit, $6 floor, $7 to $9 what is promised there."""
+
+
 async def page(
     connection: Connection,
     check: EntryCheck,
@@ -143,73 +248,57 @@ async def page(
     limit: int,
     *,
     capacities: bool,
+    floor: AtFloor,
 ) -> list[PromiseEntry]:
-    """The promises, or the capacities of nodes, in force at ``as_of_seq``, by seq after ``after_seq``.
+    """The promises, or the capacities of nodes, in force at ``as_of_seq``, by seq after ``after_seq``; ``as_of_seq`` is
+    not below the floor.
 
     Raises:
         ChainDamagedError: an entry is not as it was chained, or the table names one that promises nothing.
     """
     rows = await connection.fetch(
-        f"""
-        WITH followed AS ({_FOLLOWED}), unfollowed AS (
-            SELECT l.seq, l.action, l.job_id FROM followed
-              JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq > followed.seq AND l.seq <= $2 WHERE {_SAYS}
-        ), ended AS (
-            SELECT {_OF_REVOCATION} AS seq FROM unfollowed WHERE starts_with(job_id, '{INDEX_PREFIX}')
-             UNION ALL
-            SELECT n.seq FROM unfollowed u JOIN scheduler.commitments n
-                ON n.tenant_id = $1 AND n.subject = u.job_id AND n.ended_seq IS NULL AND u.action = 'CAPACITY_SET'
-               AND {_of_a_node("n")}
-             UNION ALL
-            SELECT u.seq FROM unfollowed u
-             WHERE u.action = 'CAPACITY_SET'
-               AND EXISTS (SELECT FROM unfollowed v WHERE v.job_id = u.job_id AND v.seq > u.seq)
-        ), wanted AS (
-            SELECT c.seq FROM followed JOIN scheduler.commitments c
-                ON c.tenant_id = $1 AND c.seq > $3 AND c.seq <= least($2, followed.seq)
-             WHERE (c.ended_seq IS NULL OR c.ended_seq > $2) AND starts_with(c.subject, '{NODE_PREFIX}') = $4
-             UNION ALL
-            SELECT seq FROM unfollowed
-             WHERE seq > $3 AND NOT starts_with(job_id, '{INDEX_PREFIX}') AND starts_with(job_id, '{NODE_PREFIX}') = $4
-        )
-        SELECT w.seq, {ENTRY} FROM wanted w
-          LEFT JOIN scheduler.scheduler_log l ON l.tenant_id = $1 AND l.seq = w.seq AND {_SAYS}
-         WHERE w.seq NOT IN (SELECT seq FROM ended WHERE seq IS NOT NULL)
-         ORDER BY w.seq LIMIT $5
-        """,
+        _IN_FORCE,
         tenant_id,
         as_of_seq,
         after_seq,
         capacities,
         limit,
+        floor.seq,
+        *floor.columns(),
     )
+    left = floor.entries()
     for row in rows:
-        if row[1] is None:
+        if row[1] is None and row[0] not in left:
             raise not_as_chained(tenant_id, _false(row[0], "names an entry that promises nothing"))
-    entries = [tuple(row)[1:] for row in rows]
-    await check.require(connection, tenant_id, entries)
-    return list(map(_promise_of, entries))
+    await check.require(connection, tenant_id, [tuple(row)[1:] for row in rows if row[1] is not None])
+    return [left[row[0]] if row[1] is None else _promise_of(tuple(row)[1:]) for row in rows]
 
 
 async def promises_at(
-    connection: Connection, check: EntryCheck, tenant_id: str, seqs: Sequence[int]
+    connection: Connection, check: EntryCheck, tenant_id: str, seqs: Sequence[int], floor: AtFloor
 ) -> dict[int, PromiseEntry]:
-    """The entries of these seqs that promise something, each recomputed.
+    """The entries of these seqs that promise something, each recomputed or carried.
 
     Raises:
         ChainDamagedError: one is not as it was chained.
     """
     rows = await connection.fetch(
-        f"{ENTRIES} WHERE tenant_id = $1 AND seq = ANY($2::bigint[]) AND {_SAYS}", tenant_id, seqs
+        f"{ENTRIES} WHERE tenant_id = $1 AND seq = ANY($2::bigint[]) AND seq > $3 AND {_SAYS}",
+        tenant_id,
+        seqs,
+        floor.seq,
     )
     entries = [tuple(row) for row in rows]
     await check.require(connection, tenant_id, entries)
-    return {row[_SEQ]: _promise_of(row) for row in entries}
+    left = {seq: entry for seq, entry in floor.entries().items() if seq in seqs}
+    return left | {row[_SEQ]: _promise_of(row) for row in entries}
 
 
-async def rules_entry(connection: Connection, check: EntryCheck, tenant_id: str, as_of_seq: int) -> PromiseEntry | None:
-    """The entry that tells the version of the rules in force at ``as_of_seq``: the newest change of the rules, else the
-    first entry that promises something; None if there is none.
+async def rules_entry(
+    connection: Connection, check: EntryCheck, tenant_id: str, as_of_seq: int, floor: AtFloor
+) -> PromiseEntry | None:
+    """The entry above the floor that tells the version of the rules in force at ``as_of_seq``: the newest change of the
+    rules, else, where the floor does not tell, the first entry that promises something; None if there is none.
 
     Raises:
         ChainDamagedError: it is not as it was chained.
@@ -217,15 +306,18 @@ async def rules_entry(connection: Connection, check: EntryCheck, tenant_id: str,
     rows = await connection.fetch(
         f"""
         (SELECT seq FROM scheduler.scheduler_log
-          WHERE tenant_id = $1 AND seq <= $2 AND job_id = '{RulesVersion.subject_form}' AND {_SAYS}
+          WHERE tenant_id = $1 AND seq <= $2 AND seq > $3 AND job_id = '{RulesVersion.subject_form}' AND {_SAYS}
           ORDER BY seq DESC LIMIT 1)
          UNION ALL
-        (SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= $2 AND {_SAYS} ORDER BY seq LIMIT 1)
+        (SELECT seq FROM scheduler.scheduler_log
+          WHERE tenant_id = $1 AND seq <= $2 AND seq > $3 AND $4 AND {_SAYS} ORDER BY seq LIMIT 1)
         """,
         tenant_id,
         as_of_seq,
+        floor.seq,
+        floor.rules is None,
     )
-    found = await promises_at(connection, check, tenant_id, [row["seq"] for row in rows])
+    found = await promises_at(connection, check, tenant_id, [row["seq"] for row in rows], floor)
     return found[max(found)] if found else None
 
 
@@ -245,51 +337,65 @@ async def followed_seq(connection: Connection, tenant_id: str) -> int:
     return await connection.fetchval(_FOLLOWED, tenant_id) or 0
 
 
-async def first_false(connection: Connection, tenant_id: str, to_seq: int) -> Break | None:
+_FALSE_ROW = f"""
+WITH said AS (
+    SELECT seq, job_id,
+           CASE action WHEN 'CAPACITY_SET' THEN job_id ELSE '{INDEX_PREFIX}' || seq END AS ended_by,
+           action::text
+      FROM scheduler.scheduler_log
+     WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND seq > $5 AND {_SAYS}
+       AND NOT starts_with(job_id, '{INDEX_PREFIX}')
+     UNION ALL
+    SELECT seq, job_id, CASE action WHEN 'CAPACITY_SET' THEN job_id ELSE '{INDEX_PREFIX}' || seq END, action
+      FROM unnest($6::bigint[], $7::text[], $8::text[]) AS n(seq, job_id, action)
+     WHERE seq > $2 AND seq <= $3
+), due AS (
+    SELECT s.seq, s.job_id, ended.seq AS ended_seq FROM said s LEFT JOIN LATERAL (
+        SELECT e.seq FROM scheduler.scheduler_log e
+         WHERE e.tenant_id = $1 AND e.job_id = s.ended_by AND e.seq > greatest(s.seq, $5) AND e.seq <= $4
+           AND e.action = s.action AND e.origin IS NULL
+         ORDER BY e.seq LIMIT 1) AS ended ON true
+)
+SELECT coalesce(d.seq, c.seq) AS seq, d.seq IS NOT NULL, c.seq IS NOT NULL
+  FROM due d FULL JOIN
+       (SELECT * FROM scheduler.commitments WHERE tenant_id = $1 AND seq > $2 AND seq <= $3
+           AND (seq > $5 OR ended_seq IS NULL OR ended_seq > $5)) AS c
+       ON c.seq = d.seq
+ WHERE (d.job_id, d.ended_seq) IS DISTINCT FROM (c.subject, c.ended_seq) OR d.seq IS NULL
+ ORDER BY 1 LIMIT 1
+"""
+"""$1 tenant, $2 after seq, $3 to seq, $4 followed seq, $5 floor, $6 to $8 what is promised there."""
+
+
+async def first_false(connection: Connection, tenant_id: str, to_seq: int, floor: AtFloor) -> Break | None:
     """The first row of the table that is missing, or differs from the entries up to ``to_seq``, which the table has
-    followed. In a transaction that shows one state. Entries are taken as they are stored."""
+    followed, and from what is carried of those that left. In a transaction that shows one state. Entries are taken as
+    they are stored."""
     after_seq = 0
-    while after_seq < to_seq:
+    while after_seq < to_seq and floor.seq <= to_seq:
         upto_seq = (
             await connection.fetchval(
                 f"""
-                SELECT seq FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS}
+                SELECT seq FROM scheduler.scheduler_log
+                 WHERE tenant_id = $1 AND seq > greatest($2::bigint, $5::bigint) AND seq <= $3 AND {_SAYS}
                  ORDER BY seq OFFSET $4 LIMIT 1
                 """,
                 tenant_id,
                 after_seq,
                 to_seq,
                 COMPARED_AT_ONCE - 1,
+                floor.seq,
             )
             or to_seq
         )
         found = await connection.fetchrow(
-            f"""
-            WITH said AS (
-                SELECT seq, job_id,
-                       CASE action WHEN 'CAPACITY_SET' THEN job_id ELSE '{INDEX_PREFIX}' || seq END AS ended_by,
-                       action::text
-                  FROM scheduler.scheduler_log
-                 WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 AND {_SAYS}
-                   AND NOT starts_with(job_id, '{INDEX_PREFIX}')
-            ), due AS (
-                SELECT s.seq, s.job_id, ended.seq AS ended_seq FROM said s LEFT JOIN LATERAL (
-                    SELECT e.seq FROM scheduler.scheduler_log e
-                     WHERE e.tenant_id = $1 AND e.job_id = s.ended_by AND e.seq > s.seq AND e.seq <= $4
-                       AND e.action = s.action AND e.origin IS NULL
-                     ORDER BY e.seq LIMIT 1) AS ended ON true
-            )
-            SELECT coalesce(d.seq, c.seq) AS seq, d.seq IS NOT NULL, c.seq IS NOT NULL
-              FROM due d FULL JOIN
-                   (SELECT * FROM scheduler.commitments WHERE tenant_id = $1 AND seq > $2 AND seq <= $3) AS c
-                   ON c.seq = d.seq
-             WHERE (d.job_id, d.ended_seq) IS DISTINCT FROM (c.subject, c.ended_seq) OR d.seq IS NULL
-             ORDER BY 1 LIMIT 1
-            """,
+            _FALSE_ROW,
             tenant_id,
             after_seq,
             upto_seq,
             to_seq,
+            floor.seq,
+            *floor.columns(),
         )
         if found is not None:
             seq, is_said, is_named = found
@@ -316,22 +422,26 @@ TENANTS_MAX: Final = 10_000
 class PromiseCheck:
     """Compares the tables of commitments of tenants. ``begin_again`` rebuilds a false one from the first entry."""
 
-    def __init__(self, begin_again: Callable[[str], object]) -> None:
+    def __init__(self, begin_again: Callable[[str], object], floor_of: FloorOf = nothing_left) -> None:
         self._begin_again = begin_again
+        self._floor_of = floor_of
         self._counts_until_s: OrderedDict[str, float] = OrderedDict()
 
-    async def require(self, connection: Connection, tenant_id: str) -> None:
-        """Return if the table matches the entries that it has followed. In a transaction that shows one state.
+    async def require(self, connection: Connection, tenant_id: str) -> AtFloor:
+        """Return what is promised at the floor if the table matches the entries that it has followed. In a transaction
+        that shows one state.
 
         Raises:
             ChainDamagedError: names the first row that does not match.
         """
+        floor = await self._floor_of(connection, tenant_id)
         began_s = monotonic()
         if began_s < self._counts_until_s.get(tenant_id, 0.0):
-            return
-        found = await first_false(connection, tenant_id, await followed_seq(connection, tenant_id))
+            return floor
+        found = await first_false(connection, tenant_id, await followed_seq(connection, tenant_id), floor)
         if found is not None:
             self._begin_again(tenant_id)
             raise not_as_chained(tenant_id, found)
         ended_s = monotonic()
         keep_newest(self._counts_until_s, tenant_id, ended_s + COST_FACTOR * (ended_s - began_s), TENANTS_MAX)
+        return floor

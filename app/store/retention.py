@@ -17,7 +17,7 @@ from ledger.machines.exclusions import Exclusions
 from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState, refused_job_id
 from ledger.machines.retention import SUBJECT, OpenJob
-from ledger.verification import COMMITMENT_ACTIONS, JOB_COLUMNS
+from ledger.verification import JOB_COLUMNS
 from ledger.verification.projection_check import stored_form
 
 if TYPE_CHECKING:
@@ -27,14 +27,25 @@ ENTRIES_SCANNED: Final = 20_000
 """Entries of a chain that one statement reads to find the first one that is too young."""
 OPEN: Final = [status for status in STATUSES if status not in ENDED]
 """Statuses of jobs that have not ended."""
-_PRIVACY: Final = (("privacy:", "privacy;"), ("erasure:", "erasure;"))
-"""Ranges of subjects of the entries about private fields."""
 
 
 async def retention_rows(connection: Connection, tenant_id: str) -> list[tuple[Any, ...]]:
     """``ENTRY_COLUMNS`` of the entries about retention of a tenant, in seq order, as stored."""
     return await fetch_tuples(
         connection, f"{ENTRIES} WHERE tenant_id = $1 AND job_id = $2 ORDER BY seq, ctid", tenant_id, SUBJECT
+    )
+
+
+async def tenants_with_prunes(connection: Connection) -> list[str]:
+    """The tenants whose chains have a PRUNED entry, counting or not."""
+    return await fetch_column(
+        connection,
+        """
+        SELECT tenant_id FROM scheduler.chain_heads h
+         WHERE EXISTS (SELECT FROM scheduler.scheduler_log
+                        WHERE tenant_id = h.tenant_id AND job_id = $1 AND action = 'PRUNED')
+        """,
+        SUBJECT,
     )
 
 
@@ -141,12 +152,8 @@ async def open_jobs(connection: Connection, tenant_id: str, after_seq: int, to_s
 
 
 class FirstNeeded(NamedTuple):
-    """The first entries of a chain that other tables or later entries need; None where there are none."""
+    """The first entries of a chain that other tables need; None where there are none."""
 
-    commitment: int | None
-    """About commitments of this ledger."""
-    privacy: int | None
-    """About private fields, of this ledger."""
     keyed: int | None
     """Of a request whose Idempotency-Key is kept."""
     webhook: int | None
@@ -155,17 +162,11 @@ class FirstNeeded(NamedTuple):
 
 async def first_needed(connection: Connection, tenant_id: str, after_seq: int) -> FirstNeeded:
     """The first such entries after a seq."""
-    actions = ", ".join(f"'{action}'" for action in sorted(COMMITMENT_ACTIONS))
-    privacy = " OR ".join(f"job_id >= '{low}' AND job_id < '{high}'" for low, high in _PRIVACY)
     found = await fetch_one_as(
         connection,
         FirstNeeded,
-        f"""
-        SELECT (SELECT min(seq) FROM scheduler.scheduler_log
-                 WHERE tenant_id = $1 AND seq > $2 AND action IN ({actions}) AND origin IS NULL),
-               (SELECT min(seq) FROM scheduler.scheduler_log
-                 WHERE tenant_id = $1 AND seq > $2 AND ({privacy}) AND origin IS NULL),
-               (SELECT min(seq) FROM scheduler.idempotency WHERE tenant_id = $1 AND seq > $2),
+        """
+        SELECT (SELECT min(seq) FROM scheduler.idempotency WHERE tenant_id = $1 AND seq > $2),
                (SELECT min(least(w.delivered_seq + 1, letters.seq)) FROM scheduler.webhooks w
                   LEFT JOIN scheduler.webhook_dead_letters letters USING (webhook_id)
                  WHERE w.tenant_id = $1 AND w.stopped_at IS NULL)

@@ -12,6 +12,10 @@ the tables lack wins over the recorded ones, unless the chain has it before thei
 declaration are always private too, so a re-inserted old row never exposes a field. A declaration that is chained again
 is not a new one: it is recorded with the entry that the chain has.
 
+Where entries left with a prune, the PRUNED entry that counts speaks for them: the declaration that it carries is the
+first of the chain, and the keys that records up to its floor name are destroyed, if they are those whose digest it
+carries. If they are not, the tenant is damaged.
+
 Entries are recomputed before they have any effect. One that is not what was chained declares and destroys
 nothing, and its tenant is in doubt.
 """
@@ -19,7 +23,7 @@ nothing, and its tenant is in doubt.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,8 +33,11 @@ import structlog
 
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord, RowFault
+from app.store.privacy_history import erased_up_to
+from app.trust.retention import FieldsAtFloor, RetentionReader
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError, reported_as
 from ledger.facts.events import SystemAction
+from ledger.machines.carried import ErasedKeys
 from ledger.private_fields import Declaration, declaration_of, facts_of, name_of
 
 if TYPE_CHECKING:
@@ -67,34 +74,41 @@ class Agreed(NamedTuple):
 
 
 async def agree(
-    connection: Connection, check: EntryCheck, keys: SubjectKeys, node_id: str, unchained: Unchained
+    connection: Connection,
+    check: EntryCheck,
+    keys: SubjectKeys,
+    node_id: str,
+    unchained: Unchained,
+    retention: RetentionReader | None = None,
 ) -> Agreed:
     """Reconcile the tables with the chains, as far as possible.
 
     Raises:
         one of DATABASE_FAULTS: Postgres does not answer, or rejects the change.
     """
+    floors, damaged = ({}, []) if retention is None else await retention.all_private_fields(connection)
     try:
         if await store.read_state(connection) is None:
-            if not await _is_anything_said(connection, check, unchained):
+            is_said_below = any(floor.fields.to_json() for floor in floors.values())
+            if not (is_said_below or damaged or await _is_anything_said(connection, check, unchained)):
                 return Agreed({}, {}, [], [])
             await keys.begin(connection)
     except PrivacyUnavailableError as error:
         log.error("privacy_without_state", error=str(error))
-    damaged: list[ChainDamagedError] = []
     async with connection.transaction():
         doubts = await _destroy(connection, keys, unchained.erasures, node_id)
         async for erasures in store.erasure_entries(connection, check):
             doubts |= await _destroy(connection, keys, erasures.said, node_id)
             damaged += erasures.damaged
+        damaged += await _destroy_left(connection, keys, floors)
     # One state of the database: a declaration that is chained meanwhile is also recorded as chained.
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        compared = await _compared(connection, check, unchained.declarations)
+        compared = await _compared(connection, check, unchained.declarations, floors, damaged)
     if compared.behind:
         try:
             async with connection.transaction():
                 await store.read_state(connection, is_locked=True)
-                compared = await _compared(connection, check, unchained.declarations)
+                compared = await _compared(connection, check, unchained.declarations, floors, damaged)
                 for newest in compared.behind:
                     await _declare_again(connection, newest, node_id)
         except PrivacyUnavailableError as error:
@@ -138,6 +152,29 @@ async def _destroy(connection: Connection, keys: SubjectKeys, entries: Iterable[
     return doubts
 
 
+async def _destroy_left(
+    connection: Connection, keys: SubjectKeys, floors: Mapping[str, FieldsAtFloor]
+) -> list[ChainDamagedError]:
+    """Destroy the keys that erasures named which left; returns an error for each tenant whose records do not name
+    exactly these."""
+    damaged = []
+    for tenant_id, floor in floors.items():
+        key_ids = await erased_up_to(connection, tenant_id, floor.seq)
+        if ErasedKeys.of(key_ids) != floor.fields.erased:
+            reason = (
+                f"scheduler.privacy_records does not name the {floor.fields.erased.count} keys that erasures up to seq "
+                f"{floor.seq} destroyed, which left with a prune"
+            )
+            damaged.append(ChainDamagedError(tenant_id, reason))
+            continue
+        named = [(tenant_id, key_id) for key_id in sorted(key_ids)]
+        keys.destroyed(named)
+        if living := [key_id for _, key_id in sorted(await store.not_destroyed(connection, named))]:
+            await store.destroy_erased(connection, tenant_id, living, await _revision(connection))
+            log.warning("erased_keys_destroyed_again", tenant_id=tenant_id, seq=floor.seq, key_ids=living)
+    return damaged
+
+
 async def _revision(connection: Connection) -> int:
     try:
         async with connection.transaction():
@@ -149,23 +186,35 @@ async def _revision(connection: Connection) -> int:
 # --- declarations ---------------------------------------------------------------------------------
 
 
-async def _compared(connection: Connection, check: EntryCheck, unchained: Sequence[PrivacyEntry]) -> Agreed:
-    """Compare the tables with the chains, in one state of the database or while nothing can be recorded.
+async def _compared(
+    connection: Connection,
+    check: EntryCheck,
+    unchained: Sequence[PrivacyEntry],
+    floors: Mapping[str, FieldsAtFloor],
+    known_damage: Sequence[ChainDamagedError],
+) -> Agreed:
+    """Compare the tables with the chains of all tenants but those of ``known_damage``, in one state of the database or
+    while nothing can be recorded.
 
     The chains are read last, so that they have every declaration that is recorded as chained.
     """
     noted: dict[str, list[PrivacyRecord]] = defaultdict(list)
     records, faults = await store.declaration_records(connection)
     for record in records:
-        noted[record.tenant_id].append(record)
+        if not _has_left(record, floors.get(record.tenant_id, FieldsAtFloor())):
+            noted[record.tenant_id].append(record)
     rows, _ = await store.declared_since(connection, 0)
     declared = {row.tenant_id: row for row in rows}
     chained: dict[str, list[PrivacyEntry]] = defaultdict(list)
+    for tenant_id, floor in floors.items():
+        if (said := _entry_at(tenant_id, floor)) is not None:
+            chained[tenant_id].append(said)
     declarations = await store.declaration_entries(connection, check)
     for entry in (*declarations.said, *unchained):
-        chained[entry.tenant_id].append(entry)
+        if entry.seq is None or entry.seq > floors.get(entry.tenant_id, FieldsAtFloor()).seq:
+            chained[entry.tenant_id].append(entry)
     compared = Agreed({}, {}, declarations.damaged, [])
-    damaged = {error.tenant_id for error in declarations.damaged}
+    damaged = {error.tenant_id for error in (*declarations.damaged, *known_damage)}
     for tenant_id in {*chained, *noted, *(fault.tenant_id for fault in faults)} - damaged:
         try:
             newest = _newest(
@@ -174,16 +223,30 @@ async def _compared(connection: Connection, check: EntryCheck, unchained: Sequen
                 noted[tenant_id],
                 [fault for fault in faults if fault.tenant_id == tenant_id],
             )
-            said = _said_last(chained[tenant_id])
+            last = _said_last(chained[tenant_id])
         except InvalidInputError as error:
             compared.doubts[tenant_id] = str(error)
             continue
         row = declared.get(tenant_id)
         if newest is not None and (row is None or row[1:] != (*_fields_and_subject(newest.facts), newest.revision)):
             compared.behind.append(newest)
-        if said is not None:
-            compared.said_last[tenant_id] = said
+        if last is not None:
+            compared.said_last[tenant_id] = last
     return compared
+
+
+def _has_left(record: PrivacyRecord, floor: FieldsAtFloor) -> bool:
+    """Whether a declaration left and was not the last one that did."""
+    declared = floor.fields.declared
+    is_last = declared is not None and declared.id == record.facts["id"]
+    return record.seq is not None and record.seq <= floor.seq and not is_last
+
+
+def _entry_at(tenant_id: str, floor: FieldsAtFloor) -> PrivacyEntry | None:
+    """The last declaration that left, as its entry had it; None if none did."""
+    if (declared := floor.fields.declared) is None:
+        return None
+    return PrivacyEntry(tenant_id, declared.seq, declared.name, orjson.dumps(declared.facts), declared.at_ms)
 
 
 def _newest(
@@ -257,13 +320,17 @@ def _facts_or_none(entry: PrivacyEntry) -> dict[str, Any] | None:
     return None
 
 
-async def is_said_last(connection: Connection, check: EntryCheck, declared: DeclaredFields) -> bool:
+async def is_said_last(
+    connection: Connection, check: EntryCheck, declared: DeclaredFields, floor: FieldsAtFloor
+) -> bool:
     """Whether ``declared`` is the last declaration of the tenant's chain.
 
     Raises:
         ChainDamagedError: its last declaration is not as it was chained.
     """
     entry = await store.last_declaration_entry(connection, check, declared.tenant_id)
+    if entry is None or (entry.seq is not None and entry.seq <= floor.seq):
+        entry = _entry_at(declared.tenant_id, floor)
     facts = None if entry is None else _facts_or_none(entry)
     return facts is not None and _fields_and_subject(facts) == (declared.fields, declared.subject)
 

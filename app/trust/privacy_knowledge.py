@@ -29,6 +29,7 @@ from app.store import privacy as store
 from app.store.entry_check import EntryCheck
 from app.store.reading import reading
 from app.trust.privacy_agreement import Unchained, agree, is_said_last
+from app.trust.retention import FieldsAtFloor, RetentionReader
 from app.trust.subject_keys import SubjectKeys
 from ledger.errors import (
     ChainDamagedError,
@@ -64,11 +65,14 @@ class PrivacyKnowledge:
         node_id: str = "",
         check: EntryCheck | None = None,
         report: Report = lambda error, met_by: None,
+        retention: RetentionReader | None = None,
     ) -> None:
-        """``report`` is called with damaged entries while ``run`` runs."""
+        """``retention`` tells what entries said that left with prunes. ``report`` is called with damaged entries while
+        ``run`` runs."""
         self._pool = pool
         self.check = check or EntryCheck(lambda tenant_id: None)
         self._report = report
+        self._retention = retention
         self._met: list[ChainDamagedError] = []
         """Damage that was not passed to ``report`` yet."""
         self._node_id = node_id
@@ -181,10 +185,21 @@ class PrivacyKnowledge:
 
     async def _is_said_last(self, connection: Connection, declared: store.DeclaredFields) -> bool:
         try:
-            return await is_said_last(connection, self.check, declared)
+            floor = await self.at_floor(connection, declared.tenant_id)
+            return await is_said_last(connection, self.check, declared, floor)
         except ChainDamagedError as error:
             self._take_damage([error])
             return False
+
+    async def at_floor(self, connection: Connection, tenant_id: str) -> FieldsAtFloor:
+        """What the entries of a tenant that left said about private fields.
+
+        Raises:
+            ChainDamagedError: the entry that carries it is not as it was chained.
+        """
+        return (
+            FieldsAtFloor() if self._retention is None else await self._retention.private_fields(connection, tenant_id)
+        )
 
     async def _declared_since(self, connection: Connection, revision: int) -> list[store.DeclaredFields]:
         """The declarations above ``revision``; a tenant whose row is damaged comes into doubt."""
@@ -227,7 +242,7 @@ class PrivacyKnowledge:
         self._new_doubts.clear()
         try:
             async with reading(self._pool, timeout_s=AGREEMENT_TIMEOUT_S) as connection:
-                agreed = await agree(connection, self.check, self.keys, self._node_id, self._unchained)
+                agreed = await agree(connection, self.check, self.keys, self._node_id, self._unchained, self._retention)
         finally:
             self._agreed_s = monotonic()
         async with self._turn, reading(self._pool) as connection:

@@ -6,19 +6,31 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from app.store import Connection
+from app.store.commitments import AtFloor
 from app.store.departed import departed
-from app.store.entry_check import EntryCheck
+from app.store.entry_check import EntryCheck, not_as_chained
 from app.store.reading import Pool, reading
-from app.store.retention import retention_rows
-from ledger.errors import ArchivedError
+from app.store.retention import retention_rows, tenants_with_prunes
+from ledger.errors import ArchivedError, ChainDamagedError, InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.machines.retention import NOTHING, Retention, retention_of
+from ledger.machines.carried import NOTHING_PRIVATE, CarriedFields, read_commitments, read_private_fields
+from ledger.machines.retention import NOTHING, Floor, Retention, retention_of
+from ledger.verification.verdict import Break
 from signing import retention_statement
 from signing.keys import Keyring
 
 JobKey = tuple[str, str]
+
+
+class FieldsAtFloor(NamedTuple):
+    """What the entries up to a floor said about private fields."""
+
+    seq: int = 0
+    """The floor, 0 if nothing left."""
+    fields: CarriedFields = NOTHING_PRIVATE
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,6 +90,70 @@ class RetentionReader:
         found = await self.read(connection, tenant_id)
         if seq <= found.floor_seq:
             raise archived(f"seq {seq} of tenant {tenant_id}", found)
+
+    async def refuse_as_of(self, connection: Connection, tenant_id: str, as_of_seq: int) -> None:
+        """Return if the state as of a seq can be made out: it is not below the floor.
+
+        Raises:
+            ArchivedError: it is.
+            ChainDamagedError: as ``read``.
+        """
+        found = await self.read(connection, tenant_id)
+        if as_of_seq < found.floor_seq:
+            raise archived(f"the state as of seq {as_of_seq} of tenant {tenant_id}", found)
+
+    async def commitments(self, connection: Connection, tenant_id: str) -> AtFloor:
+        """What is promised at the floor of a tenant's chain.
+
+        Raises:
+            ChainDamagedError: as ``read``, or the PRUNED entry carries no state.
+        """
+        return _commitments(tenant_id, await self.read(connection, tenant_id))
+
+    async def private_fields(self, connection: Connection, tenant_id: str) -> FieldsAtFloor:
+        """What the entries of a tenant that left said about private fields.
+
+        Raises:
+            ChainDamagedError: as ``read``, or the PRUNED entry does not say.
+        """
+        if (floor := (await self.read(connection, tenant_id)).floor) is None:
+            return FieldsAtFloor()
+        try:
+            return FieldsAtFloor(floor.to_seq, read_private_fields(floor.private_fields))
+        except InvalidInputError as error:
+            raise _not_carried(tenant_id, floor, error) from None
+
+    async def all_private_fields(
+        self, connection: Connection
+    ) -> tuple[dict[str, FieldsAtFloor], list[ChainDamagedError]]:
+        """The same by tenant that entries left; and the damage of those of which it cannot be read."""
+        found, damaged = dict[str, FieldsAtFloor](), list[ChainDamagedError]()
+        for tenant_id in await tenants_with_prunes(connection):
+            try:
+                found[tenant_id] = await self.private_fields(connection, tenant_id)
+            except ChainDamagedError as error:
+                damaged.append(error)
+        return {tenant_id: each for tenant_id, each in found.items() if each.seq}, damaged
+
+
+async def unjudged_commitments(connection: Connection, tenant_id: str) -> AtFloor:
+    """As ``RetentionReader.commitments``, before a node knows its keys: whether an admitted key signed the PRUNED entry
+    is left to verification."""
+    rows = await retention_rows(connection, tenant_id)
+    return _commitments(tenant_id, retention_of(rows, lambda *_: "not_checked", is_strict=False))
+
+
+def _commitments(tenant_id: str, found: Retention) -> AtFloor:
+    if (floor := found.floor) is None:
+        return AtFloor()
+    try:
+        return AtFloor(floor.to_seq, read_commitments(floor.commitments, floor.to_seq))
+    except InvalidInputError as error:
+        raise _not_carried(tenant_id, floor, error) from None
+
+
+def _not_carried(tenant_id: str, floor: Floor, error: InvalidInputError) -> ChainDamagedError:
+    return not_as_chained(tenant_id, Break(floor.seq, "projection", f"PRUNED at seq {floor.seq}: {error}"))
 
 
 def archived(what: str, found: Retention) -> ArchivedError:

@@ -950,8 +950,10 @@ def is_form_of_floor(facts: dict[str, Any]) -> bool:
     seqs = [facts.get(name) for name in ("from_seq", "to_seq", "entry_count")]
     kept = [facts.get("period_s")] if facts.get("minimum_s") is None else [facts.get("period_s"), facts["minimum_s"]]
     texts = [facts.get(name) for name in ("archive", "highest_hlc")]
+    carried = [facts.get(name) for name in ("commitments", "private_fields")]
     return (
-        all(type(text) is str and HASH.fullmatch(text) for text in hashes)
+        all(value is None or type(value) is dict for value in carried)
+        and all(type(text) is str and HASH.fullmatch(text) for text in hashes)
         and all(is_count(number) for number in [*counts, *seqs, *kept])
         and all(number >= 1 for number in [*seqs, *kept])
         and all(number <= KEPT_S_MAX for number in kept)

@@ -20,7 +20,8 @@ the entry about ``SUBJECT`` that is chained directly before it. An entry that ti
 So a hold that is chained after a prune was planned makes the PRUNED entry count for nothing, and of two prunes that
 were planned together the first one counts: the order of the chain decides, which is made under the lock of its head.
 
-A PRUNED entry that counts has the policy of that moment, so entries about it that left are not needed. No prefix leaves
+A PRUNED entry that counts has the policy of that moment, so entries about it that left are not needed. It also carries
+the state of commitments and private fields at its ``to_seq`` (:mod:`ledger.machines.carried`). No prefix leaves
 that has the HOLD_PLACED of an open hold, so holds need not be repeated. Rows up to the floor do not count: they may be
 there or not while they are removed.
 """
@@ -121,6 +122,11 @@ class Floor(msgspec.Struct, frozen=True):
     """Jobs of these entries that had not ended."""
     actor: str | None = None
     """Who asked for the prune; None where nobody authenticated."""
+    commitments: dict[str, Any] | None = None
+    """The state of the commitments at ``to_seq``, None if no entry about them ever left
+    (:mod:`ledger.machines.carried`)."""
+    private_fields: dict[str, Any] | None = None
+    """What the entries that ever left said about private fields; None if nothing."""
     seq: int = 0
     """Seq of the PRUNED entry."""
     hlc: str = ""

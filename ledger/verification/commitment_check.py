@@ -12,6 +12,12 @@ A wrong verdict is reported once. Later verdicts may have been given by a node t
 changed it. So from there on two machines run, one with the right verdicts and one with the recorded ones: a later
 verdict is right if either machine gives it. Table rows of commitments that a wrong verdict affects are not judged.
 
+If entries left with a prune, judging begins with the commitments that the PRUNED entry carries. Rows of the table about
+entries that left are those of what it carries, and of what had ended by then::
+
+    row of an index that is carried          as if its entry was there
+    row of another one up to the floor       ended_seq <= floor
+
 Missing or edited entries give other verdicts, so if the chain itself is broken, the result is left undecided.
 """
 
@@ -26,6 +32,7 @@ import msgspec
 from ledger import canonical
 from ledger.errors import InvalidInputError
 from ledger.facts.events import CommitmentAction
+from ledger.machines.carried import CarriedCommitments, read_commitments
 from ledger.machines.commitment_state import LiveState
 from ledger.machines.commitments import Commitments
 from ledger.machines.promises import (
@@ -38,17 +45,18 @@ from ledger.machines.promises import (
     read_proposal,
     rejected_payload,
 )
+from ledger.machines.retention import Floor
 from ledger.verification.projection_check import OnBreak
 from ledger.verification.reader import ChainReader, CommitmentRow, PromisedRow, Rows
 from ledger.verification.verdict import Findings, Found, is_number
 
 
-async def judge_commitments(reader: ChainReader, on_break: OnBreak | None = None) -> Found:
-    """Judge all entries of commitments of a chain, and the rows of the table.
+async def judge_commitments(reader: ChainReader, on_break: OnBreak | None = None, floor: Floor | None = None) -> Found:
+    """Judge all entries of commitments of a chain, and the rows of the table; ``floor`` is what left before.
 
     The breaks, with each of which ``on_break`` is called, apply only if the chain itself is whole.
     """
-    judge = CommitmentJudge(await reader.followed_seq(), on_break)
+    judge = CommitmentJudge(await reader.followed_seq(), on_break, floor)
     promised = _one_by_one(reader.promised())
     row = await anext(promised, None)
     async for columns in _one_by_one(reader.commitments()):
@@ -90,11 +98,15 @@ _UNSURE: Final = _Effect(is_sure=False)
 class CommitmentJudge:
     """Takes entries and table rows, both by seq; of one seq, in either order."""
 
-    def __init__(self, followed_seq: int, on_break: OnBreak | None = None) -> None:
+    def __init__(self, followed_seq: int, on_break: OnBreak | None = None, floor: Floor | None = None) -> None:
         """``followed_seq`` is the seq up to which the table has followed the chain, 0 if there is no table."""
         self._followed_seq = followed_seq
         self._findings = Findings(on_break)
-        self._right = Commitments()
+        self._floor_seq = 0 if floor is None else floor.to_seq
+        carried = None if floor is None else self._carried(floor)
+        self._right = Commitments() if carried is None else carried.machine()
+        self._left = {} if carried is None else carried.subjects()
+        """The subjects of what is carried, by index, until the row is reached."""
         self._told: Commitments | None = None
         """The machine with the recorded verdicts, from the first wrong one on."""
         self._at = 0
@@ -105,9 +117,21 @@ class CommitmentJudge:
         """By index of a commitment or capacity, the end that the table has for it."""
         self._capacities: dict[str, int] = {}
         """By subject, the index of the node's capacity."""
+        if carried is not None:
+            self._capacities = {node_subject(known.node): known.index for known in carried.state.nodes}
+
+    def _carried(self, floor: Floor) -> CarriedCommitments | None:
+        try:
+            return read_commitments(floor.commitments, floor.to_seq)
+        except InvalidInputError as error:
+            self._report(floor.seq, f"PRUNED at seq {floor.seq}: {error}")
+            return None
 
     def add_entry(self, entry: CommitmentRow) -> None:
-        """The next entry; its seq is a number. Of several entries of one seq the first is used."""
+        """The next entry; its seq is a number. Of several entries of one seq the first is used; one that left is
+        not."""
+        if entry.seq <= self._floor_seq:
+            return
         self._reach(entry.seq)
         if self._entry is None:
             self._entry = entry
@@ -123,6 +147,7 @@ class CommitmentJudge:
     def finish(self) -> Found:
         """No entry or row follows; returns the result."""
         self._settle()
+        self._miss(self._floor_seq)
         for index, ended_seq in self._ends.items():
             if ended_seq is not None:
                 self._report_end(index, None, ended_seq)
@@ -138,6 +163,10 @@ class CommitmentJudge:
         """The entry and rows of seq ``_at`` are complete: judge them."""
         seq, entry, rows = self._at, self._entry, self._rows
         self._entry, self._rows = None, []
+        self._miss(min(seq - 1, self._floor_seq))
+        if self._floor_seq and seq <= self._floor_seq:
+            self._settle_left(seq, rows)
+            return
         effect = _NOTHING if entry is None else self._judge(entry)
         if not effect.is_sure:
             self._ends.pop(effect.ended or 0, None)
@@ -147,19 +176,39 @@ class CommitmentJudge:
             ended_seq = self._ends.pop(effect.ended)
             if ended_seq != seq:
                 self._report_end(effect.ended, seq, ended_seq)
-        if effect.subject is None or not is_followed:
+        self._compare(seq, effect.subject if is_followed else None, rows)
+
+    def _settle_left(self, seq: int, rows: Sequence[PromisedRow]) -> None:
+        """Compare the rows of an entry that left."""
+        subject = self._left.pop(seq, None)
+        if self._floor_seq > self._followed_seq:
+            self._compare(seq, None, rows)
+        elif subject is not None or not all(self._has_ended(row) for row in rows):
+            self._compare(seq, subject, rows)
+
+    def _has_ended(self, row: PromisedRow) -> bool:
+        return is_number(row.ended_seq) and row.ended_seq <= self._floor_seq
+
+    def _miss(self, to_seq: int) -> None:
+        """Report what is carried and in no row, up to a seq."""
+        while self._left and (seq := next(iter(self._left))) <= to_seq:
+            self._settle_left(seq, ())
+
+    def _compare(self, seq: int, promised: str | None, rows: Sequence[PromisedRow]) -> None:
+        """Compare the rows of one seq with the subject that the table must have there, None if it must have none."""
+        if promised is None:
             if rows:
                 self._report(seq, f"scheduler.commitments names seq {seq}, which promises nothing that was followed")
         elif not rows:
             self._report(seq, f"what seq {seq} promises is not in scheduler.commitments")
         else:
             self._ends[seq] = rows[0].ended_seq
-            subject = next((row.subject for row in rows if row.subject != effect.subject), effect.subject)
-            if subject != effect.subject or len(rows) > 1:
+            subject = next((row.subject for row in rows if row.subject != promised), promised)
+            if subject != promised or len(rows) > 1:
                 self._report(
                     seq,
                     f"scheduler.commitments names seq {seq} {len(rows)} times, or as another's",
-                    effect.subject,
+                    promised,
                     subject,
                 )
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
 
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.machines.retention import Judge
+from ledger.machines.retention import Floor, Judge
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
 from ledger.verification.floor_check import floor_of, from_floor
@@ -39,8 +39,8 @@ class Checks(Protocol):
     async def compare_jobs(self, on_break: OnBreak | None) -> Found:
         """Compare all jobs; ``on_break`` is called with each break."""
 
-    async def judge_commitments(self, on_break: OnBreak | None) -> Found:
-        """Judge all verdicts on proposals again, and the table of commitments."""
+    async def judge_commitments(self, on_break: OnBreak | None, floor: Floor | None) -> Found:
+        """Judge all verdicts on proposals again, and the table of commitments, from the floor on."""
 
 
 class InOrder:
@@ -71,9 +71,9 @@ class InOrder:
         reader = self._reader
         return await compare_jobs(reader.entries_by_job(), reader.jobs(), on_break, await reader.exclusions())
 
-    async def judge_commitments(self, on_break: OnBreak | None) -> Found:
+    async def judge_commitments(self, on_break: OnBreak | None, floor: Floor | None) -> Found:
         """Judge all verdicts."""
-        return await judge_commitments(self._reader, on_break)
+        return await judge_commitments(self._reader, on_break, floor)
 
     def _check(self, checker: RangeChecker, ahead: Sequence[EntryRow], to_seq: int) -> Sequence[EntryRow] | None:
         """Check the entries up to ``to_seq``; returns the others, None if there are none."""
@@ -200,7 +200,7 @@ async def _judge_projection(chain: Fold, checks: Checks, on_break: OnBreak | Non
     only if it is whole."""
     if chain.findings.has(*CHAIN_ASPECTS):
         on_break = None
-    found = [await checks.judge_commitments(on_break)]
+    found = [await checks.judge_commitments(on_break, chain.ends.floor)]
     if with_jobs:
         found.append(await checks.compare_jobs(on_break))
     conclude(found, chain.findings)

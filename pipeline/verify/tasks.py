@@ -17,6 +17,7 @@ from msgspec.msgpack import decode, encode
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError
 from ledger.machines import jobs
 from ledger.machines.jobs import JobParts
+from ledger.machines.retention import Floor
 from ledger.verification.commitment_check import CommitmentJudge
 from ledger.verification.projection_check import StoredJob, compare, has_id
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask, opened_for
@@ -266,7 +267,7 @@ def _folded(chain: str, planned: PlannedChain, rows: Iterator[TaskRow]) -> Itera
     assert COMMITMENT < JOBS < REFUSED < SUMMARY, "rows come sorted by kind"
     for kind, of_kind in groupby(rows, key=lambda row: row.kind):
         if kind == COMMITMENT:
-            jobs = [_judged(of_kind, candidates)]
+            jobs = [_judged(of_kind, candidates, planned.ends.floor)]
             continue
         if kind == JOBS:
             jobs = [*(jobs or ()), *(decode(row.data, type=Found) for row in of_kind)]
@@ -283,13 +284,13 @@ def _folded(chain: str, planned: PlannedChain, rows: Iterator[TaskRow]) -> Itera
         yield TaskRow(chain, VERDICT, 0, 0, None, encode(verdict))
 
 
-def _judged(rows: Iterator[TaskRow], candidates: list[Break]) -> Found:
-    """The result of judging the commitments of one chain; rows are in order of seq."""
+def _judged(rows: Iterator[TaskRow], candidates: list[Break], floor: Floor | None) -> Found:
+    """The result of judging the commitments of one chain from its floor on; rows are in order of seq."""
     judge = CommitmentJudge(0)
     for number, row in enumerate(rows):
         entry, promised, followed_seq = decode(row.data, type=Judged)
         if number == 0:
-            judge = CommitmentJudge(followed_seq, candidates.append)
+            judge = CommitmentJudge(followed_seq, candidates.append, floor)
         if entry is not None:
             judge.add_entry(entry)
         elif promised is not None:

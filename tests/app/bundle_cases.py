@@ -605,6 +605,8 @@ def _pruned_wrongly() -> Iterator[Case]:
     yield Case("pruned behind no entry", bundle_of(pruned(after={"seq": 17, "chain_link": "0" * 64}), 11), 3)
     yield Case("pruned with a wrong count", bundle_of(pruned(entry_count=9), 11), 3)
     yield Case("pruned with a period of no length", bundle_of(pruned(period_s=0), 11), 3)
+    yield Case("pruned with a list of commitments", bundle_of(pruned(commitments=[]), 11), 3)
+    yield Case("pruned with a text about private fields", bundle_of(pruned(private_fields="none"), 11), 3)
     yield Case("pruned without a place", bundle_of(pruned(after=None), 11), 3)
     imported = pruned()
     imported.entry(PRUNED_SEQ)["origin"] = origin_of(3)

@@ -53,10 +53,12 @@ from tests.app.test_commitments_bundled import RULES_1
 from tests.app.witness import Witness
 from tests.browser import PHONE, browsing, violations
 from tests.conftest import EXAMPLES, spread
-from tests.ledger.committed import RACE, RULES_RAISED, committed, flipped, mend, with_history
+from tests.ledger.committed import RACE, RULES_RAISED, committed, flipped, mend, placement, with_history
 from tests.ledger.entry_forms import SEQ, entry_forms
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
-from tests.ledger.pruned import pruned
+from tests.ledger.pruned import pruned, pruned_race
+from tests.ledger.test_carried import FLOOR, changed
+from tests.ledger.test_carried import RACE as RACE_AT_A_FLOOR
 from tests.ledger.test_commitment_check import PAYLOADS
 from tests.tally import run_tally
 
@@ -502,6 +504,40 @@ def test_they_agree_on_every_word_of_a_verdict_on_a_proposal(in_page: InPage, tm
     differing, by_page = compared(asked, in_page, tmp_path)
     assert differing == []
     assert [code for code, _ in by_page] == [0, 3, 0] + [2] * len(edits) + [0] + [2] * 6
+
+
+def test_they_agree_on_verdicts_behind_a_floor(in_page: InPage, tmp_path: Path) -> None:
+    def behind(**facts: Any) -> bytes:
+        return bundle_of(pruned_race(RACE_AT_A_FLOOR, FLOOR, **facts), FLOOR + 1)
+
+    state = changed()
+    lease = {"kind": "Lease", "resource": "r", "holder": "h"}
+    wrong: list[Any] = [
+        None,
+        {},
+        changed(active=[]),
+        changed(nodes=[]),
+        changed(rules=1),
+        changed(rules=3),
+        changed(rules="2"),
+        changed(active=[{"index": FLOOR + 1, "commitment": lease}]),
+        changed(active=[{"index": 5, "commitment": lease}, *state["active"], {"index": 5, "commitment": lease}]),
+        changed(active=[{"index": 8, "commitment": {"kind": "Revocation", "index": 7}}]),
+        changed(active=[{"index": 8, "commitment": {"kind": "Lease"}}]),
+        changed(active=[{"index": state["nodes"][0]["index"], "commitment": lease}]),
+        changed(
+            nodes=[{"index": 4, **{name: state["nodes"][0][name] for name in ("node", "capacity")}}, *state["nodes"]]
+        ),
+        changed(nodes=[{"index": 4, "node": "n3"}]),
+    ]
+    more = {**state, "more": 1, "nodes": [{**each, "more": None} for each in state["nodes"]]}
+    raised = pruned_race([*RULES_RAISED[:7], placement("x"), *RULES_RAISED[7:]], FLOOR)
+    asked = [Asked("right", behind()), Asked("with more", behind(commitments=more))]
+    asked.append(Asked("raised", bundle_of(raised, FLOOR + 1)))
+    asked += [Asked(f"{number}: {said}", behind(commitments=said)) for number, said in enumerate(wrong)]
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert differing == []
+    assert [code for code, _ in by_page] == [0, 0, 0] + [2] * len(wrong)
 
 
 # --- files that were made to do harm ----------------------------------------------------------------------

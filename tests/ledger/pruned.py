@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ledger import canonical
+from ledger.machines.carried import carry_commitments
 from ledger.machines.retention import SUBJECT
 from ledger.merkle import Frontier
 from signing import retention_statement
 from signing.private_keys import FileSigner
+from tests.ledger.committed import capacity, committed
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build, payload_digest
 
 LOG = "log.example/acme"
@@ -75,3 +78,31 @@ def pruned(to_seq: int = 10, signer: FileSigner | None = SIGNER, *, log: str = L
     ledger = build(30, snapshots_to=ENDS)
     enter(ledger, PRUNED_SEQ, "PRUNED", floor_facts(ledger, to_seq) | facts, signer, log=log)
     return finish(ledger)
+
+
+def pruned_race(payloads: Sequence[dict[str, Any]], to_seq: int, **facts: Any) -> Ledger:
+    """A ledger of these payloads of commitments from seq 5 on, and behind them an entry which says that those up to
+    ``to_seq`` leave and carries their state; all are still here."""
+    ledger = committed([*payloads, capacity("of the entry that becomes PRUNED")])
+    seq = len(ledger.entries)
+    ledger.promised = [row for row in ledger.promised if row["seq"] != seq]
+    ledger.snapshots.clear()
+    ledger.sign(to_seq)
+    state = carry_commitments(None, judged_entries(ledger, to_seq))
+    enter(ledger, seq, "PRUNED", floor_facts(ledger, to_seq) | {"commitments": state} | facts)
+    return finish(ledger, (to_seq, seq))
+
+
+def judged_entries(ledger: Ledger, to_seq: int) -> list[tuple[int, str, str]]:
+    """Accepted proposals and capacities up to ``to_seq``: seq, action and payload."""
+    accepted = ("PROPOSE_ACCEPTED", "CAPACITY_SET")
+    rows = [row for row in ledger.entries if row["seq"] <= to_seq and row["action"] in accepted]
+    return [(row["seq"], row["action"], row["payload"]) for row in rows]
+
+
+def removed(ledger: Ledger, to_seq: int) -> Ledger:
+    """The ledger without its entries up to ``to_seq``."""
+    other = ledger.copy()
+    other.entries = [row for row in other.entries if row["seq"] > to_seq]
+    other.store_jobs()
+    return other

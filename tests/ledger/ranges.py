@@ -12,6 +12,7 @@ import msgspec
 from ledger.machines import jobs
 from ledger.machines.job_fold import JobState
 from ledger.machines.jobs import JobParts
+from ledger.machines.retention import Floor
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.driver import CheckedRange, finished
@@ -171,9 +172,9 @@ class Beside:
             compared.merge(await compare_jobs(reader.entries_by_job(), reader.jobs(), on_break))
         return compared.found
 
-    async def judge_commitments(self, on_break: OnBreak | None) -> Found:
+    async def judge_commitments(self, on_break: OnBreak | None, floor: Floor | None) -> Found:
         """Judge the verdicts."""
-        return await judge_commitments(MemoryReader(self._ledger), on_break)
+        return await judge_commitments(MemoryReader(self._ledger), on_break, floor)
 
 
 def _is_odd(job_id: Any) -> bool:

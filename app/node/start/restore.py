@@ -47,6 +47,7 @@ from app.store.chaining import ChainHead, WalPosition
 from app.store.entry_check import EntryCheck
 from app.store.sessions import CONNECT_TIMEOUT_S
 from app.trust import node_keys
+from app.trust.retention import unjudged_commitments
 from app.write.chain.appender import BATCH_ENTRIES_MAX, Appender
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.pending.backlog import Backlog, Pending
@@ -207,6 +208,7 @@ async def _chain_wal(
             quarantine=_NoQuarantine(locked.folder, node.damaged, {}),
             breaks=FoundBreaks(locked.folder),
             entry_check=EntryCheck(CheckpointJournal(locked.folder).newest),
+            floor_of=unjudged_commitments,
             metrics=Metrics(),
             on_chained=lambda _: None,
             on_failure=lambda _: None,

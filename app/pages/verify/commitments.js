@@ -12,6 +12,7 @@ import {
   moduleSubject,
   nodeSubject,
   readCapacity,
+  readCarried,
   readProposal,
   subjectOf,
 } from "./proposals.js";
@@ -30,11 +31,15 @@ export function isOfCommitments(row) {
   return ACTIONS.has(row.action) && row.origin === null;
 }
 
-/** Takes the entries of commitments in the order of the chain; says what is wrong with them to ``report``. */
+/**
+ * Takes the entries of commitments in the order of the chain, after those that left before ``floor``; says what is wrong
+ * with them to ``report``.
+ */
 export class CommitmentJudge {
-  constructor(report) {
+  constructor(report, floor = null) {
     this.report = report;
     this.right = new Commitments();
+    if (floor?.facts.commitments) this.#carry(floor);
     // As recorded, from the first wrong verdict on: later ones hold where they are those of either.
     this.told = null;
     this.lastSeq = 0;
@@ -50,6 +55,15 @@ export class CommitmentJudge {
     } catch (error) {
       if (!(error instanceof Malformed)) throw error;
       this.report(row.seq, `${row.action} at seq ${row.seq}: ${error.message}`);
+    }
+  }
+
+  #carry({ seq, toSeq, facts }) {
+    try {
+      this.right.carry(readCarried(facts.commitments, toSeq));
+    } catch (error) {
+      if (!(error instanceof Malformed)) throw error;
+      this.report(seq, `PRUNED at seq ${seq}: ${error.message}`);
     }
   }
 
@@ -297,6 +311,14 @@ class Commitments {
       this.#link(nodeSubject(node), index);
     }
     if (commitment.kind === "ModuleAdjustment") this.#link(moduleSubject(commitment), index);
+  }
+
+  /** Takes over what is in force at a floor. */
+  carry({ rules, active, nodes }) {
+    this.rules.set("rules", rules);
+    for (const { index, commitment } of active) this.apply(index, { commitment, rules });
+    for (const { node, capacity, overcommit = null } of nodes) this.setCapacity({ node, capacity, overcommit, rules });
+    this.rules.set("rules", rules);
   }
 
   /** Applies what was accepted, as far as it can be. */

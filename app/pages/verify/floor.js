@@ -18,6 +18,7 @@ const isHash = (value) => isText(value) && HASH.test(value);
 const isHashes = (value) => Array.isArray(value) && value.every(isHash);
 const isSeq = (value) => isInteger(value, 1);
 const isCount = (value) => isInteger(value, 0);
+const isObjectOrNone = (value) => value === undefined || value === null || isObject(value);
 const isKept = (value) => isInteger(value, 1) && value <= KEPT_S_MAX;
 const FORM = {
   from_seq: isSeq,
@@ -32,6 +33,8 @@ const FORM = {
   manifests: isHashes,
   decided_ms: isCount,
   never_ended: isCount,
+  commitments: isObjectOrNone,
+  private_fields: isObjectOrNone,
   period_s: isKept,
   minimum_s: (value) => value === undefined || value === null || isKept(value),
   after: (value) => isObject(value) && Number.isSafeInteger(value.seq) && isText(value.chain_link),

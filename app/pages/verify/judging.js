@@ -268,7 +268,7 @@ class Chain {
     this.commitments = 0;
     // They count in a whole chain alone: entries that are missing or edited give other verdicts.
     this.candidates = new Findings();
-    this.commitmentJudge = new CommitmentJudge((...said) => this.candidates.add("projection", ...said));
+    this.commitmentJudge = new CommitmentJudge((...said) => this.candidates.add("projection", ...said), floor);
   }
 
   async verdict({ onProgress, onRow }) {

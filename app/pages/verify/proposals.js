@@ -113,6 +113,36 @@ export function readCapacity(payload) {
   return { node: facts.node, capacity: facts.capacity, overcommit: facts.overcommit ?? null, rules: rulesOf(facts) };
 }
 
+/** The state of the commitments that a PRUNED entry about entries up to ``toSeq`` carries (ledger/machines/carried.py). */
+export function readCarried(said, toSeq) {
+  const isActive = (each) => isObject(each) && isIndex(each.index) && isKind(each.commitment, COMMITMENTS);
+  const isNode = (each) =>
+    isObject(each) &&
+    isIndex(each.index) &&
+    isText(each.node) &&
+    isResources(each.capacity) &&
+    (each.overcommit === undefined || each.overcommit === null || isOvercommit(each.overcommit));
+  const isRules = isAmount(said.rules) && said.rules >= 1 && said.rules <= RULES_NEWEST;
+  if (!isRules || !isList(isActive)(said.active) || !isList(isNode)(said.nodes)) throw new Malformed(NO_STATE);
+  const { active, nodes } = said;
+  const indexes = [...active, ...nodes].map(({ index }) => index);
+  const isOneState =
+    isAscending(active, toSeq) &&
+    isAscending(nodes, toSeq) &&
+    new Set(indexes).size === indexes.length &&
+    new Set(nodes.map(({ node }) => node)).size === nodes.length &&
+    active.every(({ commitment }) => commitment.kind !== "Revocation");
+  if (!isOneState) throw new Malformed(NO_STATE);
+  return said;
+}
+
+const NO_STATE = "it carries no state of the commitments";
+const isIndex = (value) => isInteger(value, 1);
+
+function isAscending(items, last) {
+  return items.every(({ index }, at) => index < (items[at + 1]?.index ?? last + 1));
+}
+
 /** Each dimension that is not 0, with its amount; accelerators one by one, in the order of canonical JSON. */
 export function amountsOf(resources) {
   const plain = AMOUNTS.map((name) => [name, resources[name] ?? 0]);

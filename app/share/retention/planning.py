@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.share.retention.archive import Archive
+from app.share.retention.carrying import NOTHING_CARRIED, Carried, Carrying
 from app.store import Connection, chain_reads, job_table, retention
 from app.store.job_table import JobFolds
 from app.store.reading import Pool, reading
@@ -30,6 +31,8 @@ class Planned(NamedTuple):
     never_ended: int
     """Jobs with entries in the prefix that have not ended."""
     now_ms: int
+    carried: Carried = NOTHING_CARRIED
+    """What the PRUNED entry of the prefix carries."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,6 +42,7 @@ class Planner:
     pool: Pool
     reader: RetentionReader
     folds: JobFolds
+    carrying: Carrying
     archive: Archive | None
     keys_of: Callable[[str], Awaitable[Keyring]]
     """Returns the keys of a tenant's log and of the ledger."""
@@ -71,11 +75,27 @@ class Planner:
                 stops.append(stop_of_job)
             ends = await retention.signed_ends(connection, tenant_id, floor_seq)
             stops = [stop._replace(seq=max(stop.seq, floor_seq + 1)) for stop in stops]
-            found = plan(floor_seq, ends, stops)
+            found, carried = await self._planned(connection, tenant_id, known, ends, stops)
             if found.stopped_by is not None and found.stopped_by.seq > head.head_seq:
                 found = found._replace(stopped_by=None)
             never_ended = sum(job.first_seq <= found.to_seq for job in jobs)
-            return Planned(known, found, never_ended, now_ms)
+            return Planned(known, found, never_ended, now_ms, carried)
+
+    async def _planned(
+        self, connection: Connection, tenant_id: str, known: Retention, ends: Sequence[int], stops: Sequence[Stop]
+    ) -> tuple[Plan, Carried]:
+        """The prefix that may leave and whose state can be carried, and what is carried."""
+        floor_seq = known.floor_seq
+        found = plan(floor_seq, ends, stops)
+        for _ in range(2):
+            if found.to_seq == floor_seq:
+                return found, NOTHING_CARRIED
+            carried = await self.carrying.at(connection, tenant_id, known.floor, found.to_seq)
+            if not carried.stops:
+                return found, carried
+            found = plan(floor_seq, ends, [*stops, *carried.stops])
+        # What is carried at the shorter prefix stops it as well: all of it stays until that has ended.
+        return found._replace(to_seq=floor_seq), NOTHING_CARRIED
 
     async def _stops(
         self, connection: Connection, tenant_id: str, known: Retention, signed_seq: int, now_ms: int
@@ -98,8 +118,6 @@ class Planner:
         ]
         needed = await retention.first_needed(connection, tenant_id, floor_seq)
         reasons = (
-            (needed.commitment, Why.COMMITMENT, "verdicts on proposals follow from all commitments before"),
-            (needed.privacy, Why.PRIVACY, "it declares or erases private fields"),
             (needed.keyed, Why.KEYED, "its Idempotency-Key is still kept"),
             (needed.webhook, Why.WEBHOOK, "a webhook has not delivered it, or keeps it as a dead letter"),
         )

@@ -164,6 +164,7 @@ class Prunes:
             "holds": sorted(known.holds),
             "decided_ms": planned.now_ms,
             "never_ended": planned.never_ended,
+            **planned.carried.facts(),
         }
 
     async def _highest_hlc(

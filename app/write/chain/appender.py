@@ -68,6 +68,7 @@ from app.store.commit import (
     TenantDamaged,
     or_in_doubt,
 )
+from app.store.commitments import FloorOf
 from app.store.entry_check import EntryCheck
 from app.write.chain import view as views
 from app.write.chain.commitments import CommitmentMemory
@@ -135,6 +136,7 @@ class Appender:
         quarantine: Quarantine,
         breaks: FoundBreaks,
         entry_check: EntryCheck,
+        floor_of: FloorOf,
         metrics: Metrics,
         on_chained: ChainedCallback,
         on_failure: Callable[[LedgerError], None],
@@ -154,7 +156,7 @@ class Appender:
         self._sent: tuple[Sequence[Pending], LinkedBatch] | None = None
         """The batch that PostgreSQL commits, once all of its rows were sent."""
         self.commitments = CommitmentMemory(
-            entry_check, pool, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER)
+            entry_check, pool, lambda tenant_id, found: breaks.report(tenant_id, found, APPENDER), floor_of
         )
         self._expects_existing = False
         """Whether the last batch held records that were chained already, imported while this node was down. The next

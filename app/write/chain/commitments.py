@@ -1,8 +1,9 @@
 """The commitments that proposals are judged by, in memory, at the heads that this node left.
 
-They are built from the log with the first proposal to a tenant on this node. When another node has moved the head, its
-entries are folded in. A batch is judged on a copy, which is taken over once the batch is committed. Every entry that is
-read is recomputed. The table of commitments is not read: if an attacker removed a row, a capsule would be placed twice.
+They are built from the log with the first proposal to a tenant on this node, where entries left from the state that a
+PRUNED entry carries. When another node has moved the head, its entries are folded in. A batch is judged on a copy,
+which is taken over once the batch is committed. Every entry that is read is recomputed. The table of commitments is not
+read: if an attacker removed a row, a capsule would be placed twice.
 A history of more than ``AT_ONCE_MAX`` entries, some 35 us each, is read by a separate task. Its tenant waits meanwhile;
 the others are chained.
 
@@ -22,7 +23,7 @@ import structlog
 from app.store import Connection, chain_reads
 from app.store import commitments as store
 from app.store.chaining import ChainHead
-from app.store.commitments import PromiseEntry
+from app.store.commitments import FloorOf, PromiseEntry, nothing_left
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
 from app.write.pending.linking import LinkedBatch
@@ -54,11 +55,16 @@ class CommitmentMemory:
     """The commitments of tenants with proposals, for one appender."""
 
     def __init__(
-        self, check: EntryCheck, pool: Pool, on_break: Callable[[str, Break], object] = lambda tenant_id, found: None
+        self,
+        check: EntryCheck,
+        pool: Pool,
+        on_break: Callable[[str, Break], object] = lambda tenant_id, found: None,
+        floor_of: FloorOf = nothing_left,
     ) -> None:
         """``pool`` lends a connection for long histories, one at a time. ``on_break`` gets each entry that another node
         accepted and this node would have rejected."""
         self._check = check
+        self._floor_of = floor_of
         self._pool = pool
         self._known: OrderedDict[str, _Known] = OrderedDict()
         """By tenant, the most recently used last."""
@@ -105,13 +111,20 @@ class CommitmentMemory:
         if (known := self._known.get(tenant_id)) is not None and known.seq == head.seq:
             return known
         is_judged = known is not None and known.seq < head.seq
-        if known is None or not is_judged:
+        # Entries leave in order: if the next one is there, all after it are.
+        if known is None or not is_judged or not await store.is_there(connection, tenant_id, known.seq + 1):
             self._known.pop(tenant_id, None)
-            known = _Known()
+            floor = await self._floor_of(connection, tenant_id)
+            known, is_judged = _Known(floor.machine(), floor.seq), False
         async with connection.transaction():
+            after_seq = known.seq
             is_whole = await self._read(
                 connection, tenant_id, known, head.seq, None if is_judged else AT_ONCE_MAX, is_judged=is_judged
             )
+            if after_seq < head.seq and not await store.is_there(connection, tenant_id, after_seq + 1):
+                # They left while they were read, so a later floor speaks for them.
+                self._known.pop(tenant_id, None)
+                return await self._at(connection, tenant_id, head)
         if is_whole:
             return known
         self._reading[tenant_id] = asyncio.create_task(self._read_rest(tenant_id, known))
@@ -144,7 +157,11 @@ class CommitmentMemory:
                 log.info("commitments_read_from_log", tenant_id=tenant_id)
                 async with connection.transaction():
                     head_seqs = await chain_reads.head_seqs(connection, [tenant_id])
+                    after_seq = known.seq
                     await self._read(connection, tenant_id, known, head_seqs.get(tenant_id, 0))
+                    if not await store.is_there(connection, tenant_id, after_seq + 1):
+                        log.warning("commitments_not_read", tenant_id=tenant_id, error="entries left meanwhile")
+                        return
             self._known[tenant_id] = known
         except ChainDamagedError as error:
             self._unreadable[tenant_id] = error

@@ -16,6 +16,7 @@ from app.store import job_table as store
 from app.store.following import FollowedEntry
 from app.store.job_search import JobTerm
 from app.store.job_table import JobKey, JobSpan
+from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.job_search import terms_of
@@ -76,13 +77,15 @@ class JobTable:
         on_followed: Callable[[Mapping[JobKey, JobState], Mapping[str, Lsn]], None],
         log_origin: str | None = None,
         count_conflicts: Callable[[int], object] = lambda count: None,
+        floor_of: commitments.FloorOf = commitments.nothing_left,
     ) -> None:
         """``on_followed`` gets new states of jobs once they are committed, and by tenant the LSN up to which they cover
         the records of this node. ``log_origin`` is that of this ledger's logs. ``count_conflicts`` gets the number of
-        jobs that new entries brought into conflict."""
+        jobs that new entries brought into conflict. ``floor_of`` gives what is promised at the floor of a chain."""
         self._on_followed = on_followed
         self._log_origin = log_origin
         self._count_conflicts = count_conflicts
+        self._floor_of = floor_of
         self._counted_seqs: dict[str, int] = {}
         """By tenant, the seq up to which conflicts were counted: a table that is rewritten meets them again."""
         self._known: dict[str, dict[str, JobState]] = {}
@@ -122,8 +125,11 @@ class JobTable:
 
     async def take(self, connection: Connection, turn: Turn) -> None:
         """Fold the entries; store the resulting states, their search terms, and the commitments."""
-        await commitments.take(connection, turn.entries)
         first_seqs = await store.first_seqs(connection, turn.after)
+        for tenant_id, after_seq in turn.after.items():
+            if after_seq == 0 and (first_seq := first_seqs.get(tenant_id, 1)) > 1:
+                await self._seed(connection, tenant_id, first_seq)
+        await commitments.take(connection, turn.entries)
         for tenant_id in turn.after:
             # Another node may have rewritten the rows with new exclusions, or removed entries, up to where this node
             # left the position.
@@ -153,6 +159,16 @@ class JobTable:
                 connection, [(job[0], *stored_form(state)[: len(JOB_COLUMNS)]) for job, state in turn.states.items()]
             )
         await _follow_terms(connection, turn, before)
+
+    async def _seed(self, connection: Connection, tenant_id: str, first_seq: int) -> None:
+        """Store what the entries that left promise, where the table is written from its beginning."""
+        try:
+            floor = await self._floor_of(connection, tenant_id)
+        except ChainDamagedError as error:
+            # Verification names it, and readers of commitments refuse to answer.
+            log.error("commitments_not_seeded", tenant_id=tenant_id, error=str(error))
+            return
+        await commitments.seed(connection, tenant_id, floor, first_seq)
 
     def taken(self, turn: Turn) -> None:
         """The turn was committed: keep its states in memory; beyond the bound whole tenants are evicted."""

@@ -217,6 +217,10 @@ class PrivacyChanges:
         action, facts_id = SystemAction(record.action), record.facts["id"]
         async with reading(self.pool) as connection:
             entry = await store.find_entry(connection, self.knowledge.check, record.tenant_id, action, facts_id)
+            if entry is None and record.seq is not None:
+                floor = await self.knowledge.at_floor(connection, record.tenant_id)
+                if record.seq <= floor.seq:
+                    return record.seq  # It left with a prune.
         if entry is not None and not says(entry, record):
             raise PrivacyDamagedError(
                 f"the row of tenant {record.tenant_id} at revision {record.revision} in privacy_records says another "
