@@ -17,6 +17,7 @@ import pytest
 
 from app.dev.embedded import EmbeddedPostgres
 from ledger import canonical
+from ledger.machines.retention import SUBJECT
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
 from tests.ledger.ledger_in_memory import link_of
@@ -138,10 +139,9 @@ def pruned_tenant(site: Site, tenant: str) -> int:
     fill(site, tenant, range(10))
     set_policy(site, tenant, period="1s")
     until_prunable(site, tenant, 30)
-    done = prune(site, tenant)
-    assert (done["from_seq"], done["to_seq"], done["entries"]) == (1, 30, 30)
-    until_removed(site, tenant, 30)
-    return 30
+    to_seq = int(prune(site, tenant)["to_seq"])
+    until_removed(site, tenant, to_seq)
+    return to_seq
 
 
 def test_a_prefix_leaves_and_the_rest_verifies_and_says_where_it_is(site: Site) -> None:
@@ -328,19 +328,12 @@ def test_a_prefix_that_an_administrator_deletes_is_found(site: Site) -> None:
     assert (found["valid"], found["first_break"]["kind"], found["first_break"]["seq"]) == (False, "gap", 1)
 
 
-def test_a_prune_that_an_administrator_writes_is_found_and_removes_nothing(site: Site) -> None:
-    tenant = "forged"
-    fill(site, tenant, range(10))
+def forge(site: Site, tenant: str, action: str, facts: dict[str, Any]) -> int:
+    """Chain an entry about retention as somebody who can write to the database, with links and head made to fit."""
     last = dict(site.query("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", tenant)[-1])
-    fill(site, "copied", range(10))
-    set_policy(site, "copied", period="1s")
-    until_prunable(site, "copied", 30)
-    prune(site, "copied")
-    real = site.query("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = 'copied' AND action = 'PRUNED'")[-1]
-    row = {**dict(real), "tenant_id": tenant, "seq": last["seq"] + 1, "prev_chain_link": last["chain_link"]}
-    facts = orjson.loads(row["payload"]) | {"from_seq": 1, "to_seq": 20, "entry_count": 20}
-    facts["after"] = {"seq": 0, "chain_link": ""}
-    row["payload"] = canonical.encode(facts).decode()
+    row = {**last, "seq": last["seq"] + 1, "prev_chain_link": last["chain_link"], "job_id": SUBJECT, "action": action}
+    row |= {"hlc_logical": last["hlc_logical"] + 1, "payload": canonical.encode({"type": action, **facts}).decode()}
+    row["t_hlc"] = f"{row['hlc_physical']}:{row['hlc_logical']}:{row['hlc_node']}"
     row["payload_digest"] = sha256(row["payload"].encode()).hexdigest()
     row["chain_link"] = link_of(tenant, row)
     names = [name for name in row if name not in ("id", "created_at")]
@@ -355,11 +348,55 @@ def test_a_prune_that_an_administrator_writes_is_found_and_removes_nothing(site:
         "UPDATE scheduler.chain_heads SET head_seq = $2, head_chain_link = $3, head_hlc = $4 WHERE tenant_id = $1",
         *(tenant, row["seq"], row["chain_link"], row["t_hlc"]),
     )
+    return int(row["seq"])
+
+
+def facts_of_a_prune(site: Site, tenant: str) -> dict[str, Any]:
+    query = "SELECT payload::text FROM scheduler.scheduler_log WHERE tenant_id = $1 AND action = 'PRUNED' ORDER BY seq"
+    found: dict[str, Any] = orjson.loads(site.query(query, tenant)[-1][0])
+    return found
+
+
+def test_a_prune_that_an_administrator_writes_is_found_and_removes_nothing(site: Site) -> None:
+    tenant = "forged"
+    fill(site, tenant, range(10))
+    pruned_tenant(site, "copied")
+    copied = facts_of_a_prune(site, "copied") | {"from_seq": 1, "to_seq": 20, "entry_count": 20}
+    last_seq = forge(site, tenant, "PRUNED", copied | {"after": {"seq": 0, "chain_link": ""}})
     found = verdict(site, tenant)
     assert not found["valid"]
     assert found["breaks"]["malformed"] == 1
     assert (found["verified_from_seq"], found["pruned"], policy(site, tenant)["pruned_to_seq"]) == (1, None, 0)
     # The node removes nothing by it; who removes rows by hand is found.
-    assert site.query("SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = $1", tenant)[0][0] == row["seq"]
+    assert site.query("SELECT count(*) FROM scheduler.scheduler_log WHERE tenant_id = $1", tenant)[0][0] == last_seq
     assert len(site.query("SELECT * FROM scheduler.remove_covered($1, 100)", tenant)) == 20
     assert verdict(site, tenant)["first_break"]["kind"] == "gap"
+
+
+def test_a_policy_or_a_release_that_an_administrator_writes_loosens_nothing_and_is_found(site: Site) -> None:
+    tenant = "shortened"
+    fill(site, tenant, range(4))
+    set_policy(site, tenant, period="400d", minimum="180d")
+    hold = site.client.post("/v1/holds", json={"tenant_id": tenant, "reason": "case 4711"}).json()
+    before = policy(site, tenant)
+    forge(site, tenant, "RETENTION_SET", {"period_s": 1, "minimum_s": 1})
+    forge(site, tenant, "HOLD_RELEASED", {"hold_id": hold["hold_id"], "reason": "forged"})
+    after = policy(site, tenant)
+    assert {name: after[name] for name in ("period", "minimum", "open_holds")} == {
+        name: before[name] for name in ("period", "minimum", "open_holds")
+    }
+    assert verdict(site, tenant)["breaks"]["malformed"] == 2
+
+
+def test_an_edited_floor_is_found_and_not_believed(site: Site) -> None:
+    tenant = "edited"
+    to_seq = pruned_tenant(site, tenant)
+    facts = canonical.encode(facts_of_a_prune(site, tenant) | {"to_seq": to_seq - 10, "entry_count": to_seq - 10})
+    as_superuser(
+        site,
+        "UPDATE scheduler.scheduler_log SET payload = $2 WHERE tenant_id = $1 AND action = 'PRUNED'",
+        *(tenant, facts.decode()),
+    )
+    assert not verdict(site, tenant)["valid"]
+    answer = site.client.get("/v1/retention", params={"tenant_id": tenant})
+    assert problem(answer) == (409, "chain-damaged")
