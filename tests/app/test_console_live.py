@@ -273,6 +273,12 @@ def test_whoever_reads_with_the_keyboard_stays_where_he_is_as_a_page_is_drawn_ag
     assert page.locator("details").evaluate_all("all => all.map(each => each.open)") == [False, True, False]
 
 
+def archived_to(console: Console, tenant: str) -> int:
+    """Up to where a tenant is archived, 0 if it is not."""
+    found = console.api.get("/v1/archive").raise_for_status().json()["tenants"]
+    return {each["tenant_id"]: int(each["archived_to_seq"]) for each in found}.get(tenant, 0)
+
+
 def keep(console: Console, tenant: str) -> str:
     """Two jobs that ended, each signed and archived, the second one held; returns the hold. What is older than a second
     may leave."""
@@ -287,6 +293,7 @@ def keep(console: Console, tenant: str) -> str:
     policy = {"period": "1s", "minimum": "1s"}
     ask.put("/v1/retention", params={"tenant_id": tenant}, json=policy).raise_for_status()
     eventually(lambda: ask.get("/v1/retention", params={"tenant_id": tenant}).json()["prunable_to_seq"] == 2)
+    eventually(lambda: archived_to(console, tenant) == 4)
     return str(hold["hold_id"])
 
 
