@@ -94,7 +94,8 @@ class Archiving:
             keyring = await self._keyring()
         except LedgerError as error:
             return Progress(has_turn=False, error=str(error), at_s=time.monotonic())
-        return await in_own_thread(partial(self._archiver.step, self._signer(), keyring), "archive")
+        # The step goes on when the node stops waiting for it.
+        return await asyncio.shield(in_own_thread(partial(self._archiver.step, self._signer(), keyring), "archive"))
 
     def _take(self, progress: Progress) -> None:
         before, self._last = self._last, progress
