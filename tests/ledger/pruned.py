@@ -80,16 +80,18 @@ def pruned(to_seq: int = 10, signer: FileSigner | None = SIGNER, *, log: str = L
     return finish(ledger)
 
 
-def pruned_race(payloads: Sequence[dict[str, Any]], to_seq: int, **facts: Any) -> Ledger:
+def pruned_race(
+    payloads: Sequence[dict[str, Any]], to_seq: int, *, log: str = LOG, tenant_id: str = "acme", **facts: Any
+) -> Ledger:
     """A ledger of these payloads of commitments from seq 5 on, and behind them an entry which says that those up to
     ``to_seq`` leave and carries their state; all are still here."""
-    ledger = committed([*payloads, capacity("of the entry that becomes PRUNED")])
+    ledger = committed([*payloads, capacity("of the entry that becomes PRUNED")], tenant_id=tenant_id)
     seq = len(ledger.entries)
     ledger.promised = [row for row in ledger.promised if row["seq"] != seq]
     ledger.snapshots.clear()
     ledger.sign(to_seq)
     state = carry_commitments(None, judged_entries(ledger, to_seq))
-    enter(ledger, seq, "PRUNED", floor_facts(ledger, to_seq) | {"commitments": state} | facts)
+    enter(ledger, seq, "PRUNED", floor_facts(ledger, to_seq) | {"commitments": state} | facts, log=log)
     return finish(ledger, (to_seq, seq))
 
 

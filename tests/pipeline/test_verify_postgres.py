@@ -34,7 +34,9 @@ from tests.conftest import Database
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import OPEN, SIGNER, STRANGER, Ledger, build, payload_digest
 from tests.ledger.pruned import enter as enter_retention
-from tests.ledger.pruned import finish, floor_facts
+from tests.ledger.pruned import finish, floor_facts, pruned_race, removed
+from tests.ledger.test_carried import FLOOR as RACE_FLOOR
+from tests.ledger.test_carried import RACE, changed
 
 ROWS_A_PIECE = 20
 COUNT = 60
@@ -379,6 +381,12 @@ def without_tiles(ledger: Ledger) -> Ledger:
     return ledger
 
 
+def race(tenant_id: str, removed_to: int = RACE_FLOOR, **facts: Any) -> Ledger:
+    """A ledger of commitments whose entries up to ``RACE_FLOOR`` leave."""
+    ledger = pruned_race(RACE, RACE_FLOOR, log=f"{ORIGIN}/{tenant_id}", tenant_id=tenant_id, **facts)
+    return removed(ledger, removed_to)
+
+
 PRUNED: dict[str, tuple[Callable[[str], Ledger], tuple[str, int] | None]] = {
     "pruned": (pruned, None),
     "being-removed": (lambda name: pruned(name, 7), None),
@@ -393,6 +401,11 @@ PRUNED: dict[str, tuple[Callable[[str], Ledger], tuple[str, int] | None]] = {
     "edited-above": (lambda name: edited(pruned(name), FLOOR + 1), ("payload-digest", FLOOR + 1)),
     "a-job-lost": (lambda name: without_job(pruned(name, 7)), ("projection", 60)),
     "tiles-lost": (lambda name: without_tiles(pruned(name)), ("tree", 1)),
+    "commitments": (race, None),
+    "commitments-being-removed": (lambda name: race(name, 7), None),
+    "commitments-not-carried": (lambda name: race(name, commitments=None), ("projection", 7)),
+    "a-commitment-too-few": (lambda name: race(name, commitments=changed(active=[])), ("projection", 7)),
+    "commitments-that-are-none": (lambda name: race(name, commitments={}), ("projection", 7)),
 }
 """Ledgers of which a prefix left, or seems to have left, and the first break."""
 
