@@ -100,8 +100,7 @@ class JobReader:
         Without ``tenant_id``, exactly one tenant that matches the patterns ``tenants`` must have a job of this id.
 
         Raises:
-            JobNotFoundError: no such job, or not yet at ``as_of``.
-            ArchivedError: an entry of the job has left for the archive.
+            JobNotFoundError, ArchivedError: no such job, or not yet at ``as_of``; an entry of it has left.
             InvalidInputError: no tenant was named, and several have a job of this id.
             ChainDamagedError: the job's stored rows are damaged, or the tenant is quarantined and the level promises
                 writes that may be held back.
@@ -132,15 +131,14 @@ class JobReader:
                         else None
                     )
                 created_at = _creations_in(state)
-                found = await reads.creations(connection, self._check, of_tenant, job_id, created_at)
-                return state, refusal, found
+                return state, refusal, await reads.creations(connection, self._check, of_tenant, job_id, created_at)
 
         (state, refusal, creations), source = await self._copies.read(of_tenant, look, promise)
-        if state is None and refusal is not None:
-            state = jobs.JobState(job_id, (*refusal.hlc,), refusal.seq, 0)
+        if refusal is not None:
+            state = state or jobs.JobState(job_id, (*refusal.hlc,), refusal.seq, 0)
         if state is None:
-            at = "" if as_of is None else " at that time"
-            raise JobNotFoundError(f"tenant {of_tenant} has no job {job_id}{at}{_behind(source)}")
+            at = _behind(source) if as_of is None else f" at that time{_behind(source)}"
+            raise JobNotFoundError(f"tenant {of_tenant} has no job {job_id}{at}")
         (shown,) = await self._revealing.states(of_tenant, [state])
         view = jobs.view(shown, refusal)
         return {
