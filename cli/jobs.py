@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, islice
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
 import orjson
@@ -16,13 +17,17 @@ from app.edge.forms import lists
 from app.runtime.answers.chain import EntryAnswer
 from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList
 from cli.client import LedgerClient, Service, print_wait
-from cli.options import Tenant, Url
+from cli.options import Keys, Tenant, Url
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.text import printable
+from signing.keys import Keyring
 from tallystick_client import Entry
 from terminal.outcome import CommandExit, aligned, err, out, tell
 from terminal.program import Json
+
+if TYPE_CHECKING:
+    from cli.archived_jobs import ArchivedList
 
 SHOWN = 50
 """Default number of jobs shown."""
@@ -58,10 +63,19 @@ def jobs(
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="The error contains this.")] = None,
     in_conflict: Annotated[bool, typer.Option("--in-conflict", help="Created more than once, differently.")] = False,
     limit: Limit = None,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="URL", help="Read this archive instead: a folder, s3://bucket/prefix."),
+    ] = None,
+    keys: Keys = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV.")] = False,
     as_json: Json = False,
 ) -> None:
     """List or search the jobs of a tenant, newest first, or show one and its timeline.
+
+    With --archive jobs are read from an archive, those that left the database
+    as well, as of its last entry. Its manifests must be signed by --keys, else
+    by keys that the service publishes. Private values are not revealed.
 
     Times for people are those of this machine's zone; --json and --csv have UTC.
 
@@ -72,6 +86,7 @@ def jobs(
       tally jobs -t acme --where spec.image=report:1 --where spec.labels.team=ml
       tally jobs -t acme --error OOMKilled --csv > failed.csv
       tally jobs -t acme nightly-report-17
+      tally jobs -t acme nightly-report-17 --archive s3://ledger-archive/prod --keys trusted-keys.json
     """
     asked = {
         "status": status or [],
@@ -87,11 +102,15 @@ def jobs(
         raise InvalidInputError("a job is shown by its name and tenant alone; the other options are of lists")
     if as_csv and as_json:
         raise InvalidInputError("say --csv or --json, not both")
+    archived = None if archive is None else _archived(archive, tenant, keys, client)
     if job is not None:
-        _show(client, tenant, job, as_json)
+        _show(tenant, *(_one(client, tenant, job) if archived is None else archived.one(job)), as_json)
         return
     damaged: list[dict[str, str]] = []
-    found = _found(client, {"tenant_id": tenant, **asked}, limit, damaged)
+    if archived is None:
+        found = _found(client, {"tenant_id": tenant, **asked}, limit, damaged)
+    else:
+        found = iter(archived.find(asked, limit if limit or as_csv or as_json else SHOWN + 1))
     if as_csv:
         _print_csv(found if limit is None else islice(found, limit))
     elif as_json:
@@ -100,6 +119,14 @@ def jobs(
         _print_lines(list(islice(found, (limit or SHOWN) + 1)), limit or SHOWN)
     for each in damaged:
         err.print(printable(f"job {each['job_id']} is left out, it is damaged: {each['detail']}"), markup=False)
+
+
+def _archived(url: str, tenant: str, keys: Path | None, client: LedgerClient) -> ArchivedList:
+    # Imported here, because it loads Arrow, which no other list needs.
+    from cli.archived_jobs import ArchivedList
+
+    keyring = Keyring.load(keys) if keys is not None else Keyring.from_json(client.get("/v1/keys"))
+    return ArchivedList.open(url, tenant, keyring)
 
 
 def _condition(text: str) -> str:
@@ -160,12 +187,15 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
         err.print(f"the newest {limit}; there are more (--limit)", markup=False)
 
 
-def _show(client: LedgerClient, tenant: str, job_id: str, as_json: bool) -> None:
+def _one(client: LedgerClient, tenant: str, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A job and its events, from the service."""
     path = f"/v1/jobs/{quote(job_id, safe='')}"
     job = client.get(path, JobAnswer, tenant_id=tenant)
-    events: list[dict[str, Any]] = [
-        event for page in client.pages(f"{path}/events", JobEventList, tenant_id=tenant) for event in page["items"]
-    ]
+    pages = client.pages(f"{path}/events", JobEventList, tenant_id=tenant)
+    return job, [event for page in pages for event in page["items"]]
+
+
+def _show(tenant: str, job: dict[str, Any], events: list[dict[str, Any]], as_json: bool) -> None:
     ended = "" if job["error"] is None else f": {_short(job['error'])}"
     tell(
         {**job, "events": events},

@@ -463,6 +463,9 @@ def _lines_of_tenant(tenant: dict[str, Any]) -> Iterator[str]:
     only = f"{tenant['only_in_a']:,} only in a, {tenant['only_in_b']:,} only in b"
     name = ChainName(tenant.get("ledger"), tenant["tenant_id"]).shown
     yield f"{name}: {'the same events' if tenant['equal'] else only}, {by}"
+    for side in ("a", "b"):
+        if seq := tenant.get(f"pruned_to_{side}"):
+            yield f"  seq 1 to {seq:,} left {side} with a prune, and are not compared"
     if (first := tenant["first_difference"]) is not None and first["seq"] > 1:
         yield f"  the chains are the same up to seq {first['seq'] - 1:,}, and differ from there on"
     if tenant["forked_log"] is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -24,11 +24,12 @@ from pipeline.cli.ledgers import (
     MoreBundles,
     Sources,
     Unread,
-    opened_each,
+    opened_with_archives,
     sources,
 )
 from pipeline.cli.options import Master, Tenants
 from pipeline.cli.running import InterruptedBySignalError, running, shown
+from pipeline.places.protocol import ChainName
 from pipeline.report import SECOND_MS, UNITS_MS, Asked, Clock, asked, duration_text, parse_duration, width_text
 from terminal.outcome import CommandExit, counted, err, tell
 from terminal.program import Json
@@ -100,6 +101,9 @@ def report(
     Parquet and CSV. A report adds up what the ledger says; whether somebody
     changed it is for verify to tell.
 
+    What left a database with a prune is read from --archive beside --dsn;
+    without it the report says from which seq it speaks.
+
     Of several ledgers each row names its ledger. One that cannot be reached
     is named, and left out.
 
@@ -111,6 +115,7 @@ def report(
     Examples:
       tally pipeline report --dest reports/november --from 2026-11-01 --to 2026-12-01
       tally pipeline report --dest reports/acme --archive s3://ledger-archive/prod -t acme --by spec.labels.team
+      tally pipeline report --dest reports/years --dsn postgresql://db/ledger --archive s3://ledger-archive/prod
       tally pipeline report --dest reports/sites --bundle sites/*.tar --json
       tally pipeline report --dest reports/all --ledgers ledgers.txt
     """
@@ -148,9 +153,8 @@ def _make(
     master: str | None,
 ) -> dict[str, Any]:
     from pipeline.places import place_of
-    from pipeline.places.ledgers import OpenLedgers
     from pipeline.report.folder import refuse_unfit
-    from pipeline.report.jobs import entries, log_origins, system_entries
+    from pipeline.report.jobs import entries, left_of, log_origins, system_entries
     from pipeline.report.make import make
     from pipeline.stats import read as read_stats
 
@@ -161,18 +165,33 @@ def _make(
         unread: list[Unread] = []
         opened: list[OpenPlace] = [stack.enter_context(place.open()) for place in copies]
         if where.ledgers:
-            of_ledgers, unread = stack.enter_context(opened_each(where.ledgers, lambda place: place.open()))
-            opened = [each if name is None else OpenLedgers({name: each}) for name, each in of_ledgers.items()]
+            together, archives, unread = stack.enter_context(opened_with_archives(where))
+            opened = [*_each(together, archives)]
         made = _made(
             where, [*map(str, copies or where.ledgers)], tenants, given, fields, log_origins(opened, tenants)
         )._replace(
             ledgers=[name for each in opened for name in each.ledgers() if name is not None],
             unread=[each._asdict() for each in unread],
+            left=[each for place in opened for each in left_of(place, tenants)],
         )
         stack.enter_context(shown(spark, "reporting"))
         rows = entries(spark, opened, tenants, before_ms)
         windows = None if given["--stats"] is None else read_stats(spark, given["--stats"])
         return make(rows, wanted, stuck_after_ms, made, dest, windows, system_entries(spark, opened, before_ms))
+
+
+def _each(together: OpenPlace, archives: OpenPlace | None) -> Iterator[OpenPlace]:
+    """The ledgers one by one, each with its archive if one is named."""
+    from pipeline.places.joined import OpenJoined
+    from pipeline.places.ledgers import OpenLedgers
+
+    def named(name: str | None, place: OpenPlace) -> OpenPlace:
+        return place if name is None else OpenLedgers({name: place})
+
+    of_archives = {} if archives is None else archives.ledgers()
+    for name, place in together.ledgers().items():
+        archive = of_archives.get(name)
+        yield named(name, place) if archive is None else OpenJoined(named(name, place), named(name, archive))
 
 
 def _refuse_odd(fields: Sequence[str], console: str | None, ledgers: int) -> None:
@@ -212,6 +231,7 @@ def _made(
     more = [f"and {len(names) - len(some):,} more"] if len(names) > len(some) else []
     words = [word for tenant in tenants for word in ("--tenant", tenant)]
     read = [where.option, *some] if where.bundles else [word for name in some for word in (where.option, name)]
+    read += [word for each in where.archives for word in ("--archive", str(each))]
     ledger = shlex.join([*read, *words]) + (" ..." if more else "")
     by = [word for name in fields for word in ("--by", name)]
     options = shlex.join([*(word for name, value in given.items() if value for word in (name, value)), *by])
@@ -241,8 +261,17 @@ def _lines(told: dict[str, Any], dest: Path) -> tuple[str, ...]:
         f"{at_end['open']:,} open at the end, {at_end['stuck']:,} of them stuck: silent for over "
         f"{duration_text(at_end['stuck_after_s'])}",
         f"from {entries} of {tenants}, not verified",
+        *_lines_of_left(told["read"]["left"]),
         f"the page: {dest / 'report.html'}",
     )
+
+
+def _lines_of_left(left: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for each in left[:PLACES_SHOWN_MAX]:
+        name = ChainName(each.get("ledger"), each["tenant_id"]).shown
+        yield f"of {name} from seq {each['from_seq']:,} on: what came before left the database, see --archive"
+    if len(left) > PLACES_SHOWN_MAX:
+        yield f"and of {len(left) - PLACES_SHOWN_MAX:,} tenants more, as report.json says"
 
 
 def _times(times: dict[str, Any]) -> str:

@@ -37,6 +37,7 @@ from pipeline.diff.events import (
     meet,
     overlap,
     parting,
+    without_left,
 )
 from pipeline.diff.repair import GAP_MAX, SeqRange, WrittenBundle, cover, write_bundles
 from pipeline.places import OpenPlace, Piece
@@ -74,6 +75,8 @@ class TenantDiff:
     """Ranges of this side's chain that contain all events only it has, and few others."""
     forked_log: str | None = None
     """The log of both chains if they fork: one was rewritten, or continued from a copy."""
+    pruned_to: dict[str, int] = field(default_factory=dict)
+    """Seq up to which entries left a side with a prune; what the other has of them is no difference."""
     left: int = 0
     """Entries of one side alone that are in no written bundle, because no checkpoint covers them yet."""
 
@@ -95,6 +98,7 @@ class TenantDiff:
                 "first_difference": self.first_difference,
                 "forked_log": self.forked_log,
                 "unsigned": self.left,
+                **{f"pruned_to_{side}": seq for side, seq in self.pruned_to.items()},
             }
         )
 
@@ -174,7 +178,7 @@ def diff(
         found, apart = _by_links(chains, _met(spark, a, b, chains, by_rows=by_rows), names)
     if apart:
         with stage("comparing events"):
-            _by_events(spark, a, b, apart, by_rows=by_rows)
+            _by_events(spark, a, b, apart, chains, by_rows=by_rows)
     tenants_found = sorted([*found, *(each for each, _ in apart.values())], key=lambda each: str(each.name))
     written: list[WrittenBundle] = []
     if output is not None and signer is not None:
@@ -228,6 +232,7 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
     for name in names:
         sides = {side: chains[side][name] for side in SIDES if name in chains[side]}
         tenant = TenantDiff(ChainName.parse(name), "merkle")
+        tenant.pruned_to = {side: each.floor.to_seq for side, each in sides.items() if each.floor is not None}
         is_system = tenant.name.tenant_id == SYSTEM_TENANT
         held: dict[str, SeqRange] = {}
         if (meeting := met.get(name)) is not None and (seq := meeting.first_difference) is not None:
@@ -235,7 +240,9 @@ def _by_links(chains: Chains, met: Mapping[str, Meeting], names: Sequence[str]) 
         if meeting is None:  # Each ledger has its own ``_system`` chain.
             held = dict.fromkeys(() if is_system else sides, SeqRange(0, 0))
         elif meeting.is_one:  # Each side holds a range of the one history.
-            a, b = (SeqRange(sides[side].first_seq, sides[side].last_seq) for side in SIDES)
+            # A side that was pruned held what left.
+            first_seqs = {side: 1 if side in tenant.pruned_to else sides[side].first_seq for side in SIDES}
+            a, b = (SeqRange(first_seqs[side], sides[side].last_seq) for side in SIDES)
             held = {"a": b, "b": a}
         elif is_system:  # They agree up to the fork.
             held = dict.fromkeys(sides if meeting.common else (), SeqRange(1, meeting.common))
@@ -258,12 +265,18 @@ def _note_rest(tenant: TenantDiff, side: str, chain: Chain, held: SeqRange) -> N
     tenant.missing[side] = cover(rests)
 
 
-def _by_events(spark: SparkSession, a: OpenPlace, b: OpenPlace, apart: Apart, *, by_rows: bool) -> None:
+def _by_events(spark: SparkSession, a: OpenPlace, b: OpenPlace, apart: Apart, chains: Chains, *, by_rows: bool) -> None:
     from pyspark import StorageLevel
     from pyspark.sql import functions
 
     of_a, of_b = (events(spark, _pieces(place, apart), by_rows=by_rows) for place in (a, b))
-    found = differences(of_a, of_b).persist(StorageLevel.DISK_ONLY)
+    left_to = {
+        (name, other): floor.highest_hlc
+        for side, other in (("a", "b"), ("b", "a"))
+        for name in apart
+        if (floor := chains[side][name].floor) is not None
+    }
+    found = without_left(differences(of_a, of_b), left_to).persist(StorageLevel.DISK_ONLY)
     summary = found.groupBy("tenant_id", "side", functions.floor(found.seq / GAP_MAX).alias("stretch")).agg(
         functions.min("seq"), functions.max("seq"), functions.count("seq")
     )

@@ -22,7 +22,8 @@ from ledger.chain import Linker, link_v1
 from ledger.chain.conflict import NODE_DIGITS, NODE_PREFIX, Event
 from ledger.errors import LedgerError
 from ledger.facts.events import SystemAction
-from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX
+from ledger.hlc import LOGICAL_MAX, PHYSICAL_MS_MAX, Hlc
+from ledger.machines.retention import Floor
 from ledger.merkle import HASH_BYTES
 from pipeline.arrow import batch_of, ddl_of, lists_of, rows_of
 from pipeline.places import OpenPlace, Piece, PieceReader
@@ -93,6 +94,19 @@ def differences(of_a: DataFrame, of_b: DataFrame) -> DataFrame:
         )
         .where("side IS NOT NULL")
     )
+
+
+def without_left(found: DataFrame, left_to: Mapping[tuple[str, str], str]) -> DataFrame:
+    """``found`` without events of a time that has left the other side with a prune. ``left_to`` has, by chain and the
+    side that has the events, the highest HLC of what left the other."""
+    from pyspark.sql import functions
+
+    for (name, side), hlc in left_to.items():
+        at = Hlc.parse(hlc)
+        time = functions.lit(_TIME.pack(at.physical_ms, at.logical))
+        is_old = functions.substring(found.id, 1, _TIME.size) <= time
+        found = found.where(~((found.tenant_id == name) & (found.side == side) & is_old))
+    return found
 
 
 def conflicts(found: DataFrame) -> DataFrame:
@@ -185,19 +199,28 @@ def chains_of(place: OpenPlace, tenants: Collection[str]) -> dict[str, Chain]:
     chains, named = dict[str, Chain](), set(tenants)
     for ledger, each in place.ledgers().items():
         wanted = [tenant for tenant in each.tenants() if str(ChainName(ledger, tenant)) in named]
+        floors = each.floors(wanted)
         first = {piece.tenant_id: piece for piece in each.pieces(wanted, from_seq=1, to_seq=1)}
-        chains |= {str(ChainName(ledger, tenant)): Chain(each, tenant, first.get(tenant)) for tenant in wanted}
+        chains |= {
+            str(ChainName(ledger, tenant)): Chain(each, tenant, first.get(tenant), floors.get(tenant))
+            for tenant in wanted
+        }
     return chains
 
 
 class Chain:
     """One tenant's chain at one of the places."""
 
-    def __init__(self, place: OpenPlace, tenant_id: str, first: Piece | None) -> None:
-        """``first`` is the piece of seq 1; None if the place holds a later range."""
-        self.place, self.tenant_id = place, tenant_id
-        self.has_beginning, self._first_piece = first is not None, first
-        self.first_seq = 1 if first is not None else min(piece.bounds[0] for piece in place.pieces([tenant_id]))
+    def __init__(self, place: OpenPlace, tenant_id: str, first: Piece | None, floor: Floor | None = None) -> None:
+        """``first`` is the piece of seq 1; None if the place holds a later range. ``floor`` is what left with a
+        prune."""
+        self.place, self.tenant_id, self.floor = place, tenant_id, floor
+        self._first_piece = first
+        self.has_beginning = first is not None and floor is None
+        if floor is not None:
+            self.first_seq = floor.to_seq + 1
+        else:
+            self.first_seq = 1 if first is not None else min(piece.bounds[0] for piece in place.pieces([tenant_id]))
         self._last = place.facts(tenant_id).last
         self.last_seq = 0 if self._last is None else self._last.seq
 

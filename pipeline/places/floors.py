@@ -30,11 +30,6 @@ class FoundFloor(NamedTuple):
     found: Found
     breaks: tuple[Break, ...]
 
-    @property
-    def first_seq(self) -> int:
-        """The first entry that has not left."""
-        return 1 if self.floor is None else self.floor.to_seq + 1
-
 
 NOWHERE = FoundFloor(None, Found(), ())
 

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ledger.errors import ArchiveInvalidError, InvalidInputError
+from ledger.machines.retention import Floor
 from ledger.verification.range_fold import ChainBounds
 from pipeline.archive import SealedManifest
 from pipeline.places.protocol import (
@@ -77,12 +78,12 @@ class OpenLedgers(OpenPlace):
             for piece in self._ledgers[name].left_pieces(some, rows_a_piece)
         ]
 
-    def first_seqs(self, tenants: Collection[str]) -> Mapping[str, int]:
+    def floors(self, tenants: Collection[str]) -> Mapping[str, Floor]:
         """As in each ledger, by the names of chains."""
         return {
-            str(ChainName(name, tenant)): seq
+            str(ChainName(name, tenant)): floor
             for name, some in self._by_ledger(tenants)
-            for tenant, seq in self._ledgers[name].first_seqs(some).items()
+            for tenant, floor in self._ledgers[name].floors(some).items()
         }
 
     def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:

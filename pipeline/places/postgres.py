@@ -26,6 +26,7 @@ from adbc_driver_postgresql import StatementOptions
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.machines.exclusions import COUNT_ALL, NO_STATEMENTS, SUBJECT, Exclusions, statements_of
+from ledger.machines.retention import Floor
 from ledger.text import secret_text
 from ledger.verification import (
     ENTRY_COLUMNS,
@@ -241,12 +242,12 @@ class OpenPostgres(OpenPlace):
         for tenant, seq in self._rows(lambda some: statements.occupied(some, rows_a_piece, from_seq, to_seq), tenants):
             occupied[tenant].append(seq)
         self.read_facts(tenants)
-        first_seqs = self.first_seqs(tenants)
+        floors = self.floors(tenants)
         found: list[Piece] = []
         for tenant in tenants:
             whole = Piece(tenant, from_seq, to_seq, 0, True, self.state, times)
             seqs = occupied[tenant]
-            if (first := first_seqs.get(tenant, from_seq)) is not None and first > (from_seq or first - 1):
+            if tenant in floors and (first := floors[tenant].to_seq + 1) > (from_seq or 0):
                 whole = replace(whole, from_seq=first)
                 seqs = [max(seq, first) for seq in seqs if -(-seq // rows_a_piece) * rows_a_piece >= first]
             found += self._cut(whole, seqs, rows_a_piece)
@@ -255,7 +256,8 @@ class OpenPostgres(OpenPlace):
     def left_pieces(self, tenants: Collection[str], rows_a_piece: int = ROWS_A_PIECE) -> list[Piece]:
         """The entries below floors that are still stored."""
         found: list[Piece] = []
-        for tenant, first in self.first_seqs(tenants).items():
+        for tenant, floor in self.floors(tenants).items():
+            first = floor.to_seq + 1
             seqs = [
                 seq for _, seq in self.connection.rows(statements.occupied([tenant], rows_a_piece, None, first - 1))
             ]
@@ -263,10 +265,11 @@ class OpenPostgres(OpenPlace):
             found += [replace(piece, is_first=False) for piece in cut(whole, seqs, first - 1, rows_a_piece) if seqs]
         return found
 
-    def first_seqs(self, tenants: Collection[str]) -> dict[str, int]:
+    def floors(self, tenants: Collection[str]) -> dict[str, Floor]:
         """Those of chains that were pruned; unless they were judged before, by statements of any key."""
         self._read_floors([tenant for tenant in tenants if tenant not in self._floors], None)
-        return {tenant: self._floors[tenant].first_seq for tenant in tenants if self._floors[tenant].floor is not None}
+        found = ((tenant, self._floors[tenant].floor) for tenant in tenants)
+        return {tenant: floor for tenant, floor in found if floor is not None}
 
     def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:
         """Floors are compared with the stored tiles."""
@@ -278,8 +281,8 @@ class OpenPostgres(OpenPlace):
         return begun_at(ends, self._floors[ends.tenant_id], self.reader(whole).tiles)
 
     def _read_floors(self, tenants: Sequence[str], keyring: Keyring | None) -> None:
-        rows = self._rows(partial(statements.about_retention, self._types), tenants)
-        found = floors_of(rows, self.log_origin(), keyring) if tenants else {}
+        rows = [*self._rows(partial(statements.about_retention, self._types), tenants)]
+        found = floors_of(rows, self.log_origin(), keyring) if rows else {}
         self._floors |= {tenant: found.get(tenant, NOWHERE) for tenant in tenants}
 
     def reader(self, piece: Piece) -> PostgresPieceReader:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from ledger.errors import ArchiveInvalidError, TenantNotFoundError
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
+from ledger.machines.retention import Floor
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from ledger.verification.range_fold import ChainBounds
 from signing.keys import Keyring
@@ -245,8 +246,8 @@ class OpenPlace(Protocol):
         have them."""
         return []
 
-    def first_seqs(self, tenants: Collection[str]) -> Mapping[str, int]:
-        """The first entry of each chain that has not left with a prune; those that have not lost any are left out."""
+    def floors(self, tenants: Collection[str]) -> Mapping[str, Floor]:
+        """What left these chains with a prune; chains of which nothing did are left out."""
         return {}
 
     def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:

@@ -116,6 +116,15 @@ def system_entries(spark: SparkSession, places: Sequence[OpenPlace], before_ms: 
     return _union(spark, wanted, before_ms) if wanted else None
 
 
+def left_of(place: OpenPlace, tenants: Collection[str] | None) -> list[dict[str, Any]]:
+    """The chains in a report whose first entries left, and are not read from an archive, each with its first seq."""
+    names = place.chains_of(tenants) if tenants else _without_system(place)
+    return [
+        ChainName.parse(chain).named({"tenant_id": ChainName.parse(chain).tenant_id, "from_seq": floor.to_seq + 1})
+        for chain, floor in place.floors(names).items()
+    ]
+
+
 def _union(spark: SparkSession, wanted: Sequence[tuple[OpenPlace, list[str]]], before_ms: int | None) -> DataFrame:
     times = Times(to_ms=None if before_ms is None else before_ms - 1)
     each = [

@@ -49,6 +49,8 @@ class Made(NamedTuple):
     """Names of the ledgers read; empty if rows name none."""
     unread: Sequence[Mapping[str, str]] = ()
     """Ledgers that could not be read, each with the ``error``."""
+    left: Sequence[Mapping[str, Any]] = ()
+    """Chains that are read from a later seq, because what came before left the database."""
 
 
 def make(
@@ -173,6 +175,7 @@ def _headline(
             "log_origins": made.log_origins,
             "ledgers": [*made.ledgers],
             "unread": [*made.unread],
+            "left": [*made.left],
             "tenants_asked": made.tenants,
             **{name: read[name] for name in ("tenants", "entries", "job_events", "first_hlc", "last_hlc")},
         },

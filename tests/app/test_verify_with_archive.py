@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from ledger.errors import ArchiveInvalidError, InvalidInputError, UnknownKeyError
 from ledger.exit_code import exit_code_of_verdict
+from ledger.machines.job_search import JobFilter
 from objects.store import ArchiveStore
+from pipeline.archive import jobs as archived
+from pipeline.archive.jobs import archived_jobs
 from pipeline.archive.joined import ArchivedPart, archived_part
 from signing.keys import Keyring
 from tests.app.test_retention import (
@@ -153,3 +157,58 @@ def test_an_archive_by_keys_that_are_not_known_is_told(pruned: Site, tmp_path: P
     keys.write_text(STRANGER.public_key_pem)
     code, found = by_service(pruned, "--keys", str(keys))
     assert (code, found["verdicts"]["archive"], found["valid"]) == (4, "unknown_key", False)
+
+
+# --- jobs of an archive -------------------------------------------------------------------------------
+
+
+def jobs_of(site: Site, *words: str, code: int = 0) -> Any:
+    archive = ("--archive", str(site.folder / "archive"), "--url", str(site.client.base_url))
+    done = run_tally("jobs", "-t", TENANT, *archive, "--json", *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout) if done.stdout else done.stderr
+
+
+def test_jobs_that_left_are_listed_and_shown_from_the_archive(pruned: Site) -> None:
+    listed = jobs_of(pruned)["items"]
+    assert [job["job_id"] for job in listed] == [f"job-{number}" for number in range(11, -1, -1)]
+    of_service = pruned.client.get("/v1/jobs", params={"tenant_id": TENANT}).json()["items"]
+    assert listed[:2] == of_service
+    assert [job["job_id"] for job in jobs_of(pruned, "--where", "spec.team=ml", "--limit", "2")["items"]] == [
+        "job-11",
+        "job-9",
+    ]
+    assert jobs_of(pruned, "--status", "failed")["items"] == []
+    assert [job["job_id"] for job in jobs_of(pruned, "--until", listed[-2]["created_hlc"])["items"]] == ["job-0"]
+    assert pruned.client.get("/v1/jobs/job-3", params={"tenant_id": TENANT}).status_code == 410
+    left = jobs_of(pruned, "job-3")
+    assert (left["status"], left["spec"], len(left["events"])) == ("COMPLETED", {"team": "ml"}, 3)
+    here = jobs_of(pruned, "job-11")
+    served = pruned.client.get("/v1/jobs/job-11", params={"tenant_id": TENANT}).json()
+    assert {name: value for name, value in served.items() if name in here} == {
+        name: value for name, value in here.items() if name in served
+    }
+    events = pruned.client.get("/v1/jobs/job-11/events", params={"tenant_id": TENANT}).json()["items"]
+    assert here["events"] == [{**event, "state": "COMPACTED"} for event in events]
+    assert "no job job-99" in jobs_of(pruned, "job-99", code=1)
+
+
+def test_a_list_in_many_passes_is_the_same_list(pruned: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = archived_jobs(str(pruned.folder / "archive"), TENANT, Keyring.load(pruned.folder / "keys.json"))
+    whole = found.find(JobFilter(), None, None, None)
+    monkeypatch.setattr(archived, "ROWS_A_PASS", 7)
+    assert found.find(JobFilter(), None, None, None) == whole
+    assert found.find(JobFilter(), None, None, 3) == whole[:3]
+    monkeypatch.setattr(archived, "LISTED_MAX", 5)
+    with pytest.raises(InvalidInputError, match="more than 5 jobs match"):
+        found.find(JobFilter(), None, None, None)
+
+
+def test_an_archive_that_was_changed_or_is_of_strangers_answers_no_job(pruned: Site, copy: Path) -> None:
+    stranger = Keyring.of([STRANGER.public_key_pem])
+    with pytest.raises(UnknownKeyError, match="name the key that signed it"):
+        archived_jobs(str(copy), TENANT, stranger)
+    file = next((copy / "entries" / f"tenant_id={TENANT}").rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(ArchiveInvalidError):
+        archived_jobs(str(copy), TENANT, Keyring.load(pruned.folder / "keys.json"))

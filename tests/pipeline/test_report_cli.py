@@ -147,7 +147,7 @@ def test_in_a_period_without_events_open_jobs_are_judged_as_of_now_when_its_end_
         (["--stats", "."], "--stats . holds no windows"),
         (["--stats", ".", "--time", "trace"], "--stats is on the ledger's clock"),
         (["--bundle", "gone.tar"], "'gone.tar' is none"),
-        (["--archive", "."], "name places of one kind"),
+        (["--archive", "."], "bundles are read alone"),
         (["-t", "acme"], "a bundle is of one tenant"),
         (["--dest", "."], "holds something that is no report"),
         (["--dest", "a.tar"], "holds something that is no report"),

@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
+from ledger.errors import ArchiveInvalidError
 from ledger.exit_code import exit_code_of_verdict
 from objects.store import ArchiveStore
 from pipeline.archive.ranges import archived_end
+from pipeline.diff import diff
 from pipeline.places import parse_place
+from pipeline.places.joined import OpenJoined
+from pipeline.report.jobs import entries, left_of
 from pipeline.verify.joined import verify_joined
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import Ledger
@@ -40,6 +45,59 @@ def prune(ledger: Ledger, manifest: str) -> None:
 
 
 TENANTS = ("joined", "misnamed", "older", "rolled-back", "lost", "whole")
+
+
+async def archived_and_pruned(database: Database, folder: Path, tenant: str, archived_to: int = 40) -> Ledger:
+    """A tenant of which entries 1 to ``archived_to`` are archived, and then those up to ``FLOOR`` left."""
+    await store(database, ledger_of(tenant, days(archived_to)))
+    archive_here(database, folder)
+    end = archived_end(ArchiveStore(str(folder)), tenant, RING)
+    assert end is not None
+    ledger = ledger_of(tenant, days(COUNT))
+    prune(ledger, end.manifest)
+    await store(database, ledger)
+    return ledger
+
+
+async def test_a_report_reads_what_left_from_the_archive_once_or_says_from_where_it_speaks(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    await archived_and_pruned(database, tmp_path, "acme")
+    with parse_place(database.service_url).open() as place, parse_place(str(tmp_path)).open() as archive:
+        both = OpenJoined(place, archive)
+        seqs = sorted(row.seq for row in entries(spark, [both], ["acme"], None).select("seq").collect())
+        assert seqs == [*range(1, COUNT + 1)]
+        assert left_of(both, ["acme"]) == []
+        alone = sorted(row.seq for row in entries(spark, [place], ["acme"], None).select("seq").collect())
+        assert alone == [*range(FLOOR + 1, COUNT + 1)]
+        assert left_of(place, None) == [{"tenant_id": "acme", "from_seq": FLOOR + 1}]
+
+
+async def test_a_report_refuses_an_archive_that_lacks_what_left(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    await archived_and_pruned(database, tmp_path, "acme", archived_to=20)
+    with (
+        parse_place(database.service_url).open() as place,
+        parse_place(str(tmp_path)).open() as archive,
+        pytest.raises(ArchiveInvalidError, match="the archive ends before"),
+    ):
+        entries(spark, [OpenJoined(place, archive)], ["acme"], None)
+
+
+async def test_what_left_is_no_difference_from_a_copy_that_has_it(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    await archived_and_pruned(database, tmp_path / "whole", "whole")
+    await archived_and_pruned(database, tmp_path / "older", "older", archived_to=20)
+    with parse_place(database.service_url).open() as place:
+        for name, only_here in (("whole", COUNT - 40), ("older", COUNT - FLOOR)):
+            with parse_place(str(tmp_path / name)).open() as archive:
+                (found,) = diff(spark, place, archive, tenants=[name]).tenants
+                assert (found.only_in, found.pruned_to) == ({"a": only_here, "b": 0}, {"a": FLOOR}), name
+                assert found.to_json()["pruned_to_a"] == FLOOR
+                (turned,) = diff(spark, archive, place, tenants=[name]).tenants
+                assert (turned.only_in, turned.pruned_to) == ({"a": 0, "b": only_here}, {"b": FLOOR}), name
 
 
 async def test_a_database_and_its_archive_are_one_chain(
