@@ -130,6 +130,7 @@ CALLS: dict[str, Call] = {
     "admit_key": lambda seen: ({"key_id": seen["list_keys"].not_admitted[0].key_id}, {}),
     "revoke_key": lambda seen: ({"key_id": seen["list_keys"].keys[0].key_id}, {"reason": "lost"}),
     "read_node": lambda _: (None, None),
+    "read_archive": lambda _: (None, None),
     "read_liveness": lambda _: (None, None),
     "read_readiness": lambda _: (None, None),
     "read_metrics": lambda _: (None, None),
