@@ -5,11 +5,13 @@ The log is a bundle, or NDJSON: entries as ``/v1/chain/entries`` gives them, or 
     {"commitment": {...}, "precondition": {...}}        {"node": "n1", "capacity": {...}}
 
 An entry is judged again, whatever verdict it records; where that was another, it counts as different. Entries are
-judged by the rules of their tenant, and proposals of one's own by the newest; ``--rules`` names others.
+judged by the rules of their tenant, and proposals of one's own by the newest; ``--rules`` names others. A bundle that
+begins at a floor begins with the commitments that its PRUNED entry carries, which are not judged.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import Counter
@@ -28,6 +30,7 @@ from ledger.decoding import decode_packed
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.facts.events import VERDICTS, CommitmentAction
+from ledger.machines.carried import read_commitments
 from ledger.machines.commitment_state import claims_of
 from ledger.machines.commitments import Commitments
 from ledger.machines.promises import (
@@ -40,8 +43,9 @@ from ledger.machines.promises import (
     read_capacity,
     read_proposal,
 )
+from ledger.machines.retention import retention_of
 from ledger.verification.entry_check import ENTRY_COLUMNS
-from signing.bundle.reader import BundleReader
+from signing.bundle.reader import BundleChainReader, BundleReader
 from signing.files import open_regular
 from terminal.outcome import CommandExit, counted, out, print_json
 from terminal.program import Json
@@ -59,6 +63,8 @@ class LogEntry(NamedTuple):
     payload: bytes | str
     is_own: bool = False
     """Whether it is none of a chain: a log that begins with it is judged by the newest rules."""
+    is_carried: bool = False
+    """Whether it left, and a PRUNED entry carries what it says."""
 
 
 class Simulated(msgspec.Struct):
@@ -170,6 +176,11 @@ def _identity(entry: LogEntry) -> bytes:
 
 def _take(machine: Commitments, entry: LogEntry, found: Simulated) -> None:
     found.entries += 1
+    if entry.is_carried:
+        machine.fold(entry.seq, str(entry.action), entry.payload)
+        if entry.action == CommitmentAction.PROPOSE_ACCEPTED:
+            found.count(read_proposal(entry.payload).commitment, 1)
+        return
     if entry.is_own:
         machine.state.rules.setdefault(RULES, RULES_NEWEST)
     if entry.action == CommitmentAction.CAPACITY_SET:
@@ -203,10 +214,21 @@ def _entries(log: Path) -> Iterator[LogEntry]:
                     yield entry
             return
     with BundleReader.open(log) as bundle:
+        yield from _carried(bundle)
         for rows in bundle.entry_batches():
             for row in rows:
                 if row[_ACTION] in _ACTIONS and row[_ORIGIN] is None:
                     yield LogEntry(row[_SEQ], row[_ACTION], row[_PAYLOAD])
+
+
+def _carried(bundle: BundleReader) -> Iterator[LogEntry]:
+    """The commitments at the floor that the bundle begins at; whether a key signed them is not judged."""
+    rows = asyncio.run(BundleChainReader(bundle).retention_entries())
+    floor = retention_of(rows, lambda *_: "not_checked", is_strict=False).floor
+    carried = None if floor is None else read_commitments(floor.commitments, floor.to_seq)
+    if carried is not None:
+        for seq, (action, payload) in carried.payloads().items():
+            yield LogEntry(seq, action, payload, is_carried=True)
 
 
 def _entry_of(number: int, line: bytes) -> LogEntry | None:

@@ -15,6 +15,9 @@ from lab.simulated_state import Taken, stored_state
 from ledger import canonical
 from ledger.machines.commitments import Commitments
 from ledger.machines.promises import RULES, read_proposal, rejected_payload
+from tests.app.bundles import bundle_of
+from tests.ledger.pruned import pruned_race
+from tests.ledger.test_carried import FLOOR, RACE
 from tests.tally import run_tally
 
 
@@ -60,6 +63,19 @@ def test_a_log_in_parts_with_its_state_in_a_file_comes_to_the_same_as_all_of_it_
     simulated(write(tmp_path / "part.ndjson", log[:150]), "--state", state)
     assert facts(simulated(tmp_path / "whole.ndjson", "--state", state)) == facts(whole)
     assert facts(simulated(tmp_path / "whole.ndjson", "--state", state)) == facts(whole), "all of it was taken"
+
+
+def test_a_bundle_from_a_floor_on_begins_with_what_is_carried(tmp_path: Path) -> None:
+    ledger = pruned_race(RACE, FLOOR)
+    whole, rest = tmp_path / "whole.tar", tmp_path / "rest.tar"
+    whole.write_bytes(bundle_of(ledger))
+    rest.write_bytes(bundle_of(ledger, FLOOR + 1))
+    for state in ((), ("--state", tmp_path / "state")):
+        of_all, of_rest = simulated(whole), simulated(rest, *state)
+        assert (of_rest["different"], of_rest["rules"]) == (0, of_all["rules"])
+        assert {name: of_rest[name] for name in ("live", "nodes", "reserved")} == {
+            name: of_all[name] for name in ("live", "nodes", "reserved")
+        }
 
 
 def test_the_state_of_another_log_is_refused_and_stays(tmp_path: Path) -> None:
