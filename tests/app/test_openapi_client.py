@@ -122,10 +122,7 @@ CALLS: dict[str, Call] = {
     "list_keys": lambda _: (None, None),
     "retire_region": lambda _: ({"region": "eu1"}, {"reason": "lost", "force": True}),
     "admit_region": lambda seen: ({"region": "eu1"}, {"key_id": seen["list_keys"].keys[0].key_id}),
-    "revoke_region_key": lambda seen: (
-        {"region": "eu1"},
-        {"key_id": seen["list_keys"].keys[0].key_id, "reason": "stolen"},
-    ),
+    "revoke_region_key": lambda _: ({"region": "eu1"}, {"key_id": SIGNER.key_id, "reason": "stolen"}),
     "rotate_key": lambda _: (None, {}),
     "admit_key": lambda seen: ({"key_id": seen["list_keys"].not_admitted[0].key_id}, {}),
     "revoke_key": lambda seen: ({"key_id": seen["list_keys"].keys[0].key_id}, {"reason": "lost"}),
