@@ -630,6 +630,7 @@ def test_what_stays_refused_is_known_so_that_it_holds_up_nothing_behind_it_in_a_
         problem_error(status, {"type": f"https://tallystick.dev/problems/{kind}"}, None) for kind, status in kinds()
     ]
     assert {error.kind for error in problems if isinstance(error, FinalError)} == {
+        "archived",
         "event-refused",
         "idempotency-key-reused",
         "idempotency-key-unproven",

@@ -35,6 +35,8 @@ WORDS: Final[Mapping[str, str]] = {
     rfc3339.MOMENT_PATTERN: "must be an HLC, or a time of RFC 3339, such as 2026-11-21T13:40:00.250Z",
     names.anchored(LOG_ORIGIN): "must be the origin of a ledger's log, as its checkpoints have it before the tenant",
     KEPT_PATTERN: "must be a whole number with s, m, h or d, such as 400d",
+    "^(none|(governance|compliance):[1-9][0-9]{0,4}d)$": "must be none, or governance or compliance with days, such as "
+    "governance:400d",
     names.anchored("[0-9a-f]{64}"): _DIGEST,
     "^[0-9a-f]{64}$": _DIGEST,
     "^[!-~]{1,255}$": f"must be one Idempotency-Key of 1 to 255 {_VISIBLE}",
