@@ -3,13 +3,22 @@ after a fork of the log."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.node.start.restore import fork_log, restore_from_wal
+from cli.verify import Request
+from cli.verify_database import verify_database
 from ledger.errors import StartRefusedError
 from ledger.positions import Lsn
+from objects.store import ArchiveStore
+from pipeline.archive.joined import archived_part
+from signing.anchors import NOBODY
+from signing.keys import Keyring
+from tests.app.chains import until
 from tests.app.conftest import BackUp, MakeSettings
 from tests.app.exchanging import Ledger
 from tests.app.starting import changed_control
@@ -71,3 +80,35 @@ async def test_what_was_said_of_retention_counts_after_a_fork(
         assert (verdict["valid"], verdict["verified_from_seq"]) == (True, 7), verdict
         policy = (await client.get("/v1/retention", params={"tenant_id": TENANT})).json()
         assert (policy["period"], policy["pruned_to_seq"]) == ("1s", 6)
+
+
+async def is_archived_to(client: httpx.AsyncClient, seq: int) -> bool:
+    tenants = (await client.get("/v1/archive")).json()["tenants"]
+    return any(each["tenant_id"] == TENANT and each["archived_to_seq"] >= seq for each in tenants)
+
+
+async def test_a_backup_from_before_a_prune_is_named_and_gets_the_prune_back_from_the_log(
+    ledger: Ledger, tmp_path: Path, make_settings: MakeSettings, back_up: BackUp
+) -> None:
+    archive = archiving(tmp_path / "archive")
+    async with ledger.running() as client:
+        await run_jobs(client, 1, 2)
+    older = Ledger(ledger.region, await back_up(), make_settings)
+    async with ledger.running(**archive) as client:
+        await prune(client, ledger, 6)
+        await run_jobs(client, 3)
+        assert (await client.post("/v1/snapshots", json={"tenant_id": TENANT})).status_code == 201
+        await until(partial(is_archived_to, client, head := await head_seq(client)), "all is archived", 30)
+        keyring = Keyring.from_json((await client.get("/v1/keys")).json())
+    # With its archive the older database is a rollback: what left is there again, and what came after is not.
+    archived = await archived_part(ArchiveStore(str(tmp_path / "archive")), TENANT, keyring)
+    request = Request(TENANT, None, None, keyring, None, NOBODY, archived=archived)
+    found = await verify_database(older.database.service_url, request, [], [])
+    assert (found["valid"], found["first_break"]["kind"], found["pruned"]) == (False, "rollback", None)
+    # Its log has the prune: nothing is lost, and nothing chained twice.
+    settings = make_settings(ledger.region, region=ledger.region, port=older.port)
+    assert (await restore_from_wal(settings, older.database.service_url))[1] == []
+    async with older.running(**archive) as client:
+        assert await head_seq(client) == head
+        verdict = (await client.get(f"/v1/chain/verify?tenant_id={TENANT}")).json()
+        assert (verdict["valid"], verdict["verified_from_seq"]) == (True, 7), verdict
