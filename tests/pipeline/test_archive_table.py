@@ -10,9 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import duckdb_extension_avro
-import duckdb_extension_iceberg
 import msgspec
 import pytest
 from pyiceberg.table import StaticTable
@@ -90,6 +87,11 @@ def verified(folder: Path, keyring: Keyring | None = RING) -> dict[str, Any]:
 
 def read_by_duckdb(folder: Path, condition: str = "true") -> tuple[Any, ...]:
     """Entries, those with a tenant, those with a month, tenants."""
+    # It starts a thread when it is imported, and workers are forked from what has imported all tests.
+    import duckdb
+    import duckdb_extension_avro
+    import duckdb_extension_iceberg
+
     connection = duckdb.connect()
     for package, name in ((duckdb_extension_avro, "avro"), (duckdb_extension_iceberg, "iceberg")):
         (extension,) = Path(package.__file__).parent.glob(f"extensions/*/{name}.duckdb_extension")
