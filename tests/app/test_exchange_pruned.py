@@ -63,7 +63,7 @@ async def prune(client: httpx.AsyncClient, ledger: Ledger, to_seq: int) -> None:
         found = (await client.get("/v1/retention", params={"tenant_id": TENANT})).json()
         return bool(found["prunable_to_seq"] >= to_seq)
 
-    await until(is_prunable, "they are old and archived", 30)
+    await until(is_prunable, "they are old and archived")
     done = await client.post("/v1/prunes", json={"tenant_id": TENANT, "to_seq": to_seq})
     assert (done.status_code, done.json()["to_seq"]) == (200, to_seq)
 
@@ -72,7 +72,7 @@ async def prune(client: httpx.AsyncClient, ledger: Ledger, to_seq: int) -> None:
             first = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1"
             return bool(await connection.fetchval(first, TENANT) == to_seq + 1)
 
-    await until(is_removed, "they are removed", 30)
+    await until(is_removed, "they are removed")
 
 
 async def is_valid(client: httpx.AsyncClient) -> bool:

@@ -98,7 +98,7 @@ async def test_a_backup_from_before_a_prune_is_named_and_gets_the_prune_back_fro
         await prune(client, ledger, 6)
         await run_jobs(client, 3)
         assert (await client.post("/v1/snapshots", json={"tenant_id": TENANT})).status_code == 201
-        await until(partial(is_archived_to, client, head := await head_seq(client)), "all is archived", 30)
+        await until(partial(is_archived_to, client, head := await head_seq(client)), "all is archived")
         keyring = Keyring.from_json((await client.get("/v1/keys")).json())
     # With its archive the older database is a rollback: what left is there again, and what came after is not.
     archived = await archived_part(ArchiveStore(str(tmp_path / "archive")), TENANT, keyring)

@@ -27,7 +27,7 @@ DATABASE = "retention"
 BATCH = 10
 
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 def eventually(is_so: Callable[[], object]) -> None:
