@@ -61,7 +61,7 @@ def measure(bench: Bench) -> Outcome:
     rates = Rates([run.during.rate for run in runs], [run.without.rate for run in runs])
     outcome = rates.outcome(
         f"{removed:,.0f} entries/s removed meanwhile; p99 {p99_ms[0]:.1f} ms against {p99_ms[1]:.1f} ms; longest wait "
-        f"for a lock {waited_ms:.0f} ms"
+        f"for a lock of the removal {waited_ms:.0f} ms"
     )
     return outcome._replace(ratio=ratio)
 

@@ -30,8 +30,15 @@ PROBE_PAUSE_S = 0.02
 """Between the answer to a probing write and the next one."""
 LOCKS_POLL_S = 0.01
 _WAITED_MS = """
-SELECT coalesce(max(extract(epoch FROM clock_timestamp() - waitstart)), 0)::float * 1000
-  FROM pg_locks WHERE NOT granted AND waitstart IS NOT NULL
+SELECT coalesce(max(extract(epoch FROM clock_timestamp() - waiting.waitstart)), 0)::float * 1000
+  FROM pg_locks AS waiting
+ WHERE NOT waiting.granted AND waiting.waitstart IS NOT NULL AND EXISTS (
+       SELECT FROM pg_stat_activity AS holder
+        WHERE holder.pid = ANY(pg_blocking_pids(waiting.pid))
+          AND (holder.backend_type = 'autovacuum worker' OR holder.query LIKE '%remove_covered%'
+               OR EXISTS (SELECT FROM pg_locks AS held
+                           WHERE held.pid = holder.pid AND held.granted AND held.mode = 'RowExclusiveLock'
+                             AND held.relation = 'scheduler.departed_jobs'::regclass)))
 """
 _FIRST = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1"
 
@@ -131,7 +138,7 @@ class Waits(NamedTuple):
     p50_ms: float
     longest_ms: float
     longest_lock_ms: float
-    """The longest that any session of the database waited for a lock."""
+    """The longest that a session waited for a lock of a removal or of autovacuum."""
 
 
 @asynccontextmanager
@@ -166,7 +173,8 @@ async def _write(url: str, name: str, stopped: asyncio.Event) -> list[float]:
 
 
 async def watch_locks(database_url: str, stopped: asyncio.Event) -> float:
-    """The longest that a session waits for a lock until ``stopped``, in ms."""
+    """The longest that a session waits until ``stopped`` for a lock of a removal or of autovacuum, in ms. The two
+    connections that chain wait for one another, prune or not."""
     connection = await asyncpg.connect(database_url)
     longest_ms = 0.0
     try:
