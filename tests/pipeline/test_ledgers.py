@@ -128,7 +128,7 @@ def test_the_name_of_a_chain_is_the_same_after_it_was_text() -> None:
             ["archive", "--dest", "out", "--ledgers", "ledgers"],
             "ledgers names an archive, and this command reads databases",
         ),
-        (["verify", "--ledgers", "ledgers", "--dsn", AWAY], "name places of one kind: --dsn, --archive or --bundle"),
+        (["verify", "--ledgers", "ledgers", "--bundle", "t.tar"], "bundles are read alone"),
         (["report", "--dest", "out", "--ledgers", "nowhere"], "--ledgers nowhere cannot be read"),
     ],
 )
