@@ -103,7 +103,7 @@ class Archiver:
 
     def step(self, signer: Signer, keyring: Keyring) -> Progress:
         """Archive what is signed and not archived. An error of the place, the ledger or the signer is in the outcome,
-        and the next step begins anew."""
+        and the next step tries everything again."""
         try:
             ledger = self._open()
             if not self._takes_turn(ledger):
@@ -119,7 +119,7 @@ class Archiver:
             return Progress(has_turn=has_turn, error=str(error), at_s=time.monotonic())
 
     def look(self) -> Progress:
-        """How far the archive is, by the names of its manifests, whoever archives. Nothing is written.
+        """How far the archive is, by the names of its manifests, whichever process archives. Nothing is written.
 
         Raises:
             ArchiveInvalidError: names of manifests leave a gap.

@@ -1,7 +1,8 @@
 """Sets how long a tenant's entries are kept, places holds and releases them, by entries of the tenant's chain.
 
 What loosens is signed and names the entry about retention before it, so it counts only if none comes between
-(:mod:`ledger.machines.retention`). If one does, the entry is made again on what is there then, ``ATTEMPTS_MAX`` times.
+(:mod:`ledger.machines.retention`). If one does, another entry is written behind the newest one, ``ATTEMPTS_MAX`` times
+at most.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ledger.machines.retention import HOLDS_MAX, JOBS_A_HOLD_MAX, NO_ENTRY, SUBJ
 from signing import retention_statement
 
 ATTEMPTS_MAX: Final = 3
-"""How often an entry is made before another at the same moment refuses it."""
+"""Entries that one change may take, if others are chained between each time."""
 NEW_TENANTS_INTERVAL_S: Final = 1.0
 """Pause between two searches for tenants that began at this node."""
 _RECORD_TYPES = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
