@@ -32,6 +32,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from app.runtime.postgres import RELIED_UPON, parse_address
+from app.runtime.tasks import Broadcast
 from ledger.errors import StartRefusedError
 
 if TYPE_CHECKING:
@@ -266,8 +267,8 @@ class NodePool(Pool):
         )
         self._first: NodeConnection | None = first
         self._is_opening = False
-        self._changed = asyncio.Event()
-        """Set, and replaced, whenever a connection may have become free."""
+        self._changed = Broadcast()
+        """Sent whenever a connection may have become free."""
 
     async def _open(
         self, url: str, *, command_timeout: float, **_of_the_pool: Any
@@ -287,7 +288,7 @@ class NodePool(Pool):
             return await super()._acquire(timeout)  # type: ignore[misc,no-any-return]
         finally:
             self._is_opening = False
-            self._tell()
+            self._changed.send()
 
     async def _wait_for_one(self) -> None:
         """Wait until a connection is free, or the wait is over."""
@@ -303,11 +304,6 @@ class NodePool(Pool):
     def _is_full(self) -> bool:
         return self.get_size() == self.get_max_size()
 
-    def _tell(self) -> None:
-        """Wake the waiting callers."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
     async def release(
         self,
         connection: PoolConnectionProxy[asyncpg.Record],
@@ -321,4 +317,4 @@ class NodePool(Pool):
         try:
             await super().release(connection, timeout=timeout)
         finally:
-            self._tell()
+            self._changed.send()
