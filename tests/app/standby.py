@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import asyncpg
 from app.dev.account import reachable_folder
 from app.dev.cluster import free_port, open_cluster
 from app.dev.embedded import EmbeddedPostgres
+from tests.waiting import until
 
 READY_TIMEOUT_S = 60
 
@@ -48,11 +48,9 @@ class Standby:
         command = [str(self._cluster.binaries / "postgres"), "-D", str(self._data), "-p", str(self._port)]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         with self._log.open("ab") as log:
-            self._process = self._cluster.account.spawn(command, log)
-        deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while not self._answers():
-            assert self._process.poll() is None, self._log.read_text()[-2000:]
-            assert time.monotonic() < deadline_s, self._log.read_text()[-2000:]
+            process = self._process = self._cluster.account.spawn(command, log)
+        until(lambda: process.poll() is not None or self._answers(), f"the standby answers, see {self._log}")
+        assert process.poll() is None, self._log.read_text()[-2000:]
 
     def kill(self) -> None:
         """End the server at once, as a power cut would."""

@@ -28,8 +28,9 @@ from ledger.positions import Epoch
 from objects.store import ArchiveStore
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.promql import Scrape, Vector, evaluate, scrape, seconds_of
+from tests.waiting import until
 from tests.wal.logs import NODE
-from tests.wal.replication.keepers import Keeper, talking, until
+from tests.wal.replication.keepers import Keeper, talking
 from tests.wal.replication.test_shipping import Node as ReplicatedNode
 from wal.segment import list_segments
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Route, expect
 
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.console_page import Console, barriers, book, consoling, job
-from tests.app.test_retention import eventually
+from tests.waiting import until
 
 TENANT = "acme"
 CANCELLED = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
@@ -292,8 +292,11 @@ def keep(console: Console, tenant: str) -> str:
     hold = ask.post("/v1/holds", json=held).raise_for_status().json()
     policy = {"period": "1s", "minimum": "1s"}
     ask.put("/v1/retention", params={"tenant_id": tenant}, json=policy).raise_for_status()
-    eventually(lambda: ask.get("/v1/retention", params={"tenant_id": tenant}).json()["prunable_to_seq"] == 2)
-    eventually(lambda: archived_to(console, tenant) == 4)
+    until(
+        lambda: ask.get("/v1/retention", params={"tenant_id": tenant}).json()["prunable_to_seq"] == 2,
+        "the first job may leave",
+    )
+    until(lambda: archived_to(console, tenant) == 4, "all is archived")
     return str(hold["hold_id"])
 
 

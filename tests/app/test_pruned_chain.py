@@ -24,7 +24,6 @@ from tests.app.service_thread import serving
 from tests.app.test_retention import (
     BATCH,
     Site,
-    eventually,
     fill,
     policy,
     problem,
@@ -37,6 +36,7 @@ from tests.app.test_retention import (
 )
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 from tests.tally import run_tally
+from tests.waiting import until
 
 DATABASE = "bundles_pruned"
 
@@ -264,7 +264,7 @@ def test_private_fields_that_were_archived_are_unreadable_once_they_are_erased(s
     prune_up_to(site, tenant, 12)
 
     store, keys = ArchiveStore(str(site.folder / "archive")), Keyring.from_json(site.client.get("/v1/keys").json())
-    eventually(lambda: (end := archived_end(store, tenant, keys)) is not None and end.to_seq >= seq)
+    until(lambda: (end := archived_end(store, tenant, keys)) is not None and end.to_seq >= seq, "it is archived")
     erased = {"subject": secret, "reason": "request 4711"}
     assert site.client.post(f"/v1/tenants/{tenant}/erasures", json=erased).status_code in (200, 201)
     answer = site.client.get("/v1/jobs/hers", params={"tenant_id": tenant}).json()

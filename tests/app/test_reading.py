@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -20,6 +19,7 @@ from ledger.hlc import Hlc
 from signing import checkpoint, envelope
 from tests.app.service_thread import serving
 from tests.conftest import Database, connected_to
+from tests.waiting import until
 
 JOBS = 300
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -42,21 +42,19 @@ def client(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory)
 
 
 def _wait_for_checkpoint(client: httpx.Client, tenant_id: str, size: int) -> None:
-    deadline_s = time.monotonic() + 30
-    while time.monotonic() < deadline_s:
+    def is_signed() -> bool:
         tree = client.get("/v1/chain/head", params={"tenant_id": tenant_id}).json()["tree"]
-        if tree is not None and tree["checkpoint_size"] == size:
-            return
-    pytest.fail(f"no checkpoint of {size} leaves was signed")
+        return tree is not None and tree["checkpoint_size"] == size
+
+    until(is_signed, f"a checkpoint of {size} leaves is signed")
 
 
 def _wait_for_snapshots(client: httpx.Client, tenant_id: str, to_seq: int) -> None:
-    deadline_s = time.monotonic() + 30
-    while time.monotonic() < deadline_s:
+    def is_signed() -> bool:
         newest = client.get("/v1/snapshots", params={"tenant_id": tenant_id, "limit": 1}).json()["items"]
-        if newest and newest[0]["to_seq"] == to_seq:
-            return
-    pytest.fail(f"no snapshot up to {to_seq} was signed")
+        return bool(newest) and newest[0]["to_seq"] == to_seq
+
+    until(is_signed, f"a snapshot up to {to_seq} is signed")
 
 
 def pages(client: httpx.Client, path: str, **params: Any) -> Iterator[list[dict[str, Any]]]:

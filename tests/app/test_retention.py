@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,20 +21,10 @@ from tests.app.service_thread import serving
 from tests.conftest import connected_to
 from tests.ledger.ledger_in_memory import link_of
 from tests.tally import run_tally
+from tests.waiting import until
 
 DATABASE = "retention"
 BATCH = 10
-
-
-WAIT_S = 120.0
-
-
-def eventually(is_so: Callable[[], object]) -> None:
-    """Return once ``is_so``."""
-    ends_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < ends_s, "it never was so"
-        time.sleep(0.05)
 
 
 class Site(NamedTuple):
@@ -110,7 +99,7 @@ def policy(site: Site, tenant: str) -> dict[str, Any]:
 
 def until_prunable(site: Site, tenant: str, to_seq: int) -> None:
     """Wait until the entries are older than the period."""
-    eventually(lambda: policy(site, tenant)["prunable_to_seq"] >= to_seq)
+    until(lambda: policy(site, tenant)["prunable_to_seq"] >= to_seq, "the entries may leave")
 
 
 def prune(site: Site, tenant: str, status: int = 200, **wanted: Any) -> dict[str, Any]:
@@ -122,7 +111,7 @@ def prune(site: Site, tenant: str, status: int = 200, **wanted: Any) -> dict[str
 
 def until_removed(site: Site, tenant: str, to_seq: int) -> None:
     first = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1"
-    eventually(lambda: site.query(first, tenant)[0][0] == to_seq + 1)
+    until(lambda: site.query(first, tenant)[0][0] == to_seq + 1, "the rows have left")
 
 
 def verdict(site: Site, tenant: str, **wanted: Any) -> dict[str, Any]:
@@ -213,7 +202,7 @@ def test_a_hold_stops_the_prefix_until_it_is_released(site: Site) -> None:
     assert sorted(hold["job_ids"]) == ["job-0", "job-2", "job-4", "job-6", "job-8"]
     set_policy(site, tenant, period="1s")
     sign(site, tenant)
-    eventually(lambda: policy(site, tenant)["stopped_by"]["why"] == "hold")
+    until(lambda: policy(site, tenant)["stopped_by"]["why"] == "hold", "the hold stops it")
     assert prune(site, tenant)["seq"] is None
     listed = site.client.get("/v1/holds", params={"tenant_id": tenant}).json()["items"]
     assert [each["hold_id"] for each in listed] == [hold["hold_id"]]
@@ -238,7 +227,7 @@ def test_a_job_that_never_ends_stops_for_twice_the_period_and_is_counted(site: S
     fill(site, tenant, range(1, 10))
     set_policy(site, tenant, period="3s")
     sign(site, tenant)
-    eventually(lambda: policy(site, tenant)["stopped_by"]["why"] == "open-job")
+    until(lambda: policy(site, tenant)["stopped_by"]["why"] == "open-job", "the open job stops it")
     assert policy(site, tenant)["stopped_by"]["seq"] == 1
     until_prunable(site, tenant, 29)
     done = prune(site, tenant)

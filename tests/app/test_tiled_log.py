@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import http.client
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.service_thread import serving
 from tests.conftest import connected_to, spread
+from tests.waiting import until
 
 DEADLINE_S = 60
 ENTRIES = 600
@@ -147,9 +147,7 @@ def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) ->
         lines = "\n".join(f'{{"tenant_id":"acme","type":"JobCreated","job_id":"j-{n}"}}' for n in range(ENTRIES))
         headers = {"content-type": "application/x-ndjson"}
         httpx.post(f"{url}/v1/events", content=lines, headers=headers, timeout=DEADLINE_S).raise_for_status()
-        deadline_s = time.monotonic() + DEADLINE_S
-        while _checkpoint_size(url) < ENTRIES:
-            assert time.monotonic() < deadline_s
+        until(lambda: _checkpoint_size(url) == ENTRIES, "a checkpoint covers all")
         yield url
 
 

@@ -21,7 +21,6 @@ from pipeline.archive.joined import ArchivedPart, archived_part
 from signing.keys import Keyring
 from tests.app.test_retention import (
     Site,
-    eventually,
     fill,
     prune,
     set_policy,
@@ -32,6 +31,7 @@ from tests.app.test_retention import (
 )
 from tests.ledger.ledger_in_memory import STRANGER
 from tests.tally import run_tally
+from tests.waiting import until
 
 __all__ = ["site"]
 
@@ -48,14 +48,14 @@ def archived_to(site: Site, tenant: str) -> int:
 def pruned(site: Site) -> Site:
     """A tenant whose first 30 entries left; the archive has them in two ranges, and more."""
     fill(site, TENANT, range(5))
-    eventually(lambda: archived_to(site, TENANT) >= 15)
+    until(lambda: archived_to(site, TENANT) >= 15, "it is archived")
     fill(site, TENANT, range(5, 10))
     set_policy(site, TENANT, period="1s")
     until_prunable(site, TENANT, FLOOR)
     prune(site, TENANT)
     until_removed(site, TENANT, FLOOR)
     fill(site, TENANT, range(10, 12))
-    eventually(lambda: archived_to(site, TENANT) >= FLOOR + 6)
+    until(lambda: archived_to(site, TENANT) >= FLOOR + 6, "it is archived")
     (site.folder / "keys.json").write_text(site.client.get("/v1/keys").text)
     return site
 

@@ -22,6 +22,7 @@ from tests.app.service_thread import serving
 from tests.app.witness import Witness
 from tests.conftest import connected_to
 from tests.tally import run_tally
+from tests.waiting import until
 
 ONE, TWO, STRANGER = Witness(), Witness("witness.example/w2", 2), Witness("stranger.example", 3)
 NOW_S = int(time.time())
@@ -60,12 +61,13 @@ def grow(client: httpx.Client, tenant_id: str, size: int) -> str:
         if have == size:
             break
         client.post("/v1/jobs", json={"tenant_id": tenant_id, "job_id": f"j-{have}"}).raise_for_status()
-    deadline_s = time.monotonic() + 30
-    while time.monotonic() < deadline_s:
+
+    def signed() -> str | None:
         note = client.get(f"/v1/log/{tenant_id}/checkpoint")
-        if note.status_code == 200 and int(note.text.split("\n")[1]) == size:
-            return note.text
-    raise AssertionError("no checkpoint came")
+        return note.text if note.status_code == 200 and int(note.text.split("\n")[1]) == size else None
+
+    note: str = until(signed, f"a checkpoint of {size} entries is signed")
+    return note
 
 
 def checkpoint(client: httpx.Client, tenant_id: str, **params: str) -> str:

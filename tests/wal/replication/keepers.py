@@ -7,8 +7,7 @@ import re
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,15 +40,6 @@ from wal.replication.tls import PeerTls
 from wal.scrub import INTERVAL_DEFAULT_S, Scrubber
 
 WAIT_S = 60.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until ``condition()`` is true; its value then."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline_s, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.01)
-    return value
 
 
 class Keeper:

@@ -16,8 +16,9 @@ import pytest
 
 from ledger.errors import ConfigurationError, WalLockedError
 from ledger.positions import Epoch, Lsn
+from tests.waiting import until
 from tests.wal.logs import NODE, WAL_ID
-from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking, until
+from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking
 from tests.wal.replication.quorums import batch
 from wal import control as control_file
 from wal.inspect import verify

@@ -19,8 +19,9 @@ from ledger.errors import LedgerError
 from ledger.positions import Epoch, Lsn
 from tests.app.certificates import Authority, Pair
 from tests.tally import run_tally
+from tests.waiting import until
 from tests.wal.logs import NODE, WAL_ID
-from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking, until
+from tests.wal.replication.keepers import WAIT_S, KeeperProcess, talking
 from wal.control import EpochStart
 from wal.inspect import verify
 from wal.replication.kept_logs import NOTE_NAME, CommitNote

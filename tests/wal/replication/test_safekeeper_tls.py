@@ -14,9 +14,10 @@ from cryptography.x509 import DNSName
 from ledger.errors import ConfigurationError
 from ledger.positions import BEFORE_FIRST, Epoch
 from tests.app.certificates import Authority, Pair
+from tests.waiting import until
 from tests.wal.logs import NODE, WAL_ID
 from tests.wal.replication.damaging_proxy import DamagingProxy
-from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking, until
+from tests.wal.replication.keepers import WAIT_S, Keeper, raw, talking
 from wal.replication.frames import ConnectionOverError, status
 from wal.replication.messages import EMPTY, Append, Frame, Greet, Greeting
 from wal.replication.tls import PeerTls, TlsFiles

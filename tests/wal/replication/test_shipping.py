@@ -14,9 +14,10 @@ import pytest
 
 from ledger.errors import FencedError, LedgerError
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn
+from tests.waiting import until
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
 from tests.wal.replication.damaging_proxy import DamagingProxy
-from tests.wal.replication.keepers import WAIT_S, Keeper, talking, until
+from tests.wal.replication.keepers import WAIT_S, Keeper, talking
 from tests.wal.replication.quorums import batch
 from tests.wal.test_native import IS_BUILT
 from wal.control import EpochStart

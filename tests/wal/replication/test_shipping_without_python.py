@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from ledger.positions import Epoch, Lsn
+from tests.waiting import until
 from tests.wal.logs import NODE, WAL_ID, hlc_of, payload_of
-from tests.wal.replication.keepers import WAIT_S, until
+from tests.wal.replication.keepers import WAIT_S
 from wal.format import SEGMENT_HEADER_BYTES
 from wal.group_commit import GroupCommit
 from wal.log import Log

@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.positions import Epoch, Lsn
+from tests.waiting import until
 from tests.wal.logs import NODE, WAL_ID
-from tests.wal.replication.keepers import Keeper, Peer, talking, until
+from tests.wal.replication.keepers import Keeper, Peer, talking
 from tests.wal.replication.quorums import batch
 from wal import native
 from wal.inspect import verify
