@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from app.runtime.state.node import Node
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.staging import StagedFile
 from app.store import chaining
+from app.write.chain.view import ReadHeads
 from benchmarks.apart import apart
 from benchmarks.bench import Bench
 from benchmarks.bundle import (
@@ -125,15 +127,17 @@ async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
             async with pool.acquire() as connection:
                 await chaining.create_heads(connection, [tenant_id])
 
-        async def check_heads(*_: object) -> None:
-            pass
+        async def read_heads(
+            connection: asyncpg.Connection, tenant_ids: Collection[str], read: ReadHeads = chaining.read_heads
+        ) -> dict[str, chaining.ChainHead]:
+            return await read(connection, sorted(tenant_ids))
 
         importer = BundleImporter(
             pool=pool,
             node=Node("importing", "local", "gate", "0" * 32, Epoch(1), Clock("importing", 5000)),
             trusted_keys=keys,
             begin_tenant=begin_tenant,
-            check_heads=check_heads,
+            read_heads=read_heads,
             on_imported=lambda growth: None,
             on_damaged=lambda error: None,
             metrics=Metrics(),

@@ -260,7 +260,7 @@ class Service:
             node=self.node,
             trusted_keys=settings.bundle.trusted_keys,
             begin_tenant=self.system_entries.begin_tenant,
-            check_heads=self.appender.heads.check,
+            read_heads=self.appender.heads.stored,
             on_imported=self._imported,
             on_damaged=self.appender.found_damaged,
             metrics=self.metrics,

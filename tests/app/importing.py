@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +21,7 @@ from app.store import chaining
 from app.store.entry_check import EntryCheck
 from app.store.exchange import Import
 from app.trust.retention import RetentionReader
+from app.write.chain.view import ReadHeads
 from ledger.hlc import Clock
 from ledger.machines import jobs
 from ledger.verification import ENTRY_COLUMNS
@@ -43,8 +44,10 @@ def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 50
         async with pool.acquire() as connection:
             await chaining.create_heads(connection, [tenant_id])
 
-    async def check_heads(*_: object) -> None:
-        pass
+    async def read_heads(
+        connection: asyncpg.Connection, tenant_ids: Collection[str], read: ReadHeads = chaining.read_heads
+    ) -> dict[str, chaining.ChainHead]:
+        return await read(connection, sorted(tenant_ids))
 
     async def held_keys() -> Keyring:
         return Keyring([SIGNER.public_key])
@@ -54,7 +57,7 @@ def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 50
         node=Node(NODE, "local", "gate", "0" * 32, 1, Clock(NODE, skew_ms)),
         trusted_keys=trusted_keys,
         begin_tenant=begin_tenant,
-        check_heads=check_heads,
+        read_heads=read_heads,
         on_imported=lambda growth: None,
         on_damaged=lambda error: None,
         metrics=Metrics(),

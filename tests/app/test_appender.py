@@ -17,9 +17,10 @@ import pytest
 from app.node.readiness import readiness_checks
 from app.node.service import Service
 from app.node.wiring import running
+from app.store import chaining
 from app.write.pending.requests import EventLines, Receipt
 from ledger import canonical
-from ledger.errors import DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
+from ledger.errors import ChainDamagedError, DatabaseWentBackError, EventRefusedError, FencedError, LedgerError
 from ledger.facts.events import JOB_EVENTS, Durability, SystemAction
 from ledger.hlc import Hlc
 from ledger.machines.jobs import refused_job_id
@@ -205,11 +206,12 @@ async def test_a_node_whose_epoch_was_taken_over_chains_nothing_any_more(
 
 
 async def test_what_a_failed_node_records_of_itself_is_chained_by_the_next_process(
-    run_node: RunNode, make_settings: MakeSettings, chains: Chains
+    run_node: RunNode, make_settings: MakeSettings, chains: Chains, superuser: asyncpg.Connection
 ) -> None:
     async with run_node(make_settings()) as service:
         await service.key_changes.recorded.wait()
-        service.lifecycle.fail(FencedError("another process writes this log"))
+        await superuser.execute("UPDATE scheduler.wal_positions SET epoch = epoch + 1")
+        await refused_ever_after(service, FencedError)
         lsn = service.writer.next_lsn
         recording = asyncio.create_task(
             service.system_entries.record(SystemAction.BREAK_ACKNOWLEDGED, "tenant:acme", {"reason": "seen"})
@@ -217,6 +219,7 @@ async def test_what_a_failed_node_records_of_itself_is_chained_by_the_next_proce
         await until(lambda: recording.done() or service.node.durable.lsn >= lsn, "it is durable")
         assert not recording.done()
         recording.cancel()
+    await superuser.execute("UPDATE scheduler.wal_positions SET epoch = epoch - 1")
     async with run_node(make_settings()) as service:
         await until(lambda: service.node.chained.lsn >= lsn, "it is chained")
         entries = [each for each in await chains.sound("_system") if each["action"] == SystemAction.BREAK_ACKNOWLEDGED]
@@ -252,6 +255,25 @@ async def test_a_database_that_went_back_under_a_running_node_stops_it(
     await superuser.execute(change)
     await refused_ever_after(service, DatabaseWentBackError)
     assert await chains.entries("acme") == before
+
+
+async def test_a_head_that_was_read_before_an_append_of_this_node_is_no_sign_that_the_database_went_back(
+    service: Service, superuser: asyncpg.Connection
+) -> None:
+    """An import reads heads without their lock, while the appender goes on."""
+    await submit_numbered(service, "acme", range(3))
+
+    async def read(connection: asyncpg.Connection, tenant_ids: Sequence[str]) -> dict[str, chaining.ChainHead]:
+        heads = await chaining.read_heads(connection, tenant_ids)
+        await service.submitter.submit(created("acme", 3), key=None)
+        return heads
+
+    heads = service.appender.heads
+    assert [head.seq for head in (await heads.stored(superuser, ["acme"], read)).values()] == [3]
+    assert heads.seen["acme"].seq == 4
+    await superuser.execute("UPDATE scheduler.chain_heads SET head_seq = 3 WHERE tenant_id = 'acme'")
+    with pytest.raises(ChainDamagedError, match="this node has seen seq 4"):
+        await heads.stored(superuser, ["acme"])
 
 
 # --- poison ---------------------------------------------------------------------------------------

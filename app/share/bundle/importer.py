@@ -114,7 +114,7 @@ class BundleImporter:
         node: Node,
         trusted_keys: Path | None,
         begin_tenant: Callable[[str], Awaitable[None]],
-        check_heads: Callable[[Connection, dict[str, ChainHead]], Awaitable[object]],
+        read_heads: Callable[..., Awaitable[dict[str, ChainHead]]],
         on_imported: Callable[[AppendedEntries], None],
         on_damaged: Callable[[ChainDamagedError], None],
         metrics: Metrics,
@@ -122,14 +122,15 @@ class BundleImporter:
         disk_reserve_bytes: int = 0,
         trusting: Callable[[Keyring], Keyring] = lambda ring: ring,
     ) -> None:
-        """``check_heads`` rejects heads of a database that went back; ``on_imported`` runs after each commit,
-        ``on_damaged`` when rows of a tenant are found damaged. Sorting leaves ``disk_reserve_bytes`` free on the disk
-        of the files. ``trusting`` gives the trusted keys, from those of the file."""
+        """``read_heads`` reads heads and rejects those of a database that went back, as ``Heads.stored``;
+        ``on_imported`` runs after each commit, ``on_damaged`` when rows of a tenant are found damaged. Sorting leaves
+        ``disk_reserve_bytes`` free on the disk of the files. ``trusting`` gives the trusted keys, from those of the
+        file."""
         self._pool = pool
         self._node = node
         self._trusted_keys = trusted_keys
         self._begin_tenant = begin_tenant
-        self._check_heads = check_heads
+        self._read_heads = read_heads
         self._on_imported = on_imported
         self._on_damaged = on_damaged
         self._metrics = metrics
@@ -334,10 +335,9 @@ class BundleImporter:
         for tenant_id in sorted(bundles.tenants - heads.keys()):
             await self._begin(tenant_id)
         async with self._pool.acquire() as connection:
-            heads = await chaining.read_heads(connection, sorted(bundles.tenants))
+            heads = await self._read_heads(connection, bundles.tenants)
             if missing := bundles.tenants - heads.keys():
                 raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
-            await self._check_heads(connection, heads)
             begun = bundles.outcome._replace(from_seqs={tenant: head.seq for tenant, head in heads.items()})
             stored = await exchange.begin_import(connection, bundles.digest, begun, self._node.node_id)
         bundles.outcome = (begun._replace(has_ended=True) if stored.has_ended else stored)._replace(heads=heads)
@@ -427,8 +427,7 @@ class BundleImporter:
                 now = await exchange.lock_import(connection, bundles.digest)
                 if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
-            heads = await chaining.lock_heads(connection, sorted(ready.existing))
-            await self._check_heads(connection, heads)
+            heads = await self._read_heads(connection, ready.existing, chaining.lock_heads)
             # 2. if another appender moved a head, decide and link again
             if any(head != ready.heads[tenant] for tenant, head in heads.items()):
                 heads_now, departures = {**ready.heads, **heads}, self._departures(bundles)

@@ -10,7 +10,7 @@ Invariant: a chain whose head went below one that this node has seen, or changed
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -34,6 +34,7 @@ from ledger.verification.verdict import damaged
 log = structlog.get_logger()
 
 EMPTY_HEAD = ChainHead(0, None, None)
+ReadHeads = Callable[[Connection, Sequence[str]], Awaitable[dict[str, ChainHead]]]
 
 
 def is_moved(position: WalPosition | None, node: Node, new_lsn: Lsn) -> bool:
@@ -98,33 +99,48 @@ class Heads:
         """The heads of these tenants, if they have one. Only heads that this node does not know are read.
 
         Raises:
-            ChainDamagedError: a head is missing, or as ``check``.
+            ChainDamagedError: as ``stored``.
         """
         if unknown := sorted(name for name in tenant_ids if name in self._stale or not self._is_usable(name)):
-            found = await chaining.read_heads(connection, unknown)
-            for tenant_id in unknown:
-                if tenant_id not in found and (seen := self.seen.get(tenant_id)) is not None:
-                    raise damaged(
-                        tenant_id, "head", seen.seq, f"its head is gone, which this node has seen at seq {seen.seq}"
-                    )
-            self._learn_time(found, await self.check(connection, found))
+            found, ends = await self._read(connection, unknown, chaining.read_heads)
+            self._learn_time(found, ends)
             self.seen.update(found)
             self._stale.difference_update(unknown)
         return {name: self.seen[name] for name in tenant_ids if name in self.seen}
 
-    async def check(self, connection: Connection, heads: Mapping[str, ChainHead]) -> dict[str, ChainEnd]:
-        """Refuse chains that are shorter than this node has seen, that differ at that seq, or whose head has no entry.
-        Returns the last entry of each chain whose head is new to this node.
+    async def stored(
+        self, connection: Connection, tenant_ids: Iterable[str], read: ReadHeads = chaining.read_heads
+    ) -> dict[str, ChainHead]:
+        """The heads of these tenants as PostgreSQL has them now, if they have one; ``read`` may lock them.
 
         Raises:
             QuarantinedError: a tenant is quarantined.
-            ChainDamagedError: names the first tenant whose chain MUST NOT be extended.
+            ChainDamagedError: names the first tenant whose chain MUST NOT be extended: it is shorter than this node has
+                seen, differs at that seq, its head is missing, or its head has no entry.
         """
-        for tenant_id, head in heads.items():
+        return (await self._read(connection, sorted(tenant_ids), read))[0]
+
+    async def _read(
+        self, connection: Connection, tenant_ids: Sequence[str], read: ReadHeads
+    ) -> tuple[dict[str, ChainHead], dict[str, ChainEnd]]:
+        """As ``stored``, and the last entry of each chain whose head is new to this node.
+
+        The heads are compared with those that this node had seen before it read them: without a lock its own appends
+        move them meanwhile, and a head that was read before such an append is no sign of a database that went back.
+        """
+        before = {tenant_id: self.seen[tenant_id] for tenant_id in tenant_ids if tenant_id in self.seen}
+        heads = await read(connection, tenant_ids)
+        for tenant_id in tenant_ids:
+            head, seen = heads.get(tenant_id), before.get(tenant_id)
+            if head is None:
+                if seen is None:
+                    continue
+                raise damaged(
+                    tenant_id, "head", seen.seq, f"its head is gone, which this node has seen at seq {seen.seq}"
+                )
             self._quarantine.check(tenant_id)
             if (fault := chaining.head_fault(head)) is not None:
                 raise damaged(tenant_id, "head", 0, fault)
-            seen = self.seen.get(tenant_id)
             if seen is not None and (head.seq < seen.seq or (head.seq == seen.seq and head[:2] != seen[:2])):
                 raise damaged(
                     tenant_id,
@@ -133,12 +149,12 @@ class Heads:
                     f"its head stands at seq {head.seq} ({head.chain_link}), but this node has seen seq {seen.seq} "
                     f"({seen.chain_link})",
                 )
-        moved = {tenant_id: head for tenant_id, head in heads.items() if head != self.seen.get(tenant_id)}
+        moved = {tenant_id: head for tenant_id, head in heads.items() if head != before.get(tenant_id)}
         ends = await chaining.read_ends(connection, moved)
         for tenant_id, head in moved.items():
             if (fault := chaining.end_fault(head, ends.get(tenant_id))) is not None:
                 raise damaged(tenant_id, "head", head.seq, fault)
-        return ends
+        return heads, ends
 
     def _is_usable(self, tenant_id: str) -> bool:
         """Whether the head is known. A head read by the start may be invalid: it is read again, and refused."""
