@@ -98,7 +98,7 @@ def run(
         raise InvalidInputError("name the place of the archive: set archive.url, a folder or s3://bucket/prefix")
     from pipeline.archiving.continuous import Archiver
 
-    dsn, signer = _dsn(settings), _signer(settings)
+    dsn, signer = _dsn(settings), signer_of(settings)
     archiver = Archiver(dsn, store)
     while True:
         progress = archiver.step(signer, _keyring(dsn, signer))
@@ -117,8 +117,13 @@ def _dsn(settings: Settings) -> str:
     return embedded_postgres(settings.data_dir).service_url()
 
 
-def _signer(settings: Settings) -> Signer:
-    uri = uri_in_use(settings)
+def signer_of(settings: Settings, uri: str | None = None) -> Signer:
+    """The signer that ``uri`` names, by default the one that the node of the settings signs with now.
+
+    Raises:
+        ConfigurationError, SigningUnavailableError: it cannot be used, or does not answer.
+    """
+    uri = uri or uri_in_use(settings)
     return private_keys.fetch(uri, settings.signing.read_pin) if private_keys.is_remote(uri) else private_keys.load(uri)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from hashlib import file_digest
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -14,12 +15,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from app.runtime.answers.chain import ImportAnswer
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.settings.config import load_settings
+from app.share.archive import require_packages
 from app.share.bundle.from_v1 import V1Export, export_from_v1
 from app.share.bundle.recovery import export_from_wal, survey
 from app.store.v1_log import V1Log
 from app.trust import node_keys
-from cli.client import LedgerClient, Service
-from cli.options import Tenant, Url
+from cli.archive import signer_of
+from cli.client import LedgerClient, Service, trusted_keys
+from cli.options import Keys, Tenant, Url
 from ledger.errors import (
     BundleInvalidError,
     ConfigurationError,
@@ -30,10 +33,11 @@ from ledger.errors import (
 from ledger.exit_code import ExitCode
 from ledger.names import TENANT_ID
 from ledger.text import secret_text
+from objects.store import ArchiveStore
 from signing import private_keys
 from signing.bundle.reader import BundleReader
 from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular, whole_file
-from signing.keys import Signer
+from signing.keys import Keyring, Signer
 from tallystick_client import ProblemError
 from terminal.outcome import counted, err, fail, readable, tell
 from terminal.program import Json
@@ -59,14 +63,23 @@ def export(
             help="Take the unchained records out of this WAL folder, offline, of a node that cannot reach PostgreSQL.",
         ),
     ] = None,
+    from_archive: Annotated[
+        str | None,
+        typer.Option(
+            "--from-archive",
+            metavar="URL",
+            help="Take what is archived, entries that left the database as well: a folder, s3://bucket/prefix.",
+        ),
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(
             "--key",
-            help="With --from-wal: the node's signing key, when it is not where the settings say.",
+            help="With --from-wal and --from-archive: the key that signs, when it is not the node's of the settings.",
             metavar="URI",
         ),
     ] = None,
+    keys: Keys = None,
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Of a broken chain: take what is stored as it stands, marked as broken.")
     ] = False,
@@ -78,6 +91,12 @@ def export(
     service is asked: what a node wrote and never chained becomes a chain of its
     own, signed with the node's key; nothing in the folder is changed.
 
+    With --from-archive the bundle has all that is archived of the tenant, or
+    what is from --from-seq on, also where its first entries left with a prune.
+    The archive is verified first, by the key that signs and --keys, else by
+    keys that the service publishes. A ledger that lacks what left imports that bundle, and goes on
+    by the exchange.
+
     A chain that is broken is not exported, and the exit code is 2. With
     --evidence what is stored of it leaves for an auditor, once the node has
     found a break: no verifier takes that file for a bundle.
@@ -87,15 +106,21 @@ def export(
       tally bundle export --tenant acme -o acme.bundle.tar
       tally bundle export -t acme --from-seq 20001 --to-seq 40000 -o acme-2.bundle.tar
       tally bundle export -t acme --from-wal /mnt/disk/var/wal -o stranded.bundle.tar
+      tally bundle export -t acme --from-archive s3://ledger-archive/prod -o acme.bundle.tar
       tally bundle export -t acme --evidence -o acme.evidence.tar
     """
     refuse(
         InvalidInputError,
-        (evidence and from_wal is not None, "--evidence is of a chain; leave --from-wal out"),
         (
-            key is not None and from_wal is None and not evidence,
-            "--key goes with --from-wal; the service signs with its own key",
+            sum((evidence, from_wal is not None, from_archive is not None)) > 1,
+            "say one of --evidence, --from-wal and --from-archive",
         ),
+        (
+            key is not None and from_wal is None and from_archive is None and not evidence,
+            "--key goes with --from-wal and --from-archive; the service signs with its own key",
+        ),
+        (keys is not None and from_archive is None, "--keys goes with --from-archive"),
+        (from_archive is not None and to_seq is not None, "what is archived is taken to its end; leave --to-seq out"),
         (
             from_wal is not None and (from_seq, to_seq) != (None, None),
             "records in a WAL have no seq; leave --from-seq and --to-seq out",
@@ -105,15 +130,17 @@ def export(
         _export_evidence(url, tenant, (from_seq, to_seq), output, as_json)
         return
     with whole_file(output) as file:
-        if from_wal is None:
+        if from_wal is not None:
+            _export_from_wal(from_wal, tenant, key, file)
+        elif from_archive is not None:
+            file.writelines(_archived(from_archive, url, tenant, from_seq, keys, key))
+        else:
             try:
                 with LedgerClient(url) as client:
                     client.export_bundle(tenant, file.write, from_seq=from_seq, to_seq=to_seq)
             except ProblemError as error:
                 code = ExitCode.TAMPERED if error.kind == "chain-damaged" else ExitCode.COULD_NOT_RUN
                 raise fail(str(error), code) from error
-        else:
-            _export_from_wal(from_wal, tenant, key, file)
         file.flush()
         try:
             told = _told(Path(file.name))
@@ -277,6 +304,21 @@ def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO)
         signer = private_keys.load(key or settings.signing.key_uri or str(_key_beside(wal_folder, must_exist=True)))
         log_signer = private_keys.log_signer(signer, may_generate=False)
     export_from_wal(report, tenant, signer, log_signer, file.write)
+
+
+def _archived(
+    archive: str, url: str, tenant: str, from_seq: int | None, keys: Path | None, key: str | None
+) -> Iterator[bytes]:
+    """The pieces of a bundle of what is archived."""
+    require_packages("tally bundle export --from-archive")
+    # Imported here, because it loads Arrow.
+    from pipeline.archive.reader import bundle_pieces
+
+    signer = signer_of(load_settings(), key)
+    with LedgerClient(url) as client:
+        trusted = trusted_keys(keys, client)
+    keyring = Keyring([signer.public_key, *trusted], trusted.log_verifier_keys)
+    return bundle_pieces(ArchiveStore(archive), tenant, keyring, signer, from_seq)
 
 
 def _key_beside(folder: Path, *, must_exist: bool) -> Path:

@@ -24,6 +24,7 @@ from ledger.decoding import convert
 from ledger.errors import ConfigurationError, LedgerError
 from ledger.text import secret_text, token_in, token_text, without_login
 from signing import files
+from signing.keys import Keyring
 from tallystick_client import Client, NotTheLedgerError, ProblemError, Reply, TallystickError, UnreachableError
 from tallystick_client.core import OnWait, no_ledger, value_of
 from tallystick_client.transport import listing
@@ -147,6 +148,11 @@ Service = Annotated[
         help="Address of the service.",
     ),
 ]
+
+
+def trusted_keys(keys: Path | None, client: LedgerClient) -> Keyring:
+    """The keys that ``--keys`` names, else those that the service publishes."""
+    return Keyring.load(keys) if keys is not None else Keyring.from_json(client.get("/v1/keys"))
 
 
 def said(error: Exception) -> str | None:

@@ -16,12 +16,11 @@ import typer
 from app.edge.forms import lists
 from app.runtime.answers.chain import EntryAnswer
 from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList
-from cli.client import LedgerClient, Service, print_wait
+from cli.client import LedgerClient, Service, print_wait, trusted_keys
 from cli.options import Keys, Tenant, Url
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.text import printable
-from signing.keys import Keyring
 from tallystick_client import Entry
 from terminal.outcome import CommandExit, aligned, err, out, tell
 from terminal.program import Json
@@ -125,8 +124,7 @@ def _archived(url: str, tenant: str, keys: Path | None, client: LedgerClient) ->
     # Imported here, because it loads Arrow, which no other list needs.
     from cli.archived_jobs import ArchivedList
 
-    keyring = Keyring.load(keys) if keys is not None else Keyring.from_json(client.get("/v1/keys"))
-    return ArchivedList.open(url, tenant, keyring)
+    return ArchivedList.open(url, tenant, trusted_keys(keys, client))
 
 
 def _condition(text: str) -> str:

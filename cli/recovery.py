@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +15,13 @@ from rich.progress import Progress
 
 from app.runtime.logs import configure_logs
 from app.runtime.settings.config import Settings, load_settings
+from app.share.archive import require_packages
 from cli.options import Keys
-from cli.pipeline import prepared
 from cli.serve import running_postgres
-from ledger.errors import ConfigurationError, InvalidInputError, refuse
-from terminal.outcome import CommandExit, counted, err, tell
+from ledger.errors import ConfigurationError, InvalidInputError, TenantNotFoundError, refuse
+from objects.store import ArchiveStore
+from signing.keys import Keyring
+from terminal.outcome import counted, err, tell
 from terminal.program import Json
 
 AcceptLostWal = Annotated[
@@ -57,8 +57,8 @@ def restore(
     --from bundle brings back what exported bundles hold; keys that may have
     signed them are those of --keys and this node: what is brought back is this
     ledger's own, for which keys of others do not count.
-    --from archive brings back what tally pipeline archive put there, by
-    default at archive.url, also into a new database. What is lost for good can
+    --from archive brings back what is archived, by default at archive.url,
+    also into a new database. What is lost for good can
     only be given up: --fork begins a new log origin and records that, with the
     reason and what had been signed, in _system. Where the WAL is damaged as
     well, both go on with --accept-lost-wal.
@@ -146,25 +146,26 @@ def _from_wal(settings: Settings, url: str, as_json: bool, *, accept_lost_wal: b
 
 
 def _from_archive(settings: Settings, url: str, places: list[str], keys: Path | None, as_json: bool) -> None:
-    """Restore an archive: the pipeline, a separate program, verifies it and unpacks it into bundles, which are
-    restored."""
-    if len(places) > 1 or not (places or settings.archive.url):
+    """Restore an archive: it is verified and turned into bundles, which are restored."""
+    named: list[str | None] = [*places] or [settings.archive.url]
+    place, *others = named
+    if place is None or others:
         raise InvalidInputError("--from archive takes the one URL of the archive, by default the setting archive.url")
-    from app.node.start.restore import own_keys
+    require_packages("tally restore --from archive")
+    from app.node.start.restore import own_signers
+    from pipeline.archive.reader import bundle_pieces, tenants_of
 
-    signing_key, own = own_keys(settings)
+    signers, store = own_signers(settings), ArchiveStore(place)
+    keyring = Keyring([*(each.public_key for each in signers), *(Keyring.load(keys) if keys is not None else ())])
+    if not (tenants := tenants_of(store)):
+        raise TenantNotFoundError(f"there is no archive at {place}")
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="restore-", dir=settings.data_dir) as name:
-        folder, trusted = Path(name), Path(name, "own.pem")
-        trusted.write_text(own)
-        command = [sys.executable, "-m", "pipeline", "unpack", "--out", name, "--signing-key", signing_key]
-        command += ["--archive", places[0]] if places else []
-        for path in (trusted, keys):
-            command += ["--keys", str(path)] if path is not None else []
-        unpacked = subprocess.run(command, env=prepared(settings), stdout=sys.stderr, check=False)
-        if unpacked.returncode:
-            raise CommandExit(unpacked.returncode)
-        _from_bundles(settings, url, sorted(folder.glob("*.tar")), keys, as_json, is_archive=True)
+        files = [Path(name, f"{tenant_id}.bundle.tar") for tenant_id in tenants]
+        for tenant_id, file in zip(tenants, files, strict=True):
+            with file.open("wb") as bundle:
+                bundle.writelines(bundle_pieces(store, tenant_id, keyring, signers[0]))
+        _from_bundles(settings, url, files, keys, as_json, is_archive=True)
 
 
 def _from_bundles(

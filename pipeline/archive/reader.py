@@ -13,14 +13,14 @@ an archive holds none. ``verify_tenant`` runs this verification in one process.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +30,7 @@ from ledger.errors import (
     ArchiveSignatureError,
     LedgerError,
     ProofError,
+    SeqOutOfRangeError,
     SignatureError,
     TenantNotFoundError,
     UnknownKeyError,
@@ -60,7 +61,6 @@ from pipeline.arrow import Row, rows_of
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import judge_unvouched
 from signing.checkpoint import read as read_checkpoint
-from signing.files import whole_file
 from signing.keys import Keyring, Signer
 from signing.manifest import judge_own_checkpoint
 from signing.snapshot import open_snapshot
@@ -437,33 +437,32 @@ class ArchiveChainReader(ChainReader):
 # --- as bundles -----------------------------------------------------------------------------------
 
 
-class Unpacked(NamedTuple):
-    """One bundle that was written: entries 1 to ``to_seq``."""
-
-    tenant_id: str
-    file: Path
-    to_seq: int
-    snapshots: int
-
-
-async def unpack(store: ArchiveStore, tenant_id: str, folder: Path, keyring: Keyring, signer: Signer) -> Unpacked:
-    """Write ``TENANT.bundle.tar`` into ``folder``, signed by ``signer``.
+def bundle_pieces(
+    store: ArchiveStore, tenant_id: str, keyring: Keyring, signer: Signer, from_seq: int | None = None
+) -> Iterator[bytes]:
+    """The pieces of a bundle, signed by ``signer``, of what is archived from ``from_seq`` on, by default of all. The
+    archive of the tenant is verified whole before the first one.
 
     Raises:
         TenantNotFoundError: the archive does not have the tenant.
+        SeqOutOfRangeError: the archive ends before ``from_seq``.
         ArchiveInvalidError: the archive of the tenant is invalid.
         UnknownKeyError: a key that signed it is not in ``keyring``.
-        ArchiveUnavailableError, SigningUnavailableError, OSError: it cannot be read, signed or written.
+        ArchiveUnavailableError, SigningUnavailableError: it cannot be read, or signed.
     """
-    refuse_unless_trusted(await verify_tenant(store, tenant_id, keyring))
+    refuse_unless_trusted(asyncio.run(verify_tenant(store, tenant_id, keyring)))
     archive = TenantArchive.read(store, tenant_id, keyring)
-    file = folder / f"{tenant_id}.bundle.tar"
-    with whole_file(file) as target:
-        for piece in _pieces(archive, keyring, signer):
-            target.write(piece)
-    return Unpacked(
-        tenant_id, file, archive.newest.to_seq, sum(each.manifest.snapshot_count for each in archive.sealed)
-    )
+    newest = archive.newest
+    if (from_seq or 1) > newest.to_seq:
+        raise SeqOutOfRangeError(f"the archive of tenant {tenant_id} ends at seq {newest.to_seq}", ("from_seq",))
+    writer = BundleWriter(tenant_id=tenant_id, node_id=newest.node_id, log_origin=newest.log_origin)
+    with closing(writer):
+        for rows in archive.entry_batches(from_seq):
+            yield writer.add_entries(rows)
+        for rows in archive.snapshot_batches(from_seq):
+            writer.add_snapshots(rows)
+        proof = [bytes.fromhex(each) for each in newest.consistency]
+        yield from writer.finish(BundleEnd(newest.tree_root, newest.checkpoint, proof, keyring), signer)
 
 
 def refuse_unless_trusted(verdict: dict[str, Any]) -> None:
@@ -479,15 +478,3 @@ def refuse_unless_trusted(verdict: dict[str, Any]) -> None:
     if "unknown_key" in results:
         why = first["detail"] if first is not None else verdict["not_checked"][0]
         raise UnknownKeyError(f"{name}: {why}; name the keys you trust with --keys")
-
-
-def _pieces(archive: TenantArchive, keyring: Keyring, signer: Signer) -> Iterator[bytes]:
-    newest = archive.newest
-    writer = BundleWriter(tenant_id=archive.tenant_id, node_id=newest.node_id, log_origin=newest.log_origin)
-    with closing(writer):
-        for rows in archive.entry_batches():
-            yield writer.add_entries(rows)
-        for rows in archive.snapshot_batches():
-            writer.add_snapshots(rows)
-        proof = [bytes.fromhex(each) for each in newest.consistency]
-        yield from writer.finish(BundleEnd(newest.tree_root, newest.checkpoint, proof, keyring), signer)

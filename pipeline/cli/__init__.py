@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from pipeline.cli.copies import archive, diff, merge, unpack
+from pipeline.cli.copies import archive, diff, merge
 from pipeline.cli.report import report, stats
 from pipeline.cli.running import unwind_on_signals, wait_until_printed, write_past_java
 from pipeline.cli.verify import verify
@@ -29,7 +29,7 @@ commands = typer.Typer(
 )
 
 
-for command in (archive, diff, merge, report, stats, unpack, verify):
+for command in (archive, diff, merge, report, stats, verify):
     commands.command()(command)
 
 

@@ -1,8 +1,7 @@
-"""``tally pipeline archive``, ``unpack``, ``merge`` and ``diff``: archives and bundles made from ledgers."""
+"""``tally pipeline archive``, ``merge`` and ``diff``: archives and bundles made from ledgers."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,13 +13,10 @@ import typer
 from rich.markup import escape
 
 from ledger.errors import (
-    ArchiveInvalidError,
     InvalidInputError,
     MergeRefusedError,
-    TenantNotFoundError,
-    UnknownKeyError,
 )
-from ledger.exit_code import ExitCode, exit_code_of_error, gravest
+from ledger.exit_code import ExitCode, gravest
 from pipeline.cli.ledgers import (
     Archives,
     Dsns,
@@ -38,7 +34,6 @@ from pipeline.cli.options import (
     ARCHIVE_HELP,
     ARCHIVE_VARIABLE,
     LOCK_VARIABLE,
-    Archive,
     Keys,
     Master,
     RequiredKeys,
@@ -52,7 +47,7 @@ from pipeline.cli.running import running, shown
 from pipeline.places import OpenPlace, Place, parse_place
 from pipeline.places.protocol import ChainName
 from signing.keys import Keyring, Signer
-from terminal.outcome import CommandExit, counted, err, fail, out, print_json, tell
+from terminal.outcome import CommandExit, counted, err, out, print_json, tell
 from terminal.program import Json
 
 if TYPE_CHECKING:
@@ -194,59 +189,6 @@ def _print(name: str, done: Archived) -> None:
             f"[bold red]broken:[/] {escape(name)}: {done.first_break.kind} at seq {done.first_break.seq:,}, "
             f"{escape(done.first_break.detail)}; nothing behind seq {done.to_seq:,} is archived"
         )
-
-
-def unpack(
-    output: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder that the bundles go to.")],
-    url: Archive = None,
-    tenants: Tenants = None,
-    keys: Keys = None,
-    signing_key: SigningKey = None,
-    as_json: Json = False,
-) -> None:
-    """Turn an archive into bundles, TENANT.bundle.tar each.
-
-    Every tenant is verified first, against --keys and --signing-key; what does
-    not hold, or was signed by another key, is named and not written; the others
-    are. A bundle has the rows, links and snapshots of the archive, and a
-    manifest that --signing-key signs. It needs no Spark.
-
-    \b
-    Exit codes: 0 written; 2 the archive does not hold; 4 a key that signed it
-    is not known; 1 anything else.
-
-    \b
-    Examples:
-      tally pipeline unpack --archive s3://ledger-archive/prod --out bundles/
-      tally pipeline unpack --archive /backup/ledger --out . --tenant acme --keys trusted/
-    """
-    url = named_archive("--archive", url)
-    from objects.store import ArchiveStore
-    from pipeline.archive.reader import tenants_of
-    from pipeline.archive.reader import unpack as unpack_tenant
-
-    signer, store = open_signer(signing_key), ArchiveStore(url)
-    held = load_keys(keys or ())
-    keyring = Keyring([signer.public_key, *held], held.log_verifier_keys)
-    wanted = tenants or tenants_of(store)
-    if not wanted:
-        raise TenantNotFoundError(f"there is no archive at {url}")
-    output.mkdir(parents=True, exist_ok=True)
-    written, codes = [], [ExitCode.FINE]
-    for tenant_id in wanted:
-        try:
-            each = asyncio.run(unpack_tenant(store, tenant_id, output, keyring, signer))
-        except (ArchiveInvalidError, TenantNotFoundError, UnknownKeyError) as error:
-            codes.append(exit_code_of_error(error))
-            fail(str(error))
-            continue
-        written.append(each)
-        if not as_json:
-            entries, snapshots = counted(each.to_seq, "entry", "entries"), counted(each.snapshots, "snapshot")
-            out.print(f"{each.file}: {entries} and {snapshots} of {tenant_id}", markup=False)
-    if as_json:
-        print_json({"bundles": [each._asdict() for each in written]})
-    raise CommandExit(gravest(codes))
 
 
 MergedOutput = Annotated[

@@ -47,10 +47,6 @@ SigningKey = Annotated[
         help="Key that signs what is written, as signing.key_uri: file:PATH or a signer of an HSM, Vault or cloud.",
     ),
 ]
-Archive = Annotated[
-    str | None,
-    typer.Option("--archive", metavar="URL", envvar=ARCHIVE_VARIABLE, show_default="archive.url", help=ARCHIVE_HELP),
-]
 Tenants = Annotated[
     list[str] | None, typer.Option("--tenant", "-t", show_default="all", help="Only this one; may be repeated.")
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.pipeline.archived_ledgers import archive_at, days, ledger_of, query, store
 from tests.pipeline.conftest import RunCommand
+from tests.tally import run_tally
 
 
 def test_archive_says_what_it_lacks_and_what_is_wrong_with_rows(
@@ -61,52 +63,47 @@ def test_keys_of_the_database_are_not_believed_beside_those_that_are_named(
     assert not (tmp_path / "archive" / "plans").exists()
 
 
-def test_unpack_goes_on_past_a_tenant_that_does_not_hold(
-    run_command: RunCommand, database: Database, tmp_path: Path
-) -> None:
-    asyncio.run(store(database, ledger_of("acme", days(10)), ledger_of("other", days(20))))
-    archive_at(database, str(tmp_path / "archive"))
-    (manifest,) = (tmp_path / "archive" / "manifests" / "acme").iterdir()
-    manifest.unlink()
-    manifest.mkdir()
-    (manifest / "stray").touch()
-    (tmp_path / "archive" / "manifests" / "aaa").mkdir()
-    private_keys.generate(tmp_path / "key.pem")
-    (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
-    unpacked = run_command(
-        *("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"), "--json"),
-        *("--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")),
-    )
-    assert unpacked.returncode == ExitCode.TAMPERED, unpacked.stderr
-    assert [each["tenant_id"] for each in json.loads(unpacked.stdout)["bundles"]] == ["other"]
-    assert "acme" in unpacked.stderr
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["other.bundle.tar"]
-
-
-def test_unpack_writes_what_held_keys_signed_and_nothing_else(
-    run_command: RunCommand, database: Database, tmp_path: Path
-) -> None:
-    asyncio.run(store(database, ledger_of("acme", days(10)), ledger_of("other", days(20))))
+def test_a_bundle_of_an_archive_has_what_held_keys_signed_and_nothing_else(database: Database, tmp_path: Path) -> None:
+    asyncio.run(store(database, ledger_of("acme", days(20))))
     signer = private_keys.generate(tmp_path / "key.pem")
     archive_at(database, str(tmp_path / "archive"), Keyring([signer.public_key, SIGNER.public_key]), signer)
-    arguments = ("unpack", "--archive", str(tmp_path / "archive"), "--out", str(tmp_path / "out"))
-    unknown = run_command(*arguments, "--signing-key", str(tmp_path / "key.pem"))
-    assert (unknown.returncode, "--keys" in unknown.stderr) == (ExitCode.UNKNOWN_KEY, True), unknown.stderr
-    assert list((tmp_path / "out").iterdir()) == []
-
     # The snapshots and checkpoints are of another key than the manifests.
-    (tmp_path / "ledger.pem").write_text(SIGNER.public_key_pem)
-    written = run_command(
-        *arguments,
-        *("--tenant", "other", "--signing-key", str(tmp_path / "key.pem"), "--keys", str(tmp_path / "ledger.pem")),
-        "--json",
-    )
-    assert written.returncode == 0, written.stderr
-    (other,) = json.loads(written.stdout)["bundles"]
-    assert (other["tenant_id"], other["to_seq"], other["snapshots"]) == ("other", 20, 2)
-    with BundleReader.open(other["file"]) as reader:
-        assert [row[0] for rows in reader.entry_batches() for row in rows] == list(range(1, 21))
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["other.bundle.tar"]
+    for name, keys in (("own", signer), ("ledger", SIGNER)):
+        (tmp_path / f"{name}.pem").write_text(keys.public_key_pem)
+
+    def export(tenant: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        archive = ("--from-archive", tmp_path / "archive", "--key", tmp_path / "key.pem", "-o", tmp_path / "b.tar")
+        return run_tally("bundle", "export", "-t", tenant, *archive, *words)
+
+    by_ledger = ("--keys", tmp_path / "ledger.pem")
+    unknown = export("acme", "--keys", tmp_path / "own.pem")
+    assert (unknown.returncode, "--keys" in unknown.stderr) == (ExitCode.UNKNOWN_KEY, True), unknown.stderr
+    assert export("other", *by_ledger).returncode == ExitCode.COULD_NOT_RUN
+    beyond = export("acme", *by_ledger, "--from-seq", "21")
+    assert (beyond.returncode, "ends at seq 20" in beyond.stderr) == (ExitCode.COULD_NOT_RUN, True), beyond.stderr
+    assert not (tmp_path / "b.tar").exists()
+
+    for first in (1, 8):
+        done = export("acme", *by_ledger, "--json", "--from-seq", str(first))
+        assert done.returncode == 0, done.stderr
+        written = json.loads(done.stdout)
+        assert [written[name] for name in ("from_seq", "to_seq", "snapshot_count")] == [
+            first,
+            20,
+            2 if first == 1 else 1,
+        ]
+        with BundleReader.open(tmp_path / "b.tar") as reader:
+            assert [row[0] for rows in reader.entry_batches() for row in rows] == list(range(first, 21))
+        verified = run_tally("verify-bundle", tmp_path / "b.tar", "--no-state", *by_ledger)
+        # The key that signed the bundle is another one.
+        assert verified.returncode == ExitCode.UNKNOWN_KEY
+    with (tmp_path / "ledger.pem").open("a") as both:
+        both.write(signer.public_key_pem)
+    verified = run_tally("verify-bundle", tmp_path / "b.tar", "--no-state", *by_ledger)
+    assert verified.returncode == ExitCode.INCOMPLETE, verified.stderr  # It begins at seq 8.
+
+    next((tmp_path / "archive" / "entries").rglob("*.parquet")).unlink()
+    assert export("acme", *by_ledger).returncode == ExitCode.TAMPERED
 
 
 def test_archive_says_what_it_leaves_because_no_snapshot_signs_it(

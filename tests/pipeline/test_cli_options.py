@@ -52,7 +52,7 @@ def test_what_a_command_writes_bundles_to_is_spelled_the_same_in_both_programs()
         for option in command.params
         if {"-o", "--out", "--output"} & {*option.opts}
     }
-    assert spelled == {(name, "--out", "-o") for name in ("diff", "merge", "unpack", "export", "from-v1")}
+    assert spelled == {(name, "--out", "-o") for name in ("diff", "merge", "export", "from-v1")}
 
 
 def test_it_is_said_why_the_local_service_has_no_database(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ from ledger.positions import BEFORE_FIRST, Lsn
 from signing import checkpoint as checkpoints_format
 from signing.bundle.reader import BundleChainReader, BundleReader
 from signing.judging import judge_bundle, refuse_unless_trusted
-from signing.keys import Keyring
+from signing.keys import Keyring, Signer
 from wal import control as wal_control
 from wal.segment import FOLDER_MODE, FolderLock
 
@@ -290,15 +290,14 @@ def _in_order(each: tuple[Path, BundleReader]) -> tuple[bool, str, int]:
     return manifest.tenant_id != SYSTEM_TENANT, manifest.tenant_id, manifest.from_seq
 
 
-def own_keys(settings: Settings) -> tuple[str, str]:
-    """The URI of the node's current signing key, made if there is none, and its public keys.
+def own_signers(settings: Settings) -> list[Signer]:
+    """The keys of the node, made if there are none; that of snapshots first.
 
     A missing WAL folder is made: the node that starts there is a new one.
     """
     settings.wal_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     who = kept_files.load_or_make(settings.wal_dir, settings.node_id, settings.gate)
-    keys = node_keys.open_keys(settings.wal_dir / who.node_id, settings)
-    return node_keys.uri_in_use(settings), "".join(signer.public_key.public_key_pem for signer in keys.signers())
+    return node_keys.open_keys(settings.wal_dir / who.node_id, settings).signers()
 
 
 # --- a fork -------------------------------------------------------------------------------------------
