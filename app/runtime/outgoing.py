@@ -23,11 +23,12 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.request import getproxies, proxy_bypass
 
@@ -51,10 +52,12 @@ although it is not followed."""
 class NoAnswerError(LedgerError):
     """Another server does not answer, or not as requested."""
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
-        """``status`` is that of an answer which is no 200."""
+    def __init__(
+        self, message: str, *, status: int | None = None, refusal: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """``status`` is that of an answer which is no 200, ``refusal`` the problem (RFC 9457) in it."""
         super().__init__(message)
-        self.status = status
+        self.status, self.refusal = status, refusal
 
 
 def client_of(
@@ -123,21 +126,29 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIte
         raise NoAnswerError(f"{_place(request)} does not answer: {reason_of(error)}") from error
     async with aclosing(answer):
         if answer.status_code != httpx.codes.OK:
+            problem = await _problem(answer)
             raise NoAnswerError(
-                f"{_place(request)} answers {answer.status_code}{await _detail(answer)}", status=answer.status_code
+                f"{_place(request)} answers {answer.status_code}{_detail(problem)}",
+                status=answer.status_code,
+                refusal=problem,
             )
         yield answer
 
 
-async def _detail(answer: httpx.Response) -> str:
-    """What a problem (RFC 9457) says, as the end of a message; empty if the answer is none."""
+async def _problem(answer: httpx.Response) -> dict[str, Any]:
+    """The problem (RFC 9457) in an answer; empty if it is none."""
     if answer.headers.get("content-type", "").partition(";")[0] != "application/problem+json":
-        return ""
+        return {}
     try:
-        body = b"".join([piece async for piece in pieces_of(answer, bytes_max=PROBLEM_BYTES_MAX)])
-        said = orjson.loads(body).get("detail")
-    except (NoAnswerError, ValueError, AttributeError):
-        return ""
+        said = orjson.loads(b"".join([piece async for piece in pieces_of(answer, bytes_max=PROBLEM_BYTES_MAX)]))
+    except (NoAnswerError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _detail(problem: Mapping[str, Any]) -> str:
+    """What a problem says, as the end of a message."""
+    said = problem.get("detail")
     return f": {printable(said[:DETAIL_CHARACTERS_MAX])}" if isinstance(said, str) else ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shlex
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings
 from tests.conftest import Database, fresh_database
+from tests.tally import run_tally
 
 REGIONS = ("use1", "eu1")
 
@@ -46,6 +49,15 @@ class Ledger:
     @property
     def key_file(self) -> Path:
         return Path(self._make_settings(self.region).signing_key_uri.removeprefix("file:"))
+
+    async def command(self, line: str, folder: Path) -> str:
+        """What a line of a message prints that an operator of this ledger runs in a folder."""
+        settings = {"TALLY_DATA_DIR": str(self._make_settings(self.region).data_dir), "TALLY_URL": self.url}
+        program, *words = shlex.split(line)
+        assert program == "tally"
+        done = await asyncio.to_thread(run_tally, *words, folder=folder, **settings)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def make_key(self, folder: Path) -> None:
         """The key that it signs with, before it first starts, and the public half for the other to trust."""

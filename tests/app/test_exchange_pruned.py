@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ import orjson
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from app.share.exchange.peer_client import way_on
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings
-from tests.app.exchanging import Ledger, both_of, has_lag, is_faultless, submit, tells, until_known
-from tests.conftest import connected_to
+from tests.app.exchanging import Ledger, both_of, has_lag, is_faultless, submit, tells, told, until_known
+from tests.conftest import connected_to, fresh_database
 
 TENANT = "acme"
 
@@ -22,6 +25,13 @@ TENANT = "acme"
 @pytest.fixture
 def ledgers(postgres: EmbeddedPostgres, tmp_path: Path, make_settings: MakeSettings) -> Iterator[tuple[Ledger, Ledger]]:
     yield from both_of(postgres, tmp_path / "trusted", make_settings)
+
+
+@pytest.fixture
+def forked(postgres: EmbeddedPostgres, make_settings: MakeSettings) -> Iterator[Ledger]:
+    """A third ledger."""
+    with fresh_database(postgres) as database:
+        yield Ledger("eu2", database, make_settings)
 
 
 def archiving(folder: Path) -> dict[str, Any]:
@@ -129,6 +139,94 @@ async def test_a_ledger_that_lacks_what_left_at_its_peer_names_the_archive(
             async with connected_to(here.database.superuser_url) as connection:
                 seen = "SELECT imported_seq FROM scheduler.exchange_positions WHERE tenant_id = $1"
                 assert await connection.fetchval(seen, TENANT) == 0
+
+
+def commands_in(fault: str) -> tuple[str, str]:
+    """The commands that a fault tells: one for the operator of the peer, one for that of this ledger."""
+    found = re.search(r"(tally bundle export .+?), .*?(tally bundle import \S+)", fault)
+    assert found is not None, fault
+    return found[1], found[2]
+
+
+async def job_of(client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
+    """A job without what is each ledger's own."""
+    found: dict[str, Any] = (await client.get(f"/v1/jobs/{job_id}?tenant_id={TENANT}")).json()
+    return {name: value for name, value in found.items() if name not in ("last_seq", "consistency")}
+
+
+async def test_a_ledger_that_joins_after_a_prune_follows_once_the_commands_of_its_fault_were_run(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted, archive = tmp_path / "trusted", tmp_path / "archive-eu"
+    async with there.running(**archiving(archive)) as eu:
+        await run_jobs(eu, 1, 2)
+        before = [await job_of(eu, f"job-{number}") for number in (1, 2)]
+        await prune(eu, there, 6)
+        async with here.running(**here.peers(there, trusted)) as us:
+            await until(lambda: tells(us, "tally bundle import"), "the fault is told")
+            export, bring = commands_in((await told(us))["fault"])
+            await there.command(export, tmp_path)
+            await here.command(bring, tmp_path)
+            await until(lambda: is_faultless(us), "it goes on")
+            later = await submit(eu)
+            await until_known(us, [later])
+            await until(lambda: has_lag(us, 0), "nothing is lacking")
+            assert [await job_of(us, f"job-{number}") for number in (1, 2)] == before
+            assert await job_of(us, later["job_id"]) == await job_of(eu, later["job_id"])
+            assert await head_seq(us) == await head_seq(eu)
+            assert await is_valid(us)
+            # The position is that of the exchange: nothing is asked for twice.
+            assert "0 imported" in await here.command(bring, tmp_path)
+
+
+async def test_a_ledger_that_was_away_for_too_long_is_brought_what_it_lacks_and_no_more(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted, archive = tmp_path / "trusted", tmp_path / "archive-eu"
+    async with there.running(**archiving(archive)) as eu:
+        async with here.running(**here.peers(there, trusted)) as us:
+            await run_jobs(eu, 1)
+            await until(lambda: _has_head(us, 3), "it came over")
+        await run_jobs(eu, 2, 3)
+        await prune(eu, there, 9)
+        async with here.running(**here.peers(there, trusted)) as us:
+            await until(lambda: tells(us, "--from-seq 4"), "the fault is told")
+            export, bring = commands_in((await told(us))["fault"])
+            await there.command(export, tmp_path)
+            assert "0 there already" in await here.command(bring, tmp_path)
+            await until(lambda: is_faultless(us), "it goes on")
+            await until(lambda: has_lag(us, 0), "nothing is lacking")
+            assert await head_seq(us) == await head_seq(eu)
+            assert await is_valid(us)
+
+
+async def test_a_bundle_of_another_history_of_its_log_does_not_count_as_what_a_peer_lacks(
+    ledgers: tuple[Ledger, Ledger], forked: Ledger, tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted, named = tmp_path / "trusted", {"log": {"origin": "log.eu"}}
+    forked.make_key(trusted)
+    async with forked.running(**named) as other:
+        await run_jobs(other, 1)
+        await forked.command(f"tally bundle export --tenant {TENANT} --out forked.tar", tmp_path)
+    async with there.running(**archiving(tmp_path / "archive-eu"), **named) as eu:
+        await run_jobs(eu, 1, 2)
+        await prune(eu, there, 6)
+        async with here.running(**here.peers(there, trusted)) as us:
+            await until(lambda: tells(us, "tally bundle import"), "the fault is told")
+            await here.command("tally bundle import forked.tar", tmp_path)
+            await until(lambda: tells(us, "nothing proves that the entries 1 to 3"), "it is told")
+            assert (await told(us))["imported_entries"] == 0
+
+
+def test_what_a_peer_says_of_its_archive_is_one_argument_of_the_command() -> None:
+    said = way_on(TENANT, 4, "/mnt/a; rm -rf $(pwd) 'x'\x1b[0m")
+    export, _ = commands_in(said)
+    words = shlex.split(export)
+    assert words[5:7] == ["--from-archive", r"/mnt/a; rm -rf $(pwd) 'x'\x1b[0m"]
+    assert "--from-archive URL" in way_on(TENANT, 1, {"not": "a text"})
 
 
 async def test_a_peer_whose_positions_were_removed_brings_nothing_back(

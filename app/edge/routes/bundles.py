@@ -25,6 +25,7 @@ from app.share.bundle.export import BundleExporter
 from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import Made, ReceiptMaker
 from app.share.bundle.staging import Staging
+from app.share.exchange import Regions
 from app.write.followers.notary import Notary
 from app.write.intake.system_entries import SystemEntries
 from signing.manifest import RangeManifest
@@ -106,6 +107,7 @@ async def import_bundles(
     importer: Service[BundleImporter],
     system_entries: Service[SystemEntries],
     staging: Service[Staging],
+    regions: Service[Regions],
     accepted: AcceptedDep,
     dry_run: Annotated[bool, Query(description="Say what would come of it, and store nothing.")] = False,
 ) -> Response:
@@ -114,10 +116,11 @@ async def import_bundles(
     node.check_writable()
     await importer.check_trusting()
 
-    charged = set[str]()
+    charged, admitted = set[str](), list[RangeManifest]()
 
     async def admit(bundle: RangeManifest) -> None:
         tenant_id = bundle.tenant_id
+        admitted.append(bundle)
         await accepted.allow(tenant_id)
         if not dry_run and tenant_id not in charged and tenant_id not in system_entries.tenants:
             system_entries.charge_new(accepted.caller.id, 1)
@@ -126,6 +129,8 @@ async def import_bundles(
     with accepted.access.quotas.imports.one(accepted.caller.id):
         async with uploaded(request, staging) as upload:
             outcome = await importer.run(upload.files, dry_run=dry_run, admit=admit)
+    for bundle in () if dry_run else admitted:
+        regions.was_brought(bundle)
     return json_answer(outcome.to_json(dry_run=dry_run))
 
 

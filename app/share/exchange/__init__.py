@@ -23,6 +23,7 @@ from ledger import rfc3339
 from ledger.errors import DurabilityTimeoutError, ProblemError
 from ledger.facts import problems
 from signing.keys import Keyring
+from signing.manifest import RangeManifest
 from signing.region_statement import KnownRegions, RetiredRegion
 
 UNSIGNED_S = 0.25
@@ -100,6 +101,11 @@ class Regions:
         """The keys of ``ring``, and those of peers that entries admit, without those that entries revoke."""
         admitted = [each.key for each in self.known.keys]
         return Keyring(key for key in (*ring, *admitted) if key.key_id not in self.known.revoked)
+
+    def was_brought(self, bundle: RangeManifest) -> None:
+        """An operator imported this bundle."""
+        for peer in self.peers:
+            peer.following.was_brought(bundle)
 
     def counted(self) -> list[Peer]:
         """The peers whose regions count in a majority."""

@@ -29,6 +29,7 @@ from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
 from app.share.exchange.peer_chain import (
+    BroughtRange,
     PeerChain,
     PeerForkedError,
     PeerWentBackError,
@@ -194,6 +195,14 @@ class Following:
         for chain in self._due_chains():
             chain.due_at_s = 0.0
         self._wake.set()
+
+    def was_brought(self, bundle: RangeManifest) -> None:
+        """An operator imported this bundle. If it has what this peer's chain lacks, the next round goes on after it."""
+        chain = self._chains.get(bundle.tenant_id)
+        if chain is not None and chain.note and chain.origin == bundle.origin:
+            chain.brought = BroughtRange(bundle.origin, bundle.from_seq, bundle.to_seq, bundle.tree_root)
+            self._due_again(chain, 0.0)
+            self._wake.set()
 
     def forget(self) -> None:
         """Whatever answers next is another ledger."""
@@ -386,8 +395,31 @@ class Following:
         if imported_seq > before_seq:
             # Another node of this ledger imported them.
             self.on_imported(tenant_id, log_origin)
-        if pruned is not None:
+        if pruned is not None and not await self._goes_on(client, chain):
             raise pruned
+
+    async def _goes_on(self, client: PeerClient, chain: PeerChain) -> bool:
+        """Whether an operator imported what follows the entries imported before. It then counts as imported, as if it
+        was fetched.
+
+        Raises:
+            ProofError: it does not lie under the peer's checkpoint.
+        """
+        brought = chain.brought
+        if brought is None or not brought.from_seq - 1 <= chain.imported_seq < brought.to_seq <= chain.size:
+            return False
+        first, last = brought.from_seq, brought.to_seq
+        await check_range(chain, first, last, await self._consistency(client, chain, last), brought)
+        async with self.pool.acquire() as connection:
+            await exchange.imported(connection, chain.tenant_id, chain.origin, last)
+        chain.imported_seq, chain.brought = last, None
+        self.on_imported(chain.tenant_id, self.log_origin)
+        return True
+
+    @staticmethod
+    async def _consistency(client: PeerClient, chain: PeerChain, seq: int) -> Sequence[bytes]:
+        """The proof that the tree of ``seq`` entries is the beginning of that of the newest checkpoint."""
+        return [] if seq == chain.size else await client.consistency(chain.tenant_id, seq, chain.size)
 
     async def _have(self, connection: Connection, tenant_id: str, kept: Mapping[str, Seen]) -> dict[str, int]:
         """By the origin of each log, up to which seq its entries are in the tenant's chain."""
@@ -439,7 +471,7 @@ class Following:
 
     async def _import_range(self, client: PeerClient, chain: PeerChain, first: int, last: int) -> int:
         """Import a range; returns how many entries it added."""
-        proof = [] if last == chain.size else await client.consistency(chain.tenant_id, last, chain.size)
+        proof = await self._consistency(client, chain, last)
         return await self.take(
             f"{chain.tenant_id} {first}-{last} of {self.settings.url}",
             client.bundle(chain.tenant_id, first, last),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.share.exchange.peer_client import Lacking
 from app.store import Connection
@@ -21,6 +22,15 @@ class PeerWentBackError(LedgerError):
 
 class PeerForkedError(PeerWentBackError):
     """A peer signed two trees of one size."""
+
+
+class BroughtRange(NamedTuple):
+    """A range of a peer's chain in a bundle that an operator imported."""
+
+    origin: str
+    from_seq: int
+    to_seq: int
+    tree_root: str
 
 
 @dataclass(slots=True)
@@ -49,6 +59,8 @@ class PeerChain:
     """When its checkpoint is next proved after a failure."""
     lacking: Lacking | None = None
     """What was lacking after ``imported_seq`` when the newest checkpoint was proved."""
+    brought: BroughtRange | None = None
+    """What an operator imported last, until it is proved to lie under a checkpoint."""
 
     @property
     def is_lacking(self) -> bool:
@@ -112,7 +124,7 @@ async def check_held(connection: Connection, url: str, chain: PeerChain, to_seq:
 
 
 async def check_range(
-    chain: PeerChain, from_seq: int, to_seq: int, proof: Sequence[bytes], bundle: RangeManifest
+    chain: PeerChain, from_seq: int, to_seq: int, proof: Sequence[bytes], bundle: RangeManifest | BroughtRange
 ) -> None:
     """Reject a bundle that is not of this range, or not of the tree of the newest checkpoint.
 

@@ -9,6 +9,7 @@ The token and the certificate authorities are read from their files again, as th
 from __future__ import annotations
 
 import asyncio
+import shlex
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from app.runtime.settings.words import words_of
 from ledger import names
 from ledger.errors import InvalidInputError, LedgerError, reported_as
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.text import token_in
+from ledger.text import printable, token_in
 from signing import files
 from signing.checkpoint import SIZE_MAX
 from signing.keys import KEYS_MAX, PublicKey
@@ -50,6 +51,8 @@ NEWS_WAIT_S_MAX = 20.0
 """Longest time that a peer lets a request for news wait."""
 HAVE_MAX = 32
 """Most logs named to a peer whose entries are here; those of further logs are fetched a second time."""
+ARCHIVE_CHARACTERS_MAX = 300
+"""Characters of an archive's address that are repeated."""
 TENANTS_MAX = PAGES_MAX * PAGE
 """A peer with more tenants, or with an endless list, is not imported from."""
 
@@ -230,8 +233,9 @@ class PeerClient(NamedTuple):
             if error.status != httpx.codes.GONE:
                 raise
             raise PeerPrunedError(
-                f"entries from seq {from_seq} on of tenant {tenant_id} of {self.url} left there before they were "
-                f"imported, so nothing of the tenant is imported from it: {error}"
+                f"entries from seq {from_seq} on of tenant {tenant_id} left {self.url} before they were imported, so "
+                f"nothing of the tenant is imported from it until they are brought: "
+                f"{way_on(tenant_id, from_seq, error.refusal.get('archive'))}. {error}"
             ) from error
         ranges = [(each.from_seq, each.to_seq) for each in answer.items]
         before = from_seq - 1
@@ -277,6 +281,19 @@ class PeerClient(NamedTuple):
 
     async def _ask(self, path: str, **asked: Any) -> bytes:
         return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, within_s=ANSWER_S_MAX, **asked)
+
+
+def way_on(tenant_id: str, from_seq: int, archive: object) -> str:
+    """The commands that bring the entries from ``from_seq`` on, which left a peer for the archive that it names."""
+    named = archive if isinstance(archive, str) and 0 < len(archive) <= ARCHIVE_CHARACTERS_MAX else "URL"
+    file = f"{tenant_id}.bundle.tar"
+    since = f" --from-seq {from_seq}" if from_seq > 1 else ""
+    # Whatever a peer says is an argument of the command, and never more.
+    source = shlex.quote(printable(named))
+    return (
+        f"tally bundle export --tenant {tenant_id} --from-archive {source}{since} --out {file}, with the settings of "
+        f"that ledger, then tally bundle import {file} here"
+    )
 
 
 def _context_of(ca: Path | None) -> ssl.SSLContext:
