@@ -62,6 +62,7 @@ from signing.files import open_regular
 from signing.keys import Keyring
 from signing.manifest import CONSISTENCY_HASHES_MAX
 from signing.note import WitnessKey, cosignatures_of
+from signing.policy import Policy
 from signing.strict import decode_base64
 
 Kind = Literal["rfc3161", "witness"]
@@ -78,22 +79,33 @@ class ExternalWitnesses(NamedTuple):
     """The witnesses and time-stamping authorities that the caller trusts to have seen the log."""
 
     witnesses: Sequence[WitnessKey]
+    """Those of the policy among them."""
     roots: Sequence[x509.Certificate]
+    policy: Policy | None = None
 
     @classmethod
-    def load(cls, witness_keys: Sequence[str], tsa_ca: Path | None) -> ExternalWitnesses:
+    def load(cls, witness_keys: Sequence[str], tsa_ca: Path | None, policy: Path | None = None) -> ExternalWitnesses:
         """The witnesses of the command line; a witness's key is given as text, or as the name of a file with it.
 
         Raises:
-            InvalidInputError: a witness key is malformed.
+            InvalidInputError: a witness key or the policy is malformed.
             ConfigurationError: the CA file is unusable, or time stamps cannot be verified here.
-            OSError: the file of a witness key cannot be read.
+            OSError: the file of a witness key or of the policy cannot be read.
         """
         roots: Sequence[x509.Certificate] = ()
         if tsa_ca is not None:
             require_available()
             roots = load_authorities(tsa_ca)
-        return cls([WitnessKey.parse(_key_text(given)) for given in witness_keys], roots)
+        keys = [WitnessKey.parse(_key_text(given)) for given in witness_keys]
+        return cls.of(keys, roots, None if policy is None else Policy.load(policy))
+
+    @classmethod
+    def of(
+        cls, witnesses: Iterable[WitnessKey], roots: Sequence[x509.Certificate], policy: Policy | None
+    ) -> ExternalWitnesses:
+        """These witnesses and those of the policy."""
+        known = {key.text(): key for key in (*witnesses, *(policy.keys if policy is not None else ()))}
+        return cls([*known.values()], roots, policy)
 
     @property
     def are_any(self) -> bool:

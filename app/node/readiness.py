@@ -13,6 +13,7 @@ from app.runtime.state.node import HISTORY_READ, ROWS_LOCKED, Node
 from app.trust.oidc import OidcIssuer
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.trust.tls import ServerTls
+from app.write.followers.witnesses import Witnesses
 from ledger import rfc3339
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.text import first_of
@@ -40,6 +41,7 @@ def reported_checks(
     tls: ServerTls | None,
     issuer: OidcIssuer | None,
     replicas: Replicas | None,
+    witnesses: Witnesses | None,
 ) -> Mapping[str, Check]:
     """The checks of ``/readyz`` that do not stop writes."""
     return {
@@ -70,6 +72,7 @@ def reported_checks(
         "job_table": lambda: service.job_table.last_error,
         "exchange": service.regions.fault,
         "replicas": lambda: None if replicas is None else replicas.fault(),
+        "witnesses": lambda: None if witnesses is None else witnesses.fault,
         "rows": lambda: _named(
             "signed no further, their rows are broken",
             [tenant_id for tenant_id in service.node.unsigned if service.breaks.open(tenant_id)],

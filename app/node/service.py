@@ -278,7 +278,7 @@ class Service:
             self.notary.sign_soon,
         )
         """The peers of this ledger, each asked by a task."""
-        self.notary.on_signed = self.regions.news.signed
+        self.notary.on_signed.append(self.regions.news.signed)
         self.submitter = self._make_submitter(settings, lookups)
 
     def _wire_followers(self, settings: Settings, started: StartedNode, pool: Pool) -> None:

@@ -72,9 +72,11 @@ from app.trust.retention import RetentionReader
 from app.trust.subject_keys import SubjectKeys
 from app.trust.tls import ServerTls, TlsFiles, principals_by_name
 from app.trust.tokens import Tokens
-from app.write.followers.anchors import Authority, CosignatureInbox, Timestamper
+from app.write.followers.cosignatures import CosignatureInbox
 from app.write.followers.ledger_watch import LedgerWatch
 from app.write.followers.notary import Notary
+from app.write.followers.timestamps import Authority, Timestamper
+from app.write.followers.witnesses import Witnesses
 from app.write.intake.access_records import AccessRecords
 from app.write.intake.exclusion_changes import ExclusionChanges
 from app.write.intake.home_regions import HomeRegions
@@ -86,12 +88,13 @@ from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
 from app.write.pending.keyed_entries import are_rows_whole
 from app.write.stats import StatsIntake
-from ledger.errors import DatabaseUnavailableError
+from ledger.errors import ConfigurationError, DatabaseUnavailableError, InvalidInputError, reported_as
 from ledger.facts.events import ACTIONS, SystemAction
 from ledger.verification import Verdict
 from objects.store import ArchiveStore
-from signing.anchors import load_authorities, require_available
+from signing.anchors import ExternalWitnesses, load_authorities, require_available
 from signing.keys import Keyring
+from signing.policy import Policy
 from wal.group_commit import GroupCommit
 from wal.replication.leading import Shipper
 
@@ -180,7 +183,8 @@ def _keep_running(
     ]
     timestamper = _timestamper(service, services[NodePool], files.authorities)
     issuer_keys = None if files.issuer is None else files.issuer.keys
-    works += [each.run for each in (files.tls, timestamper, replicas, issuer_keys) if each is not None]
+    extras = (files.tls, timestamper, services[Witnesses | None], replicas, issuer_keys)
+    works += [each.run for each in extras if each is not None]
     for work in works:
         service.lifecycle.keep(work)
 
@@ -210,9 +214,10 @@ async def _private_fields(
 
 
 class LoadedFiles(NamedTuple):
-    """TLS, OIDC, time-stamping authorities, the place of the archive and limits, loaded from files and settings before
-    the node starts."""
+    """TLS, OIDC, witnesses, time-stamping authorities, the place of the archive and limits, loaded from files and
+    settings before the node starts."""
 
+    witnesses: ExternalWitnesses
     authorities: Sequence[Authority]
     archive: ArchiveStore | None
     tls: ServerTls | None
@@ -233,6 +238,7 @@ class LoadedFiles(NamedTuple):
             # Each import and exchange reads it again. A peer that has not started yet has no key.
             Keyring.load(settings.bundle.trusted_keys, may_be_absent=bool(settings.exchange.peers))
         return cls(
+            _witnesses(settings),
             _authorities(settings),
             store_of(settings.archive),
             None if cert is None or key is None else ServerTls(TlsFiles(cert, key, auth.client_ca)),
@@ -240,6 +246,17 @@ class LoadedFiles(NamedTuple):
             issuer_of(auth.oidc) if auth.mode == "oidc" else None,
             connection_bounds(settings),
         )
+
+
+def _witnesses(settings: Settings) -> ExternalWitnesses:
+    """The configured witnesses, with the policy.
+
+    Raises:
+        ConfigurationError: the policy is malformed, or cannot be read.
+    """
+    path = settings.log.policy
+    with reported_as(ConfigurationError, "log.policy", InvalidInputError, OSError):
+        return ExternalWitnesses.of(settings.log.witnesses, (), None if path is None else Policy.load(path))
 
 
 def _authorities(settings: Settings) -> list[Authority]:
@@ -264,11 +281,12 @@ def _services(
     """The services that routes name, over those of ``service``."""
     settings, metrics = service.settings, service.metrics
     consistency = Consistency(service.node, pool, settings.read.wait.total_seconds())
+    witnesses = _pushed_witnesses(service, pool, files.witnesses.policy)
     readiness = Readiness(
         node=service.node,
         pool=pool,
         needed=readiness_checks(service),
-        reported=reported_checks(service, started, knowledge, files.tls, files.issuer, replicas),
+        reported=reported_checks(service, started, knowledge, files.tls, files.issuer, replicas, witnesses),
     )
     checks = {"database": lambda: readiness.database_fault, **readiness.needed, **readiness.reported}
     metrics.read(lambda: {"readyz_check_failing": {name: check() is not None for name, check in checks.items()}})
@@ -282,6 +300,7 @@ def _services(
         Metrics: metrics,
         Readiness: readiness,
         Consistency: consistency,
+        Witnesses | None: witnesses,
         Notary: service.notary,
         Tokens: service.tokens,
         Trust: service.trust,
@@ -458,7 +477,7 @@ def _verification_services(
             tenant_id,
             keyring,
             service.notary.origin(tenant_id),
-            settings.log.witnesses,
+            files.witnesses.witnesses,
             lambda url: roots.get(url, ()),
         ),
         positions=VerifiedPositions(started.wal.folder),
@@ -469,6 +488,7 @@ def _verification_services(
         origin=service.notary.origin,
     )
     return {
+        ExternalWitnesses: files.witnesses,
         LastVerified: last_verified,
         ChainVerifier: verifier,
         FullWalk: FullWalk(
@@ -481,7 +501,7 @@ def _verification_services(
             pool=pool,
             origin=service.notary.origin,
             keyring=service.trust.keyring,
-            witnesses=settings.log.witnesses,
+            witnesses=files.witnesses.witnesses,
             max_skew_ms=settings.hlc.max_clock_skew_ms,
         ),
         ReceiptMaker: ReceiptMaker(
@@ -556,6 +576,23 @@ def _archiving(service: Service, store: ArchiveStore | None) -> Archiving | None
         keyring=service.trust.keyring,
         metrics=service.metrics,
     )
+
+
+def _pushed_witnesses(service: Service, pool: NodePool, policy: Policy | None) -> Witnesses | None:
+    """The witnesses that checkpoints are pushed to, None if the policy names none."""
+    if policy is None:
+        return None
+    witnesses = Witnesses(
+        pool=pool,
+        policy=policy,
+        origin=service.notary.origin,
+        max_skew_ms=service.settings.hlc.max_clock_skew_ms,
+        metrics=service.metrics,
+        report=service.breaks.report_error,
+    )
+    service.notary.on_signed.append(witnesses.signed)
+    service.metrics.read(witnesses.values)
+    return witnesses
 
 
 def _timestamper(service: Service, pool: NodePool, authorities: Sequence[Authority]) -> Timestamper | None:

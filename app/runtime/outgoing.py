@@ -24,12 +24,12 @@ import asyncio
 import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
 import httpcore
@@ -70,6 +70,14 @@ def client_of(
     )
 
 
+class Reply(NamedTuple):
+    """An answer of any final status, whole."""
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
 async def read_answer(
     client: httpx.AsyncClient, method: str, url: str, *, bytes_max: int, within_s: float, **asked: Any
 ) -> bytes:
@@ -79,9 +87,28 @@ async def read_answer(
         NoAnswerError: there is no answer within ``within_s``, its status is not 200, or it is over a bound.
     """
     request = _request(client, method, url, asked)
+    return (await _whole(request, _answer(client, request), bytes_max, within_s)).body
+
+
+async def read_reply(
+    client: httpx.AsyncClient, method: str, url: str, *, bytes_max: int, within_s: float, **asked: Any
+) -> Reply:
+    """The same of any status, for a protocol that gives meaning to others than 200.
+
+    Raises:
+        NoAnswerError: there is no answer within ``within_s``, or it is over a bound.
+    """
+    request = _request(client, method, url, asked)
+    return await _whole(request, _reply(client, request), bytes_max, within_s)
+
+
+async def _whole(
+    request: httpx.Request, answering: AbstractAsyncContextManager[httpx.Response], bytes_max: int, within_s: float
+) -> Reply:
     try:
-        async with asyncio.timeout(within_s), _answer(client, request) as answer:
-            return b"".join([piece async for piece in pieces_of(answer, bytes_max=bytes_max)])
+        async with asyncio.timeout(within_s), answering as answer:
+            body = b"".join([piece async for piece in pieces_of(answer, bytes_max=bytes_max)])
+            return Reply(answer.status_code, answer.headers, body)
     except TimeoutError:
         raise NoAnswerError(f"{_place(request)} has not answered all within {within_s:g} s") from None
 
@@ -119,12 +146,18 @@ def _request(client: httpx.AsyncClient, method: str, url: str, asked: dict[str, 
 
 
 @asynccontextmanager
-async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+async def _reply(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIterator[httpx.Response]:
     try:
         answer = await client.send(request, stream=True, follow_redirects=False)
     except NO_ANSWER as error:
         raise NoAnswerError(f"{_place(request)} does not answer: {reason_of(error)}") from error
     async with aclosing(answer):
+        yield answer
+
+
+@asynccontextmanager
+async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+    async with _reply(client, request) as answer:
         if answer.status_code != httpx.codes.OK:
             problem = await _problem(answer)
             raise NoAnswerError(

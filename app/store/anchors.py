@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.store.reading import clamped_columns, fetch_as, fetch_column, fetch_tuples
+from app.store.reading import clamped_columns, fetch_as, fetch_column, fetch_one_as, fetch_tuples
 from ledger.errors import SignatureError
 from signing import checkpoint as checkpoints
 from signing.anchors import ANCHORS_MAX, RFC_3161, WITNESS, StoredAnchor
@@ -37,6 +37,8 @@ SELECT id, tenant_id, 'rfc3161' AS kind, authority AS by, note, tree_size AS siz
   FROM scheduler.checkpoint_timestamp) AS said""",
 }
 """By kind, the relation of its statements with the columns of ``StoredAnchor``."""
+_COSIGNED_SIZE = """coalesce((SELECT max(tree_size) FROM scheduler.checkpoint_cosignature
+                  WHERE tenant_id = {tenant} AND witness = {witness}), 0)"""
 
 
 async def insert_cosignature(
@@ -229,3 +231,48 @@ def _size_of(text: str) -> int:
         return checkpoints.read(text).size
     except SignatureError:
         return 0
+
+
+class CosignedTree(NamedTuple):
+    """A tenant with a checkpoint: its tree, and the largest that one witness has cosigned; 0 if none."""
+
+    tenant_id: str
+    tree_size: int
+    cosigned_size: int
+
+
+async def cosigned_trees(connection: Connection, witness: str, after_tenant: str, limit: int) -> list[CosignedTree]:
+    """Up to ``limit`` tenants behind ``after_tenant``, in their order."""
+    return await fetch_as(
+        connection,
+        CosignedTree,
+        f"""
+        SELECT m.tenant_id, m.tree_size, {_COSIGNED_SIZE.format(tenant="m.tenant_id", witness="$1")} AS cosigned_size
+          FROM scheduler.merkle_head m
+         WHERE m.checkpoint IS NOT NULL AND m.tenant_id > $2 ORDER BY m.tenant_id LIMIT $3
+        """,
+        witness,
+        after_tenant,
+        limit,
+    )
+
+
+class ToCosign(NamedTuple):
+    """A tenant's newest checkpoint, None if there is none, and the largest size that one witness has cosigned."""
+
+    checkpoint: str | None
+    cosigned_size: int
+
+
+async def to_cosign(connection: Connection, tenant_id: str, witness: str) -> ToCosign | None:
+    """What a witness is to cosign next of this tenant; None if there is no such tenant."""
+    return await fetch_one_as(
+        connection,
+        ToCosign,
+        f"""
+        SELECT checkpoint, {_COSIGNED_SIZE.format(tenant="$1", witness="$2")} AS cosigned_size
+          FROM scheduler.merkle_head WHERE tenant_id = $1
+        """,
+        tenant_id,
+        witness,
+    )

@@ -212,6 +212,13 @@ CHECKS: Final = (
         "each and why: its address or login is wrong, it is down, or it holds another ledger.",
     ),
     Check(
+        "witnesses",
+        "Witnesses",
+        "A witness of log.policy does not cosign, or has seen more entries of a log than there are. The node works "
+        "on; entries that too few witnesses cover are below the quorum. tally witness status names each log.",
+        names_tenants=True,
+    ),
+    Check(
         "rows",
         "Rows that do not hold",
         "Rows of these tenants are broken, so nothing further of them is signed. Verify the tenant to see which; "

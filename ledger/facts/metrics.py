@@ -57,6 +57,21 @@ METRICS: Final[Mapping[str, Metric]] = {
             "Time stamps that were asked for and not had; they are asked for again",
         ),
         Metric(
+            "log_cosignatures", Kind.COUNTER, "Checkpoints that a witness cosigned when pushed", labels=("witness",)
+        ),
+        Metric(
+            "log_cosignature_failures",
+            Kind.COUNTER,
+            "Pushes of a checkpoint that a witness refused, or did not answer as it must; they are repeated",
+            labels=("witness",),
+        ),
+        Metric(
+            "log_witness_waiting",
+            Kind.GAUGE,
+            "Tenants whose newest checkpoint waits to be pushed to a witness",
+            labels=("witness",),
+        ),
+        Metric(
             "access_log_lines_dropped",
             Kind.COUNTER,
             "Lines of the access log that the disk did not take, or not as fast",

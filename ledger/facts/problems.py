@@ -87,7 +87,7 @@ COSIGNATURE_REFUSED = ProblemType(
     422,
     "The cosigned checkpoint is not taken",
     Retry.AFTER_CHANGE,
-    "cosign the newest checkpoint, unchanged, with a key that `log.witnesses` names",
+    "cosign the newest checkpoint, unchanged, with a key that `log.witnesses` or `log.policy` names",
 )
 DURABILITY_TIMEOUT = ProblemType(
     "durability-timeout",

@@ -32,7 +32,10 @@ from pipeline.arrow import ENTRY_SCHEMA, _buffers, batch_of
 from signing import checkpoint, note
 from signing import receipt as form
 from signing.bundle.reader import BundleReader
+from signing.note import VerifierKey
+from signing.policy import Policy
 from tests.app.test_event_lines import BYTES_MAX, columns_of, plain_members, read_slowly
+from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.ledger.test_packed_entries import FORMS, WHOLE, by_rows, copied, known_at, lines_of, rows_of
 from tests.wal.logs import NODE, WAL_ID, hlc_of
@@ -295,6 +298,13 @@ def check_stream(data: bytes) -> None:
 _CHECKPOINT = checkpoint.sign_checkpoint(checkpoint.Checkpoint("example.org/log/acme", 7, bytes(range(32))), SIGNER)
 
 
+_POLICY = "\n".join(
+    [f"log {VerifierKey.of('example.org/log/acme', SIGNER.public_key).text()}"]
+    + [f"witness {name} {Witness(name, seed).verifier_key} https://{name}" for seed, name in enumerate("ab")]
+    + ["group g 1 a b", "quorum g"]
+)
+
+
 def check_note(data: bytes) -> None:
     """A note that is read is written as the same bytes; a checkpoint in it too."""
     with contextlib.suppress(LedgerError):
@@ -302,6 +312,15 @@ def check_note(data: bytes) -> None:
         assert parsed.encode().encode() == data
         found = checkpoint.read(data)
         assert parsed.text.startswith(checkpoint.body(found))
+
+
+def check_policy(data: bytes) -> None:
+    """A policy that is read is judged, whatever was cosigned."""
+    with contextlib.suppress(LedgerError):
+        policy = Policy.parse(data.decode("utf-8", "replace"))
+        sizes = {key.text(): 3 + number for number, key in enumerate(policy.keys)}
+        assert policy.judge(sizes, 2).is_met
+        assert policy.judge({}, 2).is_met == (policy.quorum == "none")
 
 
 def reseal_tar(data: bytes) -> bytes:
@@ -351,6 +370,7 @@ TARGETS: dict[str, Target] = {
     "segments": Target([BATCHES], check_segment, reseal_batches),
     "control": Target(_control_seeds(), check_control, reseal_end),
     "notes": Target([_CHECKPOINT.encode()], check_note),
+    "policies": Target([_POLICY.encode()], check_policy),
     "bundles": Target([(FORMATS / "example.bundle.tar").read_bytes()], check_bundle, reseal_tar),
     "receipts": Target([(FORMATS / "example.receipt.json").read_bytes()], check_receipt),
     "times": Target([b"1704585600000:0:scheduler-prod-01", b"2026-11-22T02:10:00.125Z"], check_times),

@@ -1,5 +1,6 @@
 """The examples in docs/formats are real: what they show verifies with the keys they show."""
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import orjson
 
 from ledger import canonical, private_fields
+from ledger.merkle import verify_consistency
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, unsigned_digest
 from signing import envelope, key_statement
 from signing.checkpoint import open_checkpoint
@@ -87,3 +89,12 @@ def test_the_private_value_opens_with_the_key_and_for_the_field_shown() -> None:
     assert at == associated.encode()
     assert DataKey(key_id, bytes(range(32))).open(sealed, at) == b'"alice"'
     assert sealed.nonce == bytes(range(12))
+
+
+def test_the_pushed_checkpoint_extends_the_tree_that_the_witness_of_the_receipt_has_seen() -> None:
+    _, head, note = examples("checkpoint.md")[4].split("\n\n", 2)
+    old, *proof = head.split("\n")
+    (anchor,) = orjson.loads((FORMATS / "example.receipt.json").read_bytes())["receipt"]["anchors"]
+    seen, pushed = (open_checkpoint(text, documented_ring()) for text in (anchor["checkpoint"], note))
+    assert old == f"old {seen.size}"
+    verify_consistency(seen.size, pushed.size, seen.root, pushed.root, [base64.b64decode(line) for line in proof])

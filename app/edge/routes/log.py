@@ -35,11 +35,11 @@ from app.store import anchors
 from app.store.sessions import NodePool
 from app.trust.key_chain import Trust, open_stored
 from app.trust.retention import RetentionReader
-from app.write.followers.anchors import CosignatureInbox
+from app.write.followers.cosignatures import CosignatureInbox
 from app.write.followers.notary import Notary
 from ledger.errors import NotFoundError
 from ledger.merkle.tiles import TILE_WIDTH
-from signing.anchors import RFC_3161, WITNESS
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses
 
 router = APIRouter(route_class=StrictRoute, tags=["log"], responses=PROBLEM_RESPONSE)
 
@@ -64,7 +64,7 @@ _TIMESTAMPS = NewestFirst("anchors", partial(anchors.listed, RFC_3161), lambda r
 async def read_checkpoint(
     notary: Service[Notary],
     pool: Service[NodePool],
-    settings: Service[Settings],
+    external: Service[ExternalWitnesses],
     trust: Service[Trust],
     tenant_id: ReadableTenantPath,
     is_cosigned: Annotated[
@@ -77,7 +77,7 @@ async def read_checkpoint(
     """
     read = proofs.cosigned_checkpoint if is_cosigned == "true" else proofs.served_checkpoint
     with notary.mending(tenant_id):
-        note = await read(pool, tenant_id, settings.log.witnesses)
+        note = await read(pool, tenant_id, external.witnesses)
         open_stored(tenant_id, note, await trust.log_keys(tenant_id), notary.origin(tenant_id))
     return Response(note, headers={"Cache-Control": "no-store"}, media_type=TEXT_MEDIA_TYPE)
 
@@ -166,14 +166,14 @@ async def add_cosignatures(
 @router.get("/v1/log/{tenant_id}/cosignatures", responses=answered(CosignatureList))
 async def list_cosignatures(
     pool: Service[NodePool],
-    settings: Service[Settings],
+    external: Service[ExternalWitnesses],
     tenant_id: ReadableTenantPath,
     limit: Annotated[Limit, Query()] = 100,
     cursor: CursorQuery = None,
 ) -> Response:
     """Cosignatures on the tenant's checkpoints, newest first, each with whether it holds."""
     rows, following = await _COSIGNATURES.read(pool, tenant_id, cursor, limit)
-    statuses = await asyncio.to_thread(lambda: [proofs.status_of(row.said, settings.log.witnesses) for row in rows])
+    statuses = await asyncio.to_thread(lambda: [proofs.status_of(row.said, external.witnesses) for row in rows])
     return page(
         [
             {

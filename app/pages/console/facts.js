@@ -247,6 +247,12 @@ export const CHECKS = {
     "stops": "NOTHING",
     "isGrave": false
   },
+  "witnesses": {
+    "title": "Witnesses",
+    "remedy": "A witness of log.policy does not cosign, or has seen more entries of a log than there are. The node works on; entries that too few witnesses cover are below the quorum. tally witness status names each log.",
+    "stops": "NOTHING",
+    "isGrave": false
+  },
   "rows": {
     "title": "Rows that do not hold",
     "remedy": "Rows of these tenants are broken, so nothing further of them is signed. Verify the tenant to see which; restore them from a backup.",

@@ -65,6 +65,7 @@ from app.runtime.settings.types import (
 from app.runtime.settings.words import ENV_PREFIX, explain, unknown_variables
 from ledger.errors import ConfigurationError, refuse
 from ledger.names import TENANT_ID, anchored
+from signing.policy import WITNESSES_MAX
 from terminal.outcome import readable
 from terminal.program import locale_fault
 from wal.format import BATCH_BODY_BYTES_LIMIT, RECORD_BYTES_LIMIT
@@ -74,8 +75,6 @@ DEFAULT_TOML = Path("tally.toml")
 TOML_BYTES_MAX = 1 << 20
 """Largest file of settings that is read."""
 AUTHORITIES_MAX = 16
-WITNESSES_MAX = 32
-"""Witnesses of one ledger; a note has room for a signature of each."""
 FIRST_EVENT_ENTRIES = 2
 """Entries that a tenant's first event makes: itself, and the record in ``_system`` that the tenant began."""
 _RECORD_BYTES_MAX, _BATCH_BYTES_MAX = "16 MiB", "64 MiB"
@@ -191,11 +190,13 @@ class LogSettings(_Section):
     """``log.*``: the tenants' logs, for external readers.
 
     ``origin`` is the first part of every checkpoint's origin; made once and kept in the database when not said.
-    ``witnesses`` are verifier keys of those whose cosignatures are taken; in the environment separated by commas.
+    ``policy`` is a tlog-policy file: checkpoints are pushed to its witnesses. ``witnesses`` are verifier keys of more
+    whose cosignatures are taken when they are handed in; in the environment separated by commas.
     ``timestamp_authorities`` (RFC 3161) are addresses, or tables of ``url`` and ``ca_file``; in the environment JSON.
     """
 
     origin: Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}$")] | None = None
+    policy: Path | None = None
     witnesses: Annotated[CommaSeparated[Witness], Field(max_length=WITNESSES_MAX)] = []
     timestamp_authorities: Annotated[
         list[Annotated[AuthoritySettings, BeforeValidator(_authority)]], Field(max_length=AUTHORITIES_MAX)

@@ -100,8 +100,8 @@ class Notary:
     log_origin: str
     settings: ChainSettings
     metrics: Metrics
-    on_signed: Callable[[Mapping[str, int]], None] = field(default=lambda sizes: None, init=False)
-    """Called with the sizes of tenants' trees once their checkpoints are stored."""
+    on_signed: list[Callable[[Mapping[str, int]], None]] = field(default_factory=list, init=False)
+    """Each is called with the sizes of tenants' trees once their checkpoints are stored."""
 
     def __post_init__(self) -> None:
         self._memory = TenantMemory()
@@ -426,7 +426,9 @@ class Notary:
 
     def _tell_signed(self, names: Iterable[str]) -> None:
         trees = {name: self._tenants[name].tree for name in names}
-        self.on_signed({name: tree.size for name, tree in trees.items() if tree is not None})
+        sizes = {name: tree.size for name, tree in trees.items() if tree is not None}
+        for call in self.on_signed:
+            call(sizes)
 
     def _note_fault(self, tenant_id: str, error: Exception) -> None:
         """One tenant could not be followed or signed."""

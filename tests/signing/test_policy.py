@@ -1,0 +1,124 @@
+"""Policies over witnesses: which files are one, and how far the witnesses of one vouch for a log."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.errors import InvalidInputError
+from signing.policy import WITNESSES_MAX, Policy
+from tests.app.witness import Witness
+from tests.signing.test_documented_examples import examples
+
+KEYS = [Witness(f"witness.example/w{number}", number).verifier_key for number in range(1, 41)]
+W1, W2, W3, W4 = (f"witness w{number} {KEYS[number - 1]} https://w{number}.example/\n" for number in range(1, 5))
+LOG_KEY = "log.example/acme+8ac34cc3+AddamAGCsQq31Uv+08lkBzoO4XLz2qYjJa8CGmj3B1Ea"
+
+
+def sizes(**of: int) -> dict[str, int]:
+    """By verifier key, from the size of each name w1, w2, ..."""
+    return {KEYS[int(name[1:]) - 1]: size for name, size in of.items()}
+
+
+def test_the_documented_policy_is_read_and_its_verdict_is_as_shown() -> None:
+    text, shown = examples("policy.md")
+    policy = Policy.parse(text)
+    assert [each.url for each in policy.witnesses.values()] == [f"https://w{n}.example/" for n in (1, 2, 3)]
+    first, second, _ = (each.key.text() for each in policy.witnesses.values())
+    assert {"policy": policy.judge({first: 15, second: 12}, 15).to_json()} == json.loads(shown)
+
+
+def test_a_quorum_covers_what_enough_members_have_cosigned() -> None:
+    policy = Policy.parse(f"{W1}{W2}{W3}group g 2 w1 w2 w3\nquorum g\n")
+    assert policy.judge(sizes(w1=15, w2=12, w3=3), 12).is_met
+    below = policy.judge(sizes(w1=15, w2=12, w3=3), 15)
+    assert (below.is_met, below.size) == (False, 12)
+    assert below.missing == ("w2: has cosigned 12 of 15 entries", "w3: has cosigned 3 of 15 entries")
+    assert policy.judge({}, 1).size == 0
+    assert policy.judge({}, 0).is_met, "an empty log"
+
+
+def test_groups_of_groups_hold_when_enough_of_them_do() -> None:
+    policy = Policy.parse(f"{W1}{W2}{W3}{W4}group a any w1 w2\ngroup b all w3 w4\ngroup both 2 a b\nquorum both\n")
+    assert policy.judge(sizes(w1=9, w3=5, w4=7), 5).is_met
+    assert policy.judge(sizes(w1=9, w3=5, w4=7), 6).missing == (
+        "w2: has cosigned nothing of this log",
+        "w3: has cosigned 5 of 6 entries",
+    )
+    assert policy.judge(sizes(w1=9, w2=9, w3=9), 1).size == 0
+
+
+def test_one_witness_may_be_the_quorum_and_none_asks_for_nothing() -> None:
+    assert Policy.parse(f"{W1}{W2}quorum w2").judge(sizes(w1=5), 5).missing == ("w2: has cosigned nothing of this log",)
+    assert Policy.parse("quorum none").judge({}, 9).is_met
+
+
+def test_spaces_tabs_comments_and_the_order_of_definitions_are_read_as_specified() -> None:
+    policy = Policy.parse(
+        f"# one\n\n \t# two\nlog {LOG_KEY}\n\twitness\tw1  {KEYS[0]} \nquorum w1\nwitness w2 {KEYS[1]}\n"
+    )
+    assert (list(policy.witnesses), policy.witnesses["w1"].url) == (["w1", "w2"], None)
+    assert policy.covers("log.example/acme")
+    assert not policy.covers("log.example/other")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no line quorum"),
+        ("# quorum none", "no line quorum"),
+        ("quorum none\nquorum none", "line 2"),
+        ("quorum w1", "w1 is not defined above"),
+        (f"{W1}quorum w1 # comment", "a name, or none"),
+        (f"{W1}quorum w1\r\n", "is not defined above"),
+        ("witness w1 " + KEYS[0][:-1] + "\nquorum none", "line 1"),
+        (f"witness w1 {LOG_KEY}\nquorum none", "type 4"),
+        (f"log {KEYS[0]}\nquorum none", "type 1"),
+        (f"witness none {KEYS[0]}\nquorum none", "none is not a name"),
+        (f"{W1}witness w1 {KEYS[1]}\nquorum w1", "is defined already"),
+        (f"{W1}witness w2 {KEYS[0]}\nquorum w1", "would count twice"),
+        (f"witness w1 {KEYS[0]} ftp://w1\nquorum w1", "http"),
+        (f"witness w1 {KEYS[0]} https://u@w1/\nquorum w1", "without a user"),
+        (f"witness w1 {KEYS[0]} https://w1/ more\nquorum w1", "what follows"),
+        (f"{W1}{W2}group g 0 w1 w2\nquorum g", "threshold"),
+        (f"{W1}{W2}group g 3 w1 w2\nquorum g", "threshold"),
+        (f"{W1}{W2}group g 02 w1 w2\nquorum g", "threshold"),
+        (f"{W1}{W2}group g most w1 w2\nquorum g", "threshold"),
+        (f"{W1}group g any\nquorum g", "what follows"),
+        (f"{W1}group g any g\nquorum g", "not defined above"),
+        (f"{W1}group g 1 w1 w2\n{W2}quorum g", "not defined above"),
+        (f"{W1}group g 2 w1 w1\nquorum g", "would count twice"),
+        (f"{W1}{W2}group a any w1\ngroup b all a w1\nquorum b", "would count twice"),
+        ("wittness w1\nquorum none", "line 1"),
+        ("".join(f"witness w{n} {key}\n" for n, key in enumerate(KEYS)) + "quorum none", f"more than {WITNESSES_MAX}"),
+    ],
+)
+def test_a_malformed_policy_is_refused_with_its_line(text: str, why: str) -> None:
+    with pytest.raises(InvalidInputError, match=why):
+        Policy.parse(text)
+
+
+def naive_holds(policy: Policy, name: str, cosigned: Mapping[str, int], to_seq: int) -> bool:
+    """Straight from the specification: whether ``name`` holds for the tree of ``to_seq`` entries."""
+    if name in policy.witnesses:
+        return cosigned.get(policy.witnesses[name].key.text(), 0) >= to_seq
+    group = policy.groups[name]
+    return sum(naive_holds(policy, member, cosigned, to_seq) for member in group.members) >= group.threshold
+
+
+@given(st.lists(st.integers(0, 6), min_size=8, max_size=8), st.lists(st.integers(1, 3), min_size=3, max_size=3))
+def test_the_quorum_covers_the_largest_tree_for_which_it_holds(cosigned: list[int], thresholds: list[int]) -> None:
+    witnesses = "".join(f"witness w{n} {key}\n" for n, key in enumerate(KEYS[:8]))
+    groups = f"group a {thresholds[0]} w0 w1 w2\ngroup b {thresholds[1]} w3 w4 w5\ngroup c {thresholds[2]} a b w6\n"
+    policy = Policy.parse(f"{witnesses}{groups}quorum c\n")
+    of = dict(zip(KEYS, cosigned, strict=False))
+    holds = [to_seq for to_seq in range(1, 8) if naive_holds(policy, "c", of, to_seq)]
+    found = policy.judge(of, 4)
+    assert found.size == max(holds, default=0)
+    assert found.is_met == (4 in holds) == (not found.missing)
+    assert list(itertools.takewhile(lambda seq: seq <= found.size, range(1, 8))) == holds
