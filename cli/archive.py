@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from app.runtime.answers.archive import ArchiveAnswer
 from app.runtime.settings.config import Settings, load_settings
 from app.share.archive import STEP_SHARE, store_of
 from app.trust.node_keys import uri_in_use
-from cli.client import Service
+from cli.client import LedgerClient, Service, trusted_keys
 from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, gravest
 from signing import private_keys
@@ -125,6 +126,17 @@ def signer_of(settings: Settings, uri: str | None = None) -> Signer:
     """
     uri = uri or uri_in_use(settings)
     return private_keys.fetch(uri, settings.signing.read_pin) if private_keys.is_remote(uri) else private_keys.load(uri)
+
+
+def signer_and_keys(key: str | None, keys: Path | None, client: LedgerClient) -> tuple[Signer, Keyring]:
+    """The signer that ``--key`` names, else the node's of the settings; its key and those of ``--keys``, else those
+    that the service publishes.
+
+    Raises:
+        ConfigurationError, SigningUnavailableError: as ``signer_of``.
+    """
+    signer, trusted = signer_of(load_settings(), key), trusted_keys(keys, client)
+    return signer, Keyring([signer.public_key, *trusted], trusted.log_verifier_keys)
 
 
 def _keyring(dsn: str, signer: Signer) -> Keyring:

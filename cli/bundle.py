@@ -20,8 +20,8 @@ from app.share.bundle.from_v1 import V1Export, export_from_v1
 from app.share.bundle.recovery import export_from_wal, survey
 from app.store.v1_log import V1Log
 from app.trust import node_keys
-from cli.archive import signer_of
-from cli.client import LedgerClient, Service, trusted_keys
+from cli.archive import signer_and_keys
+from cli.client import LedgerClient, Service
 from cli.options import Keys, Tenant, Url
 from ledger.errors import (
     BundleInvalidError,
@@ -37,7 +37,7 @@ from objects.store import ArchiveStore
 from signing import private_keys
 from signing.bundle.reader import BundleReader
 from signing.files import HEAD_BYTES, is_like_bundle, looks_like, open_regular, whole_file
-from signing.keys import Keyring, Signer
+from signing.keys import Signer
 from tallystick_client import ProblemError
 from terminal.outcome import counted, err, fail, readable, tell
 from terminal.program import Json
@@ -314,10 +314,8 @@ def _archived(
     # Imported here, because it loads Arrow.
     from pipeline.archive.reader import bundle_pieces
 
-    signer = signer_of(load_settings(), key)
     with LedgerClient(url) as client:
-        trusted = trusted_keys(keys, client)
-    keyring = Keyring([signer.public_key, *trusted], trusted.log_verifier_keys)
+        signer, keyring = signer_and_keys(key, keys, client)
     return bundle_pieces(ArchiveStore(archive), tenant, keyring, signer, from_seq)
 
 

@@ -1,22 +1,28 @@
-"""``tally prove``: fetch the receipt of a job, or of one entry, and verify it before it is stored."""
+"""``tally prove``: get the receipt of a job, or of one entry, from the service or an archive, and verify it before it
+is stored."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote
 
 import typer
 
-from cli.client import Service
-from cli.options import CheckpointFile, Tenant
+from app.share.archive import require_packages
+from cli.archive import signer_and_keys
+from cli.client import LedgerClient, Service
+from cli.options import CheckpointFile, Keys, Tenant
 from cli.verify_proof import subject_of
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, refuse
 from ledger.exit_code import ExitCode, exit_code_of_receipt
 from ledger.machines.jobs import refused_job_id
+from ledger.text import printable
+from objects.store import ArchiveStore
 from signing.checkpoint import judge_checkpoint, read_kept
 from signing.files import whole_file
-from signing.keys import Keyring
+from signing.keys import Keyring, Signer
 from signing.memory import Memory, memory_of
 from signing.receipt import ENTRY, JOB, Receipt
 from signing.receipt_judging import ReceiptVerdict, judged
@@ -34,6 +40,19 @@ def prove(
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the receipt goes.")],
     job: Annotated[str | None, typer.Option("--job", "-j", help="Prove all that was recorded of this job.")] = None,
     seq: Annotated[int | None, typer.Option("--seq", min=1, help="Prove this one entry of the chain.")] = None,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="URL", help="Make it of this archive instead: a folder, s3://bucket/prefix."),
+    ] = None,
+    keys: Keys = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="URI",
+            help="With --archive: the key that signs, when it is not the node's of the settings.",
+        ),
+    ] = None,
     checkpoint: CheckpointFile = None,
     state: State = None,
     no_state: NoState = False,
@@ -51,46 +70,109 @@ def prove(
     receipt also proves that the log still begins with that. A receipt that
     does not hold is not written. --seq needs the right audit, --job read.
 
+    With --archive it is made here, of an archive, also of what left the
+    database: up to the newest checkpoint whose entries are all archived. The
+    archive must be signed by --keys, else by keys that the service publishes,
+    which is asked for nothing else. Whoever verifies the receipt must trust
+    the key that signs it.
+
     \b
     Examples:
       tally prove --tenant acme --job job-1 -o job-1.receipt.json
       tally prove -t acme --seq 4711 -o entry.receipt.json --checkpoint acme.checkpoint
+      tally prove -t acme --job job-1 -o job-1.receipt.json --archive s3://ledger-archive/prod --keys trusted-keys.json
     """
-    if (job is None) is (seq is None):
-        raise InvalidInputError("say what to prove: --job J, or --seq N")
+    refuse(
+        InvalidInputError,
+        ((job is None) is (seq is None), "say what to prove: --job J, or --seq N"),
+        (archive is None and (keys, key) != (None, None), "--keys and --key go with --archive"),
+    )
     memory = memory_of(state, is_off=no_state)
-    keyring = Keyring.from_json(client.get("/v1/keys"))
-    kept = judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None
-    extends = kept.checkpoint.size if kept is not None else _remembered(memory, tenant, keyring)
-    path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
-    try:
-        reply = client.ask("GET", path, params={"tenant_id": tenant, "seq": seq, "extends": extends or None})
-    except ProblemError as error:
-        if error.kind == "seq-out-of-range" and error.members.get("path") == "extends":
-            known = "given" if kept is not None else "remembered"
-            raise fail(f"the log went back behind the checkpoint {known}: {error.detail}", ExitCode.TAMPERED) from error
-        raise
-    client.json(reply, Any)
-    outcome = judged(reply.content, keyring, kept, memory)
+    place = _Service.of(client) if archive is None else _Archive.of(archive, key, keys, client)
+    kept = judge_checkpoint(read_kept(checkpoint), place.keyring) if checkpoint is not None else None
+    known = _Known("given", kept.checkpoint.size) if kept is not None else _remembered(memory, tenant, place.keyring)
+    file = place.receipt(tenant, job, seq, known)
+    outcome = judged(file, place.keyring, kept, memory)
     if (code := exit_code_of_receipt(outcome.verdict)) not in _WRITTEN:
         first = outcome.verdict["first_break"]
         raise fail(
-            f"the receipt of {client.url} does not hold and is not kept: {first['kind']}: {first['detail']}", code
+            f"the receipt of {place.url} does not hold and is not kept: {first['kind']}: {first['detail']}", code
         )
     receipt, own = outcome.receipt, outcome.checkpoint
     assert receipt is not None
     assert own is not None
     if not _is_asked(receipt, tenant, job, seq):
-        raise NotTheLedgerError(f"{client.url} sent a receipt of something else than was asked for")
+        raise NotTheLedgerError(f"{place.url} sent a receipt of something else than was asked for")
     with whole_file(output) as written:
-        written.write(reply.content)
+        written.write(file)
     _tell(outcome, subject_of(receipt, own.size), output, as_json=as_json)
 
 
-def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> int | None:
-    """Size of the newest checkpoint of the tenant's log that was verified before, if there is one."""
+class _Known(NamedTuple):
+    """How an earlier checkpoint of the log is known, and its size; 0 if there is none."""
+
+    how: str
+    size: int
+
+
+class _Service(NamedTuple):
+    """A service that makes receipts."""
+
+    client: LedgerClient
+    keyring: Keyring
+
+    @classmethod
+    def of(cls, client: LedgerClient) -> _Service:
+        return cls(client, Keyring.from_json(client.get("/v1/keys")))
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    def receipt(self, tenant: str, job: str | None, seq: int | None, known: _Known) -> bytes:
+        path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
+        try:
+            reply = self.client.ask(
+                "GET", path, params={"tenant_id": tenant, "seq": seq, "extends": known.size or None}
+            )
+        except ProblemError as error:
+            if error.kind == "seq-out-of-range" and error.members.get("path") == "extends":
+                raise fail(
+                    f"the log went back behind the checkpoint {known.how}: {error.detail}", ExitCode.TAMPERED
+                ) from error
+            if error.kind == "archived":
+                source = shlex.quote(printable(str(error.members.get("archive") or "URL")))
+                raise fail(f"{error}; add --archive {source} to make the receipt from there") from error
+            raise
+        self.client.json(reply, Any)
+        return reply.content
+
+
+class _Archive(NamedTuple):
+    """An archive of which receipts are made here."""
+
+    url: str
+    keyring: Keyring
+    signer: Signer
+
+    @classmethod
+    def of(cls, url: str, key: str | None, keys: Path | None, client: LedgerClient) -> _Archive:
+        require_packages("tally prove --archive")
+        signer, keyring = signer_and_keys(key, keys, client)
+        return cls(url, keyring, signer)
+
+    def receipt(self, tenant: str, job: str | None, seq: int | None, known: _Known) -> bytes:
+        # Imported here, because it loads Arrow.
+        from pipeline.archive.receipts import Wanted, archived_receipt
+
+        wanted, extends = Wanted(job, seq), known.size or None
+        return archived_receipt(ArchiveStore(self.url), tenant, wanted, extends, self.keyring, self.signer)
+
+
+def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> _Known:
+    """The newest checkpoint of the tenant's log that was verified before."""
     seen = [] if memory is None else memory.seen_of_tenant(tenant, keyring)
-    return max((each.checkpoint.size for each in seen), default=None)
+    return _Known("remembered", max((each.checkpoint.size for each in seen), default=0))
 
 
 def _is_asked(receipt: Receipt, tenant: str, job: str | None, seq: int | None) -> bool:

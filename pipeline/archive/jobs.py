@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledger import rfc3339
-from ledger.errors import InvalidInputError, UnknownKeyError
+from ledger.errors import InvalidInputError
 from ledger.facts.events import ACTOR
 from ledger.hlc import Hlc
 from ledger.machines import jobs
@@ -56,14 +56,7 @@ class ArchivedJobs:
             UnknownKeyError: no key of ``keyring`` signed a manifest.
             ArchiveUnavailableError: the archive cannot be read.
         """
-        archive = TenantArchive.read(store, tenant_id, keyring)
-        for manifest, envelope in archive.sealed:
-            signed = Manifest.judge(envelope, keyring)
-            if signed.verdict != "ok":
-                raise UnknownKeyError(
-                    f"the manifest of tenant {tenant_id} from seq {manifest.from_seq} on: {signed.detail}; name the "
-                    "key that signed it with --keys"
-                )
+        archive = TenantArchive.signed(store, tenant_id, keyring)
         found = cls(archive, COUNT_ALL)
         stated = [row for batch in found._entries_of(SUBJECT) for row in rows_of(batch.select(FOLD_COLUMNS))]
         if not stated:

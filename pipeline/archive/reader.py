@@ -108,13 +108,19 @@ def newest_manifest(store: ArchiveStore, tenant_id: str, keyring: Keyring) -> Se
 def read_signed(store: ArchiveStore, tenant_id: str, bounds: tuple[int, int], keyring: Keyring) -> SealedManifest:
     """The manifest of a range, signed by a key of ``keyring``; raises as ``newest_manifest``."""
     sealed = read(store, tenant_id, *bounds, keyring)
+    require_signed(sealed, keyring)
+    return sealed
+
+
+def require_signed(sealed: SealedManifest, keyring: Keyring) -> None:
+    """Raises UnknownKeyError if no key of ``keyring`` signed the manifest."""
     signed = Manifest.judge(sealed.envelope, keyring)
     if signed.verdict != "ok":
+        said = sealed.manifest
         raise UnknownKeyError(
-            f"the manifest of tenant {tenant_id}, seq {bounds[0]} to {bounds[1]}: {signed.detail}; name the key that "
-            "signed it with --keys"
+            f"the manifest of tenant {said.tenant_id}, seq {said.from_seq} to {said.to_seq}: {signed.detail}; name the "
+            "key that signed it with --keys"
         )
-    return sealed
 
 
 def read(
@@ -173,6 +179,19 @@ class TenantArchive:
         if not sealed:
             raise TenantNotFoundError(f"there is no tenant {tenant_id!r} in the archive {store.url}")
         return cls(store, tenant_id, sealed)
+
+    @classmethod
+    def signed(cls, store: ArchiveStore, tenant_id: str, keyring: Keyring) -> TenantArchive:
+        """The same of manifests that keys of ``keyring`` signed.
+
+        Raises:
+            TenantNotFoundError, ArchiveInvalidError: as ``read``.
+            UnknownKeyError: no key of ``keyring`` signed a manifest.
+        """
+        archive = cls.read(store, tenant_id, keyring)
+        for each in archive.sealed:
+            require_signed(each, keyring)
+        return archive
 
     @property
     def newest(self) -> Manifest:

@@ -1,0 +1,177 @@
+"""Receipts (docs/formats/receipt.md) made from an archive alone: entries, proofs and checkpoint are all in its files.
+
+One receipt, in order::
+
+    1. the manifests of the tenant; a held key signed each
+    2. the newest checkpoint in them whose whole tree is archived: only then are these all entries of the job under it
+    3. one pass over the files: the requested entries, and the tiles of that tree which their proofs need
+    4. each entry is compared with its link, each proof with the root of the checkpoint; then the statement is signed
+
+Memory holds the tiles above the leaves, 32 bytes for 256 entries, and those of leaves that the proofs need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledger import merkle
+from ledger.errors import (
+    ArchiveInvalidError,
+    BrokenRangeError,
+    InvalidInputError,
+    JobNotFoundError,
+    NotFoundError,
+    ProofError,
+    ReceiptTooLargeError,
+    SeqOutOfRangeError,
+    SigningUnavailableError,
+    reported_as,
+)
+from ledger.machines.jobs import refused_job_id
+from ledger.merkle import tiles
+from ledger.merkle.tiles import TileCoordinates, TileTree
+from ledger.verification.entry_check import ENTRY_COLUMNS
+from objects.store import ArchiveStore
+from pipeline.archive import Manifest
+from pipeline.archive.reader import TenantArchive, entries_of
+from pipeline.arrow import Row, rows_of
+from signing.checkpoint import Checkpoint, open_checkpoint
+from signing.checkpoint import read as read_checkpoint
+from signing.keys import Keyring, Signer
+from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, draft_of, make
+
+_SEQ, _JOB_ID, _LINK = map(ENTRY_COLUMNS.index, ("seq", "job_id", "chain_link"))
+_LEAVES: Final = 0
+"""Level of the tiles of leaf hashes."""
+
+
+class Wanted(NamedTuple):
+    """What is proved: all entries of a job, or the entry of a seq."""
+
+    job_id: str | None
+    seq: int | None
+
+    @property
+    def covers(self) -> Literal["job", "entry"]:
+        """The scope of the receipt."""
+        return JOB if self.seq is None else ENTRY
+
+    def within(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of ``batch`` that may be proved, substitutes for refused events of the job among them."""
+        if self.job_id is None:
+            return batch.filter(pc.equal(batch.column(_SEQ), self.seq))
+        names = pa.array([self.job_id, refused_job_id(self.job_id)])
+        return batch.filter(pc.is_in(batch.column(_JOB_ID), names))
+
+
+def archived_receipt(
+    store: ArchiveStore, tenant_id: str, wanted: Wanted, extends: int | None, keyring: Keyring, signer: Signer
+) -> bytes:
+    """The receipt of what is wanted, signed by ``signer``, up to the newest checkpoint whose tree is archived. With
+    ``extends`` it also proves that the log extends its tree of that size, unless the checkpoint is of an older one.
+
+    Raises:
+        TenantNotFoundError, JobNotFoundError, SeqOutOfRangeError: there is none in the archive.
+        SigningUnavailableError: no checkpoint of the archive covers it with all before it.
+        ReceiptTooLargeError: the job is too large for one receipt.
+        ArchiveInvalidError: the archive does not hold.
+        UnknownKeyError: no key of ``keyring`` signed a manifest, or the checkpoint.
+        ArchiveUnavailableError: the archive cannot be read.
+    """
+    archive = TenantArchive.signed(store, tenant_id, keyring)
+    manifest, checkpoint = _covering(archive, keyring)
+    size = checkpoint.size
+    extends = extends if extends is not None and extends <= size else None
+    found = _Found(wanted, size, extends)
+    with _as_signed(tenant_id):
+        for batch in _entries(archive, size):
+            found.add(batch)
+    rows = found.rows(archive)
+    draft = draft_of(
+        tenant_id=tenant_id,
+        log_origin=manifest.log_origin,
+        node_id=manifest.node_id,
+        covers=wanted.covers,
+        job_id=rows[0][_JOB_ID],
+        checkpoint=manifest.checkpoint,
+        keys=keyring,
+    )
+    with _as_signed(tenant_id):
+        return make(Material(draft, rows, (), extends), tiles.getter(found.stored), signer)
+
+
+def _as_signed(tenant_id: str) -> AbstractContextManager[None]:
+    """Report errors of entries that are not those under the checkpoint."""
+    return reported_as(
+        ArchiveInvalidError,
+        f"no receipt is made, the archive of tenant {tenant_id} is not what was signed",
+        *(BrokenRangeError, ProofError, InvalidInputError, TypeError, ValueError),
+    )
+
+
+def _covering(archive: TenantArchive, keyring: Keyring) -> tuple[Manifest, Checkpoint]:
+    """The newest manifest whose checkpoint is of archived entries alone, and that checkpoint."""
+    end_seq = archive.newest.to_seq
+    for manifest in (each.manifest for each in reversed(archive.sealed)):
+        if read_checkpoint(manifest.checkpoint).size <= end_seq:
+            return manifest, open_checkpoint(manifest.checkpoint, keyring, origin=manifest.origin)
+    raise SigningUnavailableError(
+        f"every checkpoint in the archive of tenant {archive.tenant_id} is of more than its {end_seq} entries; archive "
+        f"what came after: tally snapshot --tenant {archive.tenant_id}, then tally archive run --once"
+    )
+
+
+def _entries(archive: TenantArchive, to_seq: int) -> Iterator[pa.RecordBatch]:
+    for _, file in archive.files(to_seq=to_seq):
+        yield from entries_of(archive.store, file, ENTRY_COLUMNS, {"seq": (None, to_seq)})
+
+
+@dataclass
+class _Found:
+    """What a pass over the entries has found."""
+
+    wanted: Wanted
+    size: int
+    extends: int | None
+    stored: dict[TileCoordinates, bytes] = field(default_factory=dict)
+    """The tiles that proofs need, and perhaps more."""
+    _rows: list[Row] = field(default_factory=list)
+    _tree: TileTree = field(default_factory=lambda: TileTree(0, {}))
+    _kept: set[TileCoordinates] = field(default_factory=set)
+    """Tiles of leaves that proofs need."""
+
+    def __post_init__(self) -> None:
+        self._kept |= {*tiles.right_edge(self.size)}
+        if self.extends is not None:
+            self._kept |= tiles.consistency_tiles(self.extends, self.size)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """The next entries."""
+        for row in rows_of(self.wanted.within(batch)):
+            self._rows.append(row)
+            self._kept.add((_LEAVES, (row[_SEQ] - 1) // tiles.TILE_WIDTH))
+        if len(self._rows) > ENTRIES_MAX:
+            raise ReceiptTooLargeError(f"job {self.wanted.job_id} has more entries than one receipt holds")
+        links = [bytes.fromhex(link) for link in batch.column(_LINK).to_pylist()]
+        self._tree.append_leaf_hashes(merkle.leaf_hashes(links))
+        self.stored |= {at: tile for at, tile in self._tree.changed.items() if at[0] > _LEAVES or at in self._kept}
+        self._tree.forget_changed()
+
+    def rows(self, archive: TenantArchive) -> list[Row]:
+        """The entries to be proved, at least one."""
+        of_job = [row for row in self._rows if row[_JOB_ID] == self.wanted.job_id]
+        if rows := of_job or self._rows:
+            return rows
+        tenant_id, end_seq = archive.tenant_id, archive.newest.to_seq
+        up_to = f"tenant {tenant_id} up to seq {self.size}, which the newest checkpoint in the archive covers"
+        if self.wanted.seq is None:
+            raise JobNotFoundError(f"there is no job {self.wanted.job_id} of {up_to}")
+        if self.wanted.seq > end_seq:
+            raise SeqOutOfRangeError(f"the archive of tenant {tenant_id} ends at seq {end_seq}", ("seq",))
+        raise NotFoundError(f"seq {self.wanted.seq} is not of {up_to}")
