@@ -1,9 +1,9 @@
 /*
  * The batch functions of the ledger in C: what each entry costs, and no decision.
  *
- * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.merkle, ledger.canonical,
- * ledger.chain.form, ledger.verification.entry_check, app.store.appended; for the lines of events, app.edge.forms.requests
- * with app.write.pending.requests; for COPY, the driver.
+ * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.merkle, ledger.job_index,
+ * ledger.canonical, ledger.chain.form, ledger.verification.entry_check, app.store.appended; for the lines of events,
+ * app.edge.forms.requests with app.write.pending.requests; for COPY, the driver.
  * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
  * on whatever is unusual, and need not name what is wrong.
  *
@@ -205,6 +205,195 @@ static PyObject *paired(PyObject *Py_UNUSED(module), PyObject *nodes)
     }
     release(&batch);
     return answer_of(found, is_whole);
+}
+
+/* --- the index of jobs: ledger.job_index --------------------------------------------------------------------------- */
+
+#define COUNT_BYTES 8
+#define LEAF_BYTES (HASH_BYTES + COUNT_BYTES + HASH_BYTES)
+#define RECORD_BYTES (COUNT_BYTES + HASH_BYTES)
+#define RUNS_MAX 8
+#define PIECE_LEAVES_MAX 256
+
+enum { OF_ENTRIES = 2, OF_PARTS = 3 };
+
+typedef struct {
+    const unsigned char *key;
+    size_t place;
+} Keyed;
+
+static int order_of_keys(const void *one, const void *other)
+{
+    const Keyed *a = one, *b = other;
+    const int order = memcmp(a->key, b->key, HASH_BYTES);
+    return order != 0 ? order : (a->place > b->place) - (a->place < b->place);
+}
+
+/* The bytes made so far as Python has them; NULL when memory is out. */
+static PyObject *bytes_made(unsigned char *bytes, const unsigned char *end)
+{
+    PyObject *found = PyBytes_FromStringAndSize((char *)bytes, end - bytes);
+    PyMem_RawFree(bytes);
+    return found;
+}
+
+PyDoc_STRVAR(block_leaves_doc,
+    "block_leaves(first_leaf, keys, hashes)\n--\n\nAs ledger.job_index.block_leaves; None where that must be asked.");
+
+static PyObject *block_leaves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    long long first;
+    Text keys, hashes;
+    if (count != 3 || !number_of(args[0], &first) || first < 0 || !bytes_of(args[1], &keys) || !bytes_of(args[2], &hashes)
+        || keys.count != hashes.count || keys.count % HASH_BYTES != 0)
+        Py_RETURN_NONE;
+    const size_t entries = (size_t)keys.count / HASH_BYTES;
+    Keyed *order = PyMem_RawMalloc((entries + 1) * sizeof *order);
+    unsigned char *records = PyMem_RawMalloc(1 + (entries + 1) * RECORD_BYTES);
+    unsigned char *leaves = PyMem_RawMalloc((entries + 1) * LEAF_BYTES), *at = leaves;
+    if (order == NULL || records == NULL || leaves == NULL) {
+        PyMem_RawFree(order);
+        PyMem_RawFree(records);
+        PyMem_RawFree(leaves);
+        return PyErr_NoMemory();
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; i < entries; i++)
+        order[i] = (Keyed){(const unsigned char *)keys.bytes + HASH_BYTES * i, i};
+    qsort(order, entries, sizeof *order, order_of_keys);
+    records[0] = OF_ENTRIES;
+    for (size_t i = 0; i < entries;) {
+        const unsigned char *const key = order[i].key;
+        unsigned char *record = records + 1;
+        uint64_t of_job = 0;
+        for (; i < entries && memcmp(order[i].key, key, HASH_BYTES) == 0; i++, of_job++) {
+            record = put_u64(record, (uint64_t)first + order[i].place);
+            record = put(record, hashes.bytes + HASH_BYTES * order[i].place, HASH_BYTES);
+        }
+        at = put_u64(put(at, key, HASH_BYTES), of_job);
+        hash_of(records, (size_t)(record - records), at);
+        at += HASH_BYTES;
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_RawFree(order);
+    PyMem_RawFree(records);
+    return bytes_made(leaves, at);
+}
+
+/* The leaves of neighbouring runs, of which none has any left where ``at`` is ``end``. */
+typedef struct {
+    const unsigned char *at, *end;
+} Run;
+
+/* Writes the leaves of the run over these; returns where they end. */
+static unsigned char *merge_runs(Run *runs, Py_ssize_t count, unsigned char *at)
+{
+    unsigned char parts[1 + RUNS_MAX * RECORD_BYTES] = {OF_PARTS};
+    for (;;) {
+        const unsigned char *key = NULL;
+        for (Py_ssize_t i = 0; i < count; i++)
+            if (runs[i].at < runs[i].end && (key == NULL || memcmp(runs[i].at, key, HASH_BYTES) < 0))
+                key = runs[i].at;
+        if (key == NULL)
+            return at;
+        unsigned char *part = parts + 1;
+        uint64_t of_job = 0;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            if (runs[i].at == runs[i].end || memcmp(runs[i].at, key, HASH_BYTES) != 0)
+                continue;
+            const unsigned char *const number = runs[i].at + HASH_BYTES;
+            uint64_t of_part = 0;
+            for (int byte = 0; byte < COUNT_BYTES; byte++)
+                of_part = of_part << 8 | number[byte];
+            of_job += of_part;
+            part = put(part, number, RECORD_BYTES);
+            runs[i].at += LEAF_BYTES;
+        }
+        at = put(at, key, HASH_BYTES);
+        if (part == parts + 1 + RECORD_BYTES) {
+            at = put(at, parts + 1, RECORD_BYTES);
+            continue;
+        }
+        at = put_u64(at, of_job);
+        hash_of(parts, (size_t)(part - parts), at);
+        at += HASH_BYTES;
+    }
+}
+
+PyDoc_STRVAR(merged_leaves_doc,
+    "merged_leaves(runs)\n--\n\nAs ledger.job_index.merged_leaves; None where that must be asked.");
+
+static PyObject *merged_leaves(PyObject *Py_UNUSED(module), PyObject *given)
+{
+    Batch batch;
+    Run runs[RUNS_MAX];
+    size_t bytes = 0;
+    if (!take(&batch, &given, 1))
+        Py_RETURN_NONE;
+    int is_whole = batch.rows <= RUNS_MAX;
+    for (Py_ssize_t i = 0; i < batch.rows && is_whole; i++) {
+        Text run;
+        is_whole = bytes_of(batch.values[0][i], &run) && run.count % LEAF_BYTES == 0;
+        if (!is_whole)
+            break;
+        runs[i].at = (const unsigned char *)run.bytes;
+        runs[i].end = runs[i].at + run.count;
+        bytes += (size_t)run.count;
+    }
+    unsigned char *leaves = is_whole ? PyMem_RawMalloc(bytes + 1) : NULL, *end = leaves;
+    if (leaves != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        end = merge_runs(runs, batch.rows, leaves);
+        Py_END_ALLOW_THREADS
+    }
+    release(&batch);
+    if (leaves == NULL)
+        return is_whole ? PyErr_NoMemory() : answer_of(NULL, 0);
+    return bytes_made(leaves, end);
+}
+
+/* The root of the tree over up to PIECE_LEAVES_MAX leaves, at least one. */
+static void hash_piece(const unsigned char *leaves, size_t count, unsigned char *root)
+{
+    unsigned char nodes[PIECE_LEAVES_MAX][HASH_BYTES], leaf[1 + LEAF_BYTES] = {0}, node[1 + 2 * HASH_BYTES] = {1};
+    for (size_t i = 0; i < count; i++) {
+        memcpy(leaf + 1, leaves + LEAF_BYTES * i, LEAF_BYTES);
+        hash_of(leaf, sizeof leaf, nodes[i]);
+    }
+    /* A last node without a sibling goes up as it is, which gives the tree of RFC 9162. */
+    for (; count > 1; count = (count + 1) / 2)
+        for (size_t i = 0; i < count; i += 2) {
+            if (i + 1 == count) {
+                memmove(nodes[i / 2], nodes[i], HASH_BYTES);
+                continue;
+            }
+            memcpy(node + 1, nodes[i], HASH_BYTES);
+            memcpy(node + 1 + HASH_BYTES, nodes[i + 1], HASH_BYTES);
+            hash_of(node, sizeof node, nodes[i / 2]);
+        }
+    memcpy(root, nodes[0], HASH_BYTES);
+}
+
+PyDoc_STRVAR(piece_roots_doc,
+    "piece_roots(leaves, piece_leaves)\n--\n\n"
+    "As ledger.job_index.piece_roots, the roots one after the other; None where that must be asked.");
+
+static PyObject *piece_roots(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    long long piece;
+    Text leaves;
+    if (count != 2 || !bytes_of(args[0], &leaves) || leaves.count % LEAF_BYTES != 0 || !number_of(args[1], &piece)
+        || piece < 1 || piece > PIECE_LEAVES_MAX)
+        Py_RETURN_NONE;
+    const size_t all = (size_t)leaves.count / LEAF_BYTES, step = (size_t)piece;
+    unsigned char *roots = PyMem_RawMalloc((all / step + 1) * HASH_BYTES), *at = roots;
+    if (roots == NULL)
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t first = 0; first < all; first += step, at += HASH_BYTES)
+        hash_piece((const unsigned char *)leaves.bytes + LEAF_BYTES * first, all - first < step ? all - first : step, at);
+    Py_END_ALLOW_THREADS
+    return bytes_made(roots, at);
 }
 
 /* --- canonical JSON: ledger.canonical ----------------------------------------------------------------------------- */
@@ -1062,7 +1251,7 @@ typedef struct {
     unsigned char prev_raw[HASH_BYTES]; /* of the entry before, of so many bytes */
     Py_ssize_t prev_bytes;
     Text prev_link, first_prev, last_hlc; /* as they are stored */
-    unsigned char *leaves;
+    unsigned char *leaves, *keys; /* of each entry: its leaf hash, and the key of its job */
     size_t count, room;
     long long commitments; /* entries whose verdicts are judged later: ledger.verification.commitment_check */
     Marked *marked;
@@ -1128,15 +1317,19 @@ static int pass(Walk *walk, const Entry *entry)
         return 0;
     if (walk->count == walk->room) {
         const size_t room = 2 * walk->room + 256;
-        unsigned char *larger = PyMem_RawRealloc(walk->leaves, room * HASH_BYTES);
-        if (larger == NULL)
-            return 0;
-        walk->leaves = larger;
+        unsigned char **const grown[] = {&walk->leaves, &walk->keys};
+        for (size_t i = 0; i < sizeof grown / sizeof *grown; i++) {
+            unsigned char *larger = PyMem_RawRealloc(*grown[i], room * HASH_BYTES);
+            if (larger == NULL)
+                return 0;
+            *grown[i] = larger;
+        }
         walk->room = room;
     }
     unsigned char leaf[1 + HASH_BYTES] = {0};
     memcpy(leaf + 1, link, HASH_BYTES);
     hash_of(leaf, sizeof leaf, walk->leaves + HASH_BYTES * walk->count);
+    hash_of(entry->job.bytes, (size_t)entry->job.count, walk->keys + HASH_BYTES * walk->count);
     while (walk->marks_passed < walk->marks && walk->marked[walk->marks_passed].seq < entry->seq)
         walk->marks_passed++;
     if (walk->marks_passed < walk->marks && walk->marked[walk->marks_passed].seq == entry->seq) {
@@ -1208,6 +1401,7 @@ static PyObject *passed_of(const Walk *walk, long long at)
             PyList_SET_ITEM(leaves, (Py_ssize_t)i, leaf);
     }
     PyObject *made[] = {leaves,
+                        PyBytes_FromStringAndSize((const char *)walk->keys, (Py_ssize_t)walk->count * HASH_BYTES),
                         marks_of(walk),
                         text_or_none(walk->first_prev),
                         PyBytes_FromStringAndSize((const char *)walk->prev_raw, walk->prev_bytes),
@@ -1260,6 +1454,7 @@ static PyObject *walked(PyObject *const *known, Entries *entries)
                                : NULL;
     PyMem_RawFree(walk.message.bytes);
     PyMem_RawFree(walk.leaves);
+    PyMem_RawFree(walk.keys);
     PyMem_RawFree(walk.marked);
     return answer_of(found, found != NULL);
 }
@@ -1745,6 +1940,9 @@ static PyObject *are_well_formed(PyObject *Py_UNUSED(module), PyObject *const *a
 static PyMethodDef methods[] = {
     {"leaves_of_entries", (PyCFunction)(void (*)(void))leaves_of_entries, METH_FASTCALL, leaves_of_entries_doc},
     {"paired", paired, METH_O, paired_doc},
+    {"block_leaves", (PyCFunction)(void (*)(void))block_leaves, METH_FASTCALL, block_leaves_doc},
+    {"merged_leaves", merged_leaves, METH_O, merged_leaves_doc},
+    {"piece_roots", (PyCFunction)(void (*)(void))piece_roots, METH_FASTCALL, piece_roots_doc},
     {"canonical", canonical, METH_O, canonical_doc},
     {"new_rows", (PyCFunction)(void (*)(void))new_rows, METH_FASTCALL, new_rows_doc},
     {"event_lines", (PyCFunction)(void (*)(void))event_lines, METH_FASTCALL, event_lines_doc},

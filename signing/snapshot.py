@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import UnsetType
 
 from ledger import canonical
 from ledger.decoding import convert
@@ -28,6 +29,7 @@ from ledger.errors import (
     reported_as,
 )
 from ledger.hlc import Hlc
+from ledger.job_index import covering
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, OpenedSnapshot, SnapshotClaim
 from signing import envelope
 from signing.keys import Keyring, Signer
@@ -115,11 +117,16 @@ def _check(predicate: object) -> SnapshotClaim:
     ):
         claim = convert(predicate, SnapshotClaim)
         Hlc.parse(claim.snapshot_hlc)
+    runs = None if isinstance(claim.job_index, UnsetType) else len(claim.job_index)
     size, has_previous = claim.to_seq - claim.from_seq + 1, claim.previous_snapshot is not None
     refuse(
         SignatureError,
         (claim.entry_count != size, "entry_count of the snapshot is not the size of its range"),
         (claim.tree_size != claim.to_seq, "tree_size of the snapshot is not its to_seq"),
+        (
+            runs not in (None, sum(1 for _ in covering(claim.to_seq))),
+            "job_index of the snapshot has not the number of runs that its to_seq needs",
+        ),
         ((claim.from_seq == 1) == has_previous, "only the snapshot that begins at seq 1 has no previous_snapshot"),
     )
     return claim

@@ -25,6 +25,7 @@ ENGINE: Final = (
     "json.js",
     "hlc.js",
     "merkle.js",
+    "job_index.js",
     "keys.js",
     "dsse.js",
     "note.js",

@@ -223,7 +223,10 @@ class Tree:
         self._subtrees = list(zip(sizes, roots, strict=True))
 
     def append(self, link: str) -> None:
-        leaves, root = 1, leaf_hash(link)
+        self.append_hash(leaf_hash(link))
+
+    def append_hash(self, root: bytes) -> None:
+        leaves = 1
         while self._subtrees and self._subtrees[-1][0] == leaves:
             root = node_hash(self._subtrees.pop()[1], root)
             leaves *= 2
@@ -251,6 +254,122 @@ def roots_of_proof(first: int, second: int, known: bytes | None, proof: list[byt
         return old, node_hash(new, side)
     old, new = roots_of_proof(first - left_leaves, second - left_leaves, None, proof)
     return node_hash(side, old), node_hash(side, new)
+
+
+# --- The index of jobs (job-index.md) ---
+
+BLOCK_ENTRIES, RUNS_MERGED, LEVEL_MAX = 1024, 8, 3
+JobLeaf = tuple[int, bytes]
+"""Number of entries of a job in a run, and their digest."""
+
+
+@dataclass
+class Run:
+    """A run over entries from leaf index ``begin`` on: its root, and its leaves by key while it can be merged."""
+
+    level: int
+    begin: int
+    leaves: dict[bytes, JobLeaf]
+    root: bytes
+
+    @property
+    def end(self) -> int:
+        return self.begin + run_entries(self.level)
+
+
+def run_entries(level: int) -> int:
+    return BLOCK_ENTRIES * int(RUNS_MERGED**level)
+
+
+def covering_runs(size: int) -> list[tuple[int, int, int]]:
+    """Level, first and last leaf index (exclusive) of the runs over the first ``size`` entries."""
+    runs, begin = [], 0
+    for level in reversed(range(LEVEL_MAX + 1)):
+        while size - begin >= run_entries(level):
+            runs.append((level, begin, begin + run_entries(level)))
+            begin += run_entries(level)
+    if begin < size:
+        runs.append((0, begin, size))
+    return runs
+
+
+def job_key(job_id: str) -> bytes:
+    return sha256(job_id.encode()).digest()
+
+
+def job_leaf_hash(key: bytes, leaf: JobLeaf) -> bytes:
+    count, digest = leaf
+    return sha256(b"\0" + key + count.to_bytes(8, "big") + digest).digest()
+
+
+def digest_of_entries(entries: list[bytes]) -> JobLeaf:
+    """Of the entries of a job in one block, each its leaf index and its leaf hash."""
+    return len(entries), sha256(b"\2" + b"".join(entries)).digest()
+
+
+def digest_of_parts(parts: list[JobLeaf]) -> JobLeaf:
+    """Of a job that has leaves in these runs, which are merged."""
+    if len(parts) == 1:
+        return parts[0]
+    data = b"".join(count.to_bytes(8, "big") + digest for count, digest in parts)
+    return sum(count for count, _ in parts), sha256(b"\3" + data).digest()
+
+
+def root_of_run(leaves: dict[bytes, JobLeaf]) -> bytes:
+    tree = Tree()
+    for key, leaf in sorted(leaves.items()):
+        tree.append_hash(job_leaf_hash(key, leaf))
+    return tree.root()
+
+
+class JobIndex:
+    """The index of the jobs of a log, which grows by entry. Runs that reach into what is not here are not known."""
+
+    def __init__(self, size: int) -> None:
+        """``size`` entries came before, and are not here."""
+        self._size = size
+        self._runs: list[Run] = []
+        self._block: dict[bytes, list[bytes]] | None = None if size % BLOCK_ENTRIES else {}
+        """The entries of each job behind the full blocks; None while they are not known."""
+
+    def append(self, row: SimpleNamespace) -> None:
+        if self._block is not None:
+            place = self._size.to_bytes(8, "big") + leaf_hash(row.chain_link)
+            self._block.setdefault(job_key(row.job_id), []).append(place)
+        self._size += 1
+        if self._size % BLOCK_ENTRIES == 0:
+            if self._block is not None:
+                self._add(0, self._size - BLOCK_ENTRIES, self._leaves_of_block(self._block))
+            self._block = {}
+
+    @staticmethod
+    def _leaves_of_block(block: dict[bytes, list[bytes]]) -> dict[bytes, JobLeaf]:
+        return {key: digest_of_entries(entries) for key, entries in block.items()}
+
+    def _add(self, level: int, begin: int, leaves: dict[bytes, JobLeaf]) -> None:
+        """Add a run, and merge the last eight where they are those under one of the next level."""
+        kept = leaves if level < LEVEL_MAX else {}
+        self._runs.append(Run(level, begin, kept, root_of_run(leaves)))
+        last = [run for run in self._runs if run.level == level][-RUNS_MERGED:]
+        is_group = len(last) == RUNS_MERGED and last[-1].end % run_entries(level + 1) == 0
+        if level == LEVEL_MAX or not is_group:
+            return
+        merged: dict[bytes, list[JobLeaf]] = {}
+        for run in last:
+            for key, leaf in run.leaves.items():
+                merged.setdefault(key, []).append(leaf)
+        self._runs = [run for run in self._runs if run not in last]
+        self._add(level + 1, last[0].begin, {key: digest_of_parts(parts) for key, parts in merged.items()})
+
+    def check(self, claimed: list[bytes], where: str) -> None:
+        """The roots that a snapshot at this size claims are those of the runs that are known."""
+        places = covering_runs(self._size)
+        need(len(claimed) == len(places), f"{where}: the number of runs in job_index")
+        known = {(run.level, run.begin): run.root for run in self._runs}
+        if self._block:
+            known[0, self._size - self._size % BLOCK_ENTRIES] = root_of_run(self._leaves_of_block(self._block))
+        for (level, begin, _), root in zip(places, claimed, strict=True):
+            need(known.get((level, begin), root) == root, f"{where}: job_index from entry {begin + 1} on")
 
 
 # --- [1] The container ---
@@ -504,6 +623,8 @@ def open_snapshot(row: SimpleNamespace, keys: list[Key]) -> Snapshot:
         need(canonical(getattr(claim, name)) == canonical(getattr(row, name)), f"{name} of a snapshot's row")
     need(claim.tenant_id == row.tenant_id and claim.tree_size == row.to_seq, "tenant or tree_size of a snapshot")
     need(HASH.fullmatch(claim.tree_root) and NODE.fullmatch(claim.node_id), "a snapshot's tree or node")
+    if "job_index" in statement["predicate"]:
+        claim.job_index = hashes_of(claim.job_index, len(covering_runs(row.to_seq)), "job_index of a snapshot")
     if signers and claim.key_id not in ids_of(signers):
         need(claim.key_id not in ids_of(keys), "a snapshot's key did not sign it")
     return Snapshot(claim, sha256(payload).hexdigest(), signers)
@@ -555,6 +676,7 @@ def read_entries(
     """[3] [4] The entries follow one another, and are what the snapshots say."""
     found = Entries()
     tree, segment, segment_start = Tree(before.size, before.subtrees), Tree(), None
+    job_index = JobIndex(said.from_seq - 1)
     if before.size and before.size == kept_size:
         found.kept_root = tree.root()
     segment_starts = {snapshot.claim.from_seq for snapshot in snapshots.values()}
@@ -571,12 +693,15 @@ def read_entries(
                 segment, segment_start = Tree(), row
             tree.append(row.chain_link)
             segment.append(row.chain_link)
+            job_index.append(row)
             if row.seq == kept_size:
                 found.kept_root = tree.root()
             if row.seq in snapshots:
                 snapshot = snapshots[row.seq]
                 check_covered(snapshot.claim, segment_start, row, segment.root())
                 if snapshot.is_signed:
+                    if hasattr(snapshot.claim, "job_index"):
+                        job_index.check(snapshot.claim.job_index, f"seq {row.seq}")
                     if before.is_known:
                         need(snapshot.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
                     found.signed_to = row.seq

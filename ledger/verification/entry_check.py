@@ -60,8 +60,8 @@ _KIND_OF_COLUMN: Final = {
 }
 """By column, the kind of break reported for a value of the wrong type; ``link`` for all others."""
 
-_SEQ, _T_HLC, _LINK_VERSION, _PREV_CHAIN_LINK, _CHAIN_LINK = map(
-    ENTRY_COLUMNS.index, ("seq", "t_hlc", "link_version", "prev_chain_link", "chain_link")
+_SEQ, _T_HLC, _JOB_ID, _LINK_VERSION, _PREV_CHAIN_LINK, _CHAIN_LINK = map(
+    ENTRY_COLUMNS.index, ("seq", "t_hlc", "job_id", "link_version", "prev_chain_link", "chain_link")
 )
 
 EntryRow = Sequence[Any]
@@ -75,6 +75,8 @@ class Passed(NamedTuple):
 
     leaves: list[bytes]
     """Hashes of the leaves that hold their links."""
+    keys: bytes
+    """Key of the job of each (``ledger.job_index``)."""
     marks: list[tuple[int, bytes, str]]
     """Seq, link and ``t_hlc`` of the entries in ``to_mark``."""
     first_prev: str | None
@@ -135,11 +137,12 @@ class PackedEntries(ABC, Packed, Sequence[tuple[Any, ...]]):
 
 
 class EntryRun(NamedTuple):
-    """Consecutive entries: their raw links, and the stored ``t_hlc`` of each."""
+    """Consecutive entries: their raw links, and the stored ``t_hlc`` and ``job_id`` of each."""
 
     first_seq: int
     links: list[bytes]
     hlcs: list[Any]
+    jobs: list[Any]
 
 
 class DeferredRow(NamedTuple):
@@ -216,7 +219,8 @@ class EntryChecker:
             or native.leaves_of_entries(self._linker.prefix, rows) is None
         ):
             return None
-        run = EntryRun(self.next_seq, [*map(bytes.fromhex, links)], [row[_T_HLC] for row in rows])
+        of_rows = [row[_T_HLC] for row in rows], [row[_JOB_ID] for row in rows]
+        run = EntryRun(self.next_seq, [*map(bytes.fromhex, links)], *of_rows)
         self.entries_checked += count
         self.next_seq += count
         self.last_link, self._prev_raw = links[-1], run.links[-1]
@@ -232,9 +236,10 @@ class EntryChecker:
             if (link := self._examine(row)) is None:
                 continue
             if not runs or row[0] != expected_seq:
-                runs.append(EntryRun(row[0], [], []))
+                runs.append(EntryRun(row[0], [], [], []))
             runs[-1].links.append(link)
-            runs[-1].hlcs.append(row[1])
+            runs[-1].hlcs.append(row[_T_HLC])
+            runs[-1].jobs.append(row[_JOB_ID])
             self.next_seq += 1
         return runs
 

@@ -21,6 +21,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ledger.job_index import keys_of
+from ledger.job_index.growth import IndexPart, PartIndex
 from ledger.merkle import PartOfTree, leaf_hashes
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.entry_check import (
@@ -139,6 +141,8 @@ class RangeSummary(msgspec.Struct, array_like=True):
     tiles: list[Tile] = []
     commitments: int = 0
     """Entries whose verdicts are to be judged."""
+    job_index: IndexPart | None = None
+    """What the index of jobs needs of the range, None if it does not follow the range before without gap."""
     found: Found = msgspec.field(default_factory=Found)
 
 
@@ -173,6 +177,7 @@ class RangeChecker:
         covered = {(each.stored_from, each.stored_to) for each in verified} | {*task.intervals}
         self._intervals = sorted(each for each in covered if each[0] <= each[1] and task.overlaps(*each))
         self._to_mark = sorted({seq for each in self._intervals for seq in each})
+        self._job_index = PartIndex(task.begin - 1, sorted({to_seq for _, to_seq in self._intervals}))
 
     def _begin(self, first_seq: int, prev_link: Any, *, is_prev_known: bool = True) -> EntryChecker:
         return EntryChecker(
@@ -194,7 +199,7 @@ class RangeChecker:
             self._entries = self._begin(rows[0][0], rows[0][8])
         found.commitments += len(of_commitments(rows))
         for run in self._entries.check(rows):
-            self._append(run.first_seq, leaf_hashes(run.links))
+            self._append(run.first_seq, leaf_hashes(run.links), keys_of(run.jobs))
             end = run.first_seq + len(run.links)
             for seq in self._to_mark[bisect_left(self._to_mark, run.first_seq) : bisect_left(self._to_mark, end)]:
                 found.marks[seq] = run.links[seq - run.first_seq], run.hlcs[seq - run.first_seq]
@@ -209,15 +214,17 @@ class RangeChecker:
         if not is_begun:
             found.border = Border(first_seq, passed.first_prev, False)
         found.commitments += passed.commitments
-        self._append(first_seq, passed.leaves)
+        self._append(first_seq, passed.leaves, passed.keys)
         found.marks.update((seq, (link, hlc)) for seq, link, hlc in passed.marks)
         found.last_row = Head(entries.last_seq, passed.last_link, passed.last_hlc)
         return passed
 
-    def _append(self, first_seq: int, leaves: list[bytes]) -> None:
+    def _append(self, first_seq: int, leaves: list[bytes], keys: bytes) -> None:
         if not self._runs or self._runs[-1].end != first_seq - 1:
             self._runs.append(PartOfTree(first_seq - 1))
         self._runs[-1].append(leaves)
+        if self._job_index.end == first_seq - 1:
+            self._job_index.append(keys, b"".join(leaves))
 
     @property
     def _part(self) -> PartOfTree | None:
@@ -265,6 +272,7 @@ class RangeChecker:
             runs=[(run.begin + 1, run.end) for run in self._runs],
             parts=[*self._parts()],
             segments=[] if self._part is None else [*self._segments(self._part)],
+            job_index=None if self._part is None else self._job_index.finish(),
             tile_nodes=[] if self._tree is None else [*_tile_nodes(self._tree, self.task.tree_size)],
             found=self._findings.found,
         )

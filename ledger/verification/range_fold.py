@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ledger import merkle
+from ledger.job_index.growth import IndexGrowth, Roots
 from ledger.machines.retention import Floor
 from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH, TileCoordinates
@@ -173,6 +174,9 @@ class Fold:
         self._trees = {size: Frontier.restore(size, self._tree.hashes) for size in (self._tree.size,) if size}
         """The tree by size: at the sizes of other tree heads, and within the last added range."""
         self._tiles = _SharedTiles({} if ends.left is None else ends.left.edge)
+        self._job_index = IndexGrowth(ends.first_seq - 1)
+        self._job_roots: dict[int, Roots] = {}
+        """Roots of the index of jobs by size, at the ends of snapshots within the last added range."""
 
     def begin_behind(self, before: EntryRow | None) -> None:
         """The first range begins after this entry, None if it is missing; it must be as it was last verified."""
@@ -204,6 +208,7 @@ class Fold:
             for size, hashes in summary.segments:
                 append_part(self._tree, size, hashes)
                 self._trees[size] = Frontier.restore(size, self._tree.hashes)
+        self._grow_job_index(summary)
         if summary.runs:
             self._passed_seq = summary.runs[-1][1]
         self._judge_snapshots(self._passed_seq)
@@ -211,6 +216,16 @@ class Fold:
         if self._tree.size:
             self._tiles.compare(summary, self.ends.tree_size, self._tree.size, self.findings)
         self._forget()
+
+    def _grow_job_index(self, summary: RangeSummary) -> None:
+        part = summary.job_index
+        if part is None or part.head.begin != self._passed_seq:
+            end = self._passed_seq if not summary.runs else summary.runs[-1][1]
+            self._job_index, self._job_roots = IndexGrowth(end), {}
+        else:
+            self._job_roots = self._job_index.add(part)
+            if len(summary.runs) > 1:
+                self._job_index = IndexGrowth(summary.runs[-1][1])
 
     def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
         """Add snapshots that begin after the last range."""
@@ -328,6 +343,7 @@ class Fold:
             "entry_count": tree.size,
             "merkle_root": tree.root().hex(),
             "tree_root": None if whole is None else whole.root().hex(),
+            "job_index": self._job_roots.get(to_seq),
         }
 
     def _forget(self) -> None:

@@ -22,11 +22,13 @@ from hashlib import sha256
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from ledger import canonical
 from ledger.chain.form import Hash, HlcText, NodeId, Seq, TenantId
 from ledger.errors import InvalidInputError, SignatureError
+from ledger.job_index import covering
+from ledger.job_index.growth import Roots
 from ledger.verification.verdict import Findings, Head, is_number
 
 
@@ -57,6 +59,8 @@ class SnapshotClaim(msgspec.Struct, frozen=True):
     """SHA-256 of the previous snapshot's DSSE payload; the ``unsigned_digest`` of one that is unsigned."""
     node_id: NodeId
     key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+    job_index: list[Hash] | UnsetType = UNSET
+    """Roots of the runs of the index of jobs at ``to_seq`` (``ledger.job_index``); left out where there is none."""
 
 
 SNAPSHOT_COLUMNS: Final = (
@@ -106,7 +110,7 @@ OpenSnapshot = Callable[[str], OpenedSnapshot]
 
 Recomputed = Mapping[str, Any]
 """Values recomputed from the entries of a range, by member of a ``SnapshotClaim``; ``tree_root`` is None if the start
-of the tree was not read."""
+of the tree was not read. Of ``job_index`` each root is None whose entries were not all read."""
 
 
 class OpenedRow(NamedTuple):
@@ -286,6 +290,20 @@ def _differences(snapshot: OpenedRow, recomputed: Recomputed) -> Iterator[_Probl
     for column, found in recomputed.items():
         if column == "tree_root" and None in (found, snapshot.claim):
             continue  # No row has it, and it is not known where the tree's beginning was not read.
+        if column == "job_index":
+            yield from _differences_of_index(snapshot, found or ())
+            continue
         said = stored[column] if snapshot.claim is None else getattr(snapshot.claim, column)
         if said != found:
             yield f"{snapshot.name}: {column} is not that of the entries", found, said
+
+
+def _differences_of_index(snapshot: OpenedRow, found: Roots | tuple[()]) -> Iterator[_Problem]:
+    """Differences between the claimed index of jobs, if there is one, and the roots that are known."""
+    said = UNSET if snapshot.claim is None else snapshot.claim.job_index
+    if isinstance(said, UnsetType):
+        return
+    for place, claimed, root in zip(covering(snapshot.to_seq), said, found, strict=False):
+        if root is not None and claimed != root.hex():
+            run = f"of entries {place.begin + 1} to {place.end}"
+            yield f"{snapshot.name}: job_index {run} is not that of the entries", root.hex(), claimed

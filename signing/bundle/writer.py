@@ -44,10 +44,12 @@ from ledger.bundle.format import (
     padding_of,
     tar_header,
 )
-from ledger.bundle.rows import CHAIN_LINK, PREV_CHAIN_LINK, SEQ, T_HLC, Row, encode_entry
+from ledger.bundle.rows import CHAIN_LINK, JOB_ID, PREV_CHAIN_LINK, SEQ, T_HLC, Row, encode_entry
 from ledger.chain import Linker
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
+from ledger.job_index import keys_of
+from ledger.job_index.growth import IndexGrowth, PartIndex
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim
 from ledger.verification.verdict import Break
 from signing.anchors import BundledAnchor, encode_anchors
@@ -262,6 +264,8 @@ class OwnChainBundle:
         self._tree = merkle.Frontier()
         self._link = b""
         self._unsigned: list[bytes] = []
+        self._jobs: list[str] = []
+        self._job_index = IndexGrowth()
         self._snapshot_digest: str | None = None
 
     @property
@@ -316,6 +320,7 @@ class OwnChainBundle:
         for row in rows:
             self._link, self._last_hlc = bytes.fromhex(row[CHAIN_LINK]), row[T_HLC]
             self._unsigned.append(self._link)
+            self._jobs.append(row[JOB_ID])
             if len(self._unsigned) == ENTRIES_A_SNAPSHOT:
                 self._sign(self._last_hlc)
         return pieces
@@ -323,9 +328,13 @@ class OwnChainBundle:
     def _sign(self, last_hlc: str) -> None:
         """Sign a snapshot over the entries after the last one."""
         links, self._unsigned = self._unsigned, []
+        jobs, self._jobs = self._jobs, []
         from_seq = self._tree.size + 1
         leaf_hashes = merkle.leaf_hashes(links)
+        part = PartIndex(self._tree.size, [self._tree.size + len(links)])
+        part.append(keys_of(jobs), b"".join(leaf_hashes))
         self._tree.extend(leaf_hashes)
+        roots = self._job_index.add(part.finish())[self._tree.size]
         claim = SnapshotClaim(
             tenant_id=self.tenant_id,
             from_seq=from_seq,
@@ -340,6 +349,7 @@ class OwnChainBundle:
             previous_snapshot=self._snapshot_digest,
             node_id=self.node_id,
             key_id=self.signer.key_id,
+            job_index=[root.hex() for root in roots if root is not None],
         )
         envelope, self._snapshot_digest = sign_snapshot(claim, self.signer)
         columns = (getattr(claim, column) for column in SNAPSHOT_COLUMNS[:-1])

@@ -6,6 +6,7 @@ each check stands by itself.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -16,6 +17,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from ledger import canonical
 from ledger.verification.verdict import Break
@@ -66,7 +68,8 @@ class Case(NamedTuple):
 def cases() -> tuple[Case, ...]:
     """All of them, made once: workers are forked from a process that has them."""
     groups: tuple[Callable[[], Iterator[Case]], ...] = (
-        *(_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _checkpoints, _kept, _anchors),
+        *(_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _job_indexes, _checkpoints),
+        *(_kept, _anchors),
         *(_pruned, _pruned_wrongly, _pruned_and_kept),
     )
     return tuple(case for group in groups for case in group())
@@ -380,6 +383,41 @@ def _in_two_parts(bundle: bytes) -> bytes:
     halves = {ENTRIES: zipped(lines_of(rows[:11])), "entries/000002.ndjson.gz": zipped(lines_of(rows[11:]))}
     ordered = {**halves, **{name: data for name, data in members.items() if name not in halves}}
     return reseal(container(ordered.items()))
+
+
+def _job_indexes() -> Iterator[Case]:
+    yield Case("snapshots of before the index of jobs", bundle_of(_indexed(UNSET)), 0)
+    of_all = LEDGER.job_index(30)
+    for name, value in {
+        "another root": ["00" * 32],
+        "a root more": of_all * 2,
+        "no root": [],
+    }.items():
+        yield Case(f"an index of jobs with {name}", bundle_of(_indexed(value)), 2)
+    later = _indexed(["00" * 32])
+    yield Case("an index of jobs that nobody can compare", bundle_of(later, 11), 3)
+    merged = build(8_300, snapshots_to=(1_000, 2_048, 8_300))
+    yield Case("an index of jobs with merged runs", bundle_of(merged), 0)
+    yield Case("an index of jobs that begins inside a block", bundle_of(merged, 1_001), 3)
+    roots = merged.job_index(8_300)
+    for number in range(len(roots)):
+        del merged.snapshots[2:]
+        merged.sign(8_300, job_index=[*roots[:number], "00" * 32, *roots[number + 1 :]])
+        yield Case(f"merged runs of which number {number} is another", bundle_of(merged), 2)
+        yield Case(f"run number {number} of a later range is another", bundle_of(merged, 1_001), 2 if number else 3)
+
+
+def _indexed(roots: Any) -> Ledger:
+    """The ledger, with this index of jobs in its last snapshot."""
+    ledger = LEDGER.copy()
+    row = ledger.snapshots[-1]
+    statement = json.loads(base64.b64decode(json.loads(row["dsse_envelope"])["payload"]))
+    if roots is UNSET:
+        del statement["predicate"]["job_index"]
+    else:
+        statement["predicate"]["job_index"] = roots
+    row["dsse_envelope"] = json.dumps(envelope.sign(canonical.encode(statement), SIGNER))
+    return ledger
 
 
 def _snapshots() -> Iterator[Case]:

@@ -281,7 +281,7 @@ CASES = [
         "link",
         30,
         update("scheduler_log", "job_id = 'job-0000-a'", "seq = 30"),
-        {**LINKS_BROKEN, **unchecked("projection")},
+        {**LINKS_BROKEN, **unchecked("projection", "snapshots")},
     ),
     Case(
         "an action edited",

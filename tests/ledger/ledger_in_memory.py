@@ -21,6 +21,8 @@ from msgspec.structs import replace
 from ledger import canonical, merkle
 from ledger.chain import link, link_v1
 from ledger.facts.events import JOB_EVENTS
+from ledger.job_index import keys_of
+from ledger.job_index.growth import IndexGrowth, PartIndex
 from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.retention import SUBJECT
@@ -87,6 +89,13 @@ class Ledger:
             return Head(0, None, None)
         row = self.entries[-1]
         return Head(row["seq"], row["chain_link"], row["t_hlc"])
+
+    def job_index(self, size: int) -> list[str]:
+        """Roots of the index of jobs of the first ``size`` entries, in hex."""
+        rows = self.entries[:size]
+        part = PartIndex(0, [size])
+        part.append(keys_of([row["job_id"] for row in rows]), b"".join(self.leaf_hashes(1, size)))
+        return [root.hex() for root in IndexGrowth().add(part.finish())[size] if root is not None]
 
     # --- made from the entries --------------------------------------------------------------------
 
@@ -161,6 +170,7 @@ class Ledger:
             previous_snapshot=previous,
             node_id=NODE,
             key_id=signer.key_id,
+            job_index=self.job_index(to_seq),
         )
         claim = replace(unchanged, **changes)
         envelope, _ = sign_snapshot(claim, signer)

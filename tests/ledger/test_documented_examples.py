@@ -8,8 +8,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ledger import canonical, chain, merkle
+import msgspec
+
+from ledger import canonical, chain, job_index, merkle
 from ledger.hlc import Hlc
+from ledger.job_index.proof import RunProof, verify_job
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 
@@ -42,6 +45,19 @@ def test_the_chain_link_example_hashes_the_bytes_shown_to_the_link_shown() -> No
     assert (columns.pop("prev_chain_link"), columns.pop("origin")) == (None, None)
     digest = bytes.fromhex(columns.pop("payload_digest"))
     assert chain.link(**columns, prev_chain_link=b"", payload_digest=digest).hex() == link
+
+
+def test_the_index_of_jobs_shown_is_that_of_the_log_shown_and_its_proofs_hold() -> None:
+    leaves, root, *proofs = examples("job-index.md")
+    jobs = [f"use1-1704931200000-gate42-0000{number}" for number in (1, 2, 1)]
+    hashes = merkle.leaf_hashes([bytes([byte]) * 32 for byte in (0x11, 0x22, 0x33)])
+    made = job_index.block_leaves(0, job_index.keys_of(jobs), b"".join(hashes))
+    assert made == bytes.fromhex("".join(leaves.split()))
+    assert job_index.root_of(made) == bytes.fromhex(root)
+    present, absent = (msgspec.json.decode(each, type=RunProof) for each in proofs)
+    roots, entries = [bytes.fromhex(root)], [(0, hashes[0]), (2, hashes[2])]
+    verify_job(jobs[0], 3, roots, entries, [present])
+    verify_job("use1-1704931200000-gate42-00003", 3, roots, [], [absent])
 
 
 def test_the_merkle_proofs_shown_hold() -> None:

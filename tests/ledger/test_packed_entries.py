@@ -17,6 +17,7 @@ from ledger import canonical, native
 from ledger.bundle.rows import EntryLines, encode_entry
 from ledger.chain import Linker
 from ledger.errors import BundleInvalidError
+from ledger.job_index import keys_of
 from ledger.merkle import leaf_hashes
 from ledger.names import NODE_ID
 from ledger.verification import ENTRY_COLUMNS, driver, verify
@@ -45,7 +46,7 @@ SEQ, T_HLC, VERSION, PREV, LINK = map(
 )
 WIDTHS = {"seq": 8, "hlc_physical": 8, "hlc_logical": 8, "link_version": 2}
 
-NOTHING: tuple[Any, ...] = ([], [], None, b"", None, None, 0)
+NOTHING: tuple[Any, ...] = ([], b"", [], None, b"", None, None, 0)
 
 Rows = list[list[Any]]
 
@@ -103,10 +104,10 @@ def by_rows(rows: Rows, known: Known) -> tuple[Any, ...] | None:
     runs = checker.check_one_by_one(rows)
     if checker._findings.first_break() is not None or any(row[VERSION] == 1 for row in rows):
         return None
-    ((_, links, _),) = runs
+    ((_, links, _, jobs),) = runs
     marks = [(row[SEQ], link, row[T_HLC]) for row, link in zip(rows, links, strict=True) if row[SEQ] in known.to_mark]
     count = len(of_commitments(rows))
-    return leaf_hashes(links), marks, rows[0][PREV], links[-1], rows[-1][LINK], rows[-1][T_HLC], count
+    return leaf_hashes(links), keys_of(jobs), marks, rows[0][PREV], links[-1], rows[-1][LINK], rows[-1][T_HLC], count
 
 
 def known_at(first_seq: int = 1, *, is_believed: bool = False, stop_seq: int = SEQ_MAX) -> Known:
@@ -241,7 +242,7 @@ def test_a_link_that_a_line_spells_with_an_escape_is_not_read_where_the_next_has
     lines = lines_of([[row[name] for name in ENTRY_COLUMNS] for row in rows])
     found = lines.passed(*known_at()._replace(prev_raw=b"", prev_link='"'))
     assert (found is not None) == IN_C
-    assert found is None or found[2] == '"'
+    assert found is None or found.first_prev == '"'
 
 
 # --- COPY -----------------------------------------------------------------------------------------

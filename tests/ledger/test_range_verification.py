@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger import merkle
+from ledger.job_index import covering
 from ledger.merkle import PartOfTree, append_part, subtrees
 from ledger.verification import Anchor, TreeHead, driver, verify
 from ledger.verification.verdict import Break, Verdict
 from signing.snapshot import open_snapshot
+from tests.ledger.blocks import short_blocks
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, build, payload_digest
 from tests.ledger.ranges import Beside, verdict_in_ranges
@@ -109,6 +111,42 @@ def test_ranges_checked_by_themselves_give_the_verdict_of_the_whole(data: st.Dat
         beside = Beside(ledger, data.draw(st.sampled_from([1, 2, 5])))
         assert one_behind_the_other(ledger, **options, elsewhere=beside, on_break=told.append) == whole
         assert len(told) == sum(whole.breaks.values())
+
+
+@given(st.data())
+def test_an_index_of_jobs_is_compared_wherever_ranges_end(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        short_blocks(patched)
+        ledger = build(70, snapshots_to=(1, 3, 20, 32, 33, 48, 70))
+        first_seq = data.draw(st.sampled_from([1, 1, 4, 21]))
+        borders = sorted(data.draw(st.sets(st.integers(first_seq + 1, 75), max_size=6)))
+
+        def verdict() -> Verdict:
+            behind = ledger.copy()
+            behind.entries = behind.entries[first_seq - 1 :]
+            return verdict_in_ranges(behind, borders, first_seq=first_seq, projection=False)
+
+        assert verdict().is_valid
+        at = data.draw(st.sampled_from([at for at, row in enumerate(ledger.snapshots) if row["from_seq"] >= first_seq]))
+        to_seq = ledger.snapshots[at]["to_seq"]
+        number = data.draw(st.integers(0, len(ledger.job_index(to_seq)) - 1))
+        forge_index(ledger, at, number)
+        place = [*covering(to_seq)][number]
+        found = verdict()
+        assert found.breaks == ({"snapshot-root": 1} if place.begin >= first_seq - 1 else {})
+        if found.first_break is not None:
+            assert f"job_index of entries {place.begin + 1} to {place.end}" in found.first_break.detail
+
+
+def forge_index(ledger: Ledger, at: int, number: int) -> None:
+    """Sign snapshot ``at`` with another root of this run of its index, and those behind it again."""
+    rows = ledger.snapshots[at:]
+    del ledger.snapshots[at:]
+    for row in rows:
+        roots = ledger.job_index(row["to_seq"])
+        if row is rows[0]:
+            roots[number] = "00" * 32
+        ledger.sign(row["to_seq"], job_index=roots)
 
 
 def test_a_claim_of_another_range_than_its_row_is_one_break_wherever_ranges_end(

@@ -17,6 +17,7 @@ import { EntryChecker } from "./entries.js";
 import { ASPECTS, Findings } from "./findings.js";
 import { floorOf, shownFloor } from "./floor.js";
 import { ManifestForged } from "./manifest.js";
+import { JobIndex } from "./job_index.js";
 import { Frontier, ProofError, leafHash, verifyConsistency } from "./merkle.js";
 import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
 import { SnapshotJudge, isNext, openRow } from "./snapshots.js";
@@ -261,6 +262,7 @@ class Chain {
     this.highestSeq = 0;
     this.covering = null;
     this.tree = floor?.tree ?? new Frontier();
+    this.jobIndex = new JobIndex(firstSeq - 1);
     this.roots = new Map(floor === null ? [] : [[floor.toSeq, toHex(floor.tree.root())]]);
     this.sizes = new Set([manifest.tree_size, ...heads.map((head) => head.size)]);
     this.passedSeq = firstSeq - 1;
@@ -308,6 +310,8 @@ class Chain {
     if (link === null) return;
     const leaf = leafHash(link);
     this.passedSeq = row.seq;
+    if (row.seq !== this.jobIndex.size + 1) this.jobIndex = new JobIndex(row.seq - 1);
+    this.jobIndex.append(row.job_id, leaf);
     if (row.seq === this.tree.size + 1) {
       this.tree.append(leaf);
       if (this.sizes.has(row.seq)) this.roots.set(row.seq, toHex(this.tree.root()));
@@ -355,6 +359,7 @@ class Chain {
         entry_count: snapshot.tree.size,
         merkle_root: toHex(snapshot.tree.root()),
         tree_root: this.roots.get(seq) ?? null,
+        job_index: snapshot.claim?.job_index ? this.jobIndex.roots() : null,
       };
     }
     snapshot.tree = null;

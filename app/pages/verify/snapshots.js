@@ -5,6 +5,7 @@ import { BundleInvalid } from "./container.js";
 import { Forged, parseEnvelope, signersOf } from "./dsse.js";
 import { HASH, Malformed, fromUtf8, toHex, toUtf8 } from "./encoding.js";
 import { NODE_ID, TENANT_ID, parseHlc } from "./hlc.js";
+import { coveringRuns } from "./job_index.js";
 import { canonical, hasMembers, isInteger, isObject, isText, parseJson } from "./json.js";
 import { UnknownKey } from "./keys.js";
 import { STATEMENT_TYPE } from "./manifest.js";
@@ -52,6 +53,7 @@ const CLAIM = {
   node_id: (value) => isText(value) && NODE_ID.test(value),
   key_id: (value) => isText(value) && /^[0-9a-f]{16}$/.test(value),
 };
+const isIndex = (value) => Array.isArray(value) && value.every(isHash);
 
 /** The snapshot in a line without its newline. */
 export function parseSnapshotRow(line, tenantId) {
@@ -119,6 +121,13 @@ function claimOf(payload) {
       throw new Malformed(`the predicate of the snapshot is malformed: ${name}`);
     }
     claim[name] = said.predicate[name];
+  }
+  if ("job_index" in said.predicate) {
+    claim.job_index = said.predicate.job_index;
+    if (!isIndex(claim.job_index)) throw new Malformed("the predicate of the snapshot is malformed: job_index");
+    if (claim.job_index.length !== coveringRuns(claim.to_seq).length) {
+      throw new Malformed("job_index of the snapshot has not the number of runs that its to_seq needs");
+    }
   }
   parseHlc(claim.snapshot_hlc);
   if (claim.to_seq - claim.from_seq + 1 !== claim.entry_count) {
@@ -273,5 +282,19 @@ function* differences({ claim, row, name }, computed) {
   if (claim !== null && computed.tree_root !== null && computed.tree_root !== claim.tree_root) {
     const said = { expected: computed.tree_root, actual: claim.tree_root };
     yield [`${name}: tree_root is not that of the entries`, said];
+  }
+  yield* differencesOfIndex(claim, name, computed.job_index ?? []);
+}
+
+/** Where the claimed index of jobs, if there is one, has other roots than those that are known. */
+function* differencesOfIndex(claim, name, roots) {
+  if (!claim?.job_index) return;
+  const places = coveringRuns(claim.to_seq);
+  for (const [at, expected] of roots.entries()) {
+    const actual = claim.job_index[at];
+    if (expected !== null && actual !== expected) {
+      const run = `of entries ${places[at].begin + 1} to ${places[at].end}`;
+      yield [`${name}: job_index ${run} is not that of the entries`, { expected, actual }];
+    }
   }
 }

@@ -1,0 +1,19 @@
+"""Indexes of jobs with short blocks, so that a short log has runs of every level."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from ledger import job_index
+from ledger.job_index import growth
+
+BLOCK_ENTRIES: Final = 2
+
+
+def short_blocks(patched: pytest.MonkeyPatch) -> None:
+    """Have blocks of ``BLOCK_ENTRIES`` entries."""
+    for module in (job_index, growth):
+        patched.setattr(module, "BLOCK_ENTRIES", BLOCK_ENTRIES)
+    patched.setattr(growth, "_GROUP_ENTRIES", job_index.RUNS_MERGED * BLOCK_ENTRIES)
