@@ -108,7 +108,7 @@ async def test_two_hundred_tampered_ledgers_get_the_verdict_of_tally_verify(url:
 
 async def test_an_envelope_that_is_no_snapshot_s_is_a_break(url: str) -> None:
     async with connected_to(url) as connection:
-        for envelope in ("{}", "[]", '{"payload": 1}', '{"payload": "!"}', '{"payload": "AAAA"}', '{"payload": "e30="}'):
+        for envelope in ("{}", "[]", *(f'{{"payload": {payload}}}' for payload in ("1", '"!"', '"AAAA"', '"e30="'))):
             ledger = build(20, snapshots_to=(7, 15))
             ledger.snapshots[0]["dsse_envelope"] = envelope
             await replace(connection, ledger, "batch_snapshot", "jobs")
