@@ -24,6 +24,7 @@ from ledger.verification import Anchor, TreeHead, Verdict, verify
 from signing import checkpoint as tree_checkpoint
 from signing import retention_statement
 from signing.anchors import as_of
+from signing.callers import judge_of
 from signing.key_history import named_keys, without_trust
 from signing.keys import Keyring
 from signing.memory import Observation
@@ -123,6 +124,8 @@ async def _verify(
                 judge_statement=partial(retention_statement.judge, log, keyring),
             )
             is_whole = (request.from_seq, request.to_seq) == (None, None)
-            return await (verified(dsn, reader, verify_rows) if is_whole else verify_rows()), look, log
+            callers = judge_of(ring)
+            found = verified(dsn, reader, verify_rows, callers) if is_whole else verify_rows(callers=callers)
+            return await found, look, log
     finally:
         await connection.close()

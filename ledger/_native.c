@@ -1231,7 +1231,7 @@ typedef struct Entries {
     int (*next)(struct Entries *entries, Entry *entry);
     const unsigned char *start, *at, *end;
     Text tenant;              /* of lines: as the last member of each has it */
-    unsigned char *unescaped; /* of lines: as long as all of them, for what one of them spells with escapes */
+    unsigned char *unescaped; /* of lines: as long as all of them, for what they spell with escapes */
     unsigned char *unescaped_at;
     const struct Array *arrays; /* of columns */
     long long row, rows;
@@ -1254,6 +1254,9 @@ typedef struct {
     unsigned char *leaves, *keys; /* of each entry: its leaf hash, and the key of its job */
     size_t count, room;
     long long commitments; /* entries whose verdicts are judged later: ledger.verification.commitment_check */
+    Entry *signed_; /* entries that callers may have signed, or all: ledger.verification.caller_check */
+    size_t signed_count, signed_room;
+    int sees_all;
     Marked *marked;
     Py_ssize_t marks, marks_passed;
 } Walk;
@@ -1291,6 +1294,34 @@ static int is_of_commitments(Text action)
         return memcmp(action.bytes, "CAPACITY_SET", 12) == 0;
     return action.count == 16 && memcmp(action.bytes, "PROPOSE_", 8) == 0
         && (memcmp(action.bytes + 8, "ACCEPTED", 8) == 0 || memcmp(action.bytes + 8, "REJECTED", 8) == 0);
+}
+
+/* Whether the payload names what only a caller's signature has: ledger.signed_events.MARK. */
+static int has_mark(Text payload)
+{
+    static const char mark[] = "not_after_ms";
+    const size_t length = sizeof mark - 1;
+    const char *at = payload.bytes, *const end = payload.bytes + payload.count;
+    while ((size_t)(end - at) >= length && (at = memchr(at, mark[0], (size_t)(end - at) - length + 1)) != NULL) {
+        if (memcmp(at, mark, length) == 0)
+            return 1;
+        at++;
+    }
+    return 0;
+}
+
+static int keep_signed(Walk *walk, const Entry *entry)
+{
+    if (walk->signed_count == walk->signed_room) {
+        const size_t room = 2 * walk->signed_room + 64;
+        Entry *larger = PyMem_RawRealloc(walk->signed_, room * sizeof *larger);
+        if (larger == NULL)
+            return 0;
+        walk->signed_ = larger;
+        walk->signed_room = room;
+    }
+    walk->signed_[walk->signed_count++] = *entry;
+    return 1;
 }
 
 /* Judges the entry against the one before it; 0 where it is not in order. */
@@ -1337,6 +1368,8 @@ static int pass(Walk *walk, const Entry *entry)
         walk->marked[walk->marks_passed].hlc = entry->hlc;
     }
     walk->commitments += entry->origin.bytes == NULL && is_of_commitments(entry->action);
+    if ((walk->sees_all || has_mark(entry->payload)) && !keep_signed(walk, entry))
+        return 0;
     if (walk->count++ == 0)
         walk->first_prev = walk->prev_link; /* the same text, and one that stays where it is */
     memcpy(walk->prev_raw, link, HASH_BYTES);
@@ -1389,6 +1422,23 @@ static PyObject *marks_of(const Walk *walk)
     return found;
 }
 
+/* The entries that callers may have signed, as ledger.verification.caller_check.Entry; NULL where an error was set. */
+static PyObject *signed_of(const Walk *walk)
+{
+    PyObject *found = PyList_New((Py_ssize_t)walk->signed_count);
+    for (size_t i = 0; found != NULL && i < walk->signed_count; i++) {
+        const Entry *entry = &walk->signed_[i];
+        PyObject *one = Py_BuildValue("(Ls#s#s#s#N)", entry->seq, entry->hlc.bytes, entry->hlc.count, entry->job.bytes,
+                                      entry->job.count, entry->action.bytes, entry->action.count,
+                                      entry->payload.bytes, entry->payload.count, text_or_none(entry->origin));
+        if (one == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SET_ITEM(found, (Py_ssize_t)i, one);
+    }
+    return found;
+}
+
 /* What was passed, as ledger.verification.entry_check.Passed has it. */
 static PyObject *passed_of(const Walk *walk, long long at)
 {
@@ -1408,6 +1458,7 @@ static PyObject *passed_of(const Walk *walk, long long at)
                         text_or_none(walk->prev_link),
                         text_or_none(walk->last_hlc),
                         PyLong_FromLongLong(walk->commitments),
+                        signed_of(walk),
                         PyLong_FromLongLong(at)};
     enum { PARTS = sizeof made / sizeof *made };
     PyObject *found = PyTuple_New(PARTS);
@@ -1424,19 +1475,19 @@ static PyObject *passed_of(const Walk *walk, long long at)
     return found;
 }
 
-enum { PREFIX, FIRST_SEQ, PREV_RAW, PREV_LINK, STOP_SEQ, TO_MARK, KNOWN };
+enum { PREFIX, FIRST_SEQ, PREV_RAW, PREV_LINK, STOP_SEQ, TO_MARK, SEES_ALL, KNOWN };
 
 /* Walks over ``entries`` from what is known: prefix, first seq, raw and stored link before it (both None where they are
- * not known), last seq, and seqs to be marked. What the texts of ``known`` are of MUST stay. */
+ * not known), last seq, seqs to be marked, and whether all entries are kept. What the texts of ``known`` are of MUST stay. */
 static PyObject *walked(PyObject *const *known, Entries *entries)
 {
     Text prefix, raw = {"", 0};
     Batch to_mark;
-    Walk walk = {.is_prev_known = known[PREV_RAW] != Py_None};
+    Walk walk = {.is_prev_known = known[PREV_RAW] != Py_None, .sees_all = known[SEES_ALL] == Py_True};
     if (!bytes_of(known[PREFIX], &prefix) || !number_of(known[FIRST_SEQ], &walk.next_seq) || walk.next_seq < 0
         || (walk.is_prev_known && (!bytes_of(known[PREV_RAW], &raw) || raw.count > HASH_BYTES))
         || (known[PREV_LINK] != Py_None && !text_of(known[PREV_LINK], &walk.prev_link))
-        || !number_of(known[STOP_SEQ], &walk.stop_seq) || !take(&to_mark, known + TO_MARK, 1))
+        || !PyBool_Check(known[SEES_ALL]) || !number_of(known[STOP_SEQ], &walk.stop_seq) || !take(&to_mark, known + TO_MARK, 1))
         Py_RETURN_NONE;
     memcpy(walk.prev_raw, raw.bytes, (size_t)raw.count);
     walk.prev_bytes = raw.count;
@@ -1456,6 +1507,7 @@ static PyObject *walked(PyObject *const *known, Entries *entries)
     PyMem_RawFree(walk.leaves);
     PyMem_RawFree(walk.keys);
     PyMem_RawFree(walk.marked);
+    PyMem_RawFree(walk.signed_);
     return answer_of(found, found != NULL);
 }
 
@@ -1588,7 +1640,7 @@ static int next_in_copy(Entries *entries, Entry *entry)
 }
 
 PyDoc_STRVAR(entries_in_copy_doc,
-    "entries_in_copy(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, data)\n--\n\n"
+    "entries_in_copy(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, data)\n--\n\n"
     "What rows in the binary form of COPY come to, the first column being the first of ENTRY_COLUMNS; None where they\n"
     "are not all in order.");
 
@@ -1749,7 +1801,6 @@ static int next_in_lines(Entries *entries, Entry *entry)
 {
     if (entries->at == entries->end)
         return 0;
-    entries->unescaped_at = entries->unescaped;
     return AFTER(entries, "{\"action\":\"") && next_text(entries, &entry->action)
             && AFTER(entries, ",\"chain_link\":\"") && next_text(entries, &entry->link)
             && AFTER(entries, ",\"hlc_logical\":") && next_count(entries, &entry->logical)
@@ -1773,7 +1824,7 @@ static int next_in_lines(Entries *entries, Entry *entry)
 }
 
 PyDoc_STRVAR(entries_in_lines_doc,
-    "entries_in_lines(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, lines, at, tenant)\n--\n\n"
+    "entries_in_lines(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, lines, at, tenant)\n--\n\n"
     "What lines of a bundle come to from that byte on, which are UTF-8; tenant as JSON. None where they are not all\n"
     "canonical, or not all in order.");
 
@@ -1787,7 +1838,7 @@ static PyObject *entries_in_lines(PyObject *Py_UNUSED(module), PyObject *const *
     Entries entries = {.next = next_in_lines, .start = (const unsigned char *)lines.bytes, .tenant = tenant};
     entries.at = entries.start + at;
     entries.end = entries.start + lines.count;
-    entries.unescaped = PyMem_RawMalloc((size_t)(lines.count - at) + 1);
+    entries.unescaped = entries.unescaped_at = PyMem_RawMalloc((size_t)(lines.count - at) + 1);
     if (entries.unescaped == NULL)
         return PyErr_NoMemory();
     PyObject *found = walked(args, &entries);
@@ -1863,7 +1914,7 @@ static int buffer_of(PyObject *value, Py_buffer *view)
 }
 
 PyDoc_STRVAR(entries_in_columns_doc,
-    "entries_in_columns(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, rows, columns)\n--\n\n"
+    "entries_in_columns(prefix, first_seq, prev_raw, prev_link, stop_seq, to_mark, sees_all, rows, columns)\n--\n\n"
     "What rows in columns of Arrow come to, each (validity, values, offsets, first): integers of 64 bits, whose offsets\n"
     "are None, or texts, in the order of ENTRY_COLUMNS. None where they are not all in order.");
 

@@ -39,6 +39,7 @@ from ledger.errors import (
     UntrustedKeyError,
     reported_as,
 )
+from ledger.verification.caller_check import CallerJudge
 from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import ASPECTS, Break, Head, Verdict
@@ -47,6 +48,7 @@ from signing import retention_statement
 from signing.anchors import NOBODY, ExternalWitnesses, with_anchors
 from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleChainReader, BundleReader, digest_of
+from signing.callers import judge_of
 from signing.checkpoint import Checkpoint, JudgedCheckpoint
 from signing.envelope import Signed
 from signing.keys import Keyring
@@ -192,9 +194,11 @@ async def judge_bundle(
     memory: Memory | None = None,
     external: ExternalWitnesses = NOBODY,
     on_break: Callable[[Break], object] | None = None,
+    callers: CallerJudge | None = None,
 ) -> BundleVerdict:
     """The verdict on an open bundle, against the keys of ``keyring``, a checkpoint kept elsewhere, the verifier's
-    memory and statements of ``external`` witnesses. ``on_break`` is called with each break of the rows.
+    memory and statements of ``external`` witnesses. ``on_break`` is called with each break of the rows. ``callers`` are
+    by default those of ``keyring``.
 
     Without ``keyring`` no signature is verified, and no key vouches for the rest of the verdict.
     """
@@ -230,6 +234,7 @@ async def judge_bundle(
             on_break=on_break,
             judge_statement=partial(retention_statement.judge, manifest.origin, keyring),
             is_all_read=True,
+            callers=judge_of(keyring) if callers is None else callers,
         )
     except BundleInvalidError as error:
         return _broken(result, error, time.perf_counter() - began_s)

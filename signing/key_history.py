@@ -8,6 +8,7 @@ The facts, as payloads of entries (docs/formats/keys.md)::
     KEY_REVOKED   key_id, revoked_from_hlc, reason or none, node_id
     TOKEN_ISSUED, TOKEN_REVOKED  see signing.key_statement
     REGION_RETIRED, REGION_ADMITTED, REGION_KEY_REVOKED  see signing.region_statement
+    CALLER_REGISTERED, CALLER_REVOKED, SIGNATURES_REQUIRED  see signing.callers
     LOG_FORKED    any facts: from here on this is another ledger than the one that its first entries come from
 
 All but LOG_FORKED carry ``statement``, the envelope of :mod:`signing.key_statement`. Rules, in the order of the chain::
@@ -23,7 +24,8 @@ All but LOG_FORKED carry ``statement``, the envelope of :mod:`signing.key_statem
     5. of several ends and several revocations of one key the earliest applies
     6. a token is issued by rules 2 and 3, as a key is admitted; its revocation, which only narrows, needs no statement;
        no statement names an entry about a token
-    7. a region is retired, and its keys admitted or revoked, by rules 2 and 3; no statement names an entry about it
+    7. a region is retired, and its keys admitted or revoked, by rules 2 and 3; no statement names an entry about it.
+       So are callers registered and revoked, and their signatures required
 
 A chain whose root has no ``root: true`` is older than statements. Until its first statement, ends and revocations
 without one apply as well, because they only narrow. A key introduced without a statement is not admitted, as elsewhere.
@@ -46,8 +48,9 @@ from ledger.errors import InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
 from ledger.verification.entry_check import ENTRY_COLUMNS, EntryRow, holds_together
+from signing.callers import CALLER_ACTIONS, CALLER_PREFIX, CallerChange, known_callers, read_change
 from signing.key_statement import TOKEN_ACTIONS, TOKEN_PREFIX, Anchor, IssuedToken, given, read_token, voucher_of
-from signing.keys import Keyring, PublicKey
+from signing.keys import Keyring, KnownCallers, PublicKey
 from signing.region_statement import (
     REGION_ACTIONS,
     REGION_PREFIX,
@@ -121,6 +124,8 @@ class KeyHistory(NamedTuple):
     """Tokens issued with a statement by a valid key, by id, in the order of the chain."""
     regions: KnownRegions
     """Regions retired, and keys of their ledgers admitted, with a statement by a valid key."""
+    callers: KnownCallers
+    """Callers registered, and what they must sign, with a statement by a valid key."""
 
     def keys(self) -> dict[str, PublicKey]:
         """The valid keys, by id."""
@@ -136,6 +141,7 @@ _PREFIXES: Mapping[str, str] = {
     SystemAction.LOG_FORKED: FORK_PREFIX,
     **dict.fromkeys(TOKEN_ACTIONS, TOKEN_PREFIX),
     **dict.fromkeys(REGION_ACTIONS, REGION_PREFIX),
+    **dict.fromkeys(CALLER_ACTIONS, CALLER_PREFIX),
 }
 """Prefix of ``job_id``, by action; ``SUBJECT_PREFIX`` for all other entries about keys."""
 
@@ -216,7 +222,9 @@ def named_keys(rows: Iterable[EntryRow]) -> Keyring | None:
     history = history_of(
         [event for row in rows if holds_together(SYSTEM_TENANT, row) and (event := event_of(row)) is not None]
     )
-    return None if history.root_key_id is None else Keyring(history.keys().values(), root_key_id=history.root_key_id)
+    if history.root_key_id is None:
+        return None
+    return Keyring(history.keys().values(), root_key_id=history.root_key_id, callers=history.callers)
 
 
 def without_trust(verdicts: dict[str, str]) -> None:
@@ -249,6 +257,8 @@ class _Folding:
         """By id, with the key that vouches for it."""
         self._regions: dict[str, tuple[RegionChange, Hlc, str]] = {}
         """Changes of regions by id, each with its HLC and the key that vouches for it."""
+        self._callers: dict[str, tuple[CallerChange, Hlc, str]] = {}
+        """The same of callers."""
 
     def take_event(self, event: KeyEvent) -> None:
         """Apply the next entry."""
@@ -261,6 +271,12 @@ class _Folding:
                 change = read_region(event.action, event.facts, event.hlc)
                 if (signer_id := self._signer_of(event)) is not None:
                     self._regions.setdefault(change.change_id, (change, event.hlc, signer_id))
+            return
+        if event.action in CALLER_ACTIONS:
+            with suppress(InvalidInputError):
+                caller_change = read_change(event.action, event.facts)
+                if (signer_id := self._signer_of(event)) is not None:
+                    self._callers.setdefault(caller_change.change_id, (caller_change, event.hlc, signer_id))
             return
         with suppress(InvalidInputError, ValueError, OverflowError):
             self.take(event)
@@ -371,10 +387,15 @@ class _Folding:
                 for change, hlc, signer_id in self._regions.values()
                 if self._could_vouch(signer_id, hlc, admitted)
             ),
+            callers=known_callers(
+                (change, hlc)
+                for change, hlc, signer_id in self._callers.values()
+                if self._could_vouch(signer_id, hlc, admitted)
+            ),
         )
 
     def _could_vouch(self, signer_id: str, hlc: Hlc, admitted: Mapping[str, KnownKey]) -> bool:
-        """Whether the key still vouches for a token or a region at ``hlc``."""
+        """Whether the key still vouches for a token, a region or a caller at ``hlc``."""
         return signer_id in admitted and (signer_id not in self._revoked or hlc < self._revoked[signer_id])
 
     def _in_force(self) -> dict[str, _Admission]:

@@ -4,11 +4,11 @@ of signers.
 Invariants::
 
     key_id == first 16 hex digits of SHA-256(SubjectPublicKeyInfo DER of public_key_pem)
-    algorithm == ED25519 or ECDSA_P256, and is what public_key_pem holds
+    algorithm == ED25519 or ECDSA_P256, of a caller's key also ML_DSA_44, and is what public_key_pem holds
     not_before <= not_after, when both are given
 
 Signatures: Ed25519 as in RFC 8032, 64 bytes; ECDSA over P-256 with SHA-256 as DER ``SEQUENCE {r, s}``,
-``ecdsa-sha2-nistp256`` in securesystemslib.
+``ecdsa-sha2-nistp256`` in securesystemslib; ML-DSA-44 as in FIPS 204, 2,420 bytes, without a context.
 
 A ring is read from a PEM file, a folder of files, or saved ``/v1/keys`` JSON (docs/formats/keys.md).
 The keys in a ring are trusted, so a ring never comes from the data that it verifies.
@@ -20,15 +20,15 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, NamedTuple, cast
 
 import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, mldsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
@@ -48,6 +48,7 @@ from signing.strict import parse_json
 
 ED25519 = "ed25519"
 ECDSA_P256 = "ecdsa-p256"
+ML_DSA_44 = "ml-dsa-44"
 ALGORITHMS = (ED25519, ECDSA_P256)
 
 KEY_ID_DIGITS = 16
@@ -55,7 +56,7 @@ KEY_ID_DIGITS = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 PrivateMaterial = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
-KeyMaterial = Ed25519PublicKey | ec.EllipticCurvePublicKey
+KeyMaterial = Ed25519PublicKey | ec.EllipticCurvePublicKey | mldsa.MLDSA44PublicKey
 
 RING_FILE_BYTES_MAX = 4 * 2**20
 RING_FILE_SUFFIXES = (".pem", ".json")
@@ -77,8 +78,12 @@ def material_of(public_key_pem: str) -> KeyMaterial:
     Raises:
         InvalidInputError: not such a block, or not Ed25519 or P-256.
     """
+    return cast(KeyMaterial, _supported(_loaded(public_key_pem)))
+
+
+def _loaded(public_key_pem: str) -> object:
     with reported_as(InvalidInputError, "not a PEM public key", *_NO_PEM, AttributeError):
-        return cast(KeyMaterial, _supported(load_pem_public_key(public_key_pem.encode())))
+        return load_pem_public_key(public_key_pem.encode())
 
 
 def private_of(pem: bytes) -> PrivateMaterial:
@@ -109,12 +114,34 @@ class KeyJson(msgspec.Struct, frozen=True):
     revoked_from_hlc: str | None = None
 
 
+class CallerJson(KeyJson, frozen=True, kw_only=True):
+    """One caller in ``/v1/keys``."""
+
+    name: str
+    tenants: tuple[str, ...]
+
+
+class RequirementJson(msgspec.Struct, frozen=True):
+    """From an HLC on, the types of event that the callers of a tenant must sign."""
+
+    from_hlc: str
+    tenant_id: str
+    types: tuple[str, ...]
+
+
 class KeyringJson(msgspec.Struct, frozen=True):
-    """The response of ``/v1/keys``."""
+    """The keys of a ledger in the response of ``/v1/keys``, its fields in the order of canonical JSON."""
 
     keys: Annotated[list[KeyJson], Meta(max_length=KEYS_MAX)]
     log_verifier_keys: Annotated[list[str], Meta(max_length=KEYS_MAX)] = []
     root_key_id: str | None = None
+
+
+class SavedKeys(KeyringJson, frozen=True):
+    """The same with the callers of the ledger."""
+
+    callers: list[CallerJson] | None = None
+    signatures_required: list[RequirementJson] = []
 
 
 def _id_of(material: KeyMaterial) -> str:
@@ -123,6 +150,8 @@ def _id_of(material: KeyMaterial) -> str:
 
 
 def _algorithm_of(material: KeyMaterial) -> str:
+    if isinstance(material, mldsa.MLDSA44PublicKey):
+        return ML_DSA_44
     return ED25519 if isinstance(material, Ed25519PublicKey) else ECDSA_P256
 
 
@@ -227,10 +256,10 @@ class PublicKey:
     def made(self, signature: bytes, message: bytes) -> bool:
         """Whether this key made ``signature`` over ``message``. Never raises; the validity window is not checked."""
         try:
-            if isinstance(self.material, Ed25519PublicKey):
-                self.material.verify(signature, message)
-            else:
+            if isinstance(self.material, ec.EllipticCurvePublicKey):
                 self.material.verify(signature, message, ec.ECDSA(SHA256()))
+            else:
+                self.material.verify(signature, message)
         except InvalidSignature:
             return False
         return True
@@ -256,6 +285,34 @@ class PublicKey:
             not_after=min(filter(None, (self.not_after, other.not_after)), default=None),
             revoked_from_hlc=min(filter(None, (self.revoked_from_hlc, other.revoked_from_hlc)), default=None),
         )
+
+
+@dataclass(frozen=True)
+class CallerKey(PublicKey):
+    """The key of a caller, which signs events and nothing of a ledger."""
+
+    @cached_property
+    def material(self) -> KeyMaterial:
+        """The key for `cryptography`."""
+        key = _loaded(self.public_key_pem)
+        return cast(KeyMaterial, key if isinstance(key, mldsa.MLDSA44PublicKey) else _supported(key))
+
+    @classmethod
+    def of_pem(cls, public_key_pem: str) -> CallerKey:
+        """The key of a PEM block."""
+        key = _loaded(public_key_pem)
+        is_ml_dsa = isinstance(key, mldsa.MLDSA44PublicKey)
+        return cast(CallerKey, cls.of(cast(KeyMaterial, key if is_ml_dsa else _supported(key))))
+
+
+class Caller(NamedTuple):
+    """A caller whose key a ledger registered."""
+
+    key: CallerKey
+    """With its revocation, if it is revoked."""
+    name: str
+    tenants: tuple[str, ...]
+    """Patterns of the tenants whose events it may sign."""
 
 
 def _milliseconds(time: datetime) -> int:
@@ -292,17 +349,77 @@ class Signer(ABC):
         """
 
 
+class Requirement(NamedTuple):
+    """From ``from_hlc`` on, callers sign the events of these types, and no other need be."""
+
+    from_hlc: Hlc
+    tenant_id: str
+    types: tuple[str, ...]
+
+
+class KnownCallers(NamedTuple):
+    """The callers of a ledger by key id, and what they must sign, by time."""
+
+    by_key: Mapping[str, Caller] = {}
+    required: tuple[Requirement, ...] = ()
+
+    @classmethod
+    def of_json(cls, callers: Iterable[CallerJson], required: Iterable[RequirementJson]) -> KnownCallers:
+        """As ``/v1/keys`` lists them.
+
+        Raises:
+            InvalidInputError: a key is wrong.
+        """
+        found = [
+            Caller(cast(CallerKey, CallerKey.from_json(msgspec.to_builtins(each))), each.name, each.tenants)
+            for each in callers
+        ]
+        wanted = sorted(Requirement(Hlc.parse(each.from_hlc), each.tenant_id, each.types) for each in required)
+        return cls({each.key.key_id: each for each in found}, tuple(wanted))
+
+    @classmethod
+    def merged(cls, known: Sequence[KnownCallers]) -> KnownCallers | None:
+        """All of ``known``, None if there is none. A key is revoked from where any says."""
+        by_key: dict[str, Caller] = {}
+        for key_id, caller in (each for one in known for each in one.by_key.items()):
+            if (other := by_key.get(key_id)) is not None:
+                ends = filter(None, (caller.key.revoked_from_hlc, other.key.revoked_from_hlc))
+                key = replace(caller.key, revoked_from_hlc=min(ends, default=None))
+                caller = Caller(key, caller.name, tuple(dict.fromkeys((*other.tenants, *caller.tenants))))
+            by_key[key_id] = caller
+        return cls(by_key, tuple(sorted({each for one in known for each in one.required}))) if known else None
+
+    def to_json(self) -> dict[str, object]:
+        """The members of ``/v1/keys``."""
+        return {
+            "callers": [
+                {**each.key.to_json(), "name": each.name, "tenants": list(each.tenants)}
+                for each in self.by_key.values()
+            ],
+            "signatures_required": [
+                {"from_hlc": each.from_hlc.text(), "tenant_id": each.tenant_id, "types": list(each.types)}
+                for each in self.required
+            ],
+        }
+
+
 class Keyring:
     """Keys by id. A key given twice has the narrower window and the earlier revocation of both.
 
     ``log_verifier_keys`` are the verifier keys of logs that came with the ring, as text; ``root_key_id`` is the root
-    key of the ring's ledger, None if the ring does not name it or is of several ledgers.
+    key of the ring's ledger, None if the ring does not name it or is of several ledgers. ``callers`` are the callers
+    whose events can be judged, None if the ring does not say.
     """
 
     def __init__(
-        self, keys: Iterable[PublicKey], log_verifier_keys: Iterable[str] = (), root_key_id: str | None = None
+        self,
+        keys: Iterable[PublicKey],
+        log_verifier_keys: Iterable[str] = (),
+        root_key_id: str | None = None,
+        callers: KnownCallers | None = None,
     ) -> None:
         self._keys: dict[str, PublicKey] = {}
+        self.callers = callers
         self.root_key_id = root_key_id
         self.log_verifier_keys = tuple(dict.fromkeys(log_verifier_keys))
         for key in keys:
@@ -312,7 +429,7 @@ class Keyring:
 
     def __reduce__(self) -> tuple[Callable[[object], Keyring], tuple[object]]:
         """Pickled as its JSON."""
-        return Keyring.from_json, (self.to_json(),)
+        return Keyring.from_json, ({**self.to_json(), **({} if self.callers is None else self.callers.to_json())},)
 
     def __iter__(self) -> Iterator[PublicKey]:
         return iter(self._keys.values())
@@ -350,8 +467,9 @@ class Keyring:
         with reported_as(
             InvalidInputError, 'keys must be {"keys": [...]} as /v1/keys answers', msgspec.ValidationError
         ):
-            said = convert(value, KeyringJson)
-        return cls(map(PublicKey.from_json, said.keys), said.log_verifier_keys, said.root_key_id)
+            said = convert(value, SavedKeys)
+        callers = None if said.callers is None else KnownCallers.of_json(said.callers, said.signatures_required)
+        return cls(map(PublicKey.from_json, said.keys), said.log_verifier_keys, said.root_key_id, callers)
 
     @classmethod
     def load(cls, path: str | Path, *, may_be_absent: bool = False) -> Keyring:
@@ -381,10 +499,11 @@ class Keyring:
             (key for ring in rings for key in ring),
             (text for ring in rings for text in ring.log_verifier_keys),
             roots.pop() if len(roots) == 1 else None,
+            KnownCallers.merged([ring.callers for ring in rings if ring.callers is not None]),
         )
 
     def to_json(self) -> dict[str, object]:
-        """The response of ``/v1/keys``; ``from_json`` reads it back."""
+        """The keys in the response of ``/v1/keys``; ``from_json`` reads them back. Callers are left out."""
         root = {} if self.root_key_id is None else {"root_key_id": self.root_key_id}
         return {"keys": [key.to_json() for key in self], **root, "log_verifier_keys": list(self.log_verifier_keys)}
 

@@ -4,7 +4,7 @@
 
     1. form, encoding, bounds; the job of the entries       signing.receipt
     2. the statement that covers every byte, and its signature
-    3. each entry
+    3. each entry, and what its caller signed
     4. the checkpoint
     5. the proof that it covers each entry
     6. the statements of external witnesses about the log
@@ -25,11 +25,13 @@ from typing import Any, Final
 from ledger.errors import ProofError, ReceiptInvalidError, ReceiptSignatureError, SignatureError
 from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
+from ledger.verification.caller_check import CallerChecker, Repetitions
 from ledger.verification.entry_check import check_apart
-from ledger.verification.verdict import Break, Findings, rollback, with_checkpoint
+from ledger.verification.verdict import Break, Findings, graver, rollback, with_checkpoint
 from signing import manifest as manifests
 from signing import receipt as receipts
 from signing.anchors import NOBODY, ExternalWitnesses, with_anchors
+from signing.callers import judge_of
 from signing.checkpoint import Checkpoint, JudgedCheckpoint, judge_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.envelope import Signed
@@ -124,10 +126,15 @@ def _judge_content(
 ) -> None:
     """Put into ``result`` the verdict on a receipt whose form and statement are valid."""
     own, findings = receipt.tree_head, Findings()
-    findings.begin("links", "payloads", "tree")
+    findings.begin("links", "payloads", "tree", "signatures")
     # 3. The entries. A link of version 1 does not identify its entry.
     if check_apart(receipt.tenant_id, [entry.row.row() for entry in receipt.entries], findings):
         findings.leave_undecided("links")
+    # What callers signed, and that none of it is there twice.
+    callers, repetitions = CallerChecker(receipt.tenant_id, findings, judge_of(keyring)), Repetitions()
+    callers.check_rows([entry.row.row() for entry in receipt.entries])
+    repetitions.add(bytes(callers.signed))
+    repetitions.report(findings)
     # 4. The checkpoint's signature, and 5. that the checkpoint covers the entries.
     log_signed = _judge_log(receipt, keyring)
     _check_inclusion(receipt, own, findings)
@@ -178,7 +185,7 @@ def _verdict(receipt: Receipt, findings: Findings, signed: Signed, log_signed: S
     verdicts = {
         RECEIPT: signed.verdict,
         **{aspect: found[aspect] for aspect in ("links", "payloads", "tree")},
-        "signatures": log_signed.verdict,
+        "signatures": graver(log_signed.verdict, found["signatures"]),
         "checkpoint": "not_checked",
     }
     return {

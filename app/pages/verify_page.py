@@ -35,6 +35,7 @@ ENGINE: Final = (
     "form.js",
     "entries.js",
     "findings.js",
+    "callers.js",
     "verdicts.js",
     "snapshots.js",
     "bundle.js",

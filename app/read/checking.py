@@ -36,6 +36,7 @@ from ledger.verification.projection_check import OnBreak
 from ledger.verification.range_check import RangeTask
 from ledger.verification.snapshot_check import OpenedRow
 from ledger.verification.verdict import Break, Findings, Found, Verdict
+from signing.callers import KeyedJudge, SavedCallers
 
 PROCESSES_MAX: Final = 2
 REQUESTS_AHEAD: Final = 2
@@ -169,14 +170,17 @@ def _report(breaks: Sequence[Break], on_break: OnBreak | None) -> None:
 
 @asynccontextmanager
 async def checking(
-    database_url: str, reader: PostgresChainReader, kept: KeptProcesses | None = None
+    database_url: str,
+    reader: PostgresChainReader,
+    kept: KeptProcesses | None = None,
+    callers: SavedCallers | None = None,
 ) -> AsyncIterator[CheckingProcesses]:
     """Processes that read the same database snapshot as ``reader``; on exit they are moved to ``kept`` or ended.
 
     Raises:
         OSError: they cannot be started.
     """
-    begin = Begin(database_url, await reader.exported(), reader.tenant_id)
+    begin = Begin(database_url, await reader.exported(), reader.tenant_id, callers)
     count = min(PROCESSES_MAX, os.cpu_count() or 1)
     processes = [] if kept is None else kept.taken(count)
     elsewhere, idle = None, list[Process]()
@@ -202,17 +206,19 @@ async def verified(
     database_url: str,
     reader: PostgresChainReader,
     verify_rows: Callable[..., Awaitable[Verdict]],
+    callers: KeyedJudge,
     kept: KeptProcesses | None = None,
 ) -> Verdict:
-    """The verdict of ``verify_rows`` on a whole chain; a long chain is verified with ``elsewhere``.
+    """The verdict of ``verify_rows`` on a whole chain, with this judge of ``callers``; a long chain is verified with
+    ``elsewhere``.
 
     If the processes fail, the chain is verified without them, and ``on_break`` is called again for the same breaks.
     """
     if (last := await reader.last_entry()) is None or last.seq < LONG_ENTRIES:
-        return await verify_rows()
+        return await verify_rows(callers=callers)
     try:
-        async with checking(database_url, reader, kept) as elsewhere:
-            return await verify_rows(elsewhere=elsewhere)
+        async with checking(database_url, reader, kept, callers.saved()) as elsewhere:
+            return await verify_rows(callers=callers, elsewhere=elsewhere)
     except (CheckingFailedError, OSError) as error:
         log.warning("checking_processes_failed", tenant_id=reader.tenant_id, error=str(error))
-    return await verify_rows()
+    return await verify_rows(callers=callers)

@@ -23,12 +23,14 @@ from app.store.chain_reader import CopiedEntries, JobRange, PostgresChainReader,
 from app.store.sessions import AT_A_NODE
 from ledger.decoding import decode_packed
 from ledger.machines.retention import Floor
+from ledger.verification.caller_check import CallerJudge
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.driver import CheckedRange, finished
 from ledger.verification.projection_check import JobComparison, compare_jobs
 from ledger.verification.range_check import RangeChecker, RangeTask
 from ledger.verification.snapshot_check import OpenedRow
 from ledger.verification.verdict import Break, Findings, Found
+from signing.callers import KeyedJudge, SavedCallers
 
 LENGTH_BYTES: Final = 4
 NICENESS: Final = 10
@@ -50,6 +52,8 @@ class Begin(msgspec.Struct, tag=True):
     database_url: str
     exported: str
     tenant_id: str
+    callers: SavedCallers | None
+    """Those whose signatures are judged."""
 
 
 class CheckRange(msgspec.Struct, tag=True):
@@ -94,6 +98,7 @@ async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until there are no more requests. Reading may block: the process has no other work."""
     while data := _read(requests):
         begin = decode_packed(data, Begin)
+        judge = KeyedJudge.of_saved(begin.callers)
         connection = await sessions.connect(begin.database_url, AT_A_NODE, timeout_s=CONNECT_TIMEOUT_S)
         async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
             _write(answers, True)
@@ -101,23 +106,23 @@ async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
                 request = _REQUEST_DECODER.decode(data)
                 if isinstance(request, End):
                     break
-                _write(answers, await _answer(reader, request))
+                _write(answers, await _answer(reader, request, judge))
         connection.terminate()
 
 
-async def _answer(reader: PostgresChainReader, request: Request) -> object:
+async def _answer(reader: PostgresChainReader, request: Request, callers: CallerJudge) -> object:
     if isinstance(request, CheckRange):
-        return await _checked(reader, request)
+        return await _checked(reader, request, callers)
     if isinstance(request, CompareJobs):
         return await _compared(reader, request)
     breaks = _FirstBreaks()
     return await judge_commitments(reader, breaks.add, request.floor), breaks.found()
 
 
-async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedRange:
+async def _checked(reader: PostgresChainReader, request: CheckRange, callers: CallerJudge) -> CheckedRange:
     task, is_in_order = request.task, True
     breaks: list[Break] = []
-    checker = RangeChecker(task, request.snapshots, Findings())
+    checker = RangeChecker(task, request.snapshots, Findings(), callers)
 
     def take(entries: CopiedEntries) -> None:
         nonlocal is_in_order
@@ -125,7 +130,7 @@ async def _checked(reader: PostgresChainReader, request: CheckRange) -> CheckedR
 
     if not (await reader.copied(task.from_seq, task.to_seq, take) and is_in_order):
         # The entries are broken or unusual: check them one by one.
-        checker = RangeChecker(task, request.snapshots, Findings(breaks.append))
+        checker = RangeChecker(task, request.snapshots, Findings(breaks.append), callers)
         async for rows in reader.entries(task.from_seq, task.to_seq):
             checker.check(rows)
     return await finished(checker, reader), breaks

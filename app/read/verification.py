@@ -52,6 +52,7 @@ from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.snapshot_check import OpenedSnapshot
 from ledger.verification.verdict import ASPECT_OF_KIND, KINDS, Break
 from signing import retention_statement
+from signing.callers import KeyedJudge
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 
@@ -311,8 +312,11 @@ class ChainVerifier:
                     _judge_statement, self._origin(tenant_id), keyring, keyring_fault=self._keyring_fault()
                 ),
             )
+            callers = KeyedJudge(keyring.callers, self._keyring_fault())
             verdict = await (
-                verified(self._database_url, reader, verify_rows, self._kept) if is_whole else verify_rows()
+                verified(self._database_url, reader, verify_rows, callers, self._kept)
+                if is_whole
+                else verify_rows(callers=callers)
             )
         if verdict.first_break is not None:
             note(verdict.first_break)
@@ -385,7 +389,7 @@ class ChainVerifier:
 
 def _has_more(newer: Keyring, older: Keyring) -> bool:
     """Whether ``newer`` has keys that ``older`` does not have."""
-    return not {key.key_id for key in newer} <= {key.key_id for key in older}
+    return newer.callers != older.callers or not {key.key_id for key in newer} <= {key.key_id for key in older}
 
 
 def _open_snapshot(text: str, keyring: Keyring, keyring_fault: str | None) -> OpenedSnapshot:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.store.reading import ENTRIES, columns, fetch_as, fetch_tuples
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification.entry_check import EntryRow
+from signing.callers import AFTER_CALLERS, CALLER_PREFIX
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX
 from signing.key_statement import AFTER_TOKENS, TOKEN_PREFIX
 from signing.keys import PublicKey
@@ -138,14 +139,15 @@ async def list_rows(connection: Connection) -> list[KeyRow]:
 
 
 async def list_entries(connection: Connection) -> list[EntryRow]:
-    """The entries of ``_system`` about keys, tokens, regions and forks, all ``ENTRY_COLUMNS``, in seq order."""
+    """Entries of ``_system`` about keys, tokens, regions, callers and forks, all ``ENTRY_COLUMNS``, in seq order."""
     return list(
         await fetch_tuples(
             connection,
             f"""
             {ENTRIES}
              WHERE tenant_id = $1 AND (job_id >= $2 AND job_id < $3 OR job_id >= $4 AND job_id < $5
-                                   OR job_id >= $6 AND job_id < $7 OR job_id >= $8 AND job_id < $9)
+                                   OR job_id >= $6 AND job_id < $7 OR job_id >= $8 AND job_id < $9
+                                   OR job_id >= $10 AND job_id < $11)
              ORDER BY seq
             """,
             SYSTEM_TENANT,
@@ -157,6 +159,8 @@ async def list_entries(connection: Connection) -> list[EntryRow]:
             AFTER_TOKENS,
             REGION_PREFIX,
             AFTER_REGIONS,
+            CALLER_PREFIX,
+            AFTER_CALLERS,
         )
     )
 

@@ -49,7 +49,7 @@ from signing import checkpoint
 from signing.checkpoint import Checkpoint
 from signing.key_history import KeyEvent, KeyFold, KeyHistory, KnownKey, event_of, history_of, time_of
 from signing.key_statement import TOKEN_PREFIX, Anchor
-from signing.keys import ED25519, Keyring, PublicKey
+from signing.keys import ED25519, Keyring, KnownCallers, PublicKey
 from signing.note import VerifierKey
 
 ENTRIES_A_READ = 1000
@@ -96,11 +96,12 @@ class PublishedKey(NamedTuple):
 
 
 class PublishedKeys(NamedTuple):
-    """Keys that may be trusted, oldest first; keys that wait to be admitted; the ledger's first key."""
+    """Keys that may be trusted, oldest first; keys that wait to be admitted; the ledger's first key; its callers."""
 
     admitted: list[PublishedKey]
     waiting: list[KnownKey]
     root_key_id: str | None
+    callers: KnownCallers
 
 
 class KeyChain:
@@ -186,6 +187,7 @@ class KeyChain:
             [_published(counting[key_id], rows.get(key_id, _NO_ROW), history) for key_id in order],
             list(history.waiting.values()),
             self.keys.root_key_id or history.root_key_id,
+            history.callers,
         )
 
     # --- following it -----------------------------------------------------------------------------
@@ -350,7 +352,8 @@ class Trust:
     async def keyring(self) -> Keyring:
         """The trusted keys of the ledger: those that the chain of ``_system`` admits."""
         published = await self.published()
-        return Keyring([item.key for item in published.admitted], root_key_id=published.root_key_id)
+        keys = [item.key for item in published.admitted]
+        return Keyring(keys, root_key_id=published.root_key_id, callers=published.callers)
 
     async def signing_now(self) -> Keyring:
         """The keys that may sign checkpoints now: neither ended nor revoked."""
@@ -364,7 +367,7 @@ class Trust:
     async def keys_of(self, tenant_id: str) -> Keyring:
         """The published keys, and the verifier keys of the tenant's log."""
         ring = await self.keyring()
-        return Keyring(ring, self.log_verifier_keys(tenant_id, ring))
+        return Keyring(ring, self.log_verifier_keys(tenant_id, ring), callers=ring.callers)
 
     def log_verifier_keys(self, tenant_id: str, ring: Iterable[PublicKey]) -> list[str]:
         """C2SP verifier keys of the tenant's log, ``origin+id+key``, of all nodes, this node's first, then the

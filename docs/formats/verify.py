@@ -26,6 +26,7 @@ try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP256R1
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 except ImportError as missing:
@@ -125,7 +126,7 @@ class Key:
 
     def signed(self, signature: bytes, message: bytes) -> bool:
         try:
-            if self.is_ed25519:
+            if isinstance(self.public, Ed25519PublicKey | MLDSA44PublicKey):
                 self.public.verify(signature, message)
             else:
                 self.public.verify(signature, message, ECDSA(SHA256()))
@@ -137,13 +138,17 @@ class Key:
         return self.not_before_ms <= hlc[0] <= self.not_after_ms and hlc < self.revoked_from
 
 
+def key_files(path: Path) -> Iterator[tuple[Path, str]]:
+    """A file of keys, or all files of a folder, each with its text."""
+    for file in [*path.glob("[!.]*.pem"), *path.glob("[!.]*.json")] if path.is_dir() else [path]:
+        with open_regular(str(file)) as stream:
+            yield file, stream.read().decode()
+
+
 def load_keys(path: Path) -> list[Key]:
     """The keys in a file, or in all files of a folder. One that is given twice must hold in both."""
-    files = [*path.glob("[!.]*.pem"), *path.glob("[!.]*.json")] if path.is_dir() else [path]
     keys = []
-    for file in files:
-        with open_regular(str(file)) as stream:
-            text = stream.read().decode()
+    for file, text in key_files(path):
         if text.lstrip().startswith("{"):
             items = json.loads(text)["keys"]
         else:
@@ -154,7 +159,7 @@ def load_keys(path: Path) -> list[Key]:
     return keys
 
 
-def read_key(item: dict[str, Any]) -> Key:
+def read_key(item: dict[str, Any], *, is_callers: bool = False) -> Key:
     """One key of ``/v1/keys``; of a PEM file only ``public_key_pem`` is known."""
     public = load_pem_public_key(item["public_key_pem"].encode())
     key_id = sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
@@ -163,13 +168,19 @@ def read_key(item: dict[str, Any]) -> Key:
     not_after_ms = milliseconds(item["not_after"]) if item.get("not_after") else NEVER
     physical, logical, node_id = (item.get("revoked_from_hlc") or f"{NEVER}:0:").split(":")
     key = Key(key_id, public, not_before_ms, not_after_ms, (int(physical), int(logical), node_id))
-    need(key.is_ed25519 or isinstance(public.curve, SECP256R1), "a key is neither Ed25519 nor P-256")
+    if not (is_callers and isinstance(public, MLDSA44PublicKey)):
+        need(key.is_ed25519 or isinstance(public.curve, SECP256R1), "a key is neither Ed25519 nor P-256")
     return key
 
 
 def milliseconds(time: str) -> int:
     """A time of RFC 3339 as milliseconds since 1970."""
     return (datetime.fromisoformat(time) - datetime.fromisoformat("1970-01-01T00:00:00Z")) // timedelta(milliseconds=1)
+
+
+def hlc_in(text: str) -> tuple[int, int, str]:
+    physical, logical, node_id = text.split(":")
+    return int(physical), int(logical), node_id
 
 
 def ids_of(keys: list[Key]) -> set[str]:
@@ -672,6 +683,7 @@ def read_entries(
     snapshots: dict[int, Snapshot],
     kept_size: int | None,
     before: "Before",
+    callers: "Callers",
 ) -> Entries:
     """[3] [4] The entries follow one another, and are what the snapshots say."""
     found = Entries()
@@ -688,6 +700,7 @@ def read_entries(
         found.parts.append({**described, "raw_bytes": raw_bytes, "rows": len(lines)})
         for row in rows_of(lines, said.tenant_id):
             check_entry(row, found.last, said.from_seq, before)
+            check_signed(row, callers)
             found.first, found.last = found.first or row, row
             if row.seq in segment_starts:
                 segment, segment_start = Tree(), row
@@ -847,6 +860,9 @@ TYPE_OF_ACTION = {
     "HOLD_PLACED": "HOLD_PLACED",
     "HOLD_RELEASED": "HOLD_RELEASED",
     "PRUNED": "PRUNED",
+    "CALLER_REGISTERED": "CALLER_REGISTERED",
+    "CALLER_REVOKED": "CALLER_REVOKED",
+    "SIGNATURES_REQUIRED": "SIGNATURES_REQUIRED",
 }
 # generated: end
 
@@ -973,6 +989,126 @@ def number_text(number: float) -> str:
         return f"{sign}0.{'0' * -point}{digits}"
     behind = f".{digits[1:]}" if len(digits) > 1 else ""
     return f"{sign}{digits[0]}{behind}e{point - 1:+d}"
+
+
+# --- [3] What callers signed (signed-events.md) ---
+
+SIGNATURE_MEMBERS: dict[str, tuple[type, ...]] = {
+    "id": TEXT,
+    "key_id": TEXT,
+    "not_after_ms": NUMBER,
+    "not_before_ms": NUMBER,
+    "sig": TEXT,
+}
+PATH_MEMBERS: dict[str, tuple[type, ...]] = {"index": NUMBER, "path": TEXT, "size": NUMBER}
+UNSIGNED_MEMBERS = ("actor", "idempotency", "signature")
+SIGNED_ID = re.compile("[A-Za-z0-9._:-]{1,64}")
+KEY_ID = re.compile("[0-9a-f]{16}")
+WINDOW_MS_MAX = 6 * 86_400_000
+
+
+@dataclass
+class Callers:
+    """The callers that a saved ``/v1/keys`` answer names, and what the entries say of them so far."""
+
+    keys: dict[str, tuple[Key, list[str]]] = field(default_factory=dict)
+    """By id, a key and the tenants whose events it may sign."""
+    required: list[tuple[tuple[int, int, str], str, list[str]]] = field(default_factory=list)
+    """From which HLC on, whose events of which types must be signed; ascending."""
+    are_known: bool = False
+    seen: dict[tuple[str, str, Any, Any], int] = field(default_factory=dict)
+    """Seqs of signed entries by key, id, index and log."""
+    is_unknown_key: bool = False
+    is_unchecked: bool = False
+
+
+def load_callers(path: Path | None) -> Callers:
+    """The callers in the files that ``load_keys`` reads."""
+    callers = Callers()
+    for _, text in key_files(path) if path else ():
+        said = json.loads(text) if text.lstrip().startswith("{") else {}
+        if said.get("callers") is None:
+            continue
+        callers.are_known = True
+        for item in said["callers"]:
+            key = read_key(item, is_callers=True)
+            other, tenants = callers.keys.get(key.id, (key, []))
+            earlier = min(key, other, key=lambda each: each.revoked_from)
+            callers.keys[key.id] = (earlier, [*tenants, *item["tenants"]])
+        for item in said.get("signatures_required", []):
+            callers.required.append((hlc_in(item["from_hlc"]), item["tenant_id"], item["types"]))
+    callers.required.sort()
+    return callers
+
+
+def check_signed(row: SimpleNamespace, callers: Callers) -> None:
+    """The event of an entry, or in a CONFLICT entry, is what its caller signed."""
+    action, hlc, text = row.action, hlc_of(row), row.payload
+    if row.link_version == 1:
+        return
+    if action == "CONFLICT":
+        held = parse_json(row.payload)
+        action, hlc, text = held["action"], hlc_in(held["hlc"]), held["payload"]
+    if action not in JOB_EVENTS:
+        return
+    where, payload = f"seq {row.seq}: caller-signature", parse_json(text)
+    if "signature" not in payload:
+        of_tenant = [each for each in callers.required if each[1] == row.tenant_id]
+        applying = [types for from_hlc, _, types in of_tenant if from_hlc <= hlc]
+        is_required = bool(applying) and TYPE_OF_ACTION[action] in applying[-1]
+        need(not is_required or row.origin is not None or row.action == "CONFLICT", where)
+        return
+    signature = json.loads(text)["signature"]
+    need(type(signature) is dict, where)
+    is_of_many = not PATH_MEMBERS.keys().isdisjoint(signature)
+    said = object_of(signature, SIGNATURE_MEMBERS | (PATH_MEMBERS if is_of_many else {}), where)
+    need(SIGNED_ID.fullmatch(said.id) and KEY_ID.fullmatch(said.key_id), where)
+    need(0 <= said.not_after_ms - said.not_before_ms <= WINDOW_MS_MAX, where)
+    need(said.not_before_ms <= hlc[0] <= said.not_after_ms, where)
+    message, raw = signed_message(row, payload, said, is_of_many=is_of_many), decode_base64(said.sig)
+    judge_signed(row, hlc, said.key_id, raw, message, callers)
+    if row.action != "CONFLICT":
+        log = None if row.origin is None else parse_json(row.origin)["log"]
+        place = said.key_id, said.id, said.index if is_of_many else None, log
+        need(place not in callers.seen, f"{where}: it repeats seq {callers.seen.get(place)}")
+        callers.seen[place] = row.seq
+
+
+def signed_message(row: SimpleNamespace, payload: dict[str, Any], said: SimpleNamespace, *, is_of_many: bool) -> bytes:
+    """The bytes that the caller must have signed."""
+    names = ("id", "key_id", "not_after_ms", "not_before_ms")
+    shared = {name: getattr(said, name) for name in names}
+    signed = {name: value for name, value in payload.items() if name not in UNSIGNED_MEMBERS}
+    header = canonical({**shared, "job_id": row.job_id, "tenant_id": row.tenant_id})
+    message = b"tallystick.signed-event.v1\n" + header + b"\n" + canonical_text(signed).encode()
+    if not is_of_many:
+        return message
+    need(said.index < said.size, f"seq {row.seq}: caller-signature")
+    data = decode_base64(said.path)
+    need(len(data) % 32 == 0, f"seq {row.seq}: caller-signature")
+    path = [data[at : at + 32] for at in range(0, len(data), 32)]
+    root = root_of_path(said.index, said.size, sha256(b"\0" + message).digest(), path)
+    need(not path, f"seq {row.seq}: caller-signature")
+    return b"tallystick.signed-events.v1\n" + canonical({**shared, "root": root.hex(), "size": said.size})
+
+
+def judge_signed(
+    row: SimpleNamespace, hlc: tuple[int, int, str], key_id: str, raw: bytes, message: bytes, callers: Callers
+) -> None:
+    """A caller that is known signed this, and may; what other ledgers' callers signed is history."""
+    if not callers.are_known:
+        callers.is_unchecked = True
+        return
+    key, tenants = callers.keys.get(key_id, (None, []))
+    is_allowed = any(each in ("*", row.tenant_id) or is_beginning(each, row.tenant_id) for each in tenants)
+    if key is None or not is_allowed or not key.counts_at(hlc):
+        callers.is_unknown_key |= row.origin is None
+        return
+    need(key.signed(raw, message), f"seq {row.seq}: caller-signature")
+
+
+def is_beginning(pattern: str, tenant_id: str) -> bool:
+    return pattern.endswith("*") and tenant_id.startswith(pattern[:-1])
 
 
 # --- [4] What left before the first entry (retention.md) ---
@@ -1221,7 +1357,7 @@ def compare_kept(kept: Checkpoint, own: Checkpoint, entries: Entries, before: Be
     return True
 
 
-def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None) -> int:
+def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None, callers: Callers) -> int:
     """The exit code for a bundle; raises when something does not hold."""
     keys = given_keys or []
     members = read_container(file)  # [1]
@@ -1229,7 +1365,7 @@ def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None
     said = manifest.said
     before = read_before(file, members, said, keys)  # [4]
     snapshots = read_snapshots(file, members[SNAPSHOTS], said, keys, before)  # [5]
-    entries = read_entries(file, members, said, snapshots, kept.size if kept else None, before)  # [3] [4]
+    entries = read_entries(file, members, said, snapshots, kept.size if kept else None, before, callers)  # [3] [4]
     parts = described_parts(members, entries.parts, len(snapshots))
     compare_manifest(manifest, parts, entries, len(snapshots), is_tree_known=before.is_known)  # [2] [4]
     if ANCHORS in members:
@@ -1241,12 +1377,13 @@ def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None
     revoked_signers = [key for key in manifest.signers if key.is_revoked]
     is_unknown_key = (
         entries.is_unknown_key
+        or callers.is_unknown_key
         or before.is_unknown_key
         or not own.counts
         or not ids_of(manifest.signers) - ids_of(revoked_signers)
         or (kept is not None and not kept.counts)
     )
-    is_whole = before.is_known and entries.signed_to == entries.last.seq and is_compared
+    is_whole = before.is_known and entries.signed_to == entries.last.seq and is_compared and not callers.is_unchecked
     return verdict_of(given_keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
 
 
@@ -1470,11 +1607,13 @@ def tree_head_of(note: str) -> Checkpoint | None:
         return None
 
 
-def verify_receipt(data: bytes, given_keys: list[Key] | None, kept: Checkpoint | None) -> int:
+def verify_receipt(data: bytes, given_keys: list[Key] | None, kept: Checkpoint | None, callers: Callers) -> int:
     """The exit code for a receipt; raises when something does not hold."""
     receipt = read_receipt(data, given_keys or [])  # [1] [2]
     said = receipt.said
     check_receipted_entries(receipt.entries)  # [3]
+    for entry in receipt.entries:
+        check_signed(entry.row, callers)  # [3]
     own = open_checkpoint(said.checkpoint.encode(), given_keys)  # [4]
     need(own.origin == f"{said.log_origin}/{said.tenant_id}", "the checkpoint's log")
     need(receipt.last_seq <= own.size, "the checkpoint's size")
@@ -1485,10 +1624,12 @@ def verify_receipt(data: bytes, given_keys: list[Key] | None, kept: Checkpoint |
     revoked_signers = [key for key in receipt.signers if key.is_revoked]
     is_unknown_key = (
         not own.counts
+        or callers.is_unknown_key
         or not ids_of(receipt.signers) - ids_of(revoked_signers)
         or (kept is not None and not kept.counts)
     )
-    is_whole = is_compared and all(entry.row.link_version == 2 for entry in receipt.entries)
+    is_linked = all(entry.row.link_version == 2 for entry in receipt.entries)
+    is_whole = is_compared and is_linked and not callers.is_unchecked
     return verdict_of(given_keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
 
 
@@ -1497,12 +1638,13 @@ def main(path: str, *options: str) -> int:
     given = dict(zip(options[::2], options[1::2], strict=True))
     code_of_error = COULD_NOT_RUN
     try:
-        keys = load_keys(Path(given["--keys"])) if "--keys" in given else None
+        keys_path = Path(given["--keys"]) if "--keys" in given else None
+        keys, callers = load_keys(keys_path) if keys_path else None, load_callers(keys_path)
         kept_bytes = read_start(given["--checkpoint"]) if "--checkpoint" in given else None
         with open_regular(path) as file:
             code_of_error = TAMPERED
             kept = open_checkpoint(kept_bytes, keys) if kept_bytes is not None else None
-            code, found = verify_either(file, keys, kept), "nothing wrong was found"
+            code, found = verify_either(file, keys, kept, callers), "nothing wrong was found"
     except (OSError, MemoryError, UnsupportedAlgorithm) as error:
         code = code_of_error if isinstance(error, UnsupportedAlgorithm) else COULD_NOT_RUN
         found = str(error) or "it is too large"
@@ -1512,14 +1654,14 @@ def main(path: str, *options: str) -> int:
     return code
 
 
-def verify_either(file: BinaryIO, keys: list[Key] | None, kept: Checkpoint | None) -> int:
+def verify_either(file: BinaryIO, keys: list[Key] | None, kept: Checkpoint | None, callers: Callers) -> int:
     """The exit code for a bundle, or for a receipt, whichever it is."""
     head = file.read(HEAD_BYTES)
     file.seek(0)
     if is_like_bundle(head):
-        return verify(file, keys, kept)
+        return verify(file, keys, kept, callers)
     if is_like_receipt(head):
-        return verify_receipt(file.read(RECEIPT_BYTES_MAX + 1), keys, kept)
+        return verify_receipt(file.read(RECEIPT_BYTES_MAX + 1), keys, kept, callers)
     raise OSError("it is neither a bundle nor a receipt")
 
 

@@ -282,6 +282,10 @@ class SystemAction(StrEnum):
     HOLD_RELEASED = "HOLD_RELEASED"
     PRUNED = "PRUNED"
     """A prefix of this chain is in the archive, and leaves the database."""
+    CALLER_REGISTERED = "CALLER_REGISTERED"
+    CALLER_REVOKED = "CALLER_REVOKED"
+    SIGNATURES_REQUIRED = "SIGNATURES_REQUIRED"
+    """Which events of a tenant their callers must sign."""
 
 
 BATCH_RECORD_TYPE = 16
@@ -322,6 +326,9 @@ SYSTEM_RECORD_TYPES = {
     46: SystemAction.HOLD_PLACED,
     47: SystemAction.HOLD_RELEASED,
     48: SystemAction.PRUNED,
+    49: SystemAction.CALLER_REGISTERED,
+    50: SystemAction.CALLER_REVOKED,
+    51: SystemAction.SIGNATURES_REQUIRED,
 }
 
 

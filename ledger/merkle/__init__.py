@@ -145,6 +145,21 @@ class Frontier:
         return result or EMPTY_ROOT
 
 
+def root_of_path(leaf_index: int, tree_size: int, leaf_hash: bytes, hashes: Sequence[bytes]) -> bytes:
+    """The root to which ``hashes``, from the leaf's sibling up, lead (RFC 9162 2.1.3.2).
+
+    Raises:
+        ProofError: there is no such leaf, or the proof is malformed.
+    """
+    _refuse_malformed([leaf_hash, *hashes])
+    if not 0 <= leaf_index < tree_size:
+        raise ProofError(f"leaf index {leaf_index} is not in a tree of size {tree_size}")
+    inner, border = _proof_lengths(leaf_index, tree_size)
+    if len(hashes) != inner + border:
+        raise ProofError(f"an inclusion proof has {len(hashes)} hashes here, {inner + border} needed")
+    return _climb_border(_climb(leaf_hash, hashes[:inner], leaf_index), hashes[inner:])
+
+
 def verify_inclusion(
     leaf_index: int, tree_size: int, leaf_hash: bytes, hashes: Sequence[bytes], root_hash: bytes
 ) -> None:
@@ -153,14 +168,8 @@ def verify_inclusion(
     Raises:
         ProofError: it is not proved, or the proof is malformed.
     """
-    _refuse_malformed([leaf_hash, root_hash, *hashes])
-    if not 0 <= leaf_index < tree_size:
-        raise ProofError(f"leaf index {leaf_index} is not in a tree of size {tree_size}")
-    inner, border = _proof_lengths(leaf_index, tree_size)
-    if len(hashes) != inner + border:
-        raise ProofError(f"an inclusion proof has {len(hashes)} hashes here, {inner + border} needed")
-
-    if _climb_border(_climb(leaf_hash, hashes[:inner], leaf_index), hashes[inner:]) != root_hash:
+    _refuse_malformed([root_hash])
+    if root_of_path(leaf_index, tree_size, leaf_hash, hashes) != root_hash:
         raise ProofError(f"the proof of leaf {leaf_index} does not lead to the root {root_hash.hex()}")
 
 

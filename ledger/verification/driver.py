@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.machines.retention import Floor, Judge
+from ledger.verification.caller_check import NOBODY_KNOWN, CallerJudge
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
 from ledger.verification.floor_check import floor_of, from_floor
@@ -48,8 +49,11 @@ class InOrder:
 
     ranges_at_once = 1
 
-    def __init__(self, reader: ChainReader, from_seq: int | None, to_seq: int | None) -> None:
+    def __init__(
+        self, reader: ChainReader, from_seq: int | None, to_seq: int | None, callers: CallerJudge = NOBODY_KNOWN
+    ) -> None:
         self._reader = reader
+        self._callers = callers
         self._batches = reader.entries(from_seq, to_seq)
         self._ahead: Sequence[EntryRow] | None = None
         """Entries that were read and belong to a later range."""
@@ -58,7 +62,7 @@ class InOrder:
         """Check the next range."""
         assert task.to_seq is not None
         breaks: list[Break] = []
-        checker = RangeChecker(task, snapshots, Findings(breaks.append))
+        checker = RangeChecker(task, snapshots, Findings(breaks.append), self._callers)
         while (ahead := await anext(self._batches, None) if self._ahead is None else self._ahead) is not None:
             self._ahead = self._check(checker, ahead, task.to_seq)
             await asyncio.sleep(0)
@@ -114,6 +118,7 @@ async def verify(
     elsewhere: Checks | None = None,
     judge_statement: Judge | None = None,
     is_all_read: bool = False,
+    callers: CallerJudge = NOBODY_KNOWN,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that depends on them.
 
@@ -135,6 +140,7 @@ async def verify(
         judge_statement: judges statements about retention; without it a floor is taken unjudged.
         is_all_read: whether every entry from ``from_seq`` on is verified, so that only a floor directly before it
             counts; else entries below a floor are passed over.
+        callers: judges what callers signed. ``elsewhere`` has its own.
     """
     findings = Findings(on_break)
     # 1. The ends of the chain. Of the entries that left with a prune nothing is read.
@@ -166,7 +172,9 @@ async def verify(
         ends = await from_floor(ends, reader.tiles, floor, findings)
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq
-    checks = InOrder(reader, None if first == 1 else first, to_read) if elsewhere is None or not is_whole else elsewhere
+    checks: Checks = InOrder(reader, None if first == 1 else first, to_read, callers)
+    if elsewhere is not None and is_whole:
+        checks = elsewhere
     chain = await _fold_chain(reader, ends, checks, to_read, open_snapshot, findings)
     # 3. The projection.
     if is_whole and (projection or chain.commitments):

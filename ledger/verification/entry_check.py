@@ -70,6 +70,17 @@ EntryRow = Sequence[Any]
 _LINK = re.compile(r"[0-9a-f]{64}")
 
 
+class Said(NamedTuple):
+    """What is checked of an entry that a caller may have signed."""
+
+    seq: Any
+    t_hlc: Any
+    job_id: Any
+    action: Any
+    payload: Any
+    origin: Any
+
+
 class Passed(NamedTuple):
     """The result of the C functions for packed entries that are all in order and of version 2."""
 
@@ -86,6 +97,8 @@ class Passed(NamedTuple):
     last_hlc: str
     commitments: int
     """Number of proposals and capacities that are not imported."""
+    said: list[Said]
+    """Entries that a caller may have signed: ``ledger.signed_events.MARK`` is in their payloads. Or all, if asked."""
     at: int
     """Offset of the first entry after ``stop_seq``."""
 
@@ -101,6 +114,7 @@ class Packed(Protocol):
         prev_link: str | None,
         stop_seq: int,
         to_mark: Sequence[int],
+        sees_all: bool,
     ) -> Passed | None:
         """The result for the entries up to ``stop_seq`` if all are in order and none has version 1; else None.
 
@@ -111,6 +125,7 @@ class Packed(Protocol):
             prev_link: the same as stored.
             stop_seq: the last requested seq.
             to_mark: seqs, ascending.
+            sees_all: whether ``said`` has all entries.
         """
 
 
@@ -195,12 +210,14 @@ class EntryChecker:
         """Check the next rows, at least one; returns them without duplicates, split at gaps."""
         return self._run_when_in_order(rows) or self.check_one_by_one(rows)
 
-    def check_packed(self, packed: Packed, stop_seq: int, to_mark: Sequence[int]) -> Passed | None:
+    def check_packed(
+        self, packed: Packed, stop_seq: int, to_mark: Sequence[int], sees_all: bool = False
+    ) -> Passed | None:
         """As ``check``, for packed entries up to ``stop_seq``. None, without a change, if ``check`` must be called."""
         if self.last_link is not None and not self._prev_raw:
             return None  # The entry before has a malformed link, so no entry can follow it in order.
         raw, link = (self._prev_raw, self.last_link) if self._is_prev_known else (None, None)
-        passed = packed.passed(self._linker.prefix, self.next_seq, raw, link, stop_seq, to_mark)
+        passed = packed.passed(self._linker.prefix, self.next_seq, raw, link, stop_seq, to_mark, sees_all)
         if passed is not None and passed.leaves:
             self.entries_checked += len(passed.leaves)
             self.next_seq += len(passed.leaves)

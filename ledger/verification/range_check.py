@@ -25,6 +25,7 @@ from ledger.job_index import keys_of
 from ledger.job_index.growth import IndexPart, PartIndex
 from ledger.merkle import PartOfTree, leaf_hashes
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
+from ledger.verification.caller_check import NOBODY_KNOWN, CallerChecker, CallerJudge
 from ledger.verification.entry_check import (
     DeferredRow,
     EntryChecker,
@@ -143,6 +144,8 @@ class RangeSummary(msgspec.Struct, array_like=True):
     """Entries whose verdicts are to be judged."""
     job_index: IndexPart | None = None
     """What the index of jobs needs of the range, None if it does not follow the range before without gap."""
+    signed: bytes = b""
+    """What ``CallerChecker`` collected."""
     found: Found = msgspec.field(default_factory=Found)
 
 
@@ -156,15 +159,23 @@ TileRange = tuple[int, int, int]
 class RangeChecker:
     """Takes the rows of one range in order; ``finish`` returns the summary for the fold."""
 
-    def __init__(self, task: RangeTask, snapshots: Sequence[OpenedRow], findings: Findings) -> None:
+    def __init__(
+        self,
+        task: RangeTask,
+        snapshots: Sequence[OpenedRow],
+        findings: Findings,
+        callers: CallerJudge = NOBODY_KNOWN,
+    ) -> None:
         """
         Args:
             task: the range.
             snapshots: all snapshots that overlap it or begin in it, ordered as they are stored, perhaps more.
             findings: receives the breaks of the range.
+            callers: judges what callers signed.
         """
         self.task = task
         self._findings = findings
+        self._callers = CallerChecker(task.tenant_id, findings, callers)
         # The first range of a chain begins with the first entry.
         self._is_first = task.from_seq is None and task.first_seq == 1
         verified = [each for each in snapshots if each.stored_from >= task.first_seq]
@@ -198,6 +209,7 @@ class RangeChecker:
             found.border = Border(rows[0][0], rows[0][8], bool(columns_of_wrong_type(rows[0])))
             self._entries = self._begin(rows[0][0], rows[0][8])
         found.commitments += len(of_commitments(rows))
+        self._callers.check_rows(rows)
         for run in self._entries.check(rows):
             self._append(run.first_seq, leaf_hashes(run.links), keys_of(run.jobs))
             end = run.first_seq + len(run.links)
@@ -209,11 +221,14 @@ class RangeChecker:
         """As ``check``, for entries up to ``stop_seq``. None, with no entry taken, if ``check`` must be called."""
         found, entries = self.summary, self._entries
         first_seq, is_begun = entries.next_seq, self._is_first or entries.entries_checked
-        if (passed := entries.check_packed(packed, stop_seq, self._to_mark)) is None or not passed.leaves:
+        if (
+            passed := entries.check_packed(packed, stop_seq, self._to_mark, self._callers.sees_all)
+        ) is None or not passed.leaves:
             return passed
         if not is_begun:
             found.border = Border(first_seq, passed.first_prev, False)
         found.commitments += passed.commitments
+        self._callers.check(passed.said)
         self._append(first_seq, passed.leaves, passed.keys)
         found.marks.update((seq, (link, hlc)) for seq, link, hlc in passed.marks)
         found.last_row = Head(entries.last_seq, passed.last_link, passed.last_hlc)
@@ -274,6 +289,7 @@ class RangeChecker:
             segments=[] if self._part is None else [*self._segments(self._part)],
             job_index=None if self._part is None else self._job_index.finish(),
             tile_nodes=[] if self._tree is None else [*_tile_nodes(self._tree, self.task.tree_size)],
+            signed=bytes(self._callers.signed),
             found=self._findings.found,
         )
 

@@ -21,6 +21,7 @@ from ledger.job_index.growth import IndexGrowth, Roots
 from ledger.machines.retention import Floor
 from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH, TileCoordinates
+from ledger.verification.caller_check import Repetitions
 from ledger.verification.entry_check import EntryRow, report_duplicate, report_form, report_gap, report_prev_link
 from ledger.verification.left_tree import LeftTree
 from ledger.verification.projection_check import conclude
@@ -173,6 +174,7 @@ class Fold:
         """Tree over the entries from seq 1 on, up to the first missing one."""
         self._trees = {size: Frontier.restore(size, self._tree.hashes) for size in (self._tree.size,) if size}
         """The tree by size: at the sizes of other tree heads, and within the last added range."""
+        self._repetitions = Repetitions()
         self._tiles = _SharedTiles({} if ends.left is None else ends.left.edge)
         self._job_index = IndexGrowth(ends.first_seq - 1)
         self._job_roots: dict[int, Roots] = {}
@@ -198,6 +200,7 @@ class Fold:
         self._check_border(summary)
         self._entries_checked += summary.rows
         self.commitments += summary.commitments
+        self._repetitions.add(summary.signed)
         self._last_row = summary.last_row or self._last_row
         # 2. Facts that depend on entries: the tree up to the first missing entry, and snapshots.
         self._take(summary.snapshots)
@@ -238,6 +241,7 @@ class Fold:
         last = self._last()
         head, tree = readable_ends(ends.head, ends.tree, last, findings)
         self._judge_snapshots()
+        self._repetitions.report(findings)
         roots = {size: tree.root() for size, tree in self._trees.items()}
         roots |= {} if ends.left is None else ends.left.roots
         self._sources, self._anchors = compare_heads(findings, tree, ends.checkpoints, ends.anchors, roots, last.seq)

@@ -36,6 +36,7 @@ ASPECT_OF_KIND: Final[Mapping[str, str]] = {
     "snapshot-root": "snapshots",
     "snapshot-signature": "signatures",
     "snapshot-chain": "snapshots",
+    "caller-signature": "signatures",
     "tree": "tree",
     "projection": "projection",
     "rollback": "checkpoint",
@@ -107,7 +108,7 @@ class Findings:
     ) -> None:
         """Add a break; ``is_key_unknown`` marks a signature that cannot be judged without its key."""
         self.found.counts[kind] = self.found.counts.get(kind, 0) + 1
-        if kind == "snapshot-signature" and not is_key_unknown:
+        if ASPECT_OF_KIND[kind] == "signatures" and not is_key_unknown:
             self.found.has_broken_signature = True
         held = self.found.first.get(kind)
         if self.on_break is None and held is not None and seq > held.seq:
@@ -305,6 +306,11 @@ _GRAVER_LAST: Final = ("not_checked", "ok", "unknown_key", "broken")
 """Verdicts on checkpoints in ascending precedence, for several comparisons."""
 
 
+def graver(one: str, other: str) -> str:
+    """The verdict on an aspect of two parts."""
+    return max(one, other, key=_GRAVER.index)
+
+
 def rollback(size: int, detail: str, expected: str, actual: str | None) -> dict[str, Any]:
     """The break that the first ``size`` entries are not those of a checkpoint; roots are hex."""
     return {"seq": size, "kind": "rollback", "detail": detail, "expected": expected, "actual": actual}
@@ -344,7 +350,7 @@ def with_archive(
     is_unread = archived["verdicts"]["archive"] == "broken"
     for aspect, said in archived["verdicts"].items():
         if said != "not_checked" or not (is_unread or aspect in _NOT_OF_A_COPY):
-            verdicts[aspect] = max(verdicts[aspect], said, key=_GRAVER.index)
+            verdicts[aspect] = graver(verdicts[aspect], said)
     for kind, count in archived["breaks"].items():
         counts[kind] = counts.get(kind, 0) + count
     if refusal is not None:

@@ -26,6 +26,7 @@ from pipeline.archive.reader import (
     read_signed,
 )
 from pipeline.arrow import Row
+from signing.callers import judge_of
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 
@@ -115,6 +116,7 @@ def verified_range(
             open_snapshot=partial(open_snapshot, keyring=keyring),
             checkpoints=[head for head in checkpoints if head.size >= first],
             projection=False,
+            callers=judge_of(keyring),
             **with_state,  # type: ignore[arg-type]
         )
     )

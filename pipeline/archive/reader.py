@@ -59,6 +59,7 @@ from pipeline.archive import (
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.arrow import Row, rows_of
 from signing.bundle.writer import BundleEnd, BundleWriter
+from signing.callers import judge_of
 from signing.checkpoint import judge_unvouched
 from signing.checkpoint import read as read_checkpoint
 from signing.keys import Keyring, Signer
@@ -418,6 +419,7 @@ async def verify_tenant(
             open_snapshot=partial(open_snapshot, keyring=keyring),
             checkpoints=[*kept, *judge.judge()],
             projection=False,
+            callers=judge_of(keyring),
         )
     except ArchiveInvalidError as error:
         return broken(tenant_id, error, time.perf_counter() - began_s)

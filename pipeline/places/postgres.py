@@ -70,6 +70,7 @@ from pipeline.places.statements import (
     select_list,
     within,
 )
+from signing.callers import AFTER_CALLERS, CALLER_PREFIX
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX, named_keys, without_trust
 from signing.keys import Keyring
 
@@ -308,7 +309,11 @@ class OpenPostgres(OpenPlace):
         job_id = f'{LOG}.job_id::text COLLATE "C"'
         about = " OR ".join(
             f"{job_id} >= {literal(first)} AND {job_id} < {literal(after)}"
-            for first, after in ((SUBJECT_PREFIX, AFTER_SUBJECTS), (FORK_PREFIX, AFTER_FORKS))
+            for first, after in (
+                (SUBJECT_PREFIX, AFTER_SUBJECTS),
+                (FORK_PREFIX, AFTER_FORKS),
+                (CALLER_PREFIX, AFTER_CALLERS),
+            )
         )
         rows = self.connection.rows(
             f"SELECT {select_list(self._types, LOG, ENTRY_COLUMNS)} FROM {LOG}"

@@ -28,6 +28,7 @@ from pipeline import arrow
 from pipeline.arrow import ArrowEntries, ddl_of, lists_of, rows_of
 from pipeline.places import Piece, PieceReader
 from pipeline.places.protocol import SEQ_MIN
+from signing.callers import judge_of
 from signing.keys import Keyring
 from signing.snapshot import open_snapshot
 
@@ -154,8 +155,10 @@ class CheckRanges:
         findings = Findings(breaks.append)
         try:
             snapshots = [row for batch in reader.snapshots() for row in rows_of(batch)]
-            opener = partial(open_snapshot, keyring=self.keyrings[piece.ledger])
-            checker = RangeChecker(task, opened_for(task, snapshots, opener, findings), findings)
+            keyring = self.keyrings[piece.ledger]
+            opener = partial(open_snapshot, keyring=keyring)
+            opened = opened_for(task, snapshots, opener, findings)
+            checker = RangeChecker(task, opened, findings, judge_of(keyring))
             yield from self._entries(checker, piece.chain, reader, breaks)
             for tiles in checker.tiles():
                 if (stored_tiles := reader.tiles(*tiles)) is None:

@@ -34,7 +34,8 @@ def twin_in(folder: Path) -> Twin:
         options = []
         if keyring is not None:
             keys = folder / "trusted-keys.json"
-            keys.write_text(json.dumps(keyring.to_json()))
+            callers = {} if keyring.callers is None else keyring.callers.to_json()
+            keys.write_text(json.dumps({**keyring.to_json(), **callers}))
             options += ["--keys", str(keys)]
         if kept is not None:
             checkpoint = folder / "kept"

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import asyncpg
+import orjson
 import pytest
 
 from app.store.chain_reader import consistent_reader
@@ -26,8 +27,11 @@ from ledger.verification import (
     Verdict,
     verify,
 )
+from signing.callers import KeyedJudge
+from signing.keys import KnownCallers
 from tests.app.chain_builder import insert, remove
 from tests.conftest import Database, connected_to
+from tests.ledger.callers import STRANGER as STRANGE_CALLER
 from tests.ledger.ledger_in_memory import OPEN, STRANGER, Ledger, build, link_of, payload_digest
 
 LEDGER = build(60, snapshots_to=(20, 40))
@@ -140,6 +144,18 @@ def malformed_from(seq: int) -> Ledger:
     forged = rewritten_from(seq)
     row = forged.entry(seq)
     row["payload"] = row["payload"].replace('"fence_token":7', '"fence_token":1,"fence_token":7')
+    forged.relink(seq)
+    forged.store_head()
+    forged.store_tree()
+    return forged
+
+
+def of_a_caller_from(seq: int) -> Ledger:
+    """The same, with a signature at ``seq`` that no caller made."""
+    forged = rewritten_from(seq)
+    row = forged.entry(seq)
+    signature = {**STRANGE_CALLER.said(row["hlc_physical"]), "sig": ""}
+    row["payload"] = canonical.encode({**orjson.loads(row["payload"]), "signature": signature}).decode()
     forged.relink(seq)
     forged.store_head()
     forged.store_tree()
@@ -448,6 +464,13 @@ CASES = [
         {"payloads": "broken", "checkpoint": "broken"},
     ),
     Case(
+        "an event of a caller that is not registered past the last snapshot, with every link made to fit",
+        "caller-signature",
+        41,
+        replace_with(of_a_caller_from(41)),
+        {"signatures": "unknown_key", "checkpoint": "broken"},
+    ),
+    Case(
         "a signature edited",
         "snapshot-signature",
         40,
@@ -578,7 +601,8 @@ async def checked(
     connection: Connection, checkpoints: tuple[TreeHead, ...] = (HELD,), tenant_id: str = "acme"
 ) -> Verdict:
     async with consistent_reader(connection, tenant_id) as reader:
-        return await verify(reader, tenant_id=tenant_id, open_snapshot=OPEN, checkpoints=checkpoints)
+        nobody = KeyedJudge(KnownCallers())
+        return await verify(reader, tenant_id=tenant_id, open_snapshot=OPEN, checkpoints=checkpoints, callers=nobody)
 
 
 def not_ok(verdict: Verdict) -> dict[str, str]:

@@ -30,7 +30,7 @@ from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
 from tests.ledger.pruned import pruned, removed
 
 LEDGERS = 200
-NOT_JUDGED = ("malformed", "projection", "rollback")
+NOT_JUDGED = ("malformed", "caller-signature", "projection", "rollback")
 OPEN = partial(open_snapshot, keyring=Keyring.of([SIGNER.public_key_pem, STRANGER.public_key_pem]))
 PASTED = Path("docs/formats/verify.sql")
 

@@ -21,7 +21,7 @@ from ledger.job_index import keys_of
 from ledger.merkle import leaf_hashes
 from ledger.names import NODE_ID
 from ledger.verification import ENTRY_COLUMNS, driver, verify
-from ledger.verification.entry_check import EntryChecker, PackedEntries, Passed
+from ledger.verification.entry_check import EntryChecker, PackedEntries, Passed, Said
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.reader import of_commitments
 from ledger.verification.verdict import Findings
@@ -46,7 +46,8 @@ SEQ, T_HLC, VERSION, PREV, LINK = map(
 )
 WIDTHS = {"seq": 8, "hlc_physical": 8, "hlc_logical": 8, "link_version": 2}
 
-NOTHING: tuple[Any, ...] = ([], b"", [], None, b"", None, None, 0)
+SAID = [*map(ENTRY_COLUMNS.index, Said._fields)]
+NOTHING: tuple[Any, ...] = ([], b"", [], None, b"", None, None, 0, [])
 
 Rows = list[list[Any]]
 
@@ -77,6 +78,7 @@ class Known(NamedTuple):
     prev_link: str | None
     stop_seq: int
     to_mark: Sequence[int]
+    sees_all: bool = False
 
 
 class Copied(NamedTuple):
@@ -107,7 +109,9 @@ def by_rows(rows: Rows, known: Known) -> tuple[Any, ...] | None:
     ((_, links, _, jobs),) = runs
     marks = [(row[SEQ], link, row[T_HLC]) for row, link in zip(rows, links, strict=True) if row[SEQ] in known.to_mark]
     count = len(of_commitments(rows))
-    return leaf_hashes(links), keys_of(jobs), marks, rows[0][PREV], links[-1], rows[-1][LINK], rows[-1][T_HLC], count
+    said = [] if not known.sees_all else [Said(*(row[at] for at in SAID)) for row in rows]
+    ends = rows[0][PREV], links[-1], rows[-1][LINK], rows[-1][T_HLC]
+    return leaf_hashes(links), keys_of(jobs), marks, *ends, count, said
 
 
 def known_at(first_seq: int = 1, *, is_believed: bool = False, stop_seq: int = SEQ_MAX) -> Known:
@@ -124,8 +128,10 @@ PACKED = {"copy": lambda rows: Copied(copied(rows)), "lines": lines_of}
 @pytest.mark.parametrize("form", PACKED)
 @pytest.mark.parametrize("first_seq", [1, 11])
 @pytest.mark.parametrize("is_believed", [False, True])
-def test_entries_in_order_are_judged_at_once(form: str, first_seq: int, is_believed: bool) -> None:
+@pytest.mark.parametrize("sees_all", [False, True])
+def test_entries_in_order_are_judged_at_once(form: str, first_seq: int, is_believed: bool, sees_all: bool) -> None:
     rows, known = rows_of(WHOLE)[first_seq - 1 :], known_at(first_seq, is_believed=is_believed)
+    known = known._replace(sees_all=sees_all)
     found = PACKED[form](rows).passed(*known)
     assert (found is not None) == IN_C
     if found is None:

@@ -616,7 +616,7 @@ async def test_other_tasks_get_their_turn_while_a_chain_is_verified() -> None:
 def test_the_kinds_are_those_of_the_interfaces_in_their_order() -> None:
     assert ", ".join(KINDS) == (
         "gap, duplicate-seq, payload-digest, hlc-columns, prev-link, link, malformed, head, tail-truncated, "
-        "snapshot-root, snapshot-signature, snapshot-chain, tree, projection, rollback"
+        "snapshot-root, snapshot-signature, snapshot-chain, caller-signature, tree, projection, rollback"
     )
 
 

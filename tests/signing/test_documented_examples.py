@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from ledger import canonical, private_fields
+from ledger import canonical, private_fields, signed_events
 from ledger.merkle import verify_consistency
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, unsigned_digest
 from signing import envelope, key_statement
@@ -98,3 +98,14 @@ def test_the_pushed_checkpoint_extends_the_tree_that_the_witness_of_the_receipt_
     seen, pushed = (open_checkpoint(text, documented_ring()) for text in (anchor["checkpoint"], note))
     assert old == f"old {seen.size}"
     verify_consistency(seen.size, pushed.size, seen.root, pushed.root, [base64.b64decode(line) for line in proof])
+
+
+def test_the_signed_events_shown_are_signed_as_shown() -> None:
+    alone, message, together, root = examples("signed-events.md")
+    (key,) = documented_ring()
+    for shown, signed in ((alone, message), (together, root)):
+        payload = json.loads(shown)
+        signature = signed_events.read(payload["signature"])
+        assert signature.key_id == key.key_id
+        assert signed_events.signed_message("acme", "nightly-17", payload, signature) == signed.rstrip("\n").encode()
+        assert key.made(signature.raw(), signed.rstrip("\n").encode())

@@ -13,6 +13,7 @@ import pytest
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing import envelope, key_statement, private_keys
+from signing.callers import KeyedJudge, RegisteredCaller, RequiredSignatures, RevokedCaller
 from signing.key_history import (
     KeyEvent,
     KeyFold,
@@ -24,8 +25,10 @@ from signing.key_history import (
     rotated_facts,
 )
 from signing.key_statement import FIELD, Anchor
+from signing.keys import KnownCallers
 from signing.private_keys import FileSigner
 from signing.region_statement import ADMITTED_KEYS_MAX, AdmittedKey, RetiredRegion, RevokedKey, known_regions
+from tests.ledger.callers import ED25519, P256
 
 ADDED, ADMITTED = SystemAction.KEY_ADDED, SystemAction.KEY_ADMITTED
 ROTATED, REVOKED = SystemAction.KEY_ROTATED, SystemAction.KEY_REVOKED
@@ -528,6 +531,56 @@ def test_a_revoked_key_of_a_region_is_trusted_again_once_it_is_admitted_again(ke
     assert (trusted(entries), list(entries.history().regions.revoked)) == ([], [key_id])
     entries.add(REGION_ADMITTED, region_key_facts(3, keys["late"]), keys["root"], at)
     assert (trusted(entries), entries.history().regions.revoked) == ([key_id], {})
+
+
+REGISTERED, REQUIRED = SystemAction.CALLER_REGISTERED, SystemAction.SIGNATURES_REQUIRED
+
+
+def test_callers_are_registered_and_revoked_by_statements_and_no_copy_counts_again(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    at = {"after": entries.events[0].at}
+    caller = ED25519.caller
+    facts = RegisteredCaller(f"{1:016x}", caller, "ops").facts()
+    entries.add(REGISTERED, facts)
+    assert entries.history().callers == KnownCallers(), "without a statement it says nothing"
+    entries.add(REGISTERED, facts, keys["thief"], at)
+    assert entries.history().callers == KnownCallers(), "nor with that of a key that is not admitted"
+    first = entries.add(REGISTERED, facts, keys["root"], at)
+    assert entries.history().callers.by_key == {ED25519.key_id: caller}
+    revoked = RevokedCaller(f"{2:016x}", ED25519.key_id, "1000:0:n", "stolen", "ops").facts()
+    entries.add(SystemAction.CALLER_REVOKED, revoked)
+    assert entries.history().callers.by_key[ED25519.key_id].key.revoked_from_hlc is None
+    entries.add(SystemAction.CALLER_REVOKED, revoked, keys["root"], at)
+    later = RevokedCaller(f"{3:016x}", ED25519.key_id, "2000:0:n", "once more").facts()
+    entries.add(SystemAction.CALLER_REVOKED, later, keys["root"], at)
+    entries.add(REGISTERED, {name: fact for name, fact in first.facts.items() if name != "type"})
+    entries.add(REGISTERED, {**facts, "change_id": f"{4:016x}"}, keys["root"], at)
+    assert entries.history().callers.by_key[ED25519.key_id].key.revoked_from_hlc == Hlc(1000, 0, "n"), "for good"
+
+
+def test_what_must_be_signed_counts_from_the_time_of_its_entry(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    at = {"after": entries.events[0].at}
+    first = entries.add(REQUIRED, RequiredSignatures(f"{1:016x}", "acme", ["JobCompleted"]).facts(), keys["root"], at)
+    second = entries.add(REQUIRED, RequiredSignatures(f"{2:016x}", "acme", []).facts(), keys["root"], at)
+    entries.add(REQUIRED, {name: fact for name, fact in first.facts.items() if name != "type"})
+    malformed = {"change_id": f"{3:016x}", "tenant_id": "acme", "types": ["JobPaused"]}
+    entries.add(REQUIRED, malformed, keys["root"], at)
+    judge = KeyedJudge(entries.history().callers)
+    found = [judge.is_required("acme", "JobCompleted", hlc) for hlc in (Hlc(1, 0, "n"), first.hlc, second.hlc)]
+    assert found == [False, True, False]
+    assert not judge.is_required("beta", "JobCompleted", first.hlc)
+
+
+def test_a_revoked_key_registers_no_caller_from_then_on(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    at = {"after": entries.events[1].at}
+    early = entries.add(REGISTERED, RegisteredCaller(f"{1:016x}", ED25519.caller).facts(), keys["one"], at)
+    stolen = entries.add(REGISTERED, RegisteredCaller(f"{2:016x}", P256.caller).facts(), keys["one"], at)
+    assert {*entries.history().callers.by_key} == {ED25519.key_id, P256.key_id}
+    entries.add(REVOKED, revoked_facts(keys["one"].key_id, "node-1", stolen.hlc, "stolen"), keys["root"], at)
+    assert (early.hlc < stolen.hlc, {*entries.history().callers.by_key}) == (True, {ED25519.key_id})
 
 
 def test_what_a_revoked_key_said_of_regions_from_then_on_does_not_count(keys: Keys) -> None:

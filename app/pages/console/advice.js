@@ -14,6 +14,7 @@ export const BREAKS = {
   "snapshot-root": "What was signed is not what stands there now: history was rewritten.",
   "snapshot-signature": "A signature over these entries does not hold, or no key that counts made it.",
   "snapshot-chain": "Signed batches do not follow each other.",
+  "caller-signature": "The event is not what its caller signed, or stands a second time, or its key does not count.",
   tree: "The stored Merkle tree is not that of the entries.",
   projection: "The table of jobs, or what was decided, is not what the entries say.",
   rollback: "The chain is shorter than, or another than, a checkpoint that was kept outside.",

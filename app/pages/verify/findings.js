@@ -14,6 +14,7 @@ export const ASPECT_OF_KIND = {
   "snapshot-root": "snapshots",
   "snapshot-signature": "signatures",
   "snapshot-chain": "snapshots",
+  "caller-signature": "signatures",
   tree: "tree",
   projection: "projection",
   rollback: "checkpoint",
@@ -43,7 +44,7 @@ export class Findings {
 
   add(kind, seq, detail, { expected = null, actual = null, isKeyUnknown = false } = {}) {
     this.counts.set(kind, (this.counts.get(kind) ?? 0) + 1);
-    if (kind === "snapshot-signature" && !isKeyUnknown) this.hasBrokenSignature = true;
+    if (ASPECT_OF_KIND[kind] === "signatures" && !isKeyUnknown) this.hasBrokenSignature = true;
     const held = this.first.get(kind);
     // Breaks of one kind and seq by what they say, so that it never matters which was found first.
     if (held === undefined || seq < held.seq || (seq === held.seq && detail < held.detail)) {

@@ -11,6 +11,7 @@
 import { judgeAnchors, parseAnchors } from "./anchors.js";
 import { Bundle } from "./bundle.js";
 import { BundleInvalid, digestOf } from "./container.js";
+import { CallerChecker } from "./callers.js";
 import { CommitmentJudge, isOfCommitments } from "./commitments.js";
 import { Malformed, fromHex, quoted, sameBytes, toHex } from "./encoding.js";
 import { EntryChecker } from "./entries.js";
@@ -252,6 +253,7 @@ class Chain {
     const firstSeq = manifest.from_seq;
     this.isFromStart = firstSeq === 1 || floor !== null;
     const prevLink = firstSeq === 1 ? null : floor?.link;
+    this.callers = new CallerChecker(manifest.tenant_id, findings, keyring);
     this.checker = new EntryChecker(findings, firstSeq, prevLink);
     this.judge = new SnapshotJudge(manifest.tenant_id, findings, firstSeq, floor?.snapshot ?? null);
     this.rows = bundle.snapshotRows();
@@ -284,6 +286,7 @@ class Chain {
       await this.#openUpTo(inRange.reduce((most, row) => Math.max(most, row.seq), 0));
       for (const row of inRange) {
         this.#take(row);
+        await this.callers.check(row);
         onRow(row);
       }
       read += manifest.entryParts[number].bytes;

@@ -8,6 +8,7 @@ import { sha256 } from "./sha256.js";
 
 export const ED25519 = "ed25519";
 export const ECDSA_P256 = "ecdsa-p256";
+const ML_DSA_44 = "ml-dsa-44";
 
 const KEYS_MAX = 1000;
 
@@ -50,9 +51,7 @@ export class PublicKey {
   }
 
   static ofPem(block) {
-    const body = /^-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----$/.exec(block.trim());
-    if (body === null) throw new Malformed("not a PEM public key");
-    return new PublicKey(fromBase64(body[1].replace(/\s/g, ""), "a PEM public key"));
+    return new PublicKey(derOfPem(block));
   }
 
   /** The key that one item of ``/v1/keys`` describes. */
@@ -137,8 +136,9 @@ export class PublicKey {
 
 /** Keys by id. A key given twice counts where both say so. */
 export class Keyring {
-  constructor(keys, logVerifierKeys = []) {
+  constructor(keys, logVerifierKeys = [], callers = null) {
     this.byId = new Map();
+    this.callers = callers;
     for (const key of keys) {
       const known = this.byId.get(key.id);
       this.byId.set(key.id, known === undefined ? key : known.narrowed(key));
@@ -162,13 +162,15 @@ export class Keyring {
     if (!Array.isArray(verifierKeys) || verifierKeys.some((each) => typeof each !== "string")) {
       throw new Malformed("log_verifier_keys must be a list of texts");
     }
-    return new Keyring(value.keys.map(PublicKey.ofJson), verifierKeys);
+    const callers = Array.isArray(value.callers) ? callersOf(value.callers, value.signatures_required ?? []) : null;
+    return new Keyring(value.keys.map(PublicKey.ofJson), verifierKeys, callers);
   }
 
   static merged(rings) {
     return new Keyring(
       rings.flatMap((ring) => ring.keys),
       rings.flatMap((ring) => ring.logVerifierKeys),
+      mergedCallers(rings.flatMap((ring) => ring.callers ?? [])),
     );
   }
 
@@ -187,8 +189,47 @@ export class Keyring {
         ? new PublicKey(key.der, { notBefore: key.notBefore, notAfter: key.notAfter })
         : key,
     );
-    return new Keyring(keys, this.logVerifierKeys);
+    return new Keyring(keys, this.logVerifierKeys, this.callers);
   }
+}
+
+/** The callers by key id, and what they must sign from when on, as ``/v1/keys`` lists them. */
+function callersOf(callers, required) {
+  const found = callers.map((item) => {
+    if (!isObject(item) || !Array.isArray(item.tenants)) throw new Malformed("a caller must name its tenants");
+    const isKnown = item.algorithm !== ML_DSA_44;
+    const id = toHex(sha256(derOfPem(item.public_key_pem))).slice(0, 16);
+    if (item.key_id !== id) throw new Malformed(`key id ${quoted(item.key_id)} is not that of its key, ${id}`);
+    const revokedFrom = item.revoked_from_hlc ? parseHlc(item.revoked_from_hlc) : null;
+    const key = isKnown ? PublicKey.ofJson(item) : null;
+    return [id, { id, key, revokedFrom, name: String(item.name), tenants: item.tenants.map(String) }];
+  });
+  const wanted = required.map((item) => ({
+    fromHlc: parseHlc(item.from_hlc),
+    tenantId: item.tenant_id,
+    types: item.types,
+  }));
+  return { byId: new Map(found), required: wanted.sort((one, other) => compareHlcs(one.fromHlc, other.fromHlc)) };
+}
+
+/** All of these; a key is revoked from where any says. */
+function mergedCallers(known) {
+  if (!known.length) return null;
+  const byId = new Map();
+  for (const caller of known.flatMap((each) => [...each.byId.values()])) {
+    const other = byId.get(caller.id) ?? caller;
+    const ends = [caller.revokedFrom, other.revokedFrom].filter((each) => each !== null).sort(compareHlcs);
+    const tenants = [...other.tenants, ...caller.tenants];
+    byId.set(caller.id, { ...caller, tenants, revokedFrom: ends[0] ?? null });
+  }
+  const required = known.flatMap((each) => each.required);
+  return { byId, required: required.sort((one, other) => compareHlcs(one.fromHlc, other.fromHlc)) };
+}
+
+function derOfPem(block) {
+  const body = /^-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----$/.exec(String(block).trim());
+  if (body === null) throw new Malformed("not a PEM public key");
+  return fromBase64(body[1].replace(/\s/g, ""), "a PEM public key");
 }
 
 function keysOfPem(text) {

@@ -55,9 +55,9 @@ export class Frontier {
   }
 }
 
-/** Throws unless the leaf is in the tree (2.1.3.2); ``hashes`` go from the leaf's sibling up. */
-export function verifyInclusion(leafIndex, treeSize, leaf, hashes, root) {
-  refuseMalformed([leaf, root, ...hashes]);
+/** The root to which ``hashes``, from the leaf's sibling up, lead (2.1.3.2); throws where there is no such leaf. */
+export function rootOfPath(leafIndex, treeSize, leaf, hashes) {
+  refuseMalformed([leaf, ...hashes]);
   if (!(leafIndex >= 0 && leafIndex < treeSize)) {
     throw new ProofError(`leaf index ${leafIndex} is not in a tree of size ${treeSize}`);
   }
@@ -65,8 +65,13 @@ export function verifyInclusion(leafIndex, treeSize, leaf, hashes, root) {
   if (hashes.length !== inner + border) {
     throw new ProofError(`an inclusion proof has ${hashes.length} hashes here, ${inner + border} needed`);
   }
-  const climbed = climb(leaf, hashes.slice(0, inner), BigInt(leafIndex));
-  if (!sameBytes(climbBorder(climbed, hashes.slice(inner)), root)) {
+  return climbBorder(climb(leaf, hashes.slice(0, inner), BigInt(leafIndex)), hashes.slice(inner));
+}
+
+/** Throws unless the leaf is in the tree of this root. */
+export function verifyInclusion(leafIndex, treeSize, leaf, hashes, root) {
+  refuseMalformed([root]);
+  if (!sameBytes(rootOfPath(leafIndex, treeSize, leaf, hashes), root)) {
     throw new ProofError(`the proof of leaf ${leafIndex} does not lead to the root ${toHex(root)}`);
   }
 }

@@ -26,6 +26,7 @@ import {
   toUtf8,
 } from "./encoding.js";
 import { canonicalEntry, checkApart } from "./entries.js";
+import { CallerChecker } from "./callers.js";
 import { Findings } from "./findings.js";
 import { NODE_ID, TENANT_ID } from "./hlc.js";
 import { canonical, hasMembers, isInteger, isObject, isText, parseJson } from "./json.js";
@@ -33,7 +34,7 @@ import { LOG_ORIGIN, STATEMENT_TYPE } from "./manifest.js";
 import { ProofError, leafHash, verifyConsistency, verifyInclusion } from "./merkle.js";
 import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
 import { sha256 } from "./sha256.js";
-import { KEPT, breakOf, rollbackAt, withBreak, withCheckpoint } from "./verdicts.js";
+import { KEPT, breakOf, graver, rollbackAt, withBreak, withCheckpoint } from "./verdicts.js";
 
 const PREDICATE_TYPE = "https://tallystick.dev/receipt/v1";
 const FILE_BYTES_MAX = 64 << 20;
@@ -234,11 +235,13 @@ export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses })
   }
   // 3. The entries, 4. the checkpoint's signature, and 5. that the checkpoint covers the entries.
   const findings = new Findings();
-  findings.begin("links", "payloads", "tree");
+  findings.begin("links", "payloads", "tree", "signatures");
   const reliedOnV1 = checkApart(
     receipt.entries.map(({ row }) => row),
     findings,
   );
+  const callers = new CallerChecker(receipt.tenant_id, findings, keyring);
+  for (const { row } of receipt.entries) await callers.check(row);
   const logSigned = await judgeOwn(receipt, keyring);
   checkInclusion(receipt, own, findings);
   let verdict = verdictOf(receipt, findings, reliedOnV1, signed, logSigned);
@@ -304,7 +307,7 @@ function verdictOf(receipt, findings, reliedOnV1, signed, logSigned) {
     links: found.links === "ok" && reliedOnV1 ? "not_checked" : found.links,
     payloads: found.payloads,
     tree: found.tree,
-    signatures: logSigned.verdict,
+    signatures: graver(logSigned.verdict, found.signatures),
     checkpoint: "not_checked",
   };
   return {

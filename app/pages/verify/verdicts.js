@@ -11,6 +11,7 @@ export const TAMPERED = 2;
 export const INCOMPLETE = 3;
 export const UNKNOWN_KEY = 4;
 
+const GRAVER = ["ok", "not_checked", "unknown_key", "broken"];
 const GRAVER_LAST = ["not_checked", "ok", "unknown_key", "broken"];
 
 /** A break of the file itself, which stands at no seq. */
@@ -38,6 +39,11 @@ export function withCheckpoint(verdict, outcome) {
   const verdicts = { ...verdict.verdicts, checkpoint: graver };
   const comparedWith = [verdict.compared_with, outcome === "unknown_key" ? null : KEPT].filter(Boolean).join(", ");
   return { ...verdict, verdicts, valid: isValid(verdicts), compared_with: comparedWith || null };
+}
+
+/** The verdict on an aspect of two parts. */
+export function graver(one, other) {
+  return GRAVER.indexOf(one) > GRAVER.indexOf(other) ? one : other;
 }
 
 /** Nothing is broken and no key is unknown; what was not checked does not count. */

@@ -76,6 +76,7 @@ export const BREAKS = {
   "snapshot-root": "A signed statement says something else than the entries.",
   "snapshot-signature": "The signature of a statement about these entries does not hold, or its key does not count.",
   "snapshot-chain": "The signed statements do not follow one another.",
+  "caller-signature": "The event is not what its caller signed, or is there a second time, or its key does not count.",
   tree: "The Merkle tree is not that of the entries.",
   projection: "A verdict on a proposal does not follow from the entries before it.",
   rollback: "The log is not the one that somebody outside saw: it was cut or rewritten.",
