@@ -43,6 +43,15 @@ WitnessKeys = Annotated[
         help="Verifier key of a witness you trust, or a file that holds it; may be given several times.",
     ),
 ]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--policy",
+        exists=True,
+        dir_okay=False,
+        help="A tlog-policy file: below its quorum of witnesses the exit code is 3.",
+    ),
+]
 TsaCa = Annotated[
     Path | None,
     typer.Option("--tsa-ca", exists=True, dir_okay=False, help="PEM certificates that time stamps must lead to."),

@@ -13,13 +13,15 @@ import typer
 from app.share.archive import require_packages
 from cli.archive import signer_and_keys
 from cli.client import LedgerClient, Service
-from cli.options import CheckpointFile, Keys, Tenant
+from cli.options import CheckpointFile, Keys, PolicyFile, Tenant
 from cli.verify_proof import subject_of
 from ledger.errors import InvalidInputError, refuse
-from ledger.exit_code import ExitCode, exit_code_of_receipt
+from ledger.exit_code import ExitCode, below_quorum, exit_code_of_receipt
 from ledger.machines.jobs import refused_job_id
 from ledger.text import printable
+from ledger.verification.verdict import quorum_lines
 from objects.store import ArchiveStore
+from signing.anchors import ExternalWitnesses
 from signing.checkpoint import judge_checkpoint, read_kept
 from signing.files import whole_file
 from signing.keys import Keyring, Signer
@@ -27,7 +29,7 @@ from signing.memory import Memory, memory_of
 from signing.receipt import ENTRY, JOB, Receipt
 from signing.receipt_judging import ReceiptVerdict, judged
 from tallystick_client import NotTheLedgerError, ProblemError
-from terminal.outcome import fail, tell
+from terminal.outcome import CommandExit, fail, tell
 from terminal.program import Json, NoState, State
 
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
@@ -54,6 +56,7 @@ def prove(
         ),
     ] = None,
     checkpoint: CheckpointFile = None,
+    policy: PolicyFile = None,
     state: State = None,
     no_state: NoState = False,
     as_json: Json = False,
@@ -76,6 +79,10 @@ def prove(
     which is asked for nothing else. Whoever verifies the receipt must trust
     the key that signs it.
 
+    With --policy the exit code is 3 while the quorum of that tlog-policy file
+    has not cosigned all of it; the receipt is written, and a later one may
+    carry more.
+
     \b
     Examples:
       tally prove --tenant acme --job job-1 -o job-1.receipt.json
@@ -92,7 +99,7 @@ def prove(
     kept = judge_checkpoint(read_kept(checkpoint), place.keyring) if checkpoint is not None else None
     known = _Known("given", kept.checkpoint.size) if kept is not None else _remembered(memory, tenant, place.keyring)
     file = place.receipt(tenant, job, seq, known)
-    outcome = judged(file, place.keyring, kept, memory)
+    outcome = judged(file, place.keyring, kept, memory, ExternalWitnesses.load([], None, policy))
     if (code := exit_code_of_receipt(outcome.verdict)) not in _WRITTEN:
         first = outcome.verdict["first_break"]
         raise fail(
@@ -106,6 +113,8 @@ def prove(
     with whole_file(output) as written:
         written.write(file)
     _tell(outcome, subject_of(receipt, own.size), output, as_json=as_json)
+    if below_quorum(outcome.verdict):
+        raise CommandExit(ExitCode.INCOMPLETE)
 
 
 class _Known(NamedTuple):
@@ -189,6 +198,7 @@ def _tell(outcome: ReceiptVerdict, subject: list[str], output: Path, *, as_json:
             f"carries the word of {each['kind']} {each['by']} to seq {each['to_seq']}"
             for each in outcome.verdict["anchors"]
         ),
+        *quorum_lines(outcome.verdict),
         *(["the log begins with the checkpoint that you had"] if outcome.verdict["compared_with"] is not None else ()),
         f"{output}: {outcome.size_bytes:,} bytes, SHA-256 {outcome.digest}",
         "verify it with: tally verify-proof FILE --keys K, of keys that you trust",

@@ -18,12 +18,12 @@ from app.runtime.answers.archive import ArchiveAnswer
 from app.runtime.answers.chain import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
-    CosignatureList,
     TimestampList,
     VerdictAnswer,
+    WitnessesAnswer,
 )
 from cli.client import LedgerClient
-from cli.options import CheckpointFile, Keys, TsaCa, Url, WitnessKeys
+from cli.options import CheckpointFile, Keys, PolicyFile, TsaCa, Url, WitnessKeys
 from ledger import rfc3339
 from ledger.errors import ProofError, SignatureError, UnknownKeyError
 from ledger.exit_code import ExitCode, exit_code_of_verdict
@@ -33,11 +33,11 @@ from ledger.verification import Anchor, TreeHead
 from ledger.verification.verdict import ASPECTS, rollback, with_break, with_checkpoint
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, judge, opener
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, StoredAnchor, judge, opener
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
 from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Observation, memory_of, remembering
-from signing.note import WitnessKey, cosignatures_of
+from signing.note import cosignatures_of
 from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
 from terminal.program import Json, NoState, State
@@ -73,6 +73,7 @@ def verify(
     checkpoint: CheckpointFile = None,
     witness_key: WitnessKeys = None,
     tsa_ca: TsaCa = None,
+    policy: PolicyFile = None,
     from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
     acknowledge: Annotated[
@@ -101,7 +102,9 @@ def verify(
     the first. With --dsn that takes --keys.
 
     With --witness-key and --tsa-ca, statements of external witnesses are
-    judged here, and the log is compared with those that hold.
+    judged here, and the log is compared with those that hold. With --policy
+    the exit code is 3 unless the quorum of that tlog-policy file has cosigned
+    all entries; those that came last are cosigned within seconds.
 
     With --archive all tenants of an archive are verified, and its Iceberg
     table: manifests, files, trees, and that the table names each signed file
@@ -124,6 +127,7 @@ def verify(
       tally verify -t acme --acknowledge "row 17 edited by mistake, ticket 42"
       tally verify -t acme --checkpoint /mnt/elsewhere/acme.checkpoint --keys trusted-keys.json
       tally verify -t acme --tsa-ca authority-ca.pem --witness-key "$(cat w1.vkey)"
+      tally verify -t acme --keys trusted-keys.json --policy witnesses.policy
       tally verify -t acme --dsn postgresql://reader@db/tallystick --keys trusted-keys.json --json
       tally verify --archive s3://ledger-archive/prod --keys trusted-keys.json
       tally verify -t acme --with-archive --keys trusted-keys.json
@@ -136,7 +140,7 @@ def verify(
     if with_archive and (from_seq is not None or to_seq is not None):
         raise typer.BadParameter("it begins at seq 1: leave out seqs", param_hint="--with-archive")
     if archive is not None and not with_archive:
-        if dsn is not None or from_seq is not None or to_seq is not None or witness_key or tsa_ca:
+        if dsn is not None or from_seq is not None or to_seq is not None or witness_key or tsa_ca or policy:
             raise typer.BadParameter("an archive is verified whole: leave out --dsn, seqs and witnesses")
         _verify_archive(
             archive, tenant, keyring, checkpoint, memory_of(state, is_off=no_state or keyring is None), as_json
@@ -149,7 +153,7 @@ def verify(
         to_seq,
         keyring=keyring,
         kept=read_kept(checkpoint) if checkpoint is not None else None,
-        external=ExternalWitnesses.load(witness_key or [], tsa_ca),
+        external=ExternalWitnesses.load(witness_key or [], tsa_ca, policy),
         memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )
     if with_archive:
@@ -217,7 +221,9 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
     tenant, memory = request.tenant, request.memory
     with LedgerClient(url) as client:
         log = _Log(client, tenant)
-        # 1. The log's present checkpoint, read before the verdict, which then covers all of it.
+        # 1. What witnesses said, then the log's present checkpoint, then the verdict: each covers all that was read
+        #    before it.
+        said = served_statements(log.client, tenant, request.external)
         present, is_any = log.checkpoint()
         # 2. The verdict of the service.
         verdict: dict[str, Any] = client.get(
@@ -235,7 +241,7 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         elif is_compared:
             if present is None:
                 raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
-            verdict = _compared(log, request, verdict, present, ring)
+            verdict = _compared(log, request, verdict, present, ring, said)
         # 4. The remembered checkpoint.
         if memory is not None:
             look = Observation.at(memory, tenant, present, ring, datetime.now(UTC))
@@ -264,8 +270,11 @@ def _joined(
     return archived.joined(verdict, origin)
 
 
-def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring) -> dict[str, Any]:
-    """``verdict`` with the caller's checkpoint and witnesses compared with the log, whose checkpoint is ``present``."""
+def _compared(
+    log: _Log, request: Request, verdict: dict[str, Any], present: str, ring: Keyring, said: Sequence[StoredAnchor]
+) -> dict[str, Any]:
+    """``verdict`` with the caller's checkpoint and witnesses compared with the log, whose checkpoint is ``present``;
+    ``said`` are the served statements of the witnesses."""
     kept, external = request.kept, request.external
     try:
         now = open_checkpoint(present, ring)
@@ -274,13 +283,9 @@ def _compared(log: _Log, request: Request, verdict: dict[str, Any], present: str
         err.print(f"the checkpoint proves nothing: {error}", markup=False)
         return with_checkpoint(verdict, "unknown_key", FILE)
     # Statements of external witnesses: about this log, and under the kept checkpoint.
-    anchors = served_anchors(
-        log.client,
-        log.tenant,
-        external,
-        opener(ring, now.origin),
-    )
-    anchors += kept_anchors(kept, external.witnesses) if kept is not None else []
+    open_note = external.pinned(opener(ring, now.origin))
+    anchors = [judge(each, external.witnesses, external.roots, open_note) for each in said]
+    anchors += kept_anchors(kept, external) if kept is not None else []
     verdict = _with_anchors(log, verdict, anchors, now, external)
     # The kept checkpoint itself.
     return verdict if then is None else log.compared(verdict, then, now, FILE)
@@ -306,13 +311,15 @@ def _with_anchors(
     """``verdict`` with external witnesses verified here in place of the service's result."""
     judged_here = {kind for kind, given in ((WITNESS, external.witnesses), (RFC_3161, external.roots)) if given}
     found = [each for each in verdict["anchors"] if each["kind"] not in judged_here]
+    compared = []
     for anchor in anchors:
         status, detail = anchor.status, anchor.detail
         if status == "ok" and (found_break := log.rollback(Checkpoint(now.origin, anchor.size, anchor.root), now)):
             verdict = with_break(verdict, found_break)
             status, detail = "broken", found_break["detail"]
-        found.append(anchor._replace(status=status, detail=detail).to_json())
-    return {**verdict, "anchors": found}
+        compared.append(anchor._replace(status=status, detail=detail))
+    found += [each.to_json() for each in compared]
+    return external.with_quorum({**verdict, "anchors": found}, compared)
 
 
 class _Log(NamedTuple):
@@ -377,7 +384,7 @@ def _verify_by_rows(dsn: str, request: Request) -> dict[str, Any]:
     if request.kept is not None:
         try:
             heads.append(kept_head(request.kept, request.tenant, request.keyring, FILE))
-            anchors = kept_anchors(request.kept, request.external.witnesses)
+            anchors = kept_anchors(request.kept, request.external)
         except UnknownKeyError as error:
             err.print(f"the checkpoint proves nothing: {error}", markup=False)
             is_key_unknown = True
@@ -416,7 +423,7 @@ def _lines(verdict: dict[str, Any]) -> list[RenderableType]:
 # --- what external witnesses said ----------------------------------------------------------------------------
 
 LISTED_MAX = 1000
-"""Newest statements of each kind that are read."""
+"""Newest time stamps that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,17 +449,17 @@ class Request:
         return [] if self.archived is None else self.archived.heads
 
 
-def served_anchors(client: LedgerClient, tenant: str, external: ExternalWitnesses, open_note: OpenNote) -> list[Anchor]:
-    """The service's newest statement of each external witness."""
+def served_statements(client: LedgerClient, tenant: str, external: ExternalWitnesses) -> list[StoredAnchor]:
+    """The service's newest statement of each external witness, not verified."""
     said: list[StoredAnchor] = []
     if external.witnesses:
         known = {witness.text() for witness in external.witnesses}
-        items = client.get(f"/v1/log/{tenant}/cosignatures", CosignatureList, limit=LISTED_MAX)["items"]
         said += [
             StoredAnchor(
                 WITNESS, each["witness"], each["note"], each["tree_size"], datetime.fromisoformat(each["time"])
             )
-            for each in _newest([item for item in items if item["witness"] in known], "witness")
+            for each in client.get(f"/v1/log/{tenant}/witnesses", WitnessesAnswer)["witnesses"]
+            if each["witness"] in known and each["note"] is not None
         ]
     if external.roots:
         items = client.get(f"/v1/log/{tenant}/anchors", TimestampList, limit=LISTED_MAX)["items"]
@@ -465,25 +472,35 @@ def served_anchors(client: LedgerClient, tenant: str, external: ExternalWitnesse
                 datetime.fromisoformat(each["time"]),
                 base64.b64decode(each["response"]),
             )
-            for each in _newest(items, "authority")
+            for each in _newest(items)
         ]
-    return [judge(each, external.witnesses, external.roots, open_note) for each in said]
+    return said
 
 
-def kept_anchors(kept: str, witnesses: Sequence[WitnessKey]) -> list[Anchor]:
-    """The cosignatures under a kept checkpoint; the caller checks the log's signature.
+def kept_anchors(kept: str, external: ExternalWitnesses) -> list[Anchor]:
+    """The cosignatures under a kept checkpoint; the caller checks the log's signature. For a policy that names logs
+    they do not count: which key signed is not compared.
 
     Raises:
         SignatureError: one of a known witness is invalid.
     """
     note = notes.parse(kept)
     checkpoint = checkpoints.parse(note.text)
+    does_count = external.policy is None or not external.policy.logs
     return [
-        Anchor(WITNESS, each.witness.name, rfc3339.written(each.time), checkpoint.size, checkpoint.root)
-        for each in cosignatures_of(note, witnesses)
+        Anchor(
+            WITNESS,
+            each.witness.name,
+            rfc3339.written(each.time),
+            checkpoint.size,
+            checkpoint.root,
+            key=each.witness.text() if does_count else "",
+        )
+        for each in cosignatures_of(note, external.witnesses)
     ]
 
 
-def _newest(items: list[dict[str, Any]], whose: str) -> list[dict[str, Any]]:
-    newest = {item[whose]: item for item in sorted(items, key=lambda item: (item["tree_size"], item["time"]))}
+def _newest(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest stamp of each authority."""
+    newest = {item["authority"]: item for item in sorted(items, key=lambda item: (item["tree_size"], item["time"]))}
     return [newest[name] for name in sorted(newest)]

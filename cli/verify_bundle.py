@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from app.share.bundle import report
 from app.share.bundle.report import OUTCOMES, Against, SignedWith, VerifiedFile, counts_of, to_html
-from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
+from cli.options import CheckpointFile, Keys, PolicyFile, TsaCa, WitnessKeys
 from cli.verify_proof import Trusted
 from ledger.errors import InvalidInputError, NotABundleError, SignatureError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
@@ -56,6 +56,7 @@ def verify_bundle(
     ] = None,
     witness_key: WitnessKeys = None,
     tsa_ca: TsaCa = None,
+    policy: PolicyFile = None,
     state: State = None,
     no_state: NoState = False,
     as_json: Json = False,
@@ -70,6 +71,8 @@ def verify_bundle(
 
     With --witness-key and --tsa-ca, the statements of external witnesses that
     the bundle carries are judged, and the log is compared with those that hold.
+    With --policy the exit code is 3 unless the quorum of that tlog-policy
+    file has cosigned all entries of the bundle.
 
     Exit codes: 0 whole and signed; 2 tampered or corrupt; 3 nothing wrong
     found but not everything checked, such as a range that begins later, an
@@ -89,13 +92,14 @@ def verify_bundle(
     if sign_with is not None and report_to is None:
         raise InvalidInputError("--sign-with signs a report; name it with --report")
     signer = private_keys.load(sign_with) if sign_with is not None else None
-    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, state=state, no_state=no_state)
+    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, policy, state=state, no_state=no_state)
     verified = []
     for path in files:
         verified.append(_verify(path, trusted, wants_counts=report_to is not None))
         trusted = trusted._replace(memory=_remembered(trusted.memory, verified[-1]))
     external_from = [text for each in witness_key or () for text in ("--witness-key", each)]
     external_from += [] if tsa_ca is None else ["--tsa-ca", readable(tsa_ca)]
+    external_from += [] if policy is None else ["--policy", readable(policy)]
     against = Against(_name(keys), trusted.keyring, _name(checkpoint), trusted.kept, external_from)
     now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
     document = report.to_json(verified, against, now, tool)

@@ -51,6 +51,7 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
         text = str(error) or type(error).__name__
         raise DatabaseUnavailableError(f"the ledger cannot be read from PostgreSQL: {text}") from error
     verdict = found.to_json((time.perf_counter() - began_s) * 1000)
+    verdict = request.external.with_quorum(verdict, found.anchors)
     if request.keyring is None:
         without_trust(verdict["verdicts"])
         if verdict["verdicts"]["checkpoint"] == "ok":
@@ -106,7 +107,7 @@ async def _verify(
                 judge = await newest_anchors(
                     connection,
                     tenant,
-                    lambda text, time: _open_note(tenant, as_of(trusted, time), text),
+                    external.pinned(lambda text, time: _open_note(tenant, as_of(trusted, time), text)),
                     external.witnesses,
                     lambda _authority: external.roots,
                 )

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from cli.options import CheckpointFile, Keys, TsaCa, WitnessKeys
+from cli.options import CheckpointFile, Keys, PolicyFile, TsaCa, WitnessKeys
 from ledger import rfc3339
 from ledger.exit_code import ExitCode, exit_code_of_receipt, gravest
 from signing.anchors import ExternalWitnesses
@@ -55,6 +55,7 @@ class Trusted(NamedTuple):
         checkpoint: Path | None,
         witness_keys: list[str] | None,
         tsa_ca: Path | None,
+        policy: Path | None,
         *,
         state: Path | None,
         no_state: bool,
@@ -70,7 +71,7 @@ class Trusted(NamedTuple):
             keyring,
             judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None,
             memory_of(state, is_off=no_state or keyring is None),
-            ExternalWitnesses.load(witness_keys or [], tsa_ca),
+            ExternalWitnesses.load(witness_keys or [], tsa_ca, policy),
         )
 
 
@@ -80,6 +81,7 @@ def verify_proof(
     checkpoint: CheckpointFile = None,
     witness_key: WitnessKeys = None,
     tsa_ca: TsaCa = None,
+    policy: PolicyFile = None,
     state: State = None,
     no_state: NoState = False,
     as_json: Json = False,
@@ -93,6 +95,8 @@ def verify_proof(
 
     With --witness-key and --tsa-ca, the statements of external witnesses that
     the receipt carries are judged: they say by when the entries were there.
+    With --policy the exit code is 3 unless the quorum of that tlog-policy
+    file has cosigned a tree with all entries of the receipt.
 
     Exit codes: 0 proved; 2 tampered or corrupt; 3 nothing wrong found but not
     everything checked, such as without keys; 4 a key is unknown or revoked;
@@ -102,8 +106,9 @@ def verify_proof(
     Examples:
       tally verify-proof job-1.receipt.json --keys trusted-keys.json
       tally verify-proof *.receipt.json --keys keys/ --checkpoint acme.checkpoint --json
+      tally verify-proof job-1.receipt.json --keys trusted-keys.json --policy witnesses.policy
     """
-    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, state=state, no_state=no_state)
+    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, policy, state=state, no_state=no_state)
     items, lines = list[dict[str, Any]](), list[RenderableType]()
     for path in files:
         found = _judged(path, trusted)

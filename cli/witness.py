@@ -8,14 +8,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from app.runtime.answers.chain import CosignatureList, CosignedAnswer
+from app.runtime.answers.chain import CosignatureList, CosignedAnswer, WitnessesAnswer
 from cli.client import Service
 from cli.options import Tenant
 from ledger.errors import UnknownKeyError
+from ledger.exit_code import ExitCode
+from ledger.verification.verdict import quorum_lines
 from signing import note as notes
 from signing.files import open_regular
 from signing.note import WitnessKey, cosignatures_of
-from terminal.outcome import tell
+from terminal.outcome import CommandExit, counted, tell
 from terminal.program import Json
 
 NOTE_BYTES_MAX = 1 << 20
@@ -51,6 +53,31 @@ def add(
     )
     names = ", ".join(WitnessKey.parse(each["witness"]).name for each in answer["added"])
     tell(answer, f"checkpoint of size {answer['tree_size']} of tenant {tenant} is cosigned by {names}", as_json=as_json)
+
+
+@witness.command("status")
+def status(tenant: Tenant, client: Service, as_json: Json = False) -> None:
+    """Show how far each witness has cosigned a tenant's log, and whether the quorum of the node's policy is met.
+
+    Exit codes: 0 the quorum covers the newest checkpoint; 3 it does not, or
+    the node has no policy (log.policy). Verifiers with a policy of their own
+    use tally verify --policy.
+
+    \b
+    Examples:
+      tally witness status --tenant acme
+    """
+    answer = client.get(f"/v1/log/{tenant}/witnesses", WitnessesAnswer)
+    policy, size = answer["policy"], answer["tree_size"]
+    table = Table("witness", "entries", "time", "holds", "fault")
+    for each in answer["witnesses"]:
+        table.add_row(each["name"], str(each["tree_size"]), each["time"] or "", each["status"], each["fault"] or "")
+    if policy is None:
+        said = "the node has no policy: log.policy names no file"
+    else:
+        said = f"of {counted(size, 'entry', 'entries')}: {quorum_lines(answer)[0]}"
+    tell(answer, table, said, as_json=as_json)
+    raise CommandExit(ExitCode.FINE if policy is not None and policy["met"] else ExitCode.INCOMPLETE)
 
 
 @witness.command("list")

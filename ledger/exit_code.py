@@ -81,6 +81,8 @@ class Unchecked(NamedTuple):
     """Entries at the end that no snapshot signs yet."""
     entries_before: int
     """Entries before the first one that was verified, without those that left with a prune."""
+    below_quorum: tuple[str, ...] = ()
+    """What is missing to the quorum of a policy."""
 
 
 def unchecked(verdict: Mapping[str, Any]) -> Unchecked:
@@ -91,7 +93,13 @@ def unchecked(verdict: Mapping[str, Any]) -> Unchecked:
     """
     # A service of a release without retention answers no ``verified_from_seq``.
     entries_before = max(0, verdict["from_seq"] - verdict.get("verified_from_seq", 1))
-    return Unchecked(_unchecked_aspects(verdict), verdict["unsigned_entries"], entries_before)
+    return Unchecked(_unchecked_aspects(verdict), verdict["unsigned_entries"], entries_before, below_quorum(verdict))
+
+
+def below_quorum(verdict: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is missing to the quorum of a policy; empty if it is met, or none was given."""
+    policy = verdict.get("policy")
+    return () if policy is None or policy["met"] else (*policy["missing"],)
 
 
 def _unchecked_aspects(verdict: Mapping[str, Any]) -> tuple[str, ...]:
@@ -111,7 +119,7 @@ def exit_code_of_verdict(verdict: Mapping[str, Any]) -> ExitCode:
 
 def exit_code_of_receipt(verdict: Mapping[str, Any]) -> ExitCode:
     """The exit code for a receipt's verdict object: it is about single entries, so no others can be missing."""
-    return _exit_code(verdict, is_incomplete=bool(_unchecked_aspects(verdict)))
+    return _exit_code(verdict, is_incomplete=bool(_unchecked_aspects(verdict) or below_quorum(verdict)))
 
 
 def _exit_code(verdict: Mapping[str, Any], *, is_incomplete: bool) -> ExitCode:

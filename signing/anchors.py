@@ -62,7 +62,7 @@ from signing.files import open_regular
 from signing.keys import Keyring
 from signing.manifest import CONSISTENCY_HASHES_MAX
 from signing.note import WitnessKey, cosignatures_of
-from signing.policy import Policy
+from signing.policy import Policy, Quorum
 from signing.strict import decode_base64
 
 Kind = Literal["rfc3161", "witness"]
@@ -109,11 +109,39 @@ class ExternalWitnesses(NamedTuple):
 
     @property
     def are_any(self) -> bool:
-        """Whether there is any witness or authority."""
-        return bool(self.witnesses or self.roots)
+        """Whether there is any witness, authority or policy."""
+        return bool(self.witnesses or self.roots or self.policy)
+
+    def pinned(self, open_note: OpenNote) -> OpenNote:
+        """``open_note``, for checkpoints that one of the logs of the policy signed, if it names any."""
+        logs = [] if self.policy is None else self.policy.logs
+
+        def opened(text: str, time: datetime) -> Checkpoint:
+            checkpoint = open_note(text, time)
+            if logs:
+                notes.signers_of(notes.parse(text), [key for key in logs if key.name == checkpoint.origin])
+            return checkpoint
+
+        return opened
+
+    def with_quorum(self, verdict: dict[str, Any], anchors: Iterable[Anchor]) -> dict[str, Any]:
+        """``verdict`` with how far the quorum of the policy covers the log, by the ``anchors`` that hold; unchanged
+        without a policy."""
+        if self.policy is None:
+            return verdict
+        return {**verdict, "policy": quorum_of(self.policy, anchors, verdict["to_seq"]).to_json()}
 
 
 NOBODY: Final = ExternalWitnesses((), ())
+
+
+def quorum_of(policy: Policy, anchors: Iterable[Anchor], to_seq: int) -> Quorum:
+    """How far the quorum covers a log, by the ``anchors`` that hold and are of trees of this log."""
+    sizes: dict[str, int] = {}
+    for each in anchors:
+        if each.status == "ok" and each.kind == WITNESS:
+            sizes[each.key] = max(each.size, sizes.get(each.key, 0))
+    return policy.judge(sizes, to_seq)
 
 
 def _key_text(given: str) -> str:
@@ -194,7 +222,8 @@ def judge(
     except (SignatureError, ValueError) as error:
         what = "the cosignature does not hold: " if said.kind == WITNESS else ""
         return said.unjudged(f"{what}{error}", "invalid")
-    return Anchor(said.kind, said.name, rfc3339.written(time), checkpoint.size, checkpoint.root)
+    key = said.by if said.kind == WITNESS else ""
+    return Anchor(said.kind, said.name, rfc3339.written(time), checkpoint.size, checkpoint.root, key=key)
 
 
 ANCHORS_MAX: Final = 128
@@ -244,7 +273,7 @@ def with_anchors(
 ) -> dict[str, Any]:
     """``verdict`` on a file, with the statements of external witnesses about its log. ``own`` is the file's checkpoint;
     the keys of ``keyring`` verify the log's signatures. A valid statement that disagrees is a break."""
-    results = []
+    results = list[Anchor]()
     for each in anchors:
         anchor = _judged(each, own, keyring, external)
         try:
@@ -257,8 +286,8 @@ def with_anchors(
             root = own.root.hex() if own.size == anchor.size else None
             verdict = with_break(verdict, rollback(anchor.size, detail, anchor.root.hex(), root))
             anchor = anchor._replace(status="broken", detail=detail)
-        results.append(anchor.to_json())
-    return {**verdict, "anchors": results}
+        results.append(anchor)
+    return external.with_quorum({**verdict, "anchors": [each.to_json() for each in results]}, results)
 
 
 def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, external: ExternalWitnesses) -> Anchor:
@@ -276,8 +305,8 @@ def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ex
     if keyring is None:
         return said.unjudged("no key was given, so nobody vouches for its checkpoint")
     if said.kind == WITNESS and said.by not in {witness.text() for witness in external.witnesses}:
-        return said.unjudged("its key is not among those given with --witness-key")
-    return judge(said, external.witnesses, external.roots, opener(keyring, own.origin))
+        return said.unjudged("its key is not among those given with --witness-key or --policy")
+    return judge(said, external.witnesses, external.roots, external.pinned(opener(keyring, own.origin)))
 
 
 # --- time stamps --------------------------------------------------------------------------------------

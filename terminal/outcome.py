@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ledger.exit_code import OWN_SOURCES, ExitCode, unchecked, without_jobs
 from ledger.text import printable
+from ledger.verification.verdict import quorum_lines
 
 
 class CommandExit(SystemExit):
@@ -168,6 +169,7 @@ def findings(
         + " ".join(filter(None, (anchor["status"], anchor["detail"])))
         for anchor in verdict["anchors"]
     ]
+    lines += quorum_lines(verdict)
     if (pruned := verdict.get("pruned")) is not None:
         lines.append(
             f"verified from seq {verdict['verified_from_seq']} on: entries up to seq {pruned['to_seq']} left for the "
@@ -204,4 +206,6 @@ def _reasons(verdicts: Sequence[Mapping[str, Any]], is_any_key: bool) -> list[st
         if found:
             entries, ledgers = counted(sum(found), "entry", "entries"), counted(len(found), "ledger")
             reasons.append(f"{entries} of {ledgers} {where}")
+    if below := sum(bool(each.below_quorum) for each in left):
+        reasons.append(f"{counted(below, 'ledger')} below the quorum of the policy")
     return reasons

@@ -19,7 +19,7 @@ longer) registered, is not served, since one bad line of a known key makes its r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -40,7 +40,7 @@ from ledger.verification.entry_check import is_link
 from ledger.verification.verdict import Anchor, damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RFC_3161, WITNESS, OpenNote, StoredAnchor, judge, opener
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, judge, opener
 from signing.keys import Keyring
 from signing.note import SIGNATURES_MAX, Cosignature, Note, NoteSignature, WitnessKey, cosignatures_of
 
@@ -247,6 +247,20 @@ async def newest_anchors(
     return lambda: [judge(each, witnesses, roots(each.by), open_note) for each in said]
 
 
+async def newest_cosignatures(pool: Pool, tenant_id: str) -> tuple[int, list[StoredAnchor]]:
+    """The size of the tenant's newest checkpoint, 0 if there is none, and the newest cosignature of each witness on a
+    checkpoint up to that; not verified.
+
+    Raises:
+        TenantNotFoundError: no such tenant.
+        ChainDamagedError: the stored note is no checkpoint.
+    """
+    async with reading(pool, snapshot=True) as connection:
+        signed = chain_reads.checkpoint_in(tenant_id, (await chain_reads.head(connection, tenant_id)).checkpoint)
+        said = await store.newest(connection, WITNESS, tenant_id, SIGNATURES_MAX)
+    return 0 if signed is None else signed.size, said
+
+
 ROWS_A_SIZE_MAX = SIGNATURES_MAX - 10
 """Most cosignatures of one checkpoint that are checked, newest first; with the log's own they fit into one note."""
 SIZES_MAX = 16
@@ -310,6 +324,31 @@ def status_of(row: StoredAnchor, witnesses: Iterable[WitnessKey]) -> str:
     if row.by not in _names(witnesses):
         return "unknown_key"
     return "broken" if held(row, witnesses) is None else "ok"
+
+
+def witnesses_of(
+    said: Sequence[StoredAnchor], external: ExternalWitnesses, faults: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """As plain values each registered witness, then former ones, with the newest cosignature that it ``said``.
+    ``faults`` has, by verifier key, why a witness last gave none."""
+    places = {} if external.policy is None else {each.key.text(): each for each in external.policy.witnesses.values()}
+    newest = {row.by: row for row in said}
+    items = []
+    for key in dict.fromkeys([*_names(external.witnesses), *newest]):
+        place, row = places.get(key), newest.get(key)
+        items.append(
+            {
+                "witness": key,
+                "name": key.partition("+")[0] if place is None else place.name,
+                "url": None if place is None else place.url,
+                "tree_size": 0 if row is None else row.size,
+                "time": None if row is None else row.time,
+                "status": "none" if row is None else status_of(row, external.witnesses),
+                "note": None if row is None else row.note,
+                "fault": faults.get(key),
+            }
+        )
+    return items
 
 
 def _names(witnesses: Iterable[WitnessKey]) -> list[str]:

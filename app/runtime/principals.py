@@ -204,6 +204,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/log/{tenant_id}/tile/entries/{bundle:path}",
         "GET /v1/log/{tenant_id}/tile/{tile:path}",
         "GET /v1/log/{tenant_id}/cosignatures",
+        "GET /v1/log/{tenant_id}/witnesses",
         "GET /v1/log/{tenant_id}/anchors",
     ),
     Rule(Right.AUDIT, Needs.ANY): (

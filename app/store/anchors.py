@@ -146,12 +146,16 @@ async def newest(
     connection: Connection, kind: str, tenant_id: str, limit: int | None, by: Sequence[str] | None = None
 ) -> list[StoredAnchor]:
     """The newest statement of each witness or authority, or of each in ``by``, up to ``limit``."""
+    rows = _STATEMENTS[kind]
     return await fetch_as(
         connection,
         StoredAnchor,
         f"""
-        SELECT DISTINCT ON (by) {_COLUMNS} FROM {_STATEMENTS[kind]}
-         WHERE tenant_id = $1 AND ($2::text[] IS NULL OR by = ANY($2)) ORDER BY by, size DESC, time DESC LIMIT $3
+        {_each_of(rows)}
+        SELECT one.* FROM each CROSS JOIN LATERAL (
+               SELECT {_COLUMNS} FROM {rows} WHERE tenant_id = $1 AND said.by = each.name
+                ORDER BY size DESC, time DESC LIMIT 1) AS one
+         WHERE $2::text[] IS NULL OR each.name = ANY($2) ORDER BY by LIMIT $3
         """,
         tenant_id,
         by,
@@ -175,15 +179,23 @@ async def covering(connection: Connection, tenant_id: str, seqs: tuple[int, int]
     return _unproven([row for of_kind in said for row in of_kind], size_max)
 
 
-def _covering(rows: str) -> str:
-    """The query for one statement of each witness or authority: the oldest that covers entry $3, else the newest that
-    covers at least $2, of trees up to $4. It reads few rows of the index, however many statements there are."""
-    of_one = f"SELECT {_COLUMNS} FROM {rows} WHERE tenant_id = $1 AND said.by = each.name"
+def _each_of(rows: str) -> str:
+    """A common table ``each`` of the names of witnesses or authorities with a statement about tenant $1. It reads a row
+    of the index for each, however many statements there are."""
     return f"""
 WITH RECURSIVE each(name) AS (
      SELECT min(by) FROM {rows} WHERE tenant_id = $1
       UNION ALL
      SELECT (SELECT min(by) FROM {rows} WHERE tenant_id = $1 AND said.by > each.name) FROM each WHERE name IS NOT NULL)
+"""
+
+
+def _covering(rows: str) -> str:
+    """The query for one statement of each witness or authority: the oldest that covers entry $3, else the newest that
+    covers at least $2, of trees up to $4."""
+    of_one = f"SELECT {_COLUMNS} FROM {rows} WHERE tenant_id = $1 AND said.by = each.name"
+    return f"""
+{_each_of(rows)}
 SELECT one.* FROM each CROSS JOIN LATERAL (
        SELECT *
          FROM (({of_one} AND size BETWEEN $3 AND $4 ORDER BY size, time LIMIT 1)

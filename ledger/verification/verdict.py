@@ -209,6 +209,8 @@ class Anchor(NamedTuple):
     root: bytes
     status: str = "ok"
     detail: str | None = None
+    key: str = ""
+    """Verifier key of the witness, by which a policy counts it; empty if it does not count."""
 
     def to_json(self) -> dict[str, Any]:
         """As verdict objects have it."""
@@ -333,6 +335,14 @@ def with_checkpoint(
 
 _NOT_OF_A_COPY: Final = ("projection", "checkpoint")
 """Aspects that a copy by itself leaves unchecked."""
+
+
+def quorum_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """How far the quorum of a policy covers what a verdict is on, and who is missing; empty without a policy."""
+    if (policy := verdict.get("policy")) is None:
+        return []
+    reach = f"quorum {policy['quorum']} covers entries up to seq {policy['quorum_to_seq']}"
+    return [reach if policy["met"] else f"below quorum: {reach}; {', '.join(policy['missing'])}"]
 
 
 def with_archive(

@@ -106,6 +106,7 @@ CALLS: dict[str, Call] = {
         WITNESS.cosign(seen["read_checkpoint"].decode(), int(time.time())),
     ),
     "list_cosignatures": lambda _: ({"tenant_id": "settled"}, None),
+    "list_witnesses": lambda _: ({"tenant_id": "settled"}, None),
     "list_anchors": lambda _: ({"tenant_id": "settled"}, None),
     "issue_token": lambda _: (None, {"name": "ci", "rights": ["write"], "tenants": ["acme"], "expires_in": "1d"}),
     "list_tokens": lambda _: (None, None),

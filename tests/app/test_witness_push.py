@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +23,8 @@ from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.starting import assert_no_start
 from tests.app.witness_server import Answer, WitnessServer, policy_of, serving_witness
+from tests.conftest import Database
+from tests.tally import run_tally
 
 QUORUM_P95_S = 3.0
 
@@ -355,6 +359,65 @@ async def test_a_policy_that_names_logs_pushes_those_alone(
         await write(client, "other")
         await quorum(client, three, await write(client), 3)
         assert {origin for each in three for origin, _ in each.served} == {"ledger.example/acme"}
+
+
+async def tally(code: int, *arguments: object) -> dict[str, Any]:
+    done = await asyncio.to_thread(run_tally, *arguments, "--json")
+    assert done.returncode == code, done.stderr + done.stdout
+    return json.loads(done.stdout)
+
+
+async def test_the_commands_exit_with_3_below_the_quorum_and_say_who_is_missing(
+    client: httpx.AsyncClient, three: list[WitnessServer], tmp_path: Path, database: Database
+) -> None:
+    url, keyring = ("--url", str(client.base_url)), tmp_path / "keys.json"
+    keyring.write_text((await client.get("/v1/keys")).text)
+    all_of, two_of = policy_of(three, tmp_path / "all"), tmp_path / "policy"
+    three[2].lie = lambda _, __: Answer(503, b"away")
+    seq = await write(client, count=2)
+    (await client.post("/v1/snapshots", json={"tenant_id": "acme"})).raise_for_status()
+    await quorum(client, three, seq, 2)
+    missing = ["w3: has cosigned nothing of this log"]
+
+    status = await tally(0, "witness", "status", "-t", "acme", *url)
+    assert [each["tree_size"] for each in status["witnesses"]] == [seq, seq, 0]
+    assert (status["policy"]["met"], status["tree_size"]) == (True, seq)
+    assert "503" in status["witnesses"][2]["fault"]
+    for place in (url, ("--dsn", database.service_url)):
+        verify = ("verify", "-t", "acme", "--keys", keyring, "--no-state", *place)
+        assert (await tally(0, *verify, "--policy", two_of))["policy"]["quorum_to_seq"] == seq
+        below = await tally(3, *verify, "--policy", all_of)
+        assert (below["valid"], below["policy"]["missing"]) == (True, missing)
+    prove = ("prove", "-t", "acme", "--seq", "1", "--no-state", "-o", tmp_path / "one.receipt.json", *url)
+    await tally(0, *prove, "--policy", two_of)
+    await tally(3, *prove, "--policy", all_of)
+    receipt = ("verify-proof", tmp_path / "one.receipt.json", "--keys", keyring, "--no-state")
+    await tally(0, *receipt, "--policy", two_of)
+    assert (await tally(3, *receipt, "--policy", all_of))["policy"]["missing"] == missing
+    await tally(0, "bundle", "export", "-t", "acme", "-o", tmp_path / "acme.tar", *url)
+    bundle = ("verify-bundle", tmp_path / "acme.tar", "--keys", keyring, "--no-state")
+    await tally(0, *bundle, "--policy", two_of)
+    assert (await tally(3, *bundle, "--policy", all_of))["policy"]["missing"] == missing
+    three[1].lie = three[2].lie
+    seq = await write(client)
+    await quorum(client, three, seq, 1)
+    assert (await tally(3, "witness", "status", "-t", "acme", *url))["policy"]["quorum_to_seq"] == seq - 1
+
+
+async def test_a_witness_that_is_no_longer_named_is_listed_and_does_not_count(
+    run_server: RunServer, make_settings: MakeSettings, settings: Any, three: list[WitnessServer], tmp_path: Path
+) -> None:
+    async with run_server(settings) as client:
+        await quorum(client, three, await write(client), 3)
+    policy = policy_of(three[:2], tmp_path / "two")
+    async with run_server(make_settings(log={"policy": str(policy)})) as client:
+        answer = (await client.get("/v1/log/acme/witnesses")).json()
+    assert [(each["name"], each["status"]) for each in answer["witnesses"]] == [
+        ("w1", "ok"),
+        ("w2", "ok"),
+        (three[2].name, "unknown_key"),
+    ]
+    assert answer["policy"]["met"]
 
 
 @pytest.mark.parametrize("text", [None, "witness w1 nothing\nquorum w1", "quorum"])

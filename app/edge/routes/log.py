@@ -28,7 +28,7 @@ from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read import (
     proofs,
 )
-from app.runtime.answers.chain import CosignatureList, CosignedAnswer, TimestampList
+from app.runtime.answers.chain import CosignatureList, CosignedAnswer, TimestampList, WitnessesAnswer
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.store import anchors
@@ -37,9 +37,10 @@ from app.trust.key_chain import Trust, open_stored
 from app.trust.retention import RetentionReader
 from app.write.followers.cosignatures import CosignatureInbox
 from app.write.followers.notary import Notary
+from app.write.followers.witnesses import Witnesses
 from ledger.errors import NotFoundError
 from ledger.merkle.tiles import TILE_WIDTH
-from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, judge, opener, quorum_of
 
 router = APIRouter(route_class=StrictRoute, tags=["log"], responses=PROBLEM_RESPONSE)
 
@@ -186,6 +187,31 @@ async def list_cosignatures(
             for row, status in zip(rows, statuses, strict=True)
         ],
         following,
+    )
+
+
+@router.get("/v1/log/{tenant_id}/witnesses", responses=answered(WitnessesAnswer))
+async def list_witnesses(
+    pool: Service[NodePool],
+    notary: Service[Notary],
+    trust: Service[Trust],
+    external: Service[ExternalWitnesses],
+    pushed: Service[Witnesses | None],
+    tenant_id: ReadableTenantPath,
+) -> Response:
+    """The newest cosignature of each witness on the tenant's checkpoints, and whether the policy's quorum is met."""
+    size, said = await proofs.newest_cosignatures(pool, tenant_id)
+    open_note = external.pinned(opener(await trust.keyring(), notary.origin(tenant_id)))
+    judged = await asyncio.to_thread(lambda: [judge(each, external.witnesses, (), open_note) for each in said])
+    quorum = None if external.policy is None else quorum_of(external.policy, judged, size).to_json()
+    faults = {} if pushed is None else pushed.faults_of(tenant_id)
+    return json_answer(
+        {
+            "tenant_id": tenant_id,
+            "tree_size": size,
+            "policy": quorum,
+            "witnesses": proofs.witnesses_of(said, external, faults),
+        }
     )
 
 

@@ -78,6 +78,39 @@ CosignatureAnswer = shape(
 
 CosignatureList = list_shape("CosignatureList", "Cosignatures, newest first.", CosignatureAnswer)
 
+WitnessAnswer = shape(
+    "WitnessAnswer",
+    "The newest cosignature of a witness, ``none`` if it has cosigned nothing of this log; ``witness`` is its verifier "
+    "key, ``fault`` why this node last got no cosignature of it.",
+    witness=str,
+    name=str,
+    url=str | None,
+    tree_size=int,
+    time=Time | None,
+    status=Literal["ok", "broken", "unknown_key", "none"],
+    note=str | None,
+    fault=str | None,
+)
+
+QuorumAnswer = shape(
+    "QuorumAnswer",
+    "How far the quorum of the policy covers the log, and which witnesses are missing.",
+    met=bool,
+    quorum=str,
+    quorum_to_seq=int,
+    missing=[str],
+)
+
+WitnessesAnswer = shape(
+    "WitnessesAnswer",
+    "The witnesses of a log, and the quorum over its newest checkpoint, of size ``tree_size``; ``policy`` is null "
+    "without one.",
+    tenant_id=str,
+    tree_size=int,
+    policy=QuorumAnswer | None,
+    witnesses=[WitnessAnswer],
+)
+
 VerdictHead = shape(
     "VerdictHead",
     "End of the chain as verified.",

@@ -29,6 +29,7 @@ from ledger.machines import jobs
 from ledger.machines.exclusions import NO_STATEMENTS, SUBJECT, log_of, statements_of
 from ledger.machines.job_fold import JobFold, JobState
 from ledger.verification import ENTRY_COLUMNS, FOLD_COLUMNS
+from ledger.verification.verdict import quorum_lines
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import JudgedCheckpoint
 from signing.judging import BUNDLE, BundleVerdict
@@ -278,8 +279,11 @@ def to_json(files: Sequence[VerifiedFile], against: Against, verified_at: dateti
 
 def to_markdown(files: Sequence[VerifiedFile], against: Against, verified_at: datetime, tool: str) -> str:
     """The report as text."""
-    anchors = [(file, each) for file in files if file.outcome is not None for each in file.outcome.verdict["anchors"]]
-    text = _rendered("report.md.j2", files, against, verified_at, tool, anchors=anchors, outcomes=OUTCOMES)
+    judged = [(file, file.outcome.verdict) for file in files if file.outcome is not None]
+    anchors = [(file, each) for file, verdict in judged for each in verdict["anchors"]]
+    quorums = [(file, line) for file, verdict in judged for line in quorum_lines(verdict)]
+    shown = {"anchors": anchors, "quorums": quorums, "outcomes": OUTCOMES}
+    text = _rendered("report.md.j2", files, against, verified_at, tool, **shown)
     return text.rstrip("\n") + "\n\n"
 
 
@@ -420,6 +424,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "time_of": rfc3339.time_of,
 }
 _GLOBALS: Final[dict[str, object]] = {
+    "quorum_lines": quorum_lines,
     "ExitCode": ExitCode,
     "bundle": BUNDLE,
     "headlines": HEADLINES,

@@ -261,6 +261,11 @@ class Witnesses:
         ]
         return "; ".join(faults) or None
 
+    def faults_of(self, tenant_id: str) -> dict[str, str]:
+        """By verifier key, why the last push of this tenant's checkpoint failed."""
+        faults = {line.witness.key.text(): line.fault or line.refused.get(tenant_id) for line in self.lines}
+        return {key: fault for key, fault in faults.items() if fault is not None}
+
     def values(self) -> Mapping[str, Mapping[str, float]]:
         """Metrics by witness."""
         return {"log_witness_waiting": {line.witness.name: line.waiting for line in self.lines}}
