@@ -172,6 +172,16 @@ def carry_commitments(
     return {"rules": rules, "active": [*active.values()], "nodes": sorted(nodes.values(), key=itemgetter("index"))}
 
 
+def digest_of_carried(said: Mapping[str, Any] | None) -> str | None:
+    """SHA-256 of what is carried, in hex; None if nothing is, empty if it has no canonical form."""
+    if said is None:
+        return None
+    try:
+        return sha256(canonical.encode(said)).hexdigest()
+    except InvalidInputError:
+        return ""
+
+
 # --- private fields -------------------------------------------------------------------------------
 
 

@@ -40,6 +40,7 @@ from ledger.chain.conflict import held_event
 from ledger.chain.form import Count, Hash, HlcText, Seq
 from ledger.decoding import convert
 from ledger.facts.events import ACTOR, SystemAction
+from ledger.machines.carried import digest_of_carried
 from ledger.merkle import Frontier
 from ledger.rfc3339 import time_of
 
@@ -138,7 +139,13 @@ class Floor(msgspec.Struct, frozen=True):
 
     def shown(self) -> dict[str, Any]:
         """As verdicts have it."""
-        return {"to_seq": self.to_seq, "manifest": self.manifest, "at": time_of(self.hlc)}
+        return {
+            "to_seq": self.to_seq,
+            "manifest": self.manifest,
+            "at": time_of(self.hlc),
+            "seq": self.seq,
+            "commitments": digest_of_carried(self.commitments),
+        }
 
 
 class Retention(NamedTuple):

@@ -298,6 +298,7 @@ class Verdict:
             "anchors": [anchor.to_json() for anchor in self.anchors],
             "signed_to_seq": self.signed_to.seq,
             "unsigned_entries": max(0, self.to_seq - self.signed_to.seq),
+            "commitments": self.commitments,
             "duration_ms": round(duration_ms, 1),
         }
 

@@ -7,22 +7,32 @@ somebody else, and its stored tiles prove the tree of what left::
     archive     1 ... to_seq of the newest manifest          PRUNED names a manifest of it
     database         to_seq of PRUNED + 1 ... the head       its tree begins with the archive's
 
-What both have is verified twice.
+What both have is verified twice. The commitments that PRUNED carries must be those that the archive's entries up to its
+``to_seq`` lead to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ledger.errors import ArchiveInvalidError, TenantNotFoundError
+from ledger.facts.events import CommitmentAction
+from ledger.machines.carried import carry_commitments, digest_of_carried
+from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import Break, with_archive
 from objects.store import ArchiveStore
 from pipeline.archive import SealedManifest
 from pipeline.archive.reader import ARCHIVE, OF_A_COPY, TenantArchive, verify_tenant
+from pipeline.arrow import Row
 from signing.keys import Keyring
+
+EntriesTo = Callable[[int], Iterator[Sequence[Row]]]
+"""Gives batches of ``ENTRY_COLUMNS`` of the archived entries up to a seq."""
+_PROMISES: Final = (CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.CAPACITY_SET)
+_SEQ, _ACTION, _PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("seq", "action", "payload", "origin"))
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class ArchivedPart:
     """Its manifests, none if the archive does not have the tenant, or if they cannot be read."""
     verdict: Mapping[str, Any] | None
     """The verdict object on it; None if the archive does not have the tenant."""
+    entries_to: EntriesTo = lambda seq: iter(())
 
     @property
     def heads(self) -> list[TreeHead]:
@@ -45,7 +56,8 @@ class ArchivedPart:
     def joined(self, verdict: Mapping[str, Any], log: str | None) -> dict[str, Any]:
         """``verdict``, on a database that was compared with ``heads`` and has the log of this name, joined with that
         on the archive. Both are valid together if nothing is missing between them."""
-        refusal = self.refusal(verdict.get("pruned"), log)
+        pruned = verdict.get("pruned")
+        refusal = self.refusal(pruned, log) or (None if pruned is None else self.carried_break(pruned))
         found = with_archive(verdict, self.verdict, None if refusal is None else refusal._asdict())
         if self.verdict is not None:
             found["not_checked"] = [each for each in self.verdict["not_checked"] if each not in OF_A_COPY]
@@ -77,7 +89,39 @@ class ArchivedPart:
             return Break(last.manifest.from_seq, ARCHIVE, detail, named, last.digest)
         return None
 
+    def carried_break(self, pruned: Mapping[str, Any]) -> Break | None:
+        """Whether the commitments that the PRUNED entry carries are others than the entries here lead to. Not judged of
+        an archive that does not hold.
 
+        Raises:
+            ArchiveInvalidError, ArchiveUnavailableError: the entries cannot be read.
+        """
+        assert self.verdict is not None
+        is_any = self.verdict.get("commitments", 0) > 0 or pruned["commitments"] is not None
+        if not is_any or "broken" in self.verdict["verdicts"].values():
+            return None
+        due = self._carried(pruned["to_seq"])
+        if pruned["commitments"] == due:
+            return None
+        detail = f"PRUNED at seq {pruned['seq']} carries other commitments than the archived entries lead to"
+        return Break(pruned["seq"], CARRIED, detail, due, pruned["commitments"])
+
+    def _carried(self, to_seq: int) -> str | None:
+        """Digest of what the PRUNED entry about the entries up to a seq must carry."""
+        state: dict[str, Any] | None = None
+        for rows in self.entries_to(to_seq):
+            promises = [
+                (row[_SEQ], row[_ACTION], row[_PAYLOAD])
+                for row in rows
+                if row[_ACTION] in _PROMISES and row[_ORIGIN] is None
+            ]
+            if promises:
+                state = carry_commitments(state, promises)
+        return digest_of_carried(state)
+
+
+CARRIED: Final = "carried"
+"""The kind of a break between what a PRUNED entry carries and the entries that left."""
 NO_MANIFESTS: Final[Sequence[SealedManifest]] = ()
 
 
@@ -91,11 +135,8 @@ async def archived_part(store: ArchiveStore, tenant_id: str, keyring: Keyring | 
         verdict = await verify_tenant(store, tenant_id, keyring)
     except TenantNotFoundError:
         return ArchivedPart(tenant_id, store.url, NO_MANIFESTS, None)
-    return ArchivedPart(tenant_id, store.url, _sealed(store, tenant_id, keyring), verdict)
-
-
-def _sealed(store: ArchiveStore, tenant_id: str, keyring: Keyring | None) -> Sequence[SealedManifest]:
     try:
-        return TenantArchive.read(store, tenant_id, keyring).sealed
+        archive = TenantArchive.read(store, tenant_id, keyring)
     except ArchiveInvalidError:
-        return NO_MANIFESTS
+        return ArchivedPart(tenant_id, store.url, NO_MANIFESTS, verdict)
+    return ArchivedPart(tenant_id, store.url, archive.sealed, verdict, lambda seq: archive.entry_batches(None, seq))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ledger.errors import ArchiveInvalidError
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import rollback, with_break
 from pipeline.archive.joined import NO_MANIFESTS, ArchivedPart
+from pipeline.arrow import Row, rows_of
 from pipeline.places import OpenPlace
 from pipeline.places.protocol import ChainName
+from pipeline.source import open_pieces
 from pipeline.verify import Verified, verify
 from signing.keys import Keyring
 
@@ -74,7 +76,12 @@ def _part(archives: OpenPlace, chain: str, verdict: Mapping[str, Any] | None) ->
         sealed = archives.manifests(chain) if chain in archives.tenants() else NO_MANIFESTS
     except ArchiveInvalidError:
         sealed = NO_MANIFESTS
-    return ArchivedPart(ChainName.parse(chain).tenant_id, str(archives), sealed, verdict)
+
+    def entries_to(seq: int) -> Iterator[Sequence[Row]]:
+        for _, reader in open_pieces(archives.pieces([chain], to_seq=seq)):
+            yield from ([*rows_of(batch)] for batch in reader.entries())
+
+    return ArchivedPart(ChainName.parse(chain).tenant_id, str(archives), sealed, verdict, entries_to)
 
 
 def _chain_of(verdict: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from ledger.errors import ArchiveInvalidError
 from ledger.exit_code import exit_code_of_verdict
+from ledger.machines.carried import carry_commitments, digest_of_carried
 from objects.store import ArchiveStore
 from pipeline.archive.ranges import archived_end
 from pipeline.diff import diff
@@ -18,11 +20,17 @@ from pipeline.places.joined import OpenJoined
 from pipeline.report.jobs import entries, left_of
 from pipeline.verify.joined import verify_joined
 from tests.conftest import Database
-from tests.ledger.ledger_in_memory import Ledger
-from tests.ledger.pruned import enter, floor_facts
+from tests.ledger.committed import RACE
+from tests.ledger.ledger_in_memory import SIGNER, Ledger
+from tests.ledger.pruned import enter, floor_facts, judged_entries, pruned_race, removed
 from tests.pipeline.archived_ledgers import LOG_ORIGIN, RING, archive_here, days, ledger_of, store
+from tests.tally import run_tally
 
 FLOOR = 30
+RACED = 10
+"""The floor of a race for commitments."""
+PRUNED = 14
+"""The entry of the race that carries their state."""
 COUNT = 60
 
 
@@ -98,6 +106,67 @@ async def test_what_left_is_no_difference_from_a_copy_that_has_it(
                 assert found.to_json()["pruned_to_a"] == FLOOR
                 (turned,) = diff(spark, archive, place, tenants=[name]).tenants
                 assert (turned.only_in, turned.pruned_to) == ({"a": 0, "b": only_here}, {"b": FLOOR}), name
+
+
+def raced(tenant: str, manifest: str = "0" * 64, **facts: Any) -> Ledger:
+    """A ledger of commitments whose entries up to ``RACED`` leave, and are still here."""
+    return pruned_race(RACE, RACED, log=f"{LOG_ORIGIN}/{tenant}", tenant_id=tenant, manifests=[manifest], **facts)
+
+
+async def archive_and_prune_race(database: Database, folder: Path, tenant: str, **forged: Any) -> None:
+    early = raced(tenant)
+    early.entries = early.entries[:RACED]
+    early.snapshots = [each for each in early.snapshots if each["to_seq"] <= RACED]
+    early.promised, early.jobs = [], []
+    early.store_head()
+    early.store_tree()
+    await store(database, early)
+    archive_here(database, folder)
+    end = archived_end(ArchiveStore(str(folder)), tenant, RING)
+    assert end is not None
+    await store(database, removed(raced(tenant, end.manifest, **forged), RACED))
+
+
+async def test_a_prune_that_carries_other_commitments_than_left_is_found_by_every_verifier(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    folder, keys = tmp_path / "archive", tmp_path / "keys.pem"
+    keys.write_text(SIGNER.public_key_pem)
+    state = carry_commitments(None, judged_entries(raced("any"), RACED))
+    assert state is not None
+    # Nothing in the rest of the chain, or in the table of commitments, depends on that capacity.
+    forged = {**state, "nodes": [{**state["nodes"][0], "capacity": {"cpu_millis": 200}}]}
+    assert forged != state
+    states: dict[str, dict[str, Any]] = {
+        "right": {},
+        "forged": {"commitments": forged},
+        "dropped": {"commitments": None},
+    }
+    for tenant, facts in states.items():
+        await archive_and_prune_race(database, folder, tenant, **facts)
+
+    def by_command(tenant: str, *words: str) -> dict[str, Any]:
+        command = ("verify", "-t", tenant, "--dsn", database.service_url, "--keys", keys, "--no-state", "--json")
+        found: dict[str, Any] = json.loads(run_tally(*command, *words).stdout)
+        return found
+
+    # The database alone shows nothing of it.
+    assert by_command("forged")["verdicts"]["projection"] == "ok"
+    joined = {each: by_command(each, "--with-archive", "--archive", str(folder)) for each in states}
+    with parse_place(database.service_url).open(RING) as place, parse_place(str(folder)).open(RING) as archives:
+        verified = verify_joined(spark, place, archives, tenants=[*states], keyring=RING, checkpoints={})
+        on_spark = {each["tenant_id"]: each for each in verified.objects}
+        verified.close()
+    for found in (joined, on_spark):
+        assert "carried" not in found["right"]["breaks"]
+        assert found["right"]["verdicts"]["archive"] == "ok"
+        for tenant in ("forged", "dropped"):
+            verdict = found[tenant]
+            assert (verdict["breaks"]["carried"], verdict["verdicts"]["archive"]) == (1, "broken")
+            assert int(exit_code_of_verdict(verdict)) == 2
+        broken = found["forged"]["first_break"]
+        assert (broken["kind"], broken["seq"], broken["expected"]) == ("carried", PRUNED, digest_of_carried(state))
+        assert broken["actual"] == digest_of_carried(forged)
 
 
 async def test_a_database_and_its_archive_are_one_chain(

@@ -2,11 +2,12 @@
 // ledger/machines/retention.py and signing/retention_statement.py, for the newest PRUNED entry that counts.
 
 import { Forged, parseEnvelope, signersOf } from "./dsse.js";
-import { HASH, Malformed, fromHex, fromUtf8, toHex } from "./encoding.js";
+import { HASH, Malformed, fromHex, fromUtf8, toHex, toUtf8 } from "./encoding.js";
 import { parseHlc } from "./hlc.js";
 import { canonical, isInteger, isObject, isText, parseJson } from "./json.js";
 import { UnknownKey } from "./keys.js";
 import { Frontier } from "./merkle.js";
+import { sha256 } from "./sha256.js";
 
 const SUBJECT = "retention policy";
 const LOOSENING = ["RETENTION_SET", "HOLD_RELEASED", "PRUNED"];
@@ -67,7 +68,19 @@ export async function floorOf(bundle, keyring, findings) {
 export function shownFloor({ facts, row }) {
   const { physicalMs } = parseHlc(row.t_hlc);
   const at = physicalMs <= 253_402_300_799_999n ? new Date(Number(physicalMs)).toISOString() : null;
-  return { to_seq: facts.to_seq, manifest: facts.manifests.at(-1) ?? null, at };
+  const commitments = digestOfCarried(facts.commitments ?? null);
+  return { to_seq: facts.to_seq, manifest: facts.manifests.at(-1) ?? null, at, seq: row.seq, commitments };
+}
+
+/** SHA-256 of the commitments that are carried, null where none are, empty where they have no canonical form. */
+function digestOfCarried(said) {
+  if (said === null) return null;
+  try {
+    return toHex(sha256(toUtf8(canonical(said))));
+  } catch (error) {
+    if (!(error instanceof Malformed)) throw error;
+    return "";
+  }
 }
 
 function factsOf(row) {

@@ -161,10 +161,13 @@ BreakAnswer = shape(
 
 PrunedAnswer = shape(
     "PrunedAnswer",
-    "Entries up to ``to_seq`` left for the archive; ``manifest`` is the digest of its manifest that covers the last.",
+    "Entries up to ``to_seq`` left for the archive; ``manifest`` is the digest of its manifest that covers the last. "
+    "The PRUNED entry at ``seq`` says so; ``commitments`` is the digest of those that it carries.",
     to_seq=int,
     manifest=str | None,
     at=TimeOfHlc,
+    seq=int,
+    commitments=str | None,
 )
 
 VerdictAnswer = shape(
@@ -185,6 +188,7 @@ VerdictAnswer = shape(
     anchors=[AnchoredAnswer],
     signed_to_seq=int,
     unsigned_entries=int,
+    commitments=optional(int),
     duration_ms=float,
     not_mended=optional([NotMendedAnswer]),
 )
