@@ -13,7 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from app.store.reading import fetch_column, fetch_dict
+from app.store.reading import fetch_column, fetch_dict, turned
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.machines.retention import SUBJECT
@@ -30,9 +30,12 @@ async def remember(connection: Connection, tenant_id: str, to_seq: int, job_ids:
     for job_id in job_ids:
         bucket, departed = departed_key(job_id)
         buckets[bucket].append(departed)
-    await connection.executemany(
-        "INSERT INTO scheduler.departed_jobs (tenant_id, bucket, to_seq, hashes) VALUES ($1, $2, $3, $4)",
-        [(tenant_id, bucket, to_seq, b"".join(sorted(hashes))) for bucket, hashes in sorted(buckets.items())],
+    await connection.execute(
+        "INSERT INTO scheduler.departed_jobs (tenant_id, bucket, to_seq, hashes)"
+        " SELECT $1, bucket, $2, hashes FROM unnest($3::smallint[], $4::bytea[]) AS n(bucket, hashes)",
+        tenant_id,
+        to_seq,
+        *turned([(bucket, b"".join(sorted(hashes))) for bucket, hashes in sorted(buckets.items())], 2),
     )
 
 

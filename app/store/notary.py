@@ -130,14 +130,14 @@ async def read_link(connection: Connection, tenant_id: str, seq: int) -> str | N
 
 
 async def read_left_link(connection: Connection, tenant_id: str) -> tuple[int, str] | None:
-    """Seq and link of the last entry that left the chain, as the first one that is there names it; None if none left,
-    or if no PRUNED entry may cover it."""
+    """Seq and link of the last entry that a PRUNED entry may cover, as the next one names it; None if none left. Of the
+    entries before, some may be there while they are removed."""
     row = await connection.fetchrow(
         """
-        SELECT first.seq - 1, first.prev_chain_link
-          FROM (SELECT seq, prev_chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1
-                 ORDER BY seq LIMIT 1) AS first
-         WHERE first.seq > 1 AND first.seq - 1 <= scheduler.covered_to($1)
+        SELECT covered.seq, next.prev_chain_link
+          FROM (SELECT scheduler.covered_to($1) AS seq) AS covered
+          JOIN scheduler.scheduler_log AS next ON next.tenant_id = $1 AND next.seq = covered.seq + 1
+         WHERE (SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1) BETWEEN 2 AND next.seq
         """,
         tenant_id,
     )

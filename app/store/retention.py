@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.store import job_search, job_table
@@ -196,51 +196,65 @@ async def highest_hlc(connection: Connection, tenant_id: str, from_seq: int, to_
 # --- removing -------------------------------------------------------------------------------------
 
 
-async def remove(connection: Connection, tenant_id: str, to_seq: int, entries_max: int, folds: JobFolds) -> int | None:
-    """Remove at most so many of the first entries of a chain up to ``to_seq``, which a PRUNED entry covers, and write
-    the rows of their jobs again from what is left; in the caller's transaction. Returns how many were removed, None if
-    another session follows or removes entries of this chain."""
+class Removed(NamedTuple):
+    """The outcome of one removal."""
+
+    entries: int
+    next_seq: int
+    """Where the next removal begins: of the entries before it none is left."""
+
+
+async def remove(
+    connection: Connection, tenant_id: str, from_seq: int, to_seq: int, entries_max: int, folds: JobFolds
+) -> Removed | None:
+    """Remove entries of a chain up to ``to_seq`` that a PRUNED entry covers: those of the jobs that have an entry among
+    the next ``entries_max / 2`` seqs from ``from_seq`` on, ``entries_max`` at most. Write the rows of these jobs again
+    from what is left. None if another session follows or removes entries of this chain.
+
+    All in the caller's transaction, whose commit does not wait for the disk: after a crash that undoes it these rows
+    are removed again.
+    """
+    await connection.execute("SET LOCAL synchronous_commit = off")
     place = (await lock_places(connection, FOLLOWER, [tenant_id])).get(tenant_id)
     if place is None:
         return None
     rows = await connection.fetch(
-        """
-        SELECT removed.* FROM (SELECT min(seq) AS seq FROM scheduler.scheduler_log WHERE tenant_id = $1) AS first,
-               LATERAL scheduler.remove_covered($1, least($3::bigint, $2::bigint - first.seq + 1)::integer) AS removed
-        """,
-        tenant_id,
-        to_seq,
-        entries_max,
+        "SELECT * FROM scheduler.remove_covered($1, $2, $3, $4)", tenant_id, from_seq, to_seq, entries_max
     )
-    job_ids = sorted({job_id for _, job_id in rows})
-    if job_ids:
-        await remember(connection, tenant_id, max(seq for seq, _ in rows), job_ids)
-        await _write_again(connection, tenant_id, job_ids, 0 if place.is_begun else place.seq, folds)
-    return len(rows)
+    removed_to = {job_id: seq for job_id, _, seq in rows}
+    if removed_to:
+        await remember(connection, tenant_id, max(removed_to.values()), removed_to)
+        await _write_again(connection, tenant_id, removed_to, 0 if place.is_begun else place.seq, folds)
+    entries = sum(count for _, count, _ in rows)
+    return Removed(entries, from_seq if entries == entries_max else from_seq + (entries_max + 1) // 2)
 
 
 async def _write_again(
-    connection: Connection, tenant_id: str, job_ids: Sequence[str], followed_seq: int, folds: JobFolds
+    connection: Connection, tenant_id: str, removed_to: Mapping[str, int], followed_seq: int, folds: JobFolds
 ) -> None:
-    """Write the rows of these jobs again, from their entries up to the position of the table."""
-    await connection.execute(
-        "DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND job_id = ANY($2::text[])", tenant_id, job_ids
-    )
-    keys = [(tenant_id, each) for each in job_ids]
-    await job_search.store_terms(connection, keys, ())
+    """Write the rows of these jobs again, from their entries after those that were removed, up to the position of the
+    table."""
     left = await fetch_column(
         connection,
-        "SELECT DISTINCT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = ANY($2::text[])"
-        " AND seq <= $3 ORDER BY job_id",
+        """
+        SELECT job_id FROM unnest($2::text[], $3::bigint[]) AS removed(job_id, to_seq)
+         WHERE (SELECT true FROM scheduler.scheduler_log l
+                 WHERE l.tenant_id = $1 AND l.job_id = removed.job_id AND l.seq > removed.to_seq AND l.seq <= $4
+                 LIMIT 1)
+         ORDER BY job_id
+        """,
         tenant_id,
-        job_ids,
+        [*removed_to],
+        [*removed_to.values()],
         followed_seq,
     )
-    if not left:
-        return
-    exclusions = await folds.exclusions(connection, tenant_id)
-    folded = [await _folded(connection, JobSpan(tenant_id, each, 0, followed_seq), exclusions) for each in left]
-    states = [state for state in folded if state is not None]
+    spans = [JobSpan(tenant_id, job_id, removed_to[job_id], followed_seq) for job_id in left]
+    states = await _folded(connection, spans, await folds.exclusions(connection, tenant_id)) if spans else []
+    await connection.execute(
+        "DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND job_id = ANY($2::text[])",
+        tenant_id,
+        sorted({*removed_to}.difference(state.job_id for state in states)),
+    )
     await job_table.store(connection, [(tenant_id, *stored_form(state)[: len(JOB_COLUMNS)]) for state in states])
     declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
     terms = [
@@ -249,14 +263,17 @@ async def _write_again(
         if state.created is not None and declared is not None
         for term in sorted(terms_of(state, declared.fields))
     ]
-    await job_search.store_terms(connection, keys, terms)
+    await job_search.store_terms(connection, [(tenant_id, each) for each in removed_to], terms)
 
 
-async def _folded(connection: Connection, span: JobSpan, exclusions: Exclusions) -> JobState | None:
-    state = None
-    while True:
-        (entries,) = await job_table.entries_of(connection, [span])
-        state = jobs.folded(span.job_id, state, map(job_table.FOLDED, entries), exclusions)
-        if len(entries) <= job_table.ENTRIES_MAX:
-            return state
-        span = span._replace(after_seq=entries[-1][0])
+async def _folded(connection: Connection, spans: Sequence[JobSpan], exclusions: Exclusions) -> list[JobState]:
+    """The states of these jobs, those without one left out."""
+    states = []
+    for span, entries in zip(spans, await job_table.entries_of(connection, spans), strict=True):
+        state = jobs.folded(span.job_id, None, map(job_table.FOLDED, entries), exclusions)
+        while len(entries) > job_table.ENTRIES_MAX:
+            (entries,) = await job_table.entries_of(connection, [span._replace(after_seq=entries[-1][0])])
+            state = jobs.folded(span.job_id, state, map(job_table.FOLDED, entries), exclusions)
+        if state is not None:
+            states.append(state)
+    return states

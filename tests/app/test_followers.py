@@ -530,7 +530,10 @@ DROP TABLE scheduler.webhook_dead_letters, scheduler.webhooks;
 DROP TABLE scheduler.exchange_positions;
 DROP TABLE scheduler.departed_jobs;
 DROP FUNCTION scheduler.refuse_uncovered() CASCADE;
-DROP FUNCTION scheduler.remove_covered(text, integer), scheduler.covered_to(text);
+DROP FUNCTION scheduler.remove_covered, scheduler.covered_to;
+DROP FUNCTION scheduler.link_of, scheduler.link_prefix, scheduler.entry_fault, scheduler.tree_append,
+    scheduler.tree_root, scheduler.first_break, scheduler.chain_floor, scheduler.opened_snapshots,
+    scheduler.snapshot_ranges, scheduler.verify_chain, scheduler.verify_entry, scheduler.job_history CASCADE;
 DROP TABLE scheduler.wal_leases;
 ALTER TABLE scheduler.jobs DROP COLUMN created_by;
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;

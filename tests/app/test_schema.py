@@ -416,20 +416,27 @@ def prune_entry(seq: int, to_seq: Any, after_seq: Any, /, **changed: object) -> 
     )
 
 
-async def removed(connection: asyncpg.Connection, entries_max: int) -> list[int]:
-    rows = await connection.fetch("SELECT * FROM scheduler.remove_covered('acme', $1)", entries_max)
-    return sorted(row[0] for row in rows)
+async def removed(
+    connection: asyncpg.Connection, from_seq: int, upto_seq: int, entries_max: int, tenant: str = "acme"
+) -> dict[str, tuple[int, int]]:
+    """By job, how many entries were removed, and the last of them."""
+    query = "SELECT * FROM scheduler.remove_covered($1, $2, $3, $4)"
+    rows = await connection.fetch(query, tenant, from_seq, upto_seq, entries_max)
+    return {job: (count, to) for job, count, to in rows}
 
 
-async def test_the_service_removes_what_a_prune_covers_from_the_first_entry_on(service: asyncpg.Connection) -> None:
-    await insert(service, *(entry("acme", seq) for seq in range(1, 8)), entry("other", 1))
-    assert await removed(service, 100) == []
-    await insert(service, prune_entry(8, 5, 0))
-    assert await removed(service, 2) == [1, 2]
-    assert await removed(service, 100) == [3, 4, 5]
-    assert await removed(service, 100) == []
+async def test_the_service_removes_what_a_prune_covers_job_by_job(service: asyncpg.Connection) -> None:
+    await insert(service, *(entry("acme", seq, job_id=job) for seq, job in enumerate("abbacbd", 1)), entry("other", 1))
+    assert await removed(service, 1, 100, 100) == {}
+    await insert(service, prune_entry(8, 6, 0))
+    # Of the jobs of so many seqs all that is covered, but no more entries than were asked for.
+    assert await removed(service, 1, 100, 2) == {"a": (2, 4)}
+    assert await removed(service, 2, 100, 2) == {"b": (2, 3)}
+    assert await removed(service, 2, 5, 100) == {"c": (1, 5)}
+    assert await removed(service, 2, 100, 100) == {"b": (1, 6)}
+    assert await removed(service, 1, 100, 100) == {}
     left = await service.fetch("SELECT tenant_id, seq FROM scheduler.scheduler_log ORDER BY 1, 2")
-    assert [tuple(row) for row in left] == [("acme", 6), ("acme", 7), ("acme", 8), ("other", 1)]
+    assert [tuple(row) for row in left] == [("acme", 7), ("acme", 8), ("other", 1)]
 
 
 @pytest.mark.parametrize("table", ["scheduler_log", "scheduler_log_p{}"])
@@ -465,12 +472,12 @@ async def test_what_is_no_prune_of_this_chain_covers_nothing(
     hold = entry("acme", 2, job_id="retention policy", action="HOLD_PLACED")
     others = [entry("acme", seq) for seq in (1, *range(3, 9))]
     await insert(service, hold, *others, {"origin": None, **uncovering})
-    assert await removed(service, 100) == []
+    assert await removed(service, 1, 100, 100) == {}
 
 
 async def test_the_chain_of_the_ledger_itself_keeps_everything(service: asyncpg.Connection) -> None:
     await insert(service, entry("_system", 1), {**prune_entry(2, 1, 0), "tenant_id": "_system"})
-    assert await service.fetch("SELECT * FROM scheduler.remove_covered('_system', 10)") == []
+    assert await removed(service, 1, 10, 10, "_system") == {}
 
 
 WAYS_ROUND = [

@@ -3,15 +3,18 @@
 For each tenant whose chain begins at or below what such an entry covers::
 
     1. the entry counts, by an admitted key, and the stored tree covers it
-    2. ENTRIES_A_STEP rows leave, with the rows of their jobs, in one transaction     until none is left
+    2. the next entries leave with all others of their jobs, and the rows of these jobs, in one transaction
+                                                                                         until none is left
 
-Nothing is remembered between two steps: a process that dies leaves the rest to the next search of any node. Two nodes
-at once take turns, by the lock of the follower's position.
+A transaction removes as many entries as take ``STEP_S``. Nothing that a later step needs is remembered: a process that
+dies leaves the rest to the next search of any node. Two nodes at once take turns, by the lock of the follower's
+position.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,8 +33,11 @@ from ledger.errors import ChainDamagedError, DatabaseUnavailableError, LedgerErr
 
 SEARCH_INTERVAL_S: Final = 30.0
 """Pause between two searches for covered rows, which a prune at this node ends."""
-ENTRIES_A_STEP: Final = 1000
-"""Rows of one transaction."""
+STEP_S: Final = 0.05
+"""Time that one transaction should take."""
+ENTRIES_A_STEP_MIN: Final = 500
+ENTRIES_A_STEP_MAX: Final = 20_000
+"""Bounds of the entries of one transaction."""
 SHARE: Final = 0.5
 """Largest share of the time that removing takes, so that writes and autovacuum keep up."""
 WAIT_PAUSE_S: Final = 0.2
@@ -53,6 +59,7 @@ class Removal:
 
     def __post_init__(self) -> None:
         self._wake = asyncio.Event()
+        self._entries_a_step = ENTRIES_A_STEP_MIN
 
     def wake(self) -> None:
         """A prune was chained at this node."""
@@ -66,21 +73,21 @@ class Removal:
                 async with reading(self.pool) as connection:
                     covered = await retention.pruned_tenants(connection)
                     self.reader.departed.update(await departed_tenants(connection))
-                for tenant_id in covered:
-                    await self._remove(tenant_id)
+                for tenant_id, first_seq in covered.items():
+                    await self._remove(tenant_id, first_seq)
             except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
                 log.warning("removal_delayed", error=text_of(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(SEARCH_INTERVAL_S):
                     await self._wake.wait()
 
-    async def _remove(self, tenant_id: str) -> None:
-        """Remove all covered rows of one tenant, if the entry that covers them counts."""
-        waits = 0
+    async def _remove(self, tenant_id: str, from_seq: int) -> None:
+        """Remove all covered rows of one tenant from ``from_seq`` on, if the entry that covers them counts."""
+        waits, next_seq = 0, from_seq
         while waits < WAITS_MAX:
             try:
                 async with paced(SHARE):
-                    left = await self._step(tenant_id)
+                    found = await self._step(tenant_id, next_seq)
             except ChainDamagedError as error:
                 self.report(error, "retention")
                 return
@@ -89,21 +96,30 @@ class Removal:
             except LedgerError as error:
                 log.warning("removal_delayed", tenant_id=tenant_id, error=str(error))
                 return
-            if left is None:
+            if found is None:
                 waits += 1
                 await asyncio.sleep(WAIT_PAUSE_S)
-            elif not left:
+            elif not found:
                 return
+            else:
+                next_seq = found
 
-    async def _step(self, tenant_id: str) -> bool | None:
-        """One transaction. Returns whether more may be left, None if this must wait."""
+    async def _step(self, tenant_id: str, from_seq: int) -> int | None:
+        """One transaction. Returns the seq at which the next one begins, 0 if none is left, None if this must wait."""
+        began_s = time.perf_counter()
         async with reading(self.pool, timeout_s=None) as connection, connection.transaction():
             known = await self.reader.read(connection, tenant_id)
-            if known.floor is None:
-                return False
+            if known.floor is None or from_seq > known.floor_seq:
+                return 0
             if await notary.tree_size(connection, tenant_id) < known.floor.seq:
                 return None
             self.reader.departed.add(tenant_id)
             # PostgreSQL knows no signatures: what an entry that does not count would cover stays.
-            removed = await retention.remove(connection, tenant_id, known.floor.to_seq, ENTRIES_A_STEP, self.folds)
-        return None if removed is None else removed > 0
+            removed = await retention.remove(
+                connection, tenant_id, from_seq, known.floor_seq, self._entries_a_step, self.folds
+            )
+        if removed is None:
+            return None
+        times = min(2.0, max(0.5, STEP_S / (time.perf_counter() - began_s)))
+        self._entries_a_step = min(ENTRIES_A_STEP_MAX, max(ENTRIES_A_STEP_MIN, int(self._entries_a_step * times)))
+        return removed.next_seq
