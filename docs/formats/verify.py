@@ -2,9 +2,10 @@
 """Verify a Tallystick bundle, or a receipt: a second implementation, written from the documents beside it and nothing
 else.
 
-    verify.py FILE [--keys K] [--checkpoint FILE]
+    verify.py FILE [--keys K] [--checkpoint FILE] [--policy FILE]
 
-K is public keys in a PEM file, a saved /v1/keys answer, or a folder of such files. Needs Python 3.11 and the package
+K is public keys in a PEM file, a saved /v1/keys answer, or a folder of such files; a policy is a file of policy.md, of
+witnesses whose quorum must have cosigned all of FILE. Needs Python 3.11 and the package
 `cryptography`. Numbers in brackets are the steps of bundle.md, "Verifying", which has the exit codes too; in the part
 on receipts, and there alone, those of receipt.md.
 """
@@ -15,7 +16,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -1321,11 +1322,12 @@ CONSISTENCY_HASHES_MAX = 128
 ANCHOR_TEXT_LENGTHS_MAX = {"by": 2048, "checkpoint": NEVER, "kind": 7, "response": NEVER, "time": 64}
 
 
-def check_anchors(data: bytes) -> None:
-    """[6] The form of anchors.json; `tally verify-bundle --witness-key --tsa-ca` judges what it holds."""
+def read_anchors(data: bytes) -> list[dict[str, Any]]:
+    """[6] The statements in anchors.json, of their form; `tally verify-bundle --tsa-ca` judges time stamps."""
     member = parse_canonical(data)
     need(member.keys() == {"anchors"} and member["anchors"], "anchors.json")
     check_statements(member["anchors"])
+    return member["anchors"]
 
 
 def check_statements(anchors: Any) -> None:
@@ -1340,7 +1342,152 @@ def check_statements(anchors: Any) -> None:
         hashes_of(anchor["consistency"], CONSISTENCY_HASHES_MAX, "an anchor's proof")
 
 
+# --- Policies over witnesses (policy.md) ---
+
+COSIGNATURE_TYPE = 4
+TIME_BYTES = 8
+TIME_MAX_S = 253_402_300_799
+"""Last second of the year 9999."""
+
+
+@dataclass(frozen=True)
+class NoteKey:
+    """A verifier key: a public key, and the name and hash by which a signature line identifies it."""
+
+    name: str
+    hash: bytes
+    key: Key
+
+
+@dataclass
+class Policy:
+    """Which witnesses must have cosigned a log."""
+
+    logs: list[NoteKey] = field(default_factory=list)
+    witnesses: dict[str, tuple[str, NoteKey]] = field(default_factory=dict)
+    """By name, the text of the verifier key, and the key."""
+    groups: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
+    """By name, how many of which members."""
+    quorum: str = ""
+
+
+def read_policy(data: bytes) -> Policy:
+    """The policy in a file; refused when a line is none of policy.md."""
+    need(len(data) <= 64 * KIB, "the length of a policy")
+    policy = Policy()
+    for line in data.decode().split("\n"):
+        words = re.findall("[^ \t]+", line)
+        if words and not words[0].startswith("#"):
+            add_line(policy, words[0], words[1:])
+    need(policy.quorum, "a policy without a quorum")
+    return policy
+
+
+def add_line(policy: Policy, item: str, words: list[str]) -> None:
+    """One line of a policy; what it names is defined above it."""
+    names = {*policy.witnesses, *policy.groups}
+    if item == "log":
+        need(1 <= len(words) <= 2 and len(policy.logs) < 1000, "a line log of a policy")
+        policy.logs.append(read_note_key(words[0], kind=1))
+    elif item == "witness":
+        need(2 <= len(words) <= 3 and len(policy.witnesses) < 32, "a line witness of a policy")
+        need(len(words) == 2 or re.fullmatch("https?://[!-?A-~]{1,2000}", words[2]), "a URL of a policy")
+        need(words[0] not in {*names, "none"}, "a name of a policy")
+        key = read_note_key(words[1], kind=COSIGNATURE_TYPE)
+        need(key.key.id not in {known.key.id for _, known in policy.witnesses.values()}, "a key of a policy")
+        policy.witnesses[words[0]] = words[1], key
+    elif item == "group":
+        need(len(words) >= 3 and len(policy.groups) < 100, "a line group of a policy")
+        name, threshold, *members = words
+        used = [member for _, others in policy.groups.values() for member in others]
+        need(name not in {*names, "none"} and {*members} <= names, "a name of a policy")
+        need(len({*members}) == len(members) and not {*members} & {*used}, "a member of two groups of a policy")
+        number = {"any": "1", "all": str(len(members))}.get(threshold, threshold)
+        need(re.fullmatch("[1-9][0-9]{0,2}", number) and int(number) <= len(members), "a threshold of a policy")
+        policy.groups[name] = int(number), members
+    else:
+        need(item == "quorum" and len(words) == 1 and not policy.quorum, "a line of a policy")
+        need(words[0] in {*names, "none"}, "the quorum of a policy")
+        policy.quorum = words[0]
+
+
+def read_note_key(text: str, *, kind: int) -> NoteKey:
+    """A verifier key, name+hash+base64, of a log (kind 1) or a witness (kind 4)."""
+    name, hash_hex, encoded = text.split("+", 2)
+    typed = decode_base64(encoded)
+    need(name and not re.search(r"[\s\0-\x1f]", name), "the name of a verifier key")
+    need(len(typed) == 33 and typed[0] == kind, "the kind of a verifier key")
+    key_hash = sha256(name.encode() + b"\n" + typed).digest()[:4]
+    need(key_hash.hex() == hash_hex, "the hash of a verifier key")
+    public = Ed25519PublicKey.from_public_bytes(typed[1:])
+    key_id = sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
+    return NoteKey(name, key_hash, Key(key_id, public, 0, NEVER, (NEVER, 0, "")))
+
+
+def meets_quorum(
+    policy: Policy, anchors: list[dict[str, Any]], own: Checkpoint, keys: list[Key] | None, to_seq: int
+) -> bool:
+    """Whether the quorum has cosigned all entries up to one; raises when a cosigned tree is not one of this log."""
+    reached = dict.fromkeys(policy.witnesses, 0)
+    for anchor in anchors:
+        for name, (text, witness) in policy.witnesses.items():
+            if keys is not None and anchor["kind"] == "witness" and anchor["by"] == text:
+                reached[name] = max(reached[name], cosigned_size(anchor, witness, policy, own, keys))
+    for name, (threshold, members) in policy.groups.items():
+        reached[name] = sorted(reached[member] for member in members)[-threshold]
+    return policy.quorum == "none" or reached[policy.quorum] >= to_seq
+
+
+def cosigned_size(anchor: dict[str, Any], witness: NoteKey, policy: Policy, own: Checkpoint, keys: list[Key]) -> int:
+    """The size of the tree that a witness cosigned; 0 when it did not, or when no key that counts signed that tree."""
+    note = anchor["checkpoint"]
+    try:
+        time_s = cosigned_time(note, witness)
+        counting = [key for key in keys if not key.is_revoked or time_s * 1000 < key.revoked_from[0]]
+        said = open_checkpoint(note.encode(), [replace(key, revoked_from=(NEVER, 0, "")) for key in counting])
+        is_named = not policy.logs or any(signed_by(note, key) for key in policy.logs if key.name == said.origin)
+    except MALFORMED:
+        return 0
+    if not said.counts or not is_named or said.origin != own.origin or not 1 <= said.size <= own.size:
+        return 0
+    proof = [bytes.fromhex(text) for text in anchor["consistency"]]
+    need(leads(said, proof, own), "the log does not begin with what a witness cosigned")
+    return said.size
+
+
+def cosigned_time(note: str, witness: NoteKey) -> int:
+    """When a witness cosigned a note, in seconds since 1970; raises when it did not."""
+    text, (signature,) = text_and_signatures(note, witness)
+    time_s, rest = int.from_bytes(signature[:TIME_BYTES]), signature[TIME_BYTES:]
+    need(len(signature) == TIME_BYTES + 64 and time_s <= TIME_MAX_S, "a cosignature's form")
+    need(witness.key.signed(rest, f"cosignature/v1\ntime {time_s}\n{text}".encode()), "a cosignature")
+    return time_s
+
+
+def signed_by(note: str, log: NoteKey) -> bool:
+    """Whether a log signed a note by this very key."""
+    text, signatures = text_and_signatures(note, log)
+    need(all(log.key.signed(signature, text.encode()) for signature in signatures), "a signature of a log")
+    return bool(signatures)
+
+
+def text_and_signatures(note: str, key: NoteKey) -> tuple[str, list[bytes]]:
+    """What is signed, and the signatures under it that name the key."""
+    text, _, lines = note.rpartition("\n\n")
+    found = [read_signature_line(line) for line in lines.split("\n")[:-1]]
+    return f"{text}\n", [signature for name, key_hash, signature in found if (name, key_hash) == (key.name, key.hash)]
+
+
 # --- [7] The checkpoint given, and the verdict ---
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller trusts or kept; None where nothing was given."""
+
+    keys: list[Key] | None
+    kept: Checkpoint | None
+    policy: Policy | None
 
 
 def compare_kept(kept: Checkpoint, own: Checkpoint, entries: Entries, before: Before) -> bool:
@@ -1357,9 +1504,9 @@ def compare_kept(kept: Checkpoint, own: Checkpoint, entries: Entries, before: Be
     return True
 
 
-def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None, callers: Callers) -> int:
+def verify(file: BinaryIO, given: Given, callers: Callers) -> int:
     """The exit code for a bundle; raises when something does not hold."""
-    keys = given_keys or []
+    kept, keys = given.kept, given.keys or []
     members = read_container(file)  # [1]
     manifest = read_manifest(bytes_of(file, members[MANIFEST]), members, keys)  # [2]
     said = manifest.said
@@ -1368,10 +1515,10 @@ def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None
     entries = read_entries(file, members, said, snapshots, kept.size if kept else None, before, callers)  # [3] [4]
     parts = described_parts(members, entries.parts, len(snapshots))
     compare_manifest(manifest, parts, entries, len(snapshots), is_tree_known=before.is_known)  # [2] [4]
-    if ANCHORS in members:
-        check_anchors(bytes_of(file, members[ANCHORS]))  # [6]
-    own = open_checkpoint(bytes_of(file, members[CHECKPOINT]), given_keys)
+    anchors = read_anchors(bytes_of(file, members[ANCHORS])) if ANCHORS in members else []  # [6]
+    own = open_checkpoint(bytes_of(file, members[CHECKPOINT]), given.keys)
     check_own_checkpoint(own, said, entries, is_tree_known=before.is_known)  # [6]
+    is_met = given.policy is None or meets_quorum(given.policy, anchors, own, given.keys, entries.last.seq)  # [6]
     is_compared = kept is None or compare_kept(kept, own, entries, before)  # [7]
 
     revoked_signers = [key for key in manifest.signers if key.is_revoked]
@@ -1384,7 +1531,7 @@ def verify(file: BinaryIO, given_keys: list[Key] | None, kept: Checkpoint | None
         or (kept is not None and not kept.counts)
     )
     is_whole = before.is_known and entries.signed_to == entries.last.seq and is_compared and not callers.is_unchecked
-    return verdict_of(given_keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
+    return verdict_of(given.keys, is_unknown_key=is_unknown_key, is_whole=is_whole and is_met)
 
 
 def verdict_of(given_keys: list[Key] | None, *, is_unknown_key: bool, is_whole: bool) -> int:
@@ -1607,18 +1754,21 @@ def tree_head_of(note: str) -> Checkpoint | None:
         return None
 
 
-def verify_receipt(data: bytes, given_keys: list[Key] | None, kept: Checkpoint | None, callers: Callers) -> int:
+def verify_receipt(data: bytes, given: Given, callers: Callers) -> int:
     """The exit code for a receipt; raises when something does not hold."""
-    receipt = read_receipt(data, given_keys or [])  # [1] [2]
+    kept = given.kept
+    receipt = read_receipt(data, given.keys or [])  # [1] [2]
     said = receipt.said
     check_receipted_entries(receipt.entries)  # [3]
     for entry in receipt.entries:
         check_signed(entry.row, callers)  # [3]
-    own = open_checkpoint(said.checkpoint.encode(), given_keys)  # [4]
+    own = open_checkpoint(said.checkpoint.encode(), given.keys)  # [4]
     need(own.origin == f"{said.log_origin}/{said.tenant_id}", "the checkpoint's log")
     need(receipt.last_seq <= own.size, "the checkpoint's size")
     for entry in receipt.entries:
         check_inclusion(entry, own)  # [5]
+    policy = given.policy
+    is_met = policy is None or meets_quorum(policy, said.anchors, own, given.keys, receipt.last_seq)  # [6]
     is_compared = kept is None or compare_kept_with_receipt(kept, own, receipt)  # [7]
 
     revoked_signers = [key for key in receipt.signers if key.is_revoked]
@@ -1629,8 +1779,8 @@ def verify_receipt(data: bytes, given_keys: list[Key] | None, kept: Checkpoint |
         or (kept is not None and not kept.counts)
     )
     is_linked = all(entry.row.link_version == 2 for entry in receipt.entries)
-    is_whole = is_compared and is_linked and not callers.is_unchecked
-    return verdict_of(given_keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
+    is_whole = is_compared and is_linked and is_met and not callers.is_unchecked
+    return verdict_of(given.keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
 
 
 def main(path: str, *options: str) -> int:
@@ -1641,10 +1791,11 @@ def main(path: str, *options: str) -> int:
         keys_path = Path(given["--keys"]) if "--keys" in given else None
         keys, callers = load_keys(keys_path) if keys_path else None, load_callers(keys_path)
         kept_bytes = read_start(given["--checkpoint"]) if "--checkpoint" in given else None
+        policy = read_policy(read_start(given["--policy"])) if "--policy" in given else None
         with open_regular(path) as file:
             code_of_error = TAMPERED
             kept = open_checkpoint(kept_bytes, keys) if kept_bytes is not None else None
-            code, found = verify_either(file, keys, kept, callers), "nothing wrong was found"
+            code, found = verify_either(file, Given(keys, kept, policy), callers), "nothing wrong was found"
     except (OSError, MemoryError, UnsupportedAlgorithm) as error:
         code = code_of_error if isinstance(error, UnsupportedAlgorithm) else COULD_NOT_RUN
         found = str(error) or "it is too large"
@@ -1654,14 +1805,14 @@ def main(path: str, *options: str) -> int:
     return code
 
 
-def verify_either(file: BinaryIO, keys: list[Key] | None, kept: Checkpoint | None, callers: Callers) -> int:
+def verify_either(file: BinaryIO, given: Given, callers: Callers) -> int:
     """The exit code for a bundle, or for a receipt, whichever it is."""
     head = file.read(HEAD_BYTES)
     file.seek(0)
     if is_like_bundle(head):
-        return verify(file, keys, kept, callers)
+        return verify(file, given, callers)
     if is_like_receipt(head):
-        return verify_receipt(file.read(RECEIPT_BYTES_MAX + 1), keys, kept, callers)
+        return verify_receipt(file.read(RECEIPT_BYTES_MAX + 1), given, callers)
     raise OSError("it is neither a bundle nor a receipt")
 
 
@@ -1700,7 +1851,7 @@ def run(arguments: list[str]) -> int:
         return OK
     files, options = arguments[:1], arguments[1:]
     is_usage = files and not files[0].startswith("-") and len(options) % 2 == 0
-    if not is_usage or not {*options[::2]} <= {"--keys", "--checkpoint"}:
+    if not is_usage or not {*options[::2]} <= {"--keys", "--checkpoint", "--policy"}:
         print(__doc__, file=sys.stderr)
         return COULD_NOT_RUN
     return main(files[0], *options)

@@ -28,9 +28,10 @@ def second_verifier() -> ModuleType:
 
 
 def twin_in(folder: Path) -> Twin:
-    """What gives its exit code for a file, keys, and a checkpoint that was kept; it stores both in ``folder``."""
+    """What gives its exit code for a file, keys, a checkpoint that was kept, and a policy; it stores all in
+    ``folder``."""
 
-    def run(path: Path, keyring: Keyring | None, kept: str | None = None) -> int:
+    def run(path: Path, keyring: Keyring | None, kept: str | None = None, policy: str | None = None) -> int:
         options = []
         if keyring is not None:
             keys = folder / "trusted-keys.json"
@@ -41,6 +42,9 @@ def twin_in(folder: Path) -> Twin:
             checkpoint = folder / "kept"
             checkpoint.write_bytes(kept.encode())
             options += ["--checkpoint", str(checkpoint)]
+        if policy is not None:
+            (folder / "policy").write_text(policy)
+            options += ["--policy", str(folder / "policy")]
         code = second_verifier().main(str(path), *options)
         assert isinstance(code, int)
         return code

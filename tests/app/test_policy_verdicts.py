@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_receipt
 from signing.anchors import BundledAnchor, ExternalWitnesses
 from signing.judging import verify_file
@@ -20,10 +21,13 @@ from tests.app.bundle_cases import anchored
 from tests.app.bundles import LOG_ORIGIN, bundle_of, store
 from tests.app.receipt_cases import LEDGER, changed
 from tests.app.receipts import cosigned, receipt_of
+from tests.app.second_verifier import second_verifier, twin_in
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
+from tests.signing.test_policy import MALFORMED
 from tests.tally import run_tally
 
+Judge = Callable[..., tuple[dict[str, Any], ExitCode]]
 RING = Keyring([SIGNER.public_key])
 ONE, TWO, THREE = (Witness(f"witness.example/w{number}", number) for number in (1, 2, 3))
 LAST_SEQ = 4
@@ -42,23 +46,35 @@ def external(threshold: int | str = 2, log: str = "", more: Sequence[Witness] = 
     return ExternalWitnesses.of(keys, (), Policy.parse(policy_text(threshold, log)))
 
 
-def verdict_of(said: Sequence[Any], **given: Any) -> tuple[dict[str, Any], ExitCode]:
-    """The verdict on a receipt that carries these statements."""
-    verdict = judged(receipt_of(LEDGER, said=[*said]), RING, external=external(**given)).verdict
-    return verdict, exit_code_of_receipt(verdict)
+@pytest.fixture
+def judge(tmp_path: Path) -> Judge:
+    """Judges a receipt that carries statements, under a policy; the second implementation gives the same code."""
+    twin = twin_in(tmp_path)
+
+    def run(
+        said: Sequence[Any], receipt: bytes | None = None, ring: Keyring | None = RING, **given: Any
+    ) -> tuple[dict[str, Any], ExitCode]:
+        file = receipt_of(LEDGER, said=[*said]) if receipt is None else receipt
+        verdict = judged(file, ring, external=external(**given)).verdict
+        code = exit_code_of_receipt(verdict)
+        text = policy_text(given.get("threshold", 2), given.get("log", ""))
+        assert twin(store(tmp_path, file, "receipt.json"), ring, policy=text) == code
+        return verdict, code
+
+    return run
 
 
-def test_a_receipt_that_the_quorum_cosigned_is_proved() -> None:
-    verdict, code = verdict_of([cosigned(LEDGER, LAST_SEQ, witness=each) for each in (ONE, TWO)])
+def test_a_receipt_that_the_quorum_cosigned_is_proved(judge: Judge) -> None:
+    verdict, code = judge([cosigned(LEDGER, LAST_SEQ, witness=each) for each in (ONE, TWO)])
     assert (verdict["policy"], code) == (
         {"met": True, "quorum": "outside", "quorum_to_seq": LAST_SEQ, "missing": []},
         ExitCode.FINE,
     )
 
 
-def test_below_the_quorum_a_receipt_is_incomplete_and_says_who_is_missing() -> None:
+def test_below_the_quorum_a_receipt_is_incomplete_and_says_who_is_missing(judge: Judge) -> None:
     said = [cosigned(LEDGER, LAST_SEQ, witness=ONE), cosigned(LEDGER, LAST_SEQ - 1, witness=TWO)]
-    verdict, code = verdict_of(said)
+    verdict, code = judge(said)
     assert (verdict["valid"], code) == (True, ExitCode.INCOMPLETE)
     assert verdict["policy"] == {
         "met": False,
@@ -66,46 +82,46 @@ def test_below_the_quorum_a_receipt_is_incomplete_and_says_who_is_missing() -> N
         "quorum_to_seq": LAST_SEQ - 1,
         "missing": [f"w2: has cosigned {LAST_SEQ - 1} of {LAST_SEQ} entries", "w3: has cosigned nothing of this log"],
     }
-    assert verdict_of(said, threshold="any")[1] is ExitCode.FINE
-    assert verdict_of(said[:1], threshold="any")[1] is ExitCode.FINE
-    assert verdict_of([])[1] is ExitCode.INCOMPLETE
+    assert judge(said, threshold="any")[1] is ExitCode.FINE
+    assert judge(said[:1], threshold="any")[1] is ExitCode.FINE
+    assert judge([])[1] is ExitCode.INCOMPLETE
 
 
-def test_without_keys_no_cosignature_counts() -> None:
+def test_without_keys_no_cosignature_counts(judge: Judge) -> None:
     receipt = receipt_of(LEDGER, said=[cosigned(LEDGER, LAST_SEQ, witness=each) for each in (ONE, TWO)])
-    verdict = judged(receipt, None, external=external()).verdict
-    assert (verdict["policy"]["quorum_to_seq"], exit_code_of_receipt(verdict)) == (0, ExitCode.INCOMPLETE)
+    verdict, code = judge([], receipt, None)
+    assert (verdict["policy"]["quorum_to_seq"], code) == (0, ExitCode.INCOMPLETE)
 
 
-def test_a_stranger_under_the_name_of_a_witness_does_not_count() -> None:
+def test_a_stranger_under_the_name_of_a_witness_does_not_count(judge: Judge) -> None:
     strangers = [Witness(ONE.name, 8), Witness(TWO.name, 9)]
     said = [cosigned(LEDGER, LAST_SEQ, witness=each) for each in strangers]
-    assert verdict_of(said)[1] is ExitCode.INCOMPLETE
+    assert judge(said)[1] is ExitCode.INCOMPLETE
     # Not even one that the verifier trusts for something else.
-    verdict, code = verdict_of(said, more=strangers)
+    verdict, code = judge(said, more=strangers)
     assert ({each["status"] for each in verdict["anchors"]}, code) == ({"ok"}, ExitCode.INCOMPLETE)
 
 
-def test_two_statements_of_one_witness_count_once() -> None:
+def test_two_statements_of_one_witness_count_once(judge: Judge) -> None:
     said = [cosigned(LEDGER, size, witness=ONE) for size in (LAST_SEQ - 1, LAST_SEQ)]
-    assert verdict_of(said)[1] is ExitCode.INCOMPLETE
-    assert verdict_of(said, threshold="any")[1] is ExitCode.FINE
+    assert judge(said)[1] is ExitCode.INCOMPLETE
+    assert judge(said, threshold="any")[1] is ExitCode.FINE
 
 
-def test_a_cosignature_of_another_tree_is_a_rollback_whatever_the_quorum_says() -> None:
+def test_a_cosignature_of_another_tree_is_a_rollback_whatever_the_quorum_says(judge: Judge) -> None:
     said = [cosigned(LEDGER, LAST_SEQ, witness=each) for each in (ONE, TWO)]
     other = cosigned(LEDGER, LAST_SEQ - 1, witness=THREE)
     receipt = receipt_of(LEDGER, said=[*said, other])
     # The proof of the third does not lead from what it saw to this log.
     forged = changed(lambda it: it["anchors"][2].update(consistency=["ab" * 32]), receipt)
-    verdict = judged(forged, RING, external=external()).verdict
-    assert (verdict["first_break"]["kind"], exit_code_of_receipt(verdict)) == ("rollback", ExitCode.TAMPERED)
+    verdict, code = judge([], forged)
+    assert (verdict["first_break"]["kind"], code) == ("rollback", ExitCode.TAMPERED)
 
 
-def test_a_policy_that_names_logs_counts_checkpoints_by_their_keys_alone() -> None:
+def test_a_policy_that_names_logs_counts_checkpoints_by_their_keys_alone(judge: Judge) -> None:
     said = [cosigned(LEDGER, LAST_SEQ, witness=each) for each in (ONE, TWO)]
-    assert verdict_of(said, log=OWN_LOG)[1] is ExitCode.FINE
-    verdict, code = verdict_of(said, log=STRANGE_LOG)
+    assert judge(said, log=OWN_LOG)[1] is ExitCode.FINE
+    verdict, code = judge(said, log=STRANGE_LOG)
     assert (code, verdict["policy"]["quorum_to_seq"]) == (ExitCode.INCOMPLETE, 0)
     assert {each["status"] for each in verdict["anchors"]} == {"not_checked"}
 
@@ -118,7 +134,7 @@ def stated(by: Witness, size: int) -> BundledAnchor:
 
 
 async def test_a_bundle_is_incomplete_unless_the_quorum_cosigned_all_of_it(tmp_path: Path) -> None:
-    last_seq = len(BUNDLED.entries)
+    last_seq, twin = len(BUNDLED.entries), twin_in(tmp_path)
     for said, code, reach in (
         ([stated(ONE, last_seq), stated(TWO, last_seq)], ExitCode.FINE, last_seq),
         ([stated(ONE, last_seq), stated(TWO, 20)], ExitCode.INCOMPLETE, 20),
@@ -127,6 +143,7 @@ async def test_a_bundle_is_incomplete_unless_the_quorum_cosigned_all_of_it(tmp_p
         path = store(tmp_path, bundle_of(BUNDLED, anchors=said))
         verdict = (await verify_file(path, RING, external=external())).verdict
         assert (exit_code_of_bundle(verdict), verdict["policy"]["quorum_to_seq"]) == (code, reach)
+        assert twin(path, RING, policy=policy_text()) == code
 
 
 def test_the_commands_on_files_say_what_is_missing_and_exit_with_3(tmp_path: Path) -> None:
@@ -155,3 +172,12 @@ def test_a_file_that_is_no_policy_ends_the_command_with_1(text: str, tmp_path: P
     (tmp_path / "receipt.json").write_bytes(receipt_of(LEDGER))
     done = run_tally("verify-proof", tmp_path / "receipt.json", "--no-state", "--policy", tmp_path / "policy")
     assert (done.returncode, "policy" in done.stderr) == (1, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("text", [text for text, _ in MALFORMED])
+def test_both_refuse_a_malformed_policy(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        Policy.parse(text)
+    second = second_verifier()
+    with pytest.raises(second.MALFORMED):
+        second.read_policy(text.encode())
