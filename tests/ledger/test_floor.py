@@ -86,7 +86,13 @@ def test_a_pruned_chain_is_ok_in_every_aspect_from_its_floor_on(to_seq: int) -> 
     assert (verdict.from_seq, verdict.to_seq, verdict.entries_checked) == (to_seq + 1, 700, 700 - to_seq)
     said = verdict.to_json(1.0)
     assert said["verified_from_seq"] == to_seq + 1
-    assert said["pruned"] == {"to_seq": to_seq, "manifest": "a" * 64, "at": "2024-01-11T00:00:00.230Z"}
+    assert said["pruned"] == {
+        "to_seq": to_seq,
+        "manifest": "a" * 64,
+        "at": "2024-01-11T00:00:00.230Z",
+        "seq": PRUNED_SEQ,
+        "commitments": None,
+    }
 
 
 @pytest.mark.parametrize("removed_to", [0, 1, 100, 299])
