@@ -79,6 +79,7 @@ def test_the_verdict_has_the_form_of_the_interfaces() -> None:
         "anchors": [],
         "signed_to_seq": 50,
         "unsigned_entries": 10,
+        "commitments": 0,
         "duration_ms": 12.3,
     }
 
