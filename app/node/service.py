@@ -35,13 +35,14 @@ from app.share.exchange.peer_client import Asker
 from app.share.exchange.region_changes import RegionChanges
 from app.share.retention import Removal
 from app.share.watch.tail import Tails
-from app.store import chaining, following
+from app.store import chaining, following, sessions
 from app.store.appended import AppendedEntries
 from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.job_table import JobFolds, JobKey
 from app.store.reading import Pool
-from app.store.sessions import STATEMENT_TIMEOUT_S
+from app.store.retention import VACUUM_SETTINGS
+from app.store.sessions import AT_A_NODE, STATEMENT_TIMEOUT_S
 from app.trust.access_log import AccessLog
 from app.trust.callers import KnownTokens
 from app.trust.key_chain import Trust
@@ -216,7 +217,13 @@ class Service:
         self.retention = RetentionReader(
             pool=pool, check=self.entry_check, keyring=self.trust.keyring, origin=self.notary.origin
         )
-        self.removal = Removal(pool=pool, reader=self.retention, folds=self.job_folds, report=self.breaks.report_error)
+        self.removal = Removal(
+            pool=pool,
+            reader=self.retention,
+            folds=self.job_folds,
+            report=self.breaks.report_error,
+            connect=partial(sessions.connect, self.database_url, AT_A_NODE | VACUUM_SETTINGS),
+        )
         self.appender = Appender(
             node=self.node,
             backlog=self.backlog,

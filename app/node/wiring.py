@@ -168,6 +168,7 @@ def _keep_running(
         service.tokens.run,
         service.region_changes.run,
         service.removal.run,
+        service.removal.vacuum,
         services[RetentionChanges].run,
         service.access_records.run,
         service.access_records.log.run,

@@ -277,3 +277,36 @@ async def _folded(connection: Connection, spans: Sequence[JobSpan], exclusions: 
         if state is not None:
             states.append(state)
     return states
+
+
+# --- the space of what left -----------------------------------------------------------------------
+
+VACUUMED_FROM: Final = 0.2
+"""Part of a table's rows that must have left for a VACUUM: that from which autovacuum comes by, by default."""
+VACUUM_TIMEOUT_S: Final = 6 * 3600.0
+"""Longest that one VACUUM may take."""
+VACUUM_SETTINGS: Final = {"vacuum_cost_delay": "2ms"}
+"""Settings of a session for VACUUM: it rests as autovacuum does."""
+_CAN_GRANT_VACUUM: Final = 17
+"""Version of PostgreSQL from which on a node may VACUUM tables of another owner."""
+
+
+async def vacuum(connection: Connection, tenant_id: str, removed_entries: int) -> bool:
+    """Let new rows take the pages that so many entries of a tenant left, if these are many; returns whether it was
+    done. Writes do not wait for it. The second pass is for the indexes: a page that the first one empties can be used
+    from the next one on."""
+    if connection.get_server_version().major < _CAN_GRANT_VACUUM:
+        return False
+    table = await connection.fetchrow(
+        "SELECT oid::regclass::text, reltuples FROM pg_class"
+        " WHERE oid = (SELECT tableoid FROM scheduler.scheduler_log WHERE tenant_id = $1 LIMIT 1)",
+        tenant_id,
+    )
+    if table is None or removed_entries < VACUUMED_FROM * table["reltuples"]:
+        return False
+    for _ in range(2):
+        # No page is used again before every transaction from before it was emptied has ended.
+        await connection.execute("SELECT pg_current_xact_id()")
+        for name in (table["oid"], "scheduler.jobs", "scheduler.job_terms"):
+            await connection.execute(f"VACUUM (TRUNCATE false) {name}", timeout=VACUUM_TIMEOUT_S)
+    return True

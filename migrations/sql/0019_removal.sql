@@ -31,3 +31,20 @@ $$;
 
 REVOKE ALL ON FUNCTION scheduler.remove_covered(text, bigint, bigint, integer) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION scheduler.remove_covered(text, bigint, bigint, integer) TO tallystick_service;
+
+-- VACUUM of the tables that entries leave, which changes no row: PostgreSQL 17 and newer can grant it to others than the
+-- owner. Before, autovacuum comes by.
+DO $$
+DECLARE
+    emptied regclass;
+BEGIN
+    IF current_setting('server_version_num')::integer >= 170000 THEN
+        FOR emptied IN
+            SELECT inhrelid FROM pg_inherits WHERE inhparent = 'scheduler.scheduler_log'::regclass
+            UNION ALL SELECT unnest('{scheduler.jobs, scheduler.job_terms}'::regclass[])
+        LOOP
+            EXECUTE format('GRANT MAINTAIN ON %s TO tallystick_service', emptied);
+        END LOOP;
+    END IF;
+END
+$$;

@@ -255,3 +255,19 @@ async def test_a_node_whose_tree_is_damaged_behind_a_prune_makes_it_again(run: R
     async with run() as node:
         await node.service.submitter.submit(created(TENANT, 99), key=None)
         await until(lambda: is_whole(node), "the tree is made again")
+
+
+async def test_the_pages_that_a_prune_emptied_are_freed_by_the_node(run: RunSite) -> None:
+    async with run() as node:
+        await fill(node)
+        await node.prune()
+
+        async def are_freed() -> bool:
+            query = """
+                SELECT s.vacuum_count FROM pg_stat_all_tables s
+                 WHERE s.relid = (SELECT tableoid FROM scheduler.scheduler_log WHERE tenant_id = $1 LIMIT 1)
+                    OR s.relid = 'scheduler.jobs'::regclass
+            """
+            return [row[0] for row in await node.superuser.fetch(query, TENANT)] == [2, 2]
+
+        await until(are_freed, "both tables were vacuumed, and the pages of their indexes can be used again")

@@ -9,13 +9,16 @@ For each tenant whose chain begins at or below what such an entry covers::
 A transaction removes as many entries as take ``STEP_S``. Nothing that a later step needs is remembered: a process that
 dies leaves the rest to the next search of any node. Two nodes at once take turns, by the lock of the follower's
 position.
+
+Where many entries of a tenant left, the node has PostgreSQL free their pages (``store.retention.vacuum``), in a task of
+its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +31,7 @@ from app.store import notary, retention
 from app.store.departed import departed_tenants
 from app.store.job_table import JobFolds
 from app.store.reading import Pool, reading
+from app.store.sessions import NodeConnection
 from app.trust.retention import RetentionReader
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, LedgerError
 
@@ -56,9 +60,14 @@ class Removal:
     reader: RetentionReader
     folds: JobFolds
     report: Callable[[ChainDamagedError, str], object]
+    connect: Callable[[], Awaitable[NodeConnection]]
+    """Opens a session for VACUUM."""
 
     def __post_init__(self) -> None:
         self._wake = asyncio.Event()
+        self._emptied: dict[str, int] = {}
+        """Entries that left since the last VACUUM, by tenant whose removal has ended."""
+        self._wake_vacuum = asyncio.Event()
         self._entries_a_step = ENTRIES_A_STEP_MIN
 
     def wake(self) -> None:
@@ -83,7 +92,7 @@ class Removal:
 
     async def _remove(self, tenant_id: str, from_seq: int) -> None:
         """Remove all covered rows of one tenant from ``from_seq`` on, if the entry that covers them counts."""
-        waits, next_seq = 0, from_seq
+        waits, next_seq, count = 0, from_seq, 0
         while waits < WAITS_MAX:
             try:
                 async with paced(SHARE):
@@ -99,18 +108,39 @@ class Removal:
             if found is None:
                 waits += 1
                 await asyncio.sleep(WAIT_PAUSE_S)
-            elif not found:
-                return
+            elif found.next_seq > next_seq or found.entries:
+                next_seq, count = found.next_seq, count + found.entries
             else:
-                next_seq = found
+                break
+        if count:
+            self._emptied[tenant_id] = self._emptied.get(tenant_id, 0) + count
+            self._wake_vacuum.set()
 
-    async def _step(self, tenant_id: str, from_seq: int) -> int | None:
-        """One transaction. Returns the seq at which the next one begins, 0 if none is left, None if this must wait."""
+    async def vacuum(self) -> None:
+        """Have the pages freed that removals emptied, until cancelled.
+
+        Raises:
+            DATABASE_FAULTS: PostgreSQL is not available.
+        """
+        while True:
+            await self._wake_vacuum.wait()
+            self._wake_vacuum.clear()
+            while self._emptied:
+                tenant_id, count = self._emptied.popitem()
+                connection = await self.connect()
+                try:
+                    if await retention.vacuum(connection, tenant_id, count):
+                        log.info("vacuumed", tenant_id=tenant_id, removed_entries=count)
+                finally:
+                    connection.terminate()
+
+    async def _step(self, tenant_id: str, from_seq: int) -> retention.Removed | None:
+        """One transaction, of what is covered from ``from_seq`` on. None if this must wait."""
         began_s = time.perf_counter()
         async with reading(self.pool, timeout_s=None) as connection, connection.transaction():
             known = await self.reader.read(connection, tenant_id)
             if known.floor is None or from_seq > known.floor_seq:
-                return 0
+                return retention.Removed(0, from_seq)
             if await notary.tree_size(connection, tenant_id) < known.floor.seq:
                 return None
             self.reader.departed.add(tenant_id)
@@ -122,4 +152,4 @@ class Removal:
             return None
         times = min(2.0, max(0.5, STEP_S / (time.perf_counter() - began_s)))
         self._entries_a_step = min(ENTRIES_A_STEP_MAX, max(ENTRIES_A_STEP_MIN, int(self._entries_a_step * times)))
-        return removed.next_seq
+        return removed
