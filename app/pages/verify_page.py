@@ -29,6 +29,7 @@ ENGINE: Final = (
     "keys.js",
     "dsse.js",
     "note.js",
+    "policy.js",
     "container.js",
     "manifest.js",
     "facts.js",

@@ -31,6 +31,7 @@ from signing.judging import verify_file
 from signing.keys import Keyring, PublicKey
 from signing.note import VerifierKey
 from signing.note import sign as sign_note
+from signing.policy import Policy
 from signing.private_keys import FileSigner
 from signing.receipt_judging import judged
 from tests.app import bundle_cases, receipt_cases
@@ -60,6 +61,7 @@ from tests.ledger.pruned import pruned, pruned_race
 from tests.ledger.test_carried import FLOOR, changed
 from tests.ledger.test_carried import RACE as RACE_AT_A_FLOOR
 from tests.ledger.test_commitment_check import PAYLOADS
+from tests.signing.test_policy import MALFORMED
 from tests.tally import run_tally
 
 RING: Final = Keyring([SIGNER.public_key])
@@ -102,6 +104,7 @@ class Asked(NamedTuple):
     keyring: Keyring | None = RING
     kept: str | None = None
     witnesses: Sequence[str] = ()
+    policy: str | None = None
 
     def to_page(self) -> dict[str, Any]:
         """As the page's function takes it."""
@@ -110,6 +113,7 @@ class Asked(NamedTuple):
             "keys": None if self.keyring is None else [json.dumps(self.keyring.to_json())],
             "checkpoint": self.kept,
             "witnessKeys": [*self.witnesses],
+            "policy": self.policy,
         }
 
 
@@ -173,7 +177,8 @@ def in_page(page: Page) -> InPage:
 
 def of_product(asked: Asked, folder: Path) -> Said:
     """What the product says; an empty verdict where the checkpoint given is none."""
-    external = ExternalWitnesses.load(asked.witnesses, None)
+    policy = None if asked.policy is None else Policy.parse(asked.policy)
+    external = ExternalWitnesses.of(ExternalWitnesses.load(asked.witnesses, None).witnesses, (), policy)
     try:
         kept = judge_checkpoint(asked.kept, asked.keyring) if asked.kept is not None else None
     except SignatureError:
@@ -192,7 +197,7 @@ def of_product(asked: Asked, folder: Path) -> Said:
 
 COMPARED: Final = (
     *("tenant_id", "valid", "entries_checked", "from_seq", "to_seq", "head", "verdicts", "breaks", "compared_with"),
-    *("not_compared", "signed_to_seq", "unsigned_entries", "verified_from_seq", "pruned"),
+    *("not_compared", "signed_to_seq", "unsigned_entries", "verified_from_seq", "pruned", "policy"),
 )
 OF_THE_FILE: Final = frozenset(("bundle", "bundle-signature", "receipt", "receipt-signature", "checkpoint-signature"))
 """Kinds of break whose words may be others: some are those of a library."""
@@ -358,6 +363,38 @@ def test_they_agree_on_cosignatures_by_witnesses_that_were_given(in_page: InPage
     assert [verdict["anchors"][0]["status"] for _, verdict in by_page] == [
         *("ok", "ok", "ok", "invalid", "invalid", "invalid", "ok", "ok"),
     ]
+
+
+def test_they_agree_on_a_policy_of_witnesses(in_page: InPage, tmp_path: Path) -> None:
+    w1, w2 = DOCUMENTED_WITNESS, Witness("witness.example/w2", 2)
+    log = VerifierKey.of("log.example/acme", SIGNER.public_key).text()
+    strange = VerifierKey.of("log.example/acme", STRANGER.public_key).text()
+    named = f"witness w1 {w1.verifier_key}\nwitness w2 {w2.verifier_key} https://w2/\n"
+    both_of, one_of = f"{named}group g all w1 w2\nquorum g\n", f"# any\n{named}group g any w1 w2\nquorum g"
+    ledger = example_ledger()
+    said = [cosigned(ledger, 4, witness=w1), cosigned(ledger, 3, witness=w2)]
+    receipt, bundle = receipt_of(ledger, said=said), bundle_of(LEDGER, anchors=[anchored()])
+    asked = [
+        Asked("any", receipt, policy=one_of),
+        Asked("all", receipt, policy=both_of),
+        Asked("of this log", receipt, policy=f"log {log}\n{one_of}"),
+        Asked("of a log of another key", receipt, policy=f"log {strange}\n{one_of}"),
+        Asked("no keys", receipt, None, policy=one_of),
+        Asked("none", receipt, policy="quorum none"),
+        Asked("one witness", receipt, policy=f"{named}\tquorum  w2 "),
+        Asked("a bundle", bundle, policy=f"witness w {Witness().verifier_key}\nquorum w"),
+        Asked("a bundle without anchors", GOOD, policy=both_of),
+    ]
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert differing == []
+    assert [code for code, _ in by_page] == [0, 3, 0, 3, 3, 0, 3, 3, 3]
+
+
+@pytest.mark.parametrize("text", [text for text, _ in MALFORMED])
+def test_they_refuse_the_same_policies(page: Page, text: str) -> None:
+    asked = Asked("any", GOOD, policy=text).to_page()
+    with pytest.raises(Error, match="polic"):
+        page.evaluate(JUDGE, [asked])
 
 
 def test_they_agree_on_when_a_key_counts(in_page: InPage, tmp_path: Path) -> None:
@@ -674,6 +711,20 @@ def test_a_bundle_keys_and_a_checkpoint_are_told_apart_when_they_are_dropped_tog
     assert page.locator("#outcome").inner_text() == "WHOLE AND SIGNED"
     page.get_by_role("button", name="Remove signer.pem").click()
     page.locator(".report.incomplete").wait_for()
+
+
+def test_a_policy_that_is_dropped_says_who_is_missing_until_it_is_taken_back(page: Page) -> None:
+    page.reload()
+    policy = f"witness w1 {Witness().verifier_key}\nquorum w1\n"
+    signer = SIGNER.public_key_pem.encode()
+    drop(page, ("ours.tar", GOOD), ("signer.pem", signer), ("witnesses.policy", policy.encode()))
+    page.locator(".report.incomplete").wait_for()
+    said = "Below quorum. Quorum w1 covers entries up to seq 0; w1: has cosigned nothing of this log."
+    assert said in page.locator("#verdict").inner_text()
+    assert "quorum w1" in page.locator("#policy-given").text_content()  # type: ignore[operator]
+    page.locator(".more summary").click()
+    page.get_by_role("button", name="Remove witnesses.policy").click()
+    expect(page.locator("#outcome")).to_have_text("WHOLE AND SIGNED")
 
 
 def test_the_example_receipt_of_the_document_is_proved(page: Page, tmp_path: Path) -> None:

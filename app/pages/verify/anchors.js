@@ -50,18 +50,19 @@ export function isAnchor(value) {
 
 /**
  * What came of each statement, held against the checkpoint ``own`` of the file. ``broken``: it holds and the log is
- * not so; then ``said`` is its size and root.
+ * not so; then ``said`` is its size and root. ``key`` is the verifier key of the witness, or the authority.
  */
-export async function judgeAnchors(anchors, own, keyring, witnesses) {
+export async function judgeAnchors(anchors, own, { keyring, witnesses, policy }) {
   const judged = [];
-  for (const anchor of anchors) judged.push(await judgeAnchor(anchor, own, keyring, witnesses));
+  const known = [...witnesses, ...(policy?.keys ?? [])];
+  for (const anchor of anchors) judged.push(await judgeAnchor(anchor, own, keyring, known, policy));
   return judged;
 }
 
-async function judgeAnchor(anchor, own, keyring, witnesses) {
+async function judgeAnchor(anchor, own, keyring, witnesses, policy) {
   const { kind, by, time } = anchor;
   const name = kind === WITNESS ? by.split("+")[0] : by;
-  const found = { kind, by: name, time, to_seq: 0, status: "not_checked", detail: null, said: null };
+  const found = { kind, by: name, time, to_seq: 0, status: "not_checked", detail: null, said: null, key: by };
   let size;
   try {
     ({ size } = readCheckpoint(anchor.checkpoint));
@@ -84,6 +85,7 @@ async function judgeAnchor(anchor, own, keyring, witnesses) {
     const timeS = await cosignedTime(anchor.checkpoint, witness);
     found.time = utc({ ms: timeS * 1000 });
     checkpoint = await openCheckpoint(anchor.checkpoint, keyring.asOf(timeS * 1000), own.origin);
+    await policy?.requireNamedLog(anchor.checkpoint, own.origin);
   } catch (error) {
     if (error instanceof UnknownKey) return { ...found, detail: error.message };
     if (error instanceof Malformed) {

@@ -33,10 +33,11 @@ const TEXTS = [
 ];
 
 const CHECKPOINT = /^[^\n]+\n\d+\n[A-Za-z0-9+/]+=*\n[^]*\n\n?— /;
+const POLICY = /^[ \t]*quorum[ \t]+[^ \t\n]+[ \t]*$/m;
 const VERIFIER_KEY = /^[^\s+]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]+=*\s*$/m;
 
 /**
- * What a file is: ``keys``, ``checkpoint``, ``witness``, or ``subject``, which is what is to be verified. Whatever is
+ * What a file is: ``keys``, ``checkpoint``, ``policy``, ``witness``, or ``subject``, which is what is to be verified. Whatever is
  * none of the others is a subject: a damaged file is one that somebody wants a verdict on.
  */
 export async function kindOf(file) {
@@ -45,6 +46,7 @@ export async function kindOf(file) {
   if (start.startsWith("-----BEGIN ")) return "keys";
   if (start.startsWith("{")) return isKeyList(await textOf(file).catch(() => "")) ? "keys" : "subject";
   if (CHECKPOINT.test(head)) return "checkpoint";
+  if (!head.includes("\0") && POLICY.test(await textOf(file).catch(() => ""))) return "policy";
   return VERIFIER_KEY.test(head) && !head.includes("\0") ? "witness" : "subject";
 }
 

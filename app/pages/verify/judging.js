@@ -21,6 +21,7 @@ import { ManifestForged } from "./manifest.js";
 import { JobIndex } from "./job_index.js";
 import { Frontier, ProofError, leafHash, verifyConsistency } from "./merkle.js";
 import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
+import { withQuorum } from "./policy.js";
 import { SnapshotJudge, isNext, openRow } from "./snapshots.js";
 import { KEPT, OWN, breakOf, isValid, rollbackAt, withBreak, withCheckpoint } from "./verdicts.js";
 
@@ -31,7 +32,8 @@ const CHAIN_ASPECTS = ["links", "payloads", "head"];
  * The verdict on a file, whatever it holds, and the bundle where it could be opened.
  *
  * @param {Blob} file
- * @param {{keyring: ?Keyring, kept: ?string, witnesses: VerifierKey[]}} against what the reader brings.
+ * @param {{keyring: ?Keyring, kept: ?string, witnesses: VerifierKey[], policy: ?Policy}} against what the reader
+ *     brings.
  * @param {{onProgress: Function, onRow: Function}} told
  */
 export async function judgeBundle(file, against, { onProgress = () => {}, onRow = () => {} } = {}) {
@@ -63,8 +65,8 @@ export async function judgeBundle(file, against, { onProgress = () => {}, onRow 
 
 /** What a bundle says of itself, judged by what the reader brings. */
 class Judging {
-  constructor(bundle, { keyring, kept, witnesses }) {
-    Object.assign(this, { bundle, manifest: bundle.manifest, keyring, kept, witnesses });
+  constructor(bundle, { keyring, kept, witnesses, policy }) {
+    Object.assign(this, { bundle, manifest: bundle.manifest, keyring, kept, witnesses, policy });
     this.findings = new Findings();
     this.snapshotKeys = new Map();
     this.own = null;
@@ -83,10 +85,7 @@ class Judging {
     const undecided = untold ?? this.#belowFloor(floor);
     // 4. All of it together.
     let verdict = this.#withKept(found);
-    verdict = this.#withAnchors(
-      verdict,
-      await judgeAnchors(anchors, this.own.checkpoint, this.keyring, this.witnesses),
-    );
+    verdict = this.#withAnchors(verdict, await judgeAnchors(anchors, this.own.checkpoint, this));
     verdict = this.#withManifest(verdict);
     verdict = this.#withCheckpoints(verdict, undecided);
     return { ...verdict, not_checked: this.#leftOut(verdict, undecided), bundle: this.about() };
@@ -162,7 +161,8 @@ class Judging {
         verdict = withBreak(verdict, rollbackAt(said.size, detail, said.root, actual));
       }
     }
-    return { ...verdict, anchors: anchors.map(({ said, ...told }) => told) };
+    const told = anchors.map(({ said, key, ...each }) => each);
+    return withQuorum({ ...verdict, anchors: told }, anchors, this.policy);
   }
 
   #withManifest(verdict) {

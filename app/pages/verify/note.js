@@ -134,7 +134,8 @@ function verifiersOf(keyring, origin) {
   return verifiers.filter(({ publicKey }) => !keyring.get(publicKey.id)?.revokedFrom);
 }
 
-async function noteSignersOf(note, verifiers) {
+/** The verifiers that signed a note, at least one; throws where one is named and its signature does not hold. */
+export async function noteSignersOf(note, verifiers) {
   const message = toUtf8(note.text);
   const signers = new Map();
   for (const { name, hash, signature } of note.signatures) {

@@ -7,7 +7,8 @@ import { outcomeText, report, saveFile } from "./report.js";
 
 const TITLE = document.title;
 const COULD_NOT_RUN = 1;
-const READS = { keys: "readKeys", checkpoint: "readCheckpoint", witness: "readWitnessKey" };
+const READS = { keys: "readKeys", checkpoint: "readCheckpoint", witness: "readWitnessKey", policy: "readPolicy" };
+const SINGLE = ["checkpoint", "policy"];
 
 // The page as it came, before anything was given to it.
 const SOURCE = `<!doctype html>\n${document.documentElement.outerHTML}\n`;
@@ -17,7 +18,7 @@ const at = (id) => document.getElementById(id);
 class Page {
   constructor() {
     this.engine = new Engine();
-    this.given = { subject: null, keys: [], checkpoint: null, witness: [] };
+    this.given = { subject: null, keys: [], checkpoint: null, witness: [], policy: null };
     this.turn = 0;
     this.taking = Promise.resolve();
   }
@@ -55,14 +56,14 @@ class Page {
         throw new Error(`${file.name}: ${error.message}`);
       });
       const taken = { name: file.name, text: each, read };
-      if (role === "checkpoint") given.checkpoint = taken;
+      if (SINGLE.includes(role)) given[role] = taken;
       else given[role] = [...given[role].filter((other) => other.text !== each), taken];
     }
   }
 
   /** Judges what was given, as soon as there is a file; what was under way before is forgotten. */
   async judge() {
-    const { subject, keys, checkpoint, witness } = this.given;
+    const { subject, keys, checkpoint, witness, policy } = this.given;
     if (subject === null) return;
     const turn = ++this.turn;
     this.#forget();
@@ -76,6 +77,7 @@ class Page {
         keys: keys.length ? keys.map(({ text }) => text) : null,
         checkpoint: checkpoint?.text ?? null,
         witnessKeys: witness.map(({ text }) => text),
+        policy: policy?.text ?? null,
       };
       const onProgress = (progress) => turn === this.turn && this.#progress(progress);
       const found = await this.engine.ask("judge", given, onProgress);
@@ -126,16 +128,18 @@ class Page {
   }
 
   #showGiven() {
-    const { subject, keys, checkpoint, witness } = this.given;
+    const { subject, keys, checkpoint, witness, policy } = this.given;
     show(at("subject-given"), subject && [`${plain(subject.name)}, ${sizeOf(subject.size)}`]);
     const remove = (role, taken) => () => {
-      this.given[role] = role === "checkpoint" ? null : this.given[role].filter((other) => other !== taken);
+      this.given[role] = SINGLE.includes(role) ? null : this.given[role].filter((other) => other !== taken);
       this.#showGiven();
       this.judge();
     };
     const kept =
       checkpoint && `${plain(checkpoint.name)}: ${plain(checkpoint.read.origin)}, size ${checkpoint.read.size} `;
     show(at("checkpoint-given"), checkpoint && [kept, removal(checkpoint, remove("checkpoint", checkpoint))]);
+    const asked = policy && `${plain(policy.name)}: quorum ${plain(policy.read.quorum)} `;
+    show(at("policy-given"), policy && [asked, removal(policy, remove("policy", policy))]);
     const item = (role, what) => (taken) =>
       element(
         "li",
@@ -161,7 +165,7 @@ function removal({ name }, onclick) {
 }
 
 function listen(page) {
-  for (const role of ["subject", "keys", "checkpoint", "witness"]) {
+  for (const role of ["subject", ...Object.keys(READS)]) {
     at(role).addEventListener("change", async ({ target }) => {
       const files = [...target.files];
       target.value = "";
@@ -196,10 +200,11 @@ listen(page);
  * where it is no bundle and no receipt.
  *
  * @param {Blob} file
- * @param {{keys: ?string[], checkpoint: ?string, witnessKeys: ?string[]}} against texts of what is trusted or was kept.
+ * @param {{keys: ?string[], checkpoint: ?string, witnessKeys: ?string[], policy: ?string}} against texts of what is
+ *     trusted or was kept.
  */
-globalThis.tallystickVerify = async (file, { keys = null, checkpoint = null, witnessKeys = [] } = {}) => {
+globalThis.tallystickVerify = async (file, { keys = null, checkpoint = null, witnessKeys = [], policy = null } = {}) => {
   const { kind, looksLike } = await subjectOf(file);
   if (kind === null) return { exitCode: COULD_NOT_RUN, verdict: null, looksLike };
-  return page.engine.ask("judge", { file, isReceipt: kind === "receipt", keys, checkpoint, witnessKeys });
+  return page.engine.ask("judge", { file, isReceipt: kind === "receipt", keys, checkpoint, witnessKeys, policy });
 };

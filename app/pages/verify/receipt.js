@@ -33,6 +33,7 @@ import { canonical, hasMembers, isInteger, isObject, isText, parseJson } from ".
 import { LOG_ORIGIN, STATEMENT_TYPE } from "./manifest.js";
 import { ProofError, leafHash, verifyConsistency, verifyInclusion } from "./merkle.js";
 import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
+import { withQuorum } from "./policy.js";
 import { sha256 } from "./sha256.js";
 import { KEPT, breakOf, graver, rollbackAt, withBreak, withCheckpoint } from "./verdicts.js";
 
@@ -201,7 +202,7 @@ function seqsOf(receipt) {
 // --- the steps ------------------------------------------------------------------------------------
 
 /** The verdict on a file, whatever it holds, and the receipt where it could be opened. */
-export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses }) {
+export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses, policy }) {
   const bytes = new Uint8Array(await file.slice(0, FILE_BYTES_MAX + 1).arrayBuffer());
   const about = { sha256: toHex(sha256(bytes)), bytes: file.size };
   let kept = null;
@@ -246,7 +247,7 @@ export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses })
   checkInclusion(receipt, own, findings);
   let verdict = verdictOf(receipt, findings, reliedOnV1, signed, logSigned);
   // 6. Statements of external witnesses, 7. what was kept.
-  const anchors = await judgeAnchors(receipt.anchors, own, keyring, witnesses);
+  const anchors = await judgeAnchors(receipt.anchors, own, { keyring, witnesses, policy });
   for (const { status, detail, said } of anchors) {
     if (status === "broken") {
       verdict = withBreak(
@@ -256,10 +257,11 @@ export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses })
     }
   }
   verdict = withSignatures(
-    withKept({ ...verdict, anchors: anchors.map(({ said, ...told }) => told) }, receipt, own, kept),
+    withKept({ ...verdict, anchors: anchors.map(({ said, key, ...told }) => told) }, receipt, own, kept),
     signed,
     logSigned,
   );
+  verdict = withQuorum(verdict, anchors, policy);
   const told = { ...about, ...aboutReceipt(receipt, own, signed, logSigned) };
   return {
     verdict: { ...verdict, not_checked: leftOut(verdict, own, keyring, kept), limits: LIMITS, receipt: told },

@@ -322,42 +322,49 @@ function insideNote(keysInside, keysUsed) {
   );
 }
 
-function anchorCard(verdict) {
-  if (!verdict.anchors.length) return null;
+function anchorCard({ anchors, policy }) {
+  if (!anchors.length && !policy) return null;
+  const title = "Statements of external witnesses";
+  return card("anchors-title", title, policy && quorumLine(policy), anchors.length > 0 && anchorTable(anchors));
+}
+
+function anchorTable(anchors) {
   const columns = ["who", "what", "time said", "entries", "verdict"];
-  return card(
-    "anchors-title",
-    "Statements of external witnesses",
+  return element(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of statements" },
     element(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of statements" },
+      "table",
+      {},
+      element("thead", {}, element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)))),
       element(
-        "table",
+        "tbody",
         {},
-        element("thead", {}, element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)))),
-        element(
-          "tbody",
-          {},
-          ...verdict.anchors.map(({ kind, by, time, to_seq: toSeq, status, detail }) =>
+        ...anchors.map(({ kind, by, time, to_seq: toSeq, status, detail }) =>
+          element(
+            "tr",
+            {},
+            element("th", { scope: "row" }, code(by)),
+            element("td", {}, kind === "witness" ? "cosignature" : "time stamp (RFC 3161)"),
+            element("td", {}, plain(time)),
+            element("td", {}, `1 to ${toSeq}`),
             element(
-              "tr",
+              "td",
               {},
-              element("th", { scope: "row" }, code(by)),
-              element("td", {}, kind === "witness" ? "cosignature" : "time stamp (RFC 3161)"),
-              element("td", {}, plain(time)),
-              element("td", {}, `1 to ${toSeq}`),
-              element(
-                "td",
-                {},
-                element("span", { class: `pill ${status}` }, VERDICT_WORDS[status]),
-                detail && element("span", { class: "why" }, plain(detail)),
-              ),
+              element("span", { class: `pill ${status}` }, VERDICT_WORDS[status]),
+              detail && element("span", { class: "why" }, plain(detail)),
             ),
           ),
         ),
       ),
     ),
   );
+}
+
+/** How far the quorum of the policy covers what is judged, and who is missing. */
+function quorumLine({ met, quorum, quorum_to_seq: toSeq, missing }) {
+  const reach = `Quorum ${plain(quorum)} covers entries up to seq ${toSeq}`;
+  return element("p", {}, met ? `${reach}.` : `Below quorum. ${reach}; ${missing.map((each) => plain(each)).join(", ")}.`);
 }
 
 function limitsCard(verdict) {

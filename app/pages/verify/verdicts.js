@@ -65,5 +65,6 @@ export function exitCodeOf(verdict) {
   });
   const isLater = verdict.from_seq > (verdict.verified_from_seq ?? 1);
   const isPart = "receipt" in verdict.verdicts ? false : verdict.unsigned_entries > 0 || isLater;
-  return isUnchecked || isPart ? INCOMPLETE : FINE;
+  const isBelowQuorum = verdict.policy !== undefined && !verdict.policy.met;
+  return isUnchecked || isPart || isBelowQuorum ? INCOMPLETE : FINE;
 }

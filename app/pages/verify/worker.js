@@ -6,6 +6,7 @@ import { JobIndex } from "./jobs.js";
 import { judgeBundle } from "./judging.js";
 import { Keyring } from "./keys.js";
 import { VerifierKey, readCheckpoint } from "./note.js";
+import { Policy } from "./policy.js";
 import { judgeReceipt } from "./receipt.js";
 import { selfTest } from "./sha256.js";
 import { exitCodeOf } from "./verdicts.js";
@@ -37,13 +38,19 @@ const TASKS = {
     return { name, hash };
   },
 
-  judge: async ({ file, isReceipt, keys, checkpoint, witnessKeys }, onProgress) => {
+  readPolicy: ({ text }) => {
+    const { quorum, witnesses } = Policy.parse(text);
+    return { quorum, witnesses: witnesses.size };
+  },
+
+  judge: async ({ file, isReceipt, keys, checkpoint, witnessKeys, policy }, onProgress) => {
     judged = null;
     if (!(await (isSound ??= selfTest())))
       throw new Error("SHA-256 of this page does not agree with that of the browser");
     const against = {
       keyring: keys === null ? null : Keyring.merged(keys.map(Keyring.ofText)),
       kept: checkpoint,
+      policy: policy === null ? null : Policy.parse(policy),
       witnesses: witnessKeys.map((text) => VerifierKey.parse(text.trim(), { isWitness: true })),
     };
     const beganMs = performance.now();
