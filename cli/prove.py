@@ -4,6 +4,8 @@ is stored."""
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote
@@ -16,20 +18,22 @@ from cli.client import LedgerClient, Service
 from cli.options import CheckpointFile, Keys, PolicyFile, Tenant
 from cli.verify_proof import subject_of
 from ledger.errors import InvalidInputError, refuse
-from ledger.exit_code import ExitCode, below_quorum, exit_code_of_receipt
+from ledger.exit_code import ExitCode, exit_code_of_receipt
 from ledger.machines.jobs import refused_job_id
 from ledger.text import printable
 from ledger.verification.verdict import quorum_lines
 from objects.store import ArchiveStore
 from signing.anchors import ExternalWitnesses
 from signing.checkpoint import judge_checkpoint, read_kept
+from signing.checkpoint import read as read_checkpoint
+from signing.entry_proof import cose_receipt, tlog_proof, verify_cose
 from signing.files import whole_file
 from signing.keys import Keyring, Signer
 from signing.memory import Memory, memory_of
 from signing.receipt import ENTRY, JOB, Receipt
 from signing.receipt_judging import ReceiptVerdict, judged
 from tallystick_client import NotTheLedgerError, ProblemError
-from terminal.outcome import CommandExit, fail, tell
+from terminal.outcome import fail, tell
 from terminal.program import Json, NoState, State
 
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
@@ -57,6 +61,12 @@ def prove(
     ] = None,
     checkpoint: CheckpointFile = None,
     policy: PolicyFile = None,
+    as_tlog_proof: Annotated[
+        bool, typer.Option("--tlog-proof", help="With --seq: write a C2SP tlog-proof, for tools of transparency logs.")
+    ] = False,
+    as_cose: Annotated[
+        bool, typer.Option("--cose", help="With --seq: write a COSE receipt (RFC 9942), for tools of COSE and SCITT.")
+    ] = False,
     state: State = None,
     no_state: NoState = False,
     as_json: Json = False,
@@ -87,12 +97,15 @@ def prove(
     Examples:
       tally prove --tenant acme --job job-1 -o job-1.receipt.json
       tally prove -t acme --seq 4711 -o entry.receipt.json --checkpoint acme.checkpoint
+      tally prove -t acme --seq 4711 -o entry.tlog-proof --tlog-proof
       tally prove -t acme --job job-1 -o job-1.receipt.json --archive s3://ledger-archive/prod --keys trusted-keys.json
     """
     refuse(
         InvalidInputError,
         ((job is None) is (seq is None), "say what to prove: --job J, or --seq N"),
         (archive is None and (keys, key) != (None, None), "--keys and --key go with --archive"),
+        (as_tlog_proof and as_cose, "--tlog-proof and --cose are two files: ask for each by itself"),
+        ((as_tlog_proof or as_cose) and seq is None, "--tlog-proof and --cose prove one entry: name it with --seq"),
     )
     memory = memory_of(state, is_off=no_state)
     place = _Service.of(client) if archive is None else _Archive.of(archive, key, keys, client)
@@ -105,16 +118,24 @@ def prove(
         raise fail(
             f"the receipt of {place.url} does not hold and is not kept: {first['kind']}: {first['detail']}", code
         )
-    receipt, own = outcome.receipt, outcome.checkpoint
+    receipt = outcome.receipt
     assert receipt is not None
-    assert own is not None
     if not _is_asked(receipt, tenant, job, seq):
         raise NotTheLedgerError(f"{place.url} sent a receipt of something else than was asked for")
+    form = "tlog-proof" if as_tlog_proof else "COSE receipt" if as_cose else None
+    file = file if form is None else _in_form(form, receipt, place)
     with whole_file(output) as written:
         written.write(file)
-    _tell(outcome, subject_of(receipt, own.size), output, as_json=as_json)
-    if below_quorum(outcome.verdict):
-        raise CommandExit(ExitCode.INCOMPLETE)
+    _tell(replace(outcome, digest=sha256(file).hexdigest(), size_bytes=len(file)), form, output, as_json=as_json)
+
+
+def _in_form(form: str, receipt: Receipt, place: _Service | _Archive) -> bytes:
+    if form == "tlog-proof":
+        entry = receipt.entries[0].row
+        return tlog_proof(entry, *place.inclusion(receipt), receipt.origin, place.keyring).encode()
+    file = place.cose(receipt)
+    verify_cose(file, bytes.fromhex(receipt.entries[0].row.chain_link), place.keyring)
+    return file
 
 
 class _Known(NamedTuple):
@@ -156,6 +177,27 @@ class _Service(NamedTuple):
         self.client.json(reply, Any)
         return reply.content
 
+    def inclusion(self, receipt: Receipt) -> tuple[list[bytes], str]:
+        """The proof that the entry of ``receipt`` is under a checkpoint, and that checkpoint: the newest one that is
+        cosigned, if there is one that covers it."""
+        seq, tenant = receipt.seqs[0], receipt.tenant_id
+        try:
+            reply = self.client.ask("GET", f"/v1/log/{quote(tenant, safe='')}/checkpoint", params={"cosigned": "true"})
+        except ProblemError as error:
+            if error.kind != "not-found":
+                raise
+            return _own_inclusion(receipt)
+        size = read_checkpoint(note := reply.content.decode()).size
+        if size < seq:
+            return _own_inclusion(receipt)
+        proof = self.client.get("/v1/chain/proof/inclusion", tenant_id=tenant, seq=seq, tree_size=size)
+        return [bytes.fromhex(each) for each in proof["hashes"]], note
+
+    def cose(self, receipt: Receipt) -> bytes:
+        """The COSE receipt of the entry that ``receipt`` is for."""
+        params = {"tenant_id": receipt.tenant_id, "seq": receipt.seqs[0], "form": "cose"}
+        return self.client.ask("GET", "/v1/chain/receipt", params=params).content
+
 
 class _Archive(NamedTuple):
     """An archive of which receipts are made here."""
@@ -177,6 +219,18 @@ class _Archive(NamedTuple):
         wanted, extends = Wanted(job, seq), known.size or None
         return archived_receipt(ArchiveStore(self.url), tenant, wanted, extends, self.keyring, self.signer)
 
+    def inclusion(self, receipt: Receipt) -> tuple[list[bytes], str]:
+        """The proof in ``receipt``, and its checkpoint."""
+        return _own_inclusion(receipt)
+
+    def cose(self, receipt: Receipt) -> bytes:
+        """The COSE receipt of the entry that ``receipt`` is for."""
+        return cose_receipt(receipt, self.signer)
+
+
+def _own_inclusion(receipt: Receipt) -> tuple[list[bytes], str]:
+    return [bytes.fromhex(each) for each in receipt.entries[0].inclusion], receipt.checkpoint
+
 
 def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> _Known:
     """The newest checkpoint of the tenant's log that was verified before."""
@@ -190,10 +244,12 @@ def _is_asked(receipt: Receipt, tenant: str, job: str | None, seq: int | None) -
     return receipt.tenant_id == tenant and (is_entry or is_job)
 
 
-def _tell(outcome: ReceiptVerdict, subject: list[str], output: Path, *, as_json: bool) -> None:
+def _tell(outcome: ReceiptVerdict, form: str | None, output: Path, *, as_json: bool) -> None:
+    assert outcome.receipt is not None
+    assert outcome.checkpoint is not None
     tell(
         {**outcome.to_json(), "file": str(output)},
-        *subject,
+        *subject_of(outcome.receipt, outcome.checkpoint.size),
         *(
             f"carries the word of {each['kind']} {each['by']} to seq {each['to_seq']}"
             for each in outcome.verdict["anchors"]
@@ -201,6 +257,8 @@ def _tell(outcome: ReceiptVerdict, subject: list[str], output: Path, *, as_json:
         *quorum_lines(outcome.verdict),
         *(["the log begins with the checkpoint that you had"] if outcome.verdict["compared_with"] is not None else ()),
         f"{output}: {outcome.size_bytes:,} bytes, SHA-256 {outcome.digest}",
-        "verify it with: tally verify-proof FILE --keys K, of keys that you trust",
+        "verify it with: tally verify-proof FILE --keys K, of keys that you trust"
+        if form is None
+        else f"verify it with a program that reads a {form}, by a key that you trust",
         as_json=as_json,
     )

@@ -25,8 +25,10 @@ from ledger.facts.events import SYSTEM_TENANT
 from signing import envelope, private_keys
 from signing import receipt as form
 from signing.anchors import ExternalWitnesses
-from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
+from signing.entry_proof import COSE_MEDIA_TYPE, verify_cose
 from signing.keys import Keyring
+from signing.note import parse as parse_note
 from signing.receipt_judging import judged
 from tests.app.chain_builder import edit
 from tests.app.chains import until
@@ -120,6 +122,12 @@ async def test_a_receipt_of_a_job_just_written_waits_for_its_checkpoint_and_veri
     assert (one.covers, one.job_id, one.seqs) == ("entry", "job-1", [receipt.seqs[1]])
     assert "attachment" in answer.headers["Content-Disposition"]
     assert exit_code_of_receipt(judged(answer.content, keys).verdict) == 0
+    path = f"/v1/chain/receipt?tenant_id={client.tenant}&seq={one.seqs[0]}&form="
+    answer = await client.get(f"{path}cose")
+    assert answer.headers["content-type"] == COSE_MEDIA_TYPE
+    proof = verify_cose(answer.content, bytes.fromhex(one.entries[0].row.chain_link), keys)
+    assert (proof.origin, proof.leaf_index) == (one.origin, one.seqs[0] - 1)
+    assert refusal(await client.get(f"{path}xml")) == (422, "invalid-request")
 
 
 async def test_the_ledger_s_own_chain_has_receipts_too(client: Client) -> None:
@@ -411,6 +419,27 @@ async def test_prove_writes_what_verify_proof_finds_to_hold(client: Client, tmp_
     found = json.loads(verified.stdout)["receipts"]
     assert [each["compared_with"] for each in found] == ["file", "file"]
     assert verified.returncode == 0
+
+
+async def test_prove_writes_one_entry_in_the_forms_of_other_programs(client: Client, tmp_path: Path) -> None:
+    await receipt_of(client, "job-1", await write(client, "job-1", "JobAccepted"))
+    cosigned_size = await cosign(client, int(time.time()))
+    await receipt_of(client, "job-2", await write(client, "job-2"))
+    keys, out = await keys_of(client), tmp_path / "proof"
+    prove = ("prove", "-t", client.tenant, "-o", out, "--url", str(client.base_url), "--no-state")
+    entries = (await client.get("/v1/chain/entries", params={"tenant_id": client.tenant})).json()["items"]
+    for seq in (1, len(entries)):
+        done = await tally(*prove, "--seq", str(seq), "--tlog-proof")
+        assert (done.returncode, "reads a tlog-proof" in done.stdout) == (0, True), done.stdout + done.stderr
+        proof, _, note = out.read_text().partition("\n\n")
+        head, names = open_checkpoint(note, keys), [line.name for line in parse_note(note).signatures]
+        assert (head.size == cosigned_size, WITNESS.name in names) == (seq <= cosigned_size, seq <= cosigned_size)
+        assert f"\nindex {seq - 1}\n" in proof
+        done = await tally(*prove, "--seq", str(seq), "--cose", "--json")
+        assert json.loads(done.stdout)["receipt"]["bytes"] == len(out.read_bytes())
+        assert verify_cose(out.read_bytes(), bytes.fromhex(entries[seq - 1]["chain_link"]), keys).leaf_index == seq - 1
+    for wrong in (("--job", "job-1", "--cose"), ("--seq", "1", "--cose", "--tlog-proof")):
+        assert (await tally(*prove, *wrong)).returncode == 1
 
 
 async def _is_there(client: Client) -> bool:

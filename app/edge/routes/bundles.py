@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
@@ -28,6 +28,7 @@ from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
 from app.write.followers.notary import Notary
 from app.write.intake.system_entries import SystemEntries
+from signing.entry_proof import COSE_MEDIA_TYPE
 from signing.manifest import RangeManifest
 
 router = APIRouter(route_class=StrictRoute, tags=["bundles"], responses=PROBLEM_RESPONSE)
@@ -136,9 +137,14 @@ async def import_bundles(
 
 receipts_router = APIRouter(route_class=StrictRoute, responses=PROBLEM_RESPONSE)
 
+_RECEIPT_CONTENT = {JSON_MEDIA_TYPE: {"schema": {"type": "object", "required": ["receipt", "statement"]}}}
 _RECEIPT = {
     "description": "A receipt; tally verify-proof and the page /verify verify it",
-    "content": {JSON_MEDIA_TYPE: {"schema": {"type": "object", "required": ["receipt", "statement"]}}},
+    "content": _RECEIPT_CONTENT,
+}
+_ENTRY_RECEIPT = {
+    **_RECEIPT,
+    "content": {**_RECEIPT_CONTENT, COSE_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
 }
 
 Extends = Annotated[
@@ -173,7 +179,12 @@ async def prove_job(
     return _receipt_answer(made, job_id)
 
 
-@receipts_router.get("/v1/chain/receipt", tags=["chain"], response_class=Response, responses={200: _RECEIPT})
+@receipts_router.get(
+    "/v1/chain/receipt",
+    tags=["chain"],
+    response_class=Response,
+    responses={200: _ENTRY_RECEIPT},
+)
 async def prove_entry(
     accepted: AcceptedDep,
     notary: Service[Notary],
@@ -181,11 +192,16 @@ async def prove_entry(
     tenant_id: TenantQuery,
     seq: Annotated[SeqNumber, Query(description="The entry.")],
     extends: Extends = None,
+    form: Annotated[
+        Literal["json", "cose"], Query(description="`cose`: the receipt in COSE (RFC 9942), without the entry.")
+    ] = "json",
 ) -> Response:
     """A file that proves one entry, alone and offline."""
     with notary.mending(tenant_id):
         made = await receipts.of_entry(tenant_id, seq, extends)
     await accepted.record_read(tenant_id, from_seq=seq, entries=made.entries)
+    if form == "cose":
+        return Response(await receipts.in_cose(made), headers={"Cache-Control": "no-store"}, media_type=COSE_MEDIA_TYPE)
     return _receipt_answer(made, f"{tenant_id}-{seq}")
 
 

@@ -41,7 +41,8 @@ from ledger.errors import (
 )
 from ledger.machines.jobs import refused_job_id
 from ledger.verification.verdict import damaged
-from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, draft_of, make
+from signing.entry_proof import cose_receipt
+from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, draft_of, make, read
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -137,6 +138,14 @@ class ReceiptMaker:
                 raise damaged(tenant_id, "gap", seq, f"no entry stands at seq {seq}")
             raise SeqOutOfRangeError(f"seq {seq} lies beyond the chain, which ends at {head.head_seq}", ("seq",))
         return await self._made(tenant_id, _Wanted(ENTRY, rows[0][JOB_ID], seq), extends)
+
+    async def in_cose(self, made: Made) -> bytes:
+        """The COSE receipt of the entry that ``made`` is for.
+
+        Raises:
+            SigningUnavailableError: the signer cannot be reached.
+        """
+        return await asyncio.to_thread(lambda: cose_receipt(read(made.file)[0], self.keys.log_signer))
 
     async def _made(self, tenant_id: str, wanted: _Wanted, extends: int | None) -> Made:
         if self.keys.not_admitted is not None:
