@@ -24,6 +24,7 @@ from app.node.start.connecting import went_away
 from app.node.start.procedure import StartedNode, start_node
 from app.node.start.quorum import Takeover
 from app.node.upkeep import compare_clocks
+from app.read import proofs
 from app.read.commitments import CommitmentReader
 from app.read.consistency import Consistency
 from app.read.copies import Copies, Replicas, replicas_at
@@ -52,6 +53,7 @@ from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import ReceiptMaker
 from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
+from app.share.exchange.offers import Offers
 from app.share.exchange.region_changes import RegionChanges
 from app.share.retention import Carrying, Planner, Prunes, StoredArchive
 from app.share.watch import Watchers, watchers_max
@@ -528,9 +530,24 @@ def _sharing_services(
         async with service.tails.watching(tenant_id) as tail:
             yield tail.grown_beyond
 
+    async def prove(tenant_id: str, first: int, second: int) -> Sequence[str]:
+        hashes: Sequence[str] = (await proofs.consistency(pool, tenant_id, first, second))["hashes"]
+        return hashes
+
     archiving = _archiving(service, files.archive)
     if archiving is not None:
         service.metrics.read(archiving.values)
+    exporter = BundleExporter(
+        pool=pool,
+        node=service.node,
+        log_origin=started.log_origin,
+        signer=lambda: service.keys.signer,
+        keyring=service.trust.keys_of,
+        retention=service.retention,
+        sign_now=service.notary.sign_now,
+        known_breaks=service.breaks.of_tenant,
+        report=lambda error: service.breaks.report_error(error, "export_bundle"),
+    )
     return {
         Archiving | None: archiving,
         Staging: service.staging,
@@ -539,17 +556,8 @@ def _sharing_services(
         RegionChanges: service.region_changes,
         Watchers: Watchers(service.tails, watchers_max(files.bounds.connections_max), service.metrics),
         RetentionReader: service.retention,
-        BundleExporter: BundleExporter(
-            pool=pool,
-            node=service.node,
-            log_origin=started.log_origin,
-            signer=lambda: service.keys.signer,
-            keyring=service.trust.keys_of,
-            retention=service.retention,
-            sign_now=service.notary.sign_now,
-            known_breaks=service.breaks.of_tenant,
-            report=lambda error: service.breaks.report_error(error, "export_bundle"),
-        ),
+        BundleExporter: exporter,
+        Offers: Offers(pool=pool, retention=service.retention, prove=prove, bundle=exporter.small),
         WebhookRegistry: WebhookRegistry(
             WebhookServices(
                 pool=pool,

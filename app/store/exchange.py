@@ -88,6 +88,23 @@ async def imported(connection: Connection, tenant_id: str, log_origin: str, seq:
     )
 
 
+async def had(connection: Connection, own_origin: str, tenant_ids: Sequence[str]) -> dict[str, int]:
+    """By the origin of each log, up to which seq its entries are in the chains of these tenants: those of this ledger,
+    ``own_origin``, and what was imported from others."""
+    rows: list[tuple[str, int]] = await fetch_tuples(
+        connection,
+        """
+        SELECT $1 || '/' || tenant_id, head_seq FROM scheduler.chain_heads WHERE tenant_id = ANY($2::text[])
+         UNION ALL
+        SELECT log_origin, imported_seq FROM scheduler.exchange_positions
+         WHERE tenant_id = ANY($2::text[]) AND imported_seq > 0
+        """,
+        own_origin,
+        tenant_ids,
+    )
+    return dict(rows)
+
+
 async def held_of(
     connection: Connection, origin: str, after: str, limit: int, patterns: Sequence[str], tenant_id: str | None = None
 ) -> list[tuple[str, int]]:

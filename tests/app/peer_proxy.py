@@ -34,7 +34,8 @@ def unchanged(asked: Asked, answer: dict[str, Any]) -> None:
 
 class PeerProxy:
     """``judge`` says status and body of an answer, perhaps later, or all its bytes as they are sent; None has the
-    ledger at ``target`` answer. ``edit`` changes its news; whenever it is set, all tenants are listed again."""
+    ledger at ``target`` answer. ``edit`` changes its news; whenever it is set, all tenants are listed again. Unless
+    ``has_offers`` is set, news come without the entries that are lacking, so that these are asked for."""
 
     def __init__(self, target: str, client: httpx.AsyncClient) -> None:
         self.target = target
@@ -45,6 +46,7 @@ class PeerProxy:
         self.judge: Callable[[Asked], Judged | Awaitable[Judged]] = lambda _: None
         self._edit: Callable[[Asked, dict[str, Any]], None] = unchanged
         self._has_list_begun = True
+        self.has_offers = False
         self.port = 0
 
     @property
@@ -98,6 +100,9 @@ class PeerProxy:
         if not self._has_list_begun and not answer["is_list"]:
             # As another node of the ledger answers, which knows no cursor of this one.
             answer["is_list"] = self._has_list_begun = True
+        if not self.has_offers:
+            for each in answer["items"]:
+                each["offer"] = None
         self._edit(asked, answer)
         return status, json.dumps(answer).encode()
 

@@ -80,6 +80,21 @@ async def test_a_checkpoint_over_imported_entries_alone_wakes_nobody_at_once() -
         assert asyncio.get_running_loop().time() < asked_s + ECHO_S, "at once"
 
 
+async def test_what_writes_wait_for_is_signed_before_a_peer_is_answered_or_in_time() -> None:
+    news = News()
+    news.signed({"a": 3})
+    assert news.unsigned({"a": 3, "b": 1}) == {"b": 1}
+    await news.wait_signed({"a": 3}, LONG_S)
+    await news.wait_signed({"a": 4}, SOON_S)
+    waiting = asyncio.create_task(news.wait_signed({"a": 4, "b": 1}, LONG_S))
+    for sizes in ({"a": 4}, {"b": 1}):
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        news.signed(sizes)
+    async with asyncio.timeout(5):
+        await waiting
+
+
 async def test_what_concerns_one_ledger_is_told_to_it_alone() -> None:
     news = News()
     news.changed(["a"], "one")

@@ -143,7 +143,8 @@ async def test_two_new_ledgers_start_as_they_will_run_and_exchange_once_each_key
             assert (admitted.returncode, f"key {ours} (ed25519)" in admitted.stdout) == (0, True)
             (keys / "use1").mkdir(parents=True)
             (keys / "use1" / "eu1.pem").write_text(key_of(there).public_key_pem)
-            await until(lambda: is_global(us), "GLOBAL is answered")
+            for client in (us, eu):
+                await until(lambda client=client: is_global(client), "GLOBAL is answered")  # type: ignore[misc]
             await until_known(us, [await submit(eu)])
             for client in (us, eu):
                 await until(lambda client=client: is_faultless(client), "nothing is waited for")  # type: ignore[misc]

@@ -3,12 +3,14 @@ regions are retired or admitted."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Sequence
 from time import monotonic
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
-from app.edge.accepted import AcceptedDep, Service
+from app.edge.accepted import Accepted, AcceptedDep, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import SeqNumber, TenantQuery
@@ -24,9 +26,10 @@ from app.runtime.answers.exchange import (
 )
 from app.runtime.principals import Right
 from app.share.exchange import Regions
-from app.share.exchange.lacking import Lacking
-from app.share.exchange.news import TOLD_MAX
-from app.share.exchange.peer_client import HAVE_MAX, NEWS_WAIT_S_MAX, Asker
+from app.share.exchange.lacking import HAVE_MAX, Lacking
+from app.share.exchange.news import TOLD_MAX, News
+from app.share.exchange.offers import OFFERS_MAX, Offer, Offers, read_positions
+from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, Asker
 from app.share.exchange.region_changes import RegionChanges
 from app.store import exchange
 from app.store.reading import reading
@@ -34,7 +37,7 @@ from app.store.sessions import NodePool
 from app.trust.retention import RetentionReader
 from app.write.followers.notary import Notary
 from ledger import names, rfc3339
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, LedgerError
 from signing.manifest import LOG_ORIGIN
 from signing.region_statement import RetiredRegion
 
@@ -51,12 +54,24 @@ HeldList = shape(
     items=[HeldTenant],
 )
 
+OfferAnswer = shape(
+    "OfferAnswer",
+    "What a ledger that imported up to `imported_seq` and saw a tree of `size` lacks up to the checkpoint: the proof "
+    "that the tree extends that one, and a bundle from `from_seq` on in base64, empty if no entry is lacking.",
+    imported_seq=int,
+    size=int,
+    consistency=[str],
+    from_seq=int,
+    bundle=str,
+)
+
 TenantNews = shape(
     "TenantNews",
     "The newest checkpoint of a tenant, and up to which seq its chain in the asking ledger was imported here.",
     tenant_id=str,
     checkpoint=str | None,
     held=int,
+    offer=OfferAnswer | None,
 )
 
 NewsAnswer = shape(
@@ -208,6 +223,7 @@ async def list_held(
 async def read_news(
     pool: Service[NodePool],
     regions: Service[Regions],
+    offers: Service[Offers],
     accepted: AcceptedDep,
     origin: OriginQuery,
     cursor: Annotated[
@@ -221,11 +237,32 @@ async def read_news(
     region: Annotated[
         str, Query(pattern=names.anchored(f"({names.GATE})?"), description="Region of that ledger.")
     ] = "",
+    at: Annotated[
+        list[str],
+        Query(max_length=OFFERS_MAX, description="`seq size tenant`: has imported up to seq, and seen a tree of size."),
+    ] = [],  # noqa: B006
+    have: Annotated[
+        list[str],
+        Query(max_length=HAVE_MAX, description="`seq log`: has the entries of this log up to seq."),
+    ] = [],  # noqa: B006
 ) -> Response:
     """The newest checkpoint of each tenant that the caller may audit, as soon as there is one, and how much of that
-    ledger is imported here."""
-    untrusted = regions.asked_by(Asker(origin, region))
-    news, patterns = regions.news, accepted.caller.patterns(Right.AUDIT)
+    ledger is imported here. For tenants in ``at`` also the entries that it lacks, if they are few."""
+    positions, _ = read_positions(at), Lacking(have)
+    await regions.asked_by(Asker(origin, region))
+    items, said = await _told(pool, regions.news, accepted.caller.patterns(Right.AUDIT), origin, cursor, wait_s)
+    offered = await offers.of_news(items, positions, have) if positions else {}
+    told_items = [
+        item._asdict() | {"offer": await _recorded(accepted, item.tenant_id, offered.get(item.tenant_id))}
+        for item in items
+    ]
+    return json_answer({"items": told_items, **said, "untrusted": regions.untrusted(region)})
+
+
+async def _told(
+    pool: NodePool, news: News, patterns: Sequence[str], origin: str, cursor: str, wait_s: float
+) -> tuple[list[exchange.TenantNews], dict[str, Any]]:
+    """The tenants of an answer, and its other members."""
     told = news.read(cursor)
     if told.after is None:
         ends_s, number = monotonic() + wait_s, told.number
@@ -249,7 +286,24 @@ async def read_news(
             "is_list": True,
             "has_more": has_more,
         }
-    return json_answer({"items": [item._asdict() for item in items], **said, "untrusted": untrusted})
+    return items, said
+
+
+async def _recorded(accepted: Accepted, tenant_id: str, offer: Offer | None) -> dict[str, Any] | None:
+    """The answer's form of an offer, once the read of its entries is recorded; None if it cannot be."""
+    if offer is None:
+        return None
+    if offer.bundle:
+        try:
+            await accepted.record_read(tenant_id, from_seq=offer.from_seq, to_seq=offer.to_seq)
+        except LedgerError:
+            return None
+    return {
+        **offer.position._asdict(),
+        "consistency": [*offer.consistency],
+        "from_seq": offer.from_seq,
+        "bundle": b64encode(offer.bundle).decode(),
+    }
 
 
 @router.get("/v1/exchange/lacking", responses=answered(LackingAnswer))

@@ -133,7 +133,12 @@ class BundleExporter:
                 file.
             DatabaseUnavailableError: Postgres does not answer, or the reader was too slow.
         """
-        async with aclosing(self._export(tenant_id, from_seq, to_seq, without_signing=without_signing)) as pieces:
+        async with reading(self._pool) as connection:
+            await chain_reads.require_tenant(connection, tenant_id)
+            is_covered = without_signing and _is_covered(await chain_reads.head(connection, tenant_id), to_seq)
+        if not is_covered:
+            await self._sign_now(tenant_id)
+        async with self._slots.taken(), aclosing(self._export(tenant_id, from_seq, to_seq)) as pieces:
             yield await anext(pieces)
             held = bytearray()
             async for piece in pieces:
@@ -143,20 +148,25 @@ class BundleExporter:
                     held.clear()
             yield bytes(held)
 
-    async def _export(
-        self, tenant_id: str, from_seq: int | None, to_seq: int | None, *, without_signing: bool
-    ) -> AsyncGenerator[bytes, None]:
-        async with reading(self._pool) as connection:
-            await chain_reads.require_tenant(connection, tenant_id)
-            is_covered = without_signing and _is_covered(await chain_reads.head(connection, tenant_id), to_seq)
-        if not is_covered:
-            await self._sign_now(tenant_id)
+    async def small(self, tenant_id: str, from_seq: int, to_seq: int, bytes_max: int) -> bytes | None:
+        """A whole bundle of a range that the stored checkpoint covers; None if it is longer than ``bytes_max``.
+
+        Raises:
+            As ``export``.
+        """
+        whole = bytearray()
+        async with aclosing(self._export(tenant_id, from_seq, to_seq)) as pieces:
+            async for piece in pieces:
+                whole += piece
+                if len(whole) > bytes_max:
+                    return None
+        return bytes(whole)
+
+    async def _export(self, tenant_id: str, from_seq: int | None, to_seq: int | None) -> AsyncGenerator[bytes, None]:
+        """The pieces, without signing what no checkpoint covers."""
         writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
         with closing(writer):
-            async with (
-                self._slots.taken(),
-                reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection,
-            ):
+            async with reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection:
                 known = await self._retention.read(connection, tenant_id)
                 chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq, known)
                 # Read after this state was fixed, so the keys include every key that signed in it.

@@ -12,7 +12,7 @@ import asyncpg
 from app.runtime.metrics import Values
 from app.runtime.settings.sections import ExchangeSettings, PeerSettings
 from app.runtime.tasks import Broadcast
-from app.share.exchange.following import Following, Take
+from app.share.exchange.following import Following, Importing, Take
 from app.share.exchange.holdings import Holdings
 from app.share.exchange.news import News
 from app.share.exchange.peer import Peer
@@ -28,6 +28,8 @@ from signing.region_statement import KnownRegions, RetiredRegion
 
 UNSIGNED_S = 0.25
 """Longest time that a write waits for a checkpoint of its tenant to be signed, if no peer asks for news."""
+SIGNING_S = 0.05
+"""Longest time that a peer waits for such a checkpoint: with what was signed before, the write would wait longer."""
 
 
 class Regions:
@@ -52,8 +54,10 @@ class Regions:
         """The keys that this ledger signs with, as that chain has them; empty until it was read."""
         self._heard = heard
         self._sign_soon = sign_soon
-        self._unsigned: set[str] = set()
-        """Tenants of writes that wait, whose checkpoint is signed once a peer asks for news."""
+        self._unsigned: dict[str, int] = {}
+        """Tenants of writes that wait, and their seqs, which no signed checkpoint was seen to cover."""
+        self._signing: asyncio.TimerHandle | None = None
+        """Has it signed, if no peer asks for news before."""
 
     @classmethod
     def of(
@@ -68,11 +72,18 @@ class Regions:
     ) -> Regions:
         """The ledger ``own`` and the peers in the settings; no peer is asked yet. ``head_seq`` is a seq that
         the head of a tenant's chain has reached."""
-        news, heard, turns = News(), Broadcast(), Turns(pool)
+        news, heard = News(), Broadcast()
         interval_s = settings.interval.total_seconds()
-
-        def imported(tenant_id: str, log_origin: str) -> None:
-            news.changed((tenant_id,), log_origin)
+        importing = Importing(
+            own=own,
+            pool=pool,
+            turns=Turns(pool),
+            keys=keys,
+            take=take,
+            on_imported=lambda tenant_id, log_origin: news.changed((tenant_id,), log_origin),
+            range_entries=settings.range_entries,
+            interval_s=interval_s,
+        )
 
         def peer_of(peer: PeerSettings) -> Peer:
             address = PeerAddress(peer)
@@ -82,7 +93,7 @@ class Regions:
                 address,
                 PeerKeys(peer.region, own, keys),
                 Holdings(peer.url, own.origin, address, pool, head_seq, heard.send, interval_s),
-                Following(peer, own, address, pool, turns, keys, take, imported, settings.range_entries, interval_s),
+                Following(peer, address, importing),
                 interval_s,
             )
 
@@ -116,8 +127,9 @@ class Regions:
         """How many regions, this ledger's included, must hold an entry at GLOBAL."""
         return (1 + len(self.counted())) // 2 + 1
 
-    def asked_by(self, asker: Asker) -> list[str]:
-        """A ledger asks for news, so it answers too if it is a peer. Returns the ids of its keys that are not trusted.
+    async def asked_by(self, asker: Asker) -> None:
+        """A ledger asks for news, so it answers too if it is a peer. Returns once there is a checkpoint of what writes
+        wait for, or ``SIGNING_S`` later.
 
         Raises:
             ProblemError: its region is retired here.
@@ -132,7 +144,11 @@ class Regions:
         for peer in self.counted():
             peer.is_alive(asker.origin)
         self._sign_unsigned()
-        asking = [peer for peer in self.peers if peer.settings.region == asker.region]
+        await self.news.wait_signed(self._unsigned, SIGNING_S)
+
+    def untrusted(self, region: str) -> list[str]:
+        """Ids of the keys of a region's ledger that are not trusted."""
+        asking = [peer for peer in self.peers if peer.settings.region == region]
         return [key.key_id for peer in asking for key in peer.keys.untrusted]
 
     def _retirement_of(self, asker: Asker) -> RetiredRegion | None:
@@ -143,17 +159,22 @@ class Regions:
             return None
         return self.known.logs.get(asker.origin)
 
-    def _sign_for_peers(self, tenant_ids: Iterable[str]) -> None:
-        """Have a checkpoint of these tenants signed as soon as a peer can take it: at once if one waits for news, else
+    def _sign_for_peers(self, seqs: Mapping[str, int]) -> None:
+        """Have a checkpoint up to these seqs signed as soon as a peer can take it: at once if one waits for news, else
         when the next one asks, which it may ask another node."""
-        if not self._unsigned:
-            asyncio.get_running_loop().call_later(0.0 if self.news.waiting else UNSIGNED_S, self._sign_unsigned)
-        self._unsigned.update(tenant_ids)
+        for tenant_id, seq in seqs.items():
+            self._unsigned[tenant_id] = max(seq, self._unsigned.get(tenant_id, 0))
+        if self._signing is None:
+            after_s = 0.0 if self.news.waiting else UNSIGNED_S
+            self._signing = asyncio.get_running_loop().call_later(after_s, self._sign_unsigned)
 
     def _sign_unsigned(self) -> None:
-        unsigned, self._unsigned = self._unsigned, set()
-        if unsigned:
-            self._sign_soon(unsigned)
+        if self._signing is not None:
+            self._signing.cancel()
+            self._signing = None
+        self._unsigned = self.news.unsigned(self._unsigned)
+        if self._unsigned:
+            self._sign_soon(self._unsigned)
 
     async def spread(self, seqs: Mapping[str, int], timeout_s: float) -> None:
         """Return once a majority of the regions, this ledger included, holds each tenant's chain up to its seq. Only

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ import structlog
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
+from app.runtime.tasks import keep_newest
+from app.share.exchange.offers import OFFERS_MAX, Position
 from app.share.exchange.peer_chain import (
     BroughtRange,
     PeerChain,
@@ -42,14 +45,15 @@ from app.share.exchange.peer_client import (
     TENANTS_MAX,
     Asker,
     Lacking,
+    Offered,
     PeerAddress,
     PeerClient,
     PeerPrunedError,
+    Progress,
     TenantNews,
 )
 from app.share.exchange.turns import Turns
-from app.store import Connection, exchange
-from app.store.chaining import read_heads
+from app.store import exchange
 from app.store.exchange import Seen
 from ledger.errors import LedgerError, SignatureError
 from ledger.facts.events import SYSTEM_TENANT
@@ -85,14 +89,12 @@ Take = Callable[[str, AsyncGenerator[bytes, None], Admit], Awaitable[int]]
 """Imports a bundle that comes in pieces, under a name, if it holds and is admitted; returns the entries added."""
 
 
-@dataclass
-class Following:
-    """The chains of one peer, and their imports."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Importing:
+    """What imports from every peer share at one node."""
 
-    settings: PeerSettings
     own: Asker
     """This ledger."""
-    address: PeerAddress
     pool: asyncpg.Pool[asyncpg.Record]
     turns: Turns
     keys: Callable[[], Keyring]
@@ -102,13 +104,22 @@ class Following:
     """Called with a tenant of which more was imported, and the log origin of the peer's ledger."""
     range_entries: int
     interval_s: float
+
+
+@dataclass
+class Following:
+    """The chains of one peer, and their imports."""
+
+    settings: PeerSettings
+    address: PeerAddress
+    here: Importing
     imported_entries: int = 0
     log_origin: str = ""
     """Log origin of the peer's ledger; empty until one of its checkpoints is proved."""
     is_retired: bool = False
     """Whether nothing more is imported."""
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set while no round is under way."""
+    """Set while no round is under way or due."""
     listed: set[str] = field(default_factory=set, init=False)
     """The tenants of the peer's last list, and those that it told of since."""
     _chains: dict[str, PeerChain] = field(default_factory=dict, init=False)
@@ -120,6 +131,12 @@ class Following:
     _is_list_new: bool = field(default=False, init=False)
     """Whether the last list was not yet compared with the tenants that were seen."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _is_importing: bool = field(default=False, init=False)
+    """Whether this node took the last turn, and not another."""
+    _recent: OrderedDict[str, None] = field(default_factory=OrderedDict, init=False)
+    """The tenants that were imported last."""
+    _offers: dict[str, tuple[bytes, Offered]] = field(default_factory=dict, init=False)
+    """What came with the last news, by tenant, and the checkpoint that it belongs to."""
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -163,6 +180,7 @@ class Following:
         Raises:
             NoAnswerError: too many bytes of checkpoints would be kept.
         """
+        self._offers = {}
         for each in items:
             self.listed.add(each.tenant_id)
             if each.checkpoint and self._is_wanted(each.tenant_id):
@@ -170,10 +188,28 @@ class Following:
                 note = each.checkpoint.encode()
                 if chain.is_lacking or chain.proved_note_hash != hash(note):
                     self._keep_note(chain, note)
+                    if each.offer is not None:
+                        self._offers[each.tenant_id] = note, each.offer
                     # A tenant that fails is not tried more often because there is news of it again and again.
-                    chain.due_at_s = 0.0 if chain.fault is None else chain.failed_at_s + self.interval_s
+                    chain.due_at_s = 0.0 if chain.fault is None else chain.failed_at_s + self.here.interval_s
                     self._due[each.tenant_id] = None
+        if self._ready():
+            self.idle.clear()
         self._wake.set()
+
+    async def progress(self) -> Progress:
+        """How far this ledger is in the chains that it imported last, if no round is under way or due: what the peer
+        offers next then follows."""
+        chains = [self._chains[each] for each in self._recent if each in self._chains]
+        chains = [chain for chain in chains if not chain.is_lacking]
+        if not (self._is_importing and chains and self.idle.is_set()):
+            return Progress()
+        positions = {chain.tenant_id: Position(chain.imported_seq, chain.size) for chain in chains}
+        return Progress(positions, await self._have(positions))
+
+    async def _have(self, tenant_ids: Iterable[str]) -> dict[str, int]:
+        async with self.here.pool.acquire() as connection:
+            return await exchange.had(connection, self.here.own.origin, [*tenant_ids])
 
     def _keep_note(self, chain: PeerChain, note: bytes) -> None:
         """Keep a checkpoint until it is proved; beyond the bound all are forgotten, until the peer lists its tenants
@@ -207,6 +243,7 @@ class Following:
     def forget(self) -> None:
         """Whatever answers next is another ledger."""
         self._chains, self._due, self.listed, self._notes_bytes, self.log_origin = {}, {}, set(), 0, ""
+        self._offers, self._is_importing = {}, False
         self._wake.set()
 
     # --- rounds -----------------------------------------------------------------------------------
@@ -216,19 +253,22 @@ class Following:
         ``on_round`` is called after each round."""
         while not self.is_retired:
             await self._has_listed.wait()
-            ready = [chain for chain in self._due_chains() if chain.due_at_s <= monotonic()]
+            ready = self._ready()
             if not ready and not self._is_list_new:
                 next_s = min((chain.due_at_s for chain in self._due_chains()), default=monotonic() + PAUSE_MAX_S)
+                self.idle.set()
                 self._wake.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(next_s - monotonic()):
                         await self._wake.wait()
                 continue
             await self.address.authorize(client.http)
-            async with self.turns.turn(self.settings.url) as is_ours:
+            async with self.here.turns.turn(self.settings.url) as is_ours:
+                self._is_importing = is_ours
                 if is_ours:
                     await self._take_round(client, ready)
             if not is_ours:
+                self.idle.set()
                 # Another node imports. It may stop before it comes to these.
                 await asyncio.sleep(TURN_EVERY_S)
             on_round()
@@ -238,6 +278,10 @@ class Following:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(MORE_NEWS_S):
                         await self._wake.wait()
+
+    def _ready(self) -> list[PeerChain]:
+        now_s = monotonic()
+        return [chain for chain in self._due_chains() if chain.due_at_s <= now_s]
 
     def _due_chains(self) -> list[PeerChain]:
         return [chain for each in self._due if (chain := self._chains.get(each)) is not None]
@@ -253,13 +297,17 @@ class Following:
         except BaseException:
             self._due |= {chain.tenant_id: None for chain in ready}
             self._is_list_new |= is_list_new
+            self.idle.set()
             raise
         finally:
+            for chain in ready:
+                chain.lacking = None
+        if not self._ready():
             self.idle.set()
 
     async def _round(self, client: PeerClient, chains: Sequence[PeerChain], *, is_list_new: bool) -> None:
         # 1. The newest checkpoint of each, proved.
-        keyring, known = await asyncio.to_thread(self.keys), self.log_origin
+        keyring, known = await asyncio.to_thread(self.here.keys), self.log_origin
         seen = await self._each(chains, lambda chain: self._prove(client, keyring, chain))
         await asyncio.sleep(min(PAUSE_MAX_S, FAILED_TENANT_S * (len(chains) - len(seen))))
         # 2. The tenants that are no longer listed.
@@ -267,7 +315,7 @@ class Following:
             await self._find_missing()
         if self.has_gone_back:
             for chain in seen:
-                self._due_again(chain, self.interval_s)
+                self._due_again(chain, self.here.interval_s)
             return
         # 3. The missing entries of each tenant.
         ready = []
@@ -300,7 +348,7 @@ class Following:
 
     async def _kept(self) -> list[str]:
         """The tenants of its ledger that were seen. After an operator removed all, the peer may show another ledger."""
-        async with self.pool.acquire() as connection:
+        async with self.here.pool.acquire() as connection:
             # Of more than TENANTS_MAX kept tenants the peer cannot list all.
             kept = await exchange.held_of(connection, self.log_origin, "", TENANTS_MAX + 1, self.settings.tenants)
         if not kept:
@@ -339,7 +387,7 @@ class Following:
             )
         chain.failed_at_s = monotonic()
         if chain.note:
-            self._due_again(chain, max(self.interval_s, chain.pause_s))
+            self._due_again(chain, max(self.here.interval_s, chain.pause_s))
         if not chain.is_forked and (went_back or not chain.went_back):
             # Only the text is kept: an error keeps the frames of its traceback alive.
             chain.fault, chain.went_back = f"{type(error).__name__}: {error}"[:FAULT_CHARACTERS_MAX], went_back
@@ -351,11 +399,10 @@ class Following:
         checkpoint = open_checkpoint(note, keyring)
         origin = checkpoint.origin
         log_origin = origin.removesuffix(f"/{tenant_id}")
-        if log_origin in (origin, self.own.origin) or not _is_log_origin(log_origin):
+        if log_origin in (origin, self.here.own.origin) or not _is_log_origin(log_origin):
             raise SignatureError(f"the peer shows a checkpoint of {origin} for tenant {tenant_id}")
-        async with self.pool.acquire() as connection:
+        async with self.here.pool.acquire() as connection:
             kept = await exchange.positions(connection, tenant_id)
-            have = await self._have(connection, tenant_id, kept)
         if (seen := kept.get(origin)) is None:
             self._recall(tenant_id, kept, signer_of(note, keyring))
         if self.log_origin not in ("", log_origin):
@@ -366,7 +413,7 @@ class Following:
         try:
             before = grown_from(client.url, tenant_id, seen, checkpoint)
         except PeerForkedError:
-            async with self.pool.acquire() as connection:
+            async with self.here.pool.acquire() as connection:
                 await exchange.saw_fork(connection, tenant_id, origin, note.decode())
             raise
         before_seq, imported_seq = chain.imported_seq, seen.imported_seq if seen else 0
@@ -378,14 +425,16 @@ class Following:
         pruned: PeerPrunedError | None = None
         if imported_seq < checkpoint.size:
             try:
-                chain.lacking = await self._lacking(client, tenant_id, imported_seq, checkpoint.size, have, sizes)
+                chain.lacking = self._offered(chain, note, imported_seq, checkpoint.size, sizes) or await self._lacking(
+                    client, tenant_id, imported_seq, checkpoint.size, sizes
+                )
                 proof = chain.lacking.consistency
             except PeerPrunedError as error:
                 # The checkpoint is proved all the same: a fork is found also where nothing is imported.
                 pruned, proof = error, [] if sizes is None else await client.consistency(tenant_id, *sizes)
             if before is not None:
                 check_growth(client.url, tenant_id, before, checkpoint, proof)
-        async with self.pool.acquire() as connection:
+        async with self.here.pool.acquire() as connection:
             await exchange.saw(connection, tenant_id, origin, note.decode(), checkpoint.size)
         self.log_origin = log_origin
         chain.origin, chain.size, chain.root = origin, checkpoint.size, checkpoint.root
@@ -394,7 +443,7 @@ class Following:
         chain.imported_seq, chain.proved_note_hash = imported_seq, hash(note)
         if imported_seq > before_seq:
             # Another node of this ledger imported them.
-            self.on_imported(tenant_id, log_origin)
+            self.here.on_imported(tenant_id, log_origin)
         if pruned is not None and not await self._goes_on(client, chain):
             raise pruned
 
@@ -410,10 +459,10 @@ class Following:
             return False
         first, last = brought.from_seq, brought.to_seq
         await check_range(chain, first, last, await self._consistency(client, chain, last), brought)
-        async with self.pool.acquire() as connection:
+        async with self.here.pool.acquire() as connection:
             await exchange.imported(connection, chain.tenant_id, chain.origin, last)
         chain.imported_seq, chain.brought = last, None
-        self.on_imported(chain.tenant_id, self.log_origin)
+        self.here.on_imported(chain.tenant_id, self.log_origin)
         return True
 
     @staticmethod
@@ -421,12 +470,20 @@ class Following:
         """The proof that the tree of ``seq`` entries is the beginning of that of the newest checkpoint."""
         return [] if seq == chain.size else await client.consistency(chain.tenant_id, seq, chain.size)
 
-    async def _have(self, connection: Connection, tenant_id: str, kept: Mapping[str, Seen]) -> dict[str, int]:
-        """By the origin of each log, up to which seq its entries are in the tenant's chain."""
-        # What came from this ledger, and from others what was fetched there.
-        heads = await read_heads(connection, [tenant_id])
-        own = {f"{self.own.origin}/{each}": head.seq for each, head in heads.items()}
-        return own | {origin: seen.imported_seq for origin, seen in kept.items()}
+    def _offered(
+        self, chain: PeerChain, note: bytes, imported_seq: int, size: int, sizes: tuple[int, int] | None
+    ) -> Lacking | None:
+        """What the peer sent with the checkpoint ``note`` of this size, once; None if that was nothing, or not what
+        comes next."""
+        offered_with, offer = self._offers.pop(chain.tenant_id, (b"", None))
+        if offer is None or offered_with != note or size - imported_seq > self.here.range_entries:
+            return None
+        is_next = offer.imported_seq == imported_seq and (sizes is None or offer.size == sizes[0])
+        is_whole = imported_seq < offer.from_seq <= size + 1 and bool(offer.bundle) == (offer.from_seq <= size)
+        if not (is_next and is_whole):
+            return None
+        ranges = [(offer.from_seq, size)] if offer.bundle else []
+        return Lacking(imported_seq + 1, size, ranges, [*map(bytes.fromhex, offer.consistency)], offer.bundle)
 
     async def _lacking(
         self,
@@ -434,12 +491,11 @@ class Following:
         tenant_id: str,
         imported_seq: int,
         size: int,
-        have: Mapping[str, int],
         sizes: tuple[int, int] | None = None,
     ) -> Lacking:
         """What is lacking in the range after ``imported_seq``, which ends at ``size`` or before."""
-        to_seq = min(imported_seq + self.range_entries, size)
-        return await client.lacking(tenant_id, imported_seq + 1, to_seq, have, sizes)
+        to_seq = min(imported_seq + self.here.range_entries, size)
+        return await client.lacking(tenant_id, imported_seq + 1, to_seq, await self._have([tenant_id]), sizes)
 
     def _recall(self, tenant_id: str, kept: Mapping[str, Seen], key: PublicKey) -> None:
         """Set the log origin that the peer showed before: that of the kept checkpoint which ``key`` signed."""
@@ -449,31 +505,33 @@ class Following:
 
     async def _import(self, client: PeerClient, chain: PeerChain) -> None:
         """Import the missing entries, range by range. After a failure the tenant pauses, longer each time."""
-        chain.pause_s = min(max(2 * chain.pause_s, self.interval_s), PAUSE_MAX_S)
+        chain.pause_s = min(max(2 * chain.pause_s, self.here.interval_s), PAUSE_MAX_S)
         # Of a region that is retired meanwhile nothing more is imported.
         while chain.imported_seq < chain.size and not self.is_retired:
             lacking, chain.lacking = chain.lacking, None
             if lacking is None or lacking.from_seq != chain.imported_seq + 1:
-                async with self.pool.acquire() as connection:
-                    kept = await exchange.positions(connection, chain.tenant_id)
-                    have = await self._have(connection, chain.tenant_id, kept)
-                lacking = await self._lacking(client, chain.tenant_id, chain.imported_seq, chain.size, have)
+                lacking = await self._lacking(client, chain.tenant_id, chain.imported_seq, chain.size)
             for first, last in lacking.ranges:
-                self.imported_entries += await self._import_range(client, chain, first, last)
-            async with self.pool.acquire() as connection:
+                self.imported_entries += await self._import_range(client, chain, first, last, lacking.bundle)
+            async with self.here.pool.acquire() as connection:
                 await check_held(connection, self.settings.url, chain, lacking.to_seq)
                 await exchange.imported(connection, chain.tenant_id, chain.origin, lacking.to_seq)
             chain.imported_seq = lacking.to_seq
-            self.on_imported(chain.tenant_id, self.log_origin)
+            self.here.on_imported(chain.tenant_id, self.log_origin)
         if chain.fault is not None:
             log.info("exchange_tenant_resumed", peer=self.settings.url, tenant_id=chain.tenant_id)
         chain.fault, chain.pause_s = None, 0.0
+        keep_newest(self._recent, chain.tenant_id, None, OFFERS_MAX)
 
-    async def _import_range(self, client: PeerClient, chain: PeerChain, first: int, last: int) -> int:
+    async def _import_range(self, client: PeerClient, chain: PeerChain, first: int, last: int, offered: bytes) -> int:
         """Import a range; returns how many entries it added."""
         proof = await self._consistency(client, chain, last)
-        return await self.take(
+        return await self.here.take(
             f"{chain.tenant_id} {first}-{last} of {self.settings.url}",
-            client.bundle(chain.tenant_id, first, last),
+            _in_one_piece(offered) if offered else client.bundle(chain.tenant_id, first, last),
             partial(check_range, chain, first, last, proof),
         )
+
+
+async def _in_one_piece(data: bytes) -> AsyncGenerator[bytes, None]:
+    yield data

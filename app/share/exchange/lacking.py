@@ -9,6 +9,8 @@ from itertools import pairwise
 from ledger.chain.form import read_origin
 from ledger.errors import InvalidInputError, reported_as
 
+HAVE_MAX = 64
+"""Most logs that a request names as had; the entries of further logs are fetched a second time."""
 RANGES_MAX = 16
 """Ranges fetched as bundles of their own. A bundle costs more than a few entries that come along for nothing."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -65,6 +66,17 @@ class News:
         self._echoes.update(echoes)
         if others := [name for name in newer if name not in echoes]:
             self.changed(others)
+
+    def unsigned(self, seqs: Mapping[str, int]) -> dict[str, int]:
+        """Those of these tenants that have no checkpoint up to their seq yet."""
+        return {name: seq for name, seq in seqs.items() if self._sizes.get(name, 0) < seq}
+
+    async def wait_signed(self, seqs: Mapping[str, int], wait_s: float) -> None:
+        """Return once there are checkpoints of these tenants up to these seqs, or ``wait_s`` later."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self.unsigned(seqs):
+                    await self._changed.wait()
 
     def _tell_echoes(self) -> None:
         echoes, self._echoes = self._echoes, set()

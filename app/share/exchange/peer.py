@@ -175,7 +175,7 @@ class Peer:
                 await self.address.authorize(client.http)
                 await self._compare_keys()
                 asked_s = monotonic()
-                news = await client.news(self.own, self._cursor, wait_s)
+                news = await client.news(self.own, self._cursor, wait_s, await self.following.progress())
                 # Another node of the peer answers, or it was started again: its list begins.
                 is_list, self._cursor = news.is_list, news.cursor
                 self.keys.untrusted_there = tuple(news.untrusted)

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Base64Bytes, BaseModel, Field, ValidationError
 
 from app.runtime.outgoing import NoAnswerError, client_of, read_answer, stream_answer
 from app.runtime.settings.sections import PeerSettings
 from app.runtime.settings.words import words_of
+from app.share.exchange.lacking import HAVE_MAX
+from app.share.exchange.offers import Position
 from ledger import names
 from ledger.errors import InvalidInputError, LedgerError, reported_as
 from ledger.facts.events import SYSTEM_TENANT
@@ -30,6 +32,7 @@ from ledger.text import printable, token_in
 from signing import files
 from signing.checkpoint import SIZE_MAX
 from signing.keys import KEYS_MAX, PublicKey
+from signing.manifest import CONSISTENCY_HASHES_MAX
 
 TIMEOUT_S = 30.0
 """Longest time for one step of a request."""
@@ -49,8 +52,6 @@ CURSOR_CHARACTERS_MAX = 400
 PEM_CHARACTERS_MAX = 2000
 NEWS_WAIT_S_MAX = 20.0
 """Longest time that a peer lets a request for news wait."""
-HAVE_MAX = 32
-"""Most logs named to a peer whose entries are here; those of further logs are fetched a second time."""
 ARCHIVE_CHARACTERS_MAX = 300
 """Characters of an archive's address that are repeated."""
 TENANTS_MAX = PAGES_MAX * PAGE
@@ -60,12 +61,28 @@ TenantId = Annotated[str, Field(pattern=names.anchored(names.READABLE_TENANT_ID)
 KeyId = Annotated[str, Field(pattern=names.anchored("[0-9a-f]{16}"))]
 
 
+_Seq = Annotated[int, Field(ge=0, le=SIZE_MAX)]
+_Hash = Annotated[str, Field(pattern=names.anchored("[0-9a-f]{64}"))]
+
+
+class Offered(BaseModel):
+    """What is lacking up to the checkpoint for a ledger that has imported up to ``imported_seq`` and has seen a tree of
+    ``size``: nothing here is verified."""
+
+    imported_seq: _Seq
+    size: _Seq
+    consistency: Annotated[list[_Hash], Field(max_length=CONSISTENCY_HASHES_MAX)]
+    from_seq: _Seq
+    bundle: Base64Bytes
+
+
 class TenantNews(BaseModel):
     """The newest checkpoint of a tenant, and how much of the asking ledger's chain of that tenant is imported."""
 
     tenant_id: TenantId
     checkpoint: Annotated[str, Field(max_length=NOTE_CHARACTERS_MAX)] | None
-    held: Annotated[int, Field(ge=0, le=SIZE_MAX)]
+    held: _Seq
+    offer: Offered | None = None
 
 
 class _News(BaseModel):
@@ -97,9 +114,6 @@ class _Range(BaseModel):
     to_seq: Annotated[int, Field(ge=1, le=SIZE_MAX)]
 
 
-_Hash = Annotated[str, Field(pattern=names.anchored("[0-9a-f]{64}"))]
-
-
 class _Lacking(BaseModel):
     items: Annotated[list[_Range], Field(max_length=PAGE)]
     consistency: list[_Hash] = []
@@ -107,7 +121,7 @@ class _Lacking(BaseModel):
 
 class _Held(BaseModel):
     tenant_id: TenantId
-    seq: Annotated[int, Field(ge=0, le=SIZE_MAX)]
+    seq: _Seq
 
 
 class _HeldPage(BaseModel):
@@ -170,6 +184,17 @@ class Lacking(NamedTuple):
     ranges: Sequence[tuple[int, int]]
     consistency: Sequence[bytes]
     """The proof between two sizes of the chain's tree, if it was asked for."""
+    bundle: bytes = b""
+    """The bundle of the one range; empty if it is to be fetched."""
+
+
+class Progress(NamedTuple):
+    """How far this ledger is in chains of a peer."""
+
+    positions: Mapping[str, Position] = {}
+    """By tenant."""
+    have: Mapping[str, int] = {}
+    """By the origin of a log, up to which seq its entries are here."""
 
 
 class PeerPrunedError(LedgerError):
@@ -208,9 +233,12 @@ class PeerClient(NamedTuple):
             raise NoAnswerError(f"the answer of {self.url}{path} does not go on in the order of tenants")
         return page
 
-    async def news(self, asker: Asker, cursor: str, wait_s: float) -> _News:
-        """What is new after ``cursor``: at once if there is something, else within ``wait_s``."""
-        return await self._get(_News, "/v1/exchange/news", **asker._asdict(), cursor=cursor, wait_s=wait_s)
+    async def news(self, asker: Asker, cursor: str, wait_s: float, progress: Progress) -> _News:
+        """What is new after ``cursor``: at once if there is something, else within ``wait_s``. For the tenants of
+        ``progress`` perhaps with what is lacking."""
+        at = [f"{each.imported_seq} {each.size} {tenant_id}" for tenant_id, each in progress.positions.items()]
+        asked = {**asker._asdict(), "cursor": cursor, "wait_s": wait_s, "at": at, "have": _had(progress.have)}
+        return await self._get(_News, "/v1/exchange/news", **asked)
 
     async def lacking(
         self, tenant_id: str, from_seq: int, to_seq: int, have: Mapping[str, int], sizes: tuple[int, int] | None
@@ -223,8 +251,7 @@ class PeerClient(NamedTuple):
             PeerPrunedError: an entry between these seqs has left there.
         """
         path = "/v1/exchange/lacking"
-        known = [f"{seq} {log}" for log, seq in have.items()][:HAVE_MAX]
-        asked: dict[str, Any] = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "have": known}
+        asked: dict[str, Any] = {"tenant_id": tenant_id, "from_seq": from_seq, "to_seq": to_seq, "have": _had(have)}
         if sizes is not None:
             asked |= {"first": sizes[0], "second": sizes[1]}
         try:
@@ -294,6 +321,10 @@ def way_on(tenant_id: str, from_seq: int, archive: object) -> str:
         f"tally bundle export --tenant {tenant_id} --from-archive {source}{since} --out {file}, with the settings of "
         f"that ledger, then tally bundle import {file} here"
     )
+
+
+def _had(have: Mapping[str, int]) -> list[str]:
+    return [f"{seq} {log}" for log, seq in have.items()][:HAVE_MAX]
 
 
 def _context_of(ca: Path | None) -> ssl.SSLContext:
