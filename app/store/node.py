@@ -135,8 +135,9 @@ async def read_log_origin(connection: Connection) -> str:
     """
     if (origin := await log_origin(connection)) is None:
         raise StartRefusedError(
-            "no node ever started on this database, so there is no log in it to restore, or somebody removed the row "
-            "of scheduler.ledger_identity; a start names what has to be in it"
+            "no node ever started on this database, so there is no log in it to restore; what is archived comes back "
+            "without one (tally restore --from archive). Or somebody removed the row of scheduler.ledger_identity; a "
+            "start names what has to be in it"
         )
     return origin
 

@@ -169,7 +169,9 @@ async def verify(
         floor=floor,
     )
     if floor is not None and first == start:
-        ends = await from_floor(ends, reader.tiles, floor, findings)
+        # A restore brings back what left, and the tree is made again from that.
+        is_unbuilt = ends.tree_size < floor.to_seq and await _entry_at(reader, 1) is not None
+        ends = await from_floor(ends, None if is_unbuilt else reader.tiles, floor, findings)
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq
     checks: Checks = InOrder(reader, None if first == 1 else first, to_read, callers)

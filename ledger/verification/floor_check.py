@@ -30,8 +30,9 @@ def floor_of(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) 
     return found.floor
 
 
-async def from_floor(ends: ChainBounds, read: ReadTiles, floor: Floor, findings: Findings) -> ChainBounds:
-    """``ends`` of a chain that is verified from ``floor`` on, with the stored tree of what left."""
+async def from_floor(ends: ChainBounds, read: ReadTiles | None, floor: Floor, findings: Findings) -> ChainBounds:
+    """``ends`` of a chain that is verified from ``floor`` on, with the stored tree of what left; without it if there is
+    nothing that reads it."""
     ends = ends._replace(
         first_seq=floor.to_seq + 1,
         floor=floor,
@@ -39,4 +40,4 @@ async def from_floor(ends: ChainBounds, read: ReadTiles, floor: Floor, findings:
         expected_snapshot=floor.snapshot,
         expected_frontier=[bytes.fromhex(each) for each in floor.compact_range],
     )
-    return ends._replace(left=await left_tree(read, floor, ends.sizes, findings))
+    return ends if read is None else ends._replace(left=await left_tree(read, floor, ends.sizes, findings))

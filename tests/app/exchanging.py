@@ -50,14 +50,14 @@ class Ledger:
     def key_file(self) -> Path:
         return Path(self._make_settings(self.region).signing_key_uri.removeprefix("file:"))
 
-    async def command(self, line: str, folder: Path) -> str:
-        """What a line of a message prints that an operator of this ledger runs in a folder."""
-        settings = {"TALLY_DATA_DIR": str(self._make_settings(self.region).data_dir), "TALLY_URL": self.url}
+    async def command(self, line: str, folder: Path, *, code: int = 0, **more: str) -> str:
+        """What a line of a message prints that an operator of this ledger runs in a folder; ``more`` are settings."""
+        settings = {"TALLY_DATA_DIR": str(self._make_settings(self.region).data_dir), "TALLY_URL": self.url, **more}
         program, *words = shlex.split(line)
         assert program == "tally"
         done = await asyncio.to_thread(run_tally, *words, folder=folder, **settings)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
     def make_key(self, folder: Path) -> None:
         """The key that it signs with, before it first starts, and the public half for the other to trust."""

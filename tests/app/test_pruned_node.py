@@ -3,16 +3,20 @@ after a fork of the log."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app.dev.embedded import EmbeddedPostgres
 from app.node.start.restore import fork_log, restore_from_wal
 from cli.verify import Request
 from cli.verify_database import verify_database
 from ledger.errors import StartRefusedError
+from ledger.exit_code import ExitCode
 from ledger.positions import Lsn
 from objects.store import ArchiveStore
 from pipeline.archive.joined import archived_part
@@ -23,7 +27,7 @@ from tests.app.conftest import BackUp, MakeSettings
 from tests.app.exchanging import Ledger
 from tests.app.starting import changed_control
 from tests.app.test_exchange_pruned import TENANT, archiving, head_seq, is_valid, prune, run_jobs
-from tests.conftest import Database
+from tests.conftest import Database, connected_to, fresh_database
 
 
 @pytest.fixture
@@ -112,3 +116,53 @@ async def test_a_backup_from_before_a_prune_is_named_and_gets_the_prune_back_fro
         assert await head_seq(client) == head
         verdict = (await client.get(f"/v1/chain/verify?tenant_id={TENANT}")).json()
         assert (verdict["valid"], verdict["verified_from_seq"]) == (True, 7), verdict
+
+
+@pytest.fixture
+def new_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """Another migrated database, on which no node ever started."""
+    with fresh_database(postgres) as database:
+        yield database
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["older", "new"])
+async def test_a_bundle_from_the_floor_on_is_restored_once_what_its_refusal_says_was_done(
+    ledger: Ledger,
+    tmp_path: Path,
+    back_up: BackUp,
+    make_settings: MakeSettings,
+    new_database: Database,
+    is_new: bool,
+) -> None:
+    archive, where = archiving(tmp_path / "archive"), {"TALLY_ARCHIVE__URL": str(tmp_path / "archive")}
+    async with ledger.running():
+        pass
+    older = Ledger(ledger.region, new_database if is_new else await back_up(), make_settings)
+    async with ledger.running(**archive) as client:
+        await run_jobs(client, 1, 2)
+        await prune(client, ledger, 6)
+        await run_jobs(client, 3)
+        await ledger.command(f"tally bundle export --tenant {TENANT} --out rest.tar", tmp_path)
+        head = await head_seq(client)
+    bring, on_older = (
+        "tally restore --from bundle rest.tar",
+        {"TALLY_DATABASE_URL": older.database.service_url, **where},
+    )
+    refused = await older.command(bring, tmp_path, code=ExitCode.COULD_NOT_RUN, **on_older)
+    found = re.search(r"\((tally restore [^)]+)\)", refused)
+    assert found is not None, refused
+    await older.command(found[1], tmp_path, **on_older)
+    assert f"now ends at seq {head}" in await older.command(bring, tmp_path, **on_older)
+    await older.command("tally restore --from wal", tmp_path, **on_older)
+    async with older.running(**archive) as client:
+        assert await head_seq(client) == head
+        assert await is_valid(client)
+        # What came back beside the rest leaves again.
+        await until(lambda: _begins_at(older, 7), "it has left")
+        assert await is_valid(client)
+
+
+async def _begins_at(ledger: Ledger, seq: int) -> bool:
+    async with connected_to(ledger.database.superuser_url) as connection:
+        first = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1"
+        return bool(await connection.fetchval(first, TENANT) == seq)

@@ -102,6 +102,15 @@ def test_entries_below_the_floor_may_be_there_or_not_while_they_are_removed(remo
     assert verdict.entries_checked == 400
 
 
+def test_a_tree_that_is_not_made_again_yet_of_entries_that_are_back_is_no_break() -> None:
+    ledger = pruned(300, removed_to=0)
+    ledger.tree, ledger.tiles = None, {}
+    verdict = check(ledger)
+    assert (first(verdict), verdict.verdicts["tree"]) == (None, "not_checked")
+    remove(ledger, 300)
+    assert first(check(ledger)) == ("tree", 1)
+
+
 def test_a_range_begins_at_the_floor_where_less_is_asked_for() -> None:
     verdict = check(pruned(300), from_seq=5, to_seq=400)
     assert (verdict.is_valid, verdict.from_seq, verdict.to_seq) == (True, 301, 400)
