@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +11,12 @@ from playwright.sync_api import Route, expect
 
 from app.dev.embedded import EmbeddedPostgres
 from tests.app.console_page import Console, barriers, book, consoling, job
+from tests.app.witness import Witness
 from tests.waiting import until
 
 TENANT = "acme"
 CANCELLED = {"tenant_id": TENANT, "reason": "no need", "requestor": "ada", "durability": "GLOBAL"}
+W1, W2 = Witness("witness.example/w1", 1), Witness("witness.example/w2", 2)
 LIVE, NOT_LIVE = "Live: changes show as they come", "Not live now: the stream is being opened again"
 
 
@@ -21,7 +24,12 @@ LIVE, NOT_LIVE = "Live: changes show as they come", "Not live now: the stream is
 def console(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     """The console of a service that asks for tokens and archives, root signed in; two jobs."""
     folder = tmp_path_factory.mktemp("live")
-    settings = {"auth": {"mode": "tokens"}, "archive": {"url": str(folder / "archive"), "interval": "1s"}}
+    (folder / "policy").write_text(f"witness w1 {W1.verifier_key}\nwitness w2 {W2.verifier_key}\nquorum w1\n")
+    settings = {
+        "auth": {"mode": "tokens"},
+        "archive": {"url": str(folder / "archive"), "interval": "1s"},
+        "log": {"policy": str(folder / "policy")},
+    }
     with consoling(postgres, folder, "console_live", **settings) as console:
         for name in ("nightly-0", "nightly-1"):
             console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
@@ -52,6 +60,24 @@ def test_jobs_show_as_they_come_and_as_they_end(console: Console) -> None:
     page.get_by_role("button", name="Pause").dispatch_event("click")
     expect(page.get_by_role("row").filter(has_text="while-you-read")).to_be_visible()
     expect(page.get_by_role("link", name="while-you-watch")).to_be_focused()
+
+
+def test_a_tenant_says_which_witnesses_cosigned_and_whether_they_are_enough(console: Console) -> None:
+    log = "/v1/log/witnessed/"
+    console.api.post("/v1/jobs", json=job("witnessed", "seen")).raise_for_status()
+    note = until(
+        lambda: (got := console.api.get(f"{log}checkpoint")).status_code == 200 and got.text, "a checkpoint is signed"
+    )
+    page = console.go("tenant/witnessed")
+    panel = page.locator("section").filter(has_text="Witnesses")
+    expect(panel).to_contain_text("below quorum Quorum w1 covers 0 of 1 entry. w1: has cosigned nothing of this log")
+    headers = {"Content-Type": "text/plain"}
+    cosigned = W1.cosign(note, int(time.time()))
+    console.api.post(f"{log}cosignatures", content=cosigned, headers=headers).raise_for_status()
+    page.reload()
+    expect(panel).to_contain_text("✓ quorum Quorum w1 covers 1 of 1 entry.")
+    expect(panel.get_by_role("row").filter(has_text="w1")).to_contain_text("✓ holds")
+    expect(panel.get_by_role("row").filter(has_text="w2")).to_contain_text("none")
 
 
 def test_the_nodes_of_a_tenant_say_what_is_reserved_and_which_are_overbooked(console: Console) -> None:

@@ -6,7 +6,6 @@ import { named } from "./pick_tenant.js";
 import { ago, time } from "./times.js";
 
 const PAGE = 25;
-const ANCHORS_MAX = 50;
 const SNAPSHOTS_MAX = 10;
 
 export async function tenants(ctx) {
@@ -60,10 +59,11 @@ export async function tenant(ctx) {
   const place = h("div", {}, waiting("Reading the chain"));
   ctx.show(name, h("h1", {}, "Tenant ", name), place);
   const log = `/v1/log/${named(name)}`;
-  const [head, note, cosigned, stamped, signed] = await Promise.all([
+  const [head, note, witnessed, stamped, signed] = await Promise.all([
     get("/v1/chain/head", { tenant_id: name }, ctx.signal),
     getIfAllowed(`${log}/checkpoint`, {}, ctx.signal).catch((error) => error),
-    getIfAllowed(`${log}/cosignatures`, { limit: ANCHORS_MAX }, ctx.signal),
+    // What is wrong with the checkpoint stands in its own panel.
+    getIfAllowed(`${log}/witnesses`, {}, ctx.signal).catch(() => null),
     getIfAllowed(`${log}/anchors`, { limit: 1 }, ctx.signal),
     getIfAllowed("/v1/snapshots", { tenant_id: name, limit: SNAPSHOTS_MAX }, ctx.signal),
   ]);
@@ -103,7 +103,7 @@ export async function tenant(ctx) {
           : h("p", { role: "alert" }, note ? note.message : "There is none yet."),
       ),
     ),
-    panel("Witnesses", witnesses(cosigned?.items ?? [], stamped?.items ?? [])),
+    panel("Witnesses", quorumLine(witnessed), witnesses(witnessed?.witnesses ?? [], stamped?.items ?? [])),
     signed?.items.length > 0 && panel(null, snapshots(signed.items)),
   );
 }
@@ -132,11 +132,22 @@ function checkpoint(note, head) {
   ];
 }
 
+/** Whether the quorum of the node's policy covers the newest checkpoint, and who is missing; null without a policy. */
+function quorumLine(witnessed) {
+  const policy = witnessed?.policy;
+  if (!policy) return null;
+  const reach = `Quorum ${policy.quorum} covers ${count(policy.quorum_to_seq)} of ${plural(witnessed.tree_size, "entry", "entries")}. `;
+  return h(
+    "p",
+    { class: "row" },
+    policy.met ? tag("✓ quorum", "ok") : tag("below quorum", "warn"),
+    ` ${reach}${policy.missing.join("; ")}`,
+  );
+}
+
 function witnesses(cosignatures, stamps) {
-  const newest = new Map();
-  for (const each of cosignatures) if (!newest.has(each.witness)) newest.set(each.witness, each);
-  const rows = [...newest.values()]
-    .map((each) => ({ who: each.witness.split("+")[0], what: "cosignature", ...each }))
+  const rows = cosignatures
+    .map((each) => ({ who: each.name, what: "cosignature", ...each }))
     .concat(
       stamps.map((each) => ({ who: each.authority, what: "time stamp (RFC 3161)", status: "as it came", ...each })),
     );
@@ -145,7 +156,7 @@ function witnesses(cosignatures, stamps) {
       "p",
       {},
       "Nobody outside has confirmed a checkpoint of this tenant. Whoever has the database and the key could still rewrite history for who never saw it: ",
-      h("code", {}, "log.witnesses"),
+      h("code", {}, "log.policy"),
       " and ",
       h("code", {}, "log.timestamp_authorities"),
       " change that.",
@@ -156,14 +167,16 @@ function witnesses(cosignatures, stamps) {
       { name: "Who", heads: true, of: (row) => row.who },
       { name: "What", of: (row) => row.what },
       { name: "Up to entry", number: true, of: (row) => count(row.tree_size) },
-      { name: "When", of: (row) => time(row.time) },
+      { name: "When", of: (row) => (row.time ? time(row.time) : "") },
       {
         name: "Holds",
-        of: (row) =>
+        of: (row) => [
           tag(
             row.status === "ok" ? "✓ holds" : row.status,
             row.status === "ok" ? "ok" : row.status === "broken" ? "bad" : "",
           ),
+          row.fault && ` ${row.fault}`,
+        ],
       },
     ],
     rows,
