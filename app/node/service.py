@@ -303,7 +303,7 @@ class Service:
             observe=self._keyed_entries.followed,
             waiting=lambda: self.node.committed.lsn - self.node.chained.lsn,
         )
-        self.tails = Tails(pool, Share(), self.job_folds, self.breaks.report_error)
+        self.tails = Tails(pool, Share(), self.job_folds, self.retention, self.breaks.report_error)
         self._followers = (self.notary, self.job_table, self.tails)
         self.key_changes = KeyChanges(
             settings=settings,

@@ -562,6 +562,7 @@ def _sharing_services(
             WebhookServices(
                 pool=pool,
                 check=service.entry_check,
+                retention=service.retention,
                 keys=knowledge.keys,
                 note=service.system_entries.note,
                 follow=follow,

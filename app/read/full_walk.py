@@ -33,7 +33,13 @@ from app.runtime.state.kept_files import WALK, KeptFile, Verified
 from app.runtime.tasks import paced
 from app.store.chain_reads import last_seq, list_tenants, next_seq
 from app.store.reading import Pool, reading
-from ledger.errors import DatabaseUnavailableError, InvalidInputError, StartRefusedError, TenantNotFoundError
+from ledger.errors import (
+    ArchivedError,
+    DatabaseUnavailableError,
+    InvalidInputError,
+    StartRefusedError,
+    TenantNotFoundError,
+)
 from ledger.merkle import Frontier
 from ledger.verification.verdict import KINDS
 
@@ -145,6 +151,11 @@ class FullWalk:
                 raise
             except TenantNotFoundError:
                 return True
+            except ArchivedError as error:
+                # The range left before it was read; the floor has what the next one begins with.
+                self._at.seq = error.verified_from_seq - 1
+                self._at.go_behind(self._at.seq, None, None, [])
+                return False
             except Exception as error:
                 # Edited rows may hold anything and raise any error; the walk must go on.
                 self._verifier.failed(tenant_id, error)

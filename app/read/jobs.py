@@ -32,7 +32,8 @@ from ledger.machines.job_search import JobFilter
 from ledger.machines.jobs import Refusal
 
 State = jobs.JobState | None
-
+_FoundJob = tuple[State, Refusal | None, list[ListedEntry]]
+"""A job, its refusal, and its creations if it has several."""
 
 CANCELLATIONS_A_PAGE: Final = 200
 CANCELLATION_PAGES_MAX: Final = 5
@@ -108,30 +109,12 @@ class JobReader:
         """
         of_tenant = tenant_id or await self._tenant_of(job_id, tenants, promise)
 
-        async def look(pool: Pool, judge: Judge) -> tuple[State, Refusal | None, list[ListedEntry]]:
+        async def look(pool: Pool, judge: Judge) -> _FoundJob:
             async with reading(pool, snapshot=as_of is not None) as connection:
-                if as_of is not None:
-                    await self._copies.judged(connection, promise, judge)
-                    await self._retention.refuse_departed(connection, [(of_tenant, job_id)])
-                    state = await self._folds.state_at(connection, of_tenant, job_id, as_of)
-                    refusal = await reads.find_refusal(connection, self._check, of_tenant, job_id)
-                    if refusal is not None and refusal.hlc > as_of:
-                        refusal = None
-                else:
-                    asked = self._copies.asked_of(promise)
-                    known = self._folds.remembered(of_tenant, job_id)
-                    rows, seen = await reads.job_and_seen(connection, of_tenant, job_id, known.seq, *asked)
-                    judge(seen)
-                    if rows.has_left:
-                        await self._retention.refuse_departed(connection, [(of_tenant, job_id)])
-                    state = await self._folded.state_of(connection, of_tenant, job_id, known, rows)
-                    refusal = (
-                        await reads.find_refusal(connection, self._check, of_tenant, job_id)
-                        if rows.has_refusals
-                        else None
-                    )
-                created_at = _creations_in(state)
-                return state, refusal, await reads.creations(connection, self._check, of_tenant, job_id, created_at)
+                if as_of is None:
+                    return await self._job_now(connection, of_tenant, job_id, promise, judge)
+                await self._copies.judged(connection, promise, judge)
+                return await self._job_at(connection, of_tenant, job_id, as_of)
 
         (state, refusal, creations), source = await self._copies.read(of_tenant, look, promise)
         if refusal is not None:
@@ -147,6 +130,35 @@ class JobReader:
             **await self._creations(of_tenant, state, view, creations),
             "consistency": _kept(promise, source),
         }
+
+    async def _job_now(
+        self, connection: Connection, tenant_id: str, job_id: str, promise: Promise, judge: Judge
+    ) -> _FoundJob:
+        """The job, nearly always by one statement. Entries may leave before a second one, and then all of it has."""
+        job = [(tenant_id, job_id)]
+        known = self._folds.remembered(tenant_id, job_id)
+        rows, seen = await reads.job_and_seen(connection, tenant_id, job_id, known.seq, *self._copies.asked_of(promise))
+        judge(seen)
+        if rows.has_left:
+            await self._retention.refuse_departed(connection, job)
+        try:
+            state = await self._folded.state_of(connection, tenant_id, job_id, known, rows)
+        except ChainDamagedError:
+            await self._retention.refuse_departed(connection, job)
+            raise
+        refusal = await reads.find_refusal(connection, self._check, tenant_id, job_id) if rows.has_refusals else None
+        creations = await reads.creations(connection, self._check, tenant_id, job_id, _creations_in(state))
+        if rows.is_large or rows.has_refusals or creations:
+            await self._retention.refuse_departed(connection, job)
+        return state, refusal, creations
+
+    async def _job_at(self, connection: Connection, tenant_id: str, job_id: str, as_of: Hlc) -> _FoundJob:
+        """The job as it was at ``as_of``, in a transaction that shows one state."""
+        await self._retention.refuse_departed(connection, [(tenant_id, job_id)])
+        state = await self._folds.state_at(connection, tenant_id, job_id, as_of)
+        refusal = await reads.find_refusal(connection, self._check, tenant_id, job_id)
+        creations = await reads.creations(connection, self._check, tenant_id, job_id, _creations_in(state))
+        return state, None if refusal is not None and refusal.hlc > as_of else refusal, creations
 
     async def list(
         self,

@@ -172,6 +172,7 @@ class ChainVerifier:
 
         Raises:
             TenantNotFoundError: there is no such tenant.
+            ArchivedError: all of the range has left.
             DatabaseUnavailableError: Postgres cannot be reached.
             NotReadyError: too many requested verifications are running.
         """

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import asyncpg
 
 from app.store import Connection, idempotency, job_table
+from app.store.departed import departed
 from app.store.entry_check import Report
 from app.store.idempotency import ChainedLine, KeyedEntry
 from app.store.job_table import JobFolds, JobKey
@@ -103,6 +104,8 @@ class EdgeLookups:
                     raise ChainDamagedError(tenant_id, f"job {job_id} is in the job table and has no entries")
                 state = (await self._folds.fold(connection, job)).state
             except ChainDamagedError as error:
+                if await departed(connection, [(tenant_id, job_id)]):
+                    continue  # it left after it was found
                 self._report(error, "job_lookup")
                 state = JobState(job_id, (0, 0, ""), 0, 0)
             if state is not None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.runtime.tasks import keep_newest
 from app.store.chaining import dropped
+from app.store.departed import departed
 from app.store.exclusions import FOLDED_AT, newest_statement, own_log, read_statements, statement_rows
 from app.store.following import EMPTY_TIMEOUT_S, Place
 from app.store.reading import fetch_column, fetch_dict, turned
@@ -406,7 +407,7 @@ class JobFolds:
         ``report`` and errors as in ``statements``."""
         if not wanted:
             return []
-        known = [self.remembered(*job) for job in wanted]
+        known = await self._remembered(connection, wanted)
         spans = [JobSpan(*job, each.seq, to_seq) for job, each in zip(wanted, known, strict=True)]
         entries = await entries_of(connection, spans)
         stated = await self.statements(connection, {tenant_id for tenant_id, _ in wanted}, report=report)
@@ -415,6 +416,12 @@ class JobFolds:
             ReadJob(span, fold, rows, excluded.get(span.tenant_id, COUNT_ALL))
             for span, fold, rows in zip(spans, known, entries, strict=True)
         ]
+
+    async def _remembered(self, connection: Connection, wanted: Sequence[JobKey]) -> list[Folded]:
+        """The cached folds of these jobs, empty for those of which an entry has left: they are folded of the rest."""
+        cached = [job for job in wanted if job in self._folds]
+        left = {*await departed(connection, cached)} if cached else ()
+        return [_NOTHING if job in left else self.remembered(*job) for job in wanted]
 
     async def fold(
         self,

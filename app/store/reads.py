@@ -82,6 +82,11 @@ class JobRows(NamedTuple):
     has_left: bool
     """Whether an entry of it has left with a prune."""
 
+    @property
+    def is_large(self) -> bool:
+        """Whether there may be more entries than were read."""
+        return len(self.entries) > ENTRIES_MAX
+
 
 class EventRow(NamedTuple):
     """One event of a job, and its level. ``state`` is GLOBAL: chained; APPLIED: the job table has followed the chain
@@ -344,6 +349,8 @@ async def creations(
     Raises:
         ChainDamagedError: one of them is not what was chained.
     """
+    if not seqs:
+        return []
     entries = await fetch_as(
         connection,
         ListedEntry,
@@ -361,7 +368,7 @@ async def creations(
 
 
 async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence[str]) -> list[str]:
-    """Tenants of these patterns that have a job of this id; at most two, which means several.
+    """Tenants of these patterns that have a job of this id, or that it has left; at most two, which means several.
 
     The index of the log begins with the tenant, so each tenant costs one lookup.
     """
@@ -372,15 +379,18 @@ async def tenants_of_job(connection: Connection, job_id: str, patterns: Sequence
             SELECT h.tenant_id
               FROM scheduler.chain_heads h
              WHERE h.tenant_id LIKE ANY($4::text[])
-               AND EXISTS (SELECT FROM scheduler.scheduler_log
-                            WHERE tenant_id = h.tenant_id AND (job_id = $1 AND action = ANY($3::text[])
-                                                               OR job_id = $2 AND action = 'REFUSED'))
+               AND (EXISTS (SELECT FROM scheduler.scheduler_log
+                             WHERE tenant_id = h.tenant_id AND (job_id = $1 AND action = ANY($3::text[])
+                                                                OR job_id = $2 AND action = 'REFUSED'))
+                    OR EXISTS (SELECT FROM scheduler.departed_jobs
+                                WHERE tenant_id = h.tenant_id AND bucket = $5 AND position($6 IN hashes) > 0))
              LIMIT 2
             """,
             job_id,
             refused_job_id(job_id),
             list(ABOUT_JOBS),
             like(patterns),
+            *departed_key(job_id),
         )
     ]
 

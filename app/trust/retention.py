@@ -1,9 +1,15 @@
 """What the entries of a chain say about its retention, as a node believes it: entries as they were chained, and
-statements by admitted keys."""
+statements by admitted keys.
+
+*Reading while rows leave.* Rows leave only behind a PRUNED entry that is committed. A transaction that shows one state
+shows all rows above the floor that it shows. A reader of several states reads rows first and the floor after them, on
+the same connection: the floor then covers whatever it missed (``RetentionReader.leaving``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -14,10 +20,10 @@ from app.store.departed import departed
 from app.store.entry_check import EntryCheck, not_as_chained
 from app.store.reading import Pool, reading
 from app.store.retention import retention_rows, tenants_with_prunes
-from ledger.errors import ArchivedError, ChainDamagedError, InvalidInputError
+from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.machines.carried import NOTHING_PRIVATE, CarriedFields, read_commitments, read_private_fields
-from ledger.machines.retention import NOTHING, Floor, Retention, retention_of
+from ledger.machines.retention import NOTHING, Floor, Retention, archived, retention_of
 from ledger.verification.verdict import Break
 from signing import retention_statement
 from signing.keys import Keyring
@@ -68,7 +74,7 @@ class RetentionReader:
         """
         if found := await departed(connection, jobs):
             tenant_id, job_id = found[0]
-            raise archived(f"job {job_id} of tenant {tenant_id}", await self.read(connection, tenant_id))
+            raise archived(f"job {job_id} of tenant {tenant_id}", (await self.read(connection, tenant_id)).floor)
 
     async def refuse_events(self, jobs: Sequence[JobKey]) -> None:
         """Return if these jobs may take events: none has left.
@@ -89,7 +95,20 @@ class RetentionReader:
         """
         found = await self.read(connection, tenant_id)
         if seq <= found.floor_seq:
-            raise archived(f"seq {seq} of tenant {tenant_id}", found)
+            raise archived(f"seq {seq} of tenant {tenant_id}", found.floor)
+
+    @asynccontextmanager
+    async def leaving(self, connection: Connection, tenant_id: str, from_seq: int) -> AsyncIterator[None]:
+        """Around statements that read entries from ``from_seq`` on, which may leave between two of them.
+
+        Raises:
+            ArchivedError: they found damage, and entry ``from_seq`` has left.
+        """
+        try:
+            yield
+        except ChainDamagedError:
+            await self.refuse_left(connection, tenant_id, from_seq)
+            raise
 
     async def refuse_as_of(self, connection: Connection, tenant_id: str, as_of_seq: int) -> None:
         """Return if the state as of a seq can be made out: it is not below the floor.
@@ -100,7 +119,7 @@ class RetentionReader:
         """
         found = await self.read(connection, tenant_id)
         if as_of_seq < found.floor_seq:
-            raise archived(f"the state as of seq {as_of_seq} of tenant {tenant_id}", found)
+            raise archived(f"the state as of seq {as_of_seq} of tenant {tenant_id}", found.floor)
 
     async def commitments(self, connection: Connection, tenant_id: str) -> AtFloor:
         """What is promised at the floor of a tenant's chain.
@@ -154,21 +173,3 @@ def _commitments(tenant_id: str, found: Retention) -> AtFloor:
 
 def _not_carried(tenant_id: str, floor: Floor, error: InvalidInputError) -> ChainDamagedError:
     return not_as_chained(tenant_id, Break(floor.seq, "projection", f"PRUNED at seq {floor.seq}: {error}"))
-
-
-def archived(what: str, found: Retention) -> ArchivedError:
-    """The error that ``what`` has left."""
-    floor = found.floor
-    if floor is None:
-        return ArchivedError(
-            f"{what} has left the database, and no PRUNED entry that counts says where to: run tally verify",
-            archive="",
-            manifest=None,
-            verified_from_seq=1,
-        )
-    return ArchivedError(
-        f"{what} has left: entries up to seq {floor.to_seq} are in the archive {floor.archive}",
-        archive=floor.archive,
-        manifest=floor.manifest,
-        verified_from_seq=floor.to_seq + 1,
-    )

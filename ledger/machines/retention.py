@@ -39,6 +39,7 @@ from msgspec import Meta
 from ledger.chain.conflict import held_event
 from ledger.chain.form import Count, Hash, HlcText, Seq
 from ledger.decoding import convert
+from ledger.errors import ArchivedError
 from ledger.facts.events import ACTOR, SystemAction
 from ledger.machines.carried import digest_of_carried
 from ledger.merkle import Frontier
@@ -219,17 +220,13 @@ def retention_of(rows: Iterable[Sequence[Any]], judge: Judge, *, is_strict: bool
     verdicts = {each.place.seq: judge(*each.statement) for each in entries if _loosens(each)}
     counting = {"ok"} if is_strict else {"ok", "unknown_key", "not_checked"}
     may_loosen = [verdicts.get(each.place.seq) in counting for each in entries]
-    befores = [None, *entries][: len(entries)]
-    pruned = [
-        _pruned(entry, before) for entry, before, loosens in zip(entries, befores, may_loosen, strict=True) if loosens
-    ]
-    counting_prunes = [each for each in pruned if each is not None]
+    counting_prunes = _prunes(entries, may_loosen)
     found = counting_prunes[-1] if counting_prunes else NOTHING
     for entry, loosens in zip(entries, may_loosen, strict=True):
         if entry.place.seq > found.floor_seq:
             found = _after(found, entry, may_loosen=loosens)._replace(newest=entry.place)
     doubted = ((each.place.seq, each.action, verdicts.get(each.place.seq, "ok")) for each in entries)
-    floors = tuple(each.floor for each in counting_prunes if each.floor is not None)
+    floors = tuple(each.floor for each in _prunes(entries, may_loosen, found.floor_seq) if each.floor is not None)
     return found._replace(floors=floors, doubted=tuple(each for each in doubted if each[2] != "ok"))
 
 
@@ -253,7 +250,18 @@ def _loosens(entry: _Entry) -> bool:
     return entry.is_own and entry.action in ACTIONS and entry.action != SystemAction.HOLD_PLACED
 
 
-def _pruned(entry: _Entry, before: _Entry | None) -> Retention | None:
+def _prunes(entries: Sequence[_Entry], may_loosen: Sequence[bool], left_to: int = 0) -> list[Retention]:
+    """Floor and policy of each PRUNED entry that counts, where entries up to ``left_to`` are known to have left."""
+    befores = [None, *entries][: len(entries)]
+    found = (
+        _pruned(entry, before, left_to)
+        for entry, before, loosens in zip(entries, befores, may_loosen, strict=True)
+        if loosens
+    )
+    return [each for each in found if each is not None]
+
+
+def _pruned(entry: _Entry, before: _Entry | None, left_to: int) -> Retention | None:
     """Floor and policy of a PRUNED entry that counts, chained directly after the entry ``before``; else None."""
     if entry.action != SystemAction.PRUNED:
         return None
@@ -262,7 +270,7 @@ def _pruned(entry: _Entry, before: _Entry | None) -> Retention | None:
     except (msgspec.ValidationError, OverflowError):
         return None
     is_whole = facts.entry_count == facts.to_seq - facts.from_seq + 1 and facts.to_seq < entry.place.seq
-    is_next = facts.after == before.place if before is not None else facts.after.seq <= facts.to_seq
+    is_next = facts.after == before.place if before is not None else facts.after.seq <= max(facts.to_seq, left_to)
     if not (is_whole and is_next and _has_root(facts)):
         return None
     said = {name: getattr(facts, name) for name in Floor.__struct_fields__}
@@ -411,3 +419,20 @@ def stopping_holds(holds: Iterable[Hold], floor_seq: int, first_seqs: Mapping[st
         held = [first_seqs[each] for each in hold.job_ids or () if each in first_seqs]
         seq = floor_seq + 1 if hold.job_ids is None else min([hold.seq, *held])
         yield Stop(seq, Why.HOLD, f"hold {hold.hold_id}: {hold.reason}")
+
+
+def archived(what: str, floor: Floor | None) -> ArchivedError:
+    """The error that ``what`` has left, of a chain with this floor."""
+    if floor is None:
+        return ArchivedError(
+            f"{what} has left the database, and no PRUNED entry that counts says where to: run tally verify",
+            archive="",
+            manifest=None,
+            verified_from_seq=1,
+        )
+    return ArchivedError(
+        f"{what} has left: entries up to seq {floor.to_seq} are in the archive {floor.archive}",
+        archive=floor.archive,
+        manifest=floor.manifest,
+        verified_from_seq=floor.to_seq + 1,
+    )

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
 
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.machines.retention import Floor, Judge
+from ledger.machines.retention import Floor, Judge, archived
 from ledger.verification.caller_check import NOBODY_KNOWN, CallerJudge
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
@@ -141,6 +141,9 @@ async def verify(
         is_all_read: whether every entry from ``from_seq`` on is verified, so that only a floor directly before it
             counts; else entries below a floor are passed over.
         callers: judges what callers signed. ``elsewhere`` has its own.
+
+    Raises:
+        ArchivedError: all of the range has left.
     """
     findings = Findings(on_break)
     # 1. The ends of the chain. Of the entries that left with a prune nothing is read.
@@ -148,6 +151,8 @@ async def verify(
     floor = floor_of(about_retention, judge_statement, findings)
     if is_all_read and floor is not None and floor.to_seq + 1 != (from_seq or 1):
         floor = None
+    if floor is not None and to_seq is not None and to_seq <= floor.to_seq:
+        raise archived(f"tenant {tenant_id} up to seq {to_seq}", floor)
     last = await reader.last_entry() or Head(0, None, None)
     start = 1 if floor is None else floor.to_seq + 1
     first = max(from_seq or 1, start)

@@ -98,9 +98,9 @@ def container(members: Iterable[tuple[str, bytes]]) -> bytes:
     return b"".join(tar_header(name, len(data)) + data + bytes(padding_of(len(data))) for name, data in members) + END
 
 
-def statement_of(bundle: bytes) -> dict[str, Any]:
+def statement_of(bundle: bytes, member: str = "manifest.dsse.json") -> dict[str, Any]:
     """What the manifest of a bundle says."""
-    envelope_json = json.loads(members_of(bundle)["manifest.dsse.json"])
+    envelope_json = json.loads(members_of(bundle)[member])
     statement: dict[str, Any] = json.loads(base64.b64decode(envelope_json["payload"]))
     return statement
 

@@ -73,7 +73,7 @@ class Running(NamedTuple):
         return await self.first_seq() == to_seq + 1
 
 
-RunSite = Callable[[], Any]
+RunSite = Callable[..., Any]
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def run(database: Database, make_settings: MakeSettings, superuser: asyncpg.Conn
     """Runs a node on one ledger with an archive; again after it has ended."""
 
     @asynccontextmanager
-    async def run() -> AsyncIterator[Running]:
+    async def run(**given: Any) -> AsyncIterator[Running]:
         archive = {"url": str(tmp_path / "archive"), "interval": "1s"}
-        settings = make_settings(archive=archive, chain={"batch_size": 10})
+        settings = make_settings(archive=archive, chain={"batch_size": 10}, **given)
         async with running(settings, database.service_url) as (service, services):
             await service.key_changes.recorded.wait()
             yield Running(service, services, superuser)

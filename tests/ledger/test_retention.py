@@ -247,7 +247,10 @@ def test_a_later_prune_replaces_the_floor_whatever_is_left_below() -> None:
     for left in range(1, 4):
         later = Chain()
         later.rows = chain.rows[left:]
-        assert later.fold()._replace(floors=whole.floors) == whole
+        found = later.fold()
+        assert found._replace(floors=whole.floors) == whole
+        # A prune is listed for as long as its own entry is there, whatever left before it.
+        assert [each.to_seq for each in found.floors] == ([8, 24] if left == 1 else [24])
 
 
 def test_rows_of_any_content_are_no_entries() -> None:

@@ -108,6 +108,8 @@ async def verify_chain(
     """Verify a tenant's chain, all of it when no range is given. 200 whenever it could run. It stops when nobody waits
     for it any more.
 
+    Entries that left are passed over (`verified_from_seq`); a range of which all have left is 410 `archived`.
+
     `not_mended` are breaks beside the chain, such as rows of the table of keys, that this node met and that stand after
     a verification of the whole chain that finds it valid.
     """

@@ -31,7 +31,7 @@ from app.store import chain_reads
 from app.store.chain_reader import PostgresChainReader
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
-from app.trust.retention import RetentionReader, archived
+from app.trust.retention import RetentionReader
 from ledger.bundle.rows import encode_as_stored, encode_entry
 from ledger.errors import (
     ChainDamagedError,
@@ -43,7 +43,7 @@ from ledger.errors import (
     SigningUnavailableError,
     reported_as,
 )
-from ledger.machines.retention import Retention
+from ledger.machines.retention import NOTHING, Retention, archived
 from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.snapshot_check import SnapshotJudge, open_row
@@ -219,7 +219,8 @@ class BundleExporter:
                 yield b""
                 checkpoint = await chain_reads.stored_checkpoint(connection, tenant_id)
                 reader = PostgresChainReader(connection, tenant_id)
-                entries = self._pieces(reader, writer, (from_seq, to_seq), findings, is_evidence=True)
+                first_seq, before = await self._begin_of_evidence(connection, tenant_id, from_seq)
+                entries = self._pieces(reader, writer, (first_seq, to_seq), findings, before, is_evidence=True)
                 async with aclosing(entries) as pieces:
                     async for piece in pieces:
                         yield piece
@@ -230,6 +231,17 @@ class BundleExporter:
             end = BundleEnd("", checkpoint, (), keys)
             async for last in _last_pieces(writer.finish_as_evidence(end, breaks, self._signer())):
                 yield last
+
+    async def _begin_of_evidence(
+        self, connection: Connection, tenant_id: str, from_seq: int | None
+    ) -> tuple[int | None, str | None]:
+        """The first entry of evidence, None for the first that is stored, and the link before it."""
+        try:
+            known = await self._retention.read(connection, tenant_id)
+        except ChainDamagedError:
+            known = NOTHING  # Damage is what the evidence is about.
+        begin = max(from_seq or 1, known.floor_seq + 1)
+        return None if begin == 1 else begin, await _link_before(connection, tenant_id, begin, known)
 
     async def _pieces(
         self,
@@ -327,7 +339,7 @@ def _choose(
         raise SigningUnavailableError(f"no checkpoint of {tenant_id} has been signed yet; try again")
     size = checkpoints.read(head.checkpoint).size
     if min(seq for seq in (from_seq, to_seq, known.floor_seq + 1) if seq is not None) <= known.floor_seq:
-        raise archived(f"a part of the range of tenant {tenant_id}", known)
+        raise archived(f"a part of the range of tenant {tenant_id}", known.floor)
     first, last = from_seq or known.floor_seq + 1, to_seq if to_seq is not None else head.covered_seq
     if not 1 <= last <= size:
         raise SeqOutOfRangeError(f"to_seq {last} lies beyond the checkpoint, which covers {size} entries", ("to_seq",))

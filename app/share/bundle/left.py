@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.store import exchange
 from app.store.departed import departed
-from app.trust.retention import RetentionReader, archived
+from app.trust.retention import RetentionReader
 from ledger.bundle.merge import Incoming, Left, event_of
 from ledger.chain.conflict import Event
 from ledger.hlc import Hlc
-from ledger.machines.retention import Floor
+from ledger.machines.retention import Floor, archived
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -53,7 +53,7 @@ class Departures(NamedTuple):
                         f"no more of these bundles is imported: job {entry.job_id} of tenant {tenant_id}, of which "
                         f"they have an entry that may have left as well (HLC {entry.t_hlc}, seq {entry.key.seq} of "
                         f"{entry.key.log}),",
-                        known,
+                        known.floor,
                     )
                 if has_left:
                     here[entry.t_hlc] = event_of(entry)

@@ -189,7 +189,8 @@ class ReceiptMaker:
             if wanted.covers == JOB:
                 # In the state of the rows: nobody may sign that a part of a job is all of it.
                 await self.retention.refuse_departed(connection, [(tenant_id, wanted.job_id)])
-            rows = await _rows(connection, tenant_id, wanted, signed.size)
+            async with self.retention.leaving(connection, tenant_id, wanted.to_seq):
+                rows = await _rows(connection, tenant_id, wanted, signed.size)
             said = await anchors.covering(connection, tenant_id, (rows[0][SEQ], rows[-1][SEQ]), signed.size)
             draft = draft_of(
                 tenant_id=tenant_id,

@@ -5,7 +5,7 @@
 A watcher that is behind the tail reads pages from the log until it reaches the tail. From then on it is live: it sleeps
 until a wanted entry is appended. If the tail evicts the next entry of a live watcher, the watcher has fallen behind. It
 reports that, with the seq to restart from, and ends. So the cost of a stalled client is bounded, and nothing waits for
-it.
+it. The same is reported if the next entry leaves with a prune.
 
 All pieces are sent in turns of one share of the event loop.
 """
@@ -24,7 +24,7 @@ from app.runtime.answers import json_bytes
 from app.runtime.metrics import Metrics
 from app.share.watch.blocks import BLOCK_BYTES_MAX, EVERYTHING, Block, Chosen, Wanted
 from app.share.watch.tail import RETRY_PAUSE_S, Tail, Tails
-from ledger.errors import DatabaseUnavailableError, NotReadyError
+from ledger.errors import ArchivedError, DatabaseUnavailableError, NotReadyError
 
 LOOK_INTERVAL_S: Final = 5.0
 """Interval of the check that a client may still watch and was sent data recently."""
@@ -194,6 +194,9 @@ class Watcher:
             # The tail logs the failure, once for all watchers.
             await asyncio.sleep(RETRY_PAUSE_S)
             return self._nothing()
+        except ArchivedError:
+            # A client that comes back is answered where these entries are.
+            return self._lagged()
         chosen = block.chosen_between(self._wanted, self.seq, self._to_seq)
         self.seq = block.last_seq
         if not chosen.entries:

@@ -35,7 +35,8 @@ from app.store.chaining import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.entry_check import Report
 from app.store.job_table import JobFolds
 from app.store.reading import Pool, reading
-from ledger.errors import ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
+from app.trust.retention import RetentionReader
+from ledger.errors import ArchivedError, ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
 from ledger.machines import jobs
 from ledger.verification.verdict import damaged
 
@@ -90,7 +91,7 @@ class Tail:
         self.seq = self.head_seq = seq
         self.users = self.dc_users = 0
         """Users, and the users that need the data centres of entries."""
-        self.error: ChainDamagedError | None = None
+        self.error: ArchivedError | ChainDamagedError | None = None
         """Why the tail has ended."""
         self.grown = asyncio.Event()
         """Set while ``seq < head_seq``."""
@@ -132,7 +133,7 @@ class Tail:
         """Return once the tail has an entry after ``seq``.
 
         Raises:
-            ChainDamagedError: the tail has ended.
+            ArchivedError, ChainDamagedError: the tail has ended.
         """
         while self.seq <= seq:
             if self.error is not None:
@@ -172,7 +173,7 @@ class Tail:
             self.head_seq = self.seq
             self.grown.clear()
 
-    def fail(self, error: ChainDamagedError) -> None:
+    def fail(self, error: ArchivedError | ChainDamagedError) -> None:
         """End the tail and all its waiters."""
         self.error = error
         waiting, self._waiting = self._waiting, {}
@@ -192,9 +193,11 @@ class Tail:
 class Tails:
     """The tails of a node."""
 
-    def __init__(self, pool: Pool, share: Share, folds: JobFolds, report: Report) -> None:
-        """``report`` is called with each error about damaged stored rows, and the part that met it."""
+    def __init__(self, pool: Pool, share: Share, folds: JobFolds, retention: RetentionReader, report: Report) -> None:
+        """``retention`` tells which entries have left. ``report`` is called with each error about damaged stored rows,
+        and the part that met it."""
         self._pool = pool
+        self._retention = retention
         self._folds = folds
         self._check = folds.check
         self._report = report
@@ -215,8 +218,8 @@ class Tails:
             DatabaseUnavailableError: Postgres does not answer.
         """
         if (tail := self._tails.get(tenant_id)) is None:
-            head_seq = await self.head_seq(tenant_id)
-            tail = self._tails.get(tenant_id) or self._begin(tenant_id, head_seq)
+            ends = await self._ends(tenant_id)
+            tail = self._tails.get(tenant_id) or self._begin(tenant_id, *ends)
         tail.users += 1
         tail.dc_users += with_dcs
         try:
@@ -231,6 +234,7 @@ class Tails:
         """The entries after ``after_seq``, read from the log. ``after_seq`` MUST be below the tail's ``seq``.
 
         Raises:
+            ArchivedError: the next entry has left.
             ChainDamagedError: an entry is missing, or a row is damaged.
             DatabaseUnavailableError: Postgres does not answer.
         """
@@ -262,8 +266,21 @@ class Tails:
                 self._note(error)
             await asyncio.sleep(LOOK_INTERVAL_S)
 
-    def _begin(self, tenant_id: str, head_seq: int) -> Tail:
-        tail = self._tails[tenant_id] = Tail(tenant_id, max(0, head_seq - ENTRIES_BEFORE))
+    async def _ends(self, tenant_id: str) -> tuple[int, int]:
+        """After which entry a new tail of the chain begins, and the seq of its head; raises as ``watching``."""
+        head_seq = await self.head_seq(tenant_id)
+        after_seq = max(0, head_seq - ENTRIES_BEFORE)
+        async with reading(self._pool) as connection:
+            try:
+                await self._retention.refuse_left(connection, tenant_id, after_seq + 1)
+            except ArchivedError as error:
+                after_seq = error.verified_from_seq - 1
+            except ChainDamagedError:
+                pass  # The tail names it if it is among its entries, and verification in any case.
+        return after_seq, max(after_seq, head_seq)
+
+    def _begin(self, tenant_id: str, after_seq: int, head_seq: int) -> Tail:
+        tail = self._tails[tenant_id] = Tail(tenant_id, after_seq)
         tail.hear(head_seq)
         tail.following = asyncio.create_task(kept_running(partial(self._follow, tail)))
         self._watched.set()
@@ -293,7 +310,8 @@ class Tails:
             except DatabaseUnavailableError as error:
                 self._note(error)
                 await asyncio.sleep(RETRY_PAUSE_S)
-            except ChainDamagedError as error:
+            except (ArchivedError, ChainDamagedError) as error:
+                # What has left is no damage: clients come back, and the next tail begins behind it.
                 log.error("watch_ended", tenant_id=tail.tenant_id, error=str(error))
                 self._report(error, "watch")
                 del self._tails[tail.tenant_id]
@@ -317,7 +335,10 @@ class Tails:
         """The blocks of the next entries: of ``rows``, which this node chained, or else of up to ``limit`` entries of
         the log."""
         tenant_id, dcs = tail.tenant_id, None
-        async with reading(self._pool) as connection:
+        async with (
+            reading(self._pool) as connection,
+            self._retention.leaving(connection, tenant_id, after_seq + 1),
+        ):
             if rows:
                 stamps = await chain_reads.stamps(connection, tenant_id, after_seq + 1, rows[-1][_SEQ])
                 listed = [
@@ -328,12 +349,12 @@ class Tails:
             else:
                 listed, _ = await chain_reads.list_entries(connection, tenant_id, after_seq + 1, limit)
                 await self._check.require(connection, tenant_id, [entry.columns for entry in listed])
+            if not listed or listed[0].seq > after_seq + 1:
+                raise damaged(tenant_id, "gap", after_seq + 1, f"the entry of seq {after_seq + 1} is missing")
             if with_dcs:
                 dcs = await self._dcs(connection, tenant_id, listed)
                 self.share.spent(READ_S + DCS_READ_S * len(listed))
         self.share.spent(READ_S + (STAMP_READ_S if rows else ROW_READ_S) * len(listed))
-        if not listed:
-            raise damaged(tenant_id, "gap", after_seq + 1, f"the entry of seq {after_seq + 1} is missing")
         await self.share.turn()
         began_s = time.thread_time()
         blocks = blocks_of(tenant_id, after_seq, listed, dcs)

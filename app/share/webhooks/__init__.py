@@ -33,12 +33,15 @@ class WebhookRegistry:
         """Register a receiver of entries from ``from_seq`` on; returns it and its secret.
 
         Raises:
+            ArchivedError: that entry has left.
             InvalidInputError: the ledger has its maximum of webhooks.
             PrivacyUnavailableError: this node does not have the ledger's master key.
             DatabaseUnavailableError: PostgreSQL cannot be reached.
             LedgerError: as ``SystemEntries.note``.
         """
         async with reading(self._services.pool) as connection:
+            if from_seq is not None:
+                await self._services.retention.refuse_left(connection, webhook.tenant_id, from_seq)
             await self._services.keys.begin(connection)
         secret = self._services.secret(webhook)
         async with reading(self._services.pool) as connection, connection.transaction():
@@ -95,9 +98,12 @@ class WebhookRegistry:
 
         Raises:
             NotFoundError: as ``find``.
+            ArchivedError: an entry that it is to be sent has left since it was stopped.
         """
-        await self.find(webhook_id, by)
+        found = await self.find(webhook_id, by)
         async with reading(self._services.pool) as connection:
+            first_seq = min((each.seq for each in found.refused), default=found.delivered_seq + 1)
+            await self._services.retention.refuse_left(connection, found.webhook.tenant_id, first_seq)
             await store.send_again(connection, webhook_id)
         self.deliveries.changed.set()
         return await self.find(webhook_id, by)

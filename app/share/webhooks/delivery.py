@@ -16,6 +16,9 @@ Meaning of the answer::
                                     skipped once the receiver accepts a later one. It is then sent once more; if it is
                                     rejected again it is a dead letter. A receiver that rejects everything loses nothing
 
+A prune leaves what is not delivered yet, except where the webhook is stopped. A webhook whose next entry has left is
+stopped, with where the entry is: nothing is passed over.
+
 *Which webhooks a node delivers to*: those it holds, each with its own task. A hold lasts ``HOLD_S`` by the clock of
 PostgreSQL, and a live node renews it. If a node dies, or cannot reach PostgreSQL, other nodes take over its webhooks
 once its holds expire; if it stops, immediately.
@@ -32,7 +35,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from secrets import token_hex
 from time import monotonic
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import httpx
 import structlog
@@ -48,8 +51,9 @@ from app.store.chain_reads import ListedEntry
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
 from app.store.webhooks import Place, Webhook
+from app.trust.retention import RetentionReader
 from app.trust.subject_keys import SubjectKeys
-from ledger.errors import ChainDamagedError, DatabaseUnavailableError, LedgerError
+from ledger.errors import ArchivedError, ChainDamagedError, DatabaseUnavailableError, LedgerError
 from ledger.facts.events import ACTOR, SystemAction
 
 BATCH_ENTRIES_MAX = 500
@@ -84,6 +88,7 @@ class WebhookServices:
 
     pool: Pool
     check: EntryCheck
+    retention: RetentionReader
     keys: SubjectKeys
     note: Callable[[SystemAction, str, dict[str, object]], Awaitable[None]]
     """Writes an entry of ``_system``."""
@@ -138,7 +143,8 @@ class Delivery:
             try:
                 while True:
                     try:
-                        await self._deliver()
+                        with suppress(ArchivedError):  # the chain is followed again, from behind what left
+                            await self._deliver()
                     except ChainDamagedError as error:
                         self._services.report(error, "webhook")
                         await self._failed(Answer(Outcome.AWAY, str(error)))
@@ -194,8 +200,15 @@ class Delivery:
         return bool(entries) or end_seq < place.head_seq
 
     async def _read(self, after_seq: int, upto_seq: int, limit: int) -> tuple[list[ListedEntry], int]:
-        async with reading(self._services.pool) as connection:
-            return await store.entries(connection, self._services.check, self.webhook, after_seq, upto_seq, limit)
+        services, webhook = self._services, self.webhook
+        try:
+            async with (
+                reading(services.pool) as connection,
+                services.retention.leaving(connection, webhook.tenant_id, after_seq + 1),
+            ):
+                return await store.entries(connection, services.check, webhook, after_seq, upto_seq, limit)
+        except ArchivedError as error:
+            await self._stop(Answer(Outcome.GONE, str(error)))
 
     async def _send(self, entries: Sequence[ListedEntry]) -> None:
         answer = await self._answer(entries)
@@ -240,7 +253,6 @@ class Delivery:
         answer = await self._answer(entries, redelivered=True)
         if answer.outcome is Outcome.GONE:
             await self._stop(answer)
-            return
         refusal = answer.said if answer.outcome is Outcome.REFUSED else None
         if refusal is not None:
             await self._services.record(SystemAction.WEBHOOK_DEAD_LETTERED, self.webhook, None, seq=seq, reason=refusal)
@@ -285,7 +297,7 @@ class Delivery:
         self._failures += 1
         await asyncio.sleep(max(answer.retry_after_s, pause_s * random.uniform(0.5, 1)))  # noqa: S311 (spreads retries)
 
-    async def _stop(self, answer: Answer) -> None:
+    async def _stop(self, answer: Answer) -> NoReturn:
         await self._ask(store.stop, answer.said)
         log.warning("webhook_stopped", webhook_id=self.webhook.webhook_id, error=answer.said)
         raise NotHeldError(f"webhook {self.webhook.webhook_id} is stopped")
