@@ -182,7 +182,7 @@ async def entry_bundle(
         await _require_covered(connection, tenant_id, 0, index, width)
         first_seq = seq_of(LeafIndex(index * TILE_WIDTH))
         rows = await read_links(connection, tenant_id, first_seq, width)
-        if not rows or rows[0].seq != first_seq:
+        if not rows or rows[-1].seq - first_seq != width - 1:
             await retention.refuse_left(connection, tenant_id, first_seq)
         signed = await _stored(connection, tenant_id, 0, index, width)
     links = [bytes.fromhex(row.chain_link) if is_link(row.chain_link) else b"" for row in rows]

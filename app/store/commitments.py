@@ -105,29 +105,39 @@ async def nothing_left(connection: Connection, tenant_id: str) -> AtFloor:
     return AtFloor()
 
 
-async def seed(connection: Connection, tenant_id: str, floor: AtFloor, first_seq: int) -> None:
-    """Store the rows of what is in force of the entries before ``first_seq``, the first one that is there; none of the
-    tenant is stored."""
+async def seed(connection: Connection, tenant_id: str, floor: AtFloor) -> None:
+    """Store the rows of what is in force at the floor, up to which the table has not followed all entries, and end the
+    others up to there."""
     seqs, subjects, _ = floor.columns()
     await connection.execute(
         """
         INSERT INTO scheduler.commitments (tenant_id, seq, subject)
-        SELECT $1, seq, subject FROM unnest($2::bigint[], $3::text[]) AS n(seq, subject) WHERE seq < $4
+        SELECT $1, seq, subject FROM unnest($2::bigint[], $3::text[]) AS n(seq, subject) ON CONFLICT DO NOTHING
         """,
         tenant_id,
         seqs,
         subjects,
-        first_seq,
+    )
+    await connection.execute(
+        """
+        UPDATE scheduler.commitments SET ended_seq = $2
+         WHERE tenant_id = $1 AND seq < $2 AND ended_seq IS NULL AND seq <> ALL($3::bigint[])
+        """,
+        tenant_id,
+        floor.seq,
+        seqs,
     )
 
 
-async def take(connection: Connection, followed: Mapping[str, Sequence[FollowedEntry]]) -> None:
-    """Apply these entries of each tenant, the next ones in its chain."""
+async def take(
+    connection: Connection, followed: Mapping[str, Sequence[FollowedEntry]], seeded_to: Mapping[str, int]
+) -> None:
+    """Apply these entries of each tenant, the next ones in its chain; those up to ``seeded_to`` were seeded."""
     said = [
         (tenant_id, entry.seq, entry.job_id, entry.action)
         for tenant_id, entries in followed.items()
         for entry in entries
-        if entry.action in _PROMISES and entry.origin is None
+        if entry.action in _PROMISES and entry.origin is None and entry.seq > seeded_to.get(tenant_id, 0)
     ]
     if not said:
         return
@@ -194,15 +204,6 @@ async def entries(
         await check.require(connection, tenant_id, rows)
         for row in rows:
             yield _promise_of(row)
-
-
-async def is_there(connection: Connection, tenant_id: str, seq: int) -> bool:
-    """Whether the entry has not left."""
-    return bool(
-        await connection.fetchval(
-            "SELECT EXISTS (SELECT FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = $2)", tenant_id, seq
-        )
-    )
 
 
 _IN_FORCE = f"""

@@ -36,6 +36,11 @@ async def retention_rows(connection: Connection, tenant_id: str) -> list[tuple[A
     )
 
 
+async def covered_to(connection: Connection, tenant_id: str) -> int:
+    """Up to which seq entries of a chain may have left, by its PRUNED entries, counting or not."""
+    return await fetch_value(connection, int, "SELECT scheduler.covered_to($1)", tenant_id) or 0
+
+
 async def tenants_with_prunes(connection: Connection) -> list[str]:
     """The tenants whose chains have a PRUNED entry, counting or not."""
     return await fetch_column(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.edge.writes import ProposalWrites
 from app.read import full_walk
 from app.read.consistency import Promise, ReadLevel
 from app.read.folded_jobs import JobTableWalk
@@ -26,7 +27,9 @@ from app.share.watch.blocks import EVERYTHING
 from app.share.webhooks import WebhookRegistry, new_webhook
 from app.store import Connection, job_table
 from app.store.chain_reader import consistent_reader
+from app.store.chaining import read_heads
 from app.store.entry_check import EntryCheck
+from app.write.chain.commitments import CommitmentMemory
 from ledger.bundle.format import EVIDENCE
 from ledger.errors import ArchivedError
 from ledger.machines.job_search import JobFilter
@@ -195,13 +198,13 @@ async def test_all_readers_find_no_break_while_rows_leave_step_by_step(run: RunS
         node.prunes.wake_removal = lambda: None
         place = await node.prunes.prune(TENANT, LEFT, "ops")
         await until(lambda: signed(node, place.seq or 0), "the entry is signed")
-        for number in range(6):
+        for _ in range(JOBS):
             removing = asyncio.create_task(steps(node, 1))
             assert await node.is_valid()
             page = await node.services[JobReader].list(TENANT, NOW, JobFilter(), None, None, 100)
             assert page.damaged == []
             await removing
-            assert await node.first_seq() == 3 * number + 4
+        assert await node.first_seq() == LEFT + 1
         assert_no_break(node)
 
 
@@ -282,6 +285,35 @@ async def test_a_large_job_whose_beginning_left_is_compared_by_what_is_here(run:
             with pytest.raises(ArchivedError):
                 await reader.read(tenant_id, job_id, NOW, None)
         assert_no_break(node)
+
+
+async def test_an_appender_that_was_behind_judges_by_what_is_carried_while_rows_leave(run: RunSite) -> None:
+    async with run() as node:
+        pool, proposals = node.service._pool, node.services[ProposalWrites].proposals
+        memory = CommitmentMemory(node.service.entry_check, pool, floor_of=node.service.retention.commitments)
+
+        async def cpu_of(name: str) -> int:
+            async with pool.acquire() as connection:
+                machines, _ = await memory.at(connection, await read_heads(connection, [TENANT]))
+            capacity = machines[TENANT].state.nodes[name].capacity
+            assert capacity is not None
+            return capacity.cpu_millis
+
+        async def set_cpu(name: str, cpu_millis: int) -> None:
+            wanted = {"tenant_id": TENANT, "capacity": {"cpu_millis": cpu_millis}}
+            await proposals.set_capacity(name, wanted, None)
+
+        await set_cpu("n1", 1)
+        assert await cpu_of("n1") == 1
+        await set_cpu("n2", 2)
+        await set_cpu("n1", 3)
+        await fill(node)
+        node.prunes.wake_removal = lambda: None
+        place = await node.prunes.prune(TENANT, LEFT, "ops")
+        await until(lambda: signed(node, place.seq or 0), "the entry is signed")
+        # Entries 1 and 3 leave together, entry 2 is there.
+        await steps(node, 1)
+        assert (await cpu_of("n1"), await cpu_of("n2")) == (3, 2)
 
 
 # --- webhooks -------------------------------------------------------------------------------------

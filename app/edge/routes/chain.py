@@ -56,7 +56,7 @@ from app.trust.retention import RetentionReader
 from app.write.followers.notary import Notary
 from app.write.intake.system_entries import SystemEntries
 from ledger import rfc3339
-from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError, NotFoundError
+from ledger.errors import ArchivedError, ChainDamagedError, DatabaseUnavailableError, InvalidInputError, NotFoundError
 from ledger.facts.events import SystemAction
 from ledger.verification.verdict import damaged
 
@@ -222,19 +222,27 @@ async def list_entries(
     retention: Service[RetentionReader],
     tenant_id: TenantQuery,
     from_seq: Annotated[
-        SeqNumber | None, Query(description="First entry of the list; left out, the first that is here.")
+        SeqNumber | None, Query(description="First entry of the list; left out, the first that has not left.")
     ] = None,
     limit: Annotated[Limit, Query()] = 100,
     cursor: Annotated[CursorText | None, Query(description="Goes on where a page ended; wins over from_seq.")] = None,
 ) -> Response:
-    """Entries in seq order, every column as stored: what stands at a break is seen here, and reported."""
-    (start,) = _ENTRIES.at(tenant_id, cursor) or (from_seq or 1,)
-    async with reading(pool) as connection:
+    """Entries in seq order, every column as stored: what stands at a break is seen here, and reported. A list that
+    begins with an entry that left is 410 `archived`."""
+    (wanted,) = _ENTRIES.at(tenant_id, cursor) or (from_seq,)
+    async with reading(pool, snapshot=True) as connection:
+        start = wanted or 1
+        try:
+            await retention.refuse_left(connection, tenant_id, start)
+        except ArchivedError as error:
+            if wanted is not None:
+                raise
+            start = error.verified_from_seq
+        except ChainDamagedError as error:
+            accepted.report_break(error)
         entries, more = await chain_reads.list_entries(connection, tenant_id, start, limit)
         if not entries:
             await chain_reads.require_tenant(connection, tenant_id)
-        elif entries[0].seq > start and (cursor, from_seq) != (None, None):
-            await retention.refuse_left(connection, tenant_id, start)
         try:
             await entry_check.require(connection, tenant_id, [entry.columns for entry in entries])
         except ChainDamagedError as error:

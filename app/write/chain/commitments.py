@@ -26,6 +26,7 @@ from app.store.chaining import ChainHead
 from app.store.commitments import FloorOf, PromiseEntry, nothing_left
 from app.store.entry_check import EntryCheck
 from app.store.reading import Pool, reading
+from app.store.retention import covered_to
 from app.write.pending.linking import LinkedBatch
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError
 from ledger.facts.events import CommitmentAction
@@ -111,8 +112,7 @@ class CommitmentMemory:
         if (known := self._known.get(tenant_id)) is not None and known.seq == head.seq:
             return known
         is_judged = known is not None and known.seq < head.seq
-        # Entries leave in order: if the next one is there, all after it are.
-        if known is None or not is_judged or not await store.is_there(connection, tenant_id, known.seq + 1):
+        if known is None or not is_judged or await self._has_left(connection, tenant_id, known.seq):
             self._known.pop(tenant_id, None)
             floor = await self._floor_of(connection, tenant_id)
             known, is_judged = _Known(floor.machine(), floor.seq), False
@@ -121,7 +121,7 @@ class CommitmentMemory:
             is_whole = await self._read(
                 connection, tenant_id, known, head.seq, None if is_judged else AT_ONCE_MAX, is_judged=is_judged
             )
-            if after_seq < head.seq and not await store.is_there(connection, tenant_id, after_seq + 1):
+            if await self._has_left(connection, tenant_id, after_seq):
                 # They left while they were read, so a later floor speaks for them.
                 self._known.pop(tenant_id, None)
                 return await self._at(connection, tenant_id, head)
@@ -129,6 +129,12 @@ class CommitmentMemory:
             return known
         self._reading[tenant_id] = asyncio.create_task(self._read_rest(tenant_id, known))
         return None
+
+    async def _has_left(self, connection: Connection, tenant_id: str, after_seq: int) -> bool:
+        """Whether an entry after ``after_seq`` may have left: entries up to the floor leave in any order."""
+        if after_seq >= await covered_to(connection, tenant_id):
+            return False
+        return after_seq < (await self._floor_of(connection, tenant_id)).seq
 
     async def _read(
         self,
@@ -159,7 +165,7 @@ class CommitmentMemory:
                     head_seqs = await chain_reads.head_seqs(connection, [tenant_id])
                     after_seq = known.seq
                     await self._read(connection, tenant_id, known, head_seqs.get(tenant_id, 0))
-                    if not await store.is_there(connection, tenant_id, after_seq + 1):
+                    if await self._has_left(connection, tenant_id, after_seq):
                         log.warning("commitments_not_read", tenant_id=tenant_id, error="entries left meanwhile")
                         return
             self._known[tenant_id] = known

@@ -16,6 +16,7 @@ from app.store import job_table as store
 from app.store.following import FollowedEntry
 from app.store.job_search import JobTerm
 from app.store.job_table import JobKey, JobSpan
+from app.store.retention import covered_to
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
@@ -126,10 +127,12 @@ class JobTable:
     async def take(self, connection: Connection, turn: Turn) -> None:
         """Fold the entries; store the resulting states, their search terms, and the commitments."""
         first_seqs = await store.first_seqs(connection, turn.after)
-        for tenant_id, after_seq in turn.after.items():
-            if after_seq == 0 and (first_seq := first_seqs.get(tenant_id, 1)) > 1:
-                await self._seed(connection, tenant_id, first_seq)
-        await commitments.take(connection, turn.entries)
+        seeded_to = {
+            tenant_id: await self._seed(connection, tenant_id, after_seq)
+            for tenant_id, after_seq in turn.after.items()
+            if first_seqs.get(tenant_id, 1) > 1
+        }
+        await commitments.take(connection, turn.entries, seeded_to)
         for tenant_id in turn.after:
             # Another node may have rewritten the rows with new exclusions, or removed entries, up to where this node
             # left the position.
@@ -160,15 +163,20 @@ class JobTable:
             )
         await _follow_terms(connection, turn, before)
 
-    async def _seed(self, connection: Connection, tenant_id: str, first_seq: int) -> None:
-        """Store what the entries that left promise, where the table is written from its beginning."""
+    async def _seed(self, connection: Connection, tenant_id: str, after_seq: int) -> int:
+        """Store what entries promise that are leaving or have left, where the table is not behind them. Returns up to
+        which seq."""
+        if after_seq >= await covered_to(connection, tenant_id):
+            return 0
         try:
             floor = await self._floor_of(connection, tenant_id)
         except ChainDamagedError as error:
             # Verification names it, and readers of commitments refuse to answer.
             log.error("commitments_not_seeded", tenant_id=tenant_id, error=str(error))
-            return
-        await commitments.seed(connection, tenant_id, floor, first_seq)
+            return 0
+        if after_seq < floor.seq:
+            await commitments.seed(connection, tenant_id, floor)
+        return floor.seq
 
     def taken(self, turn: Turn) -> None:
         """The turn was committed: keep its states in memory; beyond the bound whole tenants are evicted."""
