@@ -99,7 +99,7 @@ def run(
         raise InvalidInputError("name the place of the archive: set archive.url, a folder or s3://bucket/prefix")
     from pipeline.archiving.continuous import Archiver
 
-    dsn, signer = _dsn(settings), signer_of(settings)
+    dsn, signer = dsn_of(settings), signer_of(settings)
     archiver = Archiver(dsn, store)
     while True:
         progress = archiver.step(signer, _keyring(dsn, signer))
@@ -110,7 +110,8 @@ def run(
         time.sleep(settings.archive.interval.total_seconds() * STEP_SHARE)
 
 
-def _dsn(settings: Settings) -> str:
+def dsn_of(settings: Settings) -> str:
+    """The database of the settings, else that of the embedded PostgreSQL, which runs."""
     if settings.database_url is not None:
         return settings.database_url
     from cli.serve import embedded_postgres

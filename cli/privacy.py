@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
 from app.runtime.settings.config import load_settings
-from cli.client import Service, given
-from cli.options import Tenant
+from app.share.archive import require_packages
+from cli.archive import dsn_of
+from cli.client import Service, given, trusted_keys
+from cli.options import Keys, Tenant
 from ledger.errors import DatabaseUnavailableError, InvalidInputError, reported_as
+from ledger.facts.events import SystemAction
+from ledger.machines.carried import read_private_fields
+from ledger.machines.retention import retention_of
 from ledger.text import secret_text
-from terminal.outcome import tell
+from ledger.verification import ENTRY_COLUMNS
+from objects.store import ArchiveStore
+from signing import retention_statement
+from signing.keys import Keyring
+from terminal.outcome import counted, tell
 from terminal.program import Json
+
+if TYPE_CHECKING:
+    from app.store.privacy import PrivacyEntry
 
 CONNECT_TIMEOUT_S = 10.0
 FROM_STANDARD_INPUT = "-"
@@ -120,6 +133,82 @@ async def _rotate(url: str, old_uri: str, new_uri: str) -> tuple[int, str, str]:
             return await keys.rotate_master(connection, old, new), old.master_key_id, new.master_key_id
         finally:
             await connection.close()
+
+
+@privacy.command("restore")
+def restore(
+    tenant: Tenant,
+    client: Service,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="URL", help="The archive; the one that the prune names when not said."),
+    ] = None,
+    keys: Keys = None,
+    dsn: Annotated[
+        str | None, typer.Option("--dsn", metavar="DSN", help="The ledger's PostgreSQL; database_url when not said.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Bring back the records of erasures that left with a prune, from the archive.
+
+    Where they are missing, or were edited, a node cannot tell which keys were
+    destroyed: it shows no private value of the tenant and takes none. The
+    archive must be signed by --keys, else by keys that the service publishes,
+    and its erasures must be those of which the prune carries the digest. A
+    node that runs goes on within seconds.
+
+    \b
+    Examples:
+      tally privacy restore --tenant acme
+      tally privacy restore -t acme --archive s3://ledger-archive/prod --dsn "$(tally db-url)" --keys trusted-keys.json
+    """
+    require_packages("tally privacy restore")
+    url = secret_text(dsn, "--dsn") if dsn else dsn_of(load_settings())
+    changed, seq, place = asyncio.run(_bring_back(url, tenant, archive, trusted_keys(keys, client)))
+    tell(
+        {"tenant_id": tenant, "archive": place, "to_seq": seq, "changed": changed},
+        f"tenant {tenant}: {counted(changed, 'record')} of erasures up to seq {seq} brought back from {place}",
+        as_json=as_json,
+    )
+
+
+async def _bring_back(url: str, tenant: str, archive: str | None, keyring: Keyring) -> tuple[int, int, str]:
+    """How many records were changed, the floor of the tenant, and the archive."""
+    from app.runtime.postgres import DATABASE_FAULTS
+    from app.store import node, sessions
+    from app.store.exclusions import own_log
+    from app.store.retention import retention_rows
+    from app.trust.privacy_agreement import bring_back_erasures
+    from app.trust.retention import FieldsAtFloor
+
+    with reported_as(DatabaseUnavailableError, "nothing was changed, PostgreSQL failed", *DATABASE_FAULTS):
+        connection = await sessions.connect_alone(url, timeout_s=CONNECT_TIMEOUT_S)
+        try:
+            log = own_log(await node.log_origin(connection), tenant) or ""
+            judge = partial(retention_statement.judge, log, keyring)
+            floor = retention_of(await retention_rows(connection, tenant), judge).floor
+            if floor is None:
+                raise InvalidInputError(f"nothing left tenant {tenant} with a prune that these keys signed")
+            place = archive or floor.archive
+            fields = FieldsAtFloor(floor.to_seq, read_private_fields(floor.private_fields))
+            erasures = await asyncio.to_thread(_archived_erasures, place, tenant, keyring, floor.to_seq)
+            return await bring_back_erasures(connection, tenant, fields, erasures), floor.to_seq, place
+        finally:
+            await connection.close()
+
+
+def _archived_erasures(url: str, tenant: str, keyring: Keyring, to_seq: int) -> list[tuple[str, PrivacyEntry]]:
+    """The erasures of the ledger itself up to a seq in its archive, each after its node."""
+    from app.store.privacy import PrivacyEntry
+    from pipeline.archive.reader import TenantArchive
+
+    archive = TenantArchive.signed(ArchiveStore(url), tenant, keyring)
+    rows = (dict(zip(ENTRY_COLUMNS, row, strict=True)) for rows in archive.entry_batches(None, to_seq) for row in rows)
+    return [
+        (row["hlc_node"], PrivacyEntry(tenant, row["seq"], row["job_id"], row["payload"], row["hlc_physical"]))
+        for row in rows
+        if row["action"] == SystemAction.SUBJECT_ERASED and row["origin"] is None
+    ]
 
 
 def erase(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+
+from app.store.privacy import PrivacyRecord, add_record, next_revision
 from app.store.reading import ENTRIES, fetch_column, fetch_tuples, fetch_value, json_in
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SystemAction
@@ -52,6 +55,34 @@ async def erased_up_to(connection: Connection, tenant_id: str, to_seq: int) -> s
         with suppress(InvalidInputError):
             erased.update(facts_of(SystemAction.SUBJECT_ERASED, json_in(facts))["key_ids"])
     return erased
+
+
+async def record_erasure(connection: Connection, record: PrivacyRecord, node_id: str) -> bool:
+    """Have ``privacy_records`` say of an erasure what its entry says, under a new revision if there is no record with
+    its id; returns whether it said anything else."""
+    found = await connection.fetchrow(
+        """
+        SELECT revision, facts::text AS facts, seq FROM scheduler.privacy_records
+         WHERE tenant_id = $1 AND action = $2 AND facts ->> 'id' = $3 ORDER BY revision LIMIT 1
+        """,
+        record.tenant_id,
+        record.action,
+        record.facts["id"],
+    )
+    if found is None:
+        revision = await next_revision(connection)
+        await add_record(connection, record._replace(revision=revision), node_id)
+        return True
+    if (json_in(found["facts"]), found["seq"]) == (record.facts, record.seq):
+        return False
+    await connection.execute(
+        "UPDATE scheduler.privacy_records SET facts = $3, seq = $4 WHERE tenant_id = $1 AND revision = $2",
+        record.tenant_id,
+        found["revision"],
+        orjson.dumps(record.facts).decode(),
+        record.seq,
+    )
+    return True
 
 
 async def newest_declared_seq(connection: Connection, tenant_id: str) -> int | None:

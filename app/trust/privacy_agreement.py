@@ -33,7 +33,7 @@ import structlog
 
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord, RowFault
-from app.store.privacy_history import erased_up_to
+from app.store.privacy_history import erased_up_to, record_erasure
 from app.trust.retention import FieldsAtFloor, RetentionReader
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError, reported_as
 from ledger.facts.events import SystemAction
@@ -163,7 +163,8 @@ async def _destroy_left(
         if ErasedKeys.of(key_ids) != floor.fields.erased:
             reason = (
                 f"scheduler.privacy_records does not name the {floor.fields.erased.count} keys that erasures up to seq "
-                f"{floor.seq} destroyed, which left with a prune"
+                f"{floor.seq} destroyed, which left with a prune; bring its rows back from the archive: tally privacy "
+                f"restore --tenant {tenant_id}"
             )
             damaged.append(ChainDamagedError(tenant_id, reason))
             continue
@@ -173,6 +174,37 @@ async def _destroy_left(
             await store.destroy_erased(connection, tenant_id, living, await _revision(connection))
             log.warning("erased_keys_destroyed_again", tenant_id=tenant_id, seq=floor.seq, key_ids=living)
     return damaged
+
+
+async def bring_back_erasures(
+    connection: Connection, tenant_id: str, floor: FieldsAtFloor, entries: Iterable[tuple[str, PrivacyEntry]]
+) -> int:
+    """Have the records name the keys that erasures up to the floor destroyed, by these entries that left, each after
+    the node that made it; returns how many records said anything else. A node that runs finds them within seconds.
+
+    Raises:
+        InvalidInputError: the entries do not name the keys whose digest the PRUNED entry carries, or the records name
+            others beside them. Nothing was changed.
+        PrivacyUnavailableError: there is no state of private fields to add to.
+    """
+    action, named, changed = SystemAction.SUBJECT_ERASED, set[str](), 0
+    async with connection.transaction():
+        for node_id, entry in entries:
+            facts = _facts(entry, action)
+            named.update(facts["key_ids"])
+            record = PrivacyRecord(tenant_id, NO_REVISION, action, facts, entry.seq, _time(entry))
+            changed += await record_erasure(connection, record, node_id)
+        if ErasedKeys.of(named) != floor.fields.erased:
+            raise InvalidInputError(
+                f"the entries name {len(named)} erased keys, and not the {floor.fields.erased.count} of which the "
+                f"PRUNED entry of tenant {tenant_id} carries the digest"
+            )
+        if others := await erased_up_to(connection, tenant_id, floor.seq) - named:
+            raise InvalidInputError(
+                f"scheduler.privacy_records also names {len(others)} keys that no entry of tenant {tenant_id} up to "
+                f"seq {floor.seq} erased, such as {min(others)}: remove those rows"
+            )
+    return changed
 
 
 async def _revision(connection: Connection) -> int:

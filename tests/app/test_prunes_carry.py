@@ -3,7 +3,9 @@ and which keys were erased."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import orjson
 import pytest
 from pyarrow import parquet
 
+from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.config import Settings
 from ledger.private_fields import sealed_values
 from tests.app.chains import until
@@ -19,6 +22,8 @@ from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.test_commitments import nodes_of, promised, propose, set_capacity
 from tests.app.test_private_fields import ALICE, BOB, declare, erase, job, problem, submit
+from tests.conftest import Database, connected_to, fresh_database
+from tests.tally import run_tally
 
 CPU = {"cpu_millis": 1}
 FIRST_SEQ = "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = 'acme'"
@@ -238,14 +243,15 @@ FORGOTTEN = {
 }
 
 
-async def test_erasures_that_nobody_remembers_are_found_and_nothing_private_is_shown(
-    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection
+async def test_erasures_that_nobody_remembers_are_found_and_come_back_by_the_command_that_is_named(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, database: Database
 ) -> None:
     async with run_server(settings) as client:
         await prune(client, superuser, await private_jobs(client))
         await submit(client, job_id="c", spec={"user": "carol-19"})
-    erasures = "scheduler.privacy_records WHERE action = 'SUBJECT_ERASED'"
-    await superuser.execute(f"CREATE TABLE kept AS SELECT * FROM {erasures}")
+    erasures = "SELECT facts::text, seq FROM scheduler.privacy_records WHERE action = 'SUBJECT_ERASED'"
+    kept = await superuser.fetch(erasures)
+    assert kept
     for name, damage in FORGOTTEN.items():
         await superuser.execute(damage)
         async with run_server(settings) as client:
@@ -254,8 +260,56 @@ async def test_erasures_that_nobody_remembers_are_found_and_nothing_private_is_s
             assert problem(answer) == (503, "privacy-unavailable"), (name, answer.text)
             assert "left with a prune" in answer.json()["detail"]
             assert "$private" in (await job(client, "c"))["spec"]["user"]
-        await superuser.execute(f"DELETE FROM {erasures}")
-        await superuser.execute("INSERT INTO scheduler.privacy_records SELECT * FROM kept")
+            named = re.search(r"tally (privacy restore --tenant \S+)", answer.json()["detail"])
+            assert named is not None, answer.text
+            where = {"TALLY_DATABASE_URL": database.service_url, "TALLY_URL": str(client.base_url)}
+            done = await asyncio.to_thread(run_tally, *named[1].split(), "--json", **where)
+            assert (done.returncode, orjson.loads(done.stdout or "{}").get("changed")) == (0, 1), done.stderr
+            assert await superuser.fetch(erasures) == kept
+
+            async def is_trusted(client: Client = client) -> bool:
+                return (await job(client, "c"))["spec"] == {"user": "carol-19"}
+
+            await until(is_trusted, "the node reads the records again")
+            await submit(client, job_id=f"after-{name}", spec={"user": "erin-5"})
+    # What the archive does not bear out stays as it is.
+    await superuser.execute(
+        "INSERT INTO scheduler.privacy_records SELECT tenant_id, 4711, action, json_build_object('id', repeat('0', 32),"
+        " 'key_ids', json_build_array(repeat('0', 32))), node_id, seq FROM scheduler.privacy_records"
+        " WHERE action = 'SUBJECT_ERASED' LIMIT 1"
+    )
     async with run_server(settings) as client:
-        assert (await job(client, "c"))["spec"] == {"user": "carol-19"}
-        await submit(client, job_id="e", spec={"user": "erin-5"})
+        where["TALLY_URL"] = str(client.base_url)
+        done = await asyncio.to_thread(run_tally, "privacy", "restore", "-t", "acme", **where)
+        assert (done.returncode, "also names 1 keys" in done.stderr) == (1, True), done.stderr
+
+
+@pytest.fixture
+def new_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """Another migrated database, on which no node ever started."""
+    with fresh_database(postgres) as database:
+        yield database
+
+
+async def test_erasures_that_left_count_in_a_database_that_an_archive_brought_back(
+    run_server: RunServer, settings: Settings, superuser: asyncpg.Connection, new_database: Database
+) -> None:
+    async with run_server(settings) as client:
+        floor = await private_jobs(client)
+        await prune(client, superuser, floor)
+        (await client.post("/v1/snapshots", json={"tenant_id": "_system"})).raise_for_status()
+    where = {"TALLY_DATA_DIR": str(settings.data_dir), "TALLY_DATABASE_URL": new_database.service_url}
+    for words in (("--from", "archive", str(settings.archive.url)), ("--from", "wal")):
+        done = await asyncio.to_thread(run_tally, "restore", *words, **where)
+        assert done.returncode == 0, done.stderr
+    async with connected_to(new_database.superuser_url) as restored:
+        for number in range(2):
+            async with run_server(settings, url=new_database.service_url) as client:
+                await submit(client, job_id=f"after-{number}", spec={"user": "carol-19"})
+                assert (await job(client, f"after-{number}"))["spec"] == {"user": "carol-19"}
+
+                async def is_removed() -> bool:
+                    return bool(await restored.fetchval(FIRST_SEQ) == floor + 1)
+
+                await until(is_removed, "what came back has left again")
+                assert (await verdict(client))["valid"]
