@@ -32,6 +32,7 @@ FILES = {"auth.oidc.client_secret_file", "exchange.peers.token_file"}
 WITH_DSN: dict[str, tuple[str, ...]] = {
     "verify": ("-t", "acme", "--any-key"),
     "privacy rotate-master": ("--new", "/nowhere/new.key"),
+    "privacy restore": ("-t", "acme"),
     "safekeeper status": ("127.0.0.1:1",),
     "bundle from-v1": ("-t", "acme", "-o", "/nowhere/v1.tar", "--key", "file:/nowhere/key"),
 }
