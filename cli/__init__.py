@@ -68,6 +68,7 @@ class Commands(TyperGroup):
         "safekeeper": EntryPoint("cli.safekeeper", "safekeeper"),
         "witness": EntryPoint("cli.witness", "witness"),
         "token": EntryPoint("cli.token", "token"),
+        "caller": EntryPoint("cli.caller", "caller"),
         "peer": EntryPoint("cli.peer", "peer"),
         "retention": EntryPoint("cli.retention", "retention"),
         "hold": EntryPoint("cli.retention", "hold"),

@@ -21,7 +21,7 @@ import typer
 
 from cli.options import local_url
 from ledger.decoding import convert
-from ledger.errors import ConfigurationError, LedgerError
+from ledger.errors import ConfigurationError, InvalidInputError, LedgerError
 from ledger.text import secret_text, token_in, token_text, without_login
 from signing import files
 from signing.keys import Keyring
@@ -56,17 +56,26 @@ class LedgerClient(Client):
         patience_s: float = PATIENCE_S,
         timeout_s: float = TIMEOUT_S,
         on_wait: OnWait | None = None,
+        sign_with: Path | None = None,
     ) -> None:
         url = secret_text(url, "the address of the service").strip().rstrip("/")
         self.url = without_login(url)
         """For messages."""
         try:
             super().__init__(
-                url, token=_token() or None, spool=spool, patience_s=patience_s, timeout_s=timeout_s, on_wait=on_wait
+                url,
+                token=_token() or None,
+                spool=spool,
+                patience_s=patience_s,
+                timeout_s=timeout_s,
+                on_wait=on_wait,
+                sign_with=sign_with,
             )
         except ValueError as error:
-            raise UnreachableError(str(error)) from None
+            raise (UnreachableError if sign_with is None else InvalidInputError)(str(error)) from None
         except OSError as error:
+            if sign_with is not None and error.filename == str(sign_with):
+                raise InvalidInputError(f"--sign {sign_with}: {error.strerror}") from None
             raise ConfigurationError(
                 f"TALLY_CA {os.environ.get('TALLY_CA')} is no file of CA certificates in PEM: {error}"
             ) from None

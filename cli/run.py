@@ -84,6 +84,12 @@ def run(
             help="Keep the job here while the ledger is away, and run the command all the same.",
         ),
     ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign", envvar="TALLY_SIGN_KEY", metavar="KEY", help="Sign the job's events with this private key (PEM)."
+        ),
+    ] = None,
     flush: Annotated[bool, typer.Option(FLUSH, help="Send what waits in the spool, and run nothing.")] = False,
 ) -> None:
     """Run a command as a job: created, accepted, then completed or failed with exit code and duration.
@@ -98,11 +104,15 @@ def run(
     and tally run --flush sends it later, once. --durability LOCAL lets jobs be
     taken while PostgreSQL alone is away.
 
+    With --sign nobody but the holder of KEY can make the job's events: see
+    tally caller new.
+
     \b
     Examples:
       tally run --tenant demo -- make -j4 all
       tally run -t nightly --json -- pg_dump -f /backup/db.sql shop | tail -1
       tally run -t nightly --spool /var/spool/tally -- backup.sh
+      tally run -t nightly --sign backup.pem -- backup.sh
       tally run --flush --spool /var/spool/tally
     """
     logging.getLogger("tallystick_client").handlers = [logging.NullHandler() if flush else _Warnings(logging.WARNING)]
@@ -115,7 +125,7 @@ def run(
             raise InvalidInputError("name a tenant and a command: tally run --tenant T -- CMD")
         if any(each is not None and readable(each) != each for each in (tenant, dc, subject)):
             raise InvalidInputError("--tenant, --dc and --subject must be UTF-8")
-        job = RecordedJob(url, spool, command, tenant, dc, durability, subject)
+        job = RecordedJob(url, spool, command, tenant, dc, durability, subject, sign)
         job.begin()
     except CALL_ERRORS as error:
         raise _not_run(error) from error
@@ -155,11 +165,12 @@ class RecordedJob:
         dc: str | None = None,
         durability: Level | None = None,
         subject: str | None = None,
+        sign: Path | None = None,
     ) -> None:
         waits: dict[str, Any] = (
             {"patience_s": 0.0, "timeout_s": SPOOLED_WAIT_S} if spool else {"patience_s": START_PATIENCE_S}
         )
-        self._client = LedgerClient(url, spool=spool, **waits)
+        self._client = LedgerClient(url, spool=spool, sign_with=sign, **waits)
         self._has_spool = spool is not None
         self._job: Job = self._client.job(
             tenant,

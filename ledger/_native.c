@@ -1031,7 +1031,7 @@ typedef struct {
     Text tenant, job;
     const Form *form;
     const Member *fence;
-    size_t fence_at, member_at;
+    size_t fence_at, member_at, signature_at;
     Text spec, assigned;
 } Line;
 
@@ -1047,6 +1047,7 @@ static Text content(const Buffer *out, const Value *value)
 
 #define FENCE "fence_token"
 #define KEY_MEMBER "idempotency"
+#define SIGNATURE_MEMBER "signature"
 
 /* Writes the payload: all members but tenant and job, and a fence of 1 where there is none. */
 static int write_payload(Line *line, Member *members, int count)
@@ -1055,7 +1056,7 @@ static int write_payload(Line *line, Member *members, int count)
         members[count++] = (Member){.name = {FENCE, sizeof FENCE - 1}};
     if (!sort_members(members, count))
         return 0;
-    line->payload.count = line->member_at = 0;
+    line->payload.count = line->member_at = line->signature_at = 0;
     line->fence = NULL;
     for (int i = 0; i < count; i++) {
         const Member *member = &members[i];
@@ -1063,6 +1064,9 @@ static int write_payload(Line *line, Member *members, int count)
             return 0;
         if (line->member_at == 0 && order_of(member->name, (Text){KEY_MEMBER, sizeof KEY_MEMBER - 1}) > 0)
             line->member_at = line->payload.count;
+        if (line->signature_at == 0
+            && order_of(member->name, (Text){SIGNATURE_MEMBER, sizeof SIGNATURE_MEMBER - 1}) > 0)
+            line->signature_at = line->payload.count;
         const int is_fence = is(member->name, FENCE), is_given = member->end > 0;
         if (is_fence)
             line->fence_at = line->payload.count + sizeof "\"" FENCE "\":" - 1;
@@ -1164,12 +1168,13 @@ static PyObject *job_of(const Line *line, PyObject *known)
 
 PyDoc_STRVAR(event_lines_doc,
     "event_lines(lines, forms, bytes_max)\n--\n\n"
-    "Columns of the events in lines: (tenant, job), type, fence, payload, where fence and key stand in it, creation; "
+    "Columns of the events in lines: (tenant, job), type, fence, payload, where fence and key stand in it, creation, where "
+    "a signature stands; "
     "None in the first of them for a line that is left to Python.");
 
 static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    enum { JOB, TYPE, FENCE_TOKEN, PAYLOAD, FENCE_AT, MEMBER_AT, CREATION, COLUMNS };
+    enum { JOB, TYPE, FENCE_TOKEN, PAYLOAD, FENCE_AT, MEMBER_AT, CREATION, SIGNATURE_AT, COLUMNS };
     static Form forms[FORMS_MAX];
     Member members[MEMBERS_MAX];
     Line line = {.values = {NULL, 0, 0}, .payload = {NULL, 0, 0}};
@@ -1204,6 +1209,7 @@ static PyObject *event_lines(PyObject *Py_UNUSED(module), PyObject *const *args,
             made[FENCE_AT] = PyLong_FromSize_t(line.fence_at);
             made[MEMBER_AT] = PyLong_FromSize_t(line.member_at);
             made[CREATION] = is_known ? creation_of(&line) : Py_NewRef(Py_None);
+            made[SIGNATURE_AT] = PyLong_FromSize_t(line.signature_at);
         }
         else {
             is_whole = !PyErr_Occurred();

@@ -46,7 +46,8 @@ UNSIGNED: Final = (ACTOR, keyed.MEMBER, MEMBER)
 """Members of a payload that the service adds."""
 WINDOW_MS_MAX: Final = 6 * 86_400_000
 """Longest time in which a signed event can be recorded."""
-ID_PATTERN: Final = "[A-Za-z0-9._:-]{1,64}"
+ID_PATTERN: Final = "[!-~]{1,255}"
+"""That of an Idempotency-Key."""
 
 _EVENT: Final = b"tallystick.signed-event.v1\n"
 _EVENTS: Final = b"tallystick.signed-events.v1\n"

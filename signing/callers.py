@@ -4,12 +4,12 @@ The facts, as payloads of entries (docs/formats/signed-events.md)::
 
     CALLER_REGISTERED    change_id, name, tenants, key_id, algorithm, public_key_pem; registered_by or none; statement
     CALLER_REVOKED       change_id, key_id, revoked_from_hlc, reason; revoked_by or none; statement
-    SIGNATURES_REQUIRED  change_id, tenant_id, types; required_by or none; statement
+    SIGNATURES_REQUIRED  change_id, tenant_id, types, from_hlc; required_by or none; statement
 
 All count only with a statement by a key that may change keys (:mod:`signing.key_statement`), and no statement names
 them. Of several entries with one ``change_id`` the first counts, so nobody can repeat a change. A key is registered
-once: a revoked one never counts again. From the HLC of a SIGNATURES_REQUIRED entry on, callers sign the events of its
-``types``, and no other need be signed.
+once: a revoked one never counts again. From ``from_hlc`` on, and not before the HLC of its own entry, callers sign the
+events of ``types``, and no other need be signed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ AFTER_CALLERS = "caller;"
 CALLER_ACTIONS = frozenset(
     {SystemAction.CALLER_REGISTERED, SystemAction.CALLER_REVOKED, SystemAction.SIGNATURES_REQUIRED}
 )
-NAME_PATTERN = "[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 ROOTS_KEPT: Final = 1024
 """Signatures over several events whose verdicts are kept."""
 
@@ -88,6 +87,7 @@ class RequiredSignatures(msgspec.Struct, frozen=True):
     change_id: _ChangeId
     tenant_id: Annotated[str, Meta(pattern=names.anchored(names.TENANT_ID))]
     types: list[Literal[tuple(JOB_EVENTS)]]  # type: ignore[valid-type]
+    from_hlc: str
     required_by: str | None = None
 
     def facts(self) -> dict[str, object]:
@@ -97,7 +97,7 @@ class RequiredSignatures(msgspec.Struct, frozen=True):
 
 class _Registered(msgspec.Struct):
     change_id: _ChangeId
-    name: Annotated[str, Meta(pattern=names.anchored(NAME_PATTERN))]
+    name: Annotated[str, Meta(pattern=names.anchored(names.PRINCIPAL))]
     tenants: Annotated[tuple[_Pattern, ...], Meta(min_length=1)]
     key_id: str
     algorithm: str
@@ -120,7 +120,9 @@ def read_change(action: str, facts: Mapping[str, object]) -> CallerChange:
             Hlc.parse(revoked.revoked_from_hlc)
             return revoked
         if action == SystemAction.SIGNATURES_REQUIRED:
-            return convert(facts, RequiredSignatures)
+            required = convert(facts, RequiredSignatures)
+            Hlc.parse(required.from_hlc)
+            return required
         said = convert(facts, _Registered)
     key = CallerKey(said.key_id, said.algorithm, said.public_key_pem)
     return RegisteredCaller(said.change_id, Caller(key, said.name, said.tenants), said.registered_by)
@@ -134,7 +136,8 @@ def known_callers(changes: Iterable[tuple[CallerChange, Hlc]]) -> KnownCallers:
         if isinstance(change, RegisteredCaller):
             callers.setdefault(change.caller.key.key_id, change.caller)
         elif isinstance(change, RequiredSignatures):
-            required.append(Requirement(hlc, change.tenant_id, tuple(change.types)))
+            from_hlc = max(Hlc.parse(change.from_hlc), hlc)
+            required.append(Requirement(from_hlc, change.tenant_id, tuple(change.types)))
         elif (caller := callers.get(change.key_id)) is not None:
             from_hlc = Hlc.parse(change.revoked_from_hlc)
             ends = min(from_hlc, caller.key.revoked_from_hlc or from_hlc)
@@ -186,10 +189,7 @@ class KeyedJudge(CallerJudge):
             return Judged("not_checked" if self._passes_unknown else "unknown_key", why)
         if (refusal := refusal_of(caller, tenant_id, hlc)) is not None:
             return Judged("unknown_key", refusal)
-        try:
-            raw = signature.raw()
-        except InvalidInputError as error:
-            return Judged("broken", str(error))
+        raw = signature.raw()
         if not (self._made_many(caller, raw, message) if signature.is_of_many else caller.key.made(raw, message)):
             return Judged("broken", f"caller {caller.name} did not sign this with key {signature.key_id}")
         if self._fault is not None:

@@ -42,7 +42,7 @@ from app.edge.routing import RightedRoute
 from app.edge.writes import CANCELLATION, CREATION, PROPOSING, REPORT, EventWrites, ProposalWrites, Write
 from app.runtime.metrics import Metrics
 from app.runtime.state.node import Node
-from app.write.intake.answers import Awaited
+from app.write.intake.answers import Entered
 from ledger import names
 
 BODY_BYTES_MAX = FREE_BYTES
@@ -212,7 +212,7 @@ class FastWrite:
     accepted: Accepted
     job_id: str | None
 
-    def enter(self, body: bytes) -> Awaited[Any] | None:
+    def enter(self, body: bytes) -> Entered[Any] | None:
         """Append the write of the whole request to the WAL; None if the framework must answer: with the error in the
         scope, or by itself, when nothing was appended."""
         try:

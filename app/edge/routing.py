@@ -59,6 +59,13 @@ def answered(shape: Any, status: int = 200, **more: Any) -> dict[int | str, dict
     }
 
 
+SIGNATURE_PARAMETER = {
+    "name": "Tally-Signature",
+    "in": "header",
+    "required": False,
+    "description": "One signature for all lines, as JSON: docs/formats/signed-events.md.",
+    "schema": {"type": "string", "maxLength": 8192},
+}
 WRITE_PARAMETERS = [IDEMPOTENCY_KEY_PARAMETER, SESSION_PARAMETER]
 WRITE_HEADERS: dict[str, Any] = {
     "Tally-Session": {"schema": {"type": "string"}, "description": "Show it to a read that is to see this write."},

@@ -39,7 +39,8 @@ from app.runtime.answers import json_bytes
 from app.runtime.settings.words import WORDS
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens, Token
-from app.write.intake.answers import Awaited
+from app.write.intake.answers import Awaited, Entered
+from app.write.intake.caller_signatures import SIGNED_ROUTE
 from app.write.intake.home_regions import HomeRegions
 from app.write.intake.proposals import Proposals, Recorded
 from app.write.intake.sealing import Sealing
@@ -65,6 +66,8 @@ class Route(IntEnum):
     EVENTS = 4
     COMMITMENTS = 5
     LINEAGE = 6
+    SIGNED = SIGNED_ROUTE
+    """Of signed events, whichever route takes them."""
 
 
 class Write(NamedTuple):
@@ -105,7 +108,7 @@ class EventWrites:
     homes: HomeRegions
     event_bytes_max: int
 
-    def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Awaited[Receipt] | None:
+    def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Entered[Receipt] | None:
         """Append the event to the WAL; None, and nothing appended, if only ``submit`` can: the event may need a seal,
         or its job a database lookup.
 
@@ -115,7 +118,7 @@ class EventWrites:
         draft = self._draft(write, accepted, body, job_id)
         return None if self.sealing.may_have_private(draft) else self.submitter.enter_known(draft)
 
-    def answer(self, entered: Awaited[Receipt]) -> Answer:
+    def answer(self, entered: Entered[Receipt]) -> Answer:
         """The answer once ``entered.reached`` is done; errors as ``Awaited.answer``."""
         return self._answer(entered.answer())
 

@@ -44,6 +44,7 @@ from app.store.reading import Pool
 from app.store.retention import VACUUM_SETTINGS
 from app.store.sessions import AT_A_NODE, STATEMENT_TIMEOUT_S
 from app.trust.access_log import AccessLog
+from app.trust.caller_keys import CallerKeys
 from app.trust.callers import KnownTokens
 from app.trust.key_chain import Trust
 from app.trust.key_changes import FOLLOW_INTERVAL_S, KeyChanges
@@ -58,6 +59,7 @@ from app.write.followers.notary import Notary
 from app.write.followers.signed_chain import OwnEntries
 from app.write.intake.access_records import AccessRecords
 from app.write.intake.answers import Answers
+from app.write.intake.caller_signatures import CallerSignatures
 from app.write.intake.coalescing import WriteCoalescer
 from app.write.intake.home_regions import HomeRegions
 from app.write.intake.job_checks import JobIndex
@@ -252,6 +254,18 @@ class Service:
             write_timeout_s=settings.write.timeout.total_seconds(),
             new_tenants=self.quotas.new_tenants,
         )
+        self.key_changes = KeyChanges(
+            settings=settings,
+            node=self.node,
+            pool=pool,
+            keys=self.keys,
+            chain=started.key_chain,
+            write_entry=self.system_entries.record,
+            sign_checkpoints_again=partial(self.notary.sign_checkpoints_again, ()),
+            sign_uncounted_again=self.notary.sign_checkpoints_again,
+            spawn=self.lifecycle.spawn,
+        )
+        self.caller_keys = CallerKeys(keys=self.key_changes)
         self.access_records = AccessRecords(
             self.system_entries,
             AccessLog(settings.data_dir, partial(self.metrics.count, "access_log_lines_dropped")),
@@ -274,6 +288,7 @@ class Service:
             retention=self.retention,
             disk_reserve_bytes=settings.bundle.disk_reserve_bytes,
             trusting=lambda ring: self.regions.trusted(ring),
+            callers=lambda: self.caller_keys.known,
         )
         self.regions = Regions.of(
             settings.exchange,
@@ -305,18 +320,6 @@ class Service:
         )
         self.tails = Tails(pool, Share(), self.job_folds, self.retention, self.breaks.report_error)
         self._followers = (self.notary, self.job_table, self.tails)
-        self.key_changes = KeyChanges(
-            settings=settings,
-            node=self.node,
-            pool=pool,
-            keys=self.keys,
-            chain=started.key_chain,
-            write_entry=self.system_entries.record,
-            sign_checkpoints_again=partial(self.notary.sign_checkpoints_again, ()),
-            sign_uncounted_again=self.notary.sign_checkpoints_again,
-            spawn=self.lifecycle.spawn,
-        )
-
         self.region_changes = RegionChanges(
             regions=self.regions, keys=self.key_changes, trusted_keys=self.importer.known_keys
         )
@@ -331,6 +334,7 @@ class Service:
 
         return Submitter(
             node=self.node,
+            signatures=CallerSignatures(node=self.node, callers=self.caller_keys),
             wal=self.coalescer,
             backlog=self.backlog,
             keyed=self.keyed,

@@ -63,6 +63,7 @@ from app.store.commitments import PromiseCheck
 from app.store.entry_check import EntryCheck
 from app.store.privacy import PrivacyEntry
 from app.store.sessions import STATEMENT_TIMEOUT_S, NodePool
+from app.trust.caller_keys import CallerKeys
 from app.trust.callers import Callers, CallerSource, OpenToAll
 from app.trust.console_sessions import CodeFlow, ConsoleSessions, code_flow_of
 from app.trust.key_chain import Trust
@@ -131,6 +132,7 @@ async def running(
             knowledge = await _private_fields(pool, settings.privacy_master_key_uri, started, service)
             await service.tokens.start()
             await service.region_changes.refresh()
+            await service.caller_keys.refresh()
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
             raise went_away(error) from error
         if settings.auth.mode == "tokens" and not service.tokens.known:
@@ -169,6 +171,7 @@ def _keep_running(
         services[PrivacyChanges].finish,
         service.tokens.run,
         service.region_changes.run,
+        service.caller_keys.run,
         service.removal.run,
         service.removal.vacuum,
         services[RetentionChanges].run,
@@ -308,6 +311,7 @@ def _services(
         Tokens: service.tokens,
         Trust: service.trust,
         KeyChanges: service.key_changes,
+        CallerKeys: service.caller_keys,
         FoundBreaks: service.breaks,
         Losses: service.losses,
         SystemEntries: service.system_entries,

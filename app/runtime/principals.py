@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ledger import names
 from ledger.errors import ForbiddenError, InvalidInputError
@@ -45,6 +45,17 @@ def covers(pattern: str, other: str) -> bool:
     if pattern.endswith("*"):
         return pattern == EVERY_TENANT or (other.startswith(pattern[:-1]) and other != SYSTEM_TENANT)
     return pattern == other
+
+
+def shown_callers(known: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
+    """Of callers as ``KnownCallers.to_json`` has them, those of tenants that these patterns match, no others."""
+
+    def shown(other: str) -> bool:
+        return any(covers(pattern, other) or covers(other, pattern) for pattern in patterns)
+
+    callers = [{**each, "tenants": [*filter(shown, each["tenants"])]} for each in known["callers"]]
+    required = [each for each in known["signatures_required"] if shown(each["tenant_id"])]
+    return {"callers": [each for each in callers if each["tenants"]], "signatures_required": required}
 
 
 class Grant(NamedTuple):
@@ -210,6 +221,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     Rule(Right.AUDIT, Needs.ANY): (
         "GET /v1/tenants",
         "GET /v1/archive",
+        "GET /v1/callers",
         "GET /v1/exchange",
         "GET /v1/exchange/held",
         "GET /v1/exchange/news",
@@ -236,15 +248,18 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "POST /v1/keys/rotate",
         "POST /v1/keys/{key_id}/admit",
         "POST /v1/keys/{key_id}/revoke",
+        "DELETE /v1/callers/{key_id}",
     ),
     Rule(Right.ADMIN, Needs.NAMED): (
         "PUT /v1/tenants/{tenant_id}/privacy",
+        "PUT /v1/tenants/{tenant_id}/signatures",
         "POST /v1/tenants/{tenant_id}/erasures",
         "PUT /v1/retention",
         "DELETE /v1/holds/{hold_id}",
         "GET /v1/webhooks",
     ),
     Rule(Right.ADMIN, Needs.IN_BODY): (
+        "POST /v1/callers",
         "POST /v1/tokens",
         "POST /v1/holds",
         "POST /v1/prunes",

@@ -1003,7 +1003,7 @@ SIGNATURE_MEMBERS: dict[str, tuple[type, ...]] = {
 }
 PATH_MEMBERS: dict[str, tuple[type, ...]] = {"index": NUMBER, "path": TEXT, "size": NUMBER}
 UNSIGNED_MEMBERS = ("actor", "idempotency", "signature")
-SIGNED_ID = re.compile("[A-Za-z0-9._:-]{1,64}")
+SIGNED_ID = re.compile("[!-~]{1,255}")
 KEY_ID = re.compile("[0-9a-f]{16}")
 WINDOW_MS_MAX = 6 * 86_400_000
 

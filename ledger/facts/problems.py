@@ -317,6 +317,20 @@ SESSION_NOT_CAUGHT_UP = ProblemType(
     Retry.LATER,
     "try again after `Retry-After`, or read without the session",
 )
+SIGNATURE_INVALID = ProblemType(
+    "signature-invalid",
+    422,
+    "The caller did not sign this",
+    Retry.NEVER,
+    "sign exactly the bytes of [signed events](formats/signed-events.md), with a registered key, for times around now",
+)
+SIGNATURE_REQUIRED = ProblemType(
+    "signature-required",
+    403,
+    "The event must be signed by its caller",
+    Retry.NEVER,
+    "sign it: [signing events](signing-events.md); `GET /v1/callers` lists what must be signed",
+)
 SIGNING_UNAVAILABLE = ProblemType(
     "signing-unavailable",
     503,

@@ -48,7 +48,11 @@ class CallerJudge(Protocol):
 
     @abstractmethod
     def judge(self, tenant_id: str, signature: CallerSignature, message: bytes, hlc: Hlc) -> Judged:
-        """Whether the caller of that key signed ``message``, of an event of this tenant and HLC."""
+        """Whether the caller of that key signed ``message``, of an event of this tenant and HLC.
+
+        Raises:
+            InvalidInputError: the signature is not base64.
+        """
 
     @abstractmethod
     def requires_any(self, tenant_id: str) -> bool:
@@ -135,13 +139,12 @@ class CallerChecker:
         if MEMBER not in event.payload:
             is_own = origin is None and said.action != SystemAction.CONFLICT
             if is_own and self._judge.is_required(self._tenant_id, event.type_name, event.hlc):
-                self._findings.add(
-                    KIND, seq, f"{event.type_name} of seq {seq} must be signed by its caller, and is not"
-                )
+                self._findings.add(KIND, seq, f"the caller of seq {seq} must sign {event.type_name}, and did not")
             return
         try:
             signature = signed_events.read(event.payload[MEMBER])
             signature.refuse_time(event.hlc.physical_ms)
+            signature.raw()
             message = signed_events.signed_message(self._tenant_id, event.job_id, event.payload, signature)
         except InvalidInputError as error:
             self._findings.add(KIND, seq, f"seq {seq} is not as a caller signed it: {error}")

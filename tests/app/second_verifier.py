@@ -27,6 +27,11 @@ def second_verifier() -> ModuleType:
     return module
 
 
+def as_saved(keyring: Keyring) -> dict[str, object]:
+    """A ring as a saved answer of ``/v1/keys`` has it."""
+    return {**keyring.to_json(), **({} if keyring.callers is None else keyring.callers.to_json())}
+
+
 def twin_in(folder: Path) -> Twin:
     """What gives its exit code for a file, keys, a checkpoint that was kept, and a policy; it stores all in
     ``folder``."""
@@ -35,8 +40,7 @@ def twin_in(folder: Path) -> Twin:
         options = []
         if keyring is not None:
             keys = folder / "trusted-keys.json"
-            callers = {} if keyring.callers is None else keyring.callers.to_json()
-            keys.write_text(json.dumps({**keyring.to_json(), **callers}))
+            keys.write_text(json.dumps(as_saved(keyring)))
             options += ["--keys", str(keys)]
         if kept is not None:
             checkpoint = folder / "kept"

@@ -24,6 +24,7 @@ from tests.app.chains import until
 from tests.app.service_thread import serving
 from tests.app.witness import Witness
 from tests.conftest import execute
+from tests.ledger.callers import P256
 from tests.ledger.ledger_in_memory import SIGNER, build
 
 DATABASE = "openapi_client"
@@ -120,6 +121,13 @@ CALLS: dict[str, Call] = {
     "sign_out": lambda _: (None, None),
     "tell_caller": lambda _: (None, None),
     "list_access": lambda _: ({"tenant_id": "settled"}, None),
+    "register_caller": lambda _: (
+        None,
+        {"name": "ci", "tenants": ["acme"], "public_key_pem": P256.caller.key.public_key_pem},
+    ),
+    "list_callers": lambda _: (None, None),
+    "revoke_caller": lambda seen: ({"key_id": seen["register_caller"].key_id, "reason": "left"}, None),
+    "require_signatures": lambda _: ({"tenant_id": "signing"}, {"types": ["JobCompleted"]}),
     "list_keys": lambda _: (None, None),
     "retire_region": lambda _: ({"region": "eu1"}, {"reason": "lost", "force": True}),
     "admit_region": lambda seen: ({"region": "eu1"}, {"key_id": seen["list_keys"].keys[0].key_id}),

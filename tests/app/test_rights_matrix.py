@@ -25,6 +25,7 @@ from tests.app.test_access_records import entries
 from tests.app.test_openapi import OPERATIONS, REQUESTS, with_an_end
 from tests.app.witness import Witness
 from tests.conftest import EXAMPLES, EXAMPLES_USUAL
+from tests.ledger.callers import P256
 from tests.ledger.ledger_in_memory import SIGNER, build
 
 OWN, OTHER = "own", "other"
@@ -86,6 +87,10 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "PUT /v1/tenants/{tenant_id}/search": lambda _: {"json": {"fields": ["spec.image"]}},
     "POST /v1/tenants/{tenant_id}/erasures": lambda _: {"json": {"subject": "nobody"}},
     "PUT /v1/retention": lambda _: {"json": {"period": "400d"}},
+    "POST /v1/callers": lambda tenant: {
+        "json": {"name": "ci", "tenants": [tenant], "public_key_pem": P256.caller.key.public_key_pem}
+    },
+    "PUT /v1/tenants/{tenant_id}/signatures": lambda _: {"json": {"types": []}},
     "POST /v1/holds": _body(reason="a lawsuit"),
     "POST /v1/prunes": _body(dry_run=True),
     "POST /v1/webhooks": _body(url="https://receiver.example.org/"),
@@ -99,6 +104,7 @@ QUERIES = {
     "GET /v1/chain/receipt": "&seq=1",
     "GET /v1/exchange/lacking": "&from_seq=1&to_seq=1",
     "DELETE /v1/holds/{hold_id}": "&reason=closed",
+    "DELETE /v1/callers/{key_id}": "?reason=left",
 }
 """What a request of each route asks beside a tenant."""
 PARTS = {

@@ -49,15 +49,18 @@ from tests.app.bundles import (
     zipped,
 )
 from tests.app.receipts import DOCUMENTED_WITNESS, cosigned, dishonest_receipt, example_ledger, receipt_of
-from tests.app.second_verifier import twin_in
+from tests.app.second_verifier import as_saved, twin_in
 from tests.app.test_commitments_bundled import RULES_1
 from tests.app.witness import Witness
 from tests.browser import PHONE, browsing, violations
 from tests.conftest import EXAMPLES, spread
+from tests.ledger.callers import known
 from tests.ledger.committed import RACE, RULES_RAISED, committed, flipped, mend, placement, with_history
 from tests.ledger.entry_forms import SEQ, entry_forms
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
 from tests.ledger.pruned import pruned, pruned_race
+from tests.ledger.test_caller_check import ATTACKS, SIGNED_SEQ, edit, requirement, signed_ledger
+from tests.ledger.test_caller_check import mend as mend_signed
 from tests.ledger.test_carried import FLOOR, changed
 from tests.ledger.test_carried import RACE as RACE_AT_A_FLOOR
 from tests.ledger.test_commitment_check import PAYLOADS
@@ -110,7 +113,7 @@ class Asked(NamedTuple):
         """As the page's function takes it."""
         return {
             "file": base64.b64encode(self.file).decode(),
-            "keys": None if self.keyring is None else [json.dumps(self.keyring.to_json())],
+            "keys": None if self.keyring is None else [json.dumps(as_saved(self.keyring))],
             "checkpoint": self.kept,
             "witnessKeys": [*self.witnesses],
             "policy": self.policy,
@@ -213,7 +216,7 @@ def told(said: Said) -> dict[str, Any]:
         first["detail"] = ""
     elif first:
         first["detail"] = first["detail"].partition(": not the payload of a")[0]
-        if first["kind"] == "malformed":
+        if first["kind"] in ("malformed", "caller-signature"):
             # What is wrong with it is said in words of each language.
             first["detail"] = first["detail"].partition(": ")[0]
     statuses = [(each["by"], each["to_seq"], each["status"]) for each in verdict["anchors"]]
@@ -284,6 +287,49 @@ def test_product_second_implementation_and_page_judge_every_form_of_a_prune_alik
 def test_page_and_product_agree_on_every_receipt(in_page: InPage, tmp_path: Path) -> None:
     asked = [Asked(case.name, case.receipt, RING, case.kept) for case in receipt_cases.cases()]
     assert disagreements(asked, in_page, tmp_path) == []
+
+
+CALLERS: Final = Keyring([SIGNER.public_key], callers=known(required=[requirement(5, "JobAccepted")]))
+
+
+def on_callers() -> dict[str, Ledger]:
+    """A ledger with what callers signed, and what was done to it by whoever has its keys."""
+    found = {"sound": signed_ledger()}
+    for name, attack in ATTACKS.items():
+        attack(found.setdefault(name, signed_ledger()))
+    edit(found.setdefault("a path", signed_ledger()).entry(10), completed=9)
+    edit(found.setdefault("unsigned", signed_ledger()).entry(SIGNED_SEQ), signature=None)
+    repeated = found["repeated"] = signed_ledger()
+    again = {**repeated.entry(SIGNED_SEQ), "seq": 13, "hlc_logical": 7}
+    again["t_hlc"] = f"{again['hlc_physical']}:7:{again['hlc_node']}"
+    repeated.entries.append(again)
+    return {name: mend_signed(ledger) for name, ledger in found.items()}
+
+
+def test_product_second_implementation_and_page_name_every_attack_on_what_a_caller_signed(
+    in_page: InPage, tmp_path: Path
+) -> None:
+    ledgers = on_callers()
+    whole = [Asked(name, bundle_of(ledger), CALLERS) for name, ledger in ledgers.items()]
+    unknown = [Asked(f"{name}, callers unknown", bundle_of(ledgers[name])) for name in ("sound", "repeated")]
+    shown = {name: ledger.entry(SIGNED_SEQ)["job_id"] for name, ledger in ledgers.items()}
+    receipts = [
+        Asked(f"receipt, {name}", receipt_of(ledgers[name], job_id), CALLERS)
+        for name, job_id in shown.items()
+        if name not in ("moved to another job", "another type", "a path")
+    ]
+    asked = whole + unknown + receipts
+    differing, by_page = compared(asked, in_page, tmp_path)
+    # No browser has ML-DSA-44, whose caller signed seq 5.
+    assert "\n".join(each for each in differing if not each.startswith(("sound", "receipt, sound"))) == ""
+    twin = twin_in(tmp_path)
+    for each, (code_in_page, _) in zip(asked, by_page, strict=True):
+        code, verdict = of_product(each, tmp_path)
+        assert twin(store(tmp_path, each.file), each.keyring) == code, each.name
+        if "sound" not in each.name:
+            assert (code, code_in_page) == (2, 2), each.name
+            assert verdict["first_break"]["kind"] == "caller-signature", each.name
+    assert {of_product(each, tmp_path)[0] for each in asked if each.name in ("sound", "receipt, sound")} == {0}
 
 
 @pytest.mark.exhaustive

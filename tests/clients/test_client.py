@@ -641,6 +641,8 @@ def test_what_stays_refused_is_known_so_that_it_holds_up_nothing_behind_it_in_a_
         "job-not-found",
         "other-region",
         "payload-too-large",
+        "signature-invalid",
+        "signature-required",
         "write-lost",
     }
 

@@ -558,18 +558,26 @@ def test_callers_are_registered_and_revoked_by_statements_and_no_copy_counts_aga
     assert entries.history().callers.by_key[ED25519.key_id].key.revoked_from_hlc == Hlc(1000, 0, "n"), "for good"
 
 
+def required_facts(number: int, types: list[str], from_hlc: str = "0:0:n") -> dict[str, Any]:
+    return RequiredSignatures(f"{number:016x}", "acme", types, from_hlc).facts()
+
+
 def test_what_must_be_signed_counts_from_the_time_of_its_entry(keys: Keys) -> None:
     entries = Entries.beginning_with(keys["root"])
     at = {"after": entries.events[0].at}
-    first = entries.add(REQUIRED, RequiredSignatures(f"{1:016x}", "acme", ["JobCompleted"]).facts(), keys["root"], at)
-    second = entries.add(REQUIRED, RequiredSignatures(f"{2:016x}", "acme", []).facts(), keys["root"], at)
+    first = entries.add(REQUIRED, required_facts(1, ["JobCompleted"]), keys["root"], at)
+    second = entries.add(REQUIRED, required_facts(2, []), keys["root"], at)
     entries.add(REQUIRED, {name: fact for name, fact in first.facts.items() if name != "type"})
-    malformed = {"change_id": f"{3:016x}", "tenant_id": "acme", "types": ["JobPaused"]}
+    malformed = {**required_facts(3, []), "types": ["JobPaused"]}
     entries.add(REQUIRED, malformed, keys["root"], at)
     judge = KeyedJudge(entries.history().callers)
     found = [judge.is_required("acme", "JobCompleted", hlc) for hlc in (Hlc(1, 0, "n"), first.hlc, second.hlc)]
     assert found == [False, True, False]
     assert not judge.is_required("beta", "JobCompleted", first.hlc)
+    entries.add(REQUIRED, required_facts(4, ["JobFailed"], "9000:0:n"), keys["root"], at)
+    judge = KeyedJudge(entries.history().callers)
+    found = [judge.is_required("acme", "JobFailed", Hlc(ms, 0, "n")) for ms in (8999, 9000)]
+    assert found == [False, True], "a node says when, and never before the entry"
 
 
 def test_a_revoked_key_registers_no_caller_from_then_on(keys: Keys) -> None:

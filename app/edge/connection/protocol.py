@@ -35,7 +35,7 @@ from app.edge.library_internals import (
 from app.edge.problems import problem_response
 from app.trust.callers import AUTHORIZATION, CERTIFICATE
 from app.trust.tls import CallerCertificate, shown
-from app.write.intake.answers import Awaited
+from app.write.intake.answers import Entered
 from ledger.errors import ProblemError
 from ledger.facts.problems import HEADERS_TOO_LARGE, MALFORMED_HTTP, NOT_READY, REQUEST_TIMEOUT
 
@@ -319,7 +319,7 @@ class ProblemProtocol(HttpToolsProtocol):
             self._write = None
             self._start_framework(self.cycle, self.app)
 
-    def _settled(self, write: FastWrite, entered: Awaited[Any], cycle: RequestResponseCycle, _reached: object) -> None:
+    def _settled(self, write: FastWrite, entered: Entered[Any], cycle: RequestResponseCycle, _reached: object) -> None:
         if (answer := write.answer(entered)) is None:
             self._start_framework(cycle, self.app)
         elif not cycle.disconnected:

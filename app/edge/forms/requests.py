@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from app.edge.forms.fields import (
     ASSIGNED_DCS_MAX,
     FORM_OF_KIND,
+    IDEMPOTENCY_KEY_PATTERN,
     NAME_CHARACTERS_MAX,
     STATS_NAMES_MAX,
     TEXT_CHARACTERS_MAX,
@@ -47,6 +48,7 @@ from ledger.facts.events import Field as EventField
 from ledger.machines.job_search import FIELDS_MAX as SEARCH_FIELDS_MAX
 from ledger.machines.promises import OVERCOMMIT_FACTOR, RULES_NEWEST
 from ledger.private_fields import FIELDS_MAX
+from ledger.signed_events import SIGNATURE_CHARACTERS_MAX
 from signing.manifest import LOG_ORIGIN
 
 EVENT_TAGS = frozenset(JOB_EVENTS)
@@ -58,6 +60,17 @@ def _strict(name: str, meaning: str, /, **members: Any) -> Any:
     form = TypedDict(name, members, total=False)  # type: ignore[misc]
     form.__doc__ = meaning
     return with_config(ConfigDict(extra="forbid", strict=True))(form)
+
+
+SignatureGiven = _strict(
+    "SignatureGiven",
+    "What the caller of an event signed: docs/formats/signed-events.md.",
+    id=Required[Annotated[str, Field(pattern=IDEMPOTENCY_KEY_PATTERN, examples=["backup-2026-11-30"])]],
+    key_id=Required[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]],
+    not_before_ms=Required[Count],
+    not_after_ms=Required[Count],
+    sig=Required[Annotated[str, Field(max_length=SIGNATURE_CHARACTERS_MAX, description="Base64.")]],
+)
 
 
 def _fact(name: str, meaning: str, fields: Sequence[EventField], **more: Any) -> Any:
@@ -82,7 +95,7 @@ def _by_type(forms: Sequence[Any]) -> TypeAdapter[Any]:
 _CREATED, *_ABOUT_A_JOB = JOB_EVENTS.values()
 assert _CREATED.part is Part.CREATION
 JOB_REQUEST: TypeAdapter[Any] = TypeAdapter(
-    _fact("JobRequest", "Body of ``POST /v1/jobs``.", _CREATED.fields, durability=Level)
+    _fact("JobRequest", "Body of ``POST /v1/jobs``.", _CREATED.fields, durability=Level, signature=SignatureGiven)
 )
 CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(
     _fact(
@@ -90,9 +103,12 @@ CANCEL_REQUEST: TypeAdapter[Any] = TypeAdapter(
         "Body of ``POST /v1/jobs/{job_id}/cancel``.",
         JOB_EVENTS["JobCancellationRequested"].fields,
         durability=Level,
+        signature=SignatureGiven,
     )
 )
-EVENT_REQUEST = _by_type([_event(event, "Request", durability=Level) for event in _ABOUT_A_JOB])
+EVENT_REQUEST = _by_type(
+    [_event(event, "Request", durability=Level, signature=SignatureGiven) for event in _ABOUT_A_JOB]
+)
 """Body of ``POST /v1/jobs/{job_id}/events``: the path names the job."""
 EVENT_LINE = _by_type(
     [_event(_CREATED, "Line"), *(_event(event, "Line", job_id=Required[JobId]) for event in _ABOUT_A_JOB)]
@@ -360,6 +376,25 @@ PrivacyRequest = _strict(
     "Body of ``PUT /v1/tenants/{tenant_id}/privacy``; ``subject`` is the field whose value names the person.",
     fields=Required[Annotated[list[FieldName], Field(max_length=FIELDS_MAX)]],
     subject=FieldName | None,
+)
+
+
+CallerRequest = _strict(
+    "CallerRequest",
+    "Body of ``POST /v1/callers``.",
+    name=Required[PrincipalName],
+    public_key_pem=Required[
+        Annotated[str, Field(max_length=8192, description="PEM: Ed25519, ECDSA P-256 or ML-DSA-44.")]
+    ],
+    tenants=Required[Annotated[list[TenantsPattern], Field(min_length=1, max_length=PATTERNS_MAX)]],
+)
+
+
+EventName: Any = Literal[tuple(JOB_EVENTS)]
+SignaturesRequest = _strict(
+    "SignaturesRequest",
+    "Body of ``PUT /v1/tenants/{tenant_id}/signatures``.",
+    types=Required[Annotated[list[EventName], Field(max_length=len(JOB_EVENTS))]],
 )
 
 

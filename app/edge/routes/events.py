@@ -9,12 +9,14 @@ Lines are checked in turns, few of long ones, so that other requests never wait 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from app.edge.accepted import AcceptedDep, LineCharges, Service
+from app.edge.accepted import Accepted, AcceptedDep, LineCharges, Service
 from app.edge.answers import json_answer
 from app.edge.forms.body import NDJSON_MEDIA_TYPE, read_body
 from app.edge.forms.fields import Level
@@ -22,6 +24,7 @@ from app.edge.forms.requests import EVENT_FORMS, EVENT_LINE, EVENT_TAGS
 from app.edge.forms.validation import LineModel
 from app.edge.routing import (
     PROBLEM_RESPONSE,
+    SIGNATURE_PARAMETER,
     WRITE_HEADERS,
     WRITE_PARAMETERS,
     StrictRoute,
@@ -46,10 +49,12 @@ from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
 from app.write.pending.requests import BatchReceipt, EventLines, draft_of
 from ledger import native, rfc3339
+from ledger.errors import InvalidInputError, reported_as
 from ledger.facts.events import Durability
 
 router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
 
+SIGNATURE_HEADER_BYTES_MAX = 8192
 LINES_MAX = 100_000
 """Most events in one request."""
 
@@ -69,7 +74,7 @@ _EVENTS = LineModel("event", EVENT_LINE, LINES_MAX, EVENT_TAGS)
                 }
             },
         },
-        "parameters": WRITE_PARAMETERS,
+        "parameters": [*WRITE_PARAMETERS, SIGNATURE_PARAMETER],
     },
 )
 async def submit_events(
@@ -103,12 +108,29 @@ async def submit_events(
         charges.charge()
     is_sealed = await sealing.prepare_lines(lines)
     key = sealing.key_of(request_key(accepted, Route.EVENTS, body, durability or ""), is_sealed)
+    if (signature := _signature_of(accepted)) is not None:
+        key = await submitter.signatures.check_lines(lines, signature, key, hashlib.sha256(body).digest(), line_turns)
     if tokens := shown_session(accepted, sessions, consistency):
         await consistency.wait_for_session(tokens)
     receipt = await submitter.submit_lines(
         lines, durability=None if durability is None else Durability[durability], key=key
     )
     return _answer(sessions, receipt, await homes.others(job_id for _, job_id in lines.jobs))
+
+
+def _signature_of(accepted: Accepted) -> Any:
+    """The header ``Tally-Signature``, None without one.
+
+    Raises:
+        InvalidInputError: it is not one object in JSON.
+    """
+    given = accepted.header_values(b"tally-signature")
+    if not given:
+        return None
+    with reported_as(InvalidInputError, "Tally-Signature is not JSON", ValueError):
+        if len(given) > 1 or len(given[0]) > SIGNATURE_HEADER_BYTES_MAX:
+            raise InvalidInputError("Tally-Signature: send one", ("Tally-Signature",))
+        return orjson.loads(given[0])
 
 
 async def lines_of(

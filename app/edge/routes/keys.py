@@ -13,7 +13,7 @@ from app.edge.forms.fields import ReadableTenantId
 from app.edge.forms.requests import AdmitRequest, RevokeRequest, RotateRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.runtime.answers.node import KeyAnswer, KeyList, RotationAnswer
-from app.runtime.principals import Right
+from app.runtime.principals import Right, shown_callers
 from app.store import chain_reads
 from app.store.reading import reading
 from app.store.sessions import NodePool
@@ -29,6 +29,7 @@ TENANTS_MAX = 1000
 WAITING_MAX = 100
 """Most keys listed that nobody has admitted, the newest."""
 
+_NO_CALLERS: dict[str, Any] = {"callers": None, "signatures_required": []}
 KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="First 16 hex of SHA-256 of the public key's SPKI.")]
 
 
@@ -52,6 +53,8 @@ async def list_keys(
     ring = [item.key for item in published.admitted]
     return json_answer(
         {
+            # A reader who may see none of them must not take the others for strangers.
+            **(shown_callers(published.callers.to_json(), patterns) if patterns else _NO_CALLERS),
             "keys": [_answer(item) for item in published.admitted],
             "not_admitted": [_waiting_answer(item) for item in published.waiting[-WAITING_MAX:]],
             "root_key_id": published.root_key_id,

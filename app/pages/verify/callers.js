@@ -132,7 +132,7 @@ function read(value) {
   const isWhole =
     hasMembers(value, isOfMany ? OF_MANY : OF_ONE) &&
     isText(value.id) &&
-    /^[A-Za-z0-9._:-]{1,64}$/.test(value.id) &&
+    /^[!-~]{1,255}$/.test(value.id) &&
     isText(value.key_id) &&
     /^[0-9a-f]{16}$/.test(value.key_id) &&
     isText(value.sig, SIGNATURE_CHARACTERS_MAX) &&

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from app.runtime.answers import HexHash, HlcText, Time, TimeOfHlc, list_shape, optional, shape
+from app.runtime.answers.callers import CallerAnswer, RequiredAnswer
 from ledger.positions import Epoch, Lsn
 
 KeyEntry = shape(
@@ -55,6 +56,8 @@ KeyList = shape(
     not_admitted=[WaitingKeyAnswer],
     root_key_id=str | None,
     log_verifier_keys=list[str],
+    callers=optional(list[CallerAnswer] | None),
+    signatures_required=optional([RequiredAnswer]),
 )
 
 Positions = shape(

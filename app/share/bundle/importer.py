@@ -70,7 +70,7 @@ from ledger.errors import (
 )
 from ledger.machines.exclusions import NO_STATEMENTS
 from signing.files import close_for_good
-from signing.keys import Keyring
+from signing.keys import Keyring, KnownCallers
 from signing.manifest import RangeManifest
 
 if TYPE_CHECKING:
@@ -121,11 +121,12 @@ class BundleImporter:
         retention: RetentionReader,
         disk_reserve_bytes: int = 0,
         trusting: Callable[[Keyring], Keyring] = lambda ring: ring,
+        callers: Callable[[], KnownCallers] = KnownCallers,
     ) -> None:
         """``read_heads`` reads heads and rejects those of a database that went back, as ``Heads.stored``;
         ``on_imported`` runs after each commit, ``on_damaged`` when rows of a tenant are found damaged. Sorting leaves
         ``disk_reserve_bytes`` free on the disk of the files. ``trusting`` gives the trusted keys, from those of the
-        file."""
+        file; ``callers`` gives those of this ledger."""
         self._pool = pool
         self._node = node
         self._trusted_keys = trusted_keys
@@ -137,6 +138,7 @@ class BundleImporter:
         self._retention = retention
         self._disk_reserve_bytes = disk_reserve_bytes
         self._trusting = trusting
+        self._callers = callers
         self._turn = asyncio.Lock()
         self._linkers: dict[str, Linker] = {}
 
@@ -257,10 +259,12 @@ class BundleImporter:
         Raises:
             UntrustedKeyError: the file of keys cannot be read.
         """
-        if self._trusted_keys is None:
-            return self._trusting(Keyring(()))
-        with reported_as(UntrustedKeyError, "bundle.trusted_keys", ConfigurationError):
-            return self._trusting(Keyring.load(self._trusted_keys, may_be_absent=True))
+        ring = Keyring(())
+        if self._trusted_keys is not None:
+            with reported_as(UntrustedKeyError, "bundle.trusted_keys", ConfigurationError):
+                ring = Keyring.load(self._trusted_keys, may_be_absent=True)
+        # Callers of other ledgers are theirs to judge, and so is what had to be signed there (decision 0110).
+        return Keyring(self._trusting(ring), callers=KnownCallers(self._callers().by_key))
 
     async def _terms(self, sorter: Sorter) -> Terms:
         bounds = ClockBounds(self._node.wall.now_ms() + self._node.clock.max_clock_skew_ms, self._node.clock.last)

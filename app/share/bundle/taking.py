@@ -33,6 +33,7 @@ from ledger.facts.events import SYSTEM_TENANT
 from ledger.merkle import leaf_hash
 from signing.bundle.manifest import Manifest
 from signing.bundle.reader import BundleChainReader, BundleReader
+from signing.callers import KeyedJudge
 from signing.judging import judge_bundle, refuse_unless_trusted, refused
 from signing.keys import Keyring
 from signing.manifest import RangeManifest
@@ -138,7 +139,8 @@ def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
         taken = TakenBundle(file, reader.manifest)
         is_trusted = Manifest.judge(reader.envelope, keys).verdict == "ok"
         rows = _Taking(reader, terms, taken) if is_trusted else BundleChainReader(reader)
-        refuse_unless_trusted(file.name, asyncio.run(judge_bundle(rows, keys)))
+        callers = KeyedJudge(keys.callers, passes_unknown=True)
+        refuse_unless_trusted(file.name, asyncio.run(judge_bundle(rows, keys, callers=callers)))
         if taken.manifest.tenant_id == SYSTEM_TENANT:
             raise InvalidInputError(
                 f"{file.name} is of {SYSTEM_TENANT}: each ledger has that chain of its own, it is never imported"

@@ -76,6 +76,23 @@ class Awaited(Generic[Answered]):
             raise self._answers.late(self._level, str(error), self.pending) from None
 
 
+class Running(Generic[Answered]):
+    """A request that runs in a task, to be awaited like ``Awaited``."""
+
+    __slots__ = ("reached",)
+
+    def __init__(self, task: asyncio.Future[Answered]) -> None:
+        self.reached = task
+
+    def answer(self) -> Answered:
+        """The answer, when ``reached`` is done; errors are those of the task."""
+        return self.reached.result()
+
+
+Entered = Awaited[Answered] | Running[Answered]
+"""A request that will be answered once ``reached`` is done."""
+
+
 class Deadlines:
     """Fails futures that are not done in time."""
 

@@ -2,6 +2,7 @@
 
 One request, in order::
 
+    0. what a caller signed is checked, in threads                              (app.write.intake.caller_signatures)
     1. a keyed request is looked up: seen before, under way here, or new       (app.write.intake.keyed)
     2. an event about a job: the job must exist and must not be known to have ended
     3. the payload becomes canonical bytes, once
@@ -29,7 +30,8 @@ from app.runtime.state.node import Node
 from app.store.appended import AppendedEntries
 from app.store.chaining import LOG_COLUMNS
 from app.store.job_table import JobKey
-from app.write.intake.answers import Answers, Awaited, fence_token_of, raise_refusal, refused
+from app.write.intake.answers import Answers, Awaited, Entered, Running, fence_token_of, raise_refusal, refused
+from app.write.intake.caller_signatures import CallerSignatures
 from app.write.intake.coalescing import WriteCoalescer
 from app.write.intake.home_regions import HomeRegions
 from app.write.intake.job_checks import JobChecks, JobIndex, JobLookup
@@ -63,6 +65,7 @@ from ledger.errors import (
 from ledger.facts.events import ACTIONS, EVENTS_BY_ACTION, JOB_EVENTS, Durability, Part, SystemAction
 from ledger.machines import jobs
 from ledger.positions import BEFORE_FIRST, Lsn, lsns_from
+from ledger.signed_events import MEMBER
 
 FIRST_FENCE_TOKEN = 1
 """Fence of a job that was created without one."""
@@ -92,6 +95,7 @@ class Submitter:
     record_bytes_max: int
     line_turns: FairTurns
     homes: HomeRegions
+    signatures: CallerSignatures
 
     def __post_init__(self) -> None:
         self._tenants = self.system.tenants
@@ -112,6 +116,7 @@ class Submitter:
             ChainDamagedError: the tenant's chain is damaged; nothing was taken.
             HeldBackError: the chain was found damaged afterwards; the event stays in the WAL.
             IdempotencyReusedError: the key was used with another body.
+            ProblemError: its caller did not sign it so, or must sign it.
             EventRefusedError: Postgres would not hold the event; a REFUSED entry was chained in its place.
             RequestTooLargeError: it never fits; nothing was taken.
             WalFullError: no room now; nothing was taken.
@@ -119,6 +124,13 @@ class Submitter:
                 Whether the event will be chained is not known.
             DurabilityTimeoutError: taken, but the level was not reached in time.
         """
+        if MEMBER in draft.fields:
+            signed = await self.signatures.check(draft, key)
+            if key is None:
+                return await self._submit_once(draft, signed, takes_early)
+            key = signed
+        else:
+            self.signatures.refuse_unsigned(draft)
         if key is None:
             await self._check(draft, takes_early)
             return await self._entered(draft).settled()
@@ -141,16 +153,28 @@ class Submitter:
             return await self.answers.again(await self.keyed.find((draft.tenant_id,), key), draft, key)
         return receipt._replace(replayed=seen)
 
+    async def _submit_once(self, draft: Draft, key: RequestKey, takes_early: bool) -> Receipt:
+        """Take a signed event under its own key, without a look at earlier ones: the appender finds them."""
+        await self._check(draft, takes_early)
+        entered, fence_token = self._enter_one(draft, _line_key(key, 0))
+        try:
+            return await self.answers.finish(draft, entered, fence_token, seen=False)
+        except DuplicateLineError:
+            return await self.answers.again(await self.keyed.find((draft.tenant_id,), key), draft, key)
+
     async def _check(self, draft: Draft, takes_early: bool) -> None:
         await self._checks.check(EventLines.of((draft,)), draft.durability, in_lines=False, takes_early=takes_early)
 
-    def enter_known(self, draft: Draft) -> Awaited[Receipt] | None:
+    def enter_known(self, draft: Draft) -> Entered[Receipt] | None:
         """As ``submit`` of an event without a key, up to its answer. None, and nothing taken, if its job must first be
-        read from the store.
+        read from the store. A signed event is taken once its signature is checked.
 
         Raises:
             as ``submit``: nothing was taken.
         """
+        if MEMBER in draft.fields:
+            return Running(asyncio.ensure_future(self.submit(draft, key=None)))
+        self.signatures.refuse_unsigned(draft)
         return self._entered(draft) if self._checks.is_known(draft) else None
 
     def _entered(self, draft: Draft) -> Awaited[Receipt]:
@@ -174,6 +198,8 @@ class Submitter:
             DatabaseWentBackError, ChainDamagedError, HeldBackError, DurabilityTimeoutError: as ``submit``.
         """
         requested = durability if durability is not None else lines.level
+        if not lines.are_signed:
+            self.signatures.refuse_unsigned_lines(lines)
         if key is None:
             await self._checks.check(lines, requested, in_lines=True)
             entered = await self._enter_lines(lines, None, frozenset(), requested)

@@ -37,6 +37,7 @@ from ledger.errors import KeyRowError, LedgerError, ProblemError
 from ledger.facts.events import ACTIONS, ACTOR
 from ledger.facts.problems import IDEMPOTENCY_KEY_UNPROVEN
 from ledger.hlc import Hlc
+from ledger.signed_events import MEMBER as SIGNATURE
 
 KEYED_MAX: Final = 50_000
 """Keyed entries that are remembered, some 200 bytes each; the oldest is evicted first."""
@@ -254,4 +255,6 @@ def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEve
     # Any client that may write for the tenant may repeat the request; the event keeps its first actor.
     asked.pop(ACTOR, None)
     asked |= {ACTOR: facts[ACTOR]} if ACTOR in facts else {}
+    # So may a caller that signs it again: the event keeps its first signature.
+    asked |= {SIGNATURE: facts[SIGNATURE]} if SIGNATURE in facts and SIGNATURE in asked else {}
     return event if canonical.encode(asked).decode() == event.payload else None

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from app.store.appended import ChainPosition
-from ledger import canonical, keyed, private_fields
+from ledger import canonical, keyed, private_fields, signed_events
 from ledger.chain.record import IdempotencyKey
 from ledger.facts.events import ACTOR, JOB_EVENTS, Durability, EventType
 from ledger.machines.job_fold import creation_digest
@@ -149,6 +149,7 @@ ReadLines = tuple[
     Sequence[int],
     Sequence[int],
     Sequence[str | None],
+    Sequence[int],
 ]
 """The result of ``native.event_lines``; a line without a job is left to Python."""
 
@@ -181,6 +182,9 @@ class EventLines:
         self._fence_at: list[int] = []
         self._key_at: list[int] = []
         """Offset in each payload at which the key's member is inserted; ``_fence_at`` is that of the fence."""
+        self._signature_at: list[int] = []
+        self._signatures: list[bytes] = []
+        """Members ``signature`` of all lines, none if they are not signed."""
 
     @classmethod
     def of(cls, drafts: Sequence[Draft]) -> EventLines:
@@ -194,7 +198,7 @@ class EventLines:
         ``drafts``."""
         first = len(self.jobs)
         blank: Any = [None] * count
-        jobs, types, fences, payloads, fence_at, key_at, creations = read or (blank,) * 7
+        jobs, types, fences, payloads, fence_at, key_at, creations, signature_at = read or (blank,) * 8
         self.jobs += jobs  # type: ignore[arg-type]
         self.types += types
         self.fences += fences
@@ -202,6 +206,7 @@ class EventLines:
         self._payloads += payloads
         self._fence_at += fence_at
         self._key_at += key_at
+        self._signature_at += signature_at
         for number, draft in drafts.items():
             self.put(first + number, draft)
         self.tenants.update([job[0] for job in self.jobs[first:]])
@@ -219,7 +224,7 @@ class EventLines:
     @property
     def are_plain(self) -> bool:
         """Whether all lines were read and none has a fence."""
-        return not self.drafts and self.fences.count(None) == len(self.fences)
+        return not self.drafts and not self._signatures and self.fences.count(None) == len(self.fences)
 
     def payloads(self, lines: range, fences: Sequence[int]) -> list[bytes]:
         """``payload`` of these lines, without keys; all lines MUST be plain (``are_plain``)."""
@@ -235,13 +240,21 @@ class EventLines:
         return len(self.jobs)
 
     def __getitem__(self, number: int) -> Draft:
-        return self.drafts.get(number) or draft_of(orjson.loads(self.sources[number]), None, None, self.actor)
+        if (draft := self.drafts.get(number)) is not None:
+            return draft
+        given = orjson.loads(self.sources[number])
+        if self._signatures:
+            given |= orjson.loads(b"{%b}" % self._signatures[number])
+        return draft_of(given, None, None, self.actor)
 
     def payload(self, number: int, fence_token: int, key: IdempotencyKey | None) -> bytes:
         """The canonical payload of a line; for a line to be sealed, bytes of its final length."""
         if number in self.drafts:
             return payload_of(self.drafts[number], fence_token, key)
         payload = self._payloads[number]
+        if self._signatures:
+            at = self._signature_at[number]
+            payload = b"%b%b,%b" % (payload[:at], self._signatures[number], payload[at:])
         if key is not None:
             at = self._key_at[number]
             said = b'"%b":"%b",' % (keyed.MEMBER.encode(), keyed.key_digest(self.jobs[number][0], key).encode())
@@ -250,6 +263,29 @@ class EventLines:
             at = self._fence_at[number]
             payload = payload[:at] + b"%d" % fence_token + payload[at + 1 :]
         return payload if self.actor is None else self._opening + payload[1:]
+
+    @property
+    def are_signed(self) -> bool:
+        """Whether the caller signed the lines."""
+        return bool(self._signatures)
+
+    def type_name(self, number: int) -> str:
+        """The name of a line's type."""
+        return EVENTS_BY_TYPE[self.types[number]].name
+
+    def signed_payload(self, number: int) -> bytes:
+        """What the caller of a line with a fence token signs of its payload."""
+        if (draft := self.drafts.get(number)) is None:
+            return self._payloads[number]
+        return signed_events.signed_payload(
+            {"type": draft.event.name, "fence_token": draft.fence_token, **draft.fields}
+        )
+
+    def sign(self, members: list[bytes]) -> None:
+        """Give all lines their members ``signature``."""
+        self._signatures = members
+        for number, draft in self.drafts.items():
+            self.drafts[number] = draft._replace(fields={**draft.fields, **orjson.loads(b"{%b}" % members[number])})
 
 
 def payload_of(draft: Draft, fence_token: int, key: IdempotencyKey | None, hlc: str = "") -> bytes:

@@ -25,8 +25,9 @@ from tallystick_client.answers import (
 )
 from tallystick_client.core import JSON, NDJSON, Core, OnWait, bearer, json_of, new_key, value_of, watched
 from tallystick_client.facts import EventName, Level, Status
-from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path
+from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path, new_job_id
 from tallystick_client.outbox import Outbox, SpoolReport
+from tallystick_client.signing import SPOOLED_WINDOW_MS, WINDOW_MS, EventSigner, Signer, signer_of
 from tallystick_client.spool import Spool
 from tallystick_client.transport import (
     Answer,
@@ -45,6 +46,7 @@ BATCH_LINES_MAX, BATCH_BYTES_MAX = 1000, 4 << 20
 DOWNLOAD_PAUSE_MAX_S = 600.0
 """Longest wait for the next piece of a download; a long chain may have to be signed before the first."""
 TAR = "application/x-tar"
+JOBS = "/v1/jobs"
 
 J = TypeVar("J", Job, AsyncJob)
 
@@ -67,17 +69,24 @@ class LedgerMethods(Generic[J]):
         timeout_s: float = 15.0,
         ca: str | None = None,
         on_wait: OnWait | None = None,
+        sign_with: Signer | str | os.PathLike[str] | None = None,
     ) -> None:
         """A ledger at ``nodes``, which are followed.
 
         Defaults come from ``TALLY_URL`` (several with commas), ``TALLY_TOKEN``, ``TALLY_SPOOL`` and ``TALLY_CA``.
         ``patience_s`` is how long a request is retried, ``timeout_s`` the longest wait for one answer; keep it above
         the service's ``write.timeout``. With ``spool``, a folder, jobs are filed there first. ``on_wait`` is called
-        with the reason and the seconds before each retry.
+        with the reason and the seconds before each retry. Events are signed ``sign_with`` a key, by default that in the
+        file ``TALLY_SIGN_KEY``: see docs/signing-events.md.
+
+        Raises:
+            ValueError: an address, a token or a key is none. OSError: a file cannot be read.
         """
         nodes = nodes or os.environ.get("TALLY_URL") or "http://127.0.0.1:8080"
         spool = spool or os.environ.get("TALLY_SPOOL") or None
         named = nodes.split(",") if isinstance(nodes, str) else nodes
+        sign_with = sign_with or os.environ.get("TALLY_SIGN_KEY") or None
+        window_ms = WINDOW_MS if spool is None else SPOOLED_WINDOW_MS
         place, given = ("token", token) if token else ("TALLY_TOKEN", os.environ.get("TALLY_TOKEN"))
         self._core = Core(
             named,
@@ -86,6 +95,7 @@ class LedgerMethods(Generic[J]):
             timeout_s,
             self._transport_type(_trusted(named, ca or os.environ.get("TALLY_CA") or None)),
             on_wait,
+            None if sign_with is None else EventSigner(signer_of(sign_with), window_ms),
         )
         self._outbox = Outbox(self._core, None if spool is None else Spool(Path(spool)))
 
@@ -165,9 +175,13 @@ class LedgerMethods(Generic[J]):
         after a failure in between as well, add only what is missing.
         """
         key = key or new_key()
+        signing = self._core.signing
+        fenced = events if signing is None else ({"fence_token": 1, **event} for event in events)
         accepted, job_ids = 0, list[str]()
-        for number, lines in enumerate(_requests(events)):
-            sent: dict[str, Any] = {"content": lines, "content_type": NDJSON, "key": f"{key}-{number}"}
+        for number, content in enumerate(_requests(fenced)):
+            sent: dict[str, Any] = {"content": content, "content_type": NDJSON, "key": f"{key}-{number}"}
+            if signing is not None:
+                sent["signature"] = signing.header(sent["content"], sent["key"])
             answer = value_of(await self._core.ask("POST", "/v1/events", params={"durability": durability}, **sent))
             accepted += answer["accepted"]
             job_ids += answer["job_ids"]
@@ -369,14 +383,11 @@ class LedgerMethods(Generic[J]):
             return merged
 
     def _write(self, path: str, body: Mapping[str, Any], key: str | None) -> Answer[Any]:
-        return self._value(
-            self._core.ask(
-                "POST",
-                path,
-                content=json_of({name: value for name, value in body.items() if value is not None}),
-                key=key or new_key(),
-            )
-        )
+        key, given = key or new_key(), {name: value for name, value in body.items() if value is not None}
+        if self._core.signing is not None and path.startswith(JOBS):
+            given.setdefault("job_id", new_job_id()) if path == JOBS else None
+            given = self._core.signing.body(path, given, key)
+        return self._value(self._core.ask("POST", path, content=json_of(given), key=key))
 
     async def _value(self, asked: Answer[Reply]) -> Any:
         return value_of(await asked)

@@ -37,6 +37,7 @@ from tallystick_client.errors import (
     WriteLostError,
     problem,
 )
+from tallystick_client.signing import EventSigner
 from tallystick_client.transport import Call, Reply, Transport, shown
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.25, 10.0
@@ -72,7 +73,9 @@ class Core:
         timeout_s: float,
         transport: Transport,
         on_wait: OnWait | None = None,
+        signing: EventSigner | None = None,
     ) -> None:
+        self.signing = signing
         self._nodes = [_address(node.strip().rstrip("/")) for node in nodes]
         if not self._nodes:
             raise ValueError("name at least one node")
@@ -100,6 +103,7 @@ class Core:
         repeatable: bool | None = None,
         patience_s: float | None = None,
         timeout_s: float | None = None,
+        signature: str | None = None,
     ) -> Reply:
         """Send a request and return its successful answer. Parameters that are None are left out; ``files`` are sent in
         place of ``content``.
@@ -119,6 +123,7 @@ class Core:
         failures = 0
         while True:
             headers = self._headers(None if content is None else content_type, key, session)
+            headers |= {} if signature is None else {"Tally-Signature": signature}
             call = Call(method, self._url(path, params), headers, content, timeout, within_s, files)
             try:
                 reply = await self.transport.exchange(call)

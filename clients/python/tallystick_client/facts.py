@@ -69,6 +69,8 @@ FINAL_KINDS: frozenset[str] = frozenset(
         "job-not-found",
         "other-region",
         "payload-too-large",
+        "signature-invalid",
+        "signature-required",
         "write-lost",
     }
 )

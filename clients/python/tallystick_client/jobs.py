@@ -35,6 +35,11 @@ ERROR_CHARACTERS_MAX = 4000
 _JOB_ID = re.compile(r"(?!\.\.?$)[A-Za-z0-9._:-]{1,128}")
 
 
+def new_job_id() -> str:
+    """A new id of a job."""
+    return f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
+
+
 def job_path(job_id: str, more: str = "") -> str:
     """The path of a job. An id that would lead elsewhere is a ``ValueError``."""
     if not _JOB_ID.fullmatch(job_id):
@@ -63,8 +68,7 @@ class JobMethods:
         """``common`` are the members of all its events."""
         self._ledger = ledger
         self._given = (common, spec, job_id, dc_id)
-        made_id = f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
-        self.job_id = job_id if isinstance(job_id, str) else made_id
+        self.job_id = job_id if isinstance(job_id, str) else new_job_id()
         self._path = job_path(self.job_id)
         self.tenant_id: str = common["tenant_id"]
         self.is_spooled = False
@@ -170,7 +174,7 @@ class JobMethods:
         if (assigned := self._given[3]) is not None:
             # The default place is this host, and a job that is started again on another host is the same job.
             body["assigned_dcs"] = [assigned]
-        return Request(path="/v1/jobs", key=f"py-{self.job_id}-created", body=json_of(body))
+        return self._request("/v1/jobs", f"py-{self.job_id}-created", body)
 
     def _accepted(self, worker_count: int) -> Request:
         self._began = datetime.now(UTC), time.monotonic()
@@ -180,7 +184,11 @@ class JobMethods:
         return self._event(body, f"py-{self.job_id}-accepted-{place}")
 
     def _event(self, event: dict[str, Any], key: str) -> Request:
-        return Request(path=f"{self._path}/events", key=key, body=json_of({**self._common, **event}))
+        return self._request(f"{self._path}/events", key, {**self._common, **event})
+
+    def _request(self, path: str, key: str, body: dict[str, Any]) -> Request:
+        signing = self._ledger[0].signing
+        return Request(path=path, key=key, body=json_of(body if signing is None else signing.body(path, body, key)))
 
     def _completion(self, final_status: str, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
         said: dict[str, Any] = {}

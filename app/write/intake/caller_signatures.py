@@ -1,0 +1,206 @@
+"""What callers signed, checked before it is taken: in threads, since a check costs a tenth of a millisecond or more.
+
+The event loop makes the bytes that must be signed, and puts them with the key into a queue; ``THREADS`` threads, which
+have the interpreter's lock only between checks, answer. Answers of one turn are collected with one wake-up of the loop.
+
+A signed event is entered under a key of its own route, made of its ``id``, so it is in a chain once. If the request has
+an Idempotency-Key, that is the id, and an earlier event is looked up; else the appender finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from app.runtime.sharing import LINES_PER_TURN, FairTurns
+from app.runtime.state.node import Node
+from app.trust.caller_keys import CallerKeys
+from app.write.pending.requests import Draft, EventLines, RequestKey
+from ledger import signed_events
+from ledger.errors import InvalidEventError, InvalidInputError, ProblemError
+from ledger.facts import problems
+from ledger.hlc import Hlc
+from ledger.merkle import leaf_hash
+from ledger.signed_events import MEMBER, CallerSignature
+from signing.callers import refusal_of
+from signing.keys import CallerKey
+
+SIGNED_ROUTE: Final = 7
+"""The route in the keys of signed events, whatever their request. The number is stored."""
+MARGIN_MS: Final = 60_000
+"""How long before the end of its times an event is refused, as it may get a later HLC than now."""
+THREADS: Final = min(4, os.cpu_count() or 1)
+
+Check = tuple[CallerKey, bytes, bytes, "asyncio.Future[bool]"]
+"""A key, a signature and the bytes that it must be of."""
+
+
+class CheckingThreads:
+    """Threads that check signatures for one event loop, started with the first."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Check] = queue.SimpleQueue()
+        self._answered: deque[tuple[asyncio.Future[bool], bool]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_woken = False
+
+    def made(self, key: CallerKey, signature: bytes, message: bytes) -> asyncio.Future[bool]:
+        """Whether ``key`` made the signature over ``message``."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            for number in range(THREADS):
+                threading.Thread(target=self._run, name=f"signatures-{number}", daemon=True).start()
+        found: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.put((key, signature, message, found))
+        return found
+
+    def _run(self) -> None:
+        while True:
+            key, signature, message, found = self._waiting.get()
+            self._answered.append((found, key.made(signature, message)))
+            if not self._is_woken:
+                self._is_woken = True
+                assert self._loop is not None
+                try:
+                    self._loop.call_soon_threadsafe(self._answer)
+                except RuntimeError:
+                    return  # The loop has ended, and with it whoever waits.
+
+    def _answer(self) -> None:
+        self._is_woken = False
+        while self._answered:
+            found, made = self._answered.popleft()
+            if not found.done():
+                found.set_result(made)
+
+
+@dataclass(kw_only=True, eq=False)
+class CallerSignatures:
+    """Checks the signatures of events, and that events which must have one do. Belongs to one event loop."""
+
+    node: Node
+    callers: CallerKeys
+    threads: CheckingThreads = field(default_factory=CheckingThreads)
+
+    async def check(self, draft: Draft, key: RequestKey | None) -> RequestKey:
+        """The key under which a signed event is entered; ``key`` is that of its request.
+
+        Raises:
+            ProblemError: its caller did not sign it so, or may not.
+            InvalidInputError: it cannot be signed in this form.
+        """
+        signature = self._read(draft.fields[MEMBER])
+        if draft.job_id is None or draft.fence_token is None or draft.subject is not None or draft.seal is not None:
+            raise InvalidInputError(
+                "signature: a signed event names its job_id and fence_token, and has no subject and no private fields",
+                (MEMBER,),
+            )
+        if key is not None and key.key != signature.id:
+            raise InvalidInputError("Idempotency-Key: that of a signed event is the id of its signature", (MEMBER,))
+        payload = {"type": draft.event.name, "fence_token": draft.fence_token, **draft.fields}
+        signed = signed_events.signed_payload(payload)
+        message = signed_events.message(draft.tenant_id, draft.job_id, signature.said(), signed)
+        await self._made(signature, {draft.tenant_id}, message)
+        # A caller that signs its request again, with other times, repeats it.
+        same = signed_events.header(draft.tenant_id, draft.job_id, {"key_id": signature.key_id}) + signed
+        return RequestKey(SIGNED_ROUTE, signature.id, sha256(same).digest())
+
+    async def check_lines(
+        self, lines: EventLines, given: Any, key: RequestKey | None, body_digest: bytes, turns: FairTurns
+    ) -> RequestKey:
+        """As ``check``, for all lines of a request with this ``Tally-Signature``, whose body has this SHA-256; the
+        lines get their signatures.
+
+        Raises:
+            InvalidEventError, ProblemError, InvalidInputError: as ``check``.
+        """
+        signature = self._read(given)
+        if key is not None and key.key != signature.id:
+            raise InvalidInputError("Idempotency-Key: that of signed events is the id of Tally-Signature", (MEMBER,))
+        said = signature.said()
+        leaves: list[bytes] = []
+        for first in range(0, len(lines), LINES_PER_TURN):
+            await turns.next(lines.actor)
+            here = range(first, min(first + LINES_PER_TURN, len(lines)))
+            leaves += [leaf_hash(_message(lines, number, said)) for number in here]
+        tree = signed_events.tree_of(leaves)
+        message = signed_events.root_message(said, len(leaves), tree[-1][0])
+        await self._made(signature, lines.tenants, message)
+        await turns.next(lines.actor)
+        lines.sign(signed_events.members_of_many(said, signature.sig, tree))
+        return RequestKey(SIGNED_ROUTE, signature.id, sha256(signature.key_id.encode() + body_digest).digest())
+
+    def refuse_unsigned(self, draft: Draft) -> None:
+        """Return if the event need not be signed.
+
+        Raises:
+            ProblemError: it must.
+        """
+        if draft.event.name in self.callers.required.get(draft.tenant_id, ()):
+            raise _required(draft.tenant_id, draft.event.name)
+
+    def refuse_unsigned_lines(self, lines: EventLines) -> None:
+        """As ``refuse_unsigned``, for the lines of a request.
+
+        Raises:
+            ProblemError: names the first line that must be signed.
+        """
+        required = self.callers.required
+        if required.keys().isdisjoint(lines.tenants):
+            return
+        for number, (tenant_id, _) in enumerate(lines.jobs):
+            if (name := lines.type_name(number)) in required.get(tenant_id, ()):
+                raise _required(tenant_id, name, f"line {number + 1}: ")
+
+    def _read(self, given: Any) -> CallerSignature:
+        signature = signed_events.read(given)
+        if signature.is_of_many:
+            raise InvalidInputError(f"{MEMBER} has a path, which the service makes", (MEMBER,))
+        try:
+            signature.refuse_time(self._now_ms(), MARGIN_MS)
+        except InvalidInputError as error:
+            raise ProblemError(problems.SIGNATURE_INVALID, str(error)) from None
+        return signature
+
+    def _now_ms(self) -> int:
+        return max(self.node.wall.now_ms(), self.node.clock.last.physical_ms)
+
+    async def _made(self, signature: CallerSignature, tenant_ids: set[str], message: bytes) -> None:
+        key_id = signature.key_id
+        if (caller := self.callers.known.by_key.get(key_id)) is None:
+            raise ProblemError(problems.SIGNATURE_INVALID, f"{MEMBER}: key {key_id} is of no caller of this ledger")
+        for tenant_id in tenant_ids:
+            # As of the latest HLC that the event may get.
+            if refusal := refusal_of(caller, tenant_id, Hlc(self._now_ms() + MARGIN_MS, 0, self.node.node_id)):
+                raise ProblemError(problems.SIGNATURE_INVALID, f"{MEMBER}: {refusal}")
+        if not await self.threads.made(caller.key, signature.raw(), message):
+            raise ProblemError(
+                problems.SIGNATURE_INVALID, f"{MEMBER}: caller {caller.name} did not sign this with key {key_id}"
+            )
+
+
+def _message(lines: EventLines, number: int, said: dict[str, Any]) -> bytes:
+    """What must be signed of a line."""
+    tenant_id, job_id = lines.jobs[number]
+    fence_token = lines.fences[number]
+    draft = lines.drafts.get(number)
+    is_private = draft is not None and (draft.subject is not None or draft.seal is not None)
+    if job_id is None or fence_token is None or is_private:
+        raise InvalidEventError(
+            f"line {number + 1}: a signed event names its job_id and fence_token, and has no subject and no private "
+            "fields",
+            number + 1,
+        )
+    return signed_events.message(tenant_id, job_id, said, lines.signed_payload(number))
+
+
+def _required(tenant_id: str, type_name: str, place: str = "") -> ProblemError:
+    return ProblemError(
+        problems.SIGNATURE_REQUIRED, f"{place}callers of tenant {tenant_id} sign {type_name}, and this is not signed"
+    )
