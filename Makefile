@@ -151,7 +151,9 @@ COMPILE = $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-vers
 lock: | $(BIN)/python
 	$(PIP) install uv
 	$(COMPILE) --group build --output-file requirements.lock
-	$(COMPILE) --group build --extra pipeline --constraint requirements.lock --output-file requirements-pipeline.lock
+	$(COMPILE) --group build --extra archive --constraint requirements.lock --output-file requirements-archive.lock
+	$(COMPILE) --group build --extra pipeline --constraint requirements-archive.lock \
+	  --output-file requirements-pipeline.lock
 	$(COMPILE) --group build --extra pipeline --group test --group lint --group bench --group docs \
 	  --constraint requirements-pipeline.lock \
 	  --output-file requirements-dev.lock

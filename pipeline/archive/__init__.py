@@ -19,12 +19,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator
+from datetime import date, timedelta
 from functools import partial
 from hashlib import sha256
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from ledger.chain.form import Count, Hash, Seq
@@ -78,6 +78,10 @@ MANIFESTS: Final = "manifests"
 assert FILE_ROWS_MAX % GROUP_ROWS == 0
 assert RANGE_FILES < FILES_MAX
 
+_EPOCH: Final = date(1970, 1, 1)
+_DAY_MS: Final = 86_400_000
+_DAYS_A_CYCLE: Final = 146_097
+"""Of 400 years, after which the calendar repeats: ``date`` ends with the year 9999, times do not."""
 _FILE = re.compile(
     r"(entries|snapshots)/tenant_id=([a-z0-9_-]{1,64})/(?:month=([0-9]{4,9}-[0-9]{2})/)?"
     rf"([0-9]{{{SEQ_DIGITS}}})-([0-9]{{{SEQ_DIGITS}}})\.parquet"
@@ -162,7 +166,7 @@ def plan_path(tenant_id: str, from_seq: int) -> str:
 
 def month_of(physical_ms: int) -> str:
     """The month, in UTC, of a time in milliseconds since 1970, such as ``2026-11``."""
-    return str(np.datetime64(physical_ms, "ms").astype("datetime64[M]"))
+    return "{:04d}-{:02d}".format(*_year_and_month(physical_ms))
 
 
 def month_order(month: str) -> tuple[int, str]:
@@ -172,7 +176,17 @@ def month_order(month: str) -> tuple[int, str]:
 
 def month_after(physical_ms: int) -> int:
     """Start of the month after that of ``physical_ms``, in milliseconds since 1970."""
-    return int((np.datetime64(physical_ms, "ms").astype("datetime64[M]") + 1).astype("datetime64[ms]").astype(np.int64))
+    year, month = _year_and_month(physical_ms)
+    year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+    cycles, years = divmod(year - _EPOCH.year, 400)
+    days = (date(_EPOCH.year + years, month, 1) - _EPOCH).days
+    return (cycles * _DAYS_A_CYCLE + days) * _DAY_MS
+
+
+def _year_and_month(physical_ms: int) -> tuple[int, int]:
+    cycles, days = divmod(physical_ms // _DAY_MS, _DAYS_A_CYCLE)
+    at = _EPOCH + timedelta(days)
+    return at.year + 400 * cycles, at.month
 
 
 def _span(from_seq: int, to_seq: int) -> str:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +23,9 @@ from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
 from tests.app.served import Serve
 from tests.app.starting import assert_no_start
+from tests.app.test_package import ROOT, pins
 from tests.conftest import Database
-from tests.tally import run_tally
+from tests.tally import COLD, bare_environment, run_tally
 
 EVENT = {"tenant_id": "acme", "spec": {"image": "a/b:1"}, "assigned_dcs": ["use1"], "durability": "GLOBAL"}
 
@@ -189,6 +194,41 @@ async def test_a_process_of_its_own_archives_once_or_waits_its_turn(
     finally:
         held.close()
     assert (waiting.returncode, json.loads(waiting.stdout)["has_turn"]) == (0, False)
+
+
+def installed(folder: Path, lock: set[str]) -> Path:
+    """A folder of packages that has those of ``lock`` and no others."""
+    folder.mkdir()
+    wanted = {pin.partition("==")[0] for pin in lock}
+    for each in distributions():
+        if re.sub(r"[-_.]+", "-", each.name).lower() in wanted:
+            for name in {file.parts[0] for file in each.files or ()} - {"..", "__pycache__"}:
+                if not (folder / name).exists():
+                    (folder / name).symlink_to(Path(str(each.locate_file(name))))
+    return folder
+
+
+async def test_the_packages_of_the_extra_are_enough_to_archive(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, tmp_path: Path
+) -> None:
+    packages = installed(tmp_path / "packages", pins("-archive"))
+    assert (packages / "pyarrow").exists()
+    assert not (packages / "numpy").exists()
+    settings = make_settings(chain={"batch_interval": "100ms"})
+    there = bare_environment() | {
+        "TALLY_DATABASE_URL": database.service_url,
+        "TALLY_DATA_DIR": str(settings.data_dir),
+        "TALLY_ARCHIVE__URL": str(tmp_path / "archive"),
+        "PYTHONPATH": f"{packages}:{ROOT}:{ROOT}/clients/python",
+    }
+    async with run_server(settings) as client:
+        await client.post("/v1/jobs", json=EVENT)
+        await until(lambda: _signed(client), "acme is signed")
+        command = [sys.executable, "-S", *COLD[1:], "archive", "run", "--once", "--json"]
+        done = await asyncio.to_thread(subprocess.run, command, env=there, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["files"] > 0
 
 
 async def _signed(client: Client) -> bool:

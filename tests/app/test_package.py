@@ -15,9 +15,9 @@ import pytest
 from tests.tally import bare_environment
 
 ROOT = Path(__file__).parents[2]
-PACKAGES: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
-    "wheel"
-]["packages"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES: list[str] = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 MADE = {".pyc", ".so"}
 """Endings of files that are made when something is run or built."""
 
@@ -70,7 +70,7 @@ def test_commands_run_from_the_wheel_alone(wheel: zipfile.ZipFile, tmp_path: Pat
 
 
 def test_the_image_is_made_of_all_packages_and_what_it_copies_is_sent_to_its_build() -> None:
-    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
     sources = {name for line in copied for name in line.split()}
     assert {*PACKAGES} <= sources
     ignored = (ROOT / ".dockerignore").read_text().split()
@@ -78,3 +78,22 @@ def test_the_image_is_made_of_all_packages_and_what_it_copies_is_sent_to_its_bui
     sent = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     assert sources == sent
     assert all((ROOT / name).exists() for name in sources)
+
+
+def pins(kind: str) -> set[str]:
+    """The packages of a lock with their versions."""
+    lock = (ROOT / f"requirements{kind}.lock").read_text()
+    return {line.split()[0] for line in lock.splitlines() if line[:1].isalnum()}
+
+
+def test_each_larger_lock_holds_the_smaller_one_whole_and_that_of_archives_holds_its_extra() -> None:
+    extra = {re.split(r"[>=<\[]", each)[0] for each in PROJECT["project"]["optional-dependencies"]["archive"]}
+
+    assert pins("") < pins("-archive") < pins("-pipeline") < pins("-dev")
+    assert extra <= {each.partition("==")[0] for each in pins("-archive")}
+
+
+def test_the_image_of_the_service_has_what_a_node_needs_that_fills_an_archive() -> None:
+    service, _, _ = DOCKERFILE.partition("FROM build AS build-pipeline")
+    assert re.findall(r"-r (\S+\.lock)", service) == ["requirements-archive.lock"]
+    assert DOCKERFILE.rstrip().endswith("COPY --from=build /opt/tallystick /opt/tallystick")

@@ -14,9 +14,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ledger import merkle
 from ledger.errors import ArchiveUnavailableError, ConfigurationError
@@ -152,6 +155,14 @@ def test_months_are_those_of_the_calendar_for_any_time_an_entry_can_have() -> No
     assert month_of(month_after(JANUARY_MS)) == "2024-02"
     far = FileName("acme", 1, 2, month_of(2**53 - 1))
     assert FileName.parse(far.path()) == far
+
+
+@given(physical_ms=st.integers(0, 2**53 - 1))
+def test_a_month_is_the_one_that_numpy_knows(physical_ms: int) -> None:
+    month = np.datetime64(physical_ms, "ms").astype("datetime64[M]")
+
+    assert month_of(physical_ms) == str(month)
+    assert month_after(physical_ms) == (month + 1).astype("datetime64[ms]").astype(int)
 
 
 @pytest.mark.parametrize("group_bytes", [1 << 20, 200])
