@@ -11,7 +11,7 @@ import typer
 
 from app.runtime.answers.archive import ArchiveAnswer
 from app.runtime.settings.config import Settings, load_settings
-from app.share.archive import STEP_SHARE, store_of
+from app.share.archive import pause_s, store_of
 from app.trust.node_keys import uri_in_use
 from cli.client import LedgerClient, Service, trusted_keys
 from ledger.errors import InvalidInputError
@@ -102,12 +102,13 @@ def run(
     dsn, signer = dsn_of(settings), signer_of(settings)
     archiver = Archiver(dsn, store)
     while True:
+        began_s = time.monotonic()
         progress = archiver.step(signer, _keyring(dsn, signer))
         tell(_told(progress), *_lines_of_run(progress), as_json=as_json)
         if once:
             archiver.close()
             raise CommandExit(_code(progress))
-        time.sleep(settings.archive.interval.total_seconds() * STEP_SHARE)
+        time.sleep(pause_s(progress, settings.archive.interval.total_seconds(), time.monotonic() - began_s))
 
 
 def dsn_of(settings: Settings) -> str:

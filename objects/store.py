@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
@@ -57,6 +58,8 @@ class ArchiveStore:
                 f"{url} is no place for an archive: give a folder, or s3://, gs:// or az:// and more"
             )
 
+        self._synced: set[Path] = set()
+        """Folders whose own names were made durable since ``prepare``."""
         self.lock = lock
         self._locked = None if lock is None else LockedBucket(url, lock)
 
@@ -69,6 +72,7 @@ class ArchiveStore:
         if self._folder is None:
             self._store()
             return
+        self._synced.clear()  # Another disk may be there by now.
         with reported_as(ArchiveUnavailableError, f"{self.url} cannot be written to", OSError):
             (self._folder / WRITING).mkdir(parents=True, exist_ok=True)
             for left in (self._folder / WRITING).iterdir():
@@ -88,7 +92,7 @@ class ArchiveStore:
         source.seek(0)
         with self._object(name):
             if self._folder is not None:
-                return _link_new(self._folder, name, source)
+                return self._link_new(self._folder, name, source)
             if self._locked is not None:
                 return self._locked.create(name, source.read())
             try:
@@ -118,12 +122,12 @@ class ArchiveStore:
         """
         with self._object(name):
             try:
-                found = obstore.get(self._store(), name)
+                with self._content(name) as (size, chunks):
+                    if size > bytes_max:
+                        raise ArchiveInvalidError(f"{name} has {size} bytes, and at most {bytes_max} are allowed")
+                    return b"".join(chunks)
             except FileNotFoundError:
                 return None
-            if found.meta["size"] > bytes_max:
-                raise ArchiveInvalidError(f"{name} has {found.meta['size']} bytes, and at most {bytes_max} are allowed")
-            return bytes(found.bytes())
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The object, about ``READ_BYTES`` at a time.
@@ -134,11 +138,10 @@ class ArchiveStore:
         """
         with self._object(name):
             try:
-                found = obstore.get(self._store(), name)
+                with self._content(name) as (_, chunks):
+                    yield from chunks
             except FileNotFoundError:
                 raise ArchiveInvalidError(f"{name} is missing from the archive") from None
-            for chunk in found.stream(min_chunk_size=READ_BYTES):
-                yield bytes(chunk)
 
     def digest(self, name: str) -> tuple[str, int]:
         """SHA-256, in hex, and size of the object; raises what ``chunks`` raises."""
@@ -169,6 +172,44 @@ class ArchiveStore:
         return sorted(each["path"].removeprefix(f"{name}/") for each in found)
 
     # --- the store ------------------------------------------------------------------------------------
+
+    def _link_new(self, folder: Path, name: str, source: IO[bytes]) -> bool:
+        """Create a file of ``source`` that gets its name once it is whole and synced; whether the name was free."""
+        final = folder / name
+        is_new = not final.exists()
+        if is_new:
+            with _locked_file(folder / WRITING) as file:
+                shutil.copyfileobj(source, file, READ_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+                final.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(file.name, final)
+                except FileExistsError:
+                    is_new = False
+        # The process that linked it may have been killed before syncing.
+        self._sync(final.parent, folder)
+        return is_new
+
+    def _sync(self, lowest: Path, highest: Path) -> None:
+        """Make the names in ``lowest`` durable, and its own below ``highest`` and in the folder of that."""
+        sync_folder(lowest)
+        for folder in (lowest, *lowest.parents):
+            if folder in self._synced or folder == highest.parent:
+                return
+            sync_folder(folder.parent)
+            self._synced.add(folder)
+
+    @contextlib.contextmanager
+    def _content(self, name: str) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Size and content of the object; raises FileNotFoundError if there is none."""
+        if self._folder is None:
+            found = obstore.get(self._store(), name)
+            yield found.meta["size"], (bytes(chunk) for chunk in found.stream(min_chunk_size=READ_BYTES))
+            return
+        # Directly: the client of buckets has a thread for each read of a file.
+        with (self._folder / name).open("rb", buffering=0) as file:
+            yield os.fstat(file.fileno()).st_size, iter(partial(file.read, READ_BYTES), b"")
 
     def _store(self) -> ObjectStore:
         if self._opened is None:
@@ -209,25 +250,6 @@ def _folder_of(url: str) -> Path | None:
     return Path(unquote(parts.path))
 
 
-def _link_new(folder: Path, name: str, source: IO[bytes]) -> bool:
-    """Create a file of ``source`` that gets its name once it is whole and synced; whether the name was free."""
-    final = folder / name
-    is_new = not final.exists()
-    if is_new:
-        with _locked_file(folder / WRITING) as file:
-            shutil.copyfileobj(source, file, READ_BYTES)
-            file.flush()
-            os.fsync(file.fileno())
-            final.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(file.name, final)
-            except FileExistsError:
-                is_new = False
-    # The process that linked it may have been killed before syncing.
-    _sync_folders(final.parent, folder)
-    return is_new
-
-
 @contextlib.contextmanager
 def _locked_file(writing: Path) -> Iterator[IO[bytes]]:
     """A new locked file in ``writing`` that no other run removes; its name is removed afterwards."""
@@ -243,13 +265,6 @@ def _locked_file(writing: Path) -> Iterator[IO[bytes]]:
                 # A starting run took it for a dead writer's file, before it was locked.
             finally:
                 path.unlink(missing_ok=True)
-
-
-def _sync_folders(lowest: Path, highest: Path) -> None:
-    for folder in (lowest, *lowest.parents):
-        sync_folder(folder)
-        if folder in (highest.parent, folder.parent):
-            return
 
 
 def _remove_if_left(temporary: Path) -> None:

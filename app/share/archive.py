@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 PACKAGES: Final = ("adbc_driver_postgresql", "pyarrow", "pyiceberg")
 STEP_SHARE: Final = 0.75
 """A step begins after this part of the interval, so that what is signed is archived within all of it."""
+TURN_INTERVAL_S: Final = 5.0
+"""How often a process without the turn asks for it, at the least: after the one that had it has ended, nothing is
+archived for no longer than this."""
 PAUSE_S_MIN: Final = 0.5
 LOOK_TIMEOUT_S: Final = 10.0
 """How long a request waits for a place of which this node knows nothing yet."""
@@ -55,6 +58,12 @@ def require_packages(what: str) -> None:
         )
 
 
+def pause_s(progress: Progress, interval_s: float, took_s: float) -> float:
+    """How long to wait after a step."""
+    period_s = interval_s * STEP_SHARE
+    return max(PAUSE_S_MIN, (period_s if progress.has_turn else min(period_s, TURN_INTERVAL_S)) - took_s)
+
+
 class Archiving:
     """Fills the archive of one node's ledger. Belongs to one event loop."""
 
@@ -77,15 +86,23 @@ class Archiving:
         self._archiver = self._new_archiver()
         self._began_s = time.monotonic()
         self._last: Progress | None = None
+        self._stepping: asyncio.Future[Progress] | None = None
         self._looking: asyncio.Future[Progress] | None = None
 
     async def run(self) -> None:
-        """Archive what was signed, each interval, for ever."""
-        while True:
-            began_s = time.monotonic()
-            self._take(await self._step())
-            took_s = time.monotonic() - began_s
-            await asyncio.sleep(max(self._interval_s * STEP_SHARE - took_s, PAUSE_S_MIN))
+        """Archive what was signed, each interval, until this is cancelled; then the turn is given back, after the step
+        that is under way."""
+        try:
+            while True:
+                began_s = time.monotonic()
+                progress = await self._step()
+                self._take(progress)
+                await asyncio.sleep(pause_s(progress, self._interval_s, time.monotonic() - began_s))
+        finally:
+            if self._stepping is None or self._stepping.done():
+                self._archiver.close()
+            else:
+                self._stepping.add_done_callback(lambda _: self._archiver.close())
 
     async def _step(self) -> Progress:
         from pipeline.archiving.continuous import Progress
@@ -95,7 +112,8 @@ class Archiving:
         except LedgerError as error:
             return Progress(has_turn=False, error=str(error), at_s=time.monotonic())
         # The step goes on when the node stops waiting for it.
-        return await asyncio.shield(in_own_thread(partial(self._archiver.step, self._signer(), keyring), "archive"))
+        self._stepping = in_own_thread(partial(self._archiver.step, self._signer(), keyring), "archive")
+        return await asyncio.shield(self._stepping)
 
     def _take(self, progress: Progress) -> None:
         before, self._last = self._last, progress

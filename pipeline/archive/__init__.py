@@ -337,6 +337,8 @@ class SealedManifest(NamedTuple):
 
     manifest: Manifest
     envelope: Envelope
+    last_snapshot: str | None = None
+    """Digest of the snapshot that ends its range; None unless this process wrote the manifest."""
 
     @property
     def digest(self) -> str:

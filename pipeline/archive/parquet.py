@@ -65,9 +65,11 @@ class FileWriter:
         self._waiting_bytes = 0
         self._position: int | None = None
         """Rows between the last multiple of ``_group_rows`` and the next row."""
+        self._footers: list[pq.FileMetaData] = []
         self._writer = pq.ParquetWriter(
             target,
             schema,
+            metadata_collector=self._footers,
             version="2.6",
             compression="zstd",
             compression_level=ZSTD_LEVEL,
@@ -115,6 +117,11 @@ class FileWriter:
         digest = hashlib.file_digest(self._target, "sha256").hexdigest()  # type: ignore[arg-type]
         return ArchivedFile(name, digest, size, self.rows)
 
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """What a reader of the finished file would find at its end."""
+        return self._footers[0]
+
     def close(self) -> None:
         """Stop writing; an unfinished file is unusable. A second call, or a call after ``finish``, does nothing."""
         self._writer.close()
@@ -122,11 +129,11 @@ class FileWriter:
     def _next_group(self, batch: pa.RecordBatch, rows_left: int) -> tuple[int, int, bool]:
         """How many rows of ``batch`` go into the current group, their length, and whether they end the group."""
         taken = batch.slice(0, rows_left)
-        lengths = _lengths(taken)
-        size = pc.sum(lengths).as_py()
+        size = sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in _long_columns(taken))
         room = GROUP_BYTES_MAX - self._waiting_bytes
         if size <= room:
             return taken.num_rows, size, taken.num_rows == rows_left
+        lengths = _lengths(taken)
         count = pc.index(pc.greater(pc.cumulative_sum(lengths), room), pa.scalar(True)).as_py() + 1
         return count, pc.sum(lengths.slice(0, count)).as_py(), True
 
@@ -138,10 +145,14 @@ class FileWriter:
         self._waiting, self._waiting_bytes = [], 0
 
 
+def _long_columns(batch: pa.RecordBatch) -> list[pa.Array]:
+    return [batch.column(name) for name in ("payload", "origin", "dsse_envelope") if name in batch.schema.names]
+
+
 def _lengths(batch: pa.RecordBatch) -> pa.Array:
     """Bytes of the long columns of each row."""
-    columns = [batch.column(name) for name in ("payload", "origin", "dsse_envelope") if name in batch.schema.names]
-    return reduce(pc.add, (pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in columns))
+    lengths = (pc.binary_length(column) for column in _long_columns(batch))
+    return reduce(pc.add, (pc.fill_null(each, 0).cast(pa.int64()) for each in lengths))
 
 
 @contextmanager

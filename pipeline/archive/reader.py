@@ -321,7 +321,7 @@ class ArchiveJudge:
         Raises:
             ArchiveInvalidError: a signature or checkpoint is invalid.
         """
-        for manifest, envelope in self._archive.sealed:
+        for manifest, envelope, _ in self._archive.sealed:
             signed = Manifest.judge(envelope, self._keyring)
             self._manifest_keys.update(signed.key_ids)
             if signed.verdict == "unknown_key" and self._unknown_manifest is None:

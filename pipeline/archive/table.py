@@ -26,6 +26,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 from msgspec import Meta
+from pyarrow.parquet import FileMetaData
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
@@ -111,8 +112,11 @@ def new_table(location: str) -> TableMetadata:
     return new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, location, properties)
 
 
-def describing(store: ArchiveStore, table: TableMetadata) -> Callable[[ArchivedFile], DataFile]:
-    """Makes the table's record of an entry file, which is fetched and compared with its manifest first.
+def describing(
+    store: ArchiveStore, table: TableMetadata, footers: Mapping[str, FileMetaData]
+) -> Callable[[ArchivedFile], DataFile]:
+    """Makes the table's record of an entry file, from its footer; one that ``footers`` lacks is fetched and compared
+    with its manifest first.
 
     The function that is returned raises:
         ArchiveInvalidError: the file is missing, or not the one that its manifest names.
@@ -122,8 +126,10 @@ def describing(store: ArchiveStore, table: TableMetadata) -> Callable[[ArchivedF
     ids = parquet_path_to_id_mapping(table.schema())
 
     def describe(file: ArchivedFile) -> DataFile:
-        with opened(store, file, ENTRY_FILE_SCHEMA) as found:
-            statistics = data_file_statistics_from_parquet_metadata(found.metadata, collected, ids)
+        if (footer := footers.get(file.name)) is None:
+            with opened(store, file, ENTRY_FILE_SCHEMA) as found:
+                footer = found.metadata
+        statistics = data_file_statistics_from_parquet_metadata(footer, collected, ids)
         name = file.parsed
         return DataFile.from_args(
             content=DataFileContent.DATA,

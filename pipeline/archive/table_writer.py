@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from pyarrow.parquet import FileMetaData
 from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import RemoveSnapshotsUpdate, update_table_metadata
@@ -72,9 +75,16 @@ class TableWriter:
         self._store, self._log_origin = store, log_origin
         self._newest: TableVersion | None = None
 
-    def extend(self, newest_of: Mapping[str, SealedManifest], signer: Signer, keyring: Keyring) -> TableVersion:
+    def extend(
+        self,
+        newest_of: Mapping[str, SealedManifest],
+        signer: Signer,
+        keyring: Keyring,
+        footers: Mapping[str, FileMetaData] = MappingProxyType({}),
+    ) -> TableVersion:
         """Append every file of these tenants that the table lacks; returns the newest version. Files are those of
-        manifests that a key of ``keyring`` signed, as it signed the given newest manifest of each.
+        manifests that a key of ``keyring`` signed, as it signed the given newest manifest of each. A file is read
+        unless the caller wrote it and has its footer, by name.
 
         Raises:
             ArchiveInvalidError: a manifest, a file or the newest version is not what it must be.
@@ -86,7 +96,7 @@ class TableWriter:
             newest = self._newest or self._open(keyring)
             files = self._missing(newest.covered, newest_of, keyring)
             while some := list(islice(files, COMMIT_FILES_MAX)):
-                committed = self._commit(newest, some, signer)
+                committed = self._commit(newest, some, signer, footers)
                 if committed is None:
                     self._newest = None
                     break
@@ -131,13 +141,19 @@ class TableWriter:
             yield newest
 
     def _commit(
-        self, newest: TableVersion, files: list[tuple[SealedManifest, ArchivedFile]], signer: Signer
+        self,
+        newest: TableVersion,
+        files: list[tuple[SealedManifest, ArchivedFile]],
+        signer: Signer,
+        footers: Mapping[str, FileMetaData],
     ) -> TableVersion | None:
         """The version that has these files too; None if another process wrote it first."""
         number, location = newest.number + 1, newest.metadata.location
         table_files = TableFiles(self._store, location)
         archived = {sealed.manifest.tenant_id: ArchivedTo(sealed.digest, sealed.manifest.to_seq) for sealed, _ in files}
-        metadata = _appended(self._store, newest.metadata, [file for _, file in files], archived, table_files)
+        describe = describing(self._store, newest.metadata, footers)
+        described = [describe(file) for _, file in files]
+        metadata = _appended(newest.metadata, described, archived, table_files)
         data = metadata.model_dump_json().encode()
         table_files.new[metadata_name(number)] = data
         statement = TableStatement(
@@ -161,9 +177,8 @@ class TableWriter:
 
 
 def _appended(
-    store: ArchiveStore,
     metadata: TableMetadata,
-    files: list[ArchivedFile],
+    files: list[DataFile],
     archived: dict[str, ArchivedTo],
     table_files: TableFiles,
 ) -> TableMetadata:
@@ -175,10 +190,9 @@ def _appended(
     )
     current = metadata.current_snapshot()
     has_many = current is not None and len(current.manifests(table_files)) >= LISTS_MAX
-    describe = describing(store, metadata)
     with update.merge_append() if has_many else update.fast_append() as append:
         for file in files:
-            append.append_data_file(describe(file))
+            append.append_data_file(file)
     made = transaction.table_metadata
     old = sorted(made.snapshots, key=lambda each: each.sequence_number or 0)[:-SNAPSHOTS_KEPT]
     if not old:

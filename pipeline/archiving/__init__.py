@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
+import pyarrow.parquet as pq
 
 from ledger.errors import (
     ArchiveConflictError,
@@ -116,6 +117,8 @@ class Run:
         self._waiting: dict[str, SignedEnd] = {}
         self._last_seqs: dict[str, int] = {}
         self._plans: list[Plan] = []
+        self.footers: dict[str, pq.FileMetaData] = {}
+        """Of entry files that this run wrote, by name: of some, as they are a convenience."""
 
     @property
     def is_done(self) -> bool:
@@ -168,9 +171,7 @@ class Run:
         self._plans = []
         for tenant_id, signed in list(self._waiting.items()):
             with self._giving_up(tenant_id):
-                plan = next_plan(
-                    self._ledger, self._store, self._log_origin, signed, self._last[tenant_id], self._keyring
-                )
+                plan = None if self._is_at_end(signed) else self._next_plan(signed)
                 if plan is None:
                     del self._waiting[tenant_id]
                     continue
@@ -180,6 +181,16 @@ class Run:
             if len(tasks) >= ROUND_FILES_MAX:
                 break
         return tasks
+
+    def _is_at_end(self, signed: SignedEnd) -> bool:
+        """Whether this run archived all that was signed, and no other run was faster, which may have found more."""
+        done, last = self._done[signed.tenant_id], self._last[signed.tenant_id]
+        is_ours = last is not None and last.last_snapshot is not None
+        return done.files > 0 and done.to_seq == signed.signed_seq and is_ours
+
+    def _next_plan(self, signed: SignedEnd) -> Plan | None:
+        last = self._last[signed.tenant_id]
+        return next_plan(self._ledger, self._store, self._log_origin, signed, last, self._keyring)
 
     def finish(self, outcomes: Iterator[Outcome]) -> None:
         """Seal the planned ranges; ``outcomes`` begins with those of their files."""
@@ -205,14 +216,19 @@ class Run:
         # Imported here, because tasks import this package and write no table.
         from pipeline.archive.table_writer import TableWriter
 
-        TableWriter(self._store, self._log_origin).extend(self.last, self._signer, self._keyring)
+        TableWriter(self._store, self._log_origin).extend(self.last, self._signer, self._keyring, self.footers)
 
     def _finish(self, plan: Plan, filed: Sequence[Outcome]) -> None:
         if found := [each for each in filed if isinstance(each, Break)]:
             raise BrokenRangeError(min(found, key=lambda each: (isinstance(each, UnjudgedBreak), each.seq)))
         entries = [each for each in filed if isinstance(each, FiledEntries)]
-        manifest = manifest_of(self._ledger, self._store, plan, self._last[plan.tenant_id], entries, self._keyring)
-        self._last[plan.tenant_id] = write_manifest(self._store, manifest, self._signer, self._keyring)
+        before = self._last[plan.tenant_id]
+        manifest, last_snapshot = manifest_of(self._ledger, self._store, plan, before, entries, self._keyring)
+        sealed = write_manifest(self._store, manifest, self._signer, self._keyring)
+        is_ours = sealed.manifest is manifest
+        self._last[plan.tenant_id] = sealed._replace(last_snapshot=last_snapshot if is_ours else None)
+        if len(self.footers) < ROUND_FILES_MAX:
+            self.footers |= {each.file.name: each.footer for each in entries if each.file and each.footer}
         done, size = self._done[plan.tenant_id], sum(file.bytes for file in manifest.files)
         self._done[plan.tenant_id] = done._replace(
             to_seq=manifest.to_seq, files=done.files + len(manifest.files), bytes=done.bytes + size
@@ -298,9 +314,9 @@ def manifest_of(
     before: SealedManifest | None,
     entries: Sequence[FiledEntries],
     keyring: Keyring,
-) -> Manifest:
-    """The manifest of the range of ``plan``, folded from its files. The range follows ``before``. Its snapshots are
-    in the archive on return. ``keyring`` has the keys trusted for them.
+) -> tuple[Manifest, str]:
+    """The manifest of the range of ``plan``, folded from its files, and the digest of its last snapshot. The range
+    follows ``before``. Its snapshots are in the archive on return. ``keyring`` has the keys trusted for them.
 
     Raises:
         BrokenRangeError: an entry or a snapshot is invalid, they do not cover the range, or the newest checkpoint
@@ -318,8 +334,9 @@ def manifest_of(
     # 3. The months.
     highest = _highest_time(plan, before, entries)
     # 4. The newest checkpoint.
-    claim, tree, last = opened[-1].claim, fold.frontier, fold.verdict().head
+    (claim, digest), tree, last = opened[-1][3:5], fold.frontier, fold.verdict().head
     assert claim is not None
+    assert digest is not None
     assert tree is not None
     tile = cache(partial(ledger.tile, plan.tenant_id))
     checkpoint, proof = _checkpoint(ledger, plan, tree.root(), keyring, tile)
@@ -329,7 +346,7 @@ def manifest_of(
     files = [each.file for each in entries if each.file is not None]
     assert len(files) == len(entries), "what holds was written"
     snapshots = file_snapshots(store, plan.snapshot_file, batches)
-    return Manifest(
+    manifest = Manifest(
         node_id=claim.node_id,
         log_origin=plan.log_origin,
         tenant_id=plan.tenant_id,
@@ -351,6 +368,7 @@ def manifest_of(
         previous_manifest=plan.previous_manifest,
         files=(*files, snapshots),
     )
+    return manifest, digest
 
 
 def _tree_of(manifest: Manifest) -> tuple[int, bytes]:
@@ -369,7 +387,7 @@ def _folded(
     if before is not None:
         ends = ends._replace(
             expected_prev=before.manifest.to_chain_link,
-            expected_snapshot=last_snapshot(store, before.manifest),
+            expected_snapshot=before.last_snapshot or last_snapshot(store, before.manifest),
             expected_frontier=tuple(map(bytes.fromhex, before.manifest.frontier)),
         )
     fold = Fold(ends, findings)

@@ -17,6 +17,8 @@ import time
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
+import pyarrow.parquet as pq
+
 from ledger.errors import LedgerError, UnknownKeyError
 from ledger.verification.verdict import Break
 from objects.store import ArchiveStore
@@ -29,6 +31,13 @@ from pipeline.archiving.filing import Ledger, SignedEnd, file_each
 from signing.keys import Keyring, Signer
 
 TURN: Final = "SELECT pg_try_advisory_lock(hashtextextended('tallystick.archive', 0))"
+TURN_LOST_S: Final = 25
+"""A turn ends with its process at once. Where the machine or the network is gone, PostgreSQL ends the session, and with
+it the turn, after this."""
+END_WITH_MACHINE: Final = f"""
+SELECT set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
+       set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '{TURN_LOST_S * 1000}', false)
+"""
 
 
 class TenantLag(NamedTuple):
@@ -98,6 +107,8 @@ class Archiver:
         self._version = 0
         self._not_in_table: dict[str, SealedManifest] = {}
         """The last manifests of tenants whose files the table may lack."""
+        self._footers: dict[str, pq.FileMetaData] = {}
+        """Of files that the table may lack, those that this process wrote in its last step."""
         self._is_first = True
         """Whether the whole archive is still to be compared with the ledger and its table."""
 
@@ -105,11 +116,11 @@ class Archiver:
         """Archive what is signed and not archived. An error of the place, the ledger or the signer is in the outcome,
         and the next step tries everything again."""
         try:
+            if keyring.get(signer.public_key.key_id) is None:
+                raise UnknownKeyError(f"the key {signer.public_key.key_id} that would sign is not admitted yet")
             ledger = self._open()
             if not self._takes_turn(ledger):
                 return Progress(has_turn=False, at_s=time.monotonic())
-            if keyring.get(signer.public_key.key_id) is None:
-                raise UnknownKeyError(f"the key {signer.public_key.key_id} that would sign is not admitted yet")
             files = self._archive(ledger, ledger.signed(), signer, keyring)
             error = self._extend_table(signer, keyring)
             return self._progress(ledger)._replace(files=files, error=error)
@@ -138,6 +149,7 @@ class Archiver:
     def _open(self) -> Ledger:
         if self._ledger is None:
             self._ledger = self._session.enter_context(Ledger.connected(self._dsn))
+            self._ledger.connection.run(END_WITH_MACHINE)
         return self._ledger
 
     def _takes_turn(self, ledger: Ledger) -> bool:
@@ -155,6 +167,7 @@ class Archiver:
         self._is_first = False
         self._known |= run.last
         self._not_in_table |= run.last
+        self._footers = run.footers
         for tenant_id, found in ((each.tenant_id, each.first_break) for each in done):
             self._breaks.pop(tenant_id, None)
             if found is not None:
@@ -168,11 +181,12 @@ class Archiver:
             return None
         self._table = self._table or TableWriter(self._store, self._open().log_origin())
         try:
-            self._version = self._table.extend(self._not_in_table, signer, keyring).number
+            self._version = self._table.extend(self._not_in_table, signer, keyring, self._footers).number
         except LedgerError as error:
             self._table = None
             return f"the Iceberg table: {error}"
         self._not_in_table.clear()
+        self._footers = {}
         return None
 
     def _lacks(self, signed: SignedEnd) -> bool:

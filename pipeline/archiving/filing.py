@@ -43,6 +43,7 @@ from ledger.errors import (
 )
 from ledger.hlc import Hlc
 from ledger.names import is_readable_tenant
+from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.range_check import RangeChecker, RangeSummary, RangeTask
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS
 from ledger.verification.verdict import Break, Findings
@@ -52,7 +53,7 @@ from pipeline.archive import FILE_STORED_BYTES, GROUP_ROWS, RANGE_SNAPSHOTS, Arc
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, UNSIGNED_FILE_SCHEMA, FileWriter
 from pipeline.arrow import ArrowEntries, rows_of
 from pipeline.places import statements
-from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPieceReader, PostgresPlace, connected, state_of
+from pipeline.places.postgres import Dsn, OpenPostgres, PostgresPlace, connected, state_of
 from pipeline.places.protocol import Piece, Place
 from pipeline.places.statements import HEADS, LOG, SNAPSHOTS, TREES, literal, select_list, tenants_in, wanted
 from signing.keys import PublicKey
@@ -102,6 +103,8 @@ class FiledEntries(NamedTuple):
     first: dict[str, Any]
     """The first entry, by ``ENTRY_COLUMNS``."""
     highest_physical_ms: int
+    footer: pq.FileMetaData | None
+    """Of the file that was written; None if none was, or another with these rows was there before."""
 
 
 Outcome = FiledEntries | Break
@@ -129,9 +132,9 @@ def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEn
     findings = Findings()
     checker = RangeChecker(checked, [], findings)
     first: dict[str, Any] = {}
-    highest, file = 0, None
+    highest, file, footer = 0, None, None
     with tempfile.TemporaryFile() as local, closing(FileWriter(local, ENTRY_FILE_SCHEMA)) as writer:
-        for batch in ledger.range_reader(tenant_id, from_seq, to_seq).entries():
+        for batch in ledger.entries(tenant_id, from_seq, to_seq):
             if checker.check_packed(ArrowEntries(batch)) is None:
                 checker.check([*rows_of(batch)])
             if findings.first_break() is None:
@@ -139,8 +142,10 @@ def file_entries(ledger: Ledger, store: ArchiveStore, task: FileTask) -> FiledEn
                 highest = max(highest, pc.max(batch.column("hlc_physical")).as_py())
                 writer.add(batch)
         if first and findings.first_break() is None:
-            file = _put(store, writer.finish(task.name.path()), local, ENTRY_FILE_SCHEMA)
-    return FiledEntries(file, checker.finish(), first, highest)
+            written = writer.finish(task.name.path())
+            file = _put(store, written, local, ENTRY_FILE_SCHEMA)
+            footer = writer.footer if file == written else None
+    return FiledEntries(file, checker.finish(), first, highest, footer)
 
 
 def file_snapshots(store: ArchiveStore, name: FileName, batches: Sequence[pa.RecordBatch]) -> ArchivedFile:
@@ -355,7 +360,8 @@ class Ledger(OpenPostgres):
 
     def tile(self, tenant_id: str, level: int, index: int) -> bytes:
         """The hashes of a stored tile; empty if it is missing."""
-        return self.range_reader(tenant_id, 1, 1).tiles(level, index, index).get(index, b"")
+        piece = Piece(tenant_id, 1, 1, 1, False, self.state)
+        return self.reader(piece).tiles(level, index, index).get(index, b"")
 
     def range_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
         """The end of a range that should end near ``to_seq``: the end of the last of the first ``RANGE_SNAPSHOTS``
@@ -412,6 +418,13 @@ class Ledger(OpenPostgres):
 
     # --- rows -----------------------------------------------------------------------------------------
 
+    def entries(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
+        """Batches of ``ENTRY_COLUMNS`` by seq. A seq that repeats is a break, whichever of its rows comes first."""
+        return self.connection.batches(
+            f"SELECT {select_list({}, LOG, ENTRY_COLUMNS)} FROM {_entries(tenant_id, from_seq, to_seq)}"
+            f" ORDER BY {LOG}.seq"
+        )
+
     def snapshots(self, tenant_id: str, from_seq: int, to_seq: int) -> Iterator[pa.RecordBatch]:
         """Batches of ``SNAPSHOT_COLUMNS`` by ``from_seq``, of snapshots that end in the range."""
         return self.connection.batches(
@@ -427,10 +440,6 @@ class Ledger(OpenPostgres):
             f" FROM {_entries(tenant_id, from_seq, to_seq)} GROUP BY (seq - 1) / {rows:d} ORDER BY 1"
         )
         return (Stretch(*row) for row in self.connection.rows(query))
-
-    def range_reader(self, tenant_id: str, from_seq: int, to_seq: int) -> PostgresPieceReader:
-        """Reads the entries of a range."""
-        return self.reader(Piece(tenant_id, from_seq, to_seq, to_seq - from_seq + 1, False, self.state))
 
 
 def _entries(tenant_id: str, from_seq: int, to_seq: int) -> str:

@@ -99,6 +99,19 @@ async def test_another_node_takes_over_when_the_one_that_archives_stops(
         assert (await archived(second, "acme", 1))["has_turn"]
 
 
+async def test_a_node_that_stops_gives_the_turn_back(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, tmp_path: Path
+) -> None:
+    async with run_server(archiving(make_settings, tmp_path / "archive")) as client:
+        await until(lambda: _turns(client), "it has the turn")
+
+    next_one = Archiver(database.service_url, ArchiveStore(str(tmp_path / "archive")))
+    try:
+        await until(lambda: next_one._takes_turn(next_one._open()), "the turn is free")
+    finally:
+        next_one.close()
+
+
 async def test_a_place_that_is_away_stops_nothing_but_the_archive(
     run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
 ) -> None:

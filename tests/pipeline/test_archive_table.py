@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -20,8 +21,17 @@ from ledger.errors import ArchiveConflictError, ArchiveInvalidError, TenantNotFo
 from ledger.exit_code import ExitCode
 from objects.store import ArchiveStore
 from pipeline.archive import SealedManifest, table_writer
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, FileWriter, batches, opened
 from pipeline.archive.reader import TenantArchive, newest_manifest, tenants_of
-from pipeline.archive.table import TableFiles, metadata_name, new_table, open_statement, statement_name, versions_of
+from pipeline.archive.table import (
+    TableFiles,
+    describing,
+    metadata_name,
+    new_table,
+    open_statement,
+    statement_name,
+    versions_of,
+)
 from pipeline.archive.table_reader import verify_table
 from pipeline.archive.table_writer import TableVersion, TableWriter
 from signing.keys import Keyring
@@ -336,10 +346,26 @@ def test_a_statement_is_of_one_metadata_file(archive: Path) -> None:
     assert open_statement(name.read_bytes(), RING).statement.version == 1
 
 
+def test_a_file_is_described_by_the_footer_that_its_writer_holds_as_by_the_file(archive: Path) -> None:
+    place = ArchiveStore(str(archive))
+    (*_, file), table = newest_of(archive, "acme")["acme"].manifest.entry_files, new_table(str(archive))
+    with opened(place, file, ENTRY_FILE_SCHEMA) as found:
+        writer = FileWriter(io.BytesIO(), ENTRY_FILE_SCHEMA)
+        for batch in batches(found, file):
+            writer.add(batch)
+    assert writer.finish(file.name) == file
+
+    by_footer = describing(ArchiveStore(str(archive / "gone")), table, {file.name: writer.footer})(file)
+
+    by_file = describing(place, table, {})(file)
+    assert by_footer == by_file
+    assert by_file.lower_bounds
+
+
 def test_a_file_that_the_table_has_with_other_rows_than_its_manifest_is_found(archive: Path) -> None:
     place = ArchiveStore(str(archive))
     acme, beta = (TenantArchive.read(place, each, RING).sealed for each in ("acme", "beta"))
-    manifest, envelope = beta[0]
+    manifest, envelope, _ = beta[0]
     file, snapshots = manifest.files
     other = msgspec.structs.replace(manifest, files=(msgspec.structs.replace(file, rows=9), snapshots))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from objects.store import ArchiveStore
 from pipeline.archive.reader import TenantArchive, ranges_of, verify_tenant
 from pipeline.archive.table_reader import verify_table
-from pipeline.archiving.continuous import Archiver, Progress
+from pipeline.archiving.continuous import TURN_LOST_S, Archiver, Progress
 from signing.keys import Keyring
 from tests.conftest import Database
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
@@ -53,6 +54,43 @@ async def test_steps_archive_what_was_signed_since_and_the_table_has_all_of_it(
     assert verify_table(place, sealed, RING)["verdict"] == "ok"
 
 
+class Counting(ArchiveStore):
+    """A place that counts what is read of it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.read_names: Counter[str] = Counter()
+
+    def read(self, name: str, bytes_max: int) -> bytes | None:
+        self.read_names[name] += 1
+        return super().read(name, bytes_max)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        self.read_names[name] += 1
+        return super().chunks(name)
+
+
+async def test_a_step_reads_back_what_it_wrote_once_and_nothing_of_the_steps_before(
+    database: Database, tmp_path: Path
+) -> None:
+    place, acme = Counting(str(tmp_path)), ledger_of("acme", days(25))
+    await store(database, acme)
+    ours = Archiver(database.service_url, place)
+    try:
+        ours.step(SIGNER, RING)
+        before = {each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*") if each.is_file()}
+        place.read_names.clear()
+        await store(database, ledger_of("acme", days(20, 25), start=acme))
+        progress = ours.step(SIGNER, RING)
+    finally:
+        ours.close()
+
+    assert archived(progress) == {"acme": (40, 40)}
+    lists = {each for each in before if each.startswith("metadata/snap-")}
+    assert not (place.read_names.keys() & before) - lists
+    assert {count for name, count in place.read_names.items() if name.endswith(".parquet")} == {1}
+
+
 async def test_only_one_process_archives_and_the_next_takes_over_when_it_ends(
     database: Database, tmp_path: Path
 ) -> None:
@@ -67,6 +105,24 @@ async def test_only_one_process_archives_and_the_next_takes_over_when_it_ends(
         await store(database, ledger_of("acme", days(10, 10), start=acme))
 
         assert archived(second.step(SIGNER, RING)) == {"acme": (20, 20)}
+
+
+async def test_the_session_of_the_turn_ends_soon_after_the_machine_that_has_it(
+    database: Database, tmp_path: Path
+) -> None:
+    """PostgreSQL would notice after two hours."""
+    with archiver(database, tmp_path) as ours:
+        ours.step(SIGNER, RING)
+        names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+        idle_s, interval_s, count, user_timeout_ms = (
+            int(value)
+            for ((value,),) in (
+                ours._open().connection.rows(f"SELECT setting FROM pg_settings WHERE name = '{each}'") for each in names
+            )
+        )
+
+    assert idle_s + interval_s * count <= TURN_LOST_S
+    assert user_timeout_ms <= TURN_LOST_S * 1000
 
 
 async def test_two_that_archive_at_once_all_the_same_make_one_chain_of_manifests(
@@ -127,6 +183,7 @@ async def test_a_key_that_is_not_admitted_signs_nothing(database: Database, tmp_
 
     assert progress.error is not None
     assert "not admitted" in progress.error
+    assert not progress.has_turn
     assert not list(tmp_path.iterdir())
 
 
