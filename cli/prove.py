@@ -18,7 +18,7 @@ from cli.client import LedgerClient, Service
 from cli.options import CheckpointFile, Keys, PolicyFile, Tenant
 from cli.verify_proof import subject_of
 from ledger.errors import InvalidInputError, refuse
-from ledger.exit_code import ExitCode, exit_code_of_receipt
+from ledger.exit_code import ExitCode, below_quorum, exit_code_of_receipt
 from ledger.machines.jobs import refused_job_id
 from ledger.text import printable
 from ledger.verification.verdict import quorum_lines
@@ -33,7 +33,7 @@ from signing.memory import Memory, memory_of
 from signing.receipt import ENTRY, JOB, Receipt
 from signing.receipt_judging import ReceiptVerdict, judged
 from tallystick_client import NotTheLedgerError, ProblemError
-from terminal.outcome import fail, tell
+from terminal.outcome import CommandExit, fail, tell
 from terminal.program import Json, NoState, State
 
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
@@ -127,6 +127,8 @@ def prove(
     with whole_file(output) as written:
         written.write(file)
     _tell(replace(outcome, digest=sha256(file).hexdigest(), size_bytes=len(file)), form, output, as_json=as_json)
+    if below_quorum(outcome.verdict):
+        raise CommandExit(ExitCode.INCOMPLETE)
 
 
 def _in_form(form: str, receipt: Receipt, place: _Service | _Archive) -> bytes:
