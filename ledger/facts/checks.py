@@ -214,7 +214,7 @@ CHECKS: Final = (
     Check(
         "witnesses",
         "Witnesses",
-        "A witness of log.policy does not cosign, or has seen more entries of a log than there are. The node works "
+        "A witness of log.policy does not cosign, or has seen more or other entries of a log. The node works "
         "on; entries that too few witnesses cover are below the quorum. tally witness status names each log.",
         names_tenants=True,
     ),

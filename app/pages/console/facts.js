@@ -249,7 +249,7 @@ export const CHECKS = {
   },
   "witnesses": {
     "title": "Witnesses",
-    "remedy": "A witness of log.policy does not cosign, or has seen more entries of a log than there are. The node works on; entries that too few witnesses cover are below the quorum. tally witness status names each log.",
+    "remedy": "A witness of log.policy does not cosign, or has seen more or other entries of a log. The node works on; entries that too few witnesses cover are below the quorum. tally witness status names each log.",
     "stops": "NOTHING",
     "isGrave": false
   },

@@ -10,7 +10,9 @@ For each witness that has an address, a task of its own repeats::
 Only the newest checkpoint is pushed; earlier ones are skipped. Meaning of the answer::
 
     200               a cosignature by this witness on this text, of about now: it is stored
-    409 and a size    the witness has seen the tree of that size: it is proved from there, and pushed again
+    409 and a size    the witness has seen the tree of that size: it is proved from there, and pushed again. A size
+                      above that of the log is a dispute
+    422               a dispute: the witness has seen other entries of this log. ``/readyz`` names its tenant
     429               nothing is pushed before ``Retry-After``
     other 400 to 499  this log is refused: it is pushed again after a pause that doubles
     anything else     the witness fails, also by a cosignature that is invalid: all its logs wait for a pause that
@@ -96,8 +98,8 @@ class RefusedError(LedgerError):
     """A witness does not cosign this log; others it may."""
 
 
-class AheadError(RefusedError):
-    """A witness has seen more entries of a log than there are."""
+class DisputedError(RefusedError):
+    """A witness has seen more entries of a log than there are, or others."""
 
 
 class BusyError(LedgerError):
@@ -130,8 +132,8 @@ class WitnessLine:
     """Why the last push failed, None after a success."""
     refused: dict[str, str] = field(default_factory=dict)
     """By tenant, why the witness does not cosign its log."""
-    ahead: set[str] = field(default_factory=set)
-    """Tenants of whose logs the witness has seen more entries than there are."""
+    disputed: set[str] = field(default_factory=set)
+    """Tenants of whose logs the witness has seen more entries than there are, or others."""
     known: dict[str, int] = field(default_factory=dict)
     """By tenant, the largest tree that the witness has seen, as far as this node knows."""
     _ready: dict[str, None] = field(default_factory=dict)
@@ -144,7 +146,7 @@ class WitnessLine:
     """A heap of the same."""
     _under_way: int = 0
     _pauses: dict[str, float] = field(default_factory=dict)
-    """By refused tenant, the length of its last pause."""
+    """By tenant whose last push failed, the length of its pause."""
     _pause_s: float = 0.0
     _resumes_s: float = 0.0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -208,24 +210,28 @@ class WitnessLine:
         self.known[tenant_id] = size
         self.fault, self._pause_s = None, 0.0
         self.refused.pop(tenant_id, None)
-        self.ahead.discard(tenant_id)
+        self.disputed.discard(tenant_id)
         self._pauses.pop(tenant_id, None)
 
     def refuses(self, tenant_id: str, reason: RefusedError) -> float:
         """The witness works, and refuses this log. Returns the pause before the next push."""
         self.fault, self._pause_s = None, 0.0
         self.refused[tenant_id] = str(reason)
-        if isinstance(reason, AheadError):
-            self.ahead.add(tenant_id)
-        pause_s = min(self._pauses.get(tenant_id, REFUSED_PAUSE_FIRST_S / 2) * 2, REFUSED_PAUSE_MAX_S)
-        self._pauses[tenant_id] = pause_s
-        return pause_s
+        if isinstance(reason, DisputedError):
+            self.disputed.add(tenant_id)
+        return self._longer(tenant_id, REFUSED_PAUSE_FIRST_S, REFUSED_PAUSE_MAX_S)
 
-    def fails(self, fault: str) -> None:
-        """The witness does not do its work."""
+    def fails(self, tenant_id: str, fault: str) -> float:
+        """The witness does not do its work, or not for this log. Returns the pause before the next push of it."""
         self.fault = fault
         self._pause_s = min(max(self._pause_s * 2, FAULT_PAUSE_FIRST_S), FAULT_PAUSE_MAX_S)
         self.rest(self._pause_s)
+        return self._longer(tenant_id, FAULT_PAUSE_FIRST_S, FAULT_PAUSE_MAX_S)
+
+    def _longer(self, tenant_id: str, first_s: float, most_s: float) -> float:
+        pause_s = min(max(self._pauses.get(tenant_id, 0.0) * 2, first_s), most_s)
+        self._pauses[tenant_id] = pause_s
+        return pause_s
 
     def rest(self, pause_s: float) -> None:
         """Nothing is pushed for so long."""
@@ -252,12 +258,12 @@ class Witnesses:
 
     @property
     def fault(self) -> str | None:
-        """Which witnesses fail, or have seen more than there is; None if none does."""
+        """Which witnesses fail, or have seen more than there is, or others; None if none does."""
         faults = [f"{line.witness.name}: {line.fault}" for line in self.lines if line.fault is not None]
         faults += [
-            f"{line.witness.name} has seen more entries than there are of {first_of(sorted(line.ahead), NAMED_MAX)}"
+            f"{line.witness.name} has seen more or other entries of {first_of(sorted(line.disputed), NAMED_MAX)}"
             for line in self.lines
-            if line.ahead
+            if line.disputed
         ]
         return "; ".join(faults) or None
 
@@ -324,12 +330,11 @@ class Witnesses:
         except RefusedError as error:
             pause_s, is_due = line.refuses(tenant_id, error), True
             self.metrics.count("log_cosignature_failures", 1, name)
-            log.warning("checkpoint_refused", witness=name, tenant_id=tenant_id, error=str(error), retry_in_s=pause_s)
+            log.info("checkpoint_refused", witness=name, tenant_id=tenant_id, error=str(error), retry_in_s=pause_s)
         except ChainDamagedError as error:
             self.report(error, "witnesses")
         except (NoAnswerError, SignatureError) as error:
-            line.fails(str(error))
-            is_due = True
+            pause_s, is_due = line.fails(tenant_id, str(error)), True
             self.metrics.count("log_cosignature_failures", 1, name)
             log.warning("witness_failed", witness=name, tenant_id=tenant_id, error=str(error))
         except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
@@ -381,7 +386,7 @@ class Witnesses:
                 if known >= checkpoint.size:
                     return None
             if known > checkpoint.size:
-                raise AheadError(f"it has seen a tree of {known} entries of this log, which has {checkpoint.size}")
+                raise DisputedError(f"it has seen a tree of {known} entries of this log, which has {checkpoint.size}")
             if not known:
                 return _Push(note, checkpoint.size, 0, [])
             wanted = tiles.consistency_tiles(known, checkpoint.size) | tiles.root_tiles(known)
@@ -407,6 +412,9 @@ class Witnesses:
             raise BusyError(min(asked_s or RETRY_AFTER_DEFAULT_S, RETRY_AFTER_MAX_S))
         said = printable(reply.body.decode("utf-8", "replace").strip())[:REASON_CHARACTERS_MAX]
         reason = f"it answers {reply.status}{f': {said}' if said else ''}"
+        if reply.status == httpx.codes.UNPROCESSABLE_ENTITY:
+            # The proof was verified before it was sent.
+            raise DisputedError(f"it has seen a tree that this log does not extend: {reason}")
         raise RefusedError(reason) if 400 <= reply.status < 500 else NoAnswerError(reason, status=reply.status)
 
     def _require_now(self, found: Cosignature, began: datetime) -> None:
@@ -437,6 +445,8 @@ def _known_size(reply: Reply, push: _Push) -> int:
     if match is None:
         raise NoAnswerError("it answers 409 without the size of the tree that it has seen")
     known = int(match[1])
+    if known == push.old_size == push.size:
+        raise DisputedError(f"it has seen other entries than these {known}")
     if known == push.old_size:
         raise NoAnswerError(f"it answers 409, though it has seen the tree of {known} entries that was named")
     return known
