@@ -32,7 +32,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError, refuse, reported_as
 from signing.keys import PublicKey, Signer
@@ -121,6 +121,9 @@ class VerifierKey:
     def text(self) -> str:
         """``name+hash+base64``, as golang.org/x/mod/sumdb/note and C2SP tools read it."""
         return f"{self.name}+{self.key_hash.hex()}+{base64.b64encode(self._typed(self.public_key)).decode()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).parse, (self.text(),)
 
     @classmethod
     def _typed(cls, public_key: PublicKey) -> bytes:

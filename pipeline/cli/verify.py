@@ -36,6 +36,7 @@ from pipeline.cli.running import is_interrupted, running, shown
 from pipeline.java import error_line
 from pipeline.places import OpenPlace
 from pipeline.places.protocol import ChainName
+from signing.anchors import ExternalWitnesses
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, judge_unvouched, read_kept
 from signing.keys import Keyring
 from signing.memory import Memory, Observation, Seen, memory_of, remembering
@@ -63,6 +64,15 @@ def verify(
     keys: Keys = None,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", exists=True, dir_okay=False, help="A checkpoint kept elsewhere.")
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            "--policy",
+            exists=True,
+            dir_okay=False,
+            help="A tlog-policy file: exit code 3 below its quorum of witnesses. Archives carry no cosignatures.",
+        ),
     ] = None,
     breaks: Annotated[
         str | None,
@@ -100,16 +110,18 @@ def verify(
       tally pipeline verify --dsn postgresql://db/ledger --archive s3://ledger-archive/prod --keys trusted/
       tally pipeline verify --bundle sites/*.tar --keys trusted/ --json
       tally pipeline verify --ledgers ledgers.txt --keys trusted/
+      tally pipeline verify --keys trusted/ --policy witnesses.policy
     """
     where = sources(dsns, archives, ledgers, bundles, more_bundles, tenants)
     keyring = load_keys(keys) if keys else None
     kept = read_kept(checkpoint) if checkpoint is not None else None
     memory = memory_of(state, is_off=no_state or keyring is None)
+    external = ExternalWitnesses.load([], None, policy)
     run = partial(_worked, master, None if breaks is None else breaks_url(breaks))
     if where.bundles:
-        told, codes = _verify_bundles([*map(Path, where.bundles)], keyring, kept, memory, run)
+        told, codes = _verify_bundles([*map(Path, where.bundles)], keyring, kept, memory, external, run)
     else:
-        told, codes = _verify_ledgers(where, tenants, keyring, kept, memory, run)
+        told, codes = _verify_ledgers(where, tenants, keyring, kept, memory, external, run)
     with remembering(memory, [verdict.get("memory") for verdict in told["tenants"]]):
         if as_json:
             print_json(told)
@@ -135,6 +147,7 @@ def _verify_ledgers(
     keyring: Keyring | None,
     kept: str | None,
     memory: Memory | None,
+    external: ExternalWitnesses,
     run: Run,
 ) -> Told:
     """Verify databases, with their archives or without, or archives.
@@ -159,7 +172,7 @@ def _verify_ledgers(
             if unknown is None:
                 heads[chain] = [TreeHead(head.size, head.root, SOURCE), *heads.get(chain, ())]
         # 3. The verdicts.
-        told, written = run(_work(opened, archives, chains, keyring, heads))
+        told, written = run(_work(opened, archives, chains, keyring, heads, external))
         told["tables"] = (opened if archives is None else archives).tables(keyring)
         told["tenants"] = [_compared(verdict, observed, of_file, keyring) for verdict in told["tenants"]]
     # 4. What is missing.
@@ -184,14 +197,24 @@ def _work(
     chains: Sequence[str],
     keyring: Keyring | None,
     heads: Mapping[str, Sequence[TreeHead]],
+    external: ExternalWitnesses,
 ) -> Work:
     from pipeline.verify import verify as verify_chains
     from pipeline.verify.joined import verify_joined
 
     def work(spark: SparkSession, passed: Accumulator[int]) -> Verified:
         if archives is None:
-            return verify_chains(spark, opened, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed)
-        return verify_joined(spark, opened, archives, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed)
+            return verify_chains(
+                spark, opened, tenants=chains, keyring=keyring, checkpoints=heads, external=external, passed=passed
+            )
+        return verify_joined(
+            *(spark, opened, archives),
+            tenants=chains,
+            keyring=keyring,
+            checkpoints=heads,
+            external=external,
+            passed=passed,
+        )
 
     return work
 
@@ -245,12 +268,19 @@ def _kept_of_chains(
 
 
 def _verify_bundles(
-    files: Sequence[Path], keyring: Keyring | None, kept: str | None, memory: Memory | None, run: Run
+    files: Sequence[Path],
+    keyring: Keyring | None,
+    kept: str | None,
+    memory: Memory | None,
+    external: ExternalWitnesses,
+    run: Run,
 ) -> Told:
     from pipeline.verify import verify_bundles
 
     told, written = run(
-        lambda spark, passed: verify_bundles(spark, files, keyring=keyring, kept=kept, memory=memory, passed=passed)
+        lambda spark, passed: verify_bundles(
+            spark, files, keyring=keyring, kept=kept, memory=memory, external=external, passed=passed
+        )
     )
     # There may be no verdict on a file.
     codes = (

@@ -122,6 +122,11 @@ class OpenLedgers(OpenPlace):
         place, tenant = self._at(tenant_id)
         return place.sealed(tenant)
 
+    def cosignatures(self, tenant_id: str, witnesses: Collection[str]) -> Sequence[tuple[str, str]]:
+        """As in its ledger."""
+        place, tenant = self._at(tenant_id)
+        return place.cosignatures(tenant, witnesses)
+
     def manifests(self, tenant_id: str) -> Sequence[SealedManifest]:
         """As in its ledger."""
         place, tenant = self._at(tenant_id)

@@ -304,6 +304,14 @@ class OpenPostgres(OpenPlace):
         query = f"SELECT checkpoint::text FROM {TREES} WHERE tenant_id = {literal(tenant_id)} ORDER BY ctid LIMIT 1"
         return [Sealed(None, row[0], ()) for row in self.connection.rows(query) if row[0] is not None]
 
+    def cosignatures(self, tenant_id: str, witnesses: Collection[str]) -> list[tuple[str, str]]:
+        """Those of the database."""
+        return (
+            [(key, note) for key, note in self.connection.rows(statements.newest_cosignatures(tenant_id, witnesses))]
+            if witnesses
+            else []
+        )
+
     def named_keys(self) -> Keyring | None:
         """The keys that the ``_system`` chain names. No signature is valid by them. None without a root."""
         job_id = f'{LOG}.job_id::text COLLATE "C"'

@@ -271,6 +271,11 @@ class OpenPlace(Protocol):
             ArchiveInvalidError: they cannot be read.
         """
 
+    def cosignatures(self, tenant_id: str, witnesses: Collection[str]) -> Sequence[tuple[str, str]]:
+        """Verifier key and note of the newest cosignature of each of these witnesses on its checkpoints, not verified.
+        Archives carry none."""
+        return ()
+
     def manifests(self, tenant_id: str) -> Sequence[SealedManifest]:
         """The manifests of an archived tenant by seq; their signatures may be unverified. Other places have none.
 

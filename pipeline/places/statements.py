@@ -17,6 +17,7 @@ from pipeline.places.protocol import SEQ_MAX, SEQ_MIN, Times
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
+COSIGNATURES: Final = "scheduler.checkpoint_cosignature"
 FOLLOWERS: Final = "scheduler.follower_positions"
 COMMITMENTS: Final = "scheduler.commitments"
 HEAD_COLUMNS: Final = ("head_seq", "head_chain_link", "head_hlc")
@@ -93,6 +94,17 @@ EXPORT_SNAPSHOT: Final = "SELECT pg_catalog.pg_export_snapshot()"
 def literal(text: str) -> str:
     """``text`` as a literal; requires ``standard_conforming_strings`` on."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def newest_cosignatures(tenant_id: str, witnesses: Iterable[str]) -> str:
+    """Verifier key and note of the newest cosignature of each of these witnesses on the tenant's checkpoints."""
+    keys = ", ".join(f"({literal(key)})" for key in witnesses)
+    return f"""
+        SELECT said.witness::text, said.note::text FROM (VALUES {keys}) AS known(key)
+         CROSS JOIN LATERAL (SELECT witness, note FROM {COSIGNATURES}
+                              WHERE tenant_id = {literal(tenant_id)} AND witness = known.key
+                              ORDER BY tree_size DESC, cosigned_at DESC LIMIT 1) AS said
+    """
 
 
 def select_list(types: Types, table: str, columns: Iterable[str]) -> str:

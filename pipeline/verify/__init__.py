@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +34,7 @@ from ledger.verification.range_check import RangeTask
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.range_fold import tasks as tasks_of
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import KINDS, Break, Verdict
+from ledger.verification.verdict import KINDS, Anchor, Break, Verdict
 from pipeline import arrow
 from pipeline.archive.reader import broken
 from pipeline.arrow import ddl_of
@@ -60,6 +61,7 @@ from pipeline.verify.tasks import (
     read_jobs,
     rows_in,
 )
+from signing.anchors import NOBODY, WITNESS, ExternalWitnesses, StoredAnchor, judge, opener
 from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
 from signing.judging import verify_file
 from signing.keys import Keyring
@@ -157,6 +159,7 @@ def verify(
     tenants: Collection[str] | None = None,
     keyring: Keyring | None = None,
     checkpoints: Mapping[str, Sequence[TreeHead]] | None = None,
+    external: ExternalWitnesses = NOBODY,
     rows_a_piece: int = ROWS_A_PIECE,
     passed: Accumulator[int] | None = None,
 ) -> Verified:
@@ -171,6 +174,7 @@ def verify(
         tenants: tenants, or chains of several ledgers, to verify; by default all.
         keyring: trusted keys; without it the keys that the ledger names, by which no signature is valid.
         checkpoints: by tenant, externally kept tree heads, which the chain must extend.
+        external: witnesses whose cosignatures in a database count, and the policy over them.
         rows_a_piece: entries that a task checks.
         passed: counts checked entries.
 
@@ -182,7 +186,10 @@ def verify(
     wanted = place.tenants() if tenants is None else sorted(set(tenants))
     judged, refused = place.judged(wanted, keyring)
     ends = {
-        tenant: each.ends._replace(checkpoints=(*each.ends.checkpoints, *(checkpoints or {}).get(tenant, ())))
+        tenant: each.ends._replace(
+            checkpoints=(*each.ends.checkpoints, *(checkpoints or {}).get(tenant, ())),
+            anchors=anchors_of(place, tenant, keyring, external),
+        )
         for tenant, each in judged.items()
     }
     ends = place.begun(ends, keyring)
@@ -197,8 +204,22 @@ def verify(
     seconds = time.perf_counter() - began_s
     objects = {chain: broken(ChainName.parse(chain).tenant_id, error, seconds) for chain, error in refused.items()}
     for chain, verdict in verdicts.items():
-        objects[chain] = judged[chain].told(verdict.to_json(seconds * 1000))
+        told = judged[chain].told(verdict.to_json(seconds * 1000))
+        objects[chain] = external.with_quorum(told, verdict.anchors)
     return Verified(spark, [ChainName.parse(chain).named(objects[chain]) for chain in wanted], found)
+
+
+def anchors_of(
+    place: OpenPlace, chain: str, keyring: Keyring | None, external: ExternalWitnesses
+) -> tuple[Anchor, ...]:
+    """The newest cosignature of each witness on a chain's checkpoints, judged; none without keys."""
+    if keyring is None or not external.witnesses:
+        return ()
+    origin = f"{place.log_origin(chain)}/{ChainName.parse(chain).tenant_id}"
+    open_note, unknown = external.pinned(opener(keyring, origin)), datetime.fromtimestamp(0, UTC)
+    said = place.cosignatures(chain, [key.text() for key in external.witnesses])
+    stored = (StoredAnchor(WITNESS, key, note, 0, unknown) for key, note in said)
+    return tuple(judge(each, external.witnesses, (), open_note) for each in stored)
 
 
 def check_chains(
@@ -279,12 +300,14 @@ def verify_bundles(
     keyring: Keyring | None = None,
     kept: str | None = None,
     memory: Memory | None = None,
+    external: ExternalWitnesses = NOBODY,
     passed: Accumulator[int] | None = None,
 ) -> Verified:
     """Verify bundle files; the objects have the aspect ``bundle`` and name their ``file``, in the order given.
 
     An unreadable file has an object too, with ``error`` and ``exit_code`` and no aspect. ``kept`` is the text of an
-    externally kept checkpoint, for the bundles of its log; ``memory`` holds earlier verified checkpoints.
+    externally kept checkpoint, for the bundles of its log; ``memory`` holds earlier verified checkpoints; ``external``
+    are the witnesses whose cosignatures count.
 
     Raises:
         SignatureError: ``kept`` is invalid.
@@ -293,7 +316,7 @@ def verify_bundles(
     names = [str(file.absolute()) for file in files]
 
     def check(number: int) -> Iterator[pa.RecordBatch]:
-        return batched(_rows(names[number], number, keyring, judged, memory, passed))
+        return batched(_rows(names[number], number, (keyring, judged, memory, external), passed))
 
     found = over_numbers(spark, len(files), check, DDL).persist()
     verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()
@@ -303,13 +326,11 @@ def verify_bundles(
 def _rows(
     file: str,
     number: int,
-    keyring: Keyring | None,
-    kept: JudgedCheckpoint | None,
-    memory: Memory | None,
+    against: tuple[Keyring | None, JudgedCheckpoint | None, Memory | None, ExternalWitnesses],
     passed: Accumulator[int] | None,
 ) -> Iterator[TaskRow]:
     breaks: list[Break] = []
-    judging = verify_file(Path(file), keyring, kept, memory, on_break=breaks.append, is_kept_of_many=True)
+    judging = verify_file(Path(file), *against, on_break=breaks.append, is_kept_of_many=True)
     try:
         verdict = asyncio.run(judging).to_json()
     except NotABundleError as error:

@@ -14,6 +14,7 @@ from pipeline.places import OpenPlace
 from pipeline.places.protocol import ChainName
 from pipeline.source import open_pieces
 from pipeline.verify import Verified, verify
+from signing.anchors import NOBODY, ExternalWitnesses
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def verify_joined(
     tenants: Collection[str],
     keyring: Keyring | None,
     checkpoints: Mapping[str, Sequence[TreeHead]],
+    external: ExternalWitnesses = NOBODY,
     passed: Accumulator[int] | None = None,
 ) -> Verified:
     """Verify ``tenants`` of ``place``, and what ``archives`` have of them, as one; arguments as of ``verify``.
@@ -44,7 +46,9 @@ def verify_joined(
     # 2. The databases, which must begin with the trees of the archives.
     heads = {chain: [*checkpoints.get(chain, ()), *part.heads] for chain, part in parts.items()}
     chains = [chain for chain in tenants if chain in there]
-    of_databases = verify(spark, place, tenants=chains, keyring=keyring, checkpoints=heads, passed=passed)
+    of_databases = verify(
+        spark, place, tenants=chains, keyring=keyring, checkpoints=heads, external=external, passed=passed
+    )
     found = {_chain_of(each): each for each in of_databases.objects}
     # 3. Both as one.
     objects = [

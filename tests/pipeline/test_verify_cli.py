@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow.dataset as ds
@@ -14,8 +15,9 @@ from ledger.exit_code import ExitCode
 from signing import private_keys
 from tests.app.bundles import bundle_of
 from tests.app.roles import run_roles_sql
-from tests.conftest import Database
-from tests.ledger.ledger_in_memory import SIGNER
+from tests.app.witness import Witness
+from tests.conftest import Database, connected_to
+from tests.ledger.ledger_in_memory import SIGNER, Ledger
 from tests.pipeline.archived_ledgers import checkpoint_of, days, ledger_of, store
 from tests.pipeline.conftest import RunCommand
 from tests.pipeline.sites import drawn_sites
@@ -177,6 +179,50 @@ def test_why_a_verification_is_incomplete_is_said(run_command: RunCommand, datab
         assert found.stderr == (
             f"exit code 3, not everything is checked: {said}{unsigned} entries of 1 ledger that no snapshot signs yet\n"
         )
+
+
+async def cosign(database: Database, ledger: Ledger, *witnesses: Witness) -> None:
+    async with connected_to(database.superuser_url) as connection:
+        for each in witnesses:
+            await connection.execute(
+                "INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note)"
+                " VALUES ($1, $2, $3, now(), $4)",
+                *(ledger.tenant_id, each.verifier_key, len(ledger.entries)),
+                each.cosign(checkpoint_of(ledger), 1_704_931_300),
+            )
+
+
+def test_ledgers_below_the_quorum_of_a_policy_are_incomplete_wherever_they_are(
+    run_command: RunCommand, database: Database, tmp_path: Path
+) -> None:
+    one, two = Witness("witness.example/w1", 1), Witness("witness.example/w2", 2)
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem)
+    (tmp_path / "policy").write_text(
+        f"witness w1 {one.verifier_key}\nwitness w2 {two.verifier_key}\ngroup g all w1 w2\nquorum g\n"
+    )
+    (tmp_path / "acme.tar").write_bytes(bundle_of(ledger_of("acme", days(20))))
+    acme, other = ledger_of("acme", days(30)), ledger_of("other", days(20))
+    for ledger in (acme, other):
+        ledger.store_jobs()
+    asyncio.run(store(database, acme, other))
+    asyncio.run(cosign(database, acme, one, two))
+    asyncio.run(cosign(database, other, one))
+
+    def verdicts(code: ExitCode, *place: object) -> list[dict[str, Any]]:
+        found = run_command("verify", *place, "--keys", "keys.pem", "--policy", "policy", "--json", "--no-state")
+        assert found.returncode == code, found.stderr
+        assert ("1 ledger below the quorum of the policy" in found.stderr) == (code == ExitCode.INCOMPLETE)
+        return json.loads(found.stdout)["tenants"]
+
+    met, below = verdicts(ExitCode.INCOMPLETE, "--dsn", database.service_url)
+    assert (met["policy"]["met"], met["policy"]["quorum_to_seq"]) == (True, 30)
+    assert (below["valid"], below["policy"]["missing"]) == (True, ["w2: has cosigned nothing of this log"])
+    (bundled,) = verdicts(ExitCode.INCOMPLETE, "--bundle", "acme.tar")
+    assert bundled["policy"]["quorum_to_seq"] == 0
+    # A witness has seen another history of this length.
+    asyncio.run(cosign(database, ledger_of("other", days(20)[::-1]), two))
+    _, rolled_back = verdicts(ExitCode.TAMPERED, "--dsn", database.service_url)
+    assert rolled_back["first_break"]["kind"] == "rollback"
 
 
 def test_the_help_speaks_of_files_as_a_user_names_them(run_command: RunCommand) -> None:
