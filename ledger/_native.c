@@ -652,7 +652,8 @@ static PyObject *new_rows(PyObject *Py_UNUSED(module), PyObject *const *args, Py
             at = has_origin ? put_field(at, origin) : put_u32(at, UINT32_MAX);
             out.count = (size_t)(at - (unsigned char *)out.bytes);
             number = PyLong_FromLongLong(seq);
-            PyObject *values = number == NULL ? NULL : PyTuple_Pack(3, number, t_hlc, chain_link);
+            PyObject *values = number == NULL ? NULL : PyTuple_Pack(4, number, t_hlc, chain_link,
+                                                                       PyTuple_GET_ITEM(entry, ENTRY_JOB));
             PyObject *given = values == NULL ? NULL : PyTuple_Pack(1, values);
             place = given == NULL ? NULL : PyTuple_Type.tp_new(place_type, given, NULL);
             Py_XDECREF(values);

@@ -130,7 +130,7 @@ class ChainAppender:
             )
         )
         self._note_end(tenant_id, job_id, action)
-        self._appended.links.setdefault(tenant_id, []).append(LinkRow(seq, t_hlc, chain_link))
+        self._appended.links.setdefault(tenant_id, []).append(LinkRow(seq, t_hlc, chain_link, job_id))
         end.head = ChainHead(seq, chain_link, t_hlc)
         if len(end.kept) == ROWS_A_PIECE:
             self._put(tenant_id, end)
@@ -187,7 +187,7 @@ def new_rows(linker: Linker, head: ChainHead, entries: Sequence[Unlinked]) -> tu
 def _new_rows(linker: Linker, head: ChainHead, entries: Sequence[Unlinked]) -> tuple[list[Row], list[LinkRow]]:
     """The same in Python."""
     rows = linker.rows(head.seq + 1, head.chain_link, entries)
-    places = [LinkRow(seq, t_hlc, link) for seq, t_hlc, *_, link, _, _, _ in rows]
+    places = [LinkRow(seq, t_hlc, link, job_id) for seq, t_hlc, _, _, _, job_id, *_, link, _, _, _ in rows]
     return [(linker.tenant_id, *row) for row in rows], places
 
 

@@ -51,6 +51,7 @@ class LinkRow(NamedTuple):
     seq: int
     t_hlc: str
     chain_link: str
+    job_id: str
 
 
 class LastSnapshot(NamedTuple):
@@ -109,7 +110,7 @@ async def read_links(connection: Connection, tenant_id: str, from_seq: int, limi
         connection,
         LinkRow,
         """
-        SELECT seq, t_hlc, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2
+        SELECT seq, t_hlc, chain_link, job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq >= $2
          ORDER BY seq LIMIT $3
         """,
         tenant_id,

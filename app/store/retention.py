@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from app.store import job_search, job_table
 from app.store.departed import remember
 from app.store.following import lock_places
+from app.store.job_index import keep_left
 from app.store.job_table import FOLLOWER, JobFolds, JobSpan
 from app.store.reading import ENTRIES, fetch_column, fetch_dict, fetch_one_as, fetch_tuples, fetch_value
 from ledger.facts.statuses import ENDED, STATUSES
@@ -223,6 +224,7 @@ async def remove(
     place = (await lock_places(connection, FOLLOWER, [tenant_id])).get(tenant_id)
     if place is None:
         return None
+    await keep_left(connection, tenant_id, to_seq)
     rows = await connection.fetch(
         "SELECT * FROM scheduler.remove_covered($1, $2, $3, $4)", tenant_id, from_seq, to_seq, entries_max
     )

@@ -27,7 +27,7 @@ from app.trust.node_keys import NodeKeys
 from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
 from ledger.hlc import Hlc
 from signing.key_history import time_of
-from signing.keys import PublicKey, Signer
+from signing.keys import Keyring, PublicKey, Signer
 from signing.private_keys import FileSigner
 
 SIGN_TIMEOUT_S = 10.0
@@ -80,6 +80,10 @@ class KeyInUse:
     def own(self) -> list[PublicKey]:
         """The public keys this node signs with."""
         return [signer.public_key for signer in self.node_keys.signers()]
+
+    async def counting(self, connection: Connection) -> Keyring:
+        """Every trusted key."""
+        return Keyring([*(await self._chain.counting(connection)).values()])
 
     def may_try(self) -> bool:
         """Whether to call the signer: its signature would be valid, and it has not just failed."""

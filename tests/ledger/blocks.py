@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Final
 
 import pytest
@@ -12,8 +13,8 @@ from ledger.job_index import growth
 BLOCK_ENTRIES: Final = 2
 
 
-def short_blocks(patched: pytest.MonkeyPatch) -> None:
-    """Have blocks of ``BLOCK_ENTRIES`` entries."""
-    for module in (job_index, growth):
+def short_blocks(patched: pytest.MonkeyPatch, *users: ModuleType) -> None:
+    """Have blocks of ``BLOCK_ENTRIES`` entries, in these modules too."""
+    for module in (job_index, growth, *users):
         patched.setattr(module, "BLOCK_ENTRIES", BLOCK_ENTRIES)
     patched.setattr(growth, "_GROUP_ENTRIES", job_index.RUNS_MERGED * BLOCK_ENTRIES)

@@ -45,6 +45,7 @@ from app.store.reading import Pool, reading
 from app.trust.key_in_use import KeyInUse
 from app.write.followers.checkpoints import CheckpointJournal
 from app.write.followers.followers import LongLocks
+from app.write.followers.job_indexer import JobIndexer
 from app.write.followers.signed_chain import OwnEntries, unforeseen
 from app.write.followers.snapshotter import Snapshotter
 from app.write.followers.tree_follower import FollowedTenant, TenantMemory, TreeFollower, is_signed_by_any
@@ -116,8 +117,9 @@ class Notary:
             origin=self.origin,
             batch_size=batch_size,
         )
+        self._indexer = JobIndexer(keys=self.keys)
         self._snapshots = Snapshotter(
-            self.node.node_id, self.keys, batch_size, self.settings.sign_snapshots, self.metrics
+            self.node.node_id, self.keys, batch_size, self.settings.sign_snapshots, self.metrics, self._indexer
         )
         self._due: set[str] = set()
         """Tenants to follow."""
@@ -204,6 +206,7 @@ class Notary:
             # A slow signer holds up few tenants; a key in a file never waits.
             is_slow = self.settings.sign_snapshots and not isinstance(self.keys.signer, FileSigner)
             await self._in_turns(now, 1 if is_slow else TENANTS_PER_TRANSACTION_MAX, self._sign)
+            await self._in_turns(self._indexer.due() - self._retry_at_s.keys(), 1, self._index)
         self._raise_watermark()
 
     def _may_snapshot(self) -> bool:
@@ -403,6 +406,13 @@ class Notary:
             self._memory.forget_signed(tenant)
             if self._is_snapshot_due(tenant):
                 self._due.add(name)
+
+    async def _index(self, connection: Connection, names: Sequence[str]) -> None:
+        """Take one turn for the indexes of jobs of these tenants, which are behind their snapshots."""
+        for name in names:
+            tenant = self._tenants[name]
+            if tenant.tree is not None and tenant.signed_seq is not None:
+                await self._indexer.follow(connection, name, tenant)
 
     async def _rebuild(self, connection: Connection, names: Sequence[str]) -> None:
         for name in names:

@@ -252,7 +252,7 @@ def checked_links(
         return []
     if (found := first_break_in(tenant_id, rows, first_seq=tree_size + 1, prev_link=prev_link)) is not None:
         raise not_signed(tenant_id, f"{found.kind} at seq {found.seq}, {found.detail}", found=found)
-    links = [LinkRow(row[_SEQ], row[_T_HLC], row[_CHAIN_LINK]) for row in rows]
+    links = [LinkRow(row[_SEQ], row[_T_HLC], row[_CHAIN_LINK], row[_JOB]) for row in rows]
     known = {link.seq: link for link in ours}
     for link in links:
         if known.get(link.seq, link) != link:

@@ -16,14 +16,18 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
+from msgspec import UNSET
 
 from app.runtime.metrics import Metrics
 from app.store import Connection
 from app.store import notary as store
+from app.store.job_index import store_runs
+from app.store.notary import LinkRow
 from app.trust.key_in_use import KeyInUse
+from app.write.followers.job_indexer import GrownIndex, JobIndexer
 from app.write.followers.signed_chain import leaf_hashes_of, not_signed, not_stored, proved_root
 from app.write.followers.tree_follower import FollowedTenant
 from ledger import merkle
@@ -32,6 +36,26 @@ from ledger.hlc import Hlc
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim, SnapshotRow, unsigned_digest
 from signing.keys import Signer
 from signing.snapshot import ENVELOPE, SNAPSHOT_HLC, TO_SEQ, sign_snapshot
+
+
+class _Batch(NamedTuple):
+    """The entries of the next snapshot."""
+
+    claimed: dict[str, Any]
+    """What the snapshot says of them, by member of a ``SnapshotClaim``."""
+    links: list[LinkRow]
+    leaf_hashes: list[bytes]
+    are_ours: bool
+    """Whether this node chained them, and has them in memory."""
+
+
+class _Made(NamedTuple):
+    """A snapshot to store."""
+
+    row: SnapshotRow
+    digest: str
+    grown: GrownIndex | None = None
+
 
 _CLAIMED = SNAPSHOT_COLUMNS[:-1]
 """All columns of a row except the envelope, which is last."""
@@ -46,6 +70,7 @@ class Snapshotter:
     batch_size: int
     is_signing: bool
     metrics: Metrics
+    indexer: JobIndexer
 
     async def sign(
         self,
@@ -89,40 +114,47 @@ class Snapshotter:
     ) -> dict[str, dict[str, object]]:
         """Make the next snapshot of each tenant, all in one transaction; returns the rows. A tenant that another node
         covered first has none."""
-        made: dict[str, tuple[SnapshotRow, str]] = {}
-        """By tenant, the row and its digest."""
+        made: dict[str, _Made] = {}
         if self.is_signing:
             async with self.keys.signing() as signer:
                 for name, tenant in tenants.items():
                     made[name] = await self._signed(connection, name, tenant, signer)
                 async with connection.transaction():
-                    ends = [Hlc.parse(row[SNAPSHOT_HLC]) for row, _ in made.values()]
+                    ends = [Hlc.parse(each.row[SNAPSHOT_HLC]) for each in made.values()]
                     await self.keys.check_window(connection, signer, ends)
-                    inserted = await store.insert_snapshots(connection, {name: row for name, (row, _) in made.items()})
+                    for name, each in made.items():
+                        if each.grown is not None:
+                            await store_runs(connection, name, each.grown.stored, each.grown.merged)
+                    inserted = await store.insert_snapshots(connection, {name: each.row for name, each in made.items()})
         else:
             for name, tenant in tenants.items():
-                covered = await self._covered(connection, name, tenant)
+                covered = (await self._next_batch(connection, name, tenant)).claimed
                 unsigned: SnapshotRow = (*(covered[column] for column in _CLAIMED), None)
-                made[name] = unsigned, unsigned_digest(unsigned)
+                made[name] = _Made(unsigned, unsigned_digest(unsigned))
             async with connection.transaction():
-                inserted = await store.insert_snapshots(connection, {name: row for name, (row, _) in made.items()})
+                inserted = await store.insert_snapshots(connection, {name: each.row for name, each in made.items()})
         for name in inserted:
-            tenant, (row, digest) = tenants[name], made[name]
+            tenant, (row, digest, grown) = tenants[name], made[name]
             tenant.signed_seq, tenant.signed_digest = row[TO_SEQ], digest
+            tenant.job_index = tenant.job_index if grown is None else grown.state
             tenant.unsigned_since_s = None if row[TO_SEQ] >= tenant.head_seq else time.monotonic()
         self.metrics.count("scheduler_batch_snapshots", len(inserted))
         return inserted
 
-    async def _signed(
-        self, connection: Connection, tenant_id: str, tenant: FollowedTenant, signer: Signer
-    ) -> tuple[SnapshotRow, str]:
-        """The signed row of the next batch's snapshot, and its digest."""
-        covered = await self._covered(connection, tenant_id, tenant)
+    async def _signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant, signer: Signer) -> _Made:
+        """The signed snapshot of the next batch."""
+        covered, links, leaf_hashes, are_ours = await self._next_batch(connection, tenant_id, tenant)
+        grown = await self.indexer.grown(connection, tenant_id, tenant, links, leaf_hashes, are_ours=are_ours)
         claim = SnapshotClaim(
-            **covered, previous_snapshot=tenant.signed_digest, node_id=self.node_id, key_id=signer.key_id
+            **covered,
+            previous_snapshot=tenant.signed_digest,
+            node_id=self.node_id,
+            key_id=signer.key_id,
+            job_index=UNSET if grown is None else grown.roots(),
         )
         envelope, digest = await self.keys.sign(partial(sign_snapshot, claim, signer))
-        return (*(covered[column] for column in _CLAIMED), orjson.dumps(envelope).decode()), digest
+        row = (*(covered[column] for column in _CLAIMED), orjson.dumps(envelope).decode())
+        return _Made(row, digest, grown)
 
     async def _load_signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:
         last = await store.last_snapshot(connection, tenant_id)
@@ -135,21 +167,20 @@ class Snapshotter:
         if tenant.signed_seq >= tenant.head_seq:
             tenant.unsigned_since_s = None
 
-    async def _covered(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> dict[str, Any]:
-        """What the next batch's snapshot says of its entries, by member of a ``SnapshotClaim``."""
+    async def _next_batch(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> _Batch:
         assert tenant.tree is not None
         from_seq = (tenant.signed_seq or 0) + 1
         entry_count = min(self.batch_size, tenant.tree.size - from_seq + 1)
         to_seq = from_seq + entry_count - 1
         links = tenant.links_from(from_seq, entry_count)
         tree_root = tenant.roots.get(to_seq) if tenant.rooted_from_seq <= from_seq else None
-        if len(links) < entry_count:
+        if not (are_ours := len(links) == entry_count):
             links, tree_root = await store.read_links(connection, tenant_id, from_seq, entry_count), None
         leaf_hashes = leaf_hashes_of(tenant_id, links, entry_count)
         if tree_root is None:
             tree_root = await proved_root(connection, tenant_id, tenant.tree, from_seq, leaf_hashes)
         last = links[-1]
-        return {
+        claimed = {
             "tenant_id": tenant_id,
             "from_seq": from_seq,
             "to_seq": last.seq,
@@ -161,6 +192,7 @@ class Snapshotter:
             "tree_root": tree_root.hex(),
             "snapshot_hlc": last.t_hlc,
         }
+        return _Batch(claimed, links, leaf_hashes, are_ours)
 
 
 def _digest_of(row: SnapshotRow) -> str | None:

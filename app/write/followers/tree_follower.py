@@ -46,6 +46,7 @@ from ledger.errors import (
     StoredTreeError,
     StoredTreeLockedError,
 )
+from ledger.job_index.growth import OpenBlock
 from ledger.merkle import tiles
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint
@@ -56,6 +57,21 @@ RECENT_LINKS_MAX = 200_000
 """Links of all tenants kept in memory, from the commit on this node until they are signed; others are read back."""
 TREES_CACHED_MAX = 1000
 """Tenants whose tree edge is kept in memory."""
+
+
+@dataclass(slots=True, eq=False)
+class IndexedTenant:
+    """The index of jobs of the first ``size`` entries of one tenant."""
+
+    roots: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """Roots of the runs over its full blocks, by level and first leaf index."""
+    open: OpenBlock = field(default_factory=lambda: OpenBlock(0))
+    """The entries behind them."""
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.open.end
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +96,8 @@ class FollowedTenant:
     is_tree_damaged: bool = False
     """Whether the stored tree is known to differ from the chain and must be rebuilt."""
     unsigned_since_s: float | None = None
+    job_index: IndexedTenant | None = None
+    """The index of jobs, up to the newest snapshot or behind it."""
 
     def links_from(self, from_seq: int, limit: int) -> list[LinkRow]:
         """Links from ``from_seq`` on as this node chained them; empty if they are no longer in memory."""
@@ -130,7 +148,7 @@ class TenantMemory:
         surplus = len(self._cached) - TREES_CACHED_MAX
         for name in [name for name in self._cached if not self.tenants[name].lock.locked()][: max(0, surplus)]:
             del self._cached[name]
-            self.tenants[name].tree = None
+            self.tenants[name].tree = self.tenants[name].job_index = None
 
     def _forget(self, tenant: FollowedTenant) -> None:
         self._recent_count -= len(tenant.recent)

@@ -1,0 +1,175 @@
+"""SQL of the index of jobs (docs/formats/job-index.md): the stored runs, and the entries that a run is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.store.notary import read_tiles
+from app.store.reading import fetch_as, fetch_tuples, fetch_value
+from ledger.job_index import BLOCK_ENTRIES, LEAF_BYTES, PIECE_LEAVES, RunPlace, keys_of
+from ledger.job_index.growth import OpenBlock
+from ledger.job_index.proof import Directory, pieces_of
+from ledger.merkle import HASH_BYTES, leaf_hash
+from ledger.merkle.tiles import TILE_WIDTH
+
+if TYPE_CHECKING:
+    from app.store import Connection
+
+StoredRun = tuple[int, int]
+"""Level, and leaf index of the first entry."""
+
+
+async def store_runs(
+    connection: Connection, tenant_id: str, runs: Mapping[StoredRun, bytes], merged: Collection[StoredRun]
+) -> None:
+    """Write these runs, given their leaves, in place of any that are there, and remove those that were merged."""
+    await connection.executemany(
+        "DELETE FROM scheduler.job_index_piece WHERE tenant_id = $1 AND level = $2 AND first_leaf = $3",
+        [(tenant_id, *run) for run in (*runs, *merged)],
+    )
+    rows = []
+    for run, leaves in runs.items():
+        directory, pieces = Directory.of(leaves), pieces_of(leaves)
+        rows += [
+            (tenant_id, *run, piece, directory.keys[piece], directory.roots[piece], pieces[piece]) for piece in pieces
+        ]
+    await connection.executemany(
+        """
+        INSERT INTO scheduler.job_index_piece (tenant_id, level, first_leaf, piece, first_key, root, leaves)
+        VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING
+        """,
+        rows,
+    )
+
+
+async def run_leaves(connection: Connection, tenant_id: str, run: StoredRun) -> bytes:
+    """The stored leaves of a run, empty if it is not stored."""
+    pieces = await connection.fetch(
+        """
+        SELECT leaves FROM scheduler.job_index_piece WHERE tenant_id = $1 AND level = $2 AND first_leaf = $3
+         ORDER BY piece
+        """,
+        tenant_id,
+        *run,
+    )
+    return b"".join(piece["leaves"] for piece in pieces)
+
+
+async def directories(connection: Connection, tenant_id: str) -> dict[StoredRun, Directory]:
+    """Of each stored run what a proof needs besides its pieces."""
+    found: dict[StoredRun, tuple[list[bytes], list[bytes], list[int]]] = {}
+    for level, first_leaf, key, root, size in await fetch_tuples(
+        connection,
+        """
+        SELECT level, first_leaf, first_key, root, octet_length(leaves) FROM scheduler.job_index_piece
+         WHERE tenant_id = $1 ORDER BY level, first_leaf, piece
+        """,
+        tenant_id,
+    ):
+        keys, roots, sizes = found.setdefault((level, first_leaf), ([], [], []))
+        keys.append(key)
+        roots.append(root)
+        sizes.append(size)
+    return {
+        run: Directory(sum(sizes) // LEAF_BYTES, keys, roots)
+        for run, (keys, roots, sizes) in found.items()
+        if all(size == PIECE_LEAVES * LEAF_BYTES for size in sizes[:-1])
+    }
+
+
+async def read_pieces(
+    connection: Connection, tenant_id: str, wanted: Iterable[tuple[StoredRun, int]]
+) -> dict[StoredRun, dict[int, bytes]]:
+    """The wanted pieces of stored runs."""
+    asked = [(*run, piece) for run, piece in wanted]
+    found: dict[StoredRun, dict[int, bytes]] = {}
+    for level, first_leaf, piece, leaves in await fetch_tuples(
+        connection,
+        """
+        SELECT p.level, p.first_leaf, p.piece, p.leaves
+          FROM unnest($2::bigint[], $3::bigint[], $4::bigint[]) AS w(level, first_leaf, piece)
+          JOIN scheduler.job_index_piece p
+            ON p.tenant_id = $1 AND p.level = w.level AND p.first_leaf = w.first_leaf AND p.piece = w.piece
+        """,
+        tenant_id,
+        *([row[at] for row in asked] for at in range(3)),
+    ):
+        found.setdefault((level, first_leaf), {})[piece] = leaves
+    return found
+
+
+# --- what runs are made of ------------------------------------------------------------------------
+
+
+class _Entry(NamedTuple):
+    job_id: str
+    chain_link: str
+
+
+async def entries_under(connection: Connection, tenant_id: str, place: RunPlace) -> OpenBlock | None:
+    """The keys and leaf hashes of the entries of a place, as they are stored; None if one is missing or malformed.
+
+    The caller MUST compare what follows from them with what was signed.
+    """
+    left = await _kept(connection, tenant_id, place.begin)
+    first = place.begin + len(left) // HASH_BYTES
+    rows = await fetch_as(
+        connection,
+        _Entry,
+        """
+        SELECT job_id, chain_link FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq
+        """,
+        tenant_id,
+        first,
+        place.end,
+    )
+    keys = left + keys_of([row.job_id for row in rows])
+    try:
+        hashes = await _left_hashes(connection, tenant_id, place.begin, first)
+        hashes += b"".join(leaf_hash(bytes.fromhex(row.chain_link)) for row in rows)
+    except (ValueError, TypeError):
+        return None
+    if not len(keys) == len(hashes) == (place.end - place.begin) * HASH_BYTES:
+        return None
+    return OpenBlock(place.begin, keys, hashes)
+
+
+async def _left_hashes(connection: Connection, tenant_id: str, begin: int, end: int) -> bytes:
+    """Leaf hashes of entries that left, by the stored tree."""
+    if begin >= end:
+        return b""
+    indexes = range(begin // TILE_WIDTH, -(-end // TILE_WIDTH))
+    tiles = await read_tiles(connection, tenant_id, [(0, index) for index in indexes])
+    hashes = b"".join(tiles.get((0, index), b"") for index in indexes)
+    skipped = (begin - indexes.start * TILE_WIDTH) * HASH_BYTES
+    return hashes[skipped : skipped + (end - begin) * HASH_BYTES]
+
+
+async def keep_left(connection: Connection, tenant_id: str, to_seq: int) -> None:
+    """Before entries up to ``to_seq`` leave, keep what the index needs of those in one block with the entry behind."""
+    begin = to_seq - to_seq % BLOCK_ENTRIES
+    kept = await _kept(connection, tenant_id, begin)
+    rows = await fetch_tuples(
+        connection,
+        "SELECT seq, job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq",
+        tenant_id,
+        begin + len(kept) // HASH_BYTES,
+        to_seq,
+    )
+    if not rows or [seq for seq, _ in rows] != [*range(begin + len(kept) // HASH_BYTES + 1, to_seq + 1)]:
+        return
+    await connection.execute("DELETE FROM scheduler.job_index_left WHERE tenant_id = $1", tenant_id)
+    await connection.execute(
+        "INSERT INTO scheduler.job_index_left (tenant_id, first_leaf, keys) VALUES ($1, $2, $3)",
+        tenant_id,
+        begin,
+        kept + keys_of([job_id for _, job_id in rows]),
+    )
+
+
+async def _kept(connection: Connection, tenant_id: str, begin: int) -> bytes:
+    """The keys that are kept of entries that left, of the block that begins there."""
+    query = "SELECT keys FROM scheduler.job_index_left WHERE tenant_id = $1 AND first_leaf = $2"
+    return await fetch_value(connection, bytes, query, tenant_id, begin) or b""
