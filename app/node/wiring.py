@@ -102,6 +102,8 @@ from wal.group_commit import GroupCommit
 from wal.replication.leading import Shipper
 
 POOL_CONNECTIONS_MAX = 16
+WALKS_KEPT = 2
+"""Intervals of full verifications in which a chain must have been verified whole, for a prune to verify what leaves."""
 LONGEST_BODIES_MAX = 16
 """How many request bodies of maximal length are in memory at once."""
 
@@ -434,8 +436,10 @@ def _prunes(service: Service, services: Services, pool: NodePool) -> Services:
     verifier: ChainVerifier = services[ChainVerifier]
     changes: RetentionChanges = services[RetentionChanges]
 
-    async def verify(tenant_id: str) -> Verdict:
-        return (await verifier.again(tenant_id)).verdict
+    whole_within_s = WALKS_KEPT * service.settings.verify.full_interval.total_seconds()
+
+    async def verify(tenant_id: str, to_seq: int) -> Verdict:
+        return (await verifier.leaving(tenant_id, to_seq, whole_within_s)).verdict
 
     return {
         Planner: planner,

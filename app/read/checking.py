@@ -180,7 +180,7 @@ async def checking(
     Raises:
         OSError: they cannot be started.
     """
-    begin = Begin(database_url, await reader.exported(), reader.tenant_id, callers)
+    begin = Begin(database_url, await reader.exported(), reader.tenant_id, callers, reader.leaving_to)
     count = min(PROCESSES_MAX, os.cpu_count() or 1)
     processes = [] if kept is None else kept.taken(count)
     elsewhere, idle = None, list[Process]()

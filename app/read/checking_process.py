@@ -54,6 +54,8 @@ class Begin(msgspec.Struct, tag=True):
     tenant_id: str
     callers: SavedCallers | None
     """Those whose signatures are judged."""
+    leaving_to: int | None = None
+    """As for ``PostgresChainReader``."""
 
 
 class CheckRange(msgspec.Struct, tag=True):
@@ -100,7 +102,7 @@ async def _work(requests: BinaryIO, answers: BinaryIO) -> None:
         begin = decode_packed(data, Begin)
         judge = KeyedJudge.of_saved(begin.callers)
         connection = await sessions.connect(begin.database_url, AT_A_NODE, timeout_s=CONNECT_TIMEOUT_S)
-        async with consistent_reader(connection, begin.tenant_id, begin.exported) as reader:
+        async with consistent_reader(connection, begin.tenant_id, begin.exported, begin.leaving_to) as reader:
             _write(answers, True)
             while data := _read(requests):
                 request = _REQUEST_DECODER.decode(data)

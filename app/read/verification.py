@@ -179,6 +179,17 @@ class ChainVerifier:
         async with self._slots.taken():
             return await self.again(tenant_id, from_seq, to_seq, by=by)
 
+    async def leaving(self, tenant_id: str, to_seq: int, whole_within_s: float) -> Verification:
+        """Verify the entries up to ``to_seq``, which a prune is to take, and the jobs that have one of them. The whole
+        chain instead, if it has a known break, or was not verified whole within so many seconds.
+
+        Raises: as ``again``.
+        """
+        last = self._last_verified.by_tenant.get(tenant_id)
+        if last is None or last.at_s < time.time() - whole_within_s or self._breaks.of_tenant(tenant_id):
+            return await self.again(tenant_id)
+        return await self.again(tenant_id, to_seq=to_seq, is_leaving=True)
+
     async def incremental(self, tenant_id: str) -> Verification:
         """Verify the entries after the last verified snapshot, and that the entry at its end is unchanged.
 
@@ -236,9 +247,11 @@ class ChainVerifier:
         expected_snapshot: str | None = None,
         expected_frontier: Sequence[bytes] = (),
         by: str = NODE,
+        *,
+        is_leaving: bool = False,
     ) -> Verification:
         """Verify a chain or a range of it, without the bound on concurrent verifications. The ``expected`` arguments
-        are those of ``ledger.verification.verify``; ``by`` is the principal that requested it.
+        and ``is_leaving`` are those of ``ledger.verification.verify``; ``by`` is the principal that requested it.
 
         Raises: as ``full``, except for too many verifications.
         """
@@ -252,6 +265,7 @@ class ChainVerifier:
             expected_prev=expected_prev,
             expected_snapshot=expected_snapshot,
             expected_frontier=expected_frontier,
+            is_leaving=is_leaving,
         )
         keyring = await self._keyring()
         verdict, found = await self._judged(keyring, tenant_id, verify_rows)
@@ -287,6 +301,7 @@ class ChainVerifier:
 
         wanted = verify_rows.keywords
         is_whole = wanted["from_seq"] is None and wanted["to_seq"] is None
+        leaving_to = wanted["to_seq"] if wanted["is_leaving"] else None
         # 1. Read checkpoints and anchors before the ledger.
         checkpoints = self._checkpoints(tenant_id, keyring)
         opener = partial(_open_snapshot, keyring=keyring, keyring_fault=self._keyring_fault())
@@ -294,7 +309,7 @@ class ChainVerifier:
         # 2. Read the ledger in one consistent state.
         async with (
             reading(self._pool, timeout_s=VERIFICATION_TIMEOUT_S) as connection,
-            consistent_reader(connection, tenant_id) as reader,
+            consistent_reader(connection, tenant_id, leaving_to=leaving_to) as reader,
         ):
             is_known = await reader.head() is not None or await reader.last_entry() is not None
             if not is_known and wanted["expected_prev"] is None and not checkpoints:

@@ -137,9 +137,13 @@ class CopiedEntries(NamedTuple):
 class PostgresChainReader:
     """A ``ledger.verification.ChainReader`` over a connection that is inside a transaction."""
 
-    def __init__(self, connection: Connection, tenant_id: str) -> None:
+    def __init__(self, connection: Connection, tenant_id: str, leaving_to: int | None = None) -> None:
+        """``leaving_to``: a prune is to take the entries up to there. Shown are these, what was judged of them, and the
+        jobs that have one."""
         self._connection = connection
         self.tenant_id = tenant_id
+        self.leaving_to = leaving_to
+        self._to_seq = _SEQ_MAX if leaving_to is None else leaving_to
         self._lock = asyncio.Lock()
         """One operation at a time on the connection, as batches are fetched ahead beside other reads."""
         self._copied: str | None = None
@@ -188,12 +192,12 @@ class PostgresChainReader:
 
     def entries(self, from_seq: int | None, to_seq: int | None) -> Batches:
         """Batches of entries by seq."""
-        return self._in_turns(_PAYLOAD, ENTRIES_A_BATCH, _ENTRIES, *_bounds(from_seq, to_seq))
+        return self._in_turns(_PAYLOAD, ENTRIES_A_BATCH, _ENTRIES, *self._bounds(from_seq, to_seq))
 
     async def copied(self, from_seq: int | None, to_seq: int | None, take: Callable[[CopiedEntries], None]) -> bool:
         """Pass the entries of a range to ``take`` by seq, in batches. Returns False, and passes none, if the type of a
         column was altered."""
-        first, last = _bounds(from_seq, to_seq)
+        first, last = self._bounds(from_seq, to_seq)
         async with self._lock:
             if self._copied is None:
                 self._copied = await self._statement_of_copies()
@@ -226,23 +230,23 @@ class PostgresChainReader:
             f"SELECT {', '.join(SNAPSHOT_COLUMNS)} FROM scheduler.batch_snapshot"
             " WHERE tenant_id = $1 AND (from_seq >= $2 AND to_seq <= $3 OR from_seq IS NULL OR to_seq IS NULL)"
             " ORDER BY from_seq, to_seq, id",
-            *_bounds(from_seq, to_seq),
+            *self._bounds(from_seq, to_seq),
         )
 
     def jobs(self, part: JobRange = ALL_JOBS) -> Batches:
         """Batches of stored jobs by job id, none if the job table has not followed the chain."""
-        return self._in_turns(_SEQS, FOLDED_A_BATCH, _JOBS.format(part=part.condition), *part.bounds)
+        return self._in_turns(_SEQS, FOLDED_A_BATCH, _JOBS.format(part=self._of(part)), *part.bounds)
 
     def entries_by_job(self, part: JobRange = ALL_JOBS) -> Batches:
         """Batches of the entries that the job table has followed, by job id and seq."""
         return self._in_turns(
-            _FOLDED_PAYLOAD, FOLDED_A_BATCH, _ENTRIES_BY_JOB.format(part=part.condition), *part.bounds
+            _FOLDED_PAYLOAD, FOLDED_A_BATCH, _ENTRIES_BY_JOB.format(part=self._of(part)), *part.bounds
         )
 
     async def copied_by_job(self, part: JobRange, take: Callable[[list[tuple[Any, ...]]], Awaitable[None]]) -> bool:
         """Pass the rows of ``entries_by_job`` to ``take`` in batches, at a lower CPU cost. Returns False if that is not
         possible; the caller MUST then discard the rows passed. ``take`` MUST NOT read."""
-        query = _ENTRIES_BY_JOB.format(part=part.condition)
+        query = _ENTRIES_BY_JOB.format(part=self._of(part))
         is_whole = native.NAME != "python"
 
         async def told(data: bytes) -> None:  # A bytearray, in truth.
@@ -273,7 +277,8 @@ class PostgresChainReader:
             _COMMITTED_PAYLOAD,
             FOLDED_A_BATCH,
             f"SELECT {', '.join(COMMITMENT_COLUMNS)} FROM scheduler.scheduler_log"
-            f" WHERE tenant_id = $1 AND action::text IN ({_ACTIONS}) AND origin IS NULL ORDER BY seq, ctid",
+            f" WHERE tenant_id = $1 AND seq <= {self._to_seq} AND action::text IN ({_ACTIONS}) AND origin IS NULL"
+            " ORDER BY seq, ctid",
         )
 
     def promised(self) -> Batches:
@@ -282,11 +287,13 @@ class PostgresChainReader:
             _SUBJECT,
             FOLDED_A_BATCH,
             f"SELECT {', '.join(PROMISED_COLUMNS)} FROM scheduler.commitments"
-            f" WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL ORDER BY seq, ctid",
+            f" WHERE tenant_id = $1 AND {_FOLLOWED} IS NOT NULL AND {self.leaving_to is None} ORDER BY seq, ctid",
         )
 
     async def followed_seq(self) -> int:
         """The seq up to which these tables have followed the chain."""
+        if self.leaving_to is not None:
+            return 0
         return await self._first(lambda seq: seq if isinstance(seq, int) else 0, f"SELECT {_FOLLOWED}") or 0
 
     async def exclusions(self) -> Exclusions:
@@ -301,12 +308,23 @@ class PostgresChainReader:
         async with self._lock:
             rows = await self._connection.fetch(
                 "SELECT job_id FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) AS number FROM scheduler.jobs"
-                " WHERE tenant_id = $1 AND job_id IS NOT NULL) AS numbered WHERE number % $2 = 0 ORDER BY number",
+                f" WHERE tenant_id = $1 AND job_id IS NOT NULL{self._of(ALL_JOBS)}) AS numbered"
+                " WHERE number % $2 = 0 ORDER BY number",
                 self.tenant_id,
                 jobs_a_range,
                 timeout=FETCH_TIMEOUT_S,
             )
         return [JobRange(*bounds) for bounds in pairwise((None, *(row[0] for row in rows), None))]
+
+    def _bounds(self, from_seq: int | None, to_seq: int | None) -> tuple[int, int]:
+        return (_SEQ_MIN if from_seq is None else from_seq, min(_SEQ_MAX if to_seq is None else to_seq, self._to_seq))
+
+    def _of(self, part: JobRange) -> str:
+        """The condition on ``job_id`` for the jobs of ``part`` that are shown."""
+        if self.leaving_to is None:
+            return part.condition
+        leaving = f"SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= {self._to_seq}"
+        return f"{part.condition} AND job_id IN ({leaving})"
 
     async def exported(self) -> str:
         """The name of the snapshot, which other connections can import while this transaction is open."""
@@ -346,9 +364,9 @@ class PostgresChainReader:
 
 @asynccontextmanager
 async def consistent_reader(
-    connection: Connection, tenant_id: str, exported: str | None = None
+    connection: Connection, tenant_id: str, exported: str | None = None, leaving_to: int | None = None
 ) -> AsyncIterator[PostgresChainReader]:
-    """A reader of one state of the tenant's ledger, for as long as the context is open.
+    """A reader of one state of the tenant's ledger, for as long as the context is open; ``leaving_to`` as for it.
 
     ``exported`` names the state that another reader shows, whose transaction MUST be open.
     """
@@ -357,7 +375,7 @@ async def consistent_reader(
             if not _SNAPSHOT_NAME.fullmatch(exported):
                 raise InvalidInputError(f"{exported!r} is not the name of a state of the database")
             await connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
-        yield PostgresChainReader(connection, tenant_id)
+        yield PostgresChainReader(connection, tenant_id, leaving_to)
 
 
 def _rows_in(data: bytes) -> bytes:
@@ -368,7 +386,3 @@ def _rows_in(data: bytes) -> bytes:
 def _rows_after(rows: Sequence[Sequence[Any]], text_column: int, rows_max: int) -> int:
     """How many rows to fetch after ``rows``, the last batch; all columns but ``text_column`` are short."""
     return max(1, min(rows_max, FETCH_BYTES * len(rows) // sum(getsizeof(row[text_column]) for row in rows)))
-
-
-def _bounds(from_seq: int | None, to_seq: int | None) -> tuple[int, int]:
-    return (_SEQ_MIN if from_seq is None else from_seq, _SEQ_MAX if to_seq is None else to_seq)

@@ -23,9 +23,12 @@ from ledger.verification.projection_check import stored_form
 
 if TYPE_CHECKING:
     from app.store import Connection
+    from app.store.entry_check import EntryCheck
 
 ENTRIES_SCANNED: Final = 20_000
 """Entries of a chain that one statement reads to find the first one that is too young."""
+ENTRIES_CHECKED: Final = 500
+"""Entries that are recomputed at once."""
 OPEN: Final = [status for status in STATUSES if status not in ENDED]
 """Statuses of jobs that have not ended."""
 
@@ -40,6 +43,17 @@ async def retention_rows(connection: Connection, tenant_id: str) -> list[tuple[A
 async def covered_to(connection: Connection, tenant_id: str) -> int:
     """Up to which seq entries of a chain may have left, by its PRUNED entries, counting or not."""
     return await fetch_value(connection, int, "SELECT scheduler.covered_to($1)", tenant_id) or 0
+
+
+async def retention_versions(connection: Connection, tenant_id: str) -> list[tuple[Any, ...]]:
+    """Seq, place and writing transaction of each of these rows: they differ once a row was added, removed or edited."""
+    return await fetch_tuples(
+        connection,
+        "SELECT seq, ctid::text, xmin::text FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2"
+        " ORDER BY seq, ctid",
+        tenant_id,
+        SUBJECT,
+    )
 
 
 async def tenants_with_prunes(connection: Connection) -> list[str]:
@@ -95,8 +109,8 @@ async def snapshot_ending_at(connection: Connection, tenant_id: str, to_seq: int
     )
 
 
-async def first_young(connection: Connection, tenant_id: str, after_seq: int, since_ms: int) -> int | None:
-    """The first entry after a seq whose time is ``since_ms`` or later, None if all are older."""
+async def first_young(connection: Connection, tenant_id: str, after_seq: int, since_ms: int) -> tuple[int | None, int]:
+    """The first entry after a seq whose time is ``since_ms`` or later, None if all are older, and the last one read."""
     while True:
         row = await connection.fetchrow(
             """
@@ -112,7 +126,7 @@ async def first_young(connection: Connection, tenant_id: str, after_seq: int, si
         assert row is not None
         young, last = row
         if young is not None or last is None:
-            return None if young is None else int(young)
+            return young, after_seq
         after_seq = last
 
 
@@ -197,6 +211,24 @@ async def highest_hlc(connection: Connection, tenant_id: str, from_seq: int, to_
         to_seq,
     )
     return None if row is None else Hlc(*row)
+
+
+async def check_later_entries(connection: Connection, check: EntryCheck, tenant_id: str, to_seq: int) -> None:
+    """Recompute the entries after ``to_seq`` of the jobs that have one up to there. In a transaction.
+
+    Raises:
+        ChainDamagedError: one is not as it was chained.
+    """
+    cursor = await connection.cursor(
+        f"""
+        {ENTRIES} WHERE tenant_id = $1 AND seq > $2 AND job_id IN (
+            SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq <= $2)
+        """,
+        tenant_id,
+        to_seq,
+    )
+    while rows := [tuple(row) for row in await cursor.fetch(ENTRIES_CHECKED)]:
+        await check.require(connection, tenant_id, rows)
 
 
 # --- removing -------------------------------------------------------------------------------------

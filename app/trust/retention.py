@@ -8,18 +8,20 @@ the same connection: the floor then covers whatever it missed (``RetentionReader
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from app.runtime.tasks import keep_newest
 from app.store import Connection
 from app.store.commitments import AtFloor
 from app.store.departed import departed
 from app.store.entry_check import EntryCheck, not_as_chained
 from app.store.reading import Pool, reading
-from app.store.retention import retention_rows, tenants_with_prunes
+from app.store.retention import retention_rows, retention_versions, tenants_with_prunes
 from ledger.errors import ChainDamagedError, InvalidInputError
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.machines.carried import NOTHING_PRIVATE, CarriedFields, read_commitments, read_private_fields
@@ -29,6 +31,10 @@ from signing import retention_statement
 from signing.keys import Keyring
 
 JobKey = tuple[str, str]
+TENANTS_REMEMBERED_MAX: Final = 1000
+"""Tenants whose retention is remembered."""
+HELD_REMEMBERED_MAX: Final = 5000
+"""Most jobs that the holds of one of them name."""
 
 
 class FieldsAtFloor(NamedTuple):
@@ -51,6 +57,10 @@ class RetentionReader:
     departed: set[str] = field(default_factory=set, init=False)
     """Tenants that jobs are known to have left; a new one is found within ``removal.SEARCH_INTERVAL_S``."""
 
+    def __post_init__(self) -> None:
+        self._known: OrderedDict[str, tuple[object, Retention]] = OrderedDict()
+        """By tenant, what was read last, and the versions of the rows and the keys that it was read from."""
+
     async def read(self, connection: Connection, tenant_id: str) -> Retention:
         """Policy, holds and floor of a tenant. ``_system`` has none: it keeps everything.
 
@@ -60,10 +70,18 @@ class RetentionReader:
         """
         if tenant_id == SYSTEM_TENANT:
             return NOTHING
-        if not (rows := await retention_rows(connection, tenant_id)):
+        if not (versions := await retention_versions(connection, tenant_id)):
             return NOTHING
+        keyring = await self.keyring()
+        read_from = versions, [*keyring]
+        if (known := self._known.get(tenant_id)) is not None and known[0] == read_from:
+            return known[1]
+        rows = await retention_rows(connection, tenant_id)
         await self.check.require(connection, tenant_id, rows)
-        return retention_of(rows, partial(retention_statement.judge, self.origin(tenant_id), await self.keyring()))
+        found = retention_of(rows, partial(retention_statement.judge, self.origin(tenant_id), keyring))
+        if sum(len(hold.job_ids or ()) for hold in found.holds.values()) <= HELD_REMEMBERED_MAX:
+            keep_newest(self._known, tenant_id, (read_from, found), TENANTS_REMEMBERED_MAX)
+        return found
 
     async def refuse_departed(self, connection: Connection, jobs: Sequence[JobKey]) -> None:
         """Return if no entry of these jobs has left.

@@ -119,6 +119,7 @@ async def verify(
     judge_statement: Judge | None = None,
     is_all_read: bool = False,
     callers: CallerJudge = NOBODY_KNOWN,
+    is_leaving: bool = False,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that depends on them.
 
@@ -141,6 +142,8 @@ async def verify(
         is_all_read: whether every entry from ``from_seq`` on is verified, so that only a floor directly before it
             counts; else entries below a floor are passed over.
         callers: judges what callers signed. ``elsewhere`` has its own.
+        is_leaving: whether a prune is to take these entries, from the first one on: what left before is taken as its
+            PRUNED entry says, and the projection is judged. The reader then shows of it what depends on these entries.
 
     Raises:
         ArchivedError: all of the range has left.
@@ -176,15 +179,16 @@ async def verify(
     if floor is not None and first == start:
         # A restore brings back what left, and the tree is made again from that.
         is_unbuilt = ends.tree_size < floor.to_seq and await _entry_at(reader, 1) is not None
-        ends = await from_floor(ends, None if is_unbuilt else reader.tiles, floor, findings)
+        ends = await from_floor(ends, None if is_unbuilt else reader.tiles, floor, findings, with_left=not is_leaving)
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq
     checks: Checks = InOrder(reader, None if first == 1 else first, to_read, callers)
-    if elsewhere is not None and is_whole:
+    has_projection = is_whole or is_leaving
+    if elsewhere is not None and has_projection:
         checks = elsewhere
     chain = await _fold_chain(reader, ends, checks, to_read, open_snapshot, findings)
     # 3. The projection.
-    if is_whole and (projection or chain.commitments):
+    if has_projection and (projection or chain.commitments):
         await _judge_projection(chain, checks, on_break, with_jobs=projection)
     return chain.verdict()
 

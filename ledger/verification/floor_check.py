@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ledger.machines.retention import Floor, Judge, retention_of
 from ledger.verification.entry_check import EntryRow
-from ledger.verification.left_tree import ReadTiles, left_tree
+from ledger.verification.left_tree import ReadTiles, left_edge, left_tree
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Findings
 
@@ -30,9 +30,11 @@ def floor_of(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) 
     return found.floor
 
 
-async def from_floor(ends: ChainBounds, read: ReadTiles | None, floor: Floor, findings: Findings) -> ChainBounds:
-    """``ends`` of a chain that is verified from ``floor`` on, with the stored tree of what left; without it if there is
-    nothing that reads it."""
+async def from_floor(
+    ends: ChainBounds, read: ReadTiles | None, floor: Floor, findings: Findings, *, with_left: bool = True
+) -> ChainBounds:
+    """``ends`` of a chain that is verified from ``floor`` on, with the stored tree of what left, or its edge alone;
+    without it if there is nothing that reads it."""
     ends = ends._replace(
         first_seq=floor.to_seq + 1,
         floor=floor,
@@ -40,4 +42,7 @@ async def from_floor(ends: ChainBounds, read: ReadTiles | None, floor: Floor, fi
         expected_snapshot=floor.snapshot,
         expected_frontier=[bytes.fromhex(each) for each in floor.compact_range],
     )
-    return ends if read is None else ends._replace(left=await left_tree(read, floor, ends.sizes, findings))
+    if read is None:
+        return ends
+    left = left_tree(read, floor, ends.sizes, findings) if with_left else left_edge(read, floor, findings)
+    return ends._replace(left=await left)

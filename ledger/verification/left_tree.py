@@ -66,6 +66,17 @@ async def left_tree(read: ReadTiles, floor: Floor, sizes: Sequence[int], finding
     return _proved(floor, sizes, kept, findings)
 
 
+async def left_edge(read: ReadTiles, floor: Floor, findings: Findings) -> LeftTree | None:
+    """As ``left_tree``, of the partial tiles at the end of that tree, whose root they prove."""
+    kept: dict[TileCoordinates, bytes] = {}
+    for level, index in {*tiles.right_edge(floor.to_seq), *tiles.root_tiles(floor.to_seq)}:
+        if (stored := await read(level, index, index)) is None:
+            return None
+        width = (floor.to_seq >> (level * TILE_HEIGHT)) - index * TILE_WIDTH
+        kept[level, index] = _cut(stored.get(index, b""), width)
+    return _proved(floor, (), kept, findings)
+
+
 def _cut(tile: object, width: int) -> bytes:
     """The part of a stored tile that belongs to the tree that ends at the floor; empty if it has not all of it."""
     size = min(width, TILE_WIDTH) * HASH_BYTES

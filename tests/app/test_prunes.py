@@ -14,6 +14,7 @@ import pytest
 from app.edge.accepted import Services
 from app.node.service import Service
 from app.node.wiring import running
+from app.read import checking
 from app.read.verification import ChainVerifier
 from app.share.retention import Planner, Prunes, StoredArchive
 from app.share.retention.archive import ArchivedTo
@@ -21,7 +22,7 @@ from app.share.retention.pruning import Pruned
 from app.store import retention
 from app.store.appended import ChainPosition
 from app.write.intake.retention_changes import RetentionChanges
-from ledger.errors import ArchiveInvalidError, ProblemError
+from ledger.errors import ArchiveInvalidError, ChainDamagedError, ProblemError
 from ledger.facts.events import SystemAction
 from ledger.machines.retention import Place, Retention
 from signing.keys import Keyring
@@ -271,3 +272,50 @@ async def test_the_pages_that_a_prune_emptied_are_freed_by_the_node(run: RunSite
             return [row[0] for row in await node.superuser.fetch(query, TENANT)] == [2, 2]
 
         await until(are_freed, "both tables were vacuumed, and the pages of their indexes can be used again")
+
+
+EDITS = {
+    "an entry": "UPDATE scheduler.scheduler_log SET payload = '{}' WHERE tenant_id = $1 AND seq = 2",
+    "a job's row": "UPDATE scheduler.jobs SET status = 'FAILED' WHERE tenant_id = $1 AND 2 = ANY(seqs)",
+    "a tile": "UPDATE scheduler.merkle_tile SET hashes = set_byte(hashes, 40, 0) WHERE tenant_id = $1 AND level = 0",
+    "a later entry of a job": "UPDATE scheduler.scheduler_log SET chain_link = prev_chain_link"
+    " WHERE tenant_id = $1 AND seq = 11",
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+async def test_nothing_leaves_that_does_not_verify(run: RunSite, edit: str) -> None:
+    async with run() as node:
+        await fill(node)
+        assert await node.is_valid()
+        async with node.superuser.transaction():
+            await node.superuser.execute("SET LOCAL session_replication_role = replica")
+            await node.superuser.execute(EDITS[edit], TENANT)
+        with pytest.raises(ChainDamagedError):
+            # Of the jobs of entries 9 and 10 entries 11 and 12 stay.
+            await node.prunes.prune(TENANT, 10, "ops")
+        assert (await node.read()).floor is None
+
+
+@pytest.mark.parametrize("long_entries", [1, checking.LONG_ENTRIES], ids=["in other processes", "here"])
+async def test_a_prune_verifies_what_leaves_if_all_was_verified_not_long_ago(
+    run: RunSite, long_entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "LONG_ENTRIES", long_entries)
+    async with run() as node:
+        await fill(node)
+        verifier: ChainVerifier = node.services[ChainVerifier]
+
+        async def entries_checked(whole_within_s: float) -> int:
+            verdict = (await verifier.leaving(TENANT, 10, whole_within_s)).verdict
+            assert verdict.is_valid, verdict
+            assert verdict.verdicts["projection"] == "ok"
+            return int(verdict.entries_checked)
+
+        head_seq = (await verifier.again(TENANT)).verdict.head.seq
+        assert [await entries_checked(600), await entries_checked(0)] == [10, head_seq]
+        # From the floor of a prune on.
+        await node.prunes.prune(TENANT, 10, "ops")
+        await node.removed(10)
+        verdict = (await verifier.leaving(TENANT, 2 * JOBS, 600)).verdict
+        assert (verdict.is_valid, verdict.from_seq, verdict.entries_checked) == (True, 11, 10)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from app.runtime.tasks import keep_newest
 from app.store import Connection, commitments
 from app.store import privacy_history as store
 from app.store.entry_check import EntryCheck
@@ -27,6 +29,10 @@ from ledger.verification import ENTRY_COLUMNS
 
 FOLDED_AT_ONCE: Final = 5000
 """Entries of commitments that are held while the state is made out."""
+TENANTS_REMEMBERED_MAX: Final = 100
+"""Tenants whose facts are remembered from one plan to the next, which then reads what is new."""
+REMEMBERED_TIMES_MAX: Final = 10
+"""A state is remembered if it is at most so many times as long as one that an entry carries."""
 _SEQ, _ACTION, _PAYLOAD, _AT_MS = map(ENTRY_COLUMNS.index, ("seq", "action", "payload", "hlc_physical"))
 
 
@@ -46,12 +52,26 @@ class Carried(NamedTuple):
 NOTHING_CARRIED: Final = Carried()
 
 
+class _Folded(NamedTuple):
+    """The commitments of a chain at ``to_seq``, from those that its floor carries; entries do not change, so a later
+    state is folded from there."""
+
+    floor_seq: int
+    to_seq: int
+    state: dict[str, Any] | None
+    first_seq: int
+    """The first entry about them above the floor, 0 without any."""
+
+
 @dataclass(kw_only=True, eq=False)
 class Carrying:
     """Makes out what is carried, for one node."""
 
     check: EntryCheck
     record_bytes_max: int
+
+    def __post_init__(self) -> None:
+        self._folded: OrderedDict[str, _Folded] = OrderedDict()
 
     async def at(self, connection: Connection, tenant_id: str, floor: Floor | None, to_seq: int) -> Carried:
         """What the PRUNED entry about the entries behind ``floor`` up to ``to_seq`` carries. In a transaction that
@@ -67,11 +87,14 @@ class Carrying:
     async def _commitments(
         self, connection: Connection, tenant_id: str, floor: Floor | None, to_seq: int
     ) -> tuple[dict[str, Any] | None, Stop | None]:
-        state, first_seq = (None, 0) if floor is None else (floor.commitments, 0)
-        chunk: list[tuple[int, str, str]] = []
-        after_seq = 0 if floor is None else floor.to_seq
+        found = self._folded.get(tenant_id)
+        floor_seq = 0 if floor is None else floor.to_seq
+        is_later = found is None or found.floor_seq != floor_seq or found.to_seq <= to_seq
+        if found is None or found.floor_seq != floor_seq or found.to_seq > to_seq:
+            found = _Folded(floor_seq, floor_seq, None if floor is None else floor.commitments, 0)
+        state, first_seq, chunk = found.state, found.first_seq, list[tuple[int, str, str]]()
         try:
-            async for entry in commitments.entries(connection, self.check, tenant_id, after_seq, to_seq):
+            async for entry in commitments.entries(connection, self.check, tenant_id, found.to_seq, to_seq):
                 first_seq = first_seq or entry.seq
                 chunk.append((entry.seq, entry.action, entry.payload))
                 if len(chunk) == FOLDED_AT_ONCE:
@@ -80,6 +103,8 @@ class Carrying:
         except InvalidInputError as error:
             return None, Stop(first_seq, Why.COMMITMENT, f"the commitments cannot be made out: {error}")
         size, most = len(canonical.encode(state)), self.record_bytes_max // CARRIED_SHARE
+        if is_later and size <= REMEMBERED_TIMES_MAX * most:
+            keep_newest(self._folded, tenant_id, _Folded(floor_seq, to_seq, state, first_seq), TENANTS_REMEMBERED_MAX)
         if not first_seq or size <= most:
             return state, None
         return None, Stop(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from app.runtime.tasks import keep_newest
 from app.share.retention.archive import Archive
-from app.share.retention.carrying import NOTHING_CARRIED, Carried, Carrying
+from app.share.retention.carrying import NOTHING_CARRIED, TENANTS_REMEMBERED_MAX, Carried, Carrying
 from app.store import Connection, chain_reads, job_table, retention
 from app.store.job_table import JobFolds
 from app.store.reading import Pool, reading
 from app.trust.retention import RetentionReader
 from ledger.errors import LedgerError
 from ledger.facts.events import SYSTEM_TENANT
-from ledger.machines.exclusions import NO_STATEMENTS
+from ledger.machines.exclusions import NO_STATEMENTS, Statements
 from ledger.machines.retention import Plan, Retention, Stop, Why, plan, stopping_holds, stopping_jobs
 from signing.keys import Keyring
 
@@ -33,6 +35,8 @@ class Planned(NamedTuple):
     now_ms: int
     carried: Carried = NOTHING_CARRIED
     """What the PRUNED entry of the prefix carries."""
+    stated: Statements = NO_STATEMENTS
+    """The statements about excluded logs, by which jobs have ended or not."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -47,6 +51,10 @@ class Planner:
     keys_of: Callable[[str], Awaitable[Keyring]]
     """Returns the keys of a tenant's log and of the ledger."""
     now_ms: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        self._old: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """By tenant a time, and the seq up to which all entries are older."""
 
     async def plan(self, tenant_id: str, to_seq: int | None = None) -> Planned:
         """What may leave now, up to ``to_seq`` if given.
@@ -67,8 +75,10 @@ class Planner:
             if known.kept_s is None or known.period_s is None:
                 stop = Stop(floor_seq + 1, Why.NO_PERIOD, "the tenant has no period, so nothing leaves")
                 return Planned(known, Plan(floor_seq, stop), 0, now_ms)
+            stated = await self._stated(connection, tenant_id)
             stops = [archived, *([] if to_seq is None else [Stop(to_seq + 1, Why.ASKED)])]
-            stops += await self._stops(connection, tenant_id, known, head.signed_seq, now_ms)
+            stops += await self._lasting_stops(connection, tenant_id, known, head.signed_seq, now_ms)
+            stops += await self._stops(connection, tenant_id, known, stated)
             first = min(stop.seq for stop in stops)
             jobs = await retention.open_jobs(connection, tenant_id, floor_seq, first - 1)
             if (stop_of_job := stopping_jobs(jobs, now_ms, known.period_s)) is not None:
@@ -79,7 +89,20 @@ class Planner:
             if found.stopped_by is not None and found.stopped_by.seq > head.head_seq:
                 found = found._replace(stopped_by=None)
             never_ended = sum(job.first_seq <= found.to_seq for job in jobs)
-            return Planned(known, found, never_ended, now_ms, carried)
+            return Planned(known, found, never_ended, now_ms, carried, stated)
+
+    async def is_as_planned(self, tenant_id: str, planned: Planned) -> bool:
+        """Whether nothing was chained or set since that stops the prefix, or can. What is old enough, signed, archived
+        and of a job that has ended stays so.
+
+        Raises: as ``plan``.
+        """
+        async with reading(self.pool, timeout_s=PLAN_TIMEOUT_S, snapshot=True) as connection:
+            known, stated = await self.reader.read(connection, tenant_id), await self._stated(connection, tenant_id)
+            if (known.newest, stated) != (planned.retention.newest, planned.stated):
+                return False
+            stops = await self._stops(connection, tenant_id, known, stated)
+            return all(stop.seq > planned.plan.to_seq for stop in stops)
 
     async def _planned(
         self, connection: Connection, tenant_id: str, known: Retention, ends: Sequence[int], stops: Sequence[Stop]
@@ -97,20 +120,27 @@ class Planner:
         # What is carried at the shorter prefix stops it as well: all of it stays until that has ended.
         return found._replace(to_seq=floor_seq), NOTHING_CARRIED
 
-    async def _stops(
+    async def _lasting_stops(
         self, connection: Connection, tenant_id: str, known: Retention, signed_seq: int, now_ms: int
     ) -> list[Stop]:
-        """The first entry that stops a prefix for each reason but the archive and open jobs."""
-        floor_seq = known.floor_seq
+        """The first entry that stops a prefix for each reason that only ends: of time, and of what comes behind the
+        chain."""
         assert known.kept_s is not None
         stops = [Stop(signed_seq + 1, Why.UNSIGNED, "no signed snapshot covers it yet")]
-        young = await retention.first_young(connection, tenant_id, floor_seq, now_ms - known.kept_s * 1000)
+        young = await self._first_young(connection, tenant_id, known.floor_seq, now_ms - known.kept_s * 1000)
         if young is not None:
             stops.append(Stop(young, Why.YOUNG, f"it is younger than {known.kept_s} s"))
+        place = await job_table.place(connection, tenant_id)
+        followed_seq = 0 if place is None or place.is_begun else place.seq
+        stops.append(Stop(followed_seq + 1, Why.OPEN_JOB, "the job table has not followed the chain to it yet"))
+        return stops
+
+    async def _stops(self, connection: Connection, tenant_id: str, known: Retention, stated: Statements) -> list[Stop]:
+        """The first entry that stops a prefix for each reason that may begin, but open jobs."""
+        floor_seq = known.floor_seq
         held = {job_id for hold in known.holds.values() for job_id in hold.job_ids or ()}
         first_seqs = await retention.first_seqs(connection, tenant_id, held, floor_seq)
-        stops += stopping_holds(known.holds.values(), floor_seq, first_seqs)
-        stated = (await self.folds.statements(connection, [tenant_id])).get(tenant_id, NO_STATEMENTS)
+        stops = [*stopping_holds(known.holds.values(), floor_seq, first_seqs)]
         stops += [
             Stop(each.seq, Why.EXCLUSION, f"it decides whether log {each.log} counts: state that again to let it go")
             for each in stated.by_log.values()
@@ -121,11 +151,19 @@ class Planner:
             (needed.keyed, Why.KEYED, "its Idempotency-Key is still kept"),
             (needed.webhook, Why.WEBHOOK, "a webhook has not delivered it, or keeps it as a dead letter"),
         )
-        stops += [Stop(seq, why, detail) for seq, why, detail in reasons if seq is not None]
-        place = await job_table.place(connection, tenant_id)
-        followed_seq = 0 if place is None or place.is_begun else place.seq
-        stops.append(Stop(followed_seq + 1, Why.OPEN_JOB, "the job table has not followed the chain to it yet"))
-        return stops
+        return stops + [Stop(seq, why, detail) for seq, why, detail in reasons if seq is not None]
+
+    async def _stated(self, connection: Connection, tenant_id: str) -> Statements:
+        return (await self.folds.statements(connection, [tenant_id])).get(tenant_id, NO_STATEMENTS)
+
+    async def _first_young(self, connection: Connection, tenant_id: str, floor_seq: int, since_ms: int) -> int | None:
+        """The first entry above the floor whose time is ``since_ms`` or later. Entries that were found to be old before
+        are not read again, unless more time is asked for."""
+        old_since_ms, old_to_seq = self._old.get(tenant_id, (since_ms, 0))
+        after_seq = max(floor_seq, old_to_seq) if old_since_ms <= since_ms else floor_seq
+        young, last_seq = await retention.first_young(connection, tenant_id, after_seq, since_ms)
+        keep_newest(self._old, tenant_id, (since_ms, last_seq if young is None else young - 1), TENANTS_REMEMBERED_MAX)
+        return young
 
     async def _archived(self, tenant_id: str) -> Stop:
         """Where the archive ends, as its newest manifest says."""

@@ -2,9 +2,9 @@
 (``removal``).
 
     1. plan             what may leave, by the entries and tables                      (planning)
-    2. verify           the whole chain, so that what the plan relies on is right
+    2. verify           the prefix and its jobs; the whole chain, if it was not verified for long
     3. read back        the archive: every file of the prefix, up to a link that is that of the chain
-    4. plan again       holds and jobs may have changed meanwhile
+    4. compare          a hold may have been placed meanwhile: then plan again
     5. chain the entry  signed; it counts only if no other entry about retention came between
 
 A crash before step 5 leaves nothing. After it any node removes the rows.
@@ -67,8 +67,8 @@ class Prunes:
     planner: Planner
     pool: Pool
     archive: Archive | None
-    verify: Callable[[str], Awaitable[Verdict]]
-    """Verifies a tenant's whole chain."""
+    verify: Callable[[str, int], Awaitable[Verdict]]
+    """Verifies the entries of a tenant up to a seq, and the jobs that have one of them, or the whole chain."""
     enter: Enter
     wake_removal: Callable[[], None]
 
@@ -93,21 +93,22 @@ class Prunes:
             planned = await self.planner.plan(tenant_id, to_seq)
             if dry_run or planned.plan.to_seq <= planned.retention.floor_seq:
                 return Pruned(planned, None)
-            # 2. Verify the chain, the job table included.
-            if not (verdict := await self.verify(tenant_id)).is_valid:
-                first = verdict.first_break
-                raise ChainDamagedError(tenant_id, "nothing leaves a chain that does not verify", first)
+            # 2. Verify what leaves.
+            verdict = await self._verify(tenant_id, planned.plan.to_seq)
             # 3. Read the archive back.
             archived = await self._read_back(tenant_id, planned.retention.floor_seq + 1, planned.plan.to_seq)
-            # 4. Plan again; 5. chain the entry.
-            before, planned = planned, await self.planner.plan(tenant_id, min(planned.plan.to_seq, archived[-1].to_seq))
-            if planned.plan.to_seq <= planned.retention.floor_seq:
-                return Pruned(planned, None)
-            if planned.plan.to_seq == before.plan.to_seq:
-                # Not the bound of the second plan stopped it, but what stopped the first.
-                planned = planned._replace(plan=before.plan)
+            # 4. What may stop it since; 5. chain the entry.
+            if not await self.planner.is_as_planned(tenant_id, planned):
+                before, planned = planned, await self.planner.plan(tenant_id, planned.plan.to_seq)
+                if planned.plan.to_seq <= planned.retention.floor_seq:
+                    return Pruned(planned, None)
+                if planned.plan.to_seq == before.plan.to_seq:
+                    # Not the bound of the second plan stopped it, but what stopped the first.
+                    planned = planned._replace(plan=before.plan)
+                else:
+                    verdict = await self._verify(tenant_id, planned.plan.to_seq)
             async with reading(self.pool, timeout_s=PLAN_TIMEOUT_S, snapshot=True) as connection:
-                facts = await self._facts(connection, tenant_id, planned, archived)
+                facts = await self._facts(connection, tenant_id, planned, archived, verdict)
             place = await self.enter(SystemAction.PRUNED, tenant_id, facts, planned.retention.newest, actor)
             if place is None:
                 raise ProblemError(
@@ -118,6 +119,13 @@ class Prunes:
             log.info("chain_pruned", tenant_id=tenant_id, to_seq=planned.plan.to_seq, seq=place.seq, by=actor)
             self.wake_removal()
             return Pruned(planned, place.seq)
+
+    async def _verify(self, tenant_id: str, to_seq: int) -> Verdict:
+        if not (verdict := await self.verify(tenant_id, to_seq)).is_valid:
+            raise ChainDamagedError(tenant_id, "nothing leaves a chain that does not verify", verdict.first_break)
+        async with reading(self.pool, timeout_s=PLAN_TIMEOUT_S, snapshot=True) as connection:
+            await retention.check_later_entries(connection, self.planner.folds.check, tenant_id, to_seq)
+        return verdict
 
     async def _read_back(self, tenant_id: str, from_seq: int, to_seq: int) -> Sequence[ArchivedTo]:
         """The manifests that cover these entries, once their files are read back and end in the chain's own link."""
@@ -136,7 +144,12 @@ class Prunes:
         return archived
 
     async def _facts(
-        self, connection: Connection, tenant_id: str, planned: Planned, archived: Sequence[ArchivedTo]
+        self,
+        connection: Connection,
+        tenant_id: str,
+        planned: Planned,
+        archived: Sequence[ArchivedTo],
+        verdict: Verdict,
     ) -> dict[str, object]:
         """The facts of the PRUNED entry but ``after``, actor and statement."""
         known, to_seq = planned.retention, planned.plan.to_seq
@@ -145,6 +158,9 @@ class Prunes:
         stored = await read_tiles(connection, tenant_id, tiles.root_tiles(to_seq))
         with reported_as(partial(damaged, tenant_id, "tree", to_seq), "the stored tree is incomplete", ProofError):
             compact_range = tiles.compact_range(to_seq, tiles.getter(stored))
+        # A tile that ends behind the prefix is compared here.
+        if [*verdict.frontiers.get(to_seq, compact_range)] != [*compact_range]:
+            raise damaged(tenant_id, "tree", to_seq, "the stored tree is not that of the entries")
         envelope = await retention.snapshot_ending_at(connection, tenant_id, to_seq)
         assert envelope is not None
         covering = next(each for each in archived if each.to_seq >= to_seq)
