@@ -168,7 +168,6 @@ async def verify(
         checkpoints,
         anchors,
         first,
-        are_signatures_judged=open_snapshot is not None,
         last=last,
         is_to_end=is_to_end,
         expected_prev=expected_prev,

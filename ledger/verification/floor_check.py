@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ledger.machines.retention import Floor, Judge, retention_of
+from ledger.machines.retention import Floor, Judge, can_loosen, retention_of
 from ledger.verification.entry_check import EntryRow
 from ledger.verification.left_tree import ReadTiles, left_edge, left_tree
 from ledger.verification.range_fold import ChainBounds
@@ -19,6 +19,8 @@ def floor_of(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) 
     """What left the chain, by the newest PRUNED entry that counts of ``rows``, its entries about retention in seq
     order; reports statements that no admitted key made."""
     found = retention_of(rows, judge or (lambda *_: "not_checked"), is_strict=False)
+    if any(map(can_loosen, rows)):
+        findings.begin("signatures")
     for seq, action, verdict in found.doubted:
         if verdict == "not_checked":
             findings.leave_undecided("signatures")

@@ -51,7 +51,6 @@ class ChainBounds(NamedTuple):
     anchors: Sequence[Anchor] = ()
     first_seq: int = 1
     """The first entry that is verified."""
-    are_signatures_judged: bool = True
     is_left_over: bool = False
     """Whether the ledger names the tenant, but has neither a head nor an entry of it."""
     last: Head | None = None
@@ -149,7 +148,7 @@ class Fold:
         self.findings = findings
         self.ends = ends
         is_from_start = ends.is_from_start
-        begin_aspects(findings, are_signatures_judged=ends.are_signatures_judged, is_from_start=is_from_start)
+        begin_aspects(findings, is_from_start=is_from_start)
         self._sources: list[str] = []
         self._anchors: tuple[Anchor, ...] = ()
         self._snapshots = SnapshotJudge(

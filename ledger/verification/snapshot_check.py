@@ -168,6 +168,7 @@ def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Fin
     except (SignatureError, InvalidInputError) as error:
         findings.add("snapshot-signature", to_seq, f"the {unusable.name} is malformed: {error}")
         return unusable
+    findings.begin("signatures")
     if opened.verdict == "broken":
         findings.add("snapshot-signature", to_seq, f"{unusable.name}: {opened.detail}")
         return unusable

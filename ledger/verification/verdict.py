@@ -162,11 +162,10 @@ class Findings:
         return "ok" if aspect in self.found.begun and aspect not in self.found.undecided else "not_checked"
 
 
-def begin_aspects(findings: Findings, *, are_signatures_judged: bool, is_from_start: bool) -> None:
-    """Mark the aspects of entries and snapshots as checked, from the first entry on or from a later one."""
+def begin_aspects(findings: Findings, *, is_from_start: bool) -> None:
+    """Mark the aspects of entries and snapshots as checked, from the first entry on or from a later one. Signatures are
+    checked once there is one of the ledger's to judge."""
     findings.begin("links", "payloads", "snapshots")
-    if are_signatures_judged:
-        findings.begin("signatures")
     if is_from_start:
         findings.begin("tree")
 

@@ -349,10 +349,10 @@ async def test_signing_on_request_signs_the_rest_at_once_and_then_has_nothing_to
     assert_snapshots_cover(await snapshots_of(shared.superuser, tenant), await links_of(shared.chains, tenant))
 
 
-async def verdict_on(superuser: asyncpg.Connection, tenant_id: str) -> Verdict:
+async def verdict_on(superuser: asyncpg.Connection, tenant_id: str, from_seq: int | None = None) -> Verdict:
     opener = partial(open_snapshot, keyring=Keyring(await public_keys(superuser)))
     async with consistent_reader(superuser, tenant_id) as reader:
-        return await verify(reader, tenant_id=tenant_id, open_snapshot=opener)
+        return await verify(reader, tenant_id=tenant_id, from_seq=from_seq, open_snapshot=opener)
 
 
 async def stored_snapshots(superuser: asyncpg.Connection) -> list[asyncpg.Record]:
@@ -375,9 +375,13 @@ async def test_a_node_that_signs_no_snapshots_makes_them_unsigned_and_one_that_s
         verdict = await verdict_on(superuser, "acme")
         assert verdict.verdicts["signatures"] == "not_checked"
         assert (verdict.signed_to.seq, verdict.is_valid) == (0, True)
+        await write(service, "acme", 1)
+        # Wherever a range begins: within a snapshot, with one, and behind the last.
+        for from_seq in (2, 5, 9, 10):
+            verdict = await verdict_on(superuser, "acme", from_seq)
+            assert (verdict.verdicts["signatures"], verdict.is_valid) == ("not_checked", True)
     async with run_node(make_settings()) as service:
-        assert await service.notary.sign_now("acme") == [], "no entry is left to be signed"
-        await write(service, "acme", 2)
+        await write(service, "acme", 1)
         (made,) = await service.notary.sign_now("acme")
         assert (made["from_seq"], made["to_seq"]) == (10, 11)
         columns = {name: rows[-1][name] for name in SNAPSHOT_COLUMNS[:-1]}

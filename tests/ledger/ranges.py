@@ -136,9 +136,7 @@ def verdict_in_ranges(
     seed: int = 0,
 ) -> Verdict:
     """The verdict on a ledger whose ranges begin at seq 1 and at each of ``borders``."""
-    ends = ChainBounds(
-        ledger.tenant_id, ledger.head, ledger.tree, checkpoints, anchors, first_seq, open_snapshot is not None
-    )
+    ends = ChainBounds(ledger.tenant_id, ledger.head, ledger.tree, checkpoints, anchors, first_seq)
     ranges = Ranges(ledger, ends, open_snapshot, Random(seed))
     return ranges.verdict(borders, projection=projection and first_seq == 1)
 

@@ -100,7 +100,7 @@ def test_a_break_says_seq_kind_detail_expected_and_actual() -> None:
 def test_a_tenant_without_entries_is_whole() -> None:
     empty = Ledger("acme", head=Head(0, None, None))
     verdict = check(empty)
-    assert not_ok(verdict) == {"checkpoint": "not_checked"}
+    assert not_ok(verdict) == {"signatures": "not_checked", "checkpoint": "not_checked"}
     assert (verdict.from_seq, verdict.to_seq, verdict.entries_checked) == (1, 0, 0)
 
 
@@ -468,6 +468,7 @@ def test_a_payload_that_is_no_object_does_not_stop_the_fold() -> None:
         verdict = check(ledger)
         assert not_ok(verdict) == {
             "payloads": "broken",
+            "signatures": "not_checked",
             "projection": "not_checked",
             "checkpoint": "not_checked",
         }, payload

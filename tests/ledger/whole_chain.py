@@ -35,7 +35,7 @@ def verdict_of_the_whole(
     rows = sorted(ledger.entries, key=lambda row: row["seq"])
     last = Head(rows[-1]["seq"], rows[-1]["chain_link"], rows[-1]["t_hlc"]) if rows else Head(0, None, None)
     head, tree = readable_ends(ledger.head, ledger.tree, last, findings)
-    begin_aspects(findings, are_signatures_judged=open_snapshot is not None, is_from_start=is_from_start)
+    begin_aspects(findings, is_from_start=is_from_start)
     stored = [[row[name] for name in SNAPSHOT_COLUMNS] for row in in_stored_order(_wholly(ledger, first_seq))]
     opened = [open_row(row, open_snapshot, findings) for row in stored if has_place(row, findings)]
     snapshots = SnapshotJudge(ledger.tenant_id, findings, first_seq=first_seq)

@@ -118,6 +118,7 @@ async function judgeStatement({ row, facts }, tenantId, keyring) {
 }
 
 function report({ seq, action }, verdict, findings) {
+  findings.begin("signatures");
   if (verdict === "not_checked") findings.leaveUndecided("signatures");
   if (verdict === "unknown_key") {
     const detail = `${action} is signed by a key that is not known, or was not valid then`;

@@ -277,7 +277,7 @@ class Chain {
 
   async verdict({ onProgress, onRow }) {
     const { bundle, manifest, findings } = this;
-    findings.begin("links", "payloads", "snapshots", "signatures");
+    findings.begin("links", "payloads", "snapshots");
     if (this.isFromStart) findings.begin("tree");
     const last = await bundle.lastEntry();
     let read = 0;

@@ -162,6 +162,7 @@ export async function openRow(row, keyring, findings) {
     findings.add("snapshot-signature", row.to_seq, `the ${unusable.name} is malformed: ${error.message}`);
     return unusable;
   }
+  findings.begin("signatures");
   const { claim, verdict, detail } = opened;
   if (verdict === "broken") {
     findings.add("snapshot-signature", row.to_seq, `${unusable.name}: ${detail}`);
