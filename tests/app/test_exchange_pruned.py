@@ -40,7 +40,7 @@ def archiving(folder: Path) -> dict[str, Any]:
 
 async def run_jobs(client: httpx.AsyncClient, *numbers: int) -> None:
     """Jobs that have ended, three entries each."""
-    events = []
+    events: list[dict[str, Any]] = []
     for number in numbers:
         job = {"tenant_id": TENANT, "job_id": f"job-{number}"}
         events += [
@@ -48,6 +48,10 @@ async def run_jobs(client: httpx.AsyncClient, *numbers: int) -> None:
             {**job, "type": "JobAccepted", "dc_id": "x"},
             {**job, "type": "JobCompleted", "final_status": "ok"},
         ]
+    await write(client, *events)
+
+
+async def write(client: httpx.AsyncClient, *events: dict[str, Any]) -> None:
     answer = await client.post(
         "/v1/events",
         params={"durability": "GLOBAL"},
@@ -199,6 +203,31 @@ async def test_a_ledger_that_was_away_for_too_long_is_brought_what_it_lacks_and_
             await until(lambda: is_faultless(us), "it goes on")
             await until(lambda: has_lag(us, 0), "nothing is lacking")
             assert await head_seq(us) == await head_seq(eu)
+            assert await is_valid(us)
+
+
+async def test_a_ledger_that_pruned_while_it_was_away_takes_late_entries_about_what_left_it(
+    ledgers: tuple[Ledger, Ledger], tmp_path: Path
+) -> None:
+    here, there = ledgers
+    trusted, job = tmp_path / "trusted", {"tenant_id": TENANT, "job_id": "job-9"}
+    async with there.running(**archiving(tmp_path / "archive-eu")) as eu:
+        async with here.running(**here.peers(there, trusted)) as us:
+            await write(eu, {**job, "type": "JobCreated", "spec": {}, "assigned_dcs": ["x"]})
+            await until(lambda: _has_head(us, 1), "it came over")
+        await write(eu, {**job, "type": "JobAccepted", "dc_id": "x"})
+        await write(eu, {**job, "type": "JobCompleted", "final_status": "ok"})
+        async with here.running(**archiving(tmp_path / "archive-us")) as us:
+            # The job has not ended here, and leaves after twice the period; what is newer leaves with it.
+            await run_jobs(us, 8)
+            await prune(us, here, 4)
+        await prune(eu, there, 3)
+        async with here.running(**here.peers(there, trusted)) as us:
+            await until(lambda: tells(us, "--from-seq 2"), "the fault is told")
+            export, bring = commands_in((await told(us))["fault"])
+            await there.command(export, tmp_path)
+            await here.command(bring, tmp_path)
+            await until(lambda: is_faultless(us), "it goes on")
             assert await is_valid(us)
 
 

@@ -101,7 +101,7 @@ class _Set:
     outcome: Import
     """The outcome so far, which is stored unless the set was fully imported before."""
     followed_log: str | None = None
-    """The log of a peer whose next range this is."""
+    """The log of a peer whose next range this is, fetched or brought."""
 
 
 class BundleImporter:
@@ -207,7 +207,7 @@ class BundleImporter:
                     await admit(each.manifest)
             with self._naming_faults():
                 bundles = await self._as_set(taken, sorter)
-                bundles.followed_log = taken[0].manifest.origin if is_next_range else None
+                bundles.followed_log = await self._followed_log(taken, is_next_range=is_next_range)
                 await (self._pretend if dry_run else self._store)(bundles)
             outcome = bundles.outcome
             log.info(
@@ -298,6 +298,18 @@ class BundleImporter:
             await asyncio.to_thread(sorter.entries),
             Import(len(taken), sum(each.count for each in taken)),
         )
+
+    async def _followed_log(self, taken: Sequence[TakenBundle], *, is_next_range: bool) -> str | None:
+        """The log of a peer whose next range this is: one that was fetched, or the bundle that an operator brings of
+        what left the peer. None if it is no such range."""
+        if len(taken) != 1:
+            return None
+        manifest = taken[0].manifest
+        if not is_next_range:
+            async with self._pool.acquire() as connection:
+                seen = (await exchange.positions(connection, manifest.tenant_id)).get(manifest.origin)
+            is_next_range = seen is not None and seen.imported_seq == manifest.from_seq - 1
+        return manifest.origin if is_next_range else None
 
     async def _check_born(self, tenant_id: str, born: Born) -> None:
         async with self._pool.acquire() as connection:
