@@ -289,13 +289,16 @@ async def cosign(client: Client, at_s: int) -> int:
     return size
 
 
-async def test_a_receipt_carries_the_oldest_word_of_a_witness_that_covers_it(client: Client) -> None:
+async def test_a_receipt_carries_the_oldest_word_of_a_witness_that_covers_it(client: Client, shared: Shared) -> None:
     now_s = int(time.time())
     sizes = []
     for number in range(3):
         session = await write(client, f"job-{number}", "JobAccepted")
         await receipt_of(client, f"job-{number}", session)
         sizes.append(await cosign(client, now_s - 100 + number))
+        # As long ago as it says: of one minute only the last word is kept.
+        aged = "UPDATE scheduler.checkpoint_cosignature SET created_at = created_at - interval '100 seconds'"
+        await edit(shared.superuser, f"{aged} WHERE tenant_id = $1", client.tenant)
     await receipt_of(client, "job-3", await write(client, "job-3", "JobAccepted"))
     external = ExternalWitnesses.load([WITNESS.verifier_key], None)
     found = {}

@@ -32,6 +32,7 @@ APPEND_ONLY = (
     *(*LOG_TABLES, "batch_snapshot"),
     *("checkpoint_cosignature", "checkpoint_timestamp"),
 )
+COSIGNATURES = "checkpoint_cosignature"
 CHANGES = ("UPDATE scheduler.{} SET tenant_id = tenant_id", "DELETE FROM scheduler.{}", "TRUNCATE scheduler.{}")
 PAGE = MIGRATIONS.parent / "docs" / "formats" / "database.md"
 TENANTS = [f"tenant-{number}" for number in range(64)]
@@ -368,6 +369,39 @@ async def test_triggers_keep_even_the_owner_from_changing_what_is_chained(
     assert await owner.fetchval("SELECT count(*) FROM scheduler.scheduler_log") == len(TENANTS)
 
 
+ADD_COSIGNATURE = (
+    "INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note, created_at)"
+    " VALUES ('acme', $1, $2, now(), 'a note', now() - $3 * interval '1 second')"
+)
+
+
+async def test_of_the_cosignatures_of_a_witness_in_one_minute_the_last_is_kept(
+    service: asyncpg.Connection, owner: asyncpg.Connection
+) -> None:
+    async with service.transaction():
+        await service.executemany(ADD_COSIGNATURE, [("one", size, 0) for size in (1, 2, 5)] + [("two", 3, 0)])
+        kept = await service.fetch("SELECT witness, tree_size FROM scheduler.checkpoint_cosignature ORDER BY 1")
+        assert [tuple(row) for row in kept] == [("one", 5), ("two", 3)]
+        # A smaller tree, handed in late, removes nothing.
+        await service.execute(ADD_COSIGNATURE, "one", 4, 0)
+        assert await service.fetchval("SELECT count(*) FROM scheduler.checkpoint_cosignature") == 3
+    for whose in (service, owner):
+        with pytest.raises((asyncpg.RestrictViolationError, asyncpg.InsufficientPrivilegeError)):
+            await whose.execute("DELETE FROM scheduler.checkpoint_cosignature WHERE tree_size = 5")
+
+
+async def test_a_cosignature_of_an_earlier_minute_is_removed_by_nobody_and_nothing(
+    service: asyncpg.Connection, owner: asyncpg.Connection
+) -> None:
+    for size, ago_s in ((1, 3600), (2, 61), (2**62, 0)):
+        await service.execute(ADD_COSIGNATURE, "one", size, ago_s)
+    assert await service.fetchval("SELECT count(*) FROM scheduler.checkpoint_cosignature") == 3
+    with pytest.raises(asyncpg.RestrictViolationError, match="append only"):
+        await owner.execute("DELETE FROM scheduler.checkpoint_cosignature WHERE tree_size = 2")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await service.execute("DELETE FROM scheduler.checkpoint_cosignature WHERE tree_size = 2")
+
+
 async def test_every_append_only_table_has_both_triggers_and_they_are_on(superuser: asyncpg.Connection) -> None:
     triggers = await superuser.fetch(
         """
@@ -381,13 +415,18 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
          "EXECUTE FUNCTION scheduler.refuse_change()")
         for table in APPEND_ONLY
         for name, changes, what in (
-            ("append_only_rows", "UPDATE" if table in LOG_TABLES else "DELETE OR UPDATE", "ROW"),
+            ("append_only_rows", "UPDATE" if table in (*LOG_TABLES, COSIGNATURES) else "DELETE OR UPDATE", "ROW"),
             ("append_only_table", "TRUNCATE", "STATEMENT"),
         )
     } | {
         (table, "append_only_prefix", b"O", f"CREATE TRIGGER append_only_prefix AFTER DELETE ON scheduler.{table} "
          "REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION scheduler.refuse_uncovered()")
         for table in LOG_TABLES
+    } | {
+        (COSIGNATURES, "superseded_rows", b"O", f"CREATE TRIGGER superseded_rows BEFORE DELETE ON "
+         f"scheduler.{COSIGNATURES} FOR EACH ROW EXECUTE FUNCTION scheduler.refuse_kept_cosignature()"),
+        (COSIGNATURES, "supersede", b"O", f"CREATE TRIGGER supersede AFTER INSERT ON scheduler.{COSIGNATURES} "
+         "FOR EACH ROW EXECUTE FUNCTION scheduler.supersede_cosignature()"),
     } | {
         ("subject_keys", "erased_for_good", b"O", "CREATE TRIGGER erased_for_good BEFORE UPDATE ON "
          "scheduler.subject_keys FOR EACH ROW WHEN ((old.wrapped_key IS NULL)) "
