@@ -152,6 +152,16 @@ def commands_in(fault: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
+async def bring_what_left(us: httpx.AsyncClient, here: Ledger, there: Ledger, folder: Path, says: str) -> str:
+    """Run what the fault of ``here`` says, wait until it goes on, and return what the import printed."""
+    await until(lambda: tells(us, says), "the fault is told")
+    export, bring = commands_in((await told(us))["fault"])
+    await there.command(export, folder)
+    printed = await here.command(bring, folder)
+    await until(lambda: is_faultless(us), "it goes on")
+    return printed
+
+
 async def job_of(client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
     """A job without what is each ledger's own."""
     found: dict[str, Any] = (await client.get(f"/v1/jobs/{job_id}?tenant_id={TENANT}")).json()
@@ -168,11 +178,7 @@ async def test_a_ledger_that_joins_after_a_prune_follows_once_the_commands_of_it
         before = [await job_of(eu, f"job-{number}") for number in (1, 2)]
         await prune(eu, there, 6)
         async with here.running(**here.peers(there, trusted)) as us:
-            await until(lambda: tells(us, "tally bundle import"), "the fault is told")
-            export, bring = commands_in((await told(us))["fault"])
-            await there.command(export, tmp_path)
-            await here.command(bring, tmp_path)
-            await until(lambda: is_faultless(us), "it goes on")
+            await bring_what_left(us, here, there, tmp_path, "tally bundle import")
             later = await submit(eu)
             await until_known(us, [later])
             await until(lambda: has_lag(us, 0), "nothing is lacking")
@@ -181,7 +187,7 @@ async def test_a_ledger_that_joins_after_a_prune_follows_once_the_commands_of_it
             assert await head_seq(us) == await head_seq(eu)
             assert await is_valid(us)
             # The position is that of the exchange: nothing is asked for twice.
-            assert "0 imported" in await here.command(bring, tmp_path)
+            assert "0 imported" in await here.command(f"tally bundle import {TENANT}.bundle.tar", tmp_path)
 
 
 async def test_a_ledger_that_was_away_for_too_long_is_brought_what_it_lacks_and_no_more(
@@ -196,11 +202,7 @@ async def test_a_ledger_that_was_away_for_too_long_is_brought_what_it_lacks_and_
         await run_jobs(eu, 2, 3)
         await prune(eu, there, 9)
         async with here.running(**here.peers(there, trusted)) as us:
-            await until(lambda: tells(us, "--from-seq 4"), "the fault is told")
-            export, bring = commands_in((await told(us))["fault"])
-            await there.command(export, tmp_path)
-            assert "0 there already" in await here.command(bring, tmp_path)
-            await until(lambda: is_faultless(us), "it goes on")
+            assert "0 there already" in await bring_what_left(us, here, there, tmp_path, "--from-seq 4")
             await until(lambda: has_lag(us, 0), "nothing is lacking")
             assert await head_seq(us) == await head_seq(eu)
             assert await is_valid(us)
@@ -223,11 +225,7 @@ async def test_a_ledger_that_pruned_while_it_was_away_takes_late_entries_about_w
             await prune(us, here, 4)
         await prune(eu, there, 3)
         async with here.running(**here.peers(there, trusted)) as us:
-            await until(lambda: tells(us, "--from-seq 2"), "the fault is told")
-            export, bring = commands_in((await told(us))["fault"])
-            await there.command(export, tmp_path)
-            await here.command(bring, tmp_path)
-            await until(lambda: is_faultless(us), "it goes on")
+            await bring_what_left(us, here, there, tmp_path, "--from-seq 2")
             assert await is_valid(us)
 
 
