@@ -242,6 +242,16 @@ class Removed(NamedTuple):
     """Where the next removal begins: of the entries before it none is left."""
 
 
+async def lock_jobs(connection: Connection, tenant_id: str) -> None:
+    """Wait until the follower of the job table has ended its turn with a tenant, and keep it from the next one until
+    the transaction ends. It skips a position that is locked, so one that waits comes next."""
+    await connection.execute(
+        "SELECT FROM scheduler.follower_positions WHERE follower = $1 AND tenant_id = $2 FOR UPDATE",
+        FOLLOWER,
+        tenant_id,
+    )
+
+
 async def remove(
     connection: Connection, tenant_id: str, from_seq: int, to_seq: int, entries_max: int, folds: JobFolds
 ) -> Removed | None:

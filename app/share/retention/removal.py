@@ -109,7 +109,7 @@ class Removal:
                 waits += 1
                 await asyncio.sleep(WAIT_PAUSE_S)
             elif found.next_seq > next_seq or found.entries:
-                next_seq, count = found.next_seq, count + found.entries
+                waits, next_seq, count = 0, found.next_seq, count + found.entries
             else:
                 break
         if count:
@@ -136,7 +136,6 @@ class Removal:
 
     async def _step(self, tenant_id: str, from_seq: int) -> retention.Removed | None:
         """One transaction, of what is covered from ``from_seq`` on. None if this must wait."""
-        began_s = time.perf_counter()
         async with reading(self.pool, timeout_s=None) as connection, connection.transaction():
             known = await self.reader.read(connection, tenant_id)
             if known.floor is None or from_seq > known.floor_seq:
@@ -144,6 +143,8 @@ class Removal:
             if await notary.tree_size(connection, tenant_id) < known.floor.seq:
                 return None
             self.reader.departed.add(tenant_id)
+            await retention.lock_jobs(connection, tenant_id)
+            began_s = time.perf_counter()
             # PostgreSQL knows no signatures: what an entry that does not count would cover stays.
             removed = await retention.remove(
                 connection, tenant_id, from_seq, known.floor_seq, self._entries_a_step, self.folds
