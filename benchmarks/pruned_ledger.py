@@ -14,7 +14,7 @@ import asyncpg
 
 from benchmarks.bench import Bench, Database
 from benchmarks.events import EVENTS_A_JOB, ndjson, stream
-from benchmarks.http_client import Client, Target, get, post, put
+from benchmarks.http_client import Answer, Client, Target, get, post, put
 from benchmarks.ledger_checks import wait_until_chained
 from benchmarks.processes import tally_serve
 from benchmarks.row import expect
@@ -103,15 +103,19 @@ async def prune(url: str, to_seq: int | None = None) -> dict[str, Any]:
     return answer
 
 
-async def _asked(url: str, request: bytes, statuses: Sequence[int] = (200,)) -> Any:
-    """The JSON answer to one request, on a connection of its own: the service closes those that are idle for long."""
+async def asked(url: str, request: bytes, statuses: Sequence[int] = (200,)) -> Answer:
+    """The answer to one request, on a connection of its own: the service closes those that are idle for long."""
     client = await Client.connect(Target.of(url))
     try:
         answer = await client.answered(request)
         expect(answer.status in statuses, f"answered {answer.status}: {answer.body[:500].decode()}")
-        return json.loads(answer.body)
+        return answer
     finally:
         client.close()
+
+
+async def _asked(url: str, request: bytes, statuses: Sequence[int] = (200,)) -> Any:
+    return json.loads((await asked(url, request, statuses)).body)
 
 
 async def until_removed(database_url: str, to_seq: int) -> None:

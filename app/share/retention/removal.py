@@ -37,9 +37,9 @@ from ledger.errors import ChainDamagedError, DatabaseUnavailableError, LedgerErr
 
 SEARCH_INTERVAL_S: Final = 30.0
 """Pause between two searches for covered rows, which a prune at this node ends."""
-STEP_S: Final = 0.05
+STEP_S: Final = 0.1
 """Time that one transaction should take."""
-ENTRIES_A_STEP_MIN: Final = 500
+ENTRIES_A_STEP_MIN: Final = 2000
 ENTRIES_A_STEP_MAX: Final = 20_000
 """Bounds of the entries of one transaction."""
 SHARE: Final = 0.5
