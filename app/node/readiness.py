@@ -10,6 +10,7 @@ from app.read.copies import Replicas
 from app.read.readiness import Check
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import HISTORY_READ, ROWS_LOCKED, Node
+from app.share.archive import Archiving
 from app.trust.oidc import OidcIssuer
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.trust.tls import ServerTls
@@ -42,6 +43,7 @@ def reported_checks(
     issuer: OidcIssuer | None,
     replicas: Replicas | None,
     witnesses: Witnesses | None,
+    archiving: Archiving | None,
 ) -> Mapping[str, Check]:
     """The checks of ``/readyz`` that do not stop writes."""
     return {
@@ -73,6 +75,7 @@ def reported_checks(
         "exchange": service.regions.fault,
         "replicas": lambda: None if replicas is None else replicas.fault(),
         "witnesses": lambda: None if witnesses is None else witnesses.fault,
+        "archive": lambda: None if archiving is None else archiving.fault(),
         "rows": lambda: _named(
             "signed no further, their rows are broken",
             [tenant_id for tenant_id in service.node.unsigned if service.breaks.open(tenant_id)],

@@ -289,12 +289,13 @@ def _services(
     """The services that routes name, over those of ``service``."""
     settings, metrics = service.settings, service.metrics
     consistency = Consistency(service.node, pool, settings.read.wait.total_seconds())
-    witnesses = _pushed_witnesses(service, pool, files.witnesses.policy)
+    witnesses, archiving = _pushed_witnesses(service, pool, files.witnesses.policy), _archiving(service, files.archive)
+    asked = (started, knowledge, files.tls, files.issuer, replicas, witnesses, archiving)
     readiness = Readiness(
         node=service.node,
         pool=pool,
         needed=readiness_checks(service),
-        reported=reported_checks(service, started, knowledge, files.tls, files.issuer, replicas, witnesses),
+        reported=reported_checks(service, *asked),
     )
     checks = {"database": lambda: readiness.database_fault, **readiness.needed, **readiness.reported}
     metrics.read(lambda: {"readyz_check_failing": {name: check() is not None for name, check in checks.items()}})
@@ -309,6 +310,7 @@ def _services(
         Readiness: readiness,
         Consistency: consistency,
         Witnesses | None: witnesses,
+        Archiving | None: archiving,
         Notary: service.notary,
         Tokens: service.tokens,
         Trust: service.trust,
@@ -542,9 +544,6 @@ def _sharing_services(
         hashes: Sequence[str] = (await proofs.consistency(pool, tenant_id, first, second))["hashes"]
         return hashes
 
-    archiving = _archiving(service, files.archive)
-    if archiving is not None:
-        service.metrics.read(archiving.values)
     exporter = BundleExporter(
         pool=pool,
         node=service.node,
@@ -557,7 +556,6 @@ def _sharing_services(
         report=lambda error: service.breaks.report_error(error, "export_bundle"),
     )
     return {
-        Archiving | None: archiving,
         Staging: service.staging,
         BundleImporter: service.importer,
         Regions: service.regions,
@@ -586,7 +584,7 @@ def _archiving(service: Service, store: ArchiveStore | None) -> Archiving | None
     """None when no archive is configured."""
     if store is None:
         return None
-    return Archiving(
+    archiving = Archiving(
         settings=service.settings.archive,
         store=store,
         database_url=service.database_url,
@@ -594,6 +592,8 @@ def _archiving(service: Service, store: ArchiveStore | None) -> Archiving | None
         keyring=service.trust.keyring,
         metrics=service.metrics,
     )
+    service.metrics.read(archiving.values)
+    return archiving
 
 
 def _pushed_witnesses(service: Service, pool: NodePool, policy: Policy | None) -> Witnesses | None:

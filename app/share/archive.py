@@ -17,6 +17,7 @@ from app.runtime.metrics import Metrics, Values
 from app.runtime.settings.config import ArchiveSettings
 from app.runtime.tasks import in_own_thread
 from ledger.errors import ConfigurationError, LedgerError
+from ledger.text import first_of
 from objects.locked import ObjectLock
 from objects.store import ArchiveStore
 from signing.keys import Keyring, Signer
@@ -31,6 +32,10 @@ TURN_INTERVAL_S: Final = 5.0
 """How often a process without the turn asks for it, at the least: after the one that had it has ended, nothing is
 archived for no longer than this."""
 PAUSE_S_MIN: Final = 0.5
+STUCK_S: Final = 60.0
+"""A step that is overdue for longer, and for longer than the interval, is reported as one that does not end."""
+TENANTS_NAMED_MAX: Final = 10
+"""Tenants that ``/readyz`` names."""
 LOOK_TIMEOUT_S: Final = 10.0
 """How long a request waits for a place of which this node knows nothing yet."""
 
@@ -158,11 +163,23 @@ class Archiving:
         """Where the metadata file of a version of the Iceberg table is; None of version 0."""
         return f"{self.url.rstrip('/')}/metadata/v{version}.metadata.json" if version else None
 
+    def fault(self) -> str | None:
+        """Why the archive is not filled, of all tenants or of some, as far as this node knows."""
+        if self._overdue_s(time.monotonic()) > max(STUCK_S, self._interval_s):
+            return f"the step of the archive {self.url} that is under way does not end: its place may not answer"
+        if (last := self._last) is None or last.error is not None:
+            return None if last is None else last.error
+        failing = [each.tenant_id for each in last.tenants if each.error is not None]
+        return f"tenants are not archived further: {first_of(failing, TENANTS_NAMED_MAX)}" if failing else None
+
+    def _overdue_s(self, now_s: float) -> float:
+        return now_s - (self._began_s if self._last is None else self._last.at_s) - self._interval_s
+
     def values(self) -> Values:
         """The metrics of the archive. The node that archives knows the lag; a step that is overdue counts as lag, as
         nothing that was signed since is archived."""
         now_s, last = time.monotonic(), self._last
-        overdue_s = now_s - (self._began_s if last is None else last.at_s) - self._interval_s
+        overdue_s = self._overdue_s(now_s)
         return {
             "archive_has_turn": last is not None and last.has_turn,
             "archive_lag_entries": 0 if last is None else last.lag_entries,

@@ -219,6 +219,13 @@ CHECKS: Final = (
         names_tenants=True,
     ),
     Check(
+        "archive",
+        "Archive",
+        "The archive is not filled, or not of all tenants. Nothing is lost: what is not archived waits in the database "
+        "and does not leave it. Mend the place or its credentials; tally archive status names tenants and reasons.",
+        names_tenants=True,
+    ),
+    Check(
         "rows",
         "Rows that do not hold",
         "Rows of these tenants are broken, so nothing further of them is signed. Verify the tenant to see which; "

@@ -112,27 +112,50 @@ async def test_a_node_that_stops_gives_the_turn_back(
         next_one.close()
 
 
-async def test_a_place_that_is_away_stops_nothing_but_the_archive(
+async def test_a_place_that_is_away_stops_nothing_but_the_archive_and_prunes_and_is_named_everywhere(
     run_server: RunServer, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     place = tmp_path / "archive"
     place.write_text("no folder")
     async with run_server(archiving(make_settings, place)) as client:
-        await until(lambda: _error(client), "the place fails")
-        assert (await client.post("/v1/jobs", json=EVENT)).status_code == 201
-        assert (await client.get("/readyz")).status_code == 200
+        await until(lambda: _fault(client), "the first step fails")
+        assert "cannot be written to" in str(await _fault(client))
+        job_id = (await client.post("/v1/jobs", json=EVENT)).json()["job_id"]
+        ended = {"tenant_id": "acme", "type": "JobCompleted", "durability": "GLOBAL"}
+        assert (await client.post(f"/v1/jobs/{job_id}/events", json=ended)).status_code == 201
+        await client.put("/v1/retention", params={"tenant_id": "acme"}, json={"period": "1s"})
+        await until(lambda: _waits_for_the_archive(client), "the entries are old enough")
+        assert (await client.post("/v1/prunes", json={"tenant_id": "acme"})).json()["seq"] is None
+        assert (await client.get("/v1/chain/verify", params={"tenant_id": "acme"})).json()["valid"]
         assert "fails: " in await tally(client, "archive", "status", code=1)
+        measured = (await client.get("/metrics")).text
+        assert 'readyz_check_failing{check="archive"} 1.0' in measured
+        assert re.search(r"^archive_failures_total [1-9]", measured, re.MULTILINE)
         place.unlink()
 
-        assert (await archived(client, "acme", 1))["error"] is None
+        assert (await archived(client, "acme", 2))["error"] is None
+        assert await _fault(client) is None
+        await until(lambda: _prunes(client), "they leave")
+
+
+async def _waits_for_the_archive(client: Client) -> bool:
+    found = (await client.get("/v1/retention", params={"tenant_id": "acme"})).json()["stopped_by"]
+    return found is not None and found["why"] == "archive"
+
+
+async def _prunes(client: Client) -> bool:
+    return (await client.post("/v1/prunes", json={"tenant_id": "acme"})).json()["seq"] is not None
 
 
 async def _turns(*clients: Client) -> bool:
     return any([(await each.get("/v1/archive")).json()["has_turn"] for each in clients])
 
 
-async def _error(client: Client) -> str | None:
-    found: str | None = (await client.get("/v1/archive")).json()["error"]
+async def _fault(client: Client) -> str | None:
+    """What /readyz says of the archive, which stops nothing."""
+    answer = await client.get("/readyz")
+    assert answer.status_code == 200
+    found: str | None = answer.json()["checks"]["archive"]["detail"]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Route, expect
@@ -203,6 +204,23 @@ def test_the_overview_says_when_all_was_last_verified_and_by_whom(console: Conso
     page = console.go("")
     expect(page.locator(".verified")).to_contain_text("All chains were last verified from end to end")
     expect(page.locator(".verified")).to_contain_text(f"by {said['by']}")
+
+
+def test_the_overview_says_why_the_archive_is_not_filled(console: Console) -> None:
+    place = Path(console.api.get("/v1/archive").raise_for_status().json()["url"])
+    away = place.rename(place.with_name("away"))
+    place.write_text("no folder")
+    console.api.post("/v1/jobs", json=job("waiting", "job-to-archive")).raise_for_status()
+    console.api.post("/v1/snapshots", json={"tenant_id": "waiting"}).raise_for_status()
+    try:
+        until(lambda: not console.api.get("/readyz").json()["checks"]["archive"]["ok"], "the place fails")
+        page = console.go("")
+        expect(page.get_by_text("cannot be written to: Not a directory")).to_have_count(2)
+        expect(page.get_by_text("Mend the place or its credentials")).to_be_visible()
+    finally:
+        place.unlink()
+        away.rename(place)
+    until(lambda: console.api.get("/readyz").json()["checks"]["archive"]["ok"], "the place is back")
 
 
 def test_what_was_true_is_not_shown_as_if_it_still_were_when_the_service_is_out_of_reach(console: Console) -> None:

@@ -159,8 +159,10 @@ def test_every_check_that_can_fail_is_in_the_runbook_and_wakes_someone(
     alerts = {rule["alert"]: rule["expr"] for rule in ALERTS}
     left_to_others = re.findall(r'check!~"([^"]+)"', alerts["CheckFailing"])[0].split("|")
     needed = re.findall(r'check=~"([^"]+)"', alerts["NotReady"])[0].split("|")
-    assert {*left_to_others} - {*needed} == {"breaks", "clock", "exchange"}
-    assert {"ChainBreakOpen", "ClockAhead", "RegionNotImported"} <= {*alerts}, "that have alerts of their own"
+    assert {*left_to_others} - {*needed} == {"breaks", "clock", "exchange", "archive"}
+    assert {"ChainBreakOpen", "ClockAhead", "RegionNotImported", "ArchiveNotFilled"} <= {*alerts}, (
+        "that have alerts of their own"
+    )
     assert {*needed, *left_to_others} <= checks
 
 

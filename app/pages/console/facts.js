@@ -253,6 +253,12 @@ export const CHECKS = {
     "stops": "NOTHING",
     "isGrave": false
   },
+  "archive": {
+    "title": "Archive",
+    "remedy": "The archive is not filled, or not of all tenants. Nothing is lost: what is not archived waits in the database and does not leave it. Mend the place or its credentials; tally archive status names tenants and reasons.",
+    "stops": "NOTHING",
+    "isGrave": false
+  },
   "rows": {
     "title": "Rows that do not hold",
     "remedy": "Rows of these tenants are broken, so nothing further of them is signed. Verify the tenant to see which; restore them from a backup.",
