@@ -25,7 +25,7 @@ from signing.keys import Keyring
 from tests.app.chains import until
 from tests.app.conftest import BackUp, MakeSettings
 from tests.app.exchanging import Ledger
-from tests.app.starting import changed_control
+from tests.app.starting import assert_no_start, changed_control
 from tests.app.test_exchange_pruned import TENANT, archiving, head_seq, is_valid, prune, run_jobs
 from tests.conftest import Database, connected_to, fresh_database
 
@@ -109,6 +109,9 @@ async def test_a_backup_from_before_a_prune_is_named_and_gets_the_prune_back_fro
     request = Request(TENANT, None, None, keyring, None, NOBODY, archived=archived)
     found = await verify_database(older.database.service_url, request, [], [])
     assert (found["valid"], found["first_break"]["kind"], found["pruned"]) == (False, "rollback", None)
+    # The node knows a newer checkpoint and later records: it does not begin where the prune never was.
+    await assert_no_start(older.running(**archive), StartRefusedError, "what is missing with tally restore")
+    assert await _begins_at(older, 1)
     # Its log has the prune: nothing is lost, and nothing chained twice.
     settings = make_settings(ledger.region, region=ledger.region, port=older.port)
     assert (await restore_from_wal(settings, older.database.service_url))[1] == []
@@ -116,6 +119,9 @@ async def test_a_backup_from_before_a_prune_is_named_and_gets_the_prune_back_fro
         assert await head_seq(client) == head
         verdict = (await client.get(f"/v1/chain/verify?tenant_id={TENANT}")).json()
         assert (verdict["valid"], verdict["verified_from_seq"]) == (True, 7), verdict
+        # What had left is here again, counts for nothing, and leaves.
+        await until(lambda: _begins_at(older, 7), "it has left")
+        assert await is_valid(client)
 
 
 @pytest.fixture

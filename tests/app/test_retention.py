@@ -283,12 +283,22 @@ def test_readers_of_what_left_are_told_where_it_is(site: Site) -> None:
     for path, params in (
         ("/v1/chain/entries", {"from_seq": 1}),
         ("/v1/watch", {"from_seq": 1, "to_seq": 2}),
+        ("/v1/chain/verify", {"from_seq": 1, "to_seq": to_seq}),
+        ("/v1/exchange/lacking", {"from_seq": 1, "to_seq": 5}),
+        ("/v1/exchange/lacking", {"from_seq": to_seq, "to_seq": to_seq + 1}),
+        ("/v1/commitments", {"as_of_seq": to_seq - 1}),
+        ("/v1/nodes", {"as_of_seq": to_seq - 1}),
     ):
         answer = site.client.get(path, params={"tenant_id": tenant, **params})
         assert problem(answer) == (410, "archived"), path
         assert answer.json()["verified_from_seq"] == to_seq + 1
     listed = site.client.get("/v1/chain/entries", params={"tenant_id": tenant}).json()["items"]
     assert listed[0]["seq"] == to_seq + 1
+    for path, params in (
+        ("/v1/exchange/lacking", {"from_seq": to_seq + 1, "to_seq": to_seq + 1}),
+        ("/v1/nodes", {"as_of_seq": to_seq}),
+    ):
+        assert site.client.get(path, params={"tenant_id": tenant, **params}).status_code == 200, path
     (site.folder / "keys.json").write_text(site.client.get("/v1/keys").text)
     keys = str(site.folder / "keys.json")
     found = run_tally("verify", "-t", tenant, "--dsn", site.service_url, "--keys", keys, "--no-state", "--json")
