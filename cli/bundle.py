@@ -22,7 +22,7 @@ from app.store.v1_log import V1Log
 from app.trust import node_keys
 from cli.archive import signer_and_keys
 from cli.client import LedgerClient, Service
-from cli.options import Keys, Tenant, Url
+from cli.options import Key, Keys, Tenant, Url
 from ledger.errors import (
     BundleInvalidError,
     ConfigurationError,
@@ -48,6 +48,24 @@ _KEY_BESIDE_WAL = Path("keys") / "signing.pem"
 """Default path of the signing key, relative to the data folder."""
 
 
+FromWal = Annotated[
+    Path | None,
+    typer.Option(
+        "--from-wal",
+        metavar="DIR",
+        help="Take the unchained records out of this WAL folder, offline, of a node that cannot reach PostgreSQL.",
+    ),
+]
+FromArchive = Annotated[
+    str | None,
+    typer.Option(
+        "--from-archive",
+        metavar="URL",
+        help="Take what is archived, entries that left the database as well: a folder, s3://bucket/prefix.",
+    ),
+]
+
+
 @bundle.command("export")
 def export(
     tenant: Tenant,
@@ -55,30 +73,9 @@ def export(
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the bundle goes.")],
     from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
-    from_wal: Annotated[
-        Path | None,
-        typer.Option(
-            "--from-wal",
-            metavar="DIR",
-            help="Take the unchained records out of this WAL folder, offline, of a node that cannot reach PostgreSQL.",
-        ),
-    ] = None,
-    from_archive: Annotated[
-        str | None,
-        typer.Option(
-            "--from-archive",
-            metavar="URL",
-            help="Take what is archived, entries that left the database as well: a folder, s3://bucket/prefix.",
-        ),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            help="With --from-wal and --from-archive: the key that signs, when it is not the node's of the settings.",
-            metavar="URI",
-        ),
-    ] = None,
+    from_wal: FromWal = None,
+    from_archive: FromArchive = None,
+    key: Key = None,
     keys: Keys = None,
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Of a broken chain: take what is stored as it stands, marked as broken.")
@@ -94,8 +91,8 @@ def export(
     With --from-archive the bundle has all that is archived of the tenant, or
     what is from --from-seq on, also where its first entries left with a prune.
     The archive is verified first, by the key that signs and --keys, else by
-    keys that the service publishes. A ledger that lacks what left imports that bundle, and goes on
-    by the exchange.
+    keys that the service publishes. A ledger that lacks what left imports that
+    bundle, and goes on by the exchange.
 
     A chain that is broken is not exported, and the exit code is 2. With
     --evidence what is stored of it leaves for an auditor, once the node has
@@ -109,20 +106,18 @@ def export(
       tally bundle export -t acme --from-archive s3://ledger-archive/prod -o acme.bundle.tar
       tally bundle export -t acme --evidence -o acme.evidence.tar
     """
+    is_wal, is_archive = from_wal is not None, from_archive is not None
     refuse(
         InvalidInputError,
+        (evidence + is_wal + is_archive > 1, "say one of --evidence, --from-wal and --from-archive"),
         (
-            sum((evidence, from_wal is not None, from_archive is not None)) > 1,
-            "say one of --evidence, --from-wal and --from-archive",
-        ),
-        (
-            key is not None and from_wal is None and from_archive is None and not evidence,
+            key is not None and not (is_wal or is_archive or evidence),
             "--key goes with --from-wal and --from-archive; the service signs with its own key",
         ),
-        (keys is not None and from_archive is None, "--keys goes with --from-archive"),
-        (from_archive is not None and to_seq is not None, "what is archived is taken to its end; leave --to-seq out"),
+        (keys is not None and not is_archive, "--keys goes with --from-archive"),
+        (is_archive and to_seq is not None, "what is archived is taken to its end; leave --to-seq out"),
         (
-            from_wal is not None and (from_seq, to_seq) != (None, None),
+            is_wal and (from_seq, to_seq) != (None, None),
             "records in a WAL have no seq; leave --from-seq and --to-seq out",
         ),
     )
@@ -135,12 +130,7 @@ def export(
         elif from_archive is not None:
             file.writelines(_archived(from_archive, url, tenant, from_seq, keys, key))
         else:
-            try:
-                with LedgerClient(url) as client:
-                    client.export_bundle(tenant, file.write, from_seq=from_seq, to_seq=to_seq)
-            except ProblemError as error:
-                code = ExitCode.TAMPERED if error.kind == "chain-damaged" else ExitCode.COULD_NOT_RUN
-                raise fail(str(error), code) from error
+            _export_served(url, tenant, (from_seq, to_seq), file)
         file.flush()
         try:
             told = _told(Path(file.name))
@@ -288,6 +278,15 @@ def _of_import(told: dict[str, Any]) -> list[str]:
             for tenant, head in told["new_heads"].items()
         ),
     ]
+
+
+def _export_served(url: str, tenant: str, wanted: tuple[int | None, int | None], file: BinaryIO) -> None:
+    try:
+        with LedgerClient(url) as client:
+            client.export_bundle(tenant, file.write, from_seq=wanted[0], to_seq=wanted[1])
+    except ProblemError as error:
+        code = ExitCode.TAMPERED if error.kind == "chain-damaged" else ExitCode.COULD_NOT_RUN
+        raise fail(str(error), code) from error
 
 
 def _export_from_wal(folder: Path, tenant: str, key: str | None, file: BinaryIO) -> None:

@@ -36,6 +36,12 @@ Keys = Annotated[
     Path | None,
     typer.Option("--keys", help=f"{KEYS_HELP}."),
 ]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="URI", help="Key that signs what is made here, when it is not the node's of the settings."
+    ),
+]
 WitnessKeys = Annotated[
     list[str] | None,
     typer.Option(

@@ -15,7 +15,7 @@ import typer
 from app.share.archive import require_packages
 from cli.archive import signer_and_keys
 from cli.client import LedgerClient, Service
-from cli.options import CheckpointFile, Keys, PolicyFile, Tenant
+from cli.options import CheckpointFile, Key, Keys, PolicyFile, Tenant
 from cli.verify_proof import subject_of
 from ledger.errors import InvalidInputError, refuse
 from ledger.exit_code import ExitCode, below_quorum, exit_code_of_receipt
@@ -51,14 +51,7 @@ def prove(
         typer.Option("--archive", metavar="URL", help="Make it of this archive instead: a folder, s3://bucket/prefix."),
     ] = None,
     keys: Keys = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            metavar="URI",
-            help="With --archive: the key that signs, when it is not the node's of the settings.",
-        ),
-    ] = None,
+    key: Key = None,
     checkpoint: CheckpointFile = None,
     policy: PolicyFile = None,
     as_tlog_proof: Annotated[
