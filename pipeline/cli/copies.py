@@ -318,7 +318,9 @@ def diff(
     bundles: imported there, the two have the same events.
 
     Of many ledgers each database (a) is compared with the archive (b) of its
-    name, or, of one kind, the first (a) with each of the others (b).
+    name. Of one kind, two sets are compared by their names: each is given
+    twice, first for a, then for b. Else the first (a) is compared with each
+    of the others (b).
 
     \b
     Exit codes: 0 the same events; 3 one side lacks some; 2 both are one log
@@ -330,6 +332,7 @@ def diff(
       tally pipeline diff postgresql://eu/tallystick postgresql://us/tallystick
       tally pipeline diff postgresql://eu/tallystick postgresql://us/tallystick --out repair/
       tally pipeline diff --ledgers databases-and-their-archives.txt
+      tally pipeline diff --dsn eu=URL --dsn us=URL --dsn eu=URL --dsn us=URL
     """
     from pipeline.diff import diff as compare
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -257,19 +258,17 @@ def opened_with_archives(
 
 @contextmanager
 def opened_pairs(ledgers: Sequence[NamedLedger]) -> Iterator[tuple[OpenPlace, OpenPlace, list[Unread]]]:
-    """Two places with the ledgers of the same names, to be compared; and the ledgers that cannot be read. They are
-    databases and their archives, or, of one kind, the first and each of the others, whose name is that of the pair.
+    """Two places with the ledgers of the same names, to be compared; and the ledgers that cannot be read. They are two
+    sets of ledgers, each name once in either; or databases and their archives; or, of one kind, the first and each of
+    the others, whose name is that of the pair.
 
     Raises:
         InvalidInputError: one of two or more has no counterpart.
     """
-    copies = [each for each in ledgers if each.option == "--archive"]
-    originals = [each for each in ledgers if each.option != "--archive"]
-    is_of_one_kind = not copies or not originals
-    first, others = (ledgers[:1], ledgers[1:]) if is_of_one_kind else (originals, copies)
-    with _opened(first) as (of_a, unread_a), _opened(others) as (of_b, unread_b):
+    some, others = _sides_of(ledgers)
+    with _opened(some) as (of_a, unread_a), _opened(others) as (of_b, unread_b):
         unread = unread_a + unread_b
-        if is_of_one_kind:
+        if len(some) == 1 < len(ledgers) and some[0].option == others[0].option:
             of_a = dict.fromkeys(of_b, *of_a.values())
         alone = _refuse_unpaired(of_a, of_b, unread)
         unread += [Unread(name, "the ledger that it is compared with was not read") for name in alone]
@@ -277,6 +276,24 @@ def opened_pairs(ledgers: Sequence[NamedLedger]) -> Iterator[tuple[OpenPlace, Op
         if not both:
             raise InvalidInputError("no ledger could be read together with the one that it is compared with")
         yield OpenLedgers({name: of_a[name] for name in both}), OpenLedgers({name: of_b[name] for name in both}), unread
+
+
+def _sides_of(ledgers: Sequence[NamedLedger]) -> tuple[Sequence[NamedLedger], Sequence[NamedLedger]]:
+    """``ledgers`` as those of side a and those of side b; raises as ``opened_pairs``."""
+    copies = [each for each in ledgers if each.option == "--archive"]
+    originals = [each for each in ledgers if each.option != "--archive"]
+    if copies and originals:
+        return originals, copies
+    times = Counter(each.name for each in ledgers)
+    if all(name is None or count == 1 for name, count in times.items()):
+        return ledgers[:1], ledgers[1:]
+    if odd := [each for each in ledgers if each.name is None or times[each.name] != 2]:
+        raise InvalidInputError(
+            f"{odd[0]} has no counterpart of its name: to compare two sets of ledgers, give each name twice, first "
+            "with the ledger of the one set (a) and then with that of the other (b)"
+        )
+    firsts = {each.name: each for each in reversed(ledgers)}
+    return [*firsts.values()], [each for each in ledgers if each is not firsts[each.name]]
 
 
 def _refuse_unpaired(

@@ -16,7 +16,15 @@ from pyspark.sql import SparkSession
 from app.dev.embedded import EmbeddedPostgres
 from ledger.errors import ConfigurationError, InvalidInputError
 from ledger.exit_code import ExitCode
-from pipeline.cli.ledgers import FILE_BYTES_MAX, named_ledgers, parse_ledger, read_ledgers
+from pipeline.cli.ledgers import (
+    FILE_BYTES_MAX,
+    named_ledgers,
+    opened_pairs,
+    opened_with_archives,
+    parse_ledger,
+    read_ledgers,
+    sources,
+)
 from pipeline.places import OpenPlace, parse_place
 from pipeline.places.ledgers import OpenLedgers
 from pipeline.places.protocol import ChainName
@@ -25,7 +33,7 @@ from signing import private_keys
 from tests.app.chain_builder import remove
 from tests.conftest import Database, connected_to, fresh_database
 from tests.ledger.ledger_in_memory import SIGNER
-from tests.pipeline.archived_ledgers import RING, days, ledger_of, query, store
+from tests.pipeline.archived_ledgers import RING, archive_here, days, ledger_of, query, store
 from tests.pipeline.conftest import RunCommand
 from tests.pipeline.test_report_cli import ledger_of_acts, ledger_of_jobs
 
@@ -124,6 +132,7 @@ def test_the_name_of_a_chain_is_the_same_after_it_was_text() -> None:
         (["diff", AWAY], "name two ledgers as A and B"),
         (["diff", "--dsn", AWAY], "name two ledgers as A and B"),
         (["diff", AWAY, AWAY, "--dsn", AWAY], "name two ledgers as A and B"),
+        (["diff", "--dsn", f"eu={AWAY}", "--dsn", f"eu={AWAY}", "--dsn", f"us={AWAY}"], "give each name twice"),
         (
             ["archive", "--dest", "out", "--ledgers", "ledgers"],
             "ledgers names an archive, and this command reads databases",
@@ -140,6 +149,72 @@ def test_ledgers_that_do_not_go_together_are_refused_in_one_line(
     assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (ExitCode.COULD_NOT_RUN, "", 1)
     assert said in refused.stderr
     assert "hunter2" not in refused.stderr
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def archives(database: Database, tmp_path: Path) -> tuple[Path, Path]:
+    """Archives of one ledger, before and after it went on."""
+    acme = ledger_of("acme", days(10))
+    await store(database, acme, log_origin="eu.example")
+    archive_here(database, tmp_path / "older")
+    await store(database, ledger_of("acme", days(10, 10), start=acme))
+    archive_here(database, tmp_path / "newer")
+    return tmp_path / "older", tmp_path / "newer"
+
+
+def paired(*options: str) -> dict[str | None, tuple[str, str]]:
+    """By name, the two places that are compared."""
+    texts = [options[at : at + 2] for at in range(0, len(options), 2)]
+    dsns, urls = ([text for option, text in texts if option == each] for each in ("--dsn", "--archive"))
+    with opened_pairs(named_ledgers(dsns, urls, None)) as (of_a, of_b, unread):
+        assert not unread
+        return {name: (str(a), str(of_b.ledgers()[name])) for name, a in of_a.ledgers().items()}
+
+
+def test_each_database_is_compared_with_the_archive_of_its_name_in_whatever_order_they_are_given(
+    database: Database, archives: tuple[Path, Path]
+) -> None:
+    dsn, shown, (older, newer) = database.service_url, str(parse_place(database.service_url)), map(str, archives)
+    given = ("--dsn", f"eu={dsn}", "--dsn", f"us={dsn}", "--archive", f"us={older}", "--archive", f"eu={newer}")
+
+    assert paired(*given) == {"eu": (shown, newer), "us": (shown, older)}
+    with opened_with_archives(sources([f"eu={dsn}", f"us={dsn}"], [f"us={older}", f"eu={newer}"], *[None] * 4)) as read:
+        assert read[1] is not None
+        assert {name: str(each) for name, each in read[1].ledgers().items()} == {"eu": newer, "us": older}
+    # Without a name it has that of its log.
+    assert paired("--dsn", dsn, "--archive", f"eu.example={older}") == {"eu.example": (shown, older)}
+
+
+def test_two_sets_of_ledgers_are_compared_by_names_that_are_given_twice(
+    database: Database, archives: tuple[Path, Path]
+) -> None:
+    older, newer = map(str, archives)
+    dsn, shown = database.service_url, str(parse_place(database.service_url))
+
+    of_copies = [f"eu={older}", f"us={newer}", f"us={older}", f"eu={newer}"]
+    assert paired(*(each for text in of_copies for each in ("--archive", text))) == {
+        "eu": (older, newer),
+        "us": (newer, older),
+    }
+    assert paired("--dsn", f"eu={dsn}", "--dsn", f"eu={dsn}") == {"eu": (shown, shown)}
+    for odd in ([f"eu={older}", f"eu={newer}", f"us={older}"], [f"eu={older}", f"eu={newer}", f"eu={older}"]):
+        with pytest.raises(
+            InvalidInputError, match=r"give each name twice, first with the ledger of the one set \(a\)"
+        ):
+            paired(*(each for text in odd for each in ("--archive", text)))
+
+
+def test_of_ledgers_of_one_kind_with_names_of_their_own_the_first_is_compared_with_each_other(
+    archives: tuple[Path, Path],
+) -> None:
+    older, newer = map(str, archives)
+
+    found = paired("--archive", f"eu={older}", "--archive", f"us={newer}", "--archive", f"ap={older}")
+
+    assert found == {"us": (older, newer), "ap": (older, older)}
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -256,6 +331,10 @@ def test_each_ledger_has_its_archive_and_all_pairs_are_compared(
     same = run_command("diff", *ledgers.options, *archives, "--tenant", "acme", "--json")
     assert same.returncode == ExitCode.FINE, same.stderr
     assert [each["ledger"] for each in json.loads(same.stdout)["ledgers"]] == ["eu", "us"]
+    swapped = ("--dsn", f"us={ledgers.eu.service_url}", "--dsn", f"eu={ledgers.us.service_url}")
+    sets = json.loads(run_command("diff", *ledgers.options, *swapped, "--tenant", "acme", "--json").stdout)
+    assert chains(sets) == [("eu", "acme"), ("us", "acme")]
+    assert [(each["only_in_a"], each["only_in_b"]) for each in sets["tenants"]] == [(10, 20), (20, 10)]
     regions = run_command("diff", *ledgers.options, "-t", "acme", "--out", "to", "--signing-key", "key.pem", "--json")
     assert regions.returncode == ExitCode.INCOMPLETE, regions.stderr
     told = json.loads(regions.stdout)
