@@ -135,6 +135,7 @@ async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
         importer = BundleImporter(
             pool=pool,
             node=Node("importing", "local", "gate", "0" * 32, Epoch(1), Clock("importing", 5000)),
+            folder=path.parent,
             trusted_keys=keys,
             begin_tenant=begin_tenant,
             read_heads=read_heads,
@@ -144,7 +145,7 @@ async def _import_all(path: Path, rows: int, keys: Path, url: str) -> Imported:
             retention=retention_reader(pool, Keyring.load(keys)),
         )
         digest, _ = await asyncio.to_thread(digest_of, path)
-        file = StagedFile(path.name, path, digest)
+        file = StagedFile.at(path, path.name, digest)
         began_s = time.perf_counter()
         done = await importer.run([file], dry_run=False)
         took_s = time.perf_counter() - began_s

@@ -28,9 +28,9 @@ from app.runtime.state.losses import Losses
 from app.runtime.state.node import Node
 from app.runtime.tasks import called_in
 from app.share.bundle.importer import BundleImporter
-from app.share.bundle.staging import Staging
+from app.share.bundle.staging import StagedFile, Staging
 from app.share.exchange import Regions
-from app.share.exchange.following import Admit
+from app.share.exchange.following import Expect
 from app.share.exchange.peer_client import Asker
 from app.share.exchange.region_changes import RegionChanges
 from app.share.retention import Removal
@@ -279,6 +279,7 @@ class Service:
         self.importer = BundleImporter(
             pool=pool,
             node=self.node,
+            folder=started.wal.folder,
             trusted_keys=settings.bundle.trusted_keys,
             begin_tenant=self.system_entries.begin_tenant,
             read_heads=self.appender.heads.stored,
@@ -295,7 +296,8 @@ class Service:
             Asker(started.log_origin, settings.region),
             pool,
             self.importer.known_keys,
-            self._take_bundle,
+            self._take_fetched,
+            self._take_offered,
             self.appender.head_seq,
             self.notary.sign_soon,
         )
@@ -366,12 +368,19 @@ class Service:
             ),
         )
 
-    async def _take_bundle(self, name: str, pieces: AsyncGenerator[bytes, None], admit: Admit) -> int:
-        """Import a bundle that a peer sends; returns how many entries it added."""
+    async def _take_fetched(self, name: str, pieces: AsyncGenerator[bytes, None], expect: Expect) -> int:
+        """Import a bundle that a peer sends in pieces; returns how many entries it added."""
         async with self.staging.fetched(name, pieces) as files:
-            await self.importer.check_asked_for(files[0], admit)
-            taken = await self.importer.run(files, dry_run=False, admit=admit, is_next_range=True)
-            return 0 if taken.has_ended else taken.imported
+            await self.importer.check_asked_for(files[0], expect)
+            return await self._take(files[0], expect)
+
+    async def _take_offered(self, name: str, bundle: bytes, expect: Expect) -> int:
+        """The same of one that came with its news."""
+        return await self._take(StagedFile.held(name, bundle), expect)
+
+    async def _take(self, file: StagedFile, expect: Expect) -> int:
+        taken = await self.importer.run([file], dry_run=False, expect=expect)
+        return 0 if taken.has_ended else taken.imported
 
     def _open_writer(self, started: StartedNode) -> GroupCommit:
         wal = self.settings.wal

@@ -14,6 +14,8 @@ from app.store.reading import fetch_tuples, like, turned
 from ledger.errors import DatabaseUnavailableError
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from app.store import Connection
 
 
@@ -227,14 +229,34 @@ class Import(NamedTuple):
         }
 
 
+_IMPORT = """bundles, entries, from_seqs, position, imported, duplicates, jobs_changed, conflicts,
+               ended_at IS NOT NULL AS has_ended"""
+
+
+def _import_of(row: asyncpg.Record) -> Import:
+    return Import(*row)._replace(from_seqs=orjson.loads(row["from_seqs"]), conflicts=orjson.loads(row["conflicts"]))
+
+
+async def read_import(connection: Connection, set_digest: str) -> Import | None:
+    """The stored import of the set; None if no batch of it is stored."""
+    row = await connection.fetchrow(f"SELECT {_IMPORT} FROM scheduler.bundle_import WHERE set_digest = $1", set_digest)
+    return None if row is None else _import_of(row)
+
+
 async def begin_import(connection: Connection, set_digest: str, begun: Import, node_id: str) -> Import:
-    """The stored import of the set, which is ``begun`` if it is new."""
-    await connection.execute(
-        """
-        INSERT INTO scheduler.bundle_import
+    """The stored import of the set, which is ``begun`` if it is new, locked until the transaction ends.
+
+    Raises:
+        DatabaseUnavailableError: it was not stored.
+    """
+    row = await connection.fetchrow(
+        f"""
+        INSERT INTO scheduler.bundle_import AS stored
                (set_digest, bundles, entries, from_seqs, node_id, position, imported, duplicates, jobs_changed,
                 conflicts)
-        VALUES ($1, $2, $3, $4, $5, 0, 0, 0, 0, '[]') ON CONFLICT (set_digest) DO NOTHING
+        VALUES ($1, $2, $3, $4, $5, 0, 0, 0, 0, '[]')
+            ON CONFLICT (set_digest) DO UPDATE SET position = stored.position
+        RETURNING {_IMPORT}
         """,
         set_digest,
         begun.bundles,
@@ -242,29 +264,12 @@ async def begin_import(connection: Connection, set_digest: str, begun: Import, n
         orjson.dumps(begun.from_seqs).decode(),
         node_id,
     )
-    return await lock_import(connection, set_digest)
-
-
-async def lock_import(connection: Connection, set_digest: str) -> Import:
-    """The stored import of a started set, locked until the transaction ends.
-
-    Raises:
-        DatabaseUnavailableError: there is none.
-    """
-    row = await connection.fetchrow(
-        """
-        SELECT bundles, entries, from_seqs, position, imported, duplicates, jobs_changed, conflicts,
-               ended_at IS NOT NULL AS has_ended
-          FROM scheduler.bundle_import WHERE set_digest = $1 FOR UPDATE
-        """,
-        set_digest,
-    )
     if row is None:
         raise DatabaseUnavailableError(
             "PostgreSQL dropped the row of this import in scheduler.bundle_import without an error; remove the trigger "
             "that does it, and import the same bundles again"
         )
-    return Import(*row)._replace(from_seqs=orjson.loads(row["from_seqs"]), conflicts=orjson.loads(row["conflicts"]))
+    return _import_of(row)
 
 
 async def has_ended(connection: Connection, set_digest: str) -> bool:

@@ -115,7 +115,11 @@ class BundleReader(AbstractContextManager["BundleReader"]):
             BundleSignatureError: its signature is invalid.
             OSError: it cannot be read, or is not a regular file.
         """
-        file = open_regular(path)
+        return cls.of(open_regular(path), keyring, scanned)
+
+    @classmethod
+    def of(cls, file: BinaryIO, keyring: Keyring | None = None, scanned: Scanned | None = None) -> Self:
+        """As ``open``, of an open file, which MUST be a regular one and is closed with the reader."""
         try:
             head = os.pread(file.fileno(), HEAD_BYTES, 0)
             if not is_like_bundle(head):
@@ -174,6 +178,9 @@ class BundleReader(AbstractContextManager["BundleReader"]):
             BundleInvalidError: a part is not what the manifest says.
         """
         numbers = self.parts_of(from_seq, to_seq)
+        if len(numbers) == 1:
+            yield from self.part_batches(numbers[0], self.read_part(numbers[0]), from_seq, to_seq)
+            return
         with ThreadPoolExecutor(max_workers=1) as thread:
             ahead = [thread.submit(self.read_part, number) for number in numbers[:1]]
             for number, following in zip_longest(numbers, numbers[1:]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -55,6 +56,7 @@ def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 50
     return BundleImporter(
         pool=pool,
         node=Node(NODE, "local", "gate", "0" * 32, 1, Clock(NODE, skew_ms)),
+        folder=Path(tempfile.gettempdir()),
         trusted_keys=trusted_keys,
         begin_tenant=begin_tenant,
         read_heads=read_heads,
@@ -69,7 +71,7 @@ def importer_on(pool: asyncpg.Pool, trusted_keys: Path | None, skew_ms: int = 50
 
 def staged(path: Path) -> StagedFile:
     """A file as an upload leaves it."""
-    return StagedFile(path.name, path, sha256(path.read_bytes()).hexdigest())
+    return StagedFile.at(path, path.name, sha256(path.read_bytes()).hexdigest())
 
 
 async def import_files(

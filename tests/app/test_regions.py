@@ -396,7 +396,7 @@ async def test_a_write_that_a_majority_holds_as_its_time_ends_is_answered(pool: 
     peer = PeerSettings(url="http://127.0.0.1:9", region="eu1")
     settings = ExchangeSettings(peers=[peer], is_global=True)
     own, ring = Asker("use1.example", "use1"), Keyring(())
-    regions = Regions.of(settings, own, pool, lambda: ring, take_nothing, lambda _: 3, lambda _: None)
+    regions = Regions.of(settings, own, pool, lambda: ring, take_nothing, take_nothing, lambda _: 3, lambda _: None)
     [other] = regions.peers
 
     heard = asyncio.create_task(other.holdings.hear({"acme": 3}))

@@ -40,6 +40,7 @@ from app.share.bundle.merging import ReadyBatch, Sorter, decide_and_link, read_e
 from app.share.bundle.staging import StagedFile, check_disk_room
 from app.share.bundle.taking import (
     Born,
+    Expect,
     TakenBundle,
     Terms,
     check_births,
@@ -98,6 +99,8 @@ class _Set:
     beginnings: Mapping[str, Incoming]
     """First entry of each chain of an older link version, or of the range of it, by tenant."""
     in_order: Iterator[Incoming]
+    is_held: bool
+    """Whether memory holds all of them."""
     outcome: Import
     """The outcome so far, which is stored unless the set was fully imported before."""
     followed_log: str | None = None
@@ -112,6 +115,7 @@ class BundleImporter:
         *,
         pool: asyncpg.Pool[asyncpg.Record],
         node: Node,
+        folder: Path,
         trusted_keys: Path | None,
         begin_tenant: Callable[[str], Awaitable[None]],
         read_heads: Callable[..., Awaitable[dict[str, ChainHead]]],
@@ -123,12 +127,13 @@ class BundleImporter:
         trusting: Callable[[Keyring], Keyring] = lambda ring: ring,
         callers: Callable[[], KnownCallers] = KnownCallers,
     ) -> None:
-        """``read_heads`` reads heads and rejects those of a database that went back, as ``Heads.stored``;
-        ``on_imported`` runs after each commit, ``on_damaged`` when rows of a tenant are found damaged. Sorting leaves
-        ``disk_reserve_bytes`` free on the disk of the files. ``trusting`` gives the trusted keys, from those of the
-        file; ``callers`` gives those of this ledger."""
+        """``folder`` is for what sorting does not hold in memory; it leaves ``disk_reserve_bytes`` free on that disk.
+        ``read_heads`` reads heads and rejects those of a database that went back, as ``Heads.stored``; ``on_imported``
+        runs after each commit, ``on_damaged`` when rows of a tenant are found damaged. ``trusting`` gives the trusted
+        keys, from those of the file; ``callers`` gives those of this ledger."""
         self._pool = pool
         self._node = node
+        self._folder = folder
         self._trusted_keys = trusted_keys
         self._begin_tenant = begin_tenant
         self._read_heads = read_heads
@@ -157,16 +162,16 @@ class BundleImporter:
         """
         await asyncio.to_thread(self.keys)
 
-    async def check_asked_for(self, file: StagedFile, admit: Callable[[RangeManifest], Awaitable[None]]) -> None:
-        """Return if the bundle that another ledger sent matches the request. A wrong bundle is rejected before the full
-        verification, for which other imports would wait.
+    async def check_asked_for(self, file: StagedFile, expect: Expect) -> None:
+        """Return if the bundle that another ledger sent is the expected one. A long one that is not is rejected here,
+        before other imports wait for it.
 
         Raises:
             UntrustedKeyError: no trusted keys are configured, or none of them signed the bundle.
             BundleRefusedError: it is no whole bundle.
-            Exception: as ``admit``.
+            Exception: as ``expect``.
         """
-        await admit(await asyncio.to_thread(lambda: signed_manifest(file, self.keys())))
+        expect(await asyncio.to_thread(lambda: signed_manifest(file, self.keys())))
 
     async def run(
         self,
@@ -174,11 +179,12 @@ class BundleImporter:
         *,
         dry_run: bool,
         admit: Callable[[RangeManifest], Awaitable[None]] | None = None,
-        is_next_range: bool = False,
+        expect: Expect | None = None,
     ) -> Import:
         """Import the bundles in ``files``, or with ``dry_run`` do everything except storing. Once all bundles are
-        valid, ``admit`` is called with each manifest and rejects one that the caller may not import or did not request.
-        ``is_next_range`` says that a peer sent the range of its chain that follows what was imported of it.
+        valid, ``admit`` is called with each manifest and rejects one that the caller may not import. With ``expect`` it
+        is one bundle, in which a peer sent the range of its chain that follows what was imported of it: it is rejected
+        before it is verified if it is not the expected one.
 
         Raises:
             UntrustedKeyError: no trusted keys are configured, or none of them signed a bundle.
@@ -192,22 +198,18 @@ class BundleImporter:
         """
         async with self._turn, contextlib.AsyncExitStack() as stack:
             began_s = time.perf_counter()
-            keys = await asyncio.to_thread(self.keys)
-            folder = files[0].path.parent
-            spill = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            spill = tempfile.SpooledTemporaryFile(1, dir=str(self._folder))  # noqa: SIM115
             stack.callback(close_for_good, spill)
-            sorter = Sorter(spill, partial(check_disk_room, folder, self._disk_reserve_bytes))
+            sorter = Sorter(spill, partial(check_disk_room, self._folder, self._disk_reserve_bytes))
             with self._naming_faults():
                 terms = await self._terms(sorter)
-            # Each bundle once, in an order that does not depend on the file names.
-            by_digest = [file for _, file in sorted({file.digest: file for file in files}.items())]
-            taken = [await asyncio.to_thread(take_verified, file, keys, terms) for file in by_digest]
+            taken = await asyncio.to_thread(self._take, files, terms, expect)
             if admit is not None:
                 for each in taken:
                     await admit(each.manifest)
             with self._naming_faults():
                 bundles = await self._as_set(taken, sorter)
-                bundles.followed_log = await self._followed_log(taken, is_next_range=is_next_range)
+                bundles.followed_log = await self._followed_log(taken, is_next_range=expect is not None)
                 await (self._pretend if dry_run else self._store)(bundles)
             outcome = bundles.outcome
             log.info(
@@ -281,6 +283,13 @@ class BundleImporter:
 
         return Terms(bounds, log_origin, check_born, check_of_others, sorter)
 
+    def _take(self, files: Sequence[StagedFile], terms: Terms, expect: Expect | None) -> list[TakenBundle]:
+        """The verified bundles; runs in a thread."""
+        keys = self.keys()
+        # Each bundle once, in an order that does not depend on the file names.
+        by_digest = [file for _, file in sorted({file.digest: file for file in files}.items())]
+        return [take_verified(file, keys, terms, expect) for file in by_digest]
+
     async def _as_set(self, taken: Sequence[TakenBundle], sorter: Sorter) -> _Set:
         beginnings = dict[str, Incoming]()
         for each in taken:
@@ -295,7 +304,8 @@ class BundleImporter:
             set_digest([each.file.digest for each in taken]),
             frozenset(each.manifest.tenant_id for each in taken),
             beginnings,
-            await asyncio.to_thread(sorter.entries),
+            sorter.entries() if sorter.is_small else await asyncio.to_thread(sorter.entries),
+            sorter.is_held,
             Import(len(taken), sum(each.count for each in taken)),
         )
 
@@ -347,16 +357,19 @@ class BundleImporter:
     async def _store(self, bundles: _Set) -> None:
         async with self._pool.acquire() as connection:
             await self._check_beginnings(connection, bundles.beginnings)
-            heads = await chaining.read_heads(connection, sorted(bundles.tenants))
-        for tenant_id in sorted(bundles.tenants - heads.keys()):
-            await self._begin(tenant_id)
-        async with self._pool.acquire() as connection:
             heads = await self._read_heads(connection, bundles.tenants)
+            stored = await exchange.read_import(connection, bundles.digest)
+        if missing := bundles.tenants - heads.keys():
+            for tenant_id in sorted(missing):
+                await self._begin(tenant_id)
+            async with self._pool.acquire() as connection:
+                heads = await self._read_heads(connection, bundles.tenants)
             if missing := bundles.tenants - heads.keys():
                 raise NotReadyError(f"tenant {min(missing)} has not begun yet; import the same bundles again")
-            begun = bundles.outcome._replace(from_seqs={tenant: head.seq for tenant, head in heads.items()})
-            stored = await exchange.begin_import(connection, bundles.digest, begun, self._node.node_id)
-        bundles.outcome = (begun._replace(has_ended=True) if stored.has_ended else stored)._replace(heads=heads)
+        begun = bundles.outcome._replace(from_seqs={tenant: head.seq for tenant, head in heads.items()})
+        if stored is not None:
+            begun = begun._replace(has_ended=True) if stored.has_ended else stored
+        bundles.outcome = begun._replace(heads=heads)
         batches = self._unstored(bundles)
         ready = await self._prepare(bundles, await anext(batches, None), heads)
         while ready is not None:
@@ -368,7 +381,7 @@ class BundleImporter:
         """The entries after the stored position, in batches. Every batch before it is first looked up in the chains. If
         one is incomplete there, the stored progress is wrong, and everything from that batch on is decided again."""
         seen, is_borne_out = 0, True
-        async for batch in _batches(islice(bundles.in_order, bundles.outcome.position)):
+        async for batch in _batches(islice(bundles.in_order, bundles.outcome.position), bundles.is_held):
             if is_borne_out and await self._is_chained(batch):
                 seen += len(batch)
                 continue
@@ -380,7 +393,7 @@ class BundleImporter:
                     await exchange.restart_import(connection, bundles.digest, seen)
                 bundles.outcome = outcome._replace(imported=0, duplicates=seen, jobs_changed=0, conflicts=())
             yield batch
-        async for batch in _batches(bundles.in_order):
+        async for batch in _batches(bundles.in_order, bundles.is_held):
             yield batch
 
     async def _is_chained(self, batch: Sequence[Incoming]) -> bool:
@@ -440,7 +453,7 @@ class BundleImporter:
         async with self._pool.acquire() as connection, connection.transaction():
             # 1. lock this set and the heads
             if not before.has_ended:
-                now = await exchange.lock_import(connection, bundles.digest)
+                now = await exchange.begin_import(connection, bundles.digest, before, self._node.node_id)
                 if (now.imported, now.duplicates) != (before.imported, before.duplicates):
                     raise NotReadyError("another node imports the same bundles now; import them again later")
             heads = await self._read_heads(connection, ready.existing, chaining.lock_heads)
@@ -480,7 +493,7 @@ class BundleImporter:
             heads = {tenant: heads.get(tenant, ChainHead(0, None, None)) for tenant in bundles.tenants}
             has_ended = await exchange.has_ended(connection, bundles.digest)
             bundles.outcome = outcome = bundles.outcome._replace(heads=heads, has_ended=has_ended)
-            async for batch in _batches(bundles.in_order):
+            async for batch in _batches(bundles.in_order, bundles.is_held):
                 if self._node.shutting_down:
                     raise NotReadyError("the service stops")
                 departures = self._departures(bundles)
@@ -505,8 +518,8 @@ def _with_batch(outcome: Import, batch: ReadyBatch, jobs_changed: int) -> Import
     )
 
 
-async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incoming]]:
-    """Entries in order, bounded in number and bytes, read in a thread."""
+async def _batches(in_order: Iterator[Incoming], is_held: bool) -> AsyncIterator[Sequence[Incoming]]:
+    """Entries in order, bounded in number and bytes, read in a thread unless memory holds them."""
     held: list[Incoming] = []
 
     def take() -> list[Incoming]:
@@ -520,5 +533,5 @@ async def _batches(in_order: Iterator[Incoming]) -> AsyncIterator[Sequence[Incom
             batch.append(entry)
         return batch
 
-    while batch := await asyncio.to_thread(take):
+    while batch := take() if is_held else await asyncio.to_thread(take):
         yield batch

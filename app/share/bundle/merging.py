@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 
@@ -92,7 +92,11 @@ async def decide_and_link(
     decided, appended = decide(entries, existing), AppendedEntries()
     batch_heads = {tenant_id: heads[tenant_id] for tenant_id in existing}
     check_beginnings(decided.placed, {tenant_id: head[:2] for tenant_id, head in batch_heads.items()})
-    await asyncio.to_thread(_chain, decided, ChainAppender(appended, batch_heads, linkers))
+    appender = ChainAppender(appended, batch_heads, linkers)
+    if len(decided.placed) <= AT_ONCE_MAX:
+        _chain(decided, appender)
+    else:
+        await asyncio.to_thread(_chain, decided, appender)
     return ReadyBatch(entries, heads, existing, decided, appended)
 
 
@@ -132,6 +136,8 @@ def _chain(decided: Decided, appender: ChainAppender) -> None:
     appender.finish()
 
 
+AT_ONCE_MAX: Final = 50
+"""Entries that are sorted and linked in the event loop: a thread takes longer to answer."""
 HELD_ENTRIES_MAX: Final = 20_000
 HELD_BYTES_MAX: Final = 24 << 20
 RUNS_MAX: Final = 1000
@@ -149,7 +155,7 @@ _key: Final = attrgetter("key")
 class Sorter:
     """Takes entries in any order, and returns them ordered by key, then by their bytes."""
 
-    def __init__(self, file: BinaryIO, before_write: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, file: IO[bytes], before_write: Callable[[], object] = lambda: None) -> None:
         """``file`` is empty, readable and writable; the caller closes it. ``before_write`` is called before each block
         and may raise to prevent it."""
         self._file = file
@@ -173,6 +179,16 @@ class Sorter:
             _sort(self._held)
             self._write(len(self._held) if self._is_behind() else max(1, len(self._held) // 2))
 
+    @property
+    def is_held(self) -> bool:
+        """Whether memory holds all entries."""
+        return self._last is None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there are so few that they are sorted sooner than a thread answers."""
+        return self.is_held and len(self._held) <= AT_ONCE_MAX
+
     def entries(self) -> Iterator[Incoming]:
         """All entries, in order. No entry may be added afterwards.
 
@@ -180,7 +196,7 @@ class Sorter:
             NotReadyError: the disk cannot be written; or cannot be read, while the iterator is read.
         """
         _sort(self._held)
-        if self._last is None:
+        if self.is_held:
             return iter(self._held)
         self._write(len(self._held))
         with _on_disk():

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -33,7 +36,7 @@ from ledger.errors import (
     NotReadyError,
     UploadTooLargeError,
 )
-from signing.files import close_for_good, is_like_bundle, looks_like
+from signing.files import close_for_good, is_like_bundle, looks_like, open_regular
 from signing.judging import refused
 
 FILES_MAX: Final = 100
@@ -57,11 +60,33 @@ def check_disk_room(folder: Path, reserve_bytes: int) -> int:
 
 
 class StagedFile(NamedTuple):
-    """One uploaded file; ``name`` is the sender's name for it, ``digest`` its SHA-256 in hex."""
+    """One file to import; ``name`` is the sender's name for it, ``digest`` its SHA-256 in hex."""
 
     name: str
-    path: Path
     digest: str
+    size_bytes: int
+    open: Callable[[], BinaryIO]
+    """Opens it, a regular file, for reading."""
+
+    @classmethod
+    def at(cls, path: Path, name: str, digest: str) -> StagedFile:
+        """A file on the disk."""
+        return cls(name, digest, path.stat().st_size, partial(open_regular, path))
+
+    @classmethod
+    def held(cls, name: str, data: bytes) -> StagedFile:
+        """A small file in memory."""
+        return cls(name, hashlib.sha256(data).hexdigest(), len(data), partial(_in_memory, data))
+
+
+def _in_memory(data: bytes) -> BinaryIO:
+    if not hasattr(os, "memfd_create"):
+        file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
+    else:
+        file = os.fdopen(os.memfd_create("bundle"), "w+b")
+    file.write(data)
+    file.flush()
+    return file
 
 
 class Upload:
@@ -127,7 +152,7 @@ class Upload:
         """End the file. A file too short to be a bundle is judged later, with the others."""
         file = self._file or self._open()
         file.close()
-        self.files.append(StagedFile(self._name, Path(file.name), self._hash.hexdigest()))
+        self.files.append(StagedFile.at(Path(file.name), self._name, self._hash.hexdigest()))
         self._file = None
 
     def _open(self) -> BinaryIO:

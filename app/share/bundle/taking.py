@@ -38,6 +38,8 @@ from signing.judging import judge_bundle, refuse_unless_trusted, refused
 from signing.keys import Keyring
 from signing.manifest import RangeManifest
 
+Expect = Callable[[RangeManifest], None]
+"""Raises if a bundle is not the one that was asked for."""
 Born = Mapping[int, Sequence[Incoming]]
 """Entries whose origin is in one log, by their seq there."""
 
@@ -128,14 +130,18 @@ class TakenBundle:
             raise self.problem
 
 
-def take_verified(file: StagedFile, keys: Keyring, terms: Terms) -> TakenBundle:
-    """Verify a bundle wholly and collect its entries; runs in a thread.
+def take_verified(file: StagedFile, keys: Keyring, terms: Terms, expect: Expect | None = None) -> TakenBundle:
+    """Verify a bundle wholly and collect its entries; runs in a thread. A bundle that ``expect`` rejects is not
+    verified.
 
     Raises:
         UntrustedKeyError, BundleRefusedError: it is not valid; with the verdict.
         InvalidInputError: it is of ``_system``, which each ledger has of its own.
+        Exception: as ``expect``.
     """
     with _opened(file, keys) as reader:
+        if expect is not None:
+            expect(_trusted_manifest(file, reader, keys))
         taken = TakenBundle(file, reader.manifest)
         is_trusted = Manifest.judge(reader.envelope, keys).verdict == "ok"
         rows = _Taking(reader, terms, taken) if is_trusted else BundleChainReader(reader)
@@ -157,18 +163,22 @@ def signed_manifest(file: StagedFile, keys: Keyring) -> RangeManifest:
         UntrustedKeyError: no trusted key signed the manifest.
     """
     with _opened(file, keys) as reader:
-        signed = Manifest.judge(reader.envelope, keys)
-        if signed.detail is not None:
-            raise UntrustedKeyError(f"{file.name}: {signed.detail}; bundle.trusted_keys names who is trusted")
-        return reader.manifest
+        return _trusted_manifest(file, reader, keys)
+
+
+def _trusted_manifest(file: StagedFile, reader: BundleReader, keys: Keyring) -> RangeManifest:
+    signed = Manifest.judge(reader.envelope, keys)
+    if signed.detail is not None:
+        raise UntrustedKeyError(f"{file.name}: {signed.detail}; bundle.trusted_keys names who is trusted")
+    return reader.manifest
 
 
 def _opened(file: StagedFile, keys: Keyring) -> BundleReader:
     try:
-        return BundleReader.open(file.path, keys)
+        return BundleReader.of(file.open(), keys)
     except BundleInvalidError as error:
         raise BundleRefusedError(
-            f"{file.name}: {error}", refused(error, file.digest, file.path.stat().st_size).to_json(), file.name
+            f"{file.name}: {error}", refused(error, file.digest, file.size_bytes).to_json(), file.name
         ) from error
 
 

@@ -12,7 +12,7 @@ import asyncpg
 from app.runtime.metrics import Values
 from app.runtime.settings.sections import ExchangeSettings, PeerSettings
 from app.runtime.tasks import Broadcast
-from app.share.exchange.following import Following, Importing, Take
+from app.share.exchange.following import Following, Importing, TakeFetched, TakeOffered
 from app.share.exchange.holdings import Holdings
 from app.share.exchange.news import News
 from app.share.exchange.peer import Peer
@@ -66,7 +66,8 @@ class Regions:
         own: Asker,
         pool: asyncpg.Pool[asyncpg.Record],
         keys: Callable[[], Keyring],
-        take: Take,
+        take_fetched: TakeFetched,
+        take_offered: TakeOffered,
         head_seq: Callable[[str], int],
         sign_soon: Callable[[Iterable[str]], None],
     ) -> Regions:
@@ -79,7 +80,8 @@ class Regions:
             pool=pool,
             turns=Turns(pool),
             keys=keys,
-            take=take,
+            take_fetched=take_fetched,
+            take_offered=take_offered,
             on_imported=lambda tenant_id, log_origin: news.changed((tenant_id,), log_origin),
             range_entries=settings.range_entries,
             interval_s=interval_s,

@@ -84,9 +84,12 @@ _is_log_origin = re.compile(LOG_ORIGIN).fullmatch
 log = structlog.get_logger()
 
 
-Admit = Callable[[RangeManifest], Awaitable[None]]
-Take = Callable[[str, AsyncGenerator[bytes, None], Admit], Awaitable[int]]
-"""Imports a bundle that comes in pieces, under a name, if it holds and is admitted; returns the entries added."""
+Expect = Callable[[RangeManifest], None]
+"""Raises if a bundle is not the one that was asked for."""
+TakeFetched = Callable[[str, AsyncGenerator[bytes, None], Expect], Awaitable[int]]
+"""Imports a bundle that comes in pieces, under a name, if it holds and is expected; returns the entries added."""
+TakeOffered = Callable[[str, bytes, Expect], Awaitable[int]]
+"""The same of one that came with its news."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,7 +102,8 @@ class Importing:
     turns: Turns
     keys: Callable[[], Keyring]
     """Reads the keys that this ledger trusts; there may be none."""
-    take: Take
+    take_fetched: TakeFetched
+    take_offered: TakeOffered
     on_imported: Callable[[str, str], None]
     """Called with a tenant of which more was imported, and the log origin of the peer's ledger."""
     range_entries: int
@@ -458,7 +462,7 @@ class Following:
         if brought is None or not brought.from_seq - 1 <= chain.imported_seq < brought.to_seq <= chain.size:
             return False
         first, last = brought.from_seq, brought.to_seq
-        await check_range(chain, first, last, await self._consistency(client, chain, last), brought)
+        check_range(chain, first, last, await self._consistency(client, chain, last), brought)
         async with self.here.pool.acquire() as connection:
             await exchange.imported(connection, chain.tenant_id, chain.origin, last)
         chain.imported_seq, chain.brought = last, None
@@ -526,12 +530,8 @@ class Following:
     async def _import_range(self, client: PeerClient, chain: PeerChain, first: int, last: int, offered: bytes) -> int:
         """Import a range; returns how many entries it added."""
         proof = await self._consistency(client, chain, last)
-        return await self.here.take(
-            f"{chain.tenant_id} {first}-{last} of {self.settings.url}",
-            _in_one_piece(offered) if offered else client.bundle(chain.tenant_id, first, last),
-            partial(check_range, chain, first, last, proof),
-        )
-
-
-async def _in_one_piece(data: bytes) -> AsyncGenerator[bytes, None]:
-    yield data
+        name = f"{chain.tenant_id} {first}-{last} of {self.settings.url}"
+        expect = partial(check_range, chain, first, last, proof)
+        if offered:
+            return await self.here.take_offered(name, offered, expect)
+        return await self.here.take_fetched(name, client.bundle(chain.tenant_id, first, last), expect)

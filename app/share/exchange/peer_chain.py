@@ -123,7 +123,7 @@ async def check_held(connection: Connection, url: str, chain: PeerChain, to_seq:
         )
 
 
-async def check_range(
+def check_range(
     chain: PeerChain, from_seq: int, to_seq: int, proof: Sequence[bytes], bundle: RangeManifest | BroughtRange
 ) -> None:
     """Reject a bundle that is not of this range, or not of the tree of the newest checkpoint.
