@@ -59,6 +59,7 @@ from app.share.retention import Carrying, Planner, Prunes, StoredArchive
 from app.share.watch import Watchers, watchers_max
 from app.share.webhooks import WebhookRegistry
 from app.share.webhooks.delivery import WebhookServices
+from app.store import Connection
 from app.store.commitments import PromiseCheck
 from app.store.entry_check import EntryCheck
 from app.store.privacy import PrivacyEntry
@@ -540,8 +541,8 @@ def _sharing_services(
         async with service.tails.watching(tenant_id) as tail:
             yield tail.grown_beyond
 
-    async def prove(tenant_id: str, first: int, second: int) -> Sequence[str]:
-        hashes: Sequence[str] = (await proofs.consistency(pool, tenant_id, first, second))["hashes"]
+    async def prove(connection: Connection, tenant_id: str, first: int, second: int) -> Sequence[str]:
+        hashes: Sequence[str] = (await proofs.consistency_in(connection, tenant_id, first, second))["hashes"]
         return hashes
 
     exporter = BundleExporter(

@@ -89,11 +89,16 @@ async def consistency(
         SeqOutOfRangeError: not ``1 <= first <= second <= size of the newest checkpoint``.
     """
     async with reading(pool, snapshot=True) as connection:
-        size, signed = await _size(connection, tenant_id, second, "second")
-        if first > size:
-            raise SeqOutOfRangeError(f"first {first} lies beyond second {size}", ("first",))
-        wanted = tiles.consistency_tiles(first, size) | tiles.root_tiles(first) | _anchoring_tiles(size, signed)
-        stored = await read_tiles(connection, tenant_id, wanted)
+        return await consistency_in(connection, tenant_id, first, second)
+
+
+async def consistency_in(connection: Connection, tenant_id: str, first: int, second: int | None) -> dict[str, Any]:
+    """The same in the snapshot that ``connection`` shows."""
+    size, signed = await _size(connection, tenant_id, second, "second")
+    if first > size:
+        raise SeqOutOfRangeError(f"first {first} lies beyond second {size}", ("first",))
+    wanted = tiles.consistency_tiles(first, size) | tiles.root_tiles(first) | _anchoring_tiles(size, signed)
+    stored = await read_tiles(connection, tenant_id, wanted)
     get_tile = tiles.getter(stored)
     with _damage_named(tenant_id):
         root = _anchored_root(size, signed, get_tile)

@@ -32,7 +32,7 @@ from app.store.chain_reader import PostgresChainReader
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
 from app.trust.retention import RetentionReader
-from ledger.bundle.rows import encode_as_stored, encode_entry
+from ledger.bundle.rows import PAYLOAD, encode_as_stored, encode_entry
 from ledger.errors import (
     ChainDamagedError,
     LedgerError,
@@ -148,31 +148,54 @@ class BundleExporter:
                     held.clear()
             yield bytes(held)
 
-    async def small(self, tenant_id: str, from_seq: int, to_seq: int, bytes_max: int) -> bytes | None:
-        """A whole bundle of a range that the stored checkpoint covers; None if it is longer than ``bytes_max``.
+    async def small(
+        self, connection: Connection, tenant_id: str, from_seq: int, to_seq: int, bytes_max: int
+    ) -> bytes | None:
+        """A whole bundle of a range that the stored checkpoint covers, in the snapshot that ``connection`` shows; None
+        if it, or its payloads, are longer than ``bytes_max``.
 
         Raises:
             As ``export``.
         """
-        whole = bytearray()
-        async with aclosing(self._export(tenant_id, from_seq, to_seq)) as pieces:
-            async for piece in pieces:
-                whole += piece
-                if len(whole) > bytes_max:
-                    return None
-        return bytes(whole)
+        writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
+        with closing(writer):
+            chosen, end, before = await self._chosen(connection, tenant_id, from_seq, to_seq)
+            reader, rows, left_bytes = PostgresChainReader(connection, tenant_id), list[Sequence[Any]](), bytes_max
+            async with aclosing(reader.entries(from_seq, to_seq)) as batches:
+                async for batch in batches:
+                    rows += batch
+                    left_bytes -= sum(len(row[PAYLOAD]) for row in batch)
+                    if left_bytes < 0:
+                        return None
+            await _add_snapshots(reader, chosen, writer)
+
+            def pack() -> bytes:
+                findings = Findings()
+                checker = EntryChecker(tenant_id, findings, first_seq=from_seq, prev_link=before)
+                checker.check(rows)
+                _refuse_short(tenant_id, checker, findings, to_seq)
+                return writer.add_entries(rows) + b"".join(writer.finish(end, self._signer()))
+
+            whole = await asyncio.to_thread(pack)
+        return whole if len(whole) <= bytes_max else None
+
+    async def _chosen(
+        self, connection: Connection, tenant_id: str, from_seq: int | None, to_seq: int | None
+    ) -> tuple[_Range, BundleEnd, str | None]:
+        """The range, what its bundle has besides the rows, and the link of the entry before."""
+        known = await self._retention.read(connection, tenant_id)
+        chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq, known)
+        # Read after this state was fixed, so the keys include every key that signed in it.
+        end = await _end(connection, tenant_id, chosen, await self._keyring(tenant_id))
+        return chosen, end, await _link_before(connection, tenant_id, chosen.from_seq, known)
 
     async def _export(self, tenant_id: str, from_seq: int | None, to_seq: int | None) -> AsyncGenerator[bytes, None]:
         """The pieces, without signing what no checkpoint covers."""
         writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
         with closing(writer):
             async with reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection:
-                known = await self._retention.read(connection, tenant_id)
-                chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq, known)
-                # Read after this state was fixed, so the keys include every key that signed in it.
-                end = await _end(connection, tenant_id, chosen, await self._keyring(tenant_id))
+                chosen, end, before = await self._chosen(connection, tenant_id, from_seq, to_seq)
                 reader = PostgresChainReader(connection, tenant_id)
-                before = await _link_before(connection, tenant_id, chosen.from_seq, known)
                 async with aclosing(self._pieces(reader, writer, chosen[:2], Findings(), before)) as pieces:
                     # A broken row of the first part, or snapshots that cannot be spooled, give an error response, not a
                     # truncated bundle.
@@ -270,9 +293,8 @@ class BundleExporter:
                     yield piece
                 if not is_evidence:
                     _refuse_broken(reader.tenant_id, findings)
-        if not is_evidence and checker.last_seq != seqs[1]:
-            findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
-            _refuse_broken(reader.tenant_id, findings)
+        if not is_evidence:
+            _refuse_short(reader.tenant_id, checker, findings, seqs[1])
 
 
 async def _add_snapshots(reader: PostgresChainReader, chosen: _Range, writer: BundleWriter) -> None:
@@ -367,6 +389,13 @@ async def _end(connection: Connection, tenant_id: str, chosen: _Range, keys: Key
         proof = tiles.consistency_proof(first, second, get_tile)
         anchors = [each.bundled(tiles.consistency_proof(each.size, second, get_tile)) for each in said]
     return BundleEnd(root.hex(), chosen.checkpoint, proof, keys, anchors)
+
+
+def _refuse_short(tenant_id: str, checker: EntryChecker, findings: Findings, to_seq: int | None) -> None:
+    """Reject rows that are broken, or that end before ``to_seq``."""
+    if checker.last_seq != to_seq:
+        findings.add("gap", checker.last_seq + 1, f"entries from seq {checker.last_seq + 1} on are missing")
+    _refuse_broken(tenant_id, findings)
 
 
 def _refuse_broken(tenant_id: str, findings: Findings) -> None:

@@ -29,7 +29,7 @@ import structlog
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.tasks import keep_newest
 from app.share.exchange.lacking import Lacking
-from app.store import exchange
+from app.store import Connection, exchange
 from app.store.exchange import TenantNews
 from app.store.reading import Pool, reading
 from app.trust.retention import RetentionReader
@@ -89,9 +89,9 @@ class Offers:
 
     pool: Pool
     retention: RetentionReader
-    prove: Callable[[str, int, int], Awaitable[Sequence[str]]]
+    prove: Callable[[Connection, str, int, int], Awaitable[Sequence[str]]]
     """The consistency proof, in hex, between two sizes of a tenant's tree."""
-    bundle: Callable[[str, int, int, int], Awaitable[bytes | None]]
+    bundle: Callable[[Connection, str, int, int, int], Awaitable[bytes | None]]
     """A bundle of these entries of a tenant; None if it is longer than the last argument."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """One bundle at a time: peers that ask at the same time mostly get the same one."""
@@ -131,19 +131,19 @@ class Offers:
         async with reading(self.pool, snapshot=True) as connection:
             await self.retention.refuse_left(connection, tenant_id, first)
             lacking.add(await exchange.origins(connection, tenant_id, first, size))
-        ranges = lacking.ranges()
-        from_seq = ranges[0][0] if ranges else size + 1
-        bundle = await self._bundle(tenant_id, from_seq, size) if ranges else b""
-        if bundle is None:
-            return None
-        has_proof = 0 < position.size < size
-        proof = await self.prove(tenant_id, position.size, size) if has_proof else ()
+            ranges = lacking.ranges()
+            from_seq = ranges[0][0] if ranges else size + 1
+            bundle = await self._bundle(connection, tenant_id, from_seq, size) if ranges else b""
+            if bundle is None:
+                return None
+            has_proof = 0 < position.size < size
+            proof = await self.prove(connection, tenant_id, position.size, size) if has_proof else ()
         return Offer(position, proof, from_seq, size, bundle)
 
-    async def _bundle(self, tenant_id: str, from_seq: int, to_seq: int) -> bytes | None:
+    async def _bundle(self, connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> bytes | None:
         key = (tenant_id, from_seq, to_seq)
         async with self._turn:
             if key not in self._kept:
-                made = await self.bundle(tenant_id, from_seq, to_seq, OFFERED_BYTES_MAX)
+                made = await self.bundle(connection, tenant_id, from_seq, to_seq, OFFERED_BYTES_MAX)
                 keep_newest(self._kept, key, made, KEPT_MAX)
             return self._kept[key]
