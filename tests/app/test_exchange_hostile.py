@@ -320,6 +320,26 @@ async def test_news_without_end_are_asked_for_the_more_slowly_the_more_there_is(
     assert await is_faultless(us)
 
 
+async def test_news_that_bring_nothing_are_asked_for_no_sooner_though_the_peer_answers_at_once(pair: Proxied) -> None:
+    us, eu, proxy, _ = pair
+    await until_known(us, [await submit(eu, "honest")])
+    loop = asyncio.get_running_loop()
+    answers = 0
+
+    def judge(asked: Asked) -> tuple[int, bytes] | None:
+        nonlocal answers
+        if asked.path != NEWS or "wait_s" not in asked.values:
+            return None
+        answers += 1
+        return 200, listed("honest", is_list=False, seq=answers % 2)
+
+    proxy.judge = judge
+    await until(lambda: answers > 2, "it asks")
+    first, began_s = answers, loop.time()
+    await until(lambda: answers >= first + 10, "it asks again and again")
+    assert loop.time() - began_s >= 9 * exchange_peer.NEWS_EVERY_S
+
+
 async def test_a_tenant_that_fails_is_looked_at_no_more_often_because_there_is_news_of_it(
     pair: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:

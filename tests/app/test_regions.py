@@ -392,15 +392,44 @@ async def test_three_ledgers_fold_the_same_jobs_while_one_of_them_does_not_count
             assert (verdict["valid"], verdict["verdicts"]["projection"]) == (True, "ok")
 
 
-async def test_a_write_that_a_majority_holds_as_its_time_ends_is_answered(pool: asyncpg.Pool) -> None:
+@pytest.fixture
+def of_two(pool: asyncpg.Pool) -> Regions:
+    """The regions of a ledger with one peer, which is not asked, whose writes wait for both."""
     peer = PeerSettings(url="http://127.0.0.1:9", region="eu1")
     settings = ExchangeSettings(peers=[peer], is_global=True)
     own, ring = Asker("use1.example", "use1"), Keyring(())
-    regions = Regions.of(settings, own, pool, lambda: ring, take_nothing, take_nothing, lambda _: 3, lambda _: None)
-    [other] = regions.peers
+    return Regions.of(settings, own, pool, lambda: ring, take_nothing, take_nothing, lambda _: 3, lambda _: None)
 
+
+async def test_a_write_that_a_majority_holds_as_its_time_ends_is_answered(of_two: Regions) -> None:
+    [other] = of_two.peers
     heard = asyncio.create_task(other.holdings.hear({"acme": 3}))
-    await regions.spread({"acme": 3}, 0.0)
+    await of_two.spread({"acme": 3}, 0.0)
     await heard
     with pytest.raises(DurabilityTimeoutError, match="a majority of the regions is not known"):
-        await regions.spread({"acme": 4}, 0.0)
+        await of_two.spread({"acme": 4}, 0.0)
+
+
+async def test_a_peer_that_asks_waits_for_the_checkpoint_of_earlier_writes_and_of_no_later_ones(
+    of_two: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.share.exchange.SIGNING_S", 3600.0)
+    async with asyncio.timeout(10):
+        await of_two.asked_by(Asker("eu1.example", "eu1"))
+        writes = [asyncio.create_task(of_two.spread({"acme": 1}, 3600.0))]
+        await asyncio.sleep(0)
+        asked = asyncio.create_task(of_two.asked_by(Asker("eu1.example", "eu1")))
+        await asyncio.sleep(0)
+        writes.append(asyncio.create_task(of_two.spread({"acme": 2}, 3600.0)))
+        await asyncio.sleep(0)
+        assert not asked.done()
+        of_two.news.signed({"acme": 1})
+        await asked
+    for each in writes:
+        each.cancel()
+
+
+async def test_a_peer_whose_claims_go_up_and_down_is_found_to_hold_more_only_once(of_two: Regions) -> None:
+    [other] = of_two.peers
+    claims = [(1, True), (0, False), (1, False), (2, True), (1, False), (2, False), (9, False), (2, False), (3, True)]
+    assert [(seq, await other.holdings.hear({"acme": seq})) for seq, _ in claims] == claims

@@ -146,7 +146,8 @@ class Regions:
         for peer in self.counted():
             peer.is_alive(asker.origin)
         self._sign_unsigned()
-        await self.news.wait_signed(self._unsigned, SIGNING_S)
+        # Not for the writes that come meanwhile.
+        await self.news.wait_signed(self._unsigned.copy(), SIGNING_S)
 
     def untrusted(self, region: str) -> list[str]:
         """Ids of the keys of a region's ledger that are not trusted."""

@@ -42,6 +42,8 @@ class Holdings:
     heard_s: float = 0.0
     """When the peer answered last."""
     _held: dict[str, Held] = field(default_factory=dict, init=False)
+    _most: dict[str, int] = field(default_factory=dict, init=False)
+    """By tenant, the highest seq up to which it ever said so."""
     _overclaims: dict[str, str] = field(default_factory=dict, init=False)
     """By tenant, that the peer says it has more of this ledger than there is."""
     _asked_s: dict[str, float] = field(default_factory=dict, init=False)
@@ -62,13 +64,15 @@ class Holdings:
         """Claims that cannot be true."""
         return [f"tenant {tenant_id}: {claim}" for tenant_id, claim in self._overclaims.items()]
 
-    async def hear(self, claims: Mapping[str, int]) -> None:
-        """Keep what the peer says now."""
+    async def hear(self, claims: Mapping[str, int]) -> bool:
+        """Keep what the peer says now. Returns whether it holds more of a chain than it ever said."""
         self.heard_s = monotonic()
-        await self._keep(claims, self.heard_s)
+        is_more = await self._keep(claims, self.heard_s)
         self.on_heard()
+        return is_more
 
-    async def _keep(self, claims: Mapping[str, int], at_s: float) -> None:
+    async def _keep(self, claims: Mapping[str, int], at_s: float) -> bool:
+        is_more = False
         # A claim of more than there is does not count.
         head_seqs = {each: self.head_seq(each) for each in claims}
         if beyond := [each for each, seq in claims.items() if seq > head_seqs[each]]:
@@ -84,6 +88,9 @@ class Holdings:
             else:
                 self._overclaims.pop(tenant_id, None)
                 self._held[tenant_id] = Held(seq, at_s)
+                is_more |= seq > self._most.get(tenant_id, 0)
+                self._most[tenant_id] = max(seq, self._most.get(tenant_id, 0))
+        return is_more
 
     async def ask(self, tenant_id: str, seq: int) -> None:
         """Ask, until it says so, whether it has imported the tenant's chain up to ``seq``: at once if it said so
@@ -109,6 +116,7 @@ class Holdings:
     def keep_only(self, tenant_ids: Collection[str]) -> None:
         """The peer lists these tenants alone."""
         self._held = {each: held for each, held in self._held.items() if each in tenant_ids}
+        self._most = {each: seq for each, seq in self._most.items() if each in tenant_ids}
         self._overclaims = {each: claim for each, claim in self._overclaims.items() if each in tenant_ids}
         self._asked_s = {each: asked_s for each, asked_s in self._asked_s.items() if each in tenant_ids}
 

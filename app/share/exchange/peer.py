@@ -36,7 +36,7 @@ LISTED_EVERY_S = 60.0
 BUSY_S = 0.25
 """How long news waits while a round imports. What the peer holds is still heard while a long import runs."""
 NEWS_EVERY_S = 0.05
-"""Shortest time from one request for news to the next."""
+"""Shortest time from one request for news to the next, unless the first one brought entries, or more is held."""
 NEWS_TENANT_S = 0.0002
 """How much longer it is for each tenant in the answer: more than ten times what reading it takes the event loop."""
 CLAIMS_NAMED_MAX = 5
@@ -179,15 +179,18 @@ class Peer:
                 # Another node of the peer answers, or it was started again: its list begins.
                 is_list, self._cursor = news.is_list, news.cursor
                 self.keys.untrusted_there = tuple(news.untrusted)
-                await self._heard(news.items)
+                imported_entries = self.following.imported_entries
+                is_more_held = await self._heard(news.items)
                 _check_count(self.following.listed, self.settings.url)
-                # It may answer without news, as it stops. It may also send the same news without end.
-                next_s = asked_s + (NEWS_EVERY_S if news.items else wait_s) - monotonic()
-                await asyncio.sleep(max(next_s, NEWS_TENANT_S * len(news.items)))
+                await asyncio.sleep(NEWS_TENANT_S * len(news.items))
                 # A newer checkpoint is of use once the ones before are imported.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(BUSY_S):
                         await self.following.idle.wait()
+                if not is_more_held and self.following.imported_entries == imported_entries:
+                    # It may answer without news, as it stops. It may also send the same news without end.
+                    next_s = asked_s + (NEWS_EVERY_S if news.items else wait_s)
+                    await asyncio.sleep(next_s - monotonic())
             await asyncio.sleep(listed_s + wait_s - monotonic())
 
     async def _fetch_keys(self, client: PeerClient) -> None:
@@ -221,9 +224,10 @@ class Peer:
         self.holdings.keep_only(listed)
         self.following.list_ends(listed)
 
-    async def _heard(self, items: Sequence[TenantNews]) -> None:
-        await self.holdings.hear({each.tenant_id: each.held for each in items})
+    async def _heard(self, items: Sequence[TenantNews]) -> bool:
+        is_more_held = await self.holdings.hear({each.tenant_id: each.held for each in items})
         self.following.heard(items)
+        return is_more_held
 
     def _must_list(self) -> bool:
         return self.retired is not None or self.following.has_gone_back
