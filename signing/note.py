@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,6 +49,7 @@ ED25519_TYPE, COSIGNATURE_TYPE = 1, 4
 _KINDS = {ED25519_TYPE: "Ed25519", COSIGNATURE_TYPE: "timestamped Ed25519 cosignatures"}
 
 _SIGNATURE_MARK = "— "
+_unclean = re.compile(r"[\x00-\t\x0b-\x1f\ud800-\udfff]").search
 
 
 class NoteSignature(NamedTuple):
@@ -218,7 +220,7 @@ def is_name(name: str) -> bool:
 
 
 def _is_clean(text: str) -> bool:
-    return not any(("\x00" <= c < "\x20" and c != "\n") or "\ud800" <= c <= "\udfff" for c in text)
+    return _unclean(text) is None
 
 
 SIGNATURE_BYTES = 64

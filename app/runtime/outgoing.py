@@ -220,7 +220,6 @@ async def pieces_of(
     ends_s = None if all_within_s is None else loop.time() + all_within_s
     window_ends_s = loop.time() + RATE_WINDOW_S
     length = pieces = in_window = 0
-    place = _place(answer.request)
     body = answer.aiter_raw()
     assert isinstance(body, AsyncGenerator)
     async with aclosing(body):
@@ -232,19 +231,21 @@ async def pieces_of(
                     piece = await anext(body, None)
             except TimeoutError:
                 if ends_s is not None and until_s == ends_s:
-                    raise NoAnswerError(f"{place} has not sent all within {all_within_s:g} s") from None
+                    raise NoAnswerError(
+                        f"{_place(answer.request)} has not sent all within {all_within_s:g} s"
+                    ) from None
                 rate = f"{RATE_BYTES_MIN} bytes in {RATE_WINDOW_S:g} s"
-                raise NoAnswerError(f"{place} sends too slowly: less than {rate}") from None
+                raise NoAnswerError(f"{_place(answer.request)} sends too slowly: less than {rate}") from None
             except NO_ANSWER as error:
-                raise NoAnswerError(f"{place} breaks off: {reason_of(error)}") from error
+                raise NoAnswerError(f"{_place(answer.request)} breaks off: {reason_of(error)}") from error
             if piece is None:
                 return
             # 2. within bounds
             length, pieces, in_window = length + len(piece), pieces + 1, in_window + len(piece)
             if length > bytes_max:
-                raise NoAnswerError(f"{place} answers more than {bytes_max} bytes")
+                raise NoAnswerError(f"{_place(answer.request)} answers more than {bytes_max} bytes")
             if pieces > PIECES_FREE + length / PIECE_BYTES_MIN:
-                raise NoAnswerError(f"{place} sends chunks of less than {PIECE_BYTES_MIN} bytes")
+                raise NoAnswerError(f"{_place(answer.request)} sends chunks of less than {PIECE_BYTES_MIN} bytes")
             if in_window >= RATE_BYTES_MIN:
                 in_window, window_ends_s = 0, loop.time() + RATE_WINDOW_S
             # 3. to the caller, whose time is not the server's

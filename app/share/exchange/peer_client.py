@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 from pydantic import Base64Bytes, BaseModel, Field, ValidationError
@@ -297,7 +298,7 @@ class PeerClient(NamedTuple):
         )
 
     async def _get(self, form: type[_Answer], path: str, **asked: Any) -> _Answer:
-        body = await self._ask(path, params=asked)
+        body = await self._ask(path, asked)
         try:
             return form.model_validate_json(body)
         except ValidationError as error:
@@ -306,8 +307,10 @@ class PeerClient(NamedTuple):
                 f"the answer of {self.url}{path} is not understood: {where}: {words_of(error.errors()[0])}"
             ) from error
 
-    async def _ask(self, path: str, **asked: Any) -> bytes:
-        return await read_answer(self.http, "GET", path, bytes_max=ANSWER_BYTES_MAX, within_s=ANSWER_S_MAX, **asked)
+    async def _ask(self, path: str, asked: Mapping[str, Any]) -> bytes:
+        # A whole address is parsed once, by httpx; one that it puts together three times.
+        url = f"{self.url.rstrip('/')}{path}?{urlencode(asked, doseq=True)}"
+        return await read_answer(self.http, "GET", url, bytes_max=ANSWER_BYTES_MAX, within_s=ANSWER_S_MAX)
 
 
 def way_on(tenant_id: str, from_seq: int, archive: object) -> str:
