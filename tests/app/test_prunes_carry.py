@@ -16,6 +16,10 @@ from pyarrow import parquet
 
 from app.dev.embedded import EmbeddedPostgres
 from app.runtime.settings.config import Settings
+from app.trust.privacy_agreement import bring_back_erasures
+from app.trust.retention import FieldsAtFloor
+from ledger.errors import InvalidInputError
+from ledger.machines.carried import CarriedFields, ErasedKeys
 from ledger.private_fields import sealed_values
 from tests.app.chains import until
 from tests.app.client import Client
@@ -282,6 +286,9 @@ async def test_erasures_that_nobody_remembers_are_found_and_come_back_by_the_com
         where["TALLY_URL"] = str(client.base_url)
         done = await asyncio.to_thread(run_tally, "privacy", "restore", "-t", "acme", **where)
         assert (done.returncode, "also names 1 keys" in done.stderr) == (1, True), done.stderr
+    others = FieldsAtFloor(10, CarriedFields(erased=ErasedKeys.of(["0" * 32])))
+    with pytest.raises(InvalidInputError, match="name 0 erased keys, and not the 1"):
+        await bring_back_erasures(superuser, "acme", others, ())
 
 
 @pytest.fixture
