@@ -30,7 +30,7 @@ from signing.entry_proof import cose_receipt, tlog_proof, verify_cose
 from signing.files import whole_file
 from signing.keys import Keyring, Signer
 from signing.memory import Memory, memory_of
-from signing.receipt import ENTRY, JOB, Receipt
+from signing.receipt import ABSENT, ENTRY, JOB, Receipt
 from signing.receipt_judging import ReceiptVerdict, judged
 from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.outcome import CommandExit, fail, tell
@@ -46,6 +46,7 @@ def prove(
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the receipt goes.")],
     job: Annotated[str | None, typer.Option("--job", "-j", help="Prove all that was recorded of this job.")] = None,
     seq: Annotated[int | None, typer.Option("--seq", min=1, help="Prove this one entry of the chain.")] = None,
+    absent: Annotated[bool, typer.Option("--absent", help="Prove that the job of --job has no entries.")] = False,
     archive: Annotated[
         str | None,
         typer.Option("--archive", metavar="URL", help="Make it of this archive instead: a folder, s3://bucket/prefix."),
@@ -64,7 +65,11 @@ def prove(
     no_state: NoState = False,
     as_json: Json = False,
 ) -> None:
-    """Get a receipt: one file that proves a job, or one entry, alone and offline.
+    """Get a receipt: one file that proves a job, one entry, or that there is none.
+
+    It is verified alone and offline. That of a job also proves that nothing of
+    it is left out, up to the newest snapshot with an index of jobs; with
+    --absent, that the job has no entry up to there.
 
     It holds the entries, a proof for each that a signed checkpoint covers it,
     and what witnesses and time-stamping authorities said of the log. Whoever
@@ -89,6 +94,7 @@ def prove(
     \b
     Examples:
       tally prove --tenant acme --job job-1 -o job-1.receipt.json
+      tally prove -t acme --job job-404 --absent -o job-404.absent.json
       tally prove -t acme --seq 4711 -o entry.receipt.json --checkpoint acme.checkpoint
       tally prove -t acme --seq 4711 -o entry.tlog-proof --tlog-proof
       tally prove -t acme --job job-1 -o job-1.receipt.json --archive s3://ledger-archive/prod --keys trusted-keys.json
@@ -96,6 +102,8 @@ def prove(
     refuse(
         InvalidInputError,
         ((job is None) is (seq is None), "say what to prove: --job J, or --seq N"),
+        (absent and job is None, "--absent goes with --job"),
+        (absent and archive is not None, "an archive has no index of jobs: --absent needs the service"),
         (archive is None and (keys, key) != (None, None), "--keys and --key go with --archive"),
         (as_tlog_proof and as_cose, "--tlog-proof and --cose are two files: ask for each by itself"),
         ((as_tlog_proof or as_cose) and seq is None, "--tlog-proof and --cose prove one entry: name it with --seq"),
@@ -104,7 +112,8 @@ def prove(
     place = _Service.of(client) if archive is None else _Archive.of(archive, key, keys, client)
     kept = judge_checkpoint(read_kept(checkpoint), place.keyring) if checkpoint is not None else None
     known = _Known("given", kept.checkpoint.size) if kept is not None else _remembered(memory, tenant, place.keyring)
-    file = place.receipt(tenant, job, seq, known)
+    wanted = _Wanted(tenant, job, seq, absent)
+    file = place.receipt(wanted, known)
     outcome = judged(file, place.keyring, kept, memory, ExternalWitnesses.load([], None, policy))
     if (code := exit_code_of_receipt(outcome.verdict)) not in _WRITTEN:
         first = outcome.verdict["first_break"]
@@ -113,7 +122,7 @@ def prove(
         )
     receipt = outcome.receipt
     assert receipt is not None
-    if not _is_asked(receipt, tenant, job, seq):
+    if not wanted.is_answered_by(receipt):
         raise NotTheLedgerError(f"{place.url} sent a receipt of something else than was asked for")
     form = "tlog-proof" if as_tlog_proof else "COSE receipt" if as_cose else None
     file = file if form is None else _in_form(form, receipt, place)
@@ -131,6 +140,25 @@ def _in_form(form: str, receipt: Receipt, place: _Service | _Archive) -> bytes:
     file = place.cose(receipt)
     verify_cose(file, bytes.fromhex(receipt.entries[0].row.chain_link), place.keyring)
     return file
+
+
+class _Wanted(NamedTuple):
+    """What a receipt is asked for."""
+
+    tenant: str
+    job: str | None
+    seq: int | None
+    is_absent: bool = False
+
+    def is_answered_by(self, receipt: Receipt) -> bool:
+        names = (self.job, refused_job_id(self.job or ""))
+        if self.job is None:
+            is_asked = receipt.covers == ENTRY and receipt.seqs == [self.seq]
+        elif self.is_absent:
+            is_asked = receipt.covers == ABSENT and receipt.job_id == self.job
+        else:
+            is_asked = receipt.covers == JOB and receipt.job_id in names
+        return is_asked and receipt.tenant_id == self.tenant
 
 
 class _Known(NamedTuple):
@@ -154,12 +182,12 @@ class _Service(NamedTuple):
     def url(self) -> str:
         return self.client.url
 
-    def receipt(self, tenant: str, job: str | None, seq: int | None, known: _Known) -> bytes:
+    def receipt(self, wanted: _Wanted, known: _Known) -> bytes:
+        tenant, job, seq, is_absent = wanted
         path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
+        params = {"tenant_id": tenant, "seq": seq, "extends": known.size or None, "absent": is_absent or None}
         try:
-            reply = self.client.ask(
-                "GET", path, params={"tenant_id": tenant, "seq": seq, "extends": known.size or None}
-            )
+            reply = self.client.ask("GET", path, params=params)
         except ProblemError as error:
             if error.kind == "seq-out-of-range" and error.members.get("path") == "extends":
                 raise fail(
@@ -207,12 +235,12 @@ class _Archive(NamedTuple):
         signer, keyring = signer_and_keys(key, keys, client)
         return cls(url, keyring, signer)
 
-    def receipt(self, tenant: str, job: str | None, seq: int | None, known: _Known) -> bytes:
+    def receipt(self, wanted: _Wanted, known: _Known) -> bytes:
         # Imported here, because it loads Arrow.
         from pipeline.archive.receipts import Wanted, archived_receipt
 
-        wanted, extends = Wanted(job, seq), known.size or None
-        return archived_receipt(ArchiveStore(self.url), tenant, wanted, extends, self.keyring, self.signer)
+        of, extends = Wanted(wanted.job, wanted.seq), known.size or None
+        return archived_receipt(ArchiveStore(self.url), wanted.tenant, of, extends, self.keyring, self.signer)
 
     def inclusion(self, receipt: Receipt) -> tuple[list[bytes], str]:
         """The proof in ``receipt``, and its checkpoint."""
@@ -231,12 +259,6 @@ def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> _Known:
     """The newest checkpoint of the tenant's log that was verified before."""
     seen = [] if memory is None else memory.seen_of_tenant(tenant, keyring)
     return _Known("remembered", max((each.checkpoint.size for each in seen), default=0))
-
-
-def _is_asked(receipt: Receipt, tenant: str, job: str | None, seq: int | None) -> bool:
-    is_entry = job is None and receipt.covers == ENTRY and receipt.seqs == [seq]
-    is_job = job is not None and receipt.covers == JOB and receipt.job_id in (job, refused_job_id(job))
-    return receipt.tenant_id == tenant and (is_entry or is_job)
 
 
 def _tell(outcome: ReceiptVerdict, form: str | None, output: Path, *, as_json: bool) -> None:

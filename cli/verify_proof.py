@@ -23,8 +23,8 @@ from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, read_kept
 from signing.files import HEAD_BYTES, is_like_receipt, looks_like, open_regular, whole_file
 from signing.keys import Keyring
 from signing.memory import Memory, memory_of
-from signing.receipt import FILE_BYTES_MAX, JOB, Receipt
-from signing.receipt_judging import LIMITS, ReceiptVerdict, judged
+from signing.receipt import ABSENT, FILE_BYTES_MAX, JOB, Receipt
+from signing.receipt_judging import ReceiptVerdict, judged
 from terminal.outcome import CommandExit, counted, findings, marked, out, readable, tell, verdict_table
 from terminal.program import Json, NoState, State
 
@@ -144,13 +144,15 @@ def _lines(found: ReceiptVerdict | str) -> list[RenderableType]:
         *lines,
         verdict_table(found.verdict["verdicts"]),
         *findings(found.verdict, found.memory, found.not_checked),
-        *(f"never shown by a receipt: {text}" for text in (LIMITS if found.verdict["valid"] else ())),
+        *(f"never shown by a receipt: {text}" for text in (found.limits if found.verdict["valid"] else ())),
     ]
 
 
 def subject_of(receipt: Receipt, size: int) -> list[str]:
     """The subject of the receipt, in two lines."""
-    what = f"all {counted(len(receipt.entries), 'entry', 'entries')}" if receipt.covers == JOB else "one entry"
+    what = {JOB: f"all {counted(len(receipt.entries), 'entry', 'entries')}", ABSENT: "no entry"}.get(
+        receipt.covers, "one entry"
+    )
     return [
         f"{what} of job {receipt.job_id} of tenant {receipt.tenant_id}",
         f"in log {receipt.origin}, up to its checkpoint of {size} entries, says {receipt.node_id}",

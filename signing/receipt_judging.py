@@ -9,6 +9,7 @@
     5. the proof that it covers each entry
     6. the statements of external witnesses about the log
     7. the checkpoint kept elsewhere, and the verifier's memory
+    8. that there are no other entries, by the index of jobs
 
 If 1 or 2 is broken, nothing else is checked. Keys come from the caller alone; keys inside the file are never used.
 """
@@ -20,9 +21,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ledger.errors import ProofError, ReceiptInvalidError, ReceiptSignatureError, SignatureError
+import msgspec
+from msgspec import UnsetType
+
+from ledger.errors import (
+    InvalidInputError,
+    ProofError,
+    ReceiptInvalidError,
+    ReceiptSignatureError,
+    SignatureError,
+    refuse,
+)
+from ledger.job_index.proof import verify_job
 from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification.caller_check import CallerChecker, Repetitions
@@ -49,19 +61,19 @@ from signing.judging import (
 from signing.keys import Keyring
 from signing.memory import MEMORY, Memory, Observation, is_compared_with
 from signing.receipt import Receipt
+from signing.snapshot import open_snapshot
 
 RECEIPT: Final = "receipt"
 """The aspect of receipts besides those of a chain, and the kind of a break in it."""
 RECEIPT_SIGNATURE: Final = "receipt-signature"
+COMPLETENESS: Final = "completeness"
+"""The aspect, and the kind of a break in it, of receipts that prove that there are no other entries."""
 CHECKPOINT_SIGNATURE: Final = "checkpoint-signature"
 """Kinds of a break in the signature of the statement, and of the checkpoint."""
 ASPECTS: Final = (RECEIPT, "links", "payloads", "tree", "signatures", "checkpoint")
 
-LIMITS: Final = (
-    "what came after the checkpoint, and that there are no other entries: a receipt shows those in it",
-    "what the entries say: the ledger records who said what, and when by its clocks",
-)
-"""Limits of any receipt, in words."""
+_SOME: Final = "what came after the checkpoint, and that there are no other entries: a receipt shows those in it"
+_SAYS: Final = "what the entries say: the ledger records who said what, and when by its clocks"
 _NO_PROOF: Final = "the receipt says nothing of the log at that size; tally prove --checkpoint makes one that does"
 
 
@@ -73,6 +85,15 @@ class ReceiptVerdict(FileVerdict):
     """None if it could not be read."""
     signed_by: tuple[str, ...] = ()
     """Ids of the held keys whose signature of the statement is valid."""
+    complete_to_seq: int | None = None
+    """Up to which entry the job is proved to have no others, None if it is not."""
+
+    @property
+    def limits(self) -> list[str]:
+        """What the receipt does not prove, in words."""
+        seq = self.complete_to_seq
+        some = _SOME if seq is None else f"what came after seq {seq}: of later entries a receipt shows those in it"
+        return [some, _SAYS]
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object, with the receipt's fields beside it."""
@@ -80,8 +101,9 @@ class ReceiptVerdict(FileVerdict):
         if self.receipt is not None:
             rows = [entry.row for entry in self.receipt.entries]
             said = {name: getattr(self.receipt, name) for name in receipts.STATED}
+            said["complete_to_seq"] = self.complete_to_seq
             said["entries"] = [{"seq": row.seq, "hlc": row.t_hlc, "action": row.action} for row in rows]
-        return self.combined(RECEIPT, said, {"key_ids": list(self.signed_by)}, limits=list(LIMITS))
+        return self.combined(RECEIPT, said, {"key_ids": list(self.signed_by)}, limits=self.limits)
 
 
 def judged(
@@ -142,15 +164,23 @@ def _judge_content(
     # 6. The statements of external witnesses.
     verdict = with_anchors(verdict, receipt.anchors, own, keyring, external)
     # 7. The checkpoint kept elsewhere, and the memory.
-    observation = observed(memory, keyring, receipt.tenant_id, receipt.checkpoint, receipt.seqs[-1])
+    last_seq = receipt.last_seq or own.size
+    observation = observed(memory, keyring, receipt.tenant_id, receipt.checkpoint, last_seq)
     for seen in () if observation is None else observation.before:
         verdict = _compared(verdict, receipt, own, seen.checkpoint, MEMORY)
     verdict = _with_kept(verdict, receipt, own, kept)
+    # 8. That there are no other entries.
+    whole = _judge_completeness(receipt, own, keyring)
+    if whole is not None:
+        result.complete_to_seq = whole.to_seq
+        verdict = {**verdict, "verdicts": verdict["verdicts"] | {COMPLETENESS: whole.verdict}}
+        verdict["valid"] = is_valid(verdict["verdicts"])
     # Why signatures are not valid, unless a graver break is reported already.
-    for kind, outcome in ((CHECKPOINT_SIGNATURE, log_signed), (RECEIPT_SIGNATURE, signed)):
-        if outcome.verdict in ("broken", "unknown_key"):
+    outcomes = [(CHECKPOINT_SIGNATURE, *log_signed[:2]), (RECEIPT_SIGNATURE, *signed[:2])]
+    for kind, outcome, detail in (*outcomes, *([] if whole is None else [(COMPLETENESS, *whole[:2])])):
+        if outcome in ("broken", "unknown_key"):
             verdict["breaks"] = verdict["breaks"] | {kind: 1}
-            verdict["first_break"] = verdict["first_break"] or Break(0, kind, outcome.detail or "")._asdict()
+            verdict["first_break"] = verdict["first_break"] or Break(0, kind, detail or "")._asdict()
     result.verdict = verdict
     if observation is not None:
         result.memory = observation.report(verdict, "a receipt shows some entries, not all from the first on")
@@ -179,6 +209,40 @@ def _check_inclusion(receipt: Receipt, own: Checkpoint, findings: Findings) -> N
             findings.add("tree", seq, f"the checkpoint does not cover seq {seq} as it is here: {error}")
 
 
+class _Whole(NamedTuple):
+    """Whether a receipt proves that there are no other entries, and up to which one."""
+
+    verdict: str
+    detail: str | None
+    to_seq: int | None = None
+
+
+def _judge_completeness(receipt: Receipt, own: Checkpoint, keyring: Keyring | None) -> _Whole | None:
+    """Judge the proof that there are no other entries; None if the receipt has none."""
+    if isinstance(said := receipt.completeness, UnsetType):
+        return None
+    try:
+        opened = open_snapshot(msgspec.json.encode(said.snapshot).decode(), keyring)
+        claim, roots = opened.claim, opened.claim.job_index
+        refuse(
+            ProofError,
+            (claim.tenant_id != receipt.tenant_id, f"the snapshot is of tenant {claim.tenant_id}"),
+            (isinstance(roots, UnsetType), "the snapshot has no index of jobs"),
+            (claim.to_seq > own.size, f"the snapshot covers {claim.to_seq} entries, the checkpoint {own.size}"),
+        )
+        assert not isinstance(roots, UnsetType)
+        tree_root, hashes = bytes.fromhex(claim.tree_root), [*map(bytes.fromhex, said.consistency)]
+        verify_consistency(claim.tree_size, own.size, tree_root, own.root, hashes)
+        rows = [entry.row for entry in receipt.entries if entry.row.seq <= claim.to_seq]
+        entries = [(leaf_index_of(Seq(row.seq)), leaf_hash(bytes.fromhex(row.chain_link))) for row in rows]
+        verify_job(receipt.job_id, claim.to_seq, [*map(bytes.fromhex, roots)], entries, said.runs)
+    except (ProofError, SignatureError, InvalidInputError) as error:
+        return _Whole("broken", f"that there are no other entries: {error}")
+    if opened.verdict in ("broken", "unknown_key"):
+        return _Whole(opened.verdict, f"the snapshot with the index of jobs: {opened.detail}")
+    return _Whole(opened.verdict, opened.detail, claim.to_seq)
+
+
 def _verdict(receipt: Receipt, findings: Findings, signed: Signed, log_signed: Signed) -> dict[str, Any]:
     """The verdict object on the receipt's own content."""
     found, first = findings.verdicts(), findings.first_break()
@@ -192,8 +256,8 @@ def _verdict(receipt: Receipt, findings: Findings, signed: Signed, log_signed: S
         "tenant_id": receipt.tenant_id,
         "valid": is_valid(verdicts),
         "entries_checked": len(receipt.entries),
-        "from_seq": receipt.seqs[0],
-        "to_seq": receipt.seqs[-1],
+        "from_seq": min(receipt.seqs, default=0),
+        "to_seq": receipt.last_seq,
         "verdicts": verdicts,
         "first_break": None if first is None else first._asdict(),
         "breaks": findings.counts(),

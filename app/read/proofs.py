@@ -24,19 +24,23 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import asyncpg
+import msgspec
+import orjson
 from cryptography import x509
 
-from app.store import Connection, chain_reads
+from app.store import Connection, chain_reads, job_index
 from app.store import anchors as store
 from app.store.notary import read_links, read_tiles
 from app.store.reading import Pool, reading
 from app.trust.retention import RetentionReader
 from ledger import merkle
 from ledger.errors import NotFoundError, ProofError, SeqOutOfRangeError, SignatureError
+from ledger.job_index.proof import verify_job
 from ledger.merkle import HASH_BYTES, leaf_hash, tiles
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.positions import LeafIndex, Seq, leaf_index_of, seq_of
 from ledger.verification.entry_check import is_link
+from ledger.verification.range_check import SEQ_MAX
 from ledger.verification.verdict import Anchor, damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
@@ -111,6 +115,50 @@ async def consistency_in(connection: Connection, tenant_id: str, first: int, sec
         "first_root": first_root.hex(),
         "second_root": root.hex(),
         "hashes": [each.hex() for each in hashes],
+    }
+
+
+async def job(
+    pool: asyncpg.Pool[asyncpg.Record],
+    retention: RetentionReader,
+    tenant_id: str,
+    job_id: str,
+    snapshot_id: int | None,
+) -> dict[str, Any]:
+    """All entries of a job up to the end of a snapshot, or none, proved by the index of jobs that this one signed: by
+    default the newest with an index.
+
+    Raises:
+        TenantNotFoundError: no such tenant.
+        NotFoundError: there is no such snapshot, or none with an index, or its runs were merged since.
+        ArchivedError: an entry of the job has left with a prune.
+        ChainDamagedError: entries or runs are not those that were signed.
+    """
+    async with reading(pool, snapshot=True) as connection:
+        await chain_reads.require_tenant(connection, tenant_id)
+        await retention.refuse_departed(connection, [(tenant_id, job_id)])
+        snapshot = await job_index.indexed_snapshot(connection, tenant_id, SEQ_MAX, snapshot_id)
+        if snapshot is None:
+            which = "no snapshot" if snapshot_id is None else f"no snapshot {snapshot_id}"
+            raise NotFoundError(f"there is {which} of {tenant_id} with an index of jobs")
+        try:
+            runs = await job_index.prove_runs(connection, tenant_id, job_id, snapshot)
+        except ProofError as error:
+            newest = await job_index.indexed_snapshot(connection, tenant_id, SEQ_MAX)
+            if newest is not None and newest.id != snapshot.id:
+                raise NotFoundError(f"of snapshot {snapshot.id}, {error}; snapshot {newest.id} is newer") from error
+            raise damaged(tenant_id, "tree", 0, f"the stored index of jobs is damaged: {error}") from error
+        with _damage_named(tenant_id):
+            entries = await job_index.indexed_entries(connection, tenant_id, job_id, snapshot.size)
+            verify_job(job_id, snapshot.size, snapshot.roots, entries, runs)
+    return {
+        "tenant_id": tenant_id,
+        "job_id": job_id,
+        "tree_size": snapshot.size,
+        "entries": [{"leaf_index": index, "leaf_hash": each.hex()} for index, each in entries],
+        "runs": [msgspec.to_builtins(run) for run in runs],
+        "snapshot_id": snapshot.id,
+        "dsse_envelope": orjson.Fragment(snapshot.envelope),
     }
 
 

@@ -206,6 +206,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/chain/receipt",
         "GET /v1/chain/proof/inclusion",
         "GET /v1/chain/proof/consistency",
+        "GET /v1/chain/proof/job",
         "GET /v1/exchange/lacking",
         "GET /v1/snapshots",
         "GET /v1/retention",

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from app.store.notary import read_tiles
 from app.store.reading import fetch_as, fetch_tuples, fetch_value
-from ledger.job_index import BLOCK_ENTRIES, LEAF_BYTES, PIECE_LEAVES, RunPlace, keys_of
+from ledger import merkle
+from ledger.errors import InvalidInputError, ProofError, SignatureError, reported_as
+from ledger.job_index import (
+    BLOCK_ENTRIES,
+    LEAF_BYTES,
+    PIECE_LEAVES,
+    RunPlace,
+    covering,
+    key_of,
+    keys_of,
+    root_of,
+    run_entries,
+    run_leaves,
+)
 from ledger.job_index.growth import OpenBlock
-from ledger.job_index.proof import Directory, pieces_of
+from ledger.job_index.proof import ENTRIES_MAX, Directory, RunProof, pieces_of, prove
 from ledger.merkle import HASH_BYTES, leaf_hash
 from ledger.merkle.tiles import TILE_WIDTH
+from ledger.verification.snapshot_check import SnapshotClaim
+from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
     from app.store import Connection
+
+SNAPSHOTS_SEARCHED: Final = 100
+"""Newest snapshots that are searched for one with an index."""
+REBUILT_ENTRIES_MAX: Final = 65_536
+"""Entries of a run that was merged, or never stored, which a proof makes again."""
 
 StoredRun = tuple[int, int]
 """Level, and leaf index of the first entry."""
@@ -43,7 +64,7 @@ async def store_runs(
     )
 
 
-async def run_leaves(connection: Connection, tenant_id: str, run: StoredRun) -> bytes:
+async def stored_leaves(connection: Connection, tenant_id: str, run: StoredRun) -> bytes:
     """The stored leaves of a run, empty if it is not stored."""
     pieces = await connection.fetch(
         """
@@ -97,6 +118,107 @@ async def read_pieces(
     ):
         found.setdefault((level, first_leaf), {})[piece] = leaves
     return found
+
+
+# --- proofs ---------------------------------------------------------------------------------------
+
+
+class IndexedSnapshot(NamedTuple):
+    """A signed snapshot with an index of jobs; whether its signature holds is for the caller to check."""
+
+    id: int
+    envelope: str
+    claim: SnapshotClaim
+
+    @property
+    def size(self) -> int:
+        """Number of entries that the index covers."""
+        return self.claim.to_seq
+
+    @property
+    def roots(self) -> list[bytes]:
+        """Roots of its runs."""
+        return [bytes.fromhex(root) for root in self.claim.job_index or ()]
+
+
+async def indexed_snapshot(
+    connection: Connection, tenant_id: str, size_max: int, snapshot_id: int | None = None
+) -> IndexedSnapshot | None:
+    """The newest snapshot of at most ``size_max`` entries that has an index, or the one of this id; None if there is
+    none."""
+    rows = await fetch_tuples(
+        connection,
+        """
+        SELECT id, dsse_envelope::text FROM scheduler.batch_snapshot
+         WHERE tenant_id = $1 AND to_seq <= $2 AND dsse_envelope IS NOT NULL AND ($3::bigint IS NULL OR id = $3)
+         ORDER BY from_seq DESC LIMIT $4
+        """,
+        tenant_id,
+        size_max,
+        snapshot_id,
+        SNAPSHOTS_SEARCHED,
+    )
+    for number, envelope in rows:
+        with suppress(SignatureError, InvalidInputError):
+            claim = open_snapshot(envelope, None).claim
+            if claim.job_index and (claim.tenant_id, claim.to_seq <= size_max) == (tenant_id, True):
+                return IndexedSnapshot(number, envelope, claim)
+    return None
+
+
+async def prove_runs(connection: Connection, tenant_id: str, job_id: str, snapshot: IndexedSnapshot) -> list[RunProof]:
+    """The proof of a job in each run of the index of a snapshot.
+
+    Raises:
+        ProofError: a run is not stored, and cannot be made from the entries that are there.
+    """
+    key, stored = key_of(job_id), await directories(connection, tenant_id)
+    places = [*covering(snapshot.size)]
+    known = {
+        place: directory
+        for place, root in zip(places, snapshot.roots, strict=True)
+        if (directory := stored.get(place[:2])) is not None
+        and place.end - place.begin == run_entries(place.level)
+        and merkle.root(directory.roots) == root
+    }
+    wanted = [(place[:2], piece) for place, directory in known.items() for piece in directory.wanted(key)]
+    pieces = await read_pieces(connection, tenant_id, wanted)
+    found = []
+    for place, root in zip(places, snapshot.roots, strict=True):
+        if place in known:
+            found.append(prove(key, known[place], pieces.get(place[:2], {})))
+            continue
+        entries = None
+        if place.end - place.begin <= REBUILT_ENTRIES_MAX:
+            entries = await entries_under(connection, tenant_id, place)
+        leaves = b"" if entries is None else run_leaves(place, entries.keys, entries.hashes)
+        if root_of(leaves) != root:
+            raise ProofError(f"the run over entries {place.begin + 1} to {place.end} is not stored any more")
+        found.append(prove(key, Directory.of(leaves), pieces_of(leaves)))
+    return found
+
+
+async def indexed_entries(connection: Connection, tenant_id: str, job_id: str, size: int) -> list[tuple[int, bytes]]:
+    """Leaf index and leaf hash of each entry of a job among the first ``size``, as stored.
+
+    Raises:
+        ProofError: there are more than a proof may have, or one has no link.
+    """
+    rows = await fetch_tuples(
+        connection,
+        """
+        SELECT seq - 1, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND seq <= $3
+         ORDER BY seq LIMIT $4
+        """,
+        tenant_id,
+        job_id,
+        size,
+        ENTRIES_MAX + 1,
+    )
+    if len(rows) > ENTRIES_MAX:
+        raise ProofError(f"job {job_id} has more than {ENTRIES_MAX} entries")
+    with reported_as(ProofError, f"an entry of job {job_id} has no link", ValueError, TypeError):
+        return [(index, leaf_hash(bytes.fromhex(link))) for index, link in rows]
 
 
 # --- what runs are made of ------------------------------------------------------------------------

@@ -1565,6 +1565,17 @@ RECEIPT_MEMBERS: dict[str, tuple[type, ...]] = {
     "node_id": TEXT,
     "tenant_id": TEXT,
 }
+COMPLETENESS_MEMBERS: dict[str, tuple[type, ...]] = {"consistency": LIST, "runs": LIST, "snapshot": OBJECT}
+ENVELOPE_MEMBERS: dict[str, tuple[type, ...]] = {"payload": TEXT, "payloadType": TEXT, "signatures": LIST}
+RUN_MEMBERS: dict[str, tuple[type, ...]] = {
+    "at": NUMBER,
+    "hashes": (list, type(None)),
+    "jobs": NUMBER,
+    "left": OBJECT_OR_NULL,
+    "right": OBJECT_OR_NULL,
+}
+NEIGHBOUR_MEMBERS: dict[str, tuple[type, ...]] = {"count": NUMBER, "digest": TEXT, "hashes": LIST, "key": TEXT}
+RUNS_MAX = 10_000
 STATED = ["covers", "format_version", "job_id", "log_origin", "node_id", "tenant_id"]
 """What of a receipt its statement repeats."""
 KEY_MEMBERS: dict[str, tuple[type, ...]] = {
@@ -1592,19 +1603,22 @@ class Receipt:
     said: SimpleNamespace
     entries: list[ReceiptedEntry]
     extends: SimpleNamespace | None
+    completeness: SimpleNamespace | None
     signers: list[Key]
 
     @property
     def last_seq(self) -> int:
-        return int(self.entries[-1].row.seq)
+        return int(self.entries[-1].row.seq) if self.entries else 0
 
 
 def read_receipt(data: bytes, keys: list[Key]) -> Receipt:
     """[1] [2] The receipt, in its one spelling, and the held keys that signed the statement about it."""
     need(len(data) <= RECEIPT_BYTES_MAX, "the receipt is too long")
     file = object_of(parse_canonical(data), {"receipt": OBJECT, "statement": OBJECT}, "the file")
-    said = object_of(file.receipt, RECEIPT_MEMBERS, "the receipt")
-    need(said.format_version == 1, "format_version of the receipt")
+    is_whole = "completeness" in file.receipt
+    members = RECEIPT_MEMBERS | ({"completeness": OBJECT} if is_whole else {})
+    said = object_of(file.receipt, members, "the receipt")
+    need(said.format_version == (2 if is_whole else 1), "format_version of the receipt")
     need(TENANT.fullmatch(said.tenant_id), "tenant_id of the receipt")
     need(NODE.fullmatch(said.node_id), "node_id of the receipt")
     need(LOG_ORIGIN.fullmatch(said.log_origin), "log_origin of the receipt")
@@ -1613,13 +1627,15 @@ def read_receipt(data: bytes, keys: list[Key]) -> Receipt:
     check_statements(said.anchors)
     check_published_keys(said.keys)
     signers = check_statement(file.statement, file.receipt, keys)
-    return Receipt(said, receipted_entries(said), extends_of(said), signers)
+    return Receipt(said, receipted_entries(said), extends_of(said), completeness_of(said), signers)
 
 
 def receipted_entries(said: SimpleNamespace) -> list[ReceiptedEntry]:
     """[1] The entries: of this tenant and job, each once, by seq."""
-    need(1 <= len(said.entries) <= RECEIPT_ENTRIES_MAX, "the number of entries")
-    need(said.covers == "job" or (said.covers == "entry" and len(said.entries) == 1), "what the receipt covers")
+    count, is_whole = len(said.entries), said.format_version == 2
+    need(count <= RECEIPT_ENTRIES_MAX, "the number of entries")
+    is_job, is_entry = said.covers == "job" and count >= 1, said.covers == "entry" and count == 1 and not is_whole
+    need(is_job or is_entry or (said.covers == "absent" and count == 0 and is_whole), "what the receipt covers")
     entries: list[ReceiptedEntry] = []
     last_seq = 0
     for item in said.entries:
@@ -1640,6 +1656,36 @@ def extends_of(said: SimpleNamespace) -> SimpleNamespace | None:
     need(extends.size >= 1, "the size that is extended")
     extends.consistency = hashes_of(extends.consistency, CONSISTENCY_HASHES_MAX, "the proof of what is extended")
     return extends
+
+
+def completeness_of(said: SimpleNamespace) -> SimpleNamespace | None:
+    """[1] The proof that there are no other entries, if there is one."""
+    if said.format_version == 1:
+        return None
+    proof = object_of(said.completeness, COMPLETENESS_MEMBERS, "completeness")
+    proof.consistency = hashes_of(proof.consistency, CONSISTENCY_HASHES_MAX, "the proof of the snapshot's tree")
+    need(len(proof.runs) <= RUNS_MAX, "the number of runs")
+    proof.runs = [run_of(item) for item in proof.runs]
+    envelope = object_of(proof.snapshot, ENVELOPE_MEMBERS, "the snapshot")
+    for item in envelope.signatures:
+        object_of(item, {"keyid": TEXT, "sig": TEXT}, "a signature of the snapshot")
+    return proof
+
+
+def run_of(value: Any) -> SimpleNamespace:
+    """[1] The place of the job in one run."""
+    run = object_of(value, RUN_MEMBERS, "a run")
+    need(run.jobs >= 1, "the jobs of a run")
+    if run.hashes is not None:
+        run.hashes = hashes_of(run.hashes, INCLUSION_HASHES_MAX, "a run")
+    for side in ("left", "right"):
+        if (neighbour := getattr(run, side)) is not None:
+            found = object_of(neighbour, NEIGHBOUR_MEMBERS, "a neighbour")
+            found.hashes = hashes_of(found.hashes, INCLUSION_HASHES_MAX, "a neighbour")
+            found.key, found.digest = hashes_of([found.key, found.digest], 2, "a neighbour")
+            need(found.count >= 1, "the entries of a neighbour")
+            setattr(run, side, found)
+    return run
 
 
 def check_published_keys(value: Any) -> None:
@@ -1714,6 +1760,80 @@ def root_of_path(index: int, size: int, leaf: bytes, path: list[bytes]) -> bytes
     return node_hash(side, root_of_path(index - left_leaves, size - left_leaves, leaf, path))
 
 
+def check_completeness(receipt: Receipt, own: Checkpoint, keys: list[Key]) -> bool:
+    """[8] There are no other entries up to the end of the snapshot. Whether a key signed it that counted then."""
+    proof = receipt.completeness
+    assert proof is not None
+    payload, signers = open_envelope(proof.snapshot, keys)
+    statement = parse_canonical(payload)
+    claim = SimpleNamespace(**statement["predicate"])
+    subject = {"name": f"{claim.tenant_id}/{claim.from_seq}-{claim.to_seq}", "digest": {"sha256": claim.merkle_root}}
+    need(statement["_type"] == STATEMENT_TYPE, "the type of the snapshot's statement")
+    need(statement["predicateType"] == "https://tallystick.dev/batch-snapshot/v1", "the snapshot's predicate type")
+    need(statement["subject"] == [subject], "the snapshot's subject")
+    need(claim.tenant_id == receipt.said.tenant_id, "the snapshot's tenant")
+    need(1 <= claim.tree_size == claim.to_seq <= own.size, "the snapshot's size")
+    tree = Checkpoint(own.origin, claim.tree_size, bytes.fromhex(claim.tree_root), own.counts)
+    need(leads(tree, proof.consistency, own), "the checkpoint's tree does not extend the snapshot's")
+    places = covering_runs(claim.to_seq)
+    roots = hashes_of(claim.job_index, len(places), "job_index of the snapshot")
+    need(len(roots) == len(places) == len(proof.runs), "the number of runs")
+    entries = [(entry.row.seq - 1, leaf_hash(entry.row.chain_link)) for entry in receipt.entries]
+    key = job_key(receipt.said.job_id)
+    for (level, begin, end), root, run in zip(places, roots, proof.runs, strict=True):
+        inside = [(index, leaf) for index, leaf in entries if begin <= index < end]
+        if inside:
+            check_presence(key, run, leaf_of_job(level, begin, end, inside), root)
+        else:
+            check_absence(key, run, root)
+    if signers and claim.key_id not in ids_of(signers):
+        need(claim.key_id not in ids_of(keys), "the snapshot's key did not sign it")
+    physical, logical, node_id = claim.snapshot_hlc.split(":")
+    hlc = int(physical), int(logical), node_id
+    return signed_in_time(Snapshot(claim, "", signers), hlc)
+
+
+def leaf_of_job(level: int, begin: int, end: int, entries: list[tuple[int, bytes]]) -> JobLeaf:
+    """The leaf of a job in a run, from its entries there: each its leaf index and its leaf hash."""
+    if level == 0:
+        return digest_of_entries([index.to_bytes(8, "big") + leaf for index, leaf in entries])
+    step, parts = run_entries(level - 1), []
+    for at in range(begin, end, step):
+        inside = [(index, leaf) for index, leaf in entries if at <= index < at + step]
+        if inside:
+            parts.append(leaf_of_job(level - 1, at, at + step, inside))
+    return digest_of_parts(parts)
+
+
+def check_presence(key: bytes, run: SimpleNamespace, leaf: JobLeaf, root: bytes) -> None:
+    """[8] The leaf of the job, made from its entries, is in the run."""
+    need(run.hashes is not None and run.left is None and run.right is None, "a run with entries of the job")
+    need(is_leaf(run.at, run.jobs, job_leaf_hash(key, leaf), run.hashes, root), "a run has other entries of the job")
+
+
+def check_absence(key: bytes, run: SimpleNamespace, root: bytes) -> None:
+    """[8] Two neighbours in the run have the place of the job between them."""
+    at, jobs, left, right = run.at, run.jobs, run.left, run.right
+    need(run.hashes is None and at <= jobs, "a run without entries of the job")
+    need((left is None) == (at == 0) and (right is None) == (at == jobs), "the neighbours in a run")
+    need(left is None or left.key < key, "the left neighbour in a run")
+    need(right is None or key < right.key, "the right neighbour in a run")
+    if left is not None:
+        leaf = job_leaf_hash(left.key, (left.count, left.digest))
+        need(is_leaf(at - 1, jobs, leaf, left.hashes, root), "the left neighbour is not in the run")
+        leaves = at & -at
+        jobs, root = min(leaves, jobs - at), left.hashes[leaves.bit_length() - 1] if right is not None else root
+    if right is not None:
+        leaf = job_leaf_hash(right.key, (right.count, right.digest))
+        need(is_leaf(0, jobs, leaf, right.hashes, root), "the right neighbour is not in the run")
+
+
+def is_leaf(index: int, size: int, leaf: bytes, path: list[bytes], root: bytes) -> bool:
+    """Whether an inclusion proof leads from a leaf to a root."""
+    hashes = list(path)
+    return 0 <= index < size and root_of_path(index, size, leaf, hashes) == root and not hashes
+
+
 def compare_kept_with_receipt(kept: Checkpoint, own: Checkpoint, receipt: Receipt) -> bool:
     """[7] Whether a checkpoint kept outside could be compared; raises when the log has another beginning."""
     if not kept.counts or kept.origin != own.origin:
@@ -1770,11 +1890,13 @@ def verify_receipt(data: bytes, given: Given, callers: Callers) -> int:
     policy = given.policy
     is_met = policy is None or meets_quorum(policy, said.anchors, own, given.keys, receipt.last_seq)  # [6]
     is_compared = kept is None or compare_kept_with_receipt(kept, own, receipt)  # [7]
+    is_proved = receipt.completeness is None or check_completeness(receipt, own, given.keys or [])  # [8]
 
     revoked_signers = [key for key in receipt.signers if key.is_revoked]
     is_unknown_key = (
         not own.counts
         or callers.is_unknown_key
+        or not is_proved
         or not ids_of(receipt.signers) - ids_of(revoked_signers)
         or (kept is not None and not kept.counts)
     )

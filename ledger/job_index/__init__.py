@@ -145,6 +145,18 @@ def _joined(parts: Sequence[bytes]) -> bytes:
     return count.to_bytes(COUNT_BYTES, "big") + sha256(_OF_PARTS + b"".join(parts)).digest()
 
 
+def run_leaves(place: RunPlace, keys: bytes, hashes: bytes) -> bytes:
+    """The leaves of a run, given key and leaf hash of each entry under it."""
+    if place.level == 0:
+        return block_leaves(place.begin, keys, hashes)
+    step, parts = run_entries(place.level - 1), []
+    for begin in range(place.begin, place.end, step):
+        at, end = ((each - place.begin) * HASH_BYTES for each in (begin, begin + step))
+        part = RunPlace(place.level - 1, begin, begin + step)
+        parts.append(run_leaves(part, keys[at:end], hashes[at:end]))
+    return merged_leaves(parts)
+
+
 def piece_roots(leaves: bytes) -> list[bytes]:
     """Roots of the subtrees over each ``PIECE_LEAVES`` leaves of a run."""
     if (roots := native.piece_roots(leaves, PIECE_LEAVES)) is None:

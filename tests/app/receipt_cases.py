@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from ledger import canonical
+from ledger.job_index import key_of
 from ledger.merkle.tiles import inclusion_proof
 from ledger.verification import ENTRY_COLUMNS
 from signing import envelope
@@ -25,6 +28,7 @@ from tests.app.receipts import (
     OTHER_JOB,
     cosigned,
     example_ledger,
+    indexed,
     opened,
     receipt_of,
     rows_of,
@@ -51,7 +55,19 @@ class Case(NamedTuple):
 @cache
 def cases() -> tuple[Case, ...]:
     """All of them, made once: workers are forked from a process that has them."""
-    groups = (_sound, _spellings, _statements, _said, _entries, _proofs, _checkpoints, _anchors, _kept)
+    groups = (
+        _sound,
+        _spellings,
+        _statements,
+        _said,
+        _entries,
+        _proofs,
+        _checkpoints,
+        _anchors,
+        _kept,
+        _complete,
+        _absent,
+    )
     return tuple(case for group in groups for case in group())
 
 
@@ -75,6 +91,116 @@ def _sound() -> Iterator[Case]:
         receipt_of(_edited(payload='{"error":"Ü 😀 \\u0007","fence_token":1,"type":"JobCompleted"}')),
         0,
     )
+
+
+ABSENT_JOB = "use1-1704931200000-gate42-00404"
+COMPLETE = receipt_of(LEDGER, indexed=indexed(LEDGER))
+ABSENT = receipt_of(LEDGER, ABSENT_JOB, rows=[], covers="absent", indexed=indexed(LEDGER, ABSENT_JOB))
+
+
+def _complete() -> Iterator[Case]:
+    yield Case("a job without other entries", COMPLETE, 0)
+    yield Case("without other entries in the first three", receipt_of(LEDGER, indexed=indexed(LEDGER, size=3)), 0)
+    for seq in (1, 5_000, 8_191, 8_300):
+        job_id = _IN_RUNS.entry(seq)["job_id"]
+        found = receipt_of(_IN_RUNS, job_id, indexed=indexed(_IN_RUNS, job_id))
+        yield Case(f"without other entries in several runs, seq {seq}", found, 0)
+    stranger = indexed(LEDGER, signer=STRANGER)
+    yield Case("an index that a stranger signed", receipt_of(LEDGER, indexed=stranger), 4)
+    # What an operator would do.
+    yield Case("an entry left out", receipt_of(LEDGER, rows=rows_of(LEDGER, JOB)[:-1], indexed=indexed(LEDGER)), 2)
+    yield Case(
+        "the first entry left out", receipt_of(LEDGER, rows=rows_of(LEDGER, JOB)[1:], indexed=indexed(LEDGER)), 2
+    )
+    older, newer = indexed(LEDGER, size=3), indexed(LEDGER)
+    yield Case("an older run", receipt_of(LEDGER, indexed=newer._replace(runs=older.runs)), 2)
+    yield Case("the index of another snapshot", receipt_of(LEDGER, indexed=newer._replace(envelope=older.envelope)), 2)
+    beyond = _LARGE.signed(1, 700, None)["dsse_envelope"]
+    yield Case("a snapshot of more than the log", changed(_snapshot_of(beyond), COMPLETE), 2)
+    other = OTHER.signed(1, 5, None)["dsse_envelope"]
+    yield Case("a snapshot of another history", changed(_snapshot_of(other), COMPLETE), 2)
+    of_tenant = _example_of("_system").signed(1, 5, None)["dsse_envelope"]
+    yield Case("a snapshot of another tenant", changed(_snapshot_of(of_tenant), COMPLETE), 2)
+    bare = LEDGER.signed(1, 5, None, job_index=UNSET)["dsse_envelope"]
+    yield Case("a snapshot without an index", changed(_snapshot_of(bare), COMPLETE), 2)
+    yield Case("the run of another job", receipt_of(LEDGER, indexed=indexed(LEDGER, OTHER_JOB)), 2)
+    yield Case("no run", changed(lambda said: said["completeness"]["runs"].clear(), COMPLETE), 2)
+    yield Case("a run twice", changed(lambda said: said["completeness"].update(runs=_runs(said) * 2), COMPLETE), 2)
+    yield Case(
+        "another consistency", changed(lambda said: said["completeness"]["consistency"].append("00" * 32), COMPLETE), 2
+    )
+    yield Case("a member more in it", changed(lambda said: said["completeness"].update(note="x"), COMPLETE), 2)
+    yield Case("null in its place", changed(lambda said: said.update(completeness=None), COMPLETE), 2)
+    yield Case("of version 1", changed(lambda said: said.update(format_version=1), COMPLETE), 2)
+    yield Case("of version 2 without it", changed(lambda said: said.update(format_version=2)), 2)
+    yield Case(
+        "for one entry", changed(lambda said: said.update(covers="entry", entries=said["entries"][:1]), COMPLETE), 2
+    )
+
+
+def _absent() -> Iterator[Case]:
+    yield Case("a job without entries", ABSENT, 0)
+    for number in range(12):
+        job_id = f"absent-{number}"
+        yield Case(
+            f"a job without entries, {job_id}",
+            receipt_of(_IN_RUNS, job_id, rows=[], covers="absent", indexed=indexed(_IN_RUNS, job_id)),
+            0,
+        )
+    # What an operator would do: hide a job by a wrong neighbour.
+    hidden = indexed(LEDGER, ABSENT_JOB)
+    yield Case("a job that is hidden", receipt_of(LEDGER, JOB, rows=[], covers="absent", indexed=hidden), 2)
+    own = indexed(LEDGER, JOB)
+    yield Case("a job that is there", receipt_of(LEDGER, JOB, rows=[], covers="absent", indexed=own), 2)
+    yield Case("without neighbours", changed(lambda said: _runs(said)[0].update(left=None, right=None), ABSENT), 2)
+    for side in ("left", "right"):
+        for name, value in {"key": "00" * 32, "count": 9, "digest": "00" * 32, "hashes": ["00" * 32]}.items():
+            yield Case(f"a {side} neighbour of another {name}", changed(_neighbour(side, {name: value}), ABSENT), 2)
+    yield Case("another place", changed(lambda said: _runs(said)[0].update(at=9), ABSENT), 2)
+    yield Case("entries of another job", changed(lambda said: said.update(entries=opened(GOOD)["entries"]), ABSENT), 2)
+    yield Case("nothing that proves it", changed(_without_completeness, ABSENT), 2)
+    named = receipt_of(LEDGER, "another", rows=[], covers="absent", indexed=indexed(LEDGER, ABSENT_JOB))
+    key = key_of("another")
+    is_between = _between(key, opened(named))
+    yield Case("the proof of another absent job", named, 0 if is_between else 2)
+
+
+def _whole(said: Any) -> dict[str, Any]:
+    found: dict[str, Any] = said["completeness"]
+    return found
+
+
+def _runs(said: Any) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = _whole(said)["runs"]
+    return runs
+
+
+def _neighbour(side: str, change: dict[str, Any]) -> Change:
+    def edit(said: Any) -> None:
+        for run in _runs(said):
+            run[side] = {**(run[side] or _SOMEBODY), **change}
+
+    return edit
+
+
+_SOMEBODY = {"count": 1, "digest": "11" * 32, "hashes": [], "key": "22" * 32}
+
+
+def _between(key: bytes, said: Any) -> bool:
+    """Whether the neighbours in a proof have this key between them as well."""
+    (run,) = _runs(said)
+    left = bytes.fromhex(run["left"]["key"]) if run["left"] else b""
+    right = bytes.fromhex(run["right"]["key"]) if run["right"] else b"\xff" * 33
+    return left < key < right
+
+
+def _snapshot_of(envelope_json: str) -> Change:
+    return lambda said: said["completeness"].update(snapshot=json.loads(envelope_json))
+
+
+def _without_completeness(said: Any) -> None:
+    del said["completeness"]
+    said["format_version"] = 1
 
 
 def _spellings() -> Iterator[Case]:
@@ -370,5 +496,6 @@ def _as_stored(seq: int, **columns: Any) -> bytes:
     return sealed(said)
 
 
+_IN_RUNS = build(8_300)
 _LARGE = build(1000)
 _OLD = build(12, version_1_until=5)

@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger import canonical
 from ledger.bundle.rows import encode_entry
+from ledger.job_index import covering, key_of, keys_of, run_leaves
+from ledger.job_index.proof import Directory, pieces_of, prove
 from ledger.merkle import tiles
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification import ENTRY_COLUMNS
@@ -20,7 +22,7 @@ from signing import envelope
 from signing.anchors import WITNESS, StoredAnchor
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
-from signing.receipt import STATED, Material, draft_of, make
+from signing.receipt import STATED, IndexProof, Material, draft_of, make
 from tests.app.bundles import LOG_ORIGIN, checkpoint_of
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, Ledger
@@ -55,6 +57,18 @@ def receipt_of(ledger: Ledger, job_id: str = JOB, signer: FileSigner = SIGNER, *
     of_material = {name: given.pop(name) for name in Material._fields if name in given}
     material = Material(draft_of(**given), **of_material)
     return make(material, lambda level, index: ledger.tiles.get((level, index), b""), signer)
+
+
+def indexed(ledger: Ledger, job_id: str = JOB, size: int | None = None, signer: FileSigner = SIGNER) -> IndexProof:
+    """The proof of a job by the index of the first ``size`` entries, which a snapshot of all of these signs."""
+    size = len(ledger.entries) if size is None else size
+    envelope_json = ledger.signed(1, size, None, signer)["dsse_envelope"]
+    runs = []
+    for place in covering(size):
+        keys = keys_of([row["job_id"] for row in ledger.entries[place.begin : place.end]])
+        leaves = run_leaves(place, keys, b"".join(ledger.leaf_hashes(place.begin + 1, place.end)))
+        runs.append(prove(key_of(job_id), Directory.of(leaves), pieces_of(leaves)))
+    return IndexProof(size, envelope_json, runs)
 
 
 def rows_of(ledger: Ledger, job_id: str) -> Sequence[tuple[Any, ...]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncIterator
 
 import asyncpg
+import httpx
+import msgspec
 import pytest
 
 from app.read.verification import ChainVerifier
@@ -13,7 +16,12 @@ from app.store import job_index as store
 from app.write.followers import job_indexer
 from app.write.followers.job_indexer import JobIndexer
 from app.write.pending.requests import EventLines
+from ledger.exit_code import ExitCode, exit_code_of_receipt
 from ledger.job_index import covering
+from ledger.job_index.proof import RunProof, verify_job
+from signing.keys import Keyring
+from signing.receipt_judging import judged
+from signing.snapshot import open_snapshot
 from tests.app.chain_builder import edit as edit_behind_triggers
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunNode
@@ -72,6 +80,109 @@ async def test_every_snapshot_has_the_index_of_all_entries_up_to_its_end(shared:
     assert len(ends) == len(await snapshots_of(superuser, tenant))
     verdict = (await shared.services[ChainVerifier].again(tenant)).verdict
     assert (verdict.is_valid, verdict.signed_to.seq) == (True, 159)
+
+
+async def keyring(client: httpx.AsyncClient) -> Keyring:
+    return Keyring.from_json((await client.get("/v1/keys")).json())
+
+
+async def test_the_receipt_of_a_job_proves_that_nothing_was_left_out_up_to_the_newest_snapshot(
+    shared: Shared, tenant: str
+) -> None:
+    await write(shared.service, tenant, 40)
+    await shared.service.notary.sign_now(tenant)
+    job_id = await shared.superuser.fetchval(
+        "SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 5", tenant
+    )
+    async with httpx.AsyncClient(base_url=shared.url) as client:
+        await client.post(f"/v1/jobs/{job_id}/cancel", json={"tenant_id": tenant, "reason": "r", "requestor": "o"})
+        answer = await client.get(f"/v1/jobs/{job_id}/receipt", params={"tenant_id": tenant})
+        found = judged(answer.content, await keyring(client)).to_json()
+    assert found["verdicts"]["completeness"] == "ok"
+    assert (found["receipt"]["complete_to_seq"], found["receipt"]["covers"]) == (40, "job")
+    assert [each["seq"] for each in found["receipt"]["entries"]] == [5, 41]
+    assert found["limits"][0].startswith("what came after seq 40")
+
+
+async def test_a_job_without_entries_has_a_receipt_that_says_so_and_one_with_entries_has_none(
+    shared: Shared, tenant: str
+) -> None:
+    await write(shared.service, tenant, 40)
+    async with httpx.AsyncClient(base_url=shared.url) as client:
+        params = {"tenant_id": tenant, "absent": "true"}
+        await shared.service.notary.sign_now(tenant)
+        answer = await client.get("/v1/jobs/nobody-made-me/receipt", params=params)
+        found = judged(answer.content, await keyring(client)).to_json()
+        assert (found["receipt"]["covers"], found["receipt"]["complete_to_seq"]) == ("absent", 40)
+        assert (found["verdicts"]["completeness"], exit_code_of_receipt(found)) == ("ok", ExitCode.FINE)
+        job_id = await shared.superuser.fetchval(
+            "SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 5", tenant
+        )
+        refused = await client.get(f"/v1/jobs/{job_id}/receipt", params=params)
+        assert (refused.status_code, refused.json()["path"]) == (422, "job_id")
+        nobody = await client.get("/v1/jobs/j/receipt", params={"tenant_id": "nobody", "absent": "true"})
+        assert nobody.status_code == 404
+
+
+async def test_all_entries_of_a_job_or_none_are_proved_by_the_index_of_any_snapshot_that_has_one(
+    shared: Shared, tenant: str
+) -> None:
+    await write(shared.service, tenant, 40)
+    await shared.service.notary.sign_now(tenant)
+    job_id = await shared.superuser.fetchval(
+        "SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 5", tenant
+    )
+    async with httpx.AsyncClient(base_url=shared.url) as client:
+        keys = await keyring(client)
+        snapshots = (await client.get("/v1/snapshots", params={"tenant_id": tenant})).json()["items"]
+        for snapshot in (None, *(each["id"] for each in snapshots)):
+            for asked in (job_id, "nobody-made-me"):
+                params = {"tenant_id": tenant, "job_id": asked} | (
+                    {} if snapshot is None else {"snapshot_id": snapshot}
+                )
+                answer = (await client.get("/v1/chain/proof/job", params=params)).json()
+                opened = open_snapshot(json.dumps(answer["dsse_envelope"]), keys)
+                assert (opened.verdict, opened.claim.to_seq) == ("ok", answer["tree_size"])
+                assert isinstance(opened.claim.job_index, list)
+                roots = [bytes.fromhex(root) for root in opened.claim.job_index]
+                entries = [(each["leaf_index"], bytes.fromhex(each["leaf_hash"])) for each in answer["entries"]]
+                assert [index for index, _ in entries] == ([4] if asked == job_id and answer["tree_size"] > 4 else [])
+                runs = msgspec.convert(answer["runs"], list[RunProof])
+                verify_job(asked, answer["tree_size"], roots, entries, runs)
+        unknown = await client.get(
+            "/v1/chain/proof/job", params={"tenant_id": tenant, "job_id": "j", "snapshot_id": 2**40}
+        )
+        assert unknown.status_code == 404
+
+
+async def test_a_stored_run_that_was_changed_proves_nothing_until_it_was_made_again(
+    shared: Shared, tenant: str
+) -> None:
+    superuser = shared.superuser
+    await write(shared.service, tenant, 40)
+    await shared.service.notary.sign_now(tenant)
+    job_id = await superuser.fetchval(
+        "SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 5", tenant
+    )
+    async with httpx.AsyncClient(base_url=shared.url) as client:
+
+        async def status() -> list[int]:
+            params = {"tenant_id": tenant}
+            proof = await client.get("/v1/chain/proof/job", params=params | {"job_id": job_id})
+            return [proof.status_code, (await client.get(f"/v1/jobs/{job_id}/receipt", params=params)).status_code]
+
+        assert await status() == [200, 200]
+        await superuser.execute(
+            "UPDATE scheduler.job_index_piece SET leaves = overlay(leaves placing '\\x00'::bytea from 1)"
+            " WHERE tenant_id = $1",
+            tenant,
+        )
+        assert await status() == [409, 409]
+
+        async def is_made_again() -> bool:
+            return await status() == [200, 200]
+
+        await until(is_made_again, "the index is made again from the entries")
 
 
 async def test_runs_that_were_merged_are_not_stored_any_more(shared: Shared, tenant: str) -> None:

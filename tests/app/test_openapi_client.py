@@ -79,6 +79,7 @@ CALLS: dict[str, Call] = {
     "list_snapshots": lambda _: ({"tenant_id": "acme"}, None),
     "read_snapshot": lambda seen: ({"snapshot_id": seen["sign_snapshot"].id}, None),
     "prove_inclusion": lambda _: ({"tenant_id": "settled", "seq": 1}, None),
+    "prove_job_by_index": lambda _: ({"tenant_id": "acme", "job_id": "nobody-made-me"}, None),
     "prove_consistency": lambda _: ({"tenant_id": "settled", "first": 1}, None),
     "export_bundle": lambda _: (None, {"tenant_id": "settled"}),
     "import_bundles": lambda _: ({"dry_run": True}, [("file", ("one.tar", io.BytesIO(bundle_of(build(5)))))]),

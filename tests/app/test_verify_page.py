@@ -202,7 +202,9 @@ COMPARED: Final = (
     *("tenant_id", "valid", "entries_checked", "from_seq", "to_seq", "head", "verdicts", "breaks", "compared_with"),
     *("not_compared", "signed_to_seq", "unsigned_entries", "verified_from_seq", "pruned", "policy"),
 )
-OF_THE_FILE: Final = frozenset(("bundle", "bundle-signature", "receipt", "receipt-signature", "checkpoint-signature"))
+OF_THE_FILE: Final = frozenset(
+    ("bundle", "bundle-signature", "receipt", "receipt-signature", "checkpoint-signature", "completeness")
+)
 """Kinds of break whose words may be others: some are those of a library."""
 
 

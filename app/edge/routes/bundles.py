@@ -168,13 +168,16 @@ async def prove_job(
     job_id: Annotated[str, Path(pattern=JOB_ID_PATTERN, description="The job.")],
     tenant_id: TenantQuery,
     extends: Extends = None,
+    absent: Annotated[bool, Query(description="Prove that the job has no entries, up to the newest snapshot.")] = False,
 ) -> Response:
-    """A file that proves what was recorded of a job, alone and offline. Entries that no checkpoint covers yet are
-    waited for; the writes of a session, too."""
+    """A file that proves what was recorded of a job, alone and offline: also that there is nothing else, up to the
+    newest snapshot with an index of jobs. Entries that no checkpoint covers yet are waited for; the writes of a
+    session, too."""
     if tokens := shown_session(accepted, sessions, consistency):
         await consistency.wait_for_session(tokens)
     with notary.mending(tenant_id):
-        made = await receipts.of_job(tenant_id, job_id, extends)
+        of_job = receipts.of_no_entry if absent else receipts.of_job
+        made = await of_job(tenant_id, job_id, extends)
     await accepted.record_read(tenant_id, job_id=job_id, entries=made.entries)
     return _receipt_answer(made, job_id)
 

@@ -16,6 +16,7 @@ from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer, while_connected
 from app.edge.forms.body import json_body
 from app.edge.forms.fields import (
+    JOB_ID_PATTERN,
     TREE_SIZE_MAX,
     CursorQuery,
     CursorText,
@@ -36,6 +37,7 @@ from app.runtime.answers.chain import (
     ConsistencyProofAnswer,
     EntryList,
     InclusionAnswer,
+    JobProofAnswer,
     SnapshotAnswer,
     SnapshotList,
     TenantList,
@@ -277,6 +279,22 @@ async def prove_consistency(
     """Prove that the tree of ``second`` leaves, or of the newest checkpoint, begins with that of ``first``."""
     with notary.mending(tenant_id):
         return json_answer(await proofs.consistency(pool, tenant_id, first, second))
+
+
+@router.get("/v1/chain/proof/job", responses=answered(JobProofAnswer))
+async def prove_job_by_index(
+    notary: Service[Notary],
+    pool: Service[NodePool],
+    retention: Service[RetentionReader],
+    tenant_id: TenantQuery,
+    job_id: Annotated[str, Query(pattern=JOB_ID_PATTERN, description="The job.")],
+    snapshot_id: Annotated[
+        WholeNumber | None, Query(ge=1, le=TREE_SIZE_MAX, description="Whose index proves it; the newest with one.")
+    ] = None,
+) -> Response:
+    """Prove that these are all entries of a job, or that it has none, up to the end of a snapshot."""
+    with notary.mending(tenant_id):
+        return json_answer(await proofs.job(pool, retention, tenant_id, job_id, snapshot_id))
 
 
 @router.get("/v1/tenants", responses=answered(TenantList))

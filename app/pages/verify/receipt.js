@@ -8,6 +8,7 @@
 //     5. the proof that it covers each entry
 //     6. Statements of external witnesses about the log
 //     7. the checkpoint that the reader kept
+//     8. that there are no other entries, by the index of jobs
 //
 // Where 1 or 2 is broken nothing else is looked at. Keys inside the file are never used.
 
@@ -30,11 +31,13 @@ import { CallerChecker } from "./callers.js";
 import { Findings } from "./findings.js";
 import { NODE_ID, TENANT_ID } from "./hlc.js";
 import { canonical, hasMembers, isInteger, isObject, isText, parseJson } from "./json.js";
+import { verifyJob } from "./job_index.js";
 import { LOG_ORIGIN, STATEMENT_TYPE } from "./manifest.js";
 import { ProofError, leafHash, verifyConsistency, verifyInclusion } from "./merkle.js";
 import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
 import { withQuorum } from "./policy.js";
 import { sha256 } from "./sha256.js";
+import { openSnapshot } from "./snapshots.js";
 import { KEPT, breakOf, graver, rollbackAt, withBreak, withCheckpoint } from "./verdicts.js";
 
 const PREDICATE_TYPE = "https://tallystick.dev/receipt/v1";
@@ -50,10 +53,8 @@ const ASPECTS = ["receipt", "links", "payloads", "tree", "signatures", "checkpoi
 const STATED = ["covers", "format_version", "job_id", "log_origin", "node_id", "tenant_id"];
 
 /** What no receipt shows, in words. */
-const LIMITS = [
-  "what came after the checkpoint, and that there are no other entries: a receipt shows those in it",
-  "what the entries say: the ledger records who said what, and when by its clocks",
-];
+const SAYS = "what the entries say: the ledger records who said what, and when by its clocks";
+const LIMITS = ["what came after the checkpoint, and that there are no other entries: a receipt shows those in it", SAYS];
 const NO_PROOF = "the receipt says nothing of the log at that size; tally prove --checkpoint makes one that does";
 
 /** The file is no receipt, or is at odds with itself. */
@@ -69,16 +70,53 @@ const isTextOrNull = (value) => value === null || isText(value);
 const FIELDS = {
   anchors: (value) => isList(value, ANCHORS_MAX, isAnchor),
   checkpoint: (value) => isText(value, CHECKPOINT_CHARACTERS_MAX),
-  covers: (value) => value === "job" || value === "entry",
-  entries: (value) => isList(value, ENTRIES_MAX, isEntry) && value.length > 0,
+  covers: (value) => ["job", "entry", "absent"].includes(value),
+  entries: (value) => isList(value, ENTRIES_MAX, isEntry),
   extends: (value) => value === null || isExtended(value),
-  format_version: (value) => value === 1,
+  format_version: (value) => value === 1 || value === 2,
   job_id: (value) => isText(value, JOB_ID_CHARACTERS_MAX) && value !== "",
   keys: isKeys,
   log_origin: (value) => isText(value) && LOG_ORIGIN.test(value),
   node_id: (value) => isText(value) && NODE_ID.test(value),
   tenant_id: (value) => isText(value) && TENANT_ID.test(value),
 };
+
+const RUNS_MAX = 10_000;
+const SIGNATURES_MAX = 16;
+
+function isCompleteness(value) {
+  return (
+    hasMembers(value, ["consistency", "runs", "snapshot"]) &&
+    isHashes(value.consistency, CONSISTENCY_HASHES_MAX) &&
+    isList(value.runs, RUNS_MAX, isRun) &&
+    hasMembers(value.snapshot, ["payload", "payloadType", "signatures"]) &&
+    isText(value.snapshot.payload) &&
+    isText(value.snapshot.payloadType) &&
+    isList(value.snapshot.signatures, SIGNATURES_MAX, isSnapshotSignature) &&
+    value.snapshot.signatures.length > 0
+  );
+}
+
+const isSnapshotSignature = (value) => hasMembers(value, ["keyid", "sig"]) && isText(value.keyid) && isText(value.sig);
+
+function isRun(value) {
+  return (
+    hasMembers(value, ["at", "hashes", "jobs", "left", "right"]) &&
+    isInteger(value.at, 0) &&
+    (value.hashes === null || isHashes(value.hashes, INCLUSION_HASHES_MAX)) &&
+    isInteger(value.jobs, 1) &&
+    [value.left, value.right].every((each) => each === null || isNeighbour(each))
+  );
+}
+
+function isNeighbour(value) {
+  return (
+    hasMembers(value, ["count", "digest", "hashes", "key"]) &&
+    isInteger(value.count, 1) &&
+    isHashes([value.digest, value.key], 2) &&
+    isHashes(value.hashes, INCLUSION_HASHES_MAX)
+  );
+}
 
 function isEntry(value) {
   if (!hasMembers(value, ["inclusion", "row"]) || !isHashes(value.inclusion, INCLUSION_HASHES_MAX)) return false;
@@ -136,7 +174,10 @@ function openReceipt(bytes) {
 function refuseOtherForms(file) {
   if (!hasMembers(file, ["receipt", "statement"])) throw new Malformed("it has other members");
   const { receipt, statement } = file;
-  if (!hasMembers(receipt, Object.keys(FIELDS))) throw new Malformed("its receipt has other members");
+  const isWhole = isObject(receipt) && "completeness" in receipt;
+  const members = [...Object.keys(FIELDS), ...(isWhole ? ["completeness"] : [])];
+  if (!hasMembers(receipt, members)) throw new Malformed("its receipt has other members");
+  if (isWhole && !isCompleteness(receipt.completeness)) throw new Malformed("completeness is not of its form");
   for (const [name, isOfItsForm] of Object.entries(FIELDS)) {
     if (!isOfItsForm(receipt[name])) throw new Malformed(`${name} is not of its form`);
   }
@@ -168,13 +209,19 @@ function statementOf(receipt) {
 /** The receipt's checkpoint, once the receipt is not at odds with itself. */
 function checked(receipt) {
   const seqs = seqsOf(receipt);
-  const lastSeq = seqs[seqs.length - 1];
+  const lastSeq = seqs.at(-1) ?? 0;
   if (seqs.some((seq, at) => at > 0 && seqs[at - 1] >= seq)) {
     throw new ReceiptInvalid("the entries do not stand in the order of their seq, each once");
   }
-  if (receipt.covers === "entry" && seqs.length !== 1) {
-    throw new ReceiptInvalid(`a receipt for one entry holds ${seqs.length}`);
-  }
+  const isWhole = "completeness" in receipt;
+  const faults = [
+    [receipt.covers === "entry" && seqs.length !== 1, `a receipt for one entry holds ${seqs.length}`],
+    [(seqs.length > 0) === (receipt.covers === "absent"), `it covers ${receipt.covers} and holds ${seqs.length} entries`],
+    [receipt.format_version !== (isWhole ? 2 : 1), "format_version and completeness disagree"],
+    [isWhole && receipt.covers === "entry", "a receipt for one entry speaks of others"],
+    [!isWhole && receipt.covers === "absent", "a receipt for a job without entries proves nothing"],
+  ];
+  for (const [isWrong, detail] of faults) if (isWrong) throw new ReceiptInvalid(detail);
   let own;
   try {
     own = readCheckpoint(receipt.checkpoint);
@@ -256,17 +303,51 @@ export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses, p
       );
     }
   }
-  verdict = withSignatures(
-    withKept({ ...verdict, anchors: anchors.map(({ said, key, ...told }) => told) }, receipt, own, kept),
-    signed,
-    logSigned,
-  );
+  verdict = withKept({ ...verdict, anchors: anchors.map(({ said, key, ...told }) => told) }, receipt, own, kept);
+  // 8. That there are no other entries.
+  const whole = await judgeCompleteness(receipt, own, keyring);
+  if (whole !== null) {
+    const verdicts = { ...verdict.verdicts, completeness: whole.verdict };
+    verdict = { ...verdict, verdicts, valid: verdict.valid && !["broken", "unknown_key"].includes(whole.verdict) };
+  }
+  verdict = withSignatures(verdict, signed, logSigned, whole);
   verdict = withQuorum(verdict, anchors, policy);
-  const told = { ...about, ...aboutReceipt(receipt, own, signed, logSigned) };
+  const completeTo = whole?.toSeq ?? null;
+  const told = { ...about, ...aboutReceipt(receipt, own, signed, logSigned), complete_to_seq: completeTo };
+  const later = `what came after seq ${completeTo}: of later entries a receipt shows those in it`;
+  const limits = completeTo === null ? LIMITS : [later, SAYS];
   return {
-    verdict: { ...verdict, not_checked: leftOut(verdict, own, keyring, kept), limits: LIMITS, receipt: told },
+    verdict: { ...verdict, not_checked: leftOut(verdict, own, keyring, kept), limits, receipt: told },
     receipt,
   };
+}
+
+/** Whether the receipt proves that there are no other entries, and up to which one; null if it does not say so. */
+async function judgeCompleteness(receipt, own, keyring) {
+  const said = receipt.completeness;
+  if (said === undefined) return null;
+  let opened;
+  try {
+    opened = await openSnapshot(said.snapshot, keyring);
+    const { claim } = opened;
+    const faults = [
+      [claim.tenant_id !== receipt.tenant_id, `the snapshot is of tenant ${claim.tenant_id}`],
+      [claim.job_index === undefined, "the snapshot has no index of jobs"],
+      [claim.to_seq > own.size, `the snapshot covers ${claim.to_seq} entries, the checkpoint ${own.size}`],
+    ];
+    for (const [isWrong, detail] of faults) if (isWrong) throw new ProofError(detail);
+    verifyConsistency(claim.tree_size, own.size, fromHex(claim.tree_root), own.root, said.consistency.map(fromHex));
+    const entries = receipt.entries
+      .filter(({ row }) => row.seq <= claim.to_seq)
+      .map(({ row }) => ({ index: row.seq - 1, leaf: leafHash(fromHex(row.chain_link)) }));
+    verifyJob(receipt.job_id, claim.to_seq, claim.job_index, entries, said.runs);
+  } catch (error) {
+    if (!(error instanceof ProofError || error instanceof Malformed)) throw error;
+    return { verdict: "broken", detail: `that there are no other entries: ${error.message}`, toSeq: null };
+  }
+  const { verdict, detail, claim } = opened;
+  if (verdict === "ok" || verdict === "not_checked") return { verdict, detail, toSeq: claim.to_seq };
+  return { verdict, detail: `the snapshot with the index of jobs: ${detail}`, toSeq: null };
 }
 
 /** A signature of the statement, by a key that is held, does not hold. */
@@ -316,8 +397,8 @@ function verdictOf(receipt, findings, reliedOnV1, signed, logSigned) {
     tenant_id: receipt.tenant_id,
     valid: !Object.values(verdicts).some((each) => each === "broken" || each === "unknown_key"),
     entries_checked: seqs.length,
-    from_seq: seqs[0],
-    to_seq: seqs[seqs.length - 1],
+    from_seq: seqs[0] ?? 0,
+    to_seq: seqs.at(-1) ?? 0,
     verdicts,
     first_break: findings.firstBreak(),
     breaks: findings.breaks(),
@@ -371,8 +452,8 @@ function leads(first, consistency, own) {
 
 // --- the verdict ----------------------------------------------------------------------------------
 
-function withSignatures(verdict, signed, logSigned) {
-  const outcomes = { "checkpoint-signature": logSigned, "receipt-signature": signed };
+function withSignatures(verdict, signed, logSigned, whole) {
+  const outcomes = { "checkpoint-signature": logSigned, "receipt-signature": signed, ...(whole && { completeness: whole }) };
   const breaks = { ...verdict.breaks };
   let first = verdict.first_break;
   for (const [kind, { verdict: outcome, detail }] of Object.entries(outcomes)) {

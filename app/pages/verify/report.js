@@ -18,6 +18,9 @@ import {
   proved,
 } from "./words.js";
 
+/** What a receipt is for, by what it covers. */
+const SUBJECTS = { job: "Job", entry: "Entry of job", absent: "Job without entries" };
+
 /** The whole report on what was judged; ``given`` is what the reader brought, by name. */
 export function report(found, given, ask) {
   const { exitCode, verdict, jobs } = found;
@@ -204,10 +207,10 @@ function fileCard(verdict, given) {
       isRead && fact("Log", code(`${about.log_origin}/${about.tenant_id}`)),
       isRead && fact("Made by", code(about.node_id)),
       isRead && verdict.bundle && bundleRange(about),
-      isRead && verdict.receipt && fact(about.covers === "job" ? "Job" : "Entry of job", code(about.job_id)),
+      isRead && verdict.receipt && fact(SUBJECTS[about.covers], code(about.job_id)),
       isRead &&
         verdict.receipt &&
-        about.entries &&
+        about.entries?.length > 0 &&
         fact("Entries", about.entries.map(({ seq }) => `seq ${seq}`).join(", ")),
     ),
   );

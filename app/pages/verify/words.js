@@ -53,6 +53,7 @@ export const RECEIPT_MEANINGS = {
   links: "each entry is what its link was computed from",
   signatures: "the log's signature of the checkpoint",
   tree: "the checkpoint covers each entry as it is shown",
+  completeness: "the job has no other entries, up to the end of a signed snapshot",
   checkpoint: "the checkpoint that you kept",
 };
 
@@ -60,6 +61,7 @@ export const RECEIPT_MEANINGS = {
 export const BREAKS = {
   bundle: "The file itself is not what a bundle is, or not what its manifest lists.",
   "bundle-signature": "The manifest was not signed by the key that it names, or by none that counts.",
+  completeness: "That the job has no other entries is not what the index of jobs says.",
   receipt: "The file itself is not what a receipt is, or was changed since it was signed.",
   "receipt-signature": "The receipt was not signed by the key that it names, or by none that counts.",
   "checkpoint-signature": "The checkpoint was not signed in the log's name by a key that counts.",
@@ -130,6 +132,10 @@ function provedByReceipt(verdict, ok) {
         `the checkpoint of ${grouped(about.checkpoint.size)} entries that ${named(about.checkpoint_key_ids)} signed.`,
     );
   }
+  if (ok("receipt", "completeness")) {
+    const none = about.covers === "absent" ? "has no entry" : "has no other entries";
+    said.push(`Job ${about.job_id} ${none} among the first ${grouped(about.complete_to_seq)} of the log, says its index.`);
+  }
   if (ok("receipt")) {
     const all =
       about.covers === "job"
@@ -162,6 +168,10 @@ function named(keyIds) {
 
 /** What no file proves, whatever was checked. */
 export function notProved(verdict) {
+  if (verdict.verdicts.completeness === "ok") {
+    const { complete_to_seq: seq } = verdict.receipt;
+    return [`What came after seq ${grouped(seq)}: later entries of the job may not be in it.`, ...COMMON_LIMITS];
+  }
   if ("receipt" in verdict.verdicts) {
     return [
       "That the job has no other entries: what came after the checkpoint is not in it, " +

@@ -40,6 +40,39 @@ InclusionAnswer = shape(
     hashes=list[HexHash],
 )
 
+JobEntryAnswer = shape("JobEntryAnswer", "One entry of a job.", leaf_index=int, leaf_hash=HexHash)
+
+NeighbourAnswer = shape(
+    "NeighbourAnswer",
+    "The leaf of another job, and its path.",
+    count=int,
+    digest=HexHash,
+    hashes=list[HexHash],
+    key=HexHash,
+)
+
+RunProofAnswer = shape(
+    "RunProofAnswer",
+    "The place of a job in one run of the index of jobs.",
+    at=int,
+    hashes=list[HexHash] | None,
+    jobs=int,
+    left=NeighbourAnswer | None,
+    right=NeighbourAnswer | None,
+)
+
+JobProofAnswer = shape(
+    "JobProofAnswer",
+    "All entries of a job among the first ``tree_size``, or none, proved by the index of jobs of a snapshot.",
+    tenant_id=str,
+    job_id=str,
+    tree_size=int,
+    entries=list[JobEntryAnswer],  # type: ignore[valid-type]
+    runs=list[RunProofAnswer],  # type: ignore[valid-type]
+    snapshot_id=int,
+    dsse_envelope=dict[str, Any],
+)
+
 ConsistencyProofAnswer = shape(
     "ConsistencyProofAnswer",
     "Proof (RFC 9162) that the tree of ``second`` leaves begins with the tree of ``first``.",

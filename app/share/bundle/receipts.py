@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.runtime.tasks import Slots
-from app.store import anchors, chain_reads
+from app.store import anchors, chain_reads, job_index
 from app.store.notary import read_tiles
 from app.store.reading import reading
 from app.trust.key_chain import open_stored
@@ -39,10 +39,12 @@ from ledger.errors import (
     SessionNotCaughtUpError,
     SigningUnavailableError,
 )
+from ledger.job_index.proof import verify_job
 from ledger.machines.jobs import refused_job_id
 from ledger.verification.verdict import damaged
 from signing.entry_proof import cose_receipt
-from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, draft_of, make, read
+from signing.receipt import ABSENT, ENTRIES_MAX, ENTRY, JOB, Covers, IndexProof, Material, draft_of, make, read
+from signing.snapshot import open_snapshot
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -64,9 +66,9 @@ class Made(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """The request of a receipt: entries of a job up to ``to_seq``, or the one entry of that seq."""
+    """The request of a receipt: entries of a job up to ``to_seq``, the one entry of that seq, or that it has none."""
 
-    covers: Literal["job", "entry"]
+    covers: Covers
     job_id: str
     to_seq: int
 
@@ -114,6 +116,24 @@ class ReceiptMaker:
         if (broken := self.known_break(tenant_id)) is not None:
             raise KnownDamageError(tenant_id, f"{broken}, so nobody can sign that these are all entries of job {name}")
         return await self._made(tenant_id, _Wanted(JOB, name, last), extends)
+
+    async def of_no_entry(self, tenant_id: str, job_id: str, extends: int | None) -> Made:
+        """The receipt for a job without entries, up to the newest snapshot with an index of jobs.
+
+        Raises:
+            TenantNotFoundError: there is none.
+            InvalidInputError: the job has entries.
+            ArchivedError: an entry of the job has left with a prune.
+            Others as ``of_entry``.
+        """
+        async with reading(self.pool) as connection:
+            await chain_reads.require_tenant(connection, tenant_id)
+            for name in (job_id, refused_job_id(job_id)):
+                if (last := await chain_reads.last_seq_of_job(connection, tenant_id, name)) is not None:
+                    raise InvalidInputError(f"job {job_id} has entries, the last is seq {last}", ("job_id",))
+        if (broken := self.known_break(tenant_id)) is not None:
+            raise KnownDamageError(tenant_id, f"{broken}, so nobody can sign that job {job_id} has no entries")
+        return await self._made(tenant_id, _Wanted(ABSENT, job_id, 1), extends)
 
     async def of_entry(self, tenant_id: str, seq: int, extends: int | None) -> Made:
         """The receipt of one entry.
@@ -186,12 +206,20 @@ class ReceiptMaker:
                 raise SeqOutOfRangeError(
                     f"extends {extends} lies beyond the checkpoint, which covers {signed.size} entries", ("extends",)
                 )
-            if wanted.covers == JOB:
+            if wanted.covers != ENTRY:
                 # In the state of the rows: nobody may sign that a part of a job is all of it.
                 await self.retention.refuse_departed(connection, [(tenant_id, wanted.job_id)])
-            async with self.retention.leaving(connection, tenant_id, wanted.to_seq):
-                rows = await _rows(connection, tenant_id, wanted, signed.size)
-            said = await anchors.covering(connection, tenant_id, (rows[0][SEQ], rows[-1][SEQ]), signed.size)
+            indexed = (
+                None if wanted.covers == ENTRY else await _indexed(connection, tenant_id, wanted, signed.size, keys)
+            )
+            rows: Sequence[Row] = ()
+            if wanted.covers != ABSENT:
+                async with self.retention.leaving(connection, tenant_id, wanted.to_seq):
+                    rows = await _rows(connection, tenant_id, wanted, signed.size)
+            elif indexed is None:
+                raise SigningUnavailableError(f"no snapshot of tenant {tenant_id} has an index of jobs yet")
+            reach = (rows[0][SEQ], rows[-1][SEQ]) if rows else (signed.size, signed.size)
+            said = await anchors.covering(connection, tenant_id, reach, signed.size)
             draft = draft_of(
                 tenant_id=tenant_id,
                 log_origin=self.log_origin,
@@ -201,7 +229,7 @@ class ReceiptMaker:
                 checkpoint=note,
                 keys=keys,
             )
-            material = Material(draft, rows, said, extends)
+            material = Material(draft, rows, said, extends, indexed)
             return material, await read_tiles(connection, tenant_id, material.tiles)
 
     def _sign(self, material: Material, stored: dict[tuple[int, int], bytes]) -> bytes:
@@ -212,6 +240,24 @@ class ReceiptMaker:
             raise ChainDamagedError(tenant_id, f"no receipt is made, {error}", error.found) from error
         except (ProofError, ReceiptInvalidError, InvalidInputError, TypeError, ValueError) as error:
             raise damaged(tenant_id, "tree", 0, f"the stored tree is not the one that was signed: {error}") from error
+
+
+async def _indexed(
+    connection: Connection, tenant_id: str, wanted: _Wanted, size: int, keys: Keyring
+) -> IndexProof | None:
+    """The proof of the job by the newest index of jobs up to the checkpoint; None if there is none that counts."""
+    snapshot = await job_index.indexed_snapshot(connection, tenant_id, size)
+    if snapshot is None or open_snapshot(snapshot.envelope, keys).verdict != "ok":
+        return None
+    try:
+        runs = await job_index.prove_runs(connection, tenant_id, wanted.job_id, snapshot)
+        entries = await job_index.indexed_entries(connection, tenant_id, wanted.job_id, snapshot.size)
+        verify_job(wanted.job_id, snapshot.size, snapshot.roots, entries, runs)
+    except ProofError as error:
+        raise damaged(
+            tenant_id, "tree", 0, f"the stored index of jobs is not the one that was signed: {error}"
+        ) from error
+    return IndexProof(snapshot.size, snapshot.envelope, runs)
 
 
 async def _rows(connection: Connection, tenant_id: str, wanted: _Wanted, size: int) -> Sequence[Row]:

@@ -85,6 +85,8 @@ class JobIndexer:
     keys: KeyInUse
     behind: set[str] = field(default_factory=set, init=False)
     """Tenants whose index has not reached their snapshots."""
+    _made_again: set[str] = field(default_factory=set, init=False)
+    """Those of them whose stored runs are not the ones that were signed."""
     _retry_at_s: dict[str, float] = field(default_factory=dict, init=False)
 
     async def grown(
@@ -146,17 +148,28 @@ class JobIndexer:
                 connection, tenant_id, {run: stored[run] for run in stored if run not in merged}, merged
             )
         tenant.job_index = state
-        (self.behind.add if state.size < signed_seq else self.behind.discard)(tenant_id)
+        if state.size < signed_seq:
+            self.behind.add(tenant_id)
+        else:
+            self.behind.discard(tenant_id)
+            self._made_again.discard(tenant_id)
 
     def due(self) -> set[str]:
         """Tenants whose index is behind and may be followed now."""
         now_s = time.monotonic()
         return {name for name in self.behind if self._retry_at_s.get(name, 0.0) <= now_s}
 
+    def make_again(self, tenant_id: str, tenant: FollowedTenant) -> None:
+        """The stored runs may be damaged: make the index from the entries, unless that is under way."""
+        if tenant_id not in self._made_again:
+            tenant.job_index = IndexedTenant()
+            self.behind.add(tenant_id)
+            self._made_again.add(tenant_id)
+
     def _begin_again(self, tenant_id: str, tenant: FollowedTenant, why: str) -> None:
         log.warning("job_index_delayed", tenant_id=tenant_id, error=why)
-        tenant.job_index = IndexedTenant()
-        self.behind.add(tenant_id)
+        self._made_again.discard(tenant_id)
+        self.make_again(tenant_id, tenant)
         self._retry_at_s[tenant_id] = time.monotonic() + RETRY_PAUSE_S
 
     # --- the state --------------------------------------------------------------------------------
@@ -166,7 +179,9 @@ class JobIndexer:
         signed_seq = tenant.signed_seq or 0
         if tenant.job_index is None or tenant.job_index.size > signed_seq or tenant_id in self.behind:
             last = await notary_store.last_snapshot(connection, tenant_id)
-            signed = None if last is None else await self._signed(connection, tenant_id, last.row)
+            signed = None
+            if last is not None and tenant_id not in self._made_again:
+                signed = await self._signed(connection, tenant_id, last.row)
             if signed is not None and signed.size == signed_seq:
                 tenant.job_index = signed
                 self.behind.discard(tenant_id)
@@ -251,7 +266,7 @@ async def _close(connection: Connection, tenant_id: str, found: GrownIndex, unst
         first = state.size - above
         group = []
         for run in [(level, each) for each in range(first, begin, run_entries(level))]:
-            stored = found.stored.get(run) or unstored.get(run) or await store.run_leaves(connection, tenant_id, run)
+            stored = found.stored.get(run) or unstored.get(run) or await store.stored_leaves(connection, tenant_id, run)
             if root_of(stored) != state.roots.pop(run):
                 raise StoredRunError(f"the stored run of level {level} from entry {run[1] + 1} on was changed")
             group.append(stored)

@@ -421,6 +421,7 @@ class Notary:
             self.breaks.mended(name, kinds=("tree",))
             tenant = self._tenants[name]
             tenant.tree, tenant.is_tree_damaged, tenant.is_kept = None, False, False
+            self._indexer.make_again(name, tenant)
             self._due.add(name)
             if self.keys.not_admitted is None:
                 # Immediately: while the earlier checkpoint is stored, each reader of it triggers another rebuild.
