@@ -135,6 +135,29 @@ def test_engines_without_a_catalog_count_the_same_entries_in_partitions_that_are
     assert read_by_duckdb(made, "month = '2024-01' AND tenant_id = 'beta'")[0] == 10
 
 
+def test_a_file_beside_those_that_manifests_signed_is_read_by_no_engine_that_goes_by_the_table(
+    archive: Path, spark: SparkSession
+) -> None:
+    table_anew(archive, ["acme", "beta"])
+    (file,) = (archive / "entries" / "tenant_id=beta").rglob("*.parquet")
+    shutil.copy(file, file.with_name(f"{11:020d}-{20:020d}.parquet"))
+
+    scanned = StaticTable.from_metadata(str(archive)).scan()
+
+    files = [task.file.file_path for task in scanned.plan_files()]
+    entries = f"{archive}/entries"
+    assert spark.read.parquet(entries).count() == 70
+    assert spark.read.option("basePath", entries).parquet(*files).count() == 60
+    assert (read_by_duckdb(archive)[0], scanned.to_arrow().num_rows) == (60, 60)
+    signed = [*signed_files(archive, "acme"), *signed_files(archive, "beta")]
+    assert sorted(each.removeprefix(f"{archive}/") for each in files) == sorted(signed)
+
+
+def signed_files(folder: Path, tenant_id: str) -> list[str]:
+    sealed = TenantArchive.read(ArchiveStore(str(folder)), tenant_id, RING).sealed
+    return [file.name for each in sealed for file in each.manifest.entry_files]
+
+
 def test_an_archive_that_was_copied_is_verified_where_it_is(archive: Path) -> None:
     assert verified(archive)["verdict"] == "ok"
 
