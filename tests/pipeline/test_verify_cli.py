@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +16,7 @@ import pytest
 from ledger.exit_code import ExitCode
 from signing import private_keys
 from tests.app.bundles import bundle_of
+from tests.app.chains import until
 from tests.app.roles import run_roles_sql
 from tests.app.witness import Witness
 from tests.conftest import Database, connected_to
@@ -78,6 +81,37 @@ def test_an_auditor_who_can_only_read_verifies_a_database(
     assert archived.returncode == ExitCode.FINE, archived.stderr
     (told,) = json.loads(archived.stdout)["tenants"]
     assert told["to_seq"] == 20
+
+
+def test_a_database_that_ends_while_it_is_read_is_told_in_one_line(run_command: RunCommand, database: Database) -> None:
+    ledger = ledger_of("acme", days(20))
+    ledger.store_jobs()
+    asyncio.run(store(database, ledger))
+    reading = "SELECT pid FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+    ending = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+
+    is_locked = threading.Event()
+
+    async def end() -> None:
+        async with connected_to(database.superuser_url) as superuser, superuser.transaction():
+            await superuser.execute("LOCK TABLE scheduler.jobs")
+            is_locked.set()
+
+            async def is_read() -> bool:
+                return await superuser.fetchval(reading) is not None
+
+            await until(is_read, "the table of jobs is read")
+            await superuser.execute(f"{ending} AND pid <> pg_backend_pid()")
+
+    with ThreadPoolExecutor(1) as other:
+        ended = other.submit(asyncio.run, end())
+        assert is_locked.wait(60)
+        found = run_command("verify", "--dsn", database.service_url)
+        ended.result()
+    assert (found.returncode, found.stdout) == (ExitCode.COULD_NOT_RUN, "")
+    (told,) = found.stderr.splitlines()
+    assert told.startswith("error: the database postgresql://tallystick@")
+    assert "does not answer: " in told
 
 
 @pytest.mark.parametrize(
