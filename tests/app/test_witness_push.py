@@ -334,11 +334,12 @@ async def keep_to_rate(client: httpx.AsyncClient, three: list[WitnessServer], te
     def all_cosigned() -> bool:
         return len({origin for origin, _ in three[0].served}) >= tenants
 
-    await until(all_cosigned, "all are cosigned", timeout_s=60 + 4 * tenants / rate)
+    await until(all_cosigned, "all are cosigned", timeout_s=60 + 6 * tenants / rate)
     refused, served = three[0].answered.count(429), three[0].answered.count(200)
     assert refused, "the rate was met"
     # Each pause ends in at most as many refusals as pushes may be under way.
     assert refused <= (served / rate + 2) * pushing.PUSHES_AT_ONCE_MAX
+    assert three[0].hasty == 0, "nothing is pushed before Retry-After"
     await until(lambda: _is_whole(client), "a witness that sets a rate does not fail")
 
 
@@ -362,6 +363,23 @@ async def test_what_was_not_cosigned_before_a_restart_is_pushed_after_it(
         await quorum(client, three, seq, 3)
     # What was cosigned before is not pushed again, and each is met where it is.
     assert all(each.answered.count(200) <= 4 and 409 not in each.answered for each in three)
+
+
+async def test_a_checkpoint_that_another_node_signed_and_left_is_pushed_by_a_sweep(
+    run_server: RunServer,
+    make_settings: MakeSettings,
+    three: list[WitnessServer],
+    keys: Keys,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pushing, "SWEEP_INTERVAL_S", 0.2)
+    policy = str(policy_of(three, tmp_path / "policy", 2))
+    # The witnesses know the log by the key of the node that signs it, which is the first.
+    async with run_server(make_settings()) as alone:
+        async with run_server(make_settings("other", log={"policy": policy})):
+            await write(alone, "late")
+            await until(lambda: any(origin.endswith("/late") for origin, _ in three[0].served), "it is pushed")
 
 
 async def test_a_policy_that_names_logs_pushes_those_alone(

@@ -17,6 +17,9 @@ from signing.checkpoint import open_checkpoint
 from tests.app.witness import Witness
 
 PROOF_LINES_MAX = 63
+RETRY_AFTER_S = 2
+UNDER_WAY_S = 1.0
+"""Requests that come later after a 429 were not under way when it was answered."""
 
 
 class Answer(NamedTuple):
@@ -47,6 +50,9 @@ class WitnessServer(Witness):
         """The status of each answer."""
         self.served: list[tuple[str, int]] = []
         """Origin and size of each tree that it cosigned."""
+        self.hasty = 0
+        """Requests that came though ``Retry-After`` had not passed."""
+        self._limited_s = float("-inf")
         self._lock = threading.Lock()
         self._window = (0, 0)
 
@@ -61,9 +67,14 @@ class WitnessServer(Witness):
     def _limited(self) -> Answer | None:
         if self.rate is None:
             return None
-        second, count = int(time.monotonic()), self._window[1] + 1
+        now_s = time.monotonic()
+        self.hasty += UNDER_WAY_S < now_s - self._limited_s < RETRY_AFTER_S
+        second, count = int(now_s), self._window[1] + 1
         self._window = (second, count if second == self._window[0] else 1)
-        return Answer(429, b"slower\n", (("Retry-After", "1"),)) if self._window[1] > self.rate else None
+        if self._window[1] <= self.rate:
+            return None
+        self._limited_s = now_s
+        return Answer(429, b"slower\n", (("Retry-After", str(RETRY_AFTER_S)),))
 
     def _added(self, body: bytes) -> Answer:
         # 1. the request
