@@ -376,10 +376,9 @@ async def test_a_checkpoint_that_another_node_signed_and_left_is_pushed_by_a_swe
     monkeypatch.setattr(pushing, "SWEEP_INTERVAL_S", 0.2)
     policy = str(policy_of(three, tmp_path / "policy", 2))
     # The witnesses know the log by the key of the node that signs it, which is the first.
-    async with run_server(make_settings()) as alone:
-        async with run_server(make_settings("other", log={"policy": policy})):
-            await write(alone, "late")
-            await until(lambda: any(origin.endswith("/late") for origin, _ in three[0].served), "it is pushed")
+    async with run_server(make_settings()) as alone, run_server(make_settings("other", log={"policy": policy})):
+        await write(alone, "late")
+        await until(lambda: any(origin.endswith("/late") for origin, _ in three[0].served), "it is pushed")
 
 
 async def test_a_policy_that_names_logs_pushes_those_alone(
