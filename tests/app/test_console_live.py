@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Route, expect
 
 from app.dev.embedded import EmbeddedPostgres
+from pipeline.archive import plan_path
 from tests.app.console_page import Console, barriers, book, consoling, job
 from tests.app.witness import Witness
 from tests.waiting import until
@@ -365,6 +367,7 @@ def test_retention_says_what_stays_what_stops_the_rest_what_would_leave_and_what
     expect(page.locator("main")).to_contain_text("Has" + "entries up to 4 of 4 signed" + "Lag" + "✓ none")
     expect(page.locator("main")).to_contain_text("What has leftNothing.")
 
+    console.api.post("/v1/snapshots", json={"tenant_id": "held"}).raise_for_status()
     done = console.api.post("/v1/prunes", json={"tenant_id": "held"}).raise_for_status().json()
     page = console.load("retention/held")
     expect(panels["What stays"]).to_contain_text("3 to 7 are here" + "Left" + "1 to 2")
@@ -373,3 +376,38 @@ def test_retention_says_what_stays_what_stops_the_rest_what_would_leave_and_what
     for said in ("1 to 2", "root", str(done["archive"]), str(done["seq"])):
         expect(row).to_contain_text(said)
     assert barriers(page) == []
+
+    # The next prune takes the entry before the first one's: that is listed for as long as it is here.
+    ask = console.api
+    ask.delete(f"/v1/holds/{hold}", params={"tenant_id": "held", "reason": "closed"}).raise_for_status()
+    retention, second = partial(ask.get, "/v1/retention"), partial(ask.get, "/v1/jobs/job-1")
+    of_held = {"tenant_id": "held"}
+    until(lambda: retention(params=of_held).json()["prunable_to_seq"] >= 6, "the second job may leave")
+    ask.post("/v1/prunes", json={**of_held, "to_seq": 6}).raise_for_status()
+    until(lambda: second(params=of_held).status_code == 410, "the rows have left")
+    page = console.load("retention/held")
+    rows = page.get_by_role("table", name="What has left").get_by_role("row")
+    for number, said in ((1, "3 to 6"), (2, "1 to 2")):
+        expect(rows.nth(number)).to_contain_text(said)
+
+
+def test_retention_says_how_far_the_archive_is_behind_and_why(console: Console) -> None:
+    place = Path(console.api.get("/v1/archive").raise_for_status().json()["url"])
+    plan = place / plan_path("lagging", 1)
+    plan.parent.mkdir(parents=True)
+    plan.write_text("no plan")
+    try:
+        console.api.post("/v1/jobs", json=job("lagging", "job-to-archive")).raise_for_status()
+        console.api.post("/v1/snapshots", json={"tenant_id": "lagging"}).raise_for_status()
+        archive = partial(console.api.get, "/v1/archive")
+        until(lambda: "lagging" in str(archive().json()["tenants"]), "the archive has met it")
+        main = console.go("retention/lagging").locator("main")
+        expect(main).to_contain_text(
+            "Place" + str(place) + "Has" + "entries up to 0 of 1 signed" + "Lag" + "1 entry, for"
+        )
+        expect(main).to_contain_text("a plan is malformed")
+    finally:
+        plan.unlink()
+    until(lambda: archived_to(console, "lagging") == 1, "it is archived")
+    main = console.load("retention/lagging").locator("main")
+    expect(main).to_contain_text("Has" + "entries up to 1 of 1 signed" + "Lag" + "✓ none")
