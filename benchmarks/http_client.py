@@ -164,6 +164,12 @@ def post(path: str, body: bytes, kind: str = "json", token: str | None = None, k
     return _with_body("POST", path, body, kind, token, key)
 
 
+def with_header(request: bytes, name: str, value: str) -> bytes:
+    """A request with one more header."""
+    head, separator, body = request.partition(b"\r\n\r\n")
+    return b"%b\r\n%b: %b%b%b" % (head, name.encode(), value.encode(), separator, body)
+
+
 def put(path: str, body: bytes) -> bytes:
     """A PUT request with ``body``, which is JSON."""
     return _with_body("PUT", path, body, "json", None, None)

@@ -90,18 +90,23 @@ async def _send_all(target: Target) -> tuple[float, dict[str, int]]:
 
 async def seconds_until_chained(target: Target, bodies: Sequence[Sequence[bytes]]) -> float:
     """How long the service takes for bodies of ``POST /v1/events``, a connection a list, until all is chained."""
-    clients = [await Client.connect(target) for _ in bodies]
+    requests = [[post("/v1/events", body, "ndjson") for body in each] for each in bodies]
+    return await seconds_until_answered_and_chained(target, requests)
+
+
+async def seconds_until_answered_and_chained(target: Target, requests: Sequence[Sequence[bytes]]) -> float:
+    """The same, of requests."""
+    clients = [await Client.connect(target) for _ in requests]
     warm_up = json.dumps({"tenant_id": _WARM_UP_TENANT, "type": "JobCreated"}).encode()
     await clients[0].ask(post("/v1/events", warm_up, "ndjson"))
     last_lsn = 0
 
-    async def send(client: Client, requests: list[bytes]) -> None:
+    async def send(client: Client, mine: Sequence[bytes]) -> None:
         nonlocal last_lsn
-        for request in requests:
+        for request in mine:
             answer = json.loads((await client.ask(request)).body)
             last_lsn = max(last_lsn, _lsn_of(answer["session"]))
 
-    requests = [[post("/v1/events", body, "ndjson") for body in each] for each in bodies]
     began_s = time.perf_counter()
     await asyncio.gather(*map(send, clients, requests))
     chained_lsn = await wait_until_chained(clients[0])

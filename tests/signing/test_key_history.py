@@ -571,8 +571,9 @@ def test_what_must_be_signed_counts_from_the_time_of_its_entry(keys: Keys) -> No
     malformed = {**required_facts(3, []), "types": ["JobPaused"]}
     entries.add(REQUIRED, malformed, keys["root"], at)
     judge = KeyedJudge(entries.history().callers)
-    found = [judge.is_required("acme", "JobCompleted", hlc) for hlc in (Hlc(1, 0, "n"), first.hlc, second.hlc)]
-    assert found == [False, True, False]
+    times = Hlc(1, 0, "n"), first.hlc, second.hlc, Hlc(10**9, 0, "n")
+    found = [judge.is_required("acme", "JobCompleted", hlc) for hlc in times]
+    assert found == [False, True, False, False], "a copy of an entry says nothing"
     assert not judge.is_required("beta", "JobCompleted", first.hlc)
     entries.add(REQUIRED, required_facts(4, ["JobFailed"], "9000:0:n"), keys["root"], at)
     judge = KeyedJudge(entries.history().callers)

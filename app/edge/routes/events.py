@@ -108,12 +108,16 @@ async def submit_events(
         charges.charge()
     is_sealed = await sealing.prepare_lines(lines)
     key = sealing.key_of(request_key(accepted, Route.EVENTS, body, durability or ""), is_sealed)
+    once = None
     if (signature := _signature_of(accepted)) is not None:
-        key = await submitter.signatures.check_lines(lines, signature, key, hashlib.sha256(body).digest(), line_turns)
+        once = await submitter.signatures.check_lines(lines, signature, key, hashlib.sha256(body).digest(), line_turns)
     if tokens := shown_session(accepted, sessions, consistency):
         await consistency.wait_for_session(tokens)
     receipt = await submitter.submit_lines(
-        lines, durability=None if durability is None else Durability[durability], key=key
+        lines,
+        durability=None if durability is None else Durability[durability],
+        key=key if key is None or once is None else once,
+        once=once,
     )
     return _answer(sessions, receipt, await homes.others(job_id for _, job_id in lines.jobs))
 

@@ -89,7 +89,35 @@ class Running(Generic[Answered]):
         return self.reached.result()
 
 
-Entered = Awaited[Answered] | Running[Answered]
+class Checked(Generic[Answered]):
+    """A request that is entered once it has been checked."""
+
+    __slots__ = ("_entered", "reached")
+
+    def __init__(self) -> None:
+        self.reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._entered: Awaited[Answered] | None = None
+
+    def settle(self, enter: Callable[[], Awaited[Answered]]) -> None:
+        """Enter the request; what that raises is its answer."""
+        try:
+            self._entered = enter()
+            self._entered.reached.add_done_callback(self._settled)
+        except Exception as error:
+            self.reached.set_exception(error)
+
+    def _settled(self, _: object) -> None:
+        if not self.reached.done():
+            self.reached.set_result(None)
+
+    def answer(self) -> Answered:
+        """The answer, when ``reached`` is done; errors as ``Awaited.answer``, or why it was not entered."""
+        self.reached.result()
+        assert self._entered is not None
+        return self._entered.answer()
+
+
+Entered = Checked[Answered] | Awaited[Answered] | Running[Answered]
 """A request that will be answered once ``reached`` is done."""
 
 

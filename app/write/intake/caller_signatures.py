@@ -14,9 +14,10 @@ import os
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from app.runtime.sharing import LINES_PER_TURN, FairTurns
 from app.runtime.state.node import Node
@@ -29,7 +30,7 @@ from ledger.hlc import Hlc
 from ledger.merkle import leaf_hash
 from ledger.signed_events import MEMBER, CallerSignature
 from signing.callers import refusal_of
-from signing.keys import CallerKey
+from signing.keys import Caller, CallerKey
 
 SIGNED_ROUTE: Final = 7
 """The route in the keys of signed events, whatever their request. The number is stored."""
@@ -37,33 +38,31 @@ MARGIN_MS: Final = 60_000
 """How long before the end of its times an event is refused, as it may get a later HLC than now."""
 THREADS: Final = min(4, os.cpu_count() or 1)
 
-Check = tuple[CallerKey, bytes, bytes, "asyncio.Future[bool]"]
-"""A key, a signature and the bytes that it must be of."""
+OnChecked = Callable[[bool], object]
+"""Called on the loop with whether the key made the signature."""
 
 
 class CheckingThreads:
     """Threads that check signatures for one event loop, started with the first."""
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[Check] = queue.SimpleQueue()
-        self._answered: deque[tuple[asyncio.Future[bool], bool]] = deque()
+        self._waiting: queue.SimpleQueue[tuple[CallerKey, bytes, bytes, OnChecked]] = queue.SimpleQueue()
+        self._answered: deque[tuple[OnChecked, bool]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_woken = False
 
-    def made(self, key: CallerKey, signature: bytes, message: bytes) -> asyncio.Future[bool]:
-        """Whether ``key`` made the signature over ``message``."""
+    def check(self, key: CallerKey, signature: bytes, message: bytes, on_checked: OnChecked) -> None:
+        """Check whether ``key`` made the signature over ``message``."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             for number in range(THREADS):
                 threading.Thread(target=self._run, name=f"signatures-{number}", daemon=True).start()
-        found: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting.put((key, signature, message, found))
-        return found
+        self._waiting.put((key, signature, message, on_checked))
 
     def _run(self) -> None:
         while True:
-            key, signature, message, found = self._waiting.get()
-            self._answered.append((found, key.made(signature, message)))
+            key, signature, message, on_checked = self._waiting.get()
+            self._answered.append((on_checked, key.made(signature, message)))
             if not self._is_woken:
                 self._is_woken = True
                 assert self._loop is not None
@@ -75,9 +74,28 @@ class CheckingThreads:
     def _answer(self) -> None:
         self._is_woken = False
         while self._answered:
-            found, made = self._answered.popleft()
-            if not found.done():
-                found.set_result(made)
+            on_checked, made = self._answered.popleft()
+            on_checked(made)
+
+
+class PreparedCheck(NamedTuple):
+    """A signature that is to be checked, and the key under which the event is then entered."""
+
+    caller: Caller
+    signature: bytes
+    message: bytes
+    key: RequestKey
+
+    def refuse_unless(self, made: bool) -> None:
+        """Return if the caller ``made`` the signature.
+
+        Raises:
+            ProblemError: it did not.
+        """
+        if not made:
+            caller = self.caller
+            what = f"caller {caller.name} did not sign this with key {caller.key.key_id}"
+            raise ProblemError(problems.SIGNATURE_INVALID, f"{MEMBER}: {what}")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -95,7 +113,17 @@ class CallerSignatures:
             ProblemError: its caller did not sign it so, or may not.
             InvalidInputError: it cannot be signed in this form.
         """
-        signature = self._read(draft.fields[MEMBER])
+        prepared = self.prepare(draft, key)
+        await self._made(prepared)
+        return prepared.key
+
+    def prepare(self, draft: Draft, key: RequestKey | None) -> PreparedCheck:
+        """What is to be checked of a signed event, once all else is.
+
+        Raises:
+            ProblemError, InvalidInputError: as ``check``.
+        """
+        signature = self._read(CallerSignature(**draft.fields[MEMBER]))  # type: ignore[arg-type]
         if draft.job_id is None or draft.fence_token is None or draft.subject is not None or draft.seal is not None:
             raise InvalidInputError(
                 "signature: a signed event names its job_id and fence_token, and has no subject and no private fields",
@@ -106,10 +134,10 @@ class CallerSignatures:
         payload = {"type": draft.event.name, "fence_token": draft.fence_token, **draft.fields}
         signed = signed_events.signed_payload(payload)
         message = signed_events.message(draft.tenant_id, draft.job_id, signature.said(), signed)
-        await self._made(signature, {draft.tenant_id}, message)
         # A caller that signs its request again, with other times, repeats it.
         same = signed_events.header(draft.tenant_id, draft.job_id, {"key_id": signature.key_id}) + signed
-        return RequestKey(SIGNED_ROUTE, signature.id, sha256(same).digest())
+        entered = RequestKey(SIGNED_ROUTE, signature.id, sha256(same).digest())
+        return PreparedCheck(self._caller(signature, (draft.tenant_id,)), signature.raw(), message, entered)
 
     async def check_lines(
         self, lines: EventLines, given: Any, key: RequestKey | None, body_digest: bytes, turns: FairTurns
@@ -120,7 +148,7 @@ class CallerSignatures:
         Raises:
             InvalidEventError, ProblemError, InvalidInputError: as ``check``.
         """
-        signature = self._read(given)
+        signature = self._read(signed_events.read(given))
         if key is not None and key.key != signature.id:
             raise InvalidInputError("Idempotency-Key: that of signed events is the id of Tally-Signature", (MEMBER,))
         said = signature.said()
@@ -131,10 +159,11 @@ class CallerSignatures:
             leaves += [leaf_hash(_message(lines, number, said)) for number in here]
         tree = signed_events.tree_of(leaves)
         message = signed_events.root_message(said, len(leaves), tree[-1][0])
-        await self._made(signature, lines.tenants, message)
+        entered = RequestKey(SIGNED_ROUTE, signature.id, sha256(signature.key_id.encode() + body_digest).digest())
+        await self._made(PreparedCheck(self._caller(signature, lines.tenants), signature.raw(), message, entered))
         await turns.next(lines.actor)
         lines.sign(signed_events.members_of_many(said, signature.sig, tree))
-        return RequestKey(SIGNED_ROUTE, signature.id, sha256(signature.key_id.encode() + body_digest).digest())
+        return entered
 
     def refuse_unsigned(self, draft: Draft) -> None:
         """Return if the event need not be signed.
@@ -158,8 +187,7 @@ class CallerSignatures:
             if (name := lines.type_name(number)) in required.get(tenant_id, ()):
                 raise _required(tenant_id, name, f"line {number + 1}: ")
 
-    def _read(self, given: Any) -> CallerSignature:
-        signature = signed_events.read(given)
+    def _read(self, signature: CallerSignature) -> CallerSignature:
         if signature.is_of_many:
             raise InvalidInputError(f"{MEMBER} has a path, which the service makes", (MEMBER,))
         try:
@@ -171,7 +199,7 @@ class CallerSignatures:
     def _now_ms(self) -> int:
         return max(self.node.wall.now_ms(), self.node.clock.last.physical_ms)
 
-    async def _made(self, signature: CallerSignature, tenant_ids: set[str], message: bytes) -> None:
+    def _caller(self, signature: CallerSignature, tenant_ids: Iterable[str]) -> Caller:
         key_id = signature.key_id
         if (caller := self.callers.known.by_key.get(key_id)) is None:
             raise ProblemError(problems.SIGNATURE_INVALID, f"{MEMBER}: key {key_id} is of no caller of this ledger")
@@ -179,10 +207,16 @@ class CallerSignatures:
             # As of the latest HLC that the event may get.
             if refusal := refusal_of(caller, tenant_id, Hlc(self._now_ms() + MARGIN_MS, 0, self.node.node_id)):
                 raise ProblemError(problems.SIGNATURE_INVALID, f"{MEMBER}: {refusal}")
-        if not await self.threads.made(caller.key, signature.raw(), message):
-            raise ProblemError(
-                problems.SIGNATURE_INVALID, f"{MEMBER}: caller {caller.name} did not sign this with key {key_id}"
-            )
+        return caller
+
+    async def _made(self, prepared: PreparedCheck) -> None:
+        checked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.begin(prepared, lambda made: None if checked.done() else checked.set_result(made))
+        prepared.refuse_unless(await checked)
+
+    def begin(self, prepared: PreparedCheck, on_checked: OnChecked) -> None:
+        """Check the signature in a thread; ``on_checked`` is called with the result, for ``refuse_unless``."""
+        self.threads.check(prepared.caller.key, prepared.signature, prepared.message, on_checked)
 
 
 def _message(lines: EventLines, number: int, said: dict[str, Any]) -> bytes:

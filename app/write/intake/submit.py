@@ -30,7 +30,7 @@ from app.runtime.state.node import Node
 from app.store.appended import AppendedEntries
 from app.store.chaining import LOG_COLUMNS
 from app.store.job_table import JobKey
-from app.write.intake.answers import Answers, Awaited, Entered, Running, fence_token_of, raise_refusal, refused
+from app.write.intake.answers import Answers, Awaited, Checked, Entered, Running, fence_token_of, raise_refusal, refused
 from app.write.intake.caller_signatures import CallerSignatures
 from app.write.intake.coalescing import WriteCoalescer
 from app.write.intake.home_regions import HomeRegions
@@ -59,6 +59,7 @@ from app.write.pending.requests import (
 )
 from ledger.chain import record
 from ledger.errors import (
+    IdempotencyReusedError,
     InvalidEventError,
     RecordTooLargeError,
 )
@@ -73,6 +74,7 @@ FIRST_FENCE_TOKEN = 1
 _ENDS = frozenset(event.record_type for event in JOB_EVENTS.values() if event.part is Part.END)
 _LASTING = _ENDS | {CREATED}
 """Types of events that each change the known facts of their job."""
+_REPEATED = (DuplicateLineError, IdempotencyReusedError)
 _TENANT, _JOB = (LOG_COLUMNS.index(name) for name in ("tenant_id", "job_id"))
 
 
@@ -156,6 +158,8 @@ class Submitter:
     async def _submit_once(self, draft: Draft, key: RequestKey, takes_early: bool) -> Receipt:
         """Take a signed event under its own key, without a look at earlier ones: the appender finds them."""
         await self._check(draft, takes_early)
+        if self.answers.is_early(draft.durability, keyed=True):
+            return await self._entered(draft, _line_key(key, 0)).settled()
         entered, fence_token = self._enter_one(draft, _line_key(key, 0))
         try:
             return await self.answers.finish(draft, entered, fence_token, seen=False)
@@ -173,21 +177,41 @@ class Submitter:
             as ``submit``: nothing was taken.
         """
         if MEMBER in draft.fields:
-            return Running(asyncio.ensure_future(self.submit(draft, key=None)))
+            return self._enter_signed(draft)
         self.signatures.refuse_unsigned(draft)
         return self._entered(draft) if self._checks.is_known(draft) else None
 
-    def _entered(self, draft: Draft) -> Awaited[Receipt]:
-        pending, fence_token = self._enter_one(draft, None)
+    def _enter_signed(self, draft: Draft) -> Entered[Receipt]:
+        if not self.answers.is_early(draft.durability, keyed=True) or not self._checks.is_known(draft):
+            return Running(asyncio.ensure_future(self.submit(draft, key=None)))
+        prepared, checked = self.signatures.prepare(draft, None), Checked[Receipt]()
+
+        def enter(made: bool) -> Awaited[Receipt]:
+            prepared.refuse_unless(made)
+            self.node.check_writable()
+            return self._entered(draft, _line_key(prepared.key, 0))
+
+        self.signatures.begin(prepared, lambda made: checked.settle(partial(enter, made)))
+        return checked
+
+    def _entered(self, draft: Draft, once: record.IdempotencyKey | None = None) -> Awaited[Receipt]:
+        """``once`` is the key of an event that is answered before it is chained; the appender finds an earlier one."""
+        pending, fence_token = self._enter_one(draft, once, is_once=once is not None)
         make = partial(self.answers.receipt, draft, pending, pending.hlc.text(), fence_token)
         return Awaited(self.answers, pending, draft.durability, make)
 
     async def submit_lines(
-        self, lines: EventLines, *, durability: Durability | None, key: RequestKey | None
+        self,
+        lines: EventLines,
+        *,
+        durability: Durability | None,
+        key: RequestKey | None,
+        once: RequestKey | None = None,
     ) -> BatchReceipt:
         """Take all events of one request, or none, and wait until the last has reached the level.
 
-        ``durability`` is the level of the whole request; the default is the highest default of its lines.
+        ``durability`` is the level of the whole request; the default is the highest default of its lines. ``once`` is
+        the key of signed lines without an Idempotency-Key: the appender finds what it has chained before.
 
         Raises:
             InvalidEventError: a line's job does not exist or is known to have ended, or it creates a job that is known
@@ -202,12 +226,14 @@ class Submitter:
             self.signatures.refuse_unsigned_lines(lines)
         if key is None:
             await self._checks.check(lines, requested, in_lines=True)
-            entered = await self._enter_lines(lines, None, frozenset(), requested)
-            await self.answers.wait(entered[-1], requested)
-            if not self.answers.is_early(requested):
+            entered = await self._enter_lines(lines, once, frozenset(), requested)
+            await self.answers.wait(entered[-1], requested, keyed=once is not None)
+            if not self.answers.is_early(requested, keyed=once is not None):
                 await self.answers.unlocked(self.quarantine, lines.tenants, entered[-1])
                 await self.answers.spread(lines.tenants, requested, entered[-1])
                 self.quarantine.check_chained(entered)
+            if once is not None and any(isinstance(each.refusal, _REPEATED) for each in entered):
+                return await self._submit_keyed_lines(lines, requested, once)
             raise_refusal(entered)
             return self.answers.of_lines(entered, requested)
         return await self._submit_keyed_lines(lines, requested, key)
@@ -314,7 +340,9 @@ class Submitter:
 
     # --- entering: the one synchronous step -------------------------------------------------------
 
-    def _enter_one(self, draft: Draft, key: record.IdempotencyKey | None) -> tuple[Pending, int]:
+    def _enter_one(
+        self, draft: Draft, key: record.IdempotencyKey | None, *, is_once: bool = False
+    ) -> tuple[Pending, int]:
         fence_token = draft.fence_token
         if fence_token is None:
             fence_token = self._fence_of((draft.tenant_id, draft.job_id))
@@ -333,7 +361,7 @@ class Submitter:
             sealed={} if draft.seal is None else {0: draft},
         )
         (pending,) = self._enter(entering, answered_early)
-        if key is not None or not answered_early:
+        if (key is not None and not is_once) or not answered_early:
             pending.outcome = asyncio.get_running_loop().create_future()
         return pending, fence_token
 

@@ -126,6 +126,8 @@ class LinkedBatch(AppendedEntries):
         if self.outcomes.count(None) == len(batch):
             return
         for pending, outcome in zip(batch, self.outcomes, strict=True):
+            if isinstance(outcome, DuplicateLineError) and pending.tenant_id not in deferred:
+                pending.refusal = outcome
             if isinstance(outcome, EventRefusedError | IdempotencyReusedError) and pending.tenant_id not in deferred:
                 pending.refusal = outcome
                 log.error("event_refused", tenant_id=pending.tenant_id, lsn=pending.lsn, error=str(outcome))
