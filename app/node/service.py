@@ -295,13 +295,12 @@ class Service:
             settings.exchange,
             Asker(started.log_origin, settings.region),
             pool,
-            self.importer.known_keys,
-            self._take_fetched,
-            self._take_offered,
-            self.appender.head_seq,
-            self.notary.sign_soon,
+            keys=self.importer.known_keys,
+            take_fetched=self._take_fetched,
+            take_offered=self._take_offered,
+            head_seq=self.appender.head_seq,
+            sign_soon=self.notary.sign_soon,
         )
-        """The peers of this ledger, each asked by a task."""
         self.notary.on_signed.append(self.regions.news.signed)
         self.submitter = self._make_submitter(settings, lookups)
 

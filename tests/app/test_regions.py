@@ -398,7 +398,16 @@ def of_two(pool: asyncpg.Pool) -> Regions:
     peer = PeerSettings(url="http://127.0.0.1:9", region="eu1")
     settings = ExchangeSettings(peers=[peer], is_global=True)
     own, ring = Asker("use1.example", "use1"), Keyring(())
-    return Regions.of(settings, own, pool, lambda: ring, take_nothing, take_nothing, lambda _: 3, lambda _: None)
+    return Regions.of(
+        settings,
+        own,
+        pool,
+        keys=lambda: ring,
+        take_fetched=take_nothing,
+        take_offered=take_nothing,
+        head_seq=lambda _: 3,
+        sign_soon=lambda _: None,
+    )
 
 
 async def test_a_write_that_a_majority_holds_as_its_time_ends_is_answered(of_two: Regions) -> None:

@@ -65,6 +65,7 @@ class Regions:
         settings: ExchangeSettings,
         own: Asker,
         pool: asyncpg.Pool[asyncpg.Record],
+        *,
         keys: Callable[[], Keyring],
         take_fetched: TakeFetched,
         take_offered: TakeOffered,
