@@ -6,8 +6,9 @@ else.
 
 K is public keys in a PEM file, a saved /v1/keys answer, or a folder of such files; a policy is a file of policy.md, of
 witnesses whose quorum must have cosigned all of FILE. Needs Python 3.11 and the package
-`cryptography`. Numbers in brackets are the steps of bundle.md, "Verifying", which has the exit codes too; in the part
-on receipts, and there alone, those of receipt.md.
+`cryptography`. It does not judge commitments: whether a proposal was rightly accepted or rejected (commitments.md) is
+left to the product and the page, and the output says so. Numbers in brackets are the steps of bundle.md, "Verifying",
+which has the exit codes too; in the part on receipts, and there alone, those of receipt.md.
 """
 
 import base64
@@ -1923,7 +1924,7 @@ def main(path: str, *options: str) -> int:
         found = str(error) or "it is too large"
     except MALFORMED as error:
         code, found = code_of_error, str(error) or "it is too large"
-    print(f"{path}: {found}; exit code {code}")
+    print(f"{path}: {found}; commitments: not judged; exit code {code}")
     return code
 
 

@@ -17,6 +17,7 @@ from ledger.machines.promises import RULES, Commitment
 from signing.judging import BundleVerdict, refuse_unless_trusted, verify_file
 from signing.keys import Keyring
 from tests.app.bundles import bundle_of, exit_code, rows_of, store
+from tests.app.second_verifier import twin_in
 from tests.ledger.committed import RACE, committed, flipped
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 from tests.tally import run_tally
@@ -47,6 +48,15 @@ def test_a_forged_verdict_is_named_and_the_bundle_is_not_imported(tmp_path: Path
     assert found.verdict["verdicts"]["projection"] == "broken"
     with pytest.raises(BundleRefusedError, match="projection"):
         refuse_unless_trusted("a", found)
+
+
+def test_the_second_implementation_says_that_it_judges_no_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verifier = twin_in(tmp_path)
+    for ledger in (LEDGER, flipped(LEDGER, 8)):
+        assert verifier(store(tmp_path, bundle_of(ledger)), RING) == ExitCode.FINE
+        assert "nothing wrong was found; commitments: not judged; exit code 0" in capsys.readouterr().out
 
 
 def test_a_later_range_is_not_judged_and_says_so(tmp_path: Path) -> None:
