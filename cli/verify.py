@@ -7,6 +7,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -156,9 +157,13 @@ def verify(
         external=ExternalWitnesses.load(witness_key or [], tsa_ca, policy),
         memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )
+    judge = partial(verify_by_service, url) if dsn is None else partial(_verify_by_rows, dsn)
     if with_archive:
         request = _with_archive(url, archive, request, is_by_service=dsn is None)
-    verdict = _verify_by_rows(dsn, request) if dsn is not None else verify_by_service(url, request)
+    verdict = judge(request)
+    if request.archived is not None and request.archived.ends_before(verdict):
+        # These entries were archived, and left, after the archive was read.
+        verdict = judge(_with_archive(url, archive, request, is_by_service=dsn is None))
     with remembering(request.memory, [verdict.get("memory")]):
         tell(verdict, *_lines(verdict), as_json=as_json)
         if acknowledge is not None:

@@ -53,6 +53,11 @@ class ArchivedPart:
         newest = [each.manifest for each in self.sealed[-1:]]
         return [TreeHead(each.tree_size, bytes.fromhex(each.tree_root), ARCHIVE, is_own=True) for each in newest]
 
+    def ends_before(self, verdict: Mapping[str, Any]) -> bool:
+        """Whether entries have left the database of this verdict that are not in here."""
+        pruned = verdict.get("pruned")
+        return pruned is not None and (self.sealed[-1].manifest.to_seq if self.sealed else 0) < pruned["to_seq"]
+
     def joined(self, verdict: Mapping[str, Any], log: str | None) -> dict[str, Any]:
         """``verdict``, on a database that was compared with ``heads`` and has the log of this name, joined with that
         on the archive. Both are valid together if nothing is missing between them."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from cli import verify as command
+from cli.verify import Request
 from ledger.errors import ArchiveInvalidError, InvalidInputError, UnknownKeyError
 from ledger.exit_code import exit_code_of_verdict
 from ledger.machines.job_search import JobFilter
@@ -19,6 +21,7 @@ from pipeline.archive import jobs as archived
 from pipeline.archive.jobs import archived_jobs
 from pipeline.archive.joined import ArchivedPart, archived_part
 from signing.keys import Keyring
+from terminal.outcome import CommandExit
 from tests.app.test_retention import (
     Site,
     fill,
@@ -37,6 +40,42 @@ __all__ = ["site"]
 
 TENANT = "joined"
 FLOOR = 30
+
+
+def test_entries_that_are_archived_and_leave_after_the_archive_was_read_are_read_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenant, read_archive, reads = "late", command._with_archive, list[Request]()
+    fill(site, tenant, range(5))
+    until(lambda: archived_to(site, tenant) >= 15, "it is archived")
+
+    def and_prune(*asked: Any, **named: Any) -> Request:
+        reads.append(read_archive(*asked, **named))
+        if len(reads) == 1:
+            fill(site, tenant, range(5, 10))
+            set_policy(site, tenant, period="1s")
+            until_prunable(site, tenant, FLOOR)
+            assert prune(site, tenant)["to_seq"] == FLOOR
+        return reads[-1]
+
+    monkeypatch.setattr(command, "_with_archive", and_prune)
+    (site.folder / "keys.json").write_text(site.client.get("/v1/keys").text)
+    url, place = str(site.client.base_url), str(site.folder / "archive")
+    for dsn in (site.service_url, None):
+        with pytest.raises(CommandExit):
+            command.verify(
+                url,
+                tenant,
+                with_archive=True,
+                archive=place,
+                dsn=dsn,
+                keys=site.folder / "keys.json",
+                no_state=True,
+                as_json=True,
+            )
+        found = json.loads(capsys.readouterr().out)
+        assert (found["valid"], found["verified_from_seq"], found["first_break"]) == (True, 1, None)
+    assert len(reads) == 3
 
 
 def archived_to(site: Site, tenant: str) -> int:
