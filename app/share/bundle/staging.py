@@ -4,6 +4,8 @@
 
     <wal folder>/staging/<random>/NNN.tar        one folder an upload, removed when its import ends
 
+A small bundle that came with the news of a peer is a file in memory.
+
 Invariants::
 
     bytes of one upload <= bytes_max        files of one upload <= FILES_MAX

@@ -4,7 +4,8 @@ imported as bundles. A bundle must be the requested range and lie under the prov
 Ranges are imported one at a time, in the order of the peer's chain. So the order is causal: an entry comes after those
 that its node had seen. After a crash it goes on after the last stored range, and a range imported twice adds nothing.
 Entries that this ledger has from elsewhere, its own among them, are not fetched: it tells the peer of which logs it has
-entries, and up to which seq.
+entries, and up to which seq. What is lacking may come with the news of a checkpoint (``offers``); it then takes the
+place of the answers that would be asked for, once, if it goes on from what is imported and seen.
 
 If a peer went back or shows another tree of the same size for one tenant, imports of all its tenants stop until an
 operator decides. So a round checks every tenant of which there is news before it imports anything, and none begins

@@ -38,8 +38,8 @@ from signing.manifest import CONSISTENCY_HASHES_MAX
 TIMEOUT_S = 30.0
 """Longest time for one step of a request."""
 ANSWER_BYTES_MAX = 1 << 20
-"""A page of news has at most 200 tenants (``exchange.news``), other answers have less. It is parsed in one turn of the
-event loop."""
+"""A page of news has at most 200 tenants (``exchange.news``) and 128 KiB of bundles (``exchange.offers``). Others
+have less. It is parsed in one turn of the event loop."""
 ANSWER_S_MAX = 60.0
 """An answer that takes longer is an error: a peer that sends single bytes slowly must not prolong a round."""
 BUNDLE_S_MAX = 900.0
