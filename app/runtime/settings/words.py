@@ -78,7 +78,8 @@ ENV_OF_PIPELINE = frozenset(
 ENV_NOT_SETTINGS = ENV_OF_PIPELINE | {
     f"TALLY_{name}"
     for name in (
-        *("CONFIG", "CA", "CLUSTER", "EVENT", "LEG", "SPOOL", "STATUS", "TENANT", "TOKEN", "URL", "WAIT"),
+        *("CONFIG", "CA", "CLUSTER", "EVENT", "LEG", "SIGN_KEY", "SPOOL", "STATUS", "TENANT", "TOKEN"),
+        *("URL", "WAIT"),
         *("AUDITOR_PASSWORD", "KEEPER_OPTIONS", "OWNER_PASSWORD", "SERVICE_PASSWORD"),
     )
 }
