@@ -158,7 +158,8 @@ class KeyedJudge(CallerJudge):
 
     def __init__(self, known: KnownCallers | None, fault: str | None = None, *, passes_unknown: bool = False) -> None:
         """Without ``known`` nothing is judged. ``fault`` is why not all changes of callers are known, so that nobody
-        counts for sure. ``passes_unknown``: events of other callers are not checked."""
+        counts for sure. ``passes_unknown``: events of other callers are not checked, nor those that a caller
+        may not sign here."""
         self.known = known
         self._fault = fault
         self._passes_unknown = passes_unknown
@@ -184,11 +185,11 @@ class KeyedJudge(CallerJudge):
         """As ``CallerJudge``."""
         if self.known is None:
             return Judged("not_checked")
+        unknown = "not_checked" if self._passes_unknown else "unknown_key"
         if (caller := self.known.by_key.get(signature.key_id)) is None:
-            why = f"key {signature.key_id} is of no caller that is known"
-            return Judged("not_checked" if self._passes_unknown else "unknown_key", why)
+            return Judged(unknown, f"key {signature.key_id} is of no caller that is known")
         if (refusal := refusal_of(caller, tenant_id, hlc)) is not None:
-            return Judged("unknown_key", refusal)
+            return Judged(unknown, refusal)
         raw = signature.raw()
         if not (self._made_many(caller, raw, message) if signature.is_of_many else caller.key.made(raw, message)):
             return Judged("broken", f"caller {caller.name} did not sign this with key {signature.key_id}")

@@ -27,9 +27,12 @@ from ledger.chain import Linker
 from ledger.merkle import leaf_hash
 from ledger.signed_events import MEMBER
 from tallystick_client import Client, ProblemError
+from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
 from tests.ledger.callers import ED25519, ML_DSA_44, P256, STRANGER, Signing
+from tests.ledger.ledger_in_memory import SIGNER, Ledger
+from tests.ledger.test_caller_check import SIGNED_SEQ, edit, mend, sign, signed_ledger
 from tests.tally import run_tally
 
 DATABASE = "callers"
@@ -75,13 +78,16 @@ class Site(NamedTuple):
 @pytest.fixture(scope="module")
 def site(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("callers")
+    (folder / "trusted.pem").write_text(SIGNER.public_key_pem)
     with (
-        serving(postgres, folder / "data", DATABASE) as url,
+        serving(postgres, folder / "data", DATABASE, bundle={"trusted_keys": str(folder / "trusted.pem")}) as url,
         httpx.Client(base_url=url, timeout=DEADLINE_S, trust_env=False) as client,
     ):
         found = Site(url, client, postgres.superuser_url(DATABASE), folder)
         for signing in (ED25519, P256, ML_DSA_44):
-            found.tally("caller", "new", signing.caller.name, "--key", str(found.keyfile(signing)), "-t", "t-*")
+            found.tally(
+                "caller", "new", signing.caller.name, "--key", str(found.keyfile(signing)), "-t", "t-*", "-t", "acme"
+            )
         yield found
 
 
@@ -134,7 +140,7 @@ REFUSED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "of another tenant": lambda body: body | {"tenant_id": "t-other"},
     "of another fence": lambda body: body | {"fence_token": 2},
     "of another time": lambda body: body | {MEMBER: body[MEMBER] | {"not_after_ms": body[MEMBER]["not_after_ms"] + 1}},
-    "of a tenant that the caller may not sign for": lambda _: signed_job(ED25519, "acme", "j", "of-acme"),
+    "of a tenant that the caller may not sign for": lambda _: signed_job(ED25519, "beta", "j", "of-beta"),
     "expired": lambda body: body | {MEMBER: body[MEMBER] | {"not_after_ms": body[MEMBER]["not_before_ms"]}},
 }
 
@@ -360,3 +366,21 @@ def test_the_examples_of_the_page_run_as_they_are_printed(site: Site, tmp_path: 
     assert all(MEMBER in json.loads(each["payload"]) for each in entries)
     assert verified(site, "nightly")["valid"]
     assert site.client.get("/v1/callers").json()["signatures_required"][-1]["types"] == ["JobCompleted", "JobFailed"]
+
+
+def test_an_import_is_judged_by_the_callers_of_the_importing_ledger(site: Site, tmp_path: Path) -> None:
+    def take(ledger: Ledger) -> None:
+        file = tmp_path / "acme.tar"
+        file.write_bytes(bundle_of(mend(ledger)))
+        with Client(site.url) as importer:
+            importer.import_bundles([file])
+
+    forged = signed_ledger()
+    edit(forged.entry(SIGNED_SEQ), dc_id="moon")
+    with pytest.raises(ProblemError, match="caller-signature"):
+        take(forged)
+    of_another = signed_ledger()
+    sign(of_another, SIGNED_SEQ, STRANGER)
+    take(of_another)
+    verdict = verified(site, "acme")
+    assert (verdict["valid"], verdict["verdicts"]["signatures"]) == (True, "ok"), verdict
