@@ -189,47 +189,64 @@ def prove(key: bytes, directory: Directory, pieces: Mapping[int, bytes]) -> RunP
     Raises:
         ProofError: a piece is missing or too short.
     """
+    run = _Run(directory, pieces)
     first, *_ = directory.wanted(key)
-    keys = _keys(pieces.get(first, b""))
-    at = first * PIECE_LEAVES + bisect_left(keys, key)
-    if at - first * PIECE_LEAVES < len(keys) and keys[at - first * PIECE_LEAVES] == key:
-        return RunProof(at, _hex(_path(at, directory, pieces)), directory.jobs, None, None)
+    piece = pieces.get(first, b"")
+    inside = bisect_left(range(len(piece) // LEAF_BYTES), key, key=lambda leaf: _key_at(piece, leaf))
+    at = first * PIECE_LEAVES + inside
+    if _key_at(piece, inside) == key:
+        return RunProof(at, _hex(run.path(at)), directory.jobs, None, None)
     left = right = None
     if at > 0:
-        left = _neighbour(at - 1, directory, pieces, HASHES_MAX)
+        left = run.neighbour(at - 1)
     if at < directory.jobs:
-        inside = HASHES_MAX if left is None else (_leaves_behind(at, directory.jobs) - 1).bit_length()
-        right = _neighbour(at, directory, pieces, inside)
+        right = run.neighbour(at, HASHES_MAX if left is None else (_leaves_behind(at, directory.jobs) - 1).bit_length())
     return RunProof(at, None, directory.jobs, left, right)
 
 
-def _keys(piece: bytes) -> list[bytes]:
-    return [piece[at : at + HASH_BYTES] for at in range(0, len(piece), LEAF_BYTES)]
+def _key_at(piece: bytes, leaf: int) -> bytes:
+    return piece[leaf * LEAF_BYTES : leaf * LEAF_BYTES + HASH_BYTES]
 
 
-def _neighbour(at: int, directory: Directory, pieces: Mapping[int, bytes], hashes: int) -> Neighbour:
-    piece, place = divmod(at, PIECE_LEAVES)
-    leaf = pieces.get(piece, b"")[place * LEAF_BYTES : (place + 1) * LEAF_BYTES]
-    if len(leaf) < LEAF_BYTES:
-        raise ProofError(f"piece {piece} of a run of the index of jobs has no leaf {place}")
-    count = int.from_bytes(leaf[HASH_BYTES : HASH_BYTES + COUNT_BYTES], "big")
-    path = _path(at, directory, pieces)[:hashes]
-    return Neighbour(count, leaf[HASH_BYTES + COUNT_BYTES :].hex(), _hex(path), leaf[:HASH_BYTES].hex())
+class _Run:
+    """The wanted pieces of a run; the nodes over each are computed once."""
+
+    def __init__(self, directory: Directory, pieces: Mapping[int, bytes]) -> None:
+        self._pieces = pieces
+        self._above = levels_of(directory.roots)
+        self._inside: dict[int, list[list[bytes]]] = {}
+
+    def path(self, at: int) -> list[bytes]:
+        """The path of leaf ``at``."""
+        piece, place = divmod(at, PIECE_LEAVES)
+        if piece not in self._inside:
+            self._inside[piece] = levels_of(leaf_hashes(self._pieces.get(piece, b"")))
+        return path_in(self._inside[piece], place) + path_in(self._above, piece)
+
+    def neighbour(self, at: int, hashes: int = HASHES_MAX) -> Neighbour:
+        """Leaf ``at``, with so many hashes of its path."""
+        piece, place = divmod(at, PIECE_LEAVES)
+        leaf = self._pieces.get(piece, b"")[place * LEAF_BYTES : (place + 1) * LEAF_BYTES]
+        if len(leaf) < LEAF_BYTES:
+            raise ProofError(f"piece {piece} of a run of the index of jobs has no leaf {place}")
+        count = int.from_bytes(leaf[HASH_BYTES : HASH_BYTES + COUNT_BYTES], "big")
+        digest = leaf[HASH_BYTES + COUNT_BYTES :]
+        return Neighbour(count, digest.hex(), _hex(self.path(at)[:hashes]), leaf[:HASH_BYTES].hex())
 
 
-def _path(at: int, directory: Directory, pieces: Mapping[int, bytes]) -> list[bytes]:
-    piece, place = divmod(at, PIECE_LEAVES)
-    return path_of(place, leaf_hashes(pieces.get(piece, b""))) + path_of(piece, directory.roots)
+def levels_of(hashes: Sequence[bytes]) -> list[list[bytes]]:
+    """The nodes of the tree over these leaf hashes, from the leaves up; one without a sibling goes up as it is."""
+    levels = [[*hashes]]
+    while len(levels[-1]) > 1:
+        nodes = levels[-1]
+        levels.append(paired(nodes) + nodes[len(nodes) & ~1 :])
+    return levels
 
 
-def path_of(index: int, hashes: Sequence[bytes]) -> list[bytes]:
-    """PATH(index, D) of RFC 9162 2.1.3.1 over these leaf hashes, from the leaf's sibling up."""
-    path, nodes = [], [*hashes]
-    while len(nodes) > 1:
-        if (sibling := index ^ 1) < len(nodes):
-            path.append(nodes[sibling])
-        nodes, index = paired(nodes) + nodes[len(nodes) & ~1 :], index >> 1
-    return path
+def path_in(levels: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
+    """PATH(index, D) of RFC 9162 2.1.3.1, from the leaf's sibling up."""
+    siblings = (((index >> level) ^ 1, nodes) for level, nodes in enumerate(levels[:-1]))
+    return [nodes[sibling] for sibling, nodes in siblings if sibling < len(nodes)]
 
 
 def _hex(hashes: Sequence[bytes]) -> list[str]:

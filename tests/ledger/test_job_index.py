@@ -213,7 +213,7 @@ def test_a_job_with_entries_cannot_be_shown_to_have_none() -> None:
 
 def neighbour(of: int, directory: Directory, pieces: dict[int, bytes], at: int = 0) -> Neighbour:
     hashes = 64 if not at else (min(at & -at, max(1, directory.jobs - at)) - 1).bit_length()
-    return proof._neighbour(of, directory, pieces, hashes)
+    return proof._Run(directory, pieces).neighbour(of, hashes)
 
 
 def test_a_proof_of_another_run_or_of_an_older_index_is_found() -> None:
