@@ -13,8 +13,8 @@ from ledger.job_index import growth
 BLOCK_ENTRIES: Final = 2
 
 
-def short_blocks(patched: pytest.MonkeyPatch, *users: ModuleType) -> None:
-    """Have blocks of ``BLOCK_ENTRIES`` entries, in these modules too."""
+def short_blocks(patched: pytest.MonkeyPatch, *users: ModuleType, entries: int = BLOCK_ENTRIES) -> None:
+    """Have blocks of so many entries, in these modules too."""
     for module in (job_index, growth, *users):
-        patched.setattr(module, "BLOCK_ENTRIES", BLOCK_ENTRIES)
-    patched.setattr(growth, "_GROUP_ENTRIES", job_index.RUNS_MERGED * BLOCK_ENTRIES)
+        patched.setattr(module, "BLOCK_ENTRIES", entries)
+    patched.setattr(growth, "_GROUP_ENTRIES", job_index.RUNS_MERGED * entries)

@@ -164,20 +164,24 @@ def test_a_run_of_many_pieces_proves_what_one_piece_proves(monkeypatch: pytest.M
         monkeypatch.undo()
 
 
-LOG = Proved(300, 40)
+@pytest.fixture(scope="module")
+def log(_short_blocks: None) -> Proved:
+    return Proved(300, 40)
+
+
 WITH_ENTRIES, WITHOUT = "job-7", "job-99"
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_an_entry_that_is_left_out_is_found(at: int) -> None:
-    entries = LOG.entries(WITH_ENTRIES)
+def test_an_entry_that_is_left_out_is_found(log: Proved, at: int) -> None:
+    entries = log.entries(WITH_ENTRIES)
     with pytest.raises(ProofError):
-        LOG.verify(WITH_ENTRIES, [*entries[:at], *entries[at + 1 :]], LOG.proofs(WITH_ENTRIES))
+        log.verify(WITH_ENTRIES, [*entries[:at], *entries[at + 1 :]], log.proofs(WITH_ENTRIES))
 
 
-def test_an_entry_that_is_added_or_changed_is_found() -> None:
-    entries, proofs = LOG.entries(WITH_ENTRIES), LOG.proofs(WITH_ENTRIES)
-    free = next(at for at, (job, _) in enumerate(LOG.log) if job != WITH_ENTRIES)
+def test_an_entry_that_is_added_or_changed_is_found(log: Proved) -> None:
+    entries, proofs = log.entries(WITH_ENTRIES), log.proofs(WITH_ENTRIES)
+    free = next(at for at, (job, _) in enumerate(log.log) if job != WITH_ENTRIES)
     for wrong in (
         sorted([*entries, (free, bytes(32))]),
         [(entries[0][0], bytes(32)), *entries[1:]],
@@ -185,12 +189,12 @@ def test_an_entry_that_is_added_or_changed_is_found() -> None:
         [*entries, (300, bytes(32))],
     ):
         with pytest.raises(ProofError):
-            LOG.verify(WITH_ENTRIES, wrong, proofs)
+            log.verify(WITH_ENTRIES, wrong, proofs)
 
 
-def test_a_job_with_entries_cannot_be_shown_to_have_none() -> None:
+def test_a_job_with_entries_cannot_be_shown_to_have_none(log: Proved) -> None:
     """Whichever neighbours are named, in any place."""
-    for run, root, place in zip(LOG.runs, LOG.roots, covering(300), strict=True):
+    for run, root, place in zip(log.runs, log.roots, covering(300), strict=True):
         key, directory, pieces = key_of(WITH_ENTRIES), Directory.of(run), pieces_of(run)
         if prove(key, directory, pieces).hashes is None:
             continue
@@ -216,25 +220,25 @@ def neighbour(of: int, directory: Directory, pieces: dict[int, bytes], at: int =
     return proof._Run(directory, pieces).neighbour(of, hashes)
 
 
-def test_a_proof_of_another_run_or_of_an_older_index_is_found() -> None:
+def test_a_proof_of_another_run_or_of_an_older_index_is_found(log: Proved) -> None:
     older = Proved(290, 40)
     for job_id in (WITH_ENTRIES, WITHOUT):
-        entries, proofs = LOG.entries(job_id), LOG.proofs(job_id)
+        entries, proofs = log.entries(job_id), log.proofs(job_id)
         for wrong in (older.proofs(job_id), proofs[:-1], [*proofs[1:], proofs[0]], [*proofs, proofs[0]]):
             with pytest.raises(ProofError):
-                LOG.verify(job_id, entries, wrong)
+                log.verify(job_id, entries, wrong)
         with pytest.raises(ProofError):
             verify_job(job_id, 300, older.roots, entries, proofs)
 
 
 @pytest.mark.parametrize("job_id", [WITH_ENTRIES, WITHOUT])
-def test_no_member_of_a_proof_can_be_changed(job_id: str) -> None:
-    entries, proofs = LOG.entries(job_id), LOG.proofs(job_id)
+def test_no_member_of_a_proof_can_be_changed(log: Proved, job_id: str) -> None:
+    entries, proofs = log.entries(job_id), log.proofs(job_id)
     for number, shown in enumerate(proofs):
         for wrong in changed(msgspec.to_builtins(shown)):
             bent = msgspec.convert(wrong, RunProof)
             with pytest.raises(ProofError):
-                LOG.verify(job_id, entries, [*proofs[:number], bent, *proofs[number + 1 :]])
+                log.verify(job_id, entries, [*proofs[:number], bent, *proofs[number + 1 :]])
 
 
 def changed(shown: dict[str, Any]) -> Iterator[dict[str, Any]]:
