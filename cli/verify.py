@@ -247,12 +247,14 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
             if present is None:
                 raise SignatureError(f"there is no checkpoint of tenant {tenant} to compare with what is given")
             verdict = _compared(log, request, verdict, present, ring, said)
-        # 4. The remembered checkpoint.
-        if memory is not None:
-            look = Observation.at(memory, tenant, present, ring, datetime.now(UTC))
-            verdict = _looked(log, look, verdict, is_any=is_any)
-        # 5. The archive.
-        return verdict if request.archived is None else _joined(log, request.archived, verdict, present, ring)
+        # 4. The archive. What it disputes is not remembered.
+        if request.archived is not None:
+            verdict = _joined(log, request.archived, verdict, present, ring)
+        # 5. The remembered checkpoint.
+        if memory is None:
+            return verdict
+        look = Observation.at(memory, tenant, present, ring, datetime.now(UTC))
+        return _looked(log, look, verdict, is_any=is_any)
 
 
 def _joined(

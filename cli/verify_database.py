@@ -56,8 +56,8 @@ async def verify_database(dsn: str, request: Request, heads: list[TreeHead], anc
         without_trust(verdict["verdicts"])
         if verdict["verdicts"]["checkpoint"] == "ok":
             verdict["verdicts"]["checkpoint"] = "not_checked"
-    verdict = verdict if look is None else look.with_verdict(verdict)
-    return verdict if request.archived is None else request.archived.joined(verdict, log)
+    verdict = verdict if request.archived is None else request.archived.joined(verdict, log)
+    return verdict if look is None else look.with_verdict(verdict)
 
 
 def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> TreeHead:

@@ -107,8 +107,9 @@ def copy(pruned: Site, tmp_path: Path) -> Path:
     return folder
 
 
-def by_command(*words: str) -> tuple[int, dict[str, Any]]:
-    done = run_tally("verify", "-t", TENANT, "--with-archive", "--no-state", "--json", *words)
+def by_command(*words: str, tenant: str = TENANT, state: Path | None = None) -> tuple[int, dict[str, Any]]:
+    memory = ["--no-state"] if state is None else ["--state", str(state)]
+    done = run_tally("verify", "-t", tenant, "--with-archive", *memory, "--json", *words)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -139,6 +140,31 @@ def test_archive_and_rest_verify_as_one_from_seq_1(pruned: Site) -> None:
     # The service compares the chain with its node's memory, too.
     assert read["verdicts"] == {**served["verdicts"], "checkpoint": "not_checked"}
     assert code == (3 if read["unsigned_entries"] else 0)
+
+
+def ways(site: Site, archive: Path) -> dict[str, list[str]]:
+    """The words by which the service, or its database, is verified with an archive."""
+    keys = ["--archive", str(archive), "--keys", str(site.folder / "keys.json")]
+    return {"service": ["--url", str(site.client.base_url), *keys], "database": ["--dsn", site.service_url, *keys]}
+
+
+def test_a_chain_that_verifies_with_its_archive_from_seq_1_is_remembered(pruned: Site, tmp_path: Path) -> None:
+    for way, words in ways(pruned, pruned.folder / "archive").items():
+        _, found = by_command(*words, state=tmp_path / way)
+        assert (found["memory"]["is_new"], found["memory"]["remembered"]["size"]) == (True, found["signed_to_seq"]), way
+        _, again = by_command(*words, state=tmp_path / way)
+        assert [each["size"] for each in again["memory"]["compared"]] == [found["signed_to_seq"]], way
+
+
+def test_a_chain_that_its_archive_disputes_is_not_remembered(pruned: Site, tmp_path: Path) -> None:
+    fill(pruned, "unpruned", range(2))
+    until(lambda: archived_to(pruned, "unpruned") >= 6, "it is archived")
+    archive = tmp_path / "archive"
+    shutil.copytree(pruned.folder / "archive", archive)
+    next((archive / "entries" / "tenant_id=unpruned").rglob("*.parquet")).unlink()
+    for way, words in ways(pruned, archive).items():
+        code, found = by_command(*words, tenant="unpruned", state=tmp_path / way)
+        assert (code, found["valid"], found["memory"]["is_new"]) == (2, False, False), way
 
 
 def manifests(archive: Path) -> list[Path]:
