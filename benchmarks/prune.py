@@ -32,7 +32,7 @@ from benchmarks.pruned_ledger import (
 )
 from benchmarks.row import RUNS_OF_LIKE, Outcome, Rates, Row, expect
 
-ENTRIES_A_RUN = 16_000
+ENTRIES_A_RUN = 120_000
 """More than are removed while the load goes."""
 WINDOW_S = 2.0
 REQUESTS = 2000

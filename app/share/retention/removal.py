@@ -40,7 +40,7 @@ SEARCH_INTERVAL_S: Final = 30.0
 STEP_S: Final = 0.1
 """Time that one transaction should take."""
 ENTRIES_A_STEP_MIN: Final = 2000
-ENTRIES_A_STEP_MAX: Final = 20_000
+ENTRIES_A_STEP_MAX: Final = 5000
 """Bounds of the entries of one transaction."""
 SHARE: Final = 0.5
 """Largest share of the time that removing takes, so that writes and autovacuum keep up."""
