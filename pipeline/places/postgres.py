@@ -162,13 +162,21 @@ class PostgresPieceReader(PieceReader):
         )
         if not rows:
             return COUNT_ALL
-        origin = next((row[0] for row in self._connection.rows(statements.LOG_ORIGIN)), None)
+        origin = self._log_origin()
         own_log = None if origin is None else f"{origin}/{self._piece.tenant_id}"
         return statements_of(NO_STATEMENTS, rows, own_log).exclusions(own_log)
 
     def promised(self) -> Iterator[pa.RecordBatch]:
         """The table of commitments of the tenant by seq; none if it does not cover the chain yet."""
         return self._following(COMMITMENTS, PROMISED_COLUMNS, "seq", self._followed())
+
+    def floor(self) -> Floor | None:
+        """The tenant's newest PRUNED entry, by whatever key."""
+        rows = self._connection.rows(statements.about_retention(self._types, [self._piece.tenant_id]))
+        return floors_of(rows, self._log_origin(), None).get(self._piece.tenant_id, NOWHERE).floor
+
+    def _log_origin(self) -> str | None:
+        return next((row[0] for row in self._connection.rows(statements.LOG_ORIGIN)), None)
 
     def _followed(self, condition: str = "") -> str:
         return (

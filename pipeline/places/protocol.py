@@ -145,6 +145,10 @@ class PieceReader(Protocol):
         """``PROMISED_COLUMNS`` of the tenant's table of commitments by seq."""
         return iter(())
 
+    def floor(self) -> Floor | None:
+        """Where the tenant's chain begins in the state that is read, if entries left it; unjudged."""
+        return None
+
 
 ReaderOf = Callable[["Piece"], PieceReader]
 """Returns the reader of a piece, valid until the next call."""

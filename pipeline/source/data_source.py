@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from ledger.errors import ConfigurationError, DatabaseWentBackError
+from ledger.machines.retention import archived
 from ledger.verification.verdict import is_number
 from pipeline.arrow import INTEGERS
 from pipeline.places import NAMED_BY, place_of
@@ -72,8 +73,14 @@ class _Entries:
         self._columns = columns_of(schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The entries of its pieces."""
+        """The entries of its pieces.
+
+        Raises:
+            ArchivedError: some of them left after they were planned.
+        """
         for piece, reader in open_pieces(partition.value or ()):
+            if (floor := reader.floor()) is not None and piece.bounds[0] <= floor.to_seq:
+                raise archived(f"a part of tenant {piece.tenant_id} that is to be read", floor)
             yield from entry_rows(piece, reader, self._columns)
 
     def _partitions(self, pieces: Iterable[Piece]) -> list[InputPartition]:
@@ -85,7 +92,7 @@ class LedgerReader(_Entries, DataSourceReader):
     """One read of a ledger: the entries that exist at planning.
 
     Spark plans in a process that ends before tasks run, so tasks cannot share its transaction. They need none:
-    entries never change, and a read ends with the last entry at planning.
+    entries never change, a read ends with the last entry at planning, and one whose entries leave meanwhile fails.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -159,11 +166,18 @@ class LedgerStreamReader(_Entries, DataSourceStreamReader, SupportsTriggerAvaila
         return next_offset(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """The pieces of one batch."""
+        """The pieces of one batch.
+
+        Raises:
+            ArchivedError: entries left after those that were read.
+        """
         moved = {tenant: seq for tenant, seq in end.items() if seq > start.get(tenant, 0)}
         if not moved:
             return []
         with self._place.open(is_plan=True) as opened:
+            for tenant, floor in opened.floors(moved).items():
+                if 0 < start.get(tenant, 0) < floor.to_seq:
+                    raise archived(f"tenant {tenant} after seq {start[tenant]}, up to which the stream read it,", floor)
             pieces = [
                 piece
                 for tenant, seq in moved.items()

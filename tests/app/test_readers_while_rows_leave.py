@@ -233,6 +233,34 @@ async def test_a_walk_whose_range_leaves_goes_on_behind_it(run: RunSite, monkeyp
         assert_no_break(node)
 
 
+async def test_a_read_on_spark_whose_entries_leave_fails_and_a_stream_passes_nothing_over(run: RunSite) -> None:
+    from pyspark.sql.types import StructType
+
+    from pipeline.source.data_source import LedgerReader, LedgerStreamReader
+
+    async with run() as node:
+        options = {"dsn": node.service.database_url, "tenant": TENANT, "rows_a_piece": "8"}
+        schema = StructType().add("tenant_id", "string").add("seq", "long")
+        await fill(node)
+        stream = LedgerStreamReader(options, schema)
+
+        def rows_of(reader: LedgerReader, planned: list[Any]) -> int:
+            return sum(batch.num_rows for each in planned for batch in reader.read(each))
+
+        reader = LedgerReader(options, schema)
+        planned = await asyncio.to_thread(reader.partitions)
+        assert await asyncio.to_thread(rows_of, reader, planned) == LEFT + 1
+        await prune(node)
+        with pytest.raises(ArchivedError):
+            await asyncio.to_thread(rows_of, reader, planned)
+        # Planned anew, it begins where the chain does now; a stream that had begun before does not.
+        again = await asyncio.to_thread(reader.partitions)
+        assert await asyncio.to_thread(rows_of, reader, again) == 2
+        with pytest.raises(ArchivedError):
+            await asyncio.to_thread(stream.partitions, {TENANT: 5}, {TENANT: LEFT + 1})
+        assert await asyncio.to_thread(stream.partitions, {}, {TENANT: LEFT + 1})
+
+
 # --- jobs -----------------------------------------------------------------------------------------
 
 
