@@ -246,7 +246,7 @@ async def lock_jobs(connection: Connection, tenant_id: str) -> None:
     """Wait until the follower of the job table has ended its turn with a tenant, and keep it from the next one until
     the transaction ends. It skips a position that is locked, so one that waits comes next."""
     await connection.execute(
-        "SELECT FROM scheduler.follower_positions WHERE follower = $1 AND tenant_id = $2 FOR UPDATE",
+        "SELECT seq FROM scheduler.follower_positions WHERE follower = $1 AND tenant_id = $2 FOR UPDATE",
         FOLLOWER,
         tenant_id,
     )
