@@ -72,10 +72,11 @@ class LedgerClient(Client):
                 sign_with=sign_with,
             )
         except ValueError as error:
-            raise (UnreachableError if sign_with is None else InvalidInputError)(str(error)) from None
+            is_signing = sign_with is not None or "TALLY_SIGN_KEY" in os.environ
+            raise (InvalidInputError if is_signing else UnreachableError)(str(error)) from None
         except OSError as error:
-            if sign_with is not None and error.filename == str(sign_with):
-                raise InvalidInputError(f"--sign {sign_with}: {error.strerror}") from None
+            if error.filename == str(key := sign_with or os.environ.get("TALLY_SIGN_KEY")):
+                raise InvalidInputError(f"the key to sign with, {key}: {error.strerror}") from None
             raise ConfigurationError(
                 f"TALLY_CA {os.environ.get('TALLY_CA')} is no file of CA certificates in PEM: {error}"
             ) from None
