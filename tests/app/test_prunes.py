@@ -22,7 +22,7 @@ from app.share.retention.pruning import Pruned
 from app.store import retention
 from app.store.appended import ChainPosition
 from app.write.intake.retention_changes import RetentionChanges
-from ledger.errors import ArchiveInvalidError, ChainDamagedError, ProblemError
+from ledger.errors import ArchivedError, ArchiveInvalidError, ChainDamagedError, InvalidInputError, ProblemError
 from ledger.facts.events import SystemAction
 from ledger.machines.retention import Place, Retention
 from signing.keys import Keyring
@@ -155,6 +155,40 @@ async def test_a_hold_that_is_chained_before_the_prune_voids_its_entry(run: RunS
         # The entry is in the chain, and no row leaves by it, not even by the function of the schema's owner.
         assert await node.superuser.fetch("SELECT * FROM scheduler.remove_covered($1, 1, 100, 100)", TENANT) == []
         assert await node.is_valid()
+
+
+async def test_jobs_whose_entries_leave_are_not_held_any_more(run: RunSite) -> None:
+    async with run() as node:
+        await fill(node)
+        node.prunes.wake_removal = lambda: None
+        query = "SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 1"
+        leaving = await node.superuser.fetchval(query, TENANT)
+        await node.prune()
+        here = (await node.service.submitter.submit(created(TENANT, JOBS), key=None)).job_id
+        with pytest.raises(ArchivedError, match=leaving):
+            await node.changes.place(TENANT, "too late", [leaving], None, "legal")
+        with pytest.raises(InvalidInputError, match="0"):
+            await node.changes.place(TENANT, "too late", [leaving], "spec.team:ml", "legal")
+        found = await node.changes.place(TENANT, "case 4711", [leaving, here], "spec.team:ml", "legal")
+        assert found.job_ids == (here,)
+
+
+async def test_a_hold_of_a_job_that_a_prune_took_first_says_so(run: RunSite) -> None:
+    async with run() as node:
+        await fill(node)
+        query = "SELECT job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq = 1"
+        job_id = await node.superuser.fetchval(query, TENANT)
+        write = node.changes._write
+
+        async def behind_a_prune(action: SystemAction, *given: Any) -> ChainPosition:
+            if action == SystemAction.HOLD_PLACED:
+                await node.prune()
+            return await write(action, *given)
+
+        node.changes._write = behind_a_prune  # type: ignore[method-assign]
+        with pytest.raises(ArchivedError, match=job_id):
+            await node.changes.place(TENANT, "case 4711", [job_id], None, "legal")
+        assert len((await node.read()).holds) == 1
 
 
 async def test_of_two_prunes_at_once_one_wins(run: RunSite) -> None:

@@ -221,6 +221,11 @@ def test_a_hold_stops_the_prefix_until_it_is_released(site: Site) -> None:
     assert problem(late) == (410, "archived")
 
 
+def test_no_hold_of_the_chain_of_the_ledger_is_listed(site: Site) -> None:
+    answer = site.client.get("/v1/holds", params={"tenant_id": "_system"})
+    assert (answer.status_code, answer.json()["items"]) == (200, [])
+
+
 def test_a_job_that_never_ends_stops_for_twice_the_period_and_is_counted(site: Site) -> None:
     tenant = "endless"
     write(site, events_of(tenant, 0, ends=False))

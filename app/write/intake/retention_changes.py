@@ -37,7 +37,7 @@ from ledger.errors import (
 )
 from ledger.facts import problems
 from ledger.facts.events import ACTOR, SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
-from ledger.machines.retention import HOLDS_MAX, JOBS_A_HOLD_MAX, NO_ENTRY, SUBJECT, Hold, Place, Retention
+from ledger.machines.retention import HOLDS_MAX, JOBS_A_HOLD_MAX, NO_ENTRY, SUBJECT, Hold, Place, Retention, archived
 from signing import retention_statement
 
 ATTEMPTS_MAX: Final = 3
@@ -72,7 +72,7 @@ class RetentionChanges:
             TenantNotFoundError: there is no such tenant.
             ChainDamagedError: an entry about them is not what was chained.
         """
-        if tenant_id not in self.system.tenants:
+        if tenant_id != SYSTEM_TENANT and tenant_id not in self.system.tenants:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
         async with reading(self.pool, snapshot=True) as connection:
             return await self.reader.read(connection, tenant_id)
@@ -117,11 +117,13 @@ class RetentionChanges:
     async def place(
         self, tenant_id: str, reason: str, job_ids: Sequence[str] | None, where: str | None, actor: str | None
     ) -> Hold:
-        """Hold all entries of these jobs, or of the tenant, until the hold is released.
+        """Hold all entries of these jobs, or of the tenant, until the hold is released. Of the jobs that the search
+        ``where`` found those that leave are left out.
 
         Raises:
             TenantNotFoundError, JobNotFoundError: there is no such tenant or job.
-            ArchivedError: a job has left for the archive.
+            ArchivedError: a job has left for the archive, or leaves; one that a prune took before the hold was chained,
+                too, and then the hold of the others is open.
             InvalidInputError: too many jobs, or none.
             ProblemError: the tenant has too many holds.
             LedgerError: as ``enter``.
@@ -133,25 +135,40 @@ class RetentionChanges:
                 f"tenant {tenant_id} has {HOLDS_MAX} holds: release one, or hold the tenant",
             )
         if job_ids is not None:
-            await self._require_jobs(tenant_id, job_ids)
+            job_ids = await self._jobs_here(tenant_id, job_ids, is_search=where is not None)
         hold_id = secrets.token_hex(8)
         facts = facts_of(
             hold_id=hold_id, reason=reason, job_ids=None if job_ids is None else sorted(job_ids), where=where
         )
         await self._write(SystemAction.HOLD_PLACED, tenant_id, facts | facts_of(**{ACTOR: actor}), actor)
-        return (await self.read(tenant_id)).holds[hold_id]
+        found = await self.read(tenant_id)
+        if job_ids is not None and found.floor_seq > known.floor_seq:
+            await self._jobs_here(tenant_id, job_ids)
+        return found.holds[hold_id]
 
-    async def _require_jobs(self, tenant_id: str, job_ids: Sequence[str]) -> None:
+    async def _jobs_here(self, tenant_id: str, job_ids: Sequence[str], *, is_search: bool = False) -> list[str]:
+        """These jobs, whose entries are all here and stay; of a search those of which that is so.
+
+        Raises: as ``place``.
+        """
+        async with reading(self.pool, snapshot=True) as connection:
+            first_seqs = await retention.first_seqs(connection, tenant_id, job_ids, 0)
+            floor = (await self.reader.read(connection, tenant_id)).floor
+            leaving = {} if floor is None else {job: seq for job, seq in first_seqs.items() if seq <= floor.to_seq}
+            if is_search:
+                job_ids = sorted(first_seqs.keys() - leaving)
+            await self.reader.refuse_departed(connection, [(tenant_id, each) for each in job_ids])
         if not 1 <= len(job_ids) <= JOBS_A_HOLD_MAX:
             raise InvalidInputError(
                 f"a hold has 1 to {JOBS_A_HOLD_MAX} jobs, and these are {len(job_ids)}: narrow the search, or hold the "
                 "tenant"
             )
-        async with reading(self.pool, snapshot=True) as connection:
-            await self.reader.refuse_departed(connection, [(tenant_id, each) for each in job_ids])
-            found = await retention.first_seqs(connection, tenant_id, job_ids, 0)
-        if lacking := sorted({*job_ids}.difference(found)):
-            raise JobNotFoundError(f"tenant {tenant_id} has no job {lacking[0]}")
+        for each in job_ids:
+            if each in leaving:
+                raise archived(f"job {each} of tenant {tenant_id}", floor)
+            if each not in first_seqs:
+                raise JobNotFoundError(f"tenant {tenant_id} has no job {each}")
+        return [*job_ids]
 
     async def release(self, tenant_id: str, hold_id: str, reason: str, actor: str | None) -> Hold:
         """End a hold.
