@@ -12,6 +12,7 @@ import orjson
 from app.store.chaining import ChainHead
 from app.store.reading import fetch_tuples, like, turned
 from ledger.errors import DatabaseUnavailableError
+from ledger.facts.events import SystemAction
 
 if TYPE_CHECKING:
     import asyncpg
@@ -178,6 +179,20 @@ async def origins(connection: Connection, tenant_id: str, from_seq: int, to_seq:
         tenant_id,
         from_seq,
         to_seq,
+    )
+
+
+async def holds_payloads(connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> bool:
+    """Whether an entry in this range is more than the record of a read."""
+    return bool(
+        await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM scheduler.scheduler_log"
+            " WHERE tenant_id = $1 AND seq BETWEEN $2 AND $3 AND action <> $4)",
+            tenant_id,
+            from_seq,
+            to_seq,
+            SystemAction.PAYLOADS_READ,
+        )
     )
 
 

@@ -238,21 +238,26 @@ def ledgers(postgres: EmbeddedPostgres, tmp_path: Path, make_settings: MakeSetti
     yield from both_of(postgres, tmp_path / "trusted", make_settings)
 
 
-async def test_an_offer_is_recorded_as_a_read_of_its_entries(ledgers: tuple[Ledger, Ledger]) -> None:
+async def test_an_offer_is_recorded_as_a_read_of_its_entries_and_that_record_is_read_unrecorded(
+    ledgers: tuple[Ledger, Ledger],
+) -> None:
     there, _ = ledgers
     async with there.running(privacy={"log_reads": ["acme"]}) as eu:
         await submit(eu)
 
-        async def is_offered() -> bool:
-            items = (await eu.get(NEWS, params={"origin": "asks.example", "at": "0 0 acme"})).json()["items"]
+        async def is_offered(at: str = "0 0 acme") -> bool:
+            items = (await eu.get(NEWS, params={"origin": "asks.example", "at": at})).json()["items"]
             return any(each["tenant_id"] == "acme" and each["offer"] and each["offer"]["bundle"] for each in items)
 
         await until(is_offered, "its checkpoint is signed")
+        await until(lambda: is_offered("1 1 acme"), "the checkpoint over the record is signed")
+        assert await is_offered("1 1 acme")
         async with connected_to(there.database.superuser_url) as superuser:
-            payload = await superuser.fetchval(
-                "SELECT payload FROM scheduler.scheduler_log"
-                " WHERE tenant_id = 'acme' AND action = 'PAYLOADS_READ' ORDER BY seq LIMIT 1"
+            (payload,) = await superuser.fetchrow(
+                "SELECT string_agg(payload::text, '') FROM scheduler.scheduler_log"
+                " WHERE tenant_id = 'acme' AND action = 'PAYLOADS_READ'"
             )
+            assert await superuser.fetchval("SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = 'acme'") == 2
     assert f'"route":"GET {NEWS}"' in payload
     assert '"from_seq":1,"' in payload
 

@@ -293,7 +293,7 @@ async def _recorded(accepted: Accepted, tenant_id: str, offer: Offer | None) -> 
     """The answer's form of an offer, once the read of its entries is recorded; None if it cannot be."""
     if offer is None:
         return None
-    if offer.bundle:
+    if offer.holds_payloads:
         try:
             await accepted.record_read(tenant_id, from_seq=offer.from_seq, to_seq=offer.to_seq)
         except LedgerError:

@@ -81,6 +81,9 @@ class Offer(NamedTuple):
     to_seq: int
     bundle: bytes
     """Empty if no entry is lacking."""
+    holds_payloads: bool
+    """Whether the bundle has more than records of reads. A read of these is not recorded itself: each record would be
+    new to the peer, whose next request would be recorded again, without end."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -138,7 +141,8 @@ class Offers:
                 return None
             has_proof = 0 < position.size < size
             proof = await self.prove(connection, tenant_id, position.size, size) if has_proof else ()
-        return Offer(position, proof, from_seq, size, bundle)
+            holds_payloads = bool(bundle) and await exchange.holds_payloads(connection, tenant_id, from_seq, size)
+        return Offer(position, proof, from_seq, size, bundle, holds_payloads)
 
     async def _bundle(self, connection: Connection, tenant_id: str, from_seq: int, to_seq: int) -> bytes | None:
         key = (tenant_id, from_seq, to_seq)
