@@ -52,7 +52,7 @@ from pipeline.archive import (
     open_manifest,
     put_object,
 )
-from pipeline.archive.reader import last_snapshot, newest_manifest, ranges_of, tenants_of
+from pipeline.archive.reader import last_snapshot, newest_manifest, ranges_of, read_signed, tenants_of
 from pipeline.archiving.filing import (
     FileAll,
     FiledEntries,
@@ -154,8 +154,7 @@ class Run:
         for tenant_id in sorted([*waiting, *gone]):
             self._done[tenant_id] = Archived(tenant_id, 1, 0, 0, 0, None)
             with self._giving_up(tenant_id):
-                last = self._known.get(tenant_id) or newest_manifest(self._store, tenant_id, self._keyring)
-                self._last[tenant_id] = last
+                self._last[tenant_id] = last = self._last_of(tenant_id)
                 end = 0 if last is None else last.manifest.to_seq
                 self._done[tenant_id] = Archived(tenant_id, end + 1, end, 0, 0, None)
                 if tenant_id not in waiting:
@@ -164,6 +163,15 @@ class Run:
                         "rollback",
                         f"the archive has entries up to seq {end}, and the ledger has no signed entry any more",
                     )
+
+    def _last_of(self, tenant_id: str) -> SealedManifest | None:
+        """The last manifest. The known one must be there still: a range behind one that is lost would be a gap."""
+        if (known := self._known.get(tenant_id)) is None:
+            return newest_manifest(self._store, tenant_id, self._keyring)
+        bounds = known.manifest.from_seq, known.manifest.to_seq
+        if read_signed(self._store, tenant_id, bounds, self._keyring).digest != known.digest:
+            raise ArchiveInvalidError(f"{manifest_path(tenant_id, *bounds)} is another one than was written")
+        return known
 
     def plan(self) -> list[FileTask]:
         """The files of the next range of each tenant; finished tenants leave the waiting list."""

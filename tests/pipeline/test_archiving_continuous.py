@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -70,7 +71,7 @@ class Counting(ArchiveStore):
         return super().chunks(name)
 
 
-async def test_a_step_reads_back_what_it_wrote_once_and_nothing_of_the_steps_before(
+async def test_a_step_reads_back_what_it_wrote_once_and_of_the_steps_before_the_last_manifest(
     database: Database, tmp_path: Path
 ) -> None:
     place, acme = Counting(str(tmp_path)), ledger_of("acme", days(25))
@@ -87,7 +88,9 @@ async def test_a_step_reads_back_what_it_wrote_once_and_nothing_of_the_steps_bef
 
     assert archived(progress) == {"acme": (40, 40)}
     lists = {each for each in before if each.startswith("metadata/snap-")}
-    assert not (place.read_names.keys() & before) - lists
+    (newest,) = (each for each in before if each.startswith("manifests/"))
+    assert (place.read_names.keys() & before) - lists == {newest}
+    assert place.read_names[newest] == 1
     assert {count for name, count in place.read_names.items() if name.endswith(".parquet")} == {1}
 
 
@@ -160,6 +163,31 @@ async def test_a_place_that_is_away_is_an_error_and_the_lag_grows_until_it_is_ba
     assert "cannot be written to" in away.error
     assert (away.failures, back.failures) == (1, 0)
     assert archived(back) == {"acme": (10, 10)}
+
+
+async def test_a_place_that_was_away_while_another_was_written_in_its_stead_gets_no_gap(
+    database: Database, tmp_path: Path
+) -> None:
+    folder, away = tmp_path / "archive", tmp_path / "away"
+    await store(database, ledger_of("acme", days(10)))
+    with archiver(database, folder) as ours:
+        ours.step(SIGNER, RING)
+        folder.rename(away)  # as a disk that is mounted there no longer
+        folder.mkdir()
+        await store(database, ledger_of("acme", days(20)))
+        (found,) = ours.step(SIGNER, RING).tenants
+        assert found.error is not None
+        assert "is missing from the archive" in found.error
+        assert ranges_of(ArchiveStore(str(folder)), "acme") == []
+        shutil.rmtree(folder)
+        away.rename(folder)
+        back = ours.step(SIGNER, RING)
+
+    assert (back.failures, archived(back)) == (0, {"acme": (20, 20)})
+    place = ArchiveStore(str(folder))
+    assert (await verify_tenant(place, "acme", RING))["valid"]
+    sealed = {"acme": TenantArchive.read(place, "acme", RING).sealed}
+    assert verify_table(place, sealed, RING)["verdict"] == "ok"
 
 
 async def test_a_tenant_with_a_changed_row_is_named_and_stops_no_other(database: Database, tmp_path: Path) -> None:
