@@ -27,7 +27,7 @@ from ledger.errors import InvalidInputError
 from ledger.facts.events import EVENTS_BY_ACTION, SystemAction
 from ledger.hlc import Hlc
 from ledger.signed_events import MARK, MEMBER, CallerSignature
-from ledger.verification.entry_check import Said
+from ledger.verification.entry_check import SignableEntry
 from ledger.verification.verdict import Findings
 
 KIND: Final = "caller-signature"
@@ -91,10 +91,10 @@ class Event(NamedTuple):
     payload: Mapping[str, Any]
 
 
-def event_in(said: Said) -> Event | None:
+def event_in(entry: SignableEntry) -> Event | None:
     """The job event that an entry is, or that it holds as a CONFLICT entry; None if it has none, or is broken in
     itself, which is reported elsewhere."""
-    _, t_hlc, job_id, action, text, _ = said
+    _, t_hlc, job_id, action, text, _ = entry
     payload = _object_in(text)
     if action == SystemAction.CONFLICT and isinstance(job_id, str):
         if (held := held_event(payload, job_id)) is None:
@@ -123,21 +123,21 @@ class CallerChecker:
     def check_rows(self, rows: Iterable[Sequence[Any]]) -> None:
         """Check rows of ``ENTRY_COLUMNS``."""
         self.check(
-            Said(row[0], row[1], row[5], row[6], row[11], row[12])
+            SignableEntry(row[0], row[1], row[5], row[6], row[11], row[12])
             for row in rows
             if self.sees_all or (type(row[11]) is str and MARK in row[11])
         )
 
     def check(self, entries: Iterable[Sequence[Any]]) -> None:
-        """Check entries that may be signed, and all if ``sees_all``, each with the members of ``Said``."""
-        for said in map(Said._make, entries):
-            if (event := event_in(said)) is not None:
-                self._check(said, event)
+        """Check entries that may be signed, and all if ``sees_all``, each with the members of ``SignableEntry``."""
+        for entry in map(SignableEntry._make, entries):
+            if (event := event_in(entry)) is not None:
+                self._check(entry, event)
 
-    def _check(self, said: Said, event: Event) -> None:
-        seq, origin = said.seq, said.origin
+    def _check(self, entry: SignableEntry, event: Event) -> None:
+        seq, origin = entry.seq, entry.origin
         if MEMBER not in event.payload:
-            is_own = origin is None and said.action != SystemAction.CONFLICT
+            is_own = origin is None and entry.action != SystemAction.CONFLICT
             if is_own and self._judge.is_required(self._tenant_id, event.type_name, event.hlc):
                 self._findings.add(KIND, seq, f"the caller of seq {seq} must sign {event.type_name}, and did not")
             return
@@ -156,7 +156,7 @@ class CallerChecker:
             self._findings.add(KIND, seq, f"seq {seq} is not as its caller signed it: {judged.detail}")
         elif judged.verdict == "unknown_key" and origin is None:
             self._findings.add(KIND, seq, f"the caller of seq {seq}: {judged.detail}", is_key_unknown=True)
-        if said.action != SystemAction.CONFLICT and type(seq) is int:
+        if entry.action != SystemAction.CONFLICT and type(seq) is int:
             log = None if origin is None else _object_in(origin).get("log")
             self.signed += _SIGNED.pack(signed_events.replay_id(signature, log if isinstance(log, str) else None), seq)
 

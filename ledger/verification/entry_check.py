@@ -70,7 +70,7 @@ EntryRow = Sequence[Any]
 _LINK = re.compile(r"[0-9a-f]{64}")
 
 
-class Said(NamedTuple):
+class SignableEntry(NamedTuple):
     """What is checked of an entry that a caller may have signed."""
 
     seq: Any
@@ -97,7 +97,7 @@ class Passed(NamedTuple):
     last_hlc: str
     commitments: int
     """Number of proposals and capacities that are not imported."""
-    said: list[Said]
+    said: list[SignableEntry]
     """Entries that a caller may have signed: ``ledger.signed_events.MARK`` is in their payloads. Or all, if asked."""
     at: int
     """Offset of the first entry after ``stop_seq``."""
