@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import pyarrow.parquet as pq
 
-from ledger.errors import LedgerError, UnknownKeyError
+from ledger.errors import ArchiveInvalidError, LedgerError, UnknownKeyError
 from ledger.verification.verdict import Break
 from objects.store import ArchiveStore
 from pipeline.archive import SealedManifest
@@ -27,7 +27,7 @@ from pipeline.archive.reader import ranges_of
 from pipeline.archive.table import hinted_version
 from pipeline.archive.table_writer import TableWriter
 from pipeline.archiving import Run, archive_together
-from pipeline.archiving.filing import Ledger, SignedEnd, file_each
+from pipeline.archiving.filing import Ledger, SignedEnd, file_each, found_in
 from signing.keys import Keyring, Signer
 
 TURN: Final = "SELECT pg_try_advisory_lock(hashtextextended('tallystick.archive', 0))"
@@ -133,7 +133,6 @@ class Archiver:
         """How far the archive is, by the names of its manifests, whichever process archives. Nothing is written.
 
         Raises:
-            ArchiveInvalidError: names of manifests leave a gap.
             ArchiveUnavailableError, DatabaseUnavailableError, ConfigurationError: a service does not answer.
         """
         self._version = hinted_version(self._store)
@@ -212,5 +211,9 @@ class Archiver:
     def _archived_seq(self, tenant_id: str) -> int:
         if (last := self._known.get(tenant_id)) is not None:
             return last.manifest.to_seq
-        ranges = ranges_of(self._store, tenant_id)
+        try:
+            ranges = ranges_of(self._store, tenant_id)
+        except ArchiveInvalidError as error:
+            self._breaks.setdefault(tenant_id, found_in(error, 1))
+            return 0
         return ranges[-1][1] if ranges else 0

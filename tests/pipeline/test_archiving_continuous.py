@@ -204,6 +204,23 @@ async def test_a_tenant_with_a_changed_row_is_named_and_stops_no_other(database:
     assert progress.lag_s(progress.at_s + 5) >= 5
 
 
+async def test_a_tenant_whose_manifests_have_a_gap_is_named_and_stops_no_other(
+    database: Database, tmp_path: Path
+) -> None:
+    for end in (10, 20):
+        await store(database, ledger_of("acme", days(end)), ledger_of("beta", days(10)))
+        with archiver(database, tmp_path) as ours:
+            ours.step(SIGNER, RING)
+    min((tmp_path / "manifests" / "acme").iterdir()).unlink()
+    await store(database, ledger_of("beta", days(20)))
+    with archiver(database, tmp_path) as ours, archiver(database, tmp_path) as other:
+        for progress in (ours.step(SIGNER, RING), ours.step(SIGNER, RING), other.look()):
+            acme, beta = progress.tenants
+            assert acme.error is not None
+            assert "where one from 1 must follow" in acme.error
+            assert (acme.lag_entries, beta.error, archived(progress)["beta"]) == (20, None, (20, 20))
+
+
 async def test_a_key_that_is_not_admitted_signs_nothing(database: Database, tmp_path: Path) -> None:
     await store(database, ledger_of("acme", days(10)))
     with archiver(database, tmp_path) as ours:
