@@ -162,8 +162,8 @@ def test_many_ranges_become_few_over_the_shortest_gaps() -> None:
     assert found == [(1, lacks[3]), *((each, each) for each in lacks[4:]), (at, at)]
 
 
-@pytest.mark.parametrize("text", ["", "1", "one log", "1 two logs", " 1 log", "9" * 5000 + " log"])
+@pytest.mark.parametrize("text", ["", "1", "one log", "1 two logs", " 1 log", "-1 log", "1² log", "9" * 5000 + " log"])
 def test_what_is_had_needs_a_seq_and_a_log(text: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         Lacking([text])
-    assert caught.value.path == ("have",)
+    assert (str(caught.value), caught.value.path) == ("have: takes `seq log`", ("have",))

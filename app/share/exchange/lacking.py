@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 
 from ledger.chain.form import read_origin
-from ledger.errors import InvalidInputError, reported_as
+from ledger.errors import InvalidInputError
 
 HAVE_MAX = 64
 """Most logs that a request names as had; the entries of further logs are fetched a second time."""
 RANGES_MAX = 16
 """Ranges fetched as bundles of their own. A bundle costs more than a few entries that come along for nothing."""
+
+_had = re.compile("([0-9]{1,18}) ([^ ]+)").fullmatch
 
 
 class Lacking:
@@ -25,10 +27,10 @@ class Lacking:
             InvalidInputError: a text is not of that form.
         """
         self._have: dict[str, int] = {}
-        with reported_as(partial(InvalidInputError, path=("have",)), "have", ValueError):
-            for text in have:
-                seq, log = text.split(" ")
-                self._have[log] = int(seq)
+        for text in have:
+            if (match := _had(text)) is None:
+                raise InvalidInputError("have: takes `seq log`", ("have",))
+            self._have[match[2]] = int(match[1])
         self._ranges: list[tuple[int, int]] = []
 
     def add(self, entries: Iterable[tuple[int, str | None]]) -> None:
