@@ -19,7 +19,7 @@ from terminal.outcome import CommandExit, counted, err, print_json, tell
 from terminal.program import Json
 
 PRUNE_TIMEOUT_S = 3600.0
-"""Longest time for one prune: the service verifies the chain and reads the archive back before it answers."""
+"""Longest time for one prune: the service verifies what leaves, in chain and archive, before it answers."""
 PAGE_TENANTS = 1000
 HELD_JOBS_NAMED = 5
 
@@ -139,10 +139,10 @@ def prune(
     """Let the oldest entries leave for the archive, on the record.
 
     What may leave is older than the policy wants, signed, archived, of jobs
-    that ended, and not held. First the chain is verified and the archive is
-    read back. Then the entry PRUNED is chained, and the rows leave.
+    that ended, and not held. First it is verified, in the chain and in the
+    archive. Then the entry PRUNED is chained, and the rows leave.
 
-    With --all a tenant that cannot be pruned is told, the others are pruned
+    With --all a tenant whose prune fails is named, the others are pruned
     all the same, and the exit code is 1.
 
     \b

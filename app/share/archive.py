@@ -37,7 +37,7 @@ STUCK_S: Final = 60.0
 TENANTS_NAMED_MAX: Final = 10
 """Tenants that ``/readyz`` names."""
 LOOK_TIMEOUT_S: Final = 10.0
-"""How long a request waits for a place of which this node knows nothing yet."""
+"""How long a request waits for the place to be read, if this node does not archive."""
 
 log = structlog.get_logger()
 
@@ -116,7 +116,7 @@ class Archiving:
             keyring = await self._keyring()
         except LedgerError as error:
             return Progress(has_turn=False, error=str(error), at_s=time.monotonic())
-        # The step goes on when the node stops waiting for it.
+        # The step continues when the node stops waiting for it.
         self._stepping = in_own_thread(partial(self._archiver.step, self._signer(), keyring), "archive")
         return await asyncio.shield(self._stepping)
 

@@ -1,4 +1,4 @@
-"""What the entries of a chain say about its retention, as a node believes it: entries as they were chained, and
+"""What the entries of a chain say about its retention, as far as a node trusts them: entries as they were chained, and
 statements by admitted keys.
 
 *Reading while rows leave.* Rows leave only behind a PRUNED entry that is committed. A transaction that shows one state
@@ -140,7 +140,7 @@ class RetentionReader:
             raise archived(f"the state as of seq {as_of_seq} of tenant {tenant_id}", found.floor)
 
     async def commitments(self, connection: Connection, tenant_id: str) -> AtFloor:
-        """What is promised at the floor of a tenant's chain.
+        """The commitments in force at the floor of a tenant's chain.
 
         Raises:
             ChainDamagedError: as ``read``, or the PRUNED entry carries no state.

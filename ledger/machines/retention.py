@@ -117,9 +117,9 @@ class Floor(msgspec.Struct, frozen=True):
     archive: str
     """Address of the archive that has them."""
     manifests: list[Hash]
-    """Digests of the archive's manifests, by seq, that cover ``from_seq`` to ``to_seq``."""
+    """The digest of the archive's manifest that covers ``to_seq``, which commits to those before it; a list of one."""
     decided_ms: Count
-    """Time of the decision, ms since 1970; entries are older than the policy wants by then."""
+    """Time of the decision, ms since 1970; the entries were older than the policy requires."""
     never_ended: Count
     """Jobs of these entries that had not ended."""
     actor: str | None = None
@@ -135,7 +135,7 @@ class Floor(msgspec.Struct, frozen=True):
 
     @property
     def manifest(self) -> str | None:
-        """Digest of the last manifest that covers the entries."""
+        """Digest of that manifest; None if the list is empty."""
         return self.manifests[-1] if self.manifests else None
 
     def shown(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class TenantLag(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The outcome of a step, or of a look at the archive."""
+    """The outcome of a step, or how far an archive is that another process fills."""
 
     has_turn: bool
     """Whether this process archives; another does, or none, if not."""

@@ -151,8 +151,8 @@ async def prune(
     accepted: AcceptedDep,
     wanted: Annotated[dict[str, Any], json_body(PruneRequest)],
 ) -> Response:
-    """Let the oldest entries leave for the archive, as far as policy, holds, open jobs and the archive allow. First the
-    chain is verified and the archive read back; then the entry PRUNED is chained, and the rows leave."""
+    """Let the oldest entries leave for the archive, as far as policy, holds, open jobs and the archive allow. First
+    they are verified, in the chain and in the archive; then the entry PRUNED is chained, and the rows leave."""
     tenant_id, dry_run = wanted["tenant_id"], wanted.get("dry_run", False)
     done = await prunes.prune(tenant_id, wanted.get("to_seq"), accepted.caller.id, dry_run=dry_run)
     planned = done.planned

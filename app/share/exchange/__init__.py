@@ -156,7 +156,7 @@ class Regions:
         return [key.key_id for peer in asking for key in peer.keys.untrusted]
 
     def _retirement_of(self, asker: Asker) -> RetiredRegion | None:
-        """Why a ledger is told nothing: its region is retired, or its log was, and no peer shows that log again."""
+        """Why a ledger gets no news: its region is retired, or its log was, and no peer shows that log again."""
         if asker.region in self.known.retired:
             return self.known.retired[asker.region]
         if any(peer.following.log_origin == asker.origin for peer in self.counted()):
@@ -191,7 +191,7 @@ class Regions:
         self._check_trusted(seqs)
         since_s = monotonic()
         self._sign_for_peers(seqs)
-        # A peer that had them before tells no news of them, nor does one whose import added nothing to its chain.
+        # A peer that had them before reports no news of them, nor does one whose import added nothing to its chain.
         asking = [
             asyncio.create_task(peer.holdings.ask(tenant_id, seq))
             for peer in self.counted()

@@ -2,10 +2,10 @@
 imported as bundles. A bundle must be the requested range and lie under the proved checkpoint.
 
 Ranges are imported one at a time, in the order of the peer's chain. So the order is causal: an entry comes after those
-that its node had seen. After a crash it goes on after the last stored range, and a range imported twice adds nothing.
-Entries that this ledger has from elsewhere, its own among them, are not fetched: it tells the peer of which logs it has
-entries, and up to which seq. What is lacking may come with the news of a checkpoint (``offers``); it then takes the
-place of the answers that would be asked for, once, if it goes on from what is imported and seen.
+that its node had seen. After a crash it continues after the last stored range, and a range imported twice adds nothing.
+Entries that this ledger has from elsewhere, its own among them, are not fetched: its request names the logs of which it
+has entries, and up to which seq. What is lacking may come with the news of a checkpoint (``offers``); it then takes the
+place of the answers that would be asked for, once, if it continues what is imported and seen.
 
 If a peer went back or shows another tree of the same size for one tenant, imports of all its tenants stop until an
 operator decides. So a round checks every tenant of which there is news before it imports anything, and none begins
@@ -68,7 +68,7 @@ PAUSE_MAX_S = 60.0
 MORE_NEWS_S = 0.05
 """How long a round that is due waits for news after the one before."""
 FAILED_TENANT_S = 0.0005
-"""Pause of a round for each tenant whose checkpoint is not proved. It bounds what a peer can cost that tells of a
+"""Pause of a round for each tenant whose checkpoint is not proved. It bounds the cost of a peer that reports a
 hundred thousand such tenants."""
 NOTES_BYTES_MAX = 64 << 20
 """Bytes of the checkpoints of one peer that are kept at once: four witnesses sign those of all tenants."""
@@ -126,7 +126,7 @@ class Following:
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set while no round is under way or due."""
     listed: set[str] = field(default_factory=set, init=False)
-    """The tenants of the peer's last list, and those that it told of since."""
+    """The tenants of the peer's last list, and those in its news since."""
     _chains: dict[str, PeerChain] = field(default_factory=dict, init=False)
     _due: dict[str, None] = field(default_factory=dict, init=False)
     """Tenants whose checkpoint is to be proved."""
@@ -278,7 +278,7 @@ class Following:
                 await asyncio.sleep(TURN_EVERY_S)
             on_round()
             if self._due:
-                # The peer may tell a newer checkpoint now: one round then imports more.
+                # The peer may report a newer checkpoint now: one round then imports more.
                 self._wake.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(MORE_NEWS_S):

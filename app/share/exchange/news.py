@@ -2,12 +2,12 @@
 
 A peer asks with the cursor of the last answer, and is answered as soon as there are changes after it::
 
-    run:number          every change of this run up to ``number`` was told
+    run:number          every change of this run up to ``number`` was reported
     run:number:tenant   the tenants up to this one were listed, of all that there are
     empty, another run  the list begins
 
 A run is that of a node. Its changes are numbered in memory and forgotten with it; then the peer lists all again. A list
-that another node began goes on, and then every change of this run is told.
+that another node began is continued, and then every change of this run is reported.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TOLD_MAX = 200
 """Tenants in one answer."""
 ECHO_S = 1.0
 """How long a checkpoint over imported entries alone may wait for other news. Otherwise each import would have every
-peer prove and look through what it has."""
+peer prove it and search what it has."""
 
 
 class Cursor(NamedTuple):
-    """What was told: the changes of this run up to ``number``, and while tenants are listed, those up to ``after``."""
+    """What was reported: changes of this run up to ``number``, and while tenants are listed, those up to ``after``."""
 
     number: int
     after: str | None = None
@@ -57,7 +57,7 @@ class News:
 
     def signed(self, sizes: Mapping[str, int]) -> None:
         """There are checkpoints of these sizes; one that is known changes nothing. One that covers nothing new but
-        imported entries, which peers mostly have, is told within ``ECHO_S``."""
+        imported entries, which peers mostly have, is reported within ``ECHO_S``."""
         newer = {name: size for name, size in sizes.items() if size > self._sizes.get(name, -1)}
         self._sizes |= newer
         echoes = [name for name, size in newer.items() if 0 < size <= self._imported.get(name, 0)]
@@ -101,12 +101,12 @@ class News:
         return [(name, log, at) for (name, log), at in reversed(newer) if log in (None, log_origin)]
 
     def end(self) -> None:
-        """The node stops: nobody waits any longer."""
+        """The node stops: end all waits."""
         self._ends = True
         self._changed.send()
 
     def read(self, cursor: str) -> Cursor:
-        """What a peer was told, by the cursor of its request."""
+        """What was reported to a peer, by the cursor of its request."""
         run, _, rest = cursor.partition(":")
         number, _, after = rest.partition(":")
         if run == self.run and int(number) <= self._number:
@@ -119,8 +119,8 @@ class News:
 
     async def after(self, number: int, wait_s: float, log_origin: str) -> tuple[dict[str, bool], int]:
         """The tenants that changed after ``number`` for the ledger of this log, those that changed first and at most
-        ``TOLD_MAX``, each with whether it has a newer checkpoint; and the number up to which they are told. Waits up to
-        ``wait_s`` for one; then there is none."""
+        ``TOLD_MAX``, each with whether it has a newer checkpoint; and the number up to which they are reported. Waits
+        up to ``wait_s`` for one; then there is none."""
         ends_s = asyncio.get_running_loop().time() + wait_s
         try:
             async with asyncio.timeout_at(ends_s):

@@ -1,4 +1,4 @@
-"""One peer: what it tells and what it is told, in two loops.
+"""One peer, in two loops: one hears its news, the other follows its chains.
 
 One hears: it asks the peer for news with a request that the peer answers once there are some, so a new checkpoint, and
 what the peer has imported, are known within a round trip. The other follows (``following``): it proves the checkpoints
@@ -62,7 +62,7 @@ class Peer:
     _faults: dict[str, str] = field(default_factory=dict, init=False)
     """Why it is not heard or followed, by loop."""
     _cursor: str = field(default="", init=False)
-    """What it told, in its words."""
+    """The cursor of its last answer, opaque to this ledger."""
     _alive: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _counts: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set while its region is not retired."""

@@ -39,7 +39,7 @@ class PeerChain:
 
     tenant_id: str
     note: bytes = b""
-    """A checkpoint that the peer told and that is to be proved. Not a text: with one rare character that takes four
+    """A checkpoint of the peer's news that is to be proved. Not a text: with one rare character that takes four
     times the memory."""
     proved_note_hash: int = 0
     """Hash of the note that was proved last."""

@@ -28,7 +28,7 @@ from ledger.private_fields import facts_of
 from ledger.verification import ENTRY_COLUMNS
 
 FOLDED_AT_ONCE: Final = 5000
-"""Entries of commitments that are held while the state is made out."""
+"""Entries of commitments that are in memory while the state is computed."""
 TENANTS_REMEMBERED_MAX: Final = 100
 """Tenants whose facts are remembered from one plan to the next, which then reads what is new."""
 REMEMBERED_TIMES_MAX: Final = 10
@@ -65,7 +65,7 @@ class _Folded(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Carrying:
-    """Makes out what is carried, for one node."""
+    """Computes what is carried, for one node."""
 
     check: EntryCheck
     record_bytes_max: int

@@ -123,8 +123,8 @@ class Planner:
     async def _lasting_stops(
         self, connection: Connection, tenant_id: str, known: Retention, signed_seq: int, now_ms: int
     ) -> list[Stop]:
-        """The first entry that stops a prefix for each reason that only ends: of time, and of what comes behind the
-        chain."""
+        """The first entry that stops a prefix for each reason that ends by itself and does not return: age, a missing
+        signature, a job table that is behind."""
         assert known.kept_s is not None
         stops = [Stop(signed_seq + 1, Why.UNSIGNED, "no signed snapshot covers it yet")]
         young = await self._first_young(connection, tenant_id, known.floor_seq, now_ms - known.kept_s * 1000)
@@ -136,7 +136,7 @@ class Planner:
         return stops
 
     async def _stops(self, connection: Connection, tenant_id: str, known: Retention, stated: Statements) -> list[Stop]:
-        """The first entry that stops a prefix for each reason that may begin, but open jobs."""
+        """The first entry that stops a prefix for each reason that may arise while a prune is under way."""
         floor_seq = known.floor_seq
         held = {job_id for hold in known.holds.values() for job_id in hold.job_ids or ()}
         first_seqs = await retention.first_seqs(connection, tenant_id, held, floor_seq)

@@ -43,7 +43,7 @@ from ledger.verification.verdict import Verdict, damaged
 from signing.snapshot import open_snapshot
 
 PRUNES_AT_ONCE_MAX: Final = 1
-"""Each verifies a whole chain and reads an archive back; others wait."""
+"""Each verifies what leaves, and reads it back from the archive; others wait."""
 
 log = structlog.get_logger()
 
