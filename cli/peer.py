@@ -56,7 +56,7 @@ def retire(
     """Give up a region whose ledger is lost for good.
 
     This ledger counts it in no majority any more, imports nothing from it,
-    and tells its ledger so, should it wake. What was imported stays. Run it
+    and refuses its ledger (region-retired) if it returns. What was imported stays. Run it
     at one node of each living region; docs/runbook.md says when.
 
     \b

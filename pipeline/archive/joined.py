@@ -1,13 +1,13 @@
 """A chain and what left it, verified as one from seq 1: the verdict on its database, joined with that on its archive.
 
 Both are verified by themselves. They join where the tree of the archive is the beginning of that of the chain, which
-covers every link. So the database's verification compares ``ArchivedPart.heads``, which are not checkpoints of
-somebody else, and its stored tiles prove the tree of what left::
+covers every link. So the database's verification compares ``ArchivedPart.heads``, which are no checkpoints from
+elsewhere, and its stored tiles prove the tree of what left::
 
     archive     1 ... to_seq of the newest manifest          PRUNED names a manifest of it
     database         to_seq of PRUNED + 1 ... the head       its tree begins with the archive's
 
-What both have is verified twice. The commitments that PRUNED carries must be those that the archive's entries up to its
+Entries in both are verified twice. The commitments that PRUNED carries must be those that the archive's entries up to its
 ``to_seq`` lead to.
 """
 

@@ -1,4 +1,4 @@
-"""``/v1/exchange``: the ledgers that this one exchanges with, how far each is imported, what it tells them, and which
+"""``/v1/exchange``: the ledgers that this one exchanges with, how far each is imported, the news for them, and which
 regions are retired or admitted."""
 
 from __future__ import annotations
