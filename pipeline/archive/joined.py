@@ -7,8 +7,8 @@ elsewhere, and its stored tiles prove the tree of what left::
     archive     1 ... to_seq of the newest manifest          PRUNED names a manifest of it
     database         to_seq of PRUNED + 1 ... the head       its tree begins with the archive's
 
-Entries in both are verified twice. The commitments that PRUNED carries must be those that the archive's entries up to its
-``to_seq`` lead to.
+Entries in both are verified twice. The commitments that PRUNED carries must be those that the archive's entries up to
+its ``to_seq`` lead to.
 """
 
 from __future__ import annotations
