@@ -7,9 +7,9 @@
     private_fields    declared   the last declaration, with its seq and its time
                       erased     how many keys the erasures destroyed, and the SHA-256 of their ids, sorted
 
-Each is missing where no entry about it ever left. The machine of commitments that is fed the active ones and the
-capacities in the order of their indexes is in the same state as after all entries that left: whatever ended, changed
-nothing else that is left.
+Each is missing where no entry about it ever left. The machine of commitments that applies the active ones and the
+capacities in the order of their indexes is in the same state as after all entries that left: a commitment that ended
+has no effect on those still in force.
 """
 
 from __future__ import annotations
