@@ -52,9 +52,9 @@ def set_policy(
 ) -> None:
     """Set how long entries stay in the database. Without --period nothing leaves.
 
-    The policy is an entry of the tenant's chain. A minimum is never shortened,
-    by nobody: one that is left out stays as it is. Nothing leaves by this
-    alone; tally prune lets it.
+    The policy is an entry of the tenant's chain and replaces the period: one
+    that is left out ends. A minimum is never shortened, and one that is left
+    out stays as it is. Nothing leaves by this alone; tally prune lets it.
 
     \b
     Examples:
