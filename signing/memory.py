@@ -268,7 +268,7 @@ def _digest(items: list[Seen]) -> str:
     return sha256(canonical.encode(msgspec.to_builtins(items))).hexdigest()
 
 
-_MUST_HOLD: Final = ("links", "payloads", "head", "snapshots", "signatures", "tree")
+_MUST_HOLD: Final = ("links", "payloads", "head", "snapshots", "tree")
 
 
 class Observation(NamedTuple):

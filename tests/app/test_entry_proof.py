@@ -138,6 +138,7 @@ def test_the_receipt_of_a_job_has_no_cose_form(ledger: Ledger) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.foreign
 def test_the_library_of_the_authors_of_cose_receipts_accepts_ours(ledger: Ledger, tmp_path: Path) -> None:
     """``@transmute/cose`` by npm, which `make torture` needs."""
     npm = shutil.which("npm")

@@ -528,6 +528,7 @@ ALTER TABLE scheduler.scheduler_log
 CREATE INDEX scheduler_log_hlc ON scheduler.scheduler_log (tenant_id, hlc_physical, hlc_logical, hlc_node);
 DROP TABLE scheduler.webhook_dead_letters, scheduler.webhooks;
 DROP TABLE scheduler.exchange_positions;
+DROP FUNCTION scheduler.supersede_cosignature, scheduler.refuse_kept_cosignature CASCADE;
 DROP TABLE scheduler.departed_jobs, scheduler.job_index_piece, scheduler.job_index_left;
 DROP FUNCTION scheduler.refuse_uncovered() CASCADE;
 DROP FUNCTION scheduler.remove_covered, scheduler.covered_to;

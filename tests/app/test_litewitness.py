@@ -29,7 +29,7 @@ from tests.waiting import until as until_true
 VERSION = "v0.9.0"
 LOG_ORIGIN = "ledger.example"
 QUORUM_P95_S = 3.0
-pytestmark = pytest.mark.torture
+pytestmark = [pytest.mark.torture, pytest.mark.foreign]
 
 
 class Litewitness(NamedTuple):

@@ -79,7 +79,11 @@ async def test_what_was_said_of_retention_counts_after_a_fork(
         await restore_from_wal(settings, older.database.service_url)
     await fork_log(settings, older.database.service_url, "the backup was old")
     async with older.running(**archiving(tmp_path / "another")) as client:
-        assert await head_seq(client) == head
+
+        async def has_own_job() -> bool:
+            return await head_seq(client) == head + 3
+
+        await until(has_own_job, "the job that this node's WAL has is chained again")
         verdict = (await client.get(f"/v1/chain/verify?tenant_id={TENANT}")).json()
         assert (verdict["valid"], verdict["verified_from_seq"]) == (True, 7), verdict
         policy = (await client.get("/v1/retention", params={"tenant_id": TENANT})).json()

@@ -316,6 +316,7 @@ async def test_pushes_keep_to_the_rate_that_a_witness_sets(
 
 
 @pytest.mark.torture
+@pytest.mark.foreign
 async def test_pushes_of_ten_thousand_tenants_keep_to_the_rate_that_a_witness_sets(
     client: httpx.AsyncClient, three: list[WitnessServer]
 ) -> None:
