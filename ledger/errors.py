@@ -456,7 +456,7 @@ class ReceiptSignatureError(ReceiptInvalidError):
     """The signature of a receipt's statement is invalid, although the verifier has the key that it names."""
 
 
-class ArchiveInvalidError(LedgerError):
+class ArchiveInvalidError(LedgerError, problem=problems.ARCHIVE_DISAGREES):
     """An archive violates docs/formats/archive.md, or its files are not those that its manifests name.
 
     ``seq`` is that of the first entry concerned, 0 if unknown.
@@ -492,7 +492,7 @@ class ArchiveConflictError(LedgerError):
     """Another file exists where an archive must be written; nothing was overwritten."""
 
 
-class ArchiveUnavailableError(LedgerError):
+class ArchiveUnavailableError(LedgerError, problem=problems.ARCHIVE_UNAVAILABLE):
     """The place of an archive cannot be reached, or fails a request."""
 
 

@@ -34,6 +34,22 @@ class ProblemType(NamedTuple):
     """The same for a person at the console, where people meet it there."""
 
 
+ARCHIVE_DISAGREES = ProblemType(
+    "archive-disagrees",
+    409,
+    "The archive is not that of the chain",
+    Retry.AFTER_CHANGE,
+    "nothing has left. `tally verify --archive` says what is wrong: put back what is missing or changed, or archive "
+    "to another place",
+    advice="Nothing has left. Verify the archive: the detail says which file or entry is wrong.",
+)
+ARCHIVE_UNAVAILABLE = ProblemType(
+    "archive-unavailable",
+    503,
+    "The archive cannot be reached",
+    Retry.LATER,
+    "nothing has left. `GET /v1/archive` says since when; see that the folder is there or the bucket answers",
+)
 ARCHIVED = ProblemType(
     "archived",
     410,

@@ -280,6 +280,7 @@ export const CHECKS = {
 };
 
 export const PROBLEMS = {
+  "archive-disagrees": "Nothing has left. Verify the archive: the detail says which file or entry is wrong.",
   "archived": "Read it from the archive, which the detail names.",
   "bundle-invalid": "Get the bundle again from its ledger. What does not hold stands above.",
   "chain-damaged": "Verify the tenant: that shows where.",

@@ -42,6 +42,7 @@ ENDED: frozenset[str] = frozenset(
 """Statuses of jobs that take no more events."""
 TRANSIENT_KINDS: frozenset[str] = frozenset(
     {
+        "archive-unavailable",
         "backlog-full",
         "durability-timeout",
         "fenced",
