@@ -21,7 +21,7 @@ from ledger.job_index import keys_of
 from ledger.merkle import leaf_hashes
 from ledger.names import NODE_ID
 from ledger.verification import ENTRY_COLUMNS, driver, verify
-from ledger.verification.entry_check import EntryChecker, PackedEntries, Passed, Said
+from ledger.verification.entry_check import EntryChecker, PackedEntries, Passed, SignableEntry
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.reader import of_commitments
 from ledger.verification.verdict import Findings
@@ -46,7 +46,7 @@ SEQ, T_HLC, VERSION, PREV, LINK = map(
 )
 WIDTHS = {"seq": 8, "hlc_physical": 8, "hlc_logical": 8, "link_version": 2}
 
-SAID = [*map(ENTRY_COLUMNS.index, Said._fields)]
+SAID = [*map(ENTRY_COLUMNS.index, SignableEntry._fields)]
 NOTHING: tuple[Any, ...] = ([], b"", [], None, b"", None, None, 0, [])
 
 Rows = list[list[Any]]
@@ -109,7 +109,7 @@ def by_rows(rows: Rows, known: Known) -> tuple[Any, ...] | None:
     ((_, links, _, jobs),) = runs
     marks = [(row[SEQ], link, row[T_HLC]) for row, link in zip(rows, links, strict=True) if row[SEQ] in known.to_mark]
     count = len(of_commitments(rows))
-    said = [] if not known.sees_all else [Said(*(row[at] for at in SAID)) for row in rows]
+    said = [] if not known.sees_all else [SignableEntry(*(row[at] for at in SAID)) for row in rows]
     ends = rows[0][PREV], links[-1], rows[-1][LINK], rows[-1][T_HLC]
     return leaf_hashes(links), keys_of(jobs), marks, *ends, count, said
 
