@@ -16,7 +16,7 @@ import structlog
 
 from app.runtime.principals import Principal
 from app.trust.key_changes import TRY_AGAIN, KeyChanges
-from ledger.errors import DurabilityTimeoutError, InvalidInputError, KeyConflictError, LedgerError, NotFoundError
+from ledger.errors import InvalidInputError, KeyConflictError, LedgerError, NotFoundError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing.callers import CALLER_PREFIX, RegisteredCaller, RequiredSignatures, RevokedCaller
@@ -118,21 +118,8 @@ class CallerKeys:
         return Hlc(max(node.wall.now_ms(), node.clock.last.physical_ms) + after_ms, 0, node.node_id).text()
 
     async def _enter(self, action: SystemAction, subject: str, facts: dict[str, object]) -> None:
-        """Write an entry with a statement by a key of this node, and follow it.
-
-        Raises:
-            NotReadyError: the start of the node is not recorded yet.
-            KeyConflictError: no key of this node may vouch for it.
-            DatabaseUnavailableError: PostgreSQL cannot be reached; nothing has changed.
-            DurabilityTimeoutError: not chained in time; it still will be.
-            ChainDamagedError: the chain of ``_system`` takes nothing.
-        """
-        await self.keys.check_recorded()
-        vouched = await self.keys.vouched_here(action, facts, await self.keys.history())
-        await self.keys.in_time(
-            self.keys.write_entry(action, f"{CALLER_PREFIX}{subject}", vouched),
-            DurabilityTimeoutError(f"{action} about {subject} is in this node's log, and not in the chain yet"),
-        )
+        """Write an entry, as ``KeyChanges.enter_vouched``, and follow it."""
+        await self.keys.enter_vouched(action, f"{CALLER_PREFIX}{subject}", facts)
         await self.refresh()
 
 

@@ -336,6 +336,23 @@ class KeyChanges:
             self.recorded.wait(), NotReadyError("the chain does not name the keys of this node yet; try again")
         )
 
+    async def enter_vouched(self, action: SystemAction, subject: str, facts: Facts) -> None:
+        """Write an entry about ``subject`` with a statement by a key of this node, and wait until it is chained.
+
+        Raises:
+            NotReadyError: the start of the node is not recorded yet.
+            KeyConflictError: no key of this node may vouch for it.
+            DatabaseUnavailableError: PostgreSQL cannot be reached; nothing has changed.
+            DurabilityTimeoutError: not chained in time; it still will be.
+            ChainDamagedError: the chain of ``_system`` takes nothing.
+        """
+        await self.check_recorded()
+        vouched = await self.vouched_here(action, facts, await self.history())
+        await self.in_time(
+            self.write_entry(action, subject, vouched),
+            DurabilityTimeoutError(f"{action} about {subject} is in this node's log, and not in the chain yet"),
+        )
+
     # --- rotation ---------------------------------------------------------------------------------
 
     async def rotate(self, new_key_uri: str | None, *, log_key: bool) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from app.share.exchange import Regions
 from app.share.exchange.peer import Peer
 from app.trust.key_changes import TRY_AGAIN, KeyChanges
 from ledger import rfc3339
-from ledger.errors import DurabilityTimeoutError, KeyConflictError, LedgerError, NotFoundError, ProblemError
+from ledger.errors import KeyConflictError, LedgerError, NotFoundError, ProblemError
 from ledger.facts import problems
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
@@ -158,21 +158,8 @@ class RegionChanges:
         )
 
     async def _enter(self, action: SystemAction, region: str, facts: dict[str, object]) -> None:
-        """Write an entry with a statement by a key of this node, and follow it.
-
-        Raises:
-            NotReadyError: the start of the node is not recorded yet.
-            KeyConflictError: no key of this node may vouch for it.
-            DatabaseUnavailableError: PostgreSQL cannot be reached; nothing has changed.
-            DurabilityTimeoutError: not chained in time; it still will be.
-            ChainDamagedError: the chain of ``_system`` takes nothing.
-        """
-        await self.keys.check_recorded()
-        vouched = await self.keys.vouched_here(action, facts, await self.keys.history())
-        await self.keys.in_time(
-            self.keys.write_entry(action, f"{REGION_PREFIX}{region}", vouched),
-            DurabilityTimeoutError(f"{action} of region {region} is in this node's log, and not in the chain yet"),
-        )
+        """Write an entry, as ``KeyChanges.enter_vouched``, and follow it."""
+        await self.keys.enter_vouched(action, f"{REGION_PREFIX}{region}", facts)
         await self.refresh()
 
 
