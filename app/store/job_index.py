@@ -22,7 +22,7 @@ from ledger.job_index import (
     run_entries,
     run_leaves,
 )
-from ledger.job_index.growth import OpenBlock
+from ledger.job_index.builder import OpenBlock
 from ledger.job_index.proof import ENTRIES_MAX, Directory, RunProof, pieces_of, prove
 from ledger.merkle import HASH_BYTES, leaf_hash
 from ledger.merkle.tiles import TILE_WIDTH

@@ -2,7 +2,7 @@
 
 ``PartIndex`` takes the entries of a part of the log. Its ``IndexPart`` has the runs over the blocks that begin and end
 in the part, merged where eight begin at a multiple of eight, and the entries of the blocks that cross its ends.
-``IndexGrowth`` takes the parts in order and gives the roots of the index at each size that was asked for::
+``IndexBuilder`` takes the parts in order and gives the roots of the index at each size that was asked for::
 
     part    |   head   | block | eight blocks, merged | block |  tail  |        head, tail < BLOCK_ENTRIES entries
 
@@ -153,7 +153,7 @@ class _Run(msgspec.Struct):
     """Empty of the highest level, whose runs are not merged."""
 
 
-class IndexGrowth:
+class IndexBuilder:
     """The index of the first entries of a log, which grows by parts."""
 
     def __init__(self, size: int = 0) -> None:

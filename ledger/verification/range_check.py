@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ledger.job_index import keys_of
-from ledger.job_index.growth import IndexPart, PartIndex
+from ledger.job_index.builder import IndexPart, PartIndex
 from ledger.merkle import PartOfTree, leaf_hashes
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.caller_check import NOBODY_KNOWN, CallerChecker, CallerJudge

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ledger import merkle
-from ledger.job_index.growth import IndexGrowth, Roots
+from ledger.job_index.builder import IndexBuilder, Roots
 from ledger.machines.retention import Floor
 from ledger.merkle import HASH_BYTES, Frontier, append_part
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH, TileCoordinates
@@ -175,7 +175,7 @@ class Fold:
         """The tree by size: at the sizes of other tree heads, and within the last added range."""
         self._repetitions = Repetitions()
         self._tiles = _SharedTiles({} if ends.left is None else ends.left.edge)
-        self._job_index = IndexGrowth(ends.first_seq - 1)
+        self._job_index = IndexBuilder(ends.first_seq - 1)
         self._job_roots: dict[int, Roots] = {}
         """Roots of the index of jobs by size, at the ends of snapshots within the last added range."""
 
@@ -223,11 +223,11 @@ class Fold:
         part = summary.job_index
         if part is None or part.head.begin != self._passed_seq:
             end = self._passed_seq if not summary.runs else summary.runs[-1][1]
-            self._job_index, self._job_roots = IndexGrowth(end), {}
+            self._job_index, self._job_roots = IndexBuilder(end), {}
         else:
             self._job_roots = self._job_index.add(part)
             if len(summary.runs) > 1:
-                self._job_index = IndexGrowth(summary.runs[-1][1])
+                self._job_index = IndexBuilder(summary.runs[-1][1])
 
     def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
         """Add snapshots that begin after the last range."""

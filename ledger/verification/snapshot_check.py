@@ -28,7 +28,7 @@ from ledger import canonical
 from ledger.chain.form import Hash, HlcText, NodeId, Seq, TenantId
 from ledger.errors import InvalidInputError, SignatureError
 from ledger.job_index import covering
-from ledger.job_index.growth import Roots
+from ledger.job_index.builder import Roots
 from ledger.verification.verdict import Findings, Head, is_number
 
 

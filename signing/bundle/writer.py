@@ -49,7 +49,7 @@ from ledger.chain import Linker
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.job_index import keys_of
-from ledger.job_index.growth import IndexGrowth, PartIndex
+from ledger.job_index.builder import IndexBuilder, PartIndex
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim
 from ledger.verification.verdict import Break
 from signing.anchors import BundledAnchor, encode_anchors
@@ -265,7 +265,7 @@ class OwnChainBundle:
         self._link = b""
         self._unsigned: list[bytes] = []
         self._jobs: list[str] = []
-        self._job_index = IndexGrowth()
+        self._job_index = IndexBuilder()
         self._snapshot_digest: str | None = None
 
     @property

@@ -22,7 +22,7 @@ from ledger import canonical, merkle
 from ledger.chain import link, link_v1
 from ledger.facts.events import JOB_EVENTS
 from ledger.job_index import keys_of
-from ledger.job_index.growth import IndexGrowth, PartIndex
+from ledger.job_index.builder import IndexBuilder, PartIndex
 from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.retention import SUBJECT
@@ -95,7 +95,7 @@ class Ledger:
         rows = self.entries[:size]
         part = PartIndex(0, [size])
         part.append(keys_of([row["job_id"] for row in rows]), b"".join(self.leaf_hashes(1, size)))
-        return [root.hex() for root in IndexGrowth().add(part.finish())[size] if root is not None]
+        return [root.hex() for root in IndexBuilder().add(part.finish())[size] if root is not None]
 
     # --- made from the entries --------------------------------------------------------------------
 

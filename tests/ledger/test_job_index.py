@@ -16,8 +16,8 @@ from ledger import job_index, native
 from ledger.errors import ProofError
 from ledger.job_index import (
     block_leaves,
+    builder,
     covering,
-    growth,
     key_of,
     keys_of,
     merged_leaves,
@@ -25,7 +25,7 @@ from ledger.job_index import (
     proof,
     root_of,
 )
-from ledger.job_index.growth import IndexGrowth, PartIndex
+from ledger.job_index.builder import IndexBuilder, PartIndex
 from ledger.job_index.proof import Directory, Neighbour, RunProof, pieces_of, prove, verify_job
 from tests.ledger import naive_job_index as naive
 from tests.ledger.blocks import BLOCK_ENTRIES as BLOCK
@@ -51,9 +51,9 @@ def entries_of(size: int, jobs: int, seed: int = 1) -> list[naive.Entry]:
     return [(f"job-{drawn.randrange(jobs)}", sha256(b"%d" % each).digest()) for each in range(size)]
 
 
-def grown(entries: list[naive.Entry], borders: list[int], cuts: list[int]) -> dict[int, growth.Roots]:
+def grown(entries: list[naive.Entry], borders: list[int], cuts: list[int]) -> dict[int, builder.Roots]:
     """Roots at the cuts, of a log that is taken in parts which end at the borders."""
-    index, found = IndexGrowth(), {}
+    index, found = IndexBuilder(), {}
     for begin, end in zip([0, *borders], [*borders, len(entries)], strict=True):
         part = PartIndex(begin, [cut for cut in cuts if begin < cut <= end])
         for job_id, leaf in entries[begin:end]:
@@ -84,7 +84,7 @@ def test_an_index_that_begins_late_knows_the_runs_that_begin_behind_and_no_other
     first: int, count: int, seed: int
 ) -> None:
     entries, size = entries_of(first + count, 20, seed), first + count
-    index, part = IndexGrowth(first), PartIndex(first, [size])
+    index, part = IndexBuilder(first), PartIndex(first, [size])
     for job_id, leaf in entries[first:]:
         part.append(key_of(job_id), leaf)
     found = index.add(part.finish())[size]

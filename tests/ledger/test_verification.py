@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ledger import job_index
 from ledger.chain import Linker
-from ledger.job_index import growth
+from ledger.job_index import builder
 from ledger.verification import ASPECTS, ENTRY_COLUMNS, KINDS, Anchor, Head, StoredTree, TreeHead, Verdict, verify
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
@@ -589,7 +589,7 @@ def usual_collector() -> Iterator[None]:
 def test_memory_does_not_grow_with_the_chain(usual_collector: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # Of the index of jobs runs below the highest level are kept, until they are merged: here those of 8,192 entries.
     monkeypatch.setattr(job_index, "LEVEL_MAX", 1)
-    monkeypatch.setattr(growth, "LEVEL_MAX", 1)
+    monkeypatch.setattr(builder, "LEVEL_MAX", 1)
 
     def peak_bytes(ledger: Ledger) -> int:
         reader = MemoryReader(ledger, 500)

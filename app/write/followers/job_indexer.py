@@ -41,7 +41,7 @@ from ledger.job_index import (
     root_of,
     run_entries,
 )
-from ledger.job_index.growth import OpenBlock
+from ledger.job_index.builder import OpenBlock
 from ledger.merkle import HASH_BYTES
 from ledger.verification.entry_check import ENTRY_COLUMNS, leaves_of
 from ledger.verification.snapshot_check import SnapshotClaim, SnapshotRow

@@ -46,7 +46,7 @@ from ledger.errors import (
     StoredTreeError,
     StoredTreeLockedError,
 )
-from ledger.job_index.growth import OpenBlock
+from ledger.job_index.builder import OpenBlock
 from ledger.merkle import tiles
 from signing import checkpoint
 from signing.checkpoint import Checkpoint, sign_checkpoint

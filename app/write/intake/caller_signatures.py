@@ -69,7 +69,7 @@ class CheckingThreads:
                 try:
                     self._loop.call_soon_threadsafe(self._answer)
                 except RuntimeError:
-                    return  # The loop has ended, and with it whoever waits.
+                    return  # The loop has ended, so no request waits for the answer.
 
     def _answer(self) -> None:
         self._is_woken = False
