@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import platform
+import pydoc
 import re
 import subprocess
 import sys
@@ -118,6 +120,19 @@ def test_the_same_code_is_awaited(ledger: str) -> None:
             return [event["action"] async for event in client.list_events("awaited", created["job_id"])]
 
     assert asyncio.run(all_of_it()) == ["ENQUEUE", "FAIL"]
+
+
+def test_a_method_shows_its_parameters_on_the_class_and_on_the_object() -> None:
+    for shown in (Client.get_job, AsyncClient.get_job, AsyncClient("http://127.0.0.1:9").get_job, Client.list_jobs):
+        assert "tenant_id" in inspect.signature(shown).parameters
+    assert inspect.signature(Client.create_job).return_annotation == "Recorded"
+    assert "create_job(self, tenant_id: " in pydoc.plain(pydoc.render_doc(Client))
+
+
+def test_an_await_that_was_forgotten_is_an_error_of_types_and_a_warning() -> None:
+    client = AsyncClient("http://127.0.0.1:9")
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        client.cancel_job("acme", "j", reason="none")  # type: ignore[unused-coroutine]
 
 
 def test_a_client_shows_its_last_write_with_every_read(way: Way) -> None:
@@ -574,7 +589,7 @@ def test_a_job_begun_again_under_its_id_adds_nothing_and_an_ended_one_is_not_run
             pass
         with pytest.raises(JobEndedError), client.job("named", {"n": 1}, job_id="nightly-1"):
             pytest.fail("it is run again")
-        with pytest.raises(KeyReusedError):
+        with pytest.raises(JobExistsError, match="take another job_id"):
             client.job("named", {"n": 2}, job_id="nightly-1").begin()
     assert actions(ledger, "named", "nightly-1") == ["ENQUEUE", "DEQUEUE", "COMPLETE"]
 

@@ -24,7 +24,6 @@ from tallystick_client import (
     Client,
     JobEndedError,
     JobExistsError,
-    KeyReusedError,
     NotAllowedError,
     SpoolError,
     UnreachableError,
@@ -388,7 +387,7 @@ def test_a_job_that_another_sender_sent_first_is_not_run_again_when_it_has_ended
 def test_a_job_that_the_ledger_refuses_is_raised_where_it_is_begun_and_leaves_nothing(way: Way, folder: Path) -> None:
     with Client(way.url, spool=folder) as client:
         client.job("refused", {"n": 1}, job_id="mine").begin()
-        with pytest.raises(KeyReusedError), client.job("refused", {"n": 2}, job_id="mine"):
+        with pytest.raises(JobExistsError, match="job_id"), client.job("refused", {"n": 2}, job_id="mine"):
             pytest.fail("it runs")
         way.instead = [problem(409, "job-exists"), problem(401, "unauthenticated")]
         for error in (JobExistsError, NotAllowedError):

@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -30,13 +30,13 @@ from tallystick_client.outbox import Outbox, SpoolReport
 from tallystick_client.signing import SPOOLED_WINDOW_MS, WINDOW_MS, EventSigner, Signer, signer_of
 from tallystick_client.spool import Spool
 from tallystick_client.transport import (
-    Answer,
     AsyncTransport,
     Awaiting,
     Blocking,
     BlockingTransport,
     Reply,
     Transport,
+    Values,
     listing,
     operation,
 )
@@ -116,7 +116,7 @@ class LedgerMethods(Generic[J]):
     # --- writing ----------------------------------------------------------------------------------
 
     @operation
-    def create_job(
+    async def create_job(
         self,
         tenant_id: str,
         spec: Mapping[str, Any],
@@ -125,9 +125,9 @@ class LedgerMethods(Generic[J]):
         assigned_dcs: Sequence[str] = (),
         durability: Level | None = None,
         key: str | None = None,
-    ) -> Answer[Recorded]:
+    ) -> Recorded:
         """Record a new job. Not by way of the spool, as every method of the client but ``job``."""
-        return self._write(
+        recorded: Recorded = await self._write(
             "/v1/jobs",
             {
                 "tenant_id": tenant_id,
@@ -138,9 +138,10 @@ class LedgerMethods(Generic[J]):
             },
             key,
         )
+        return recorded
 
     @operation
-    def send_event(
+    async def send_event(
         self,
         /,
         tenant_id: str,
@@ -150,20 +151,22 @@ class LedgerMethods(Generic[J]):
         durability: Level | None = None,
         key: str | None = None,
         **fields: Any,
-    ) -> Answer[Recorded]:
+    ) -> Recorded:
         """Record an event of a job: JobAccepted, JobCompleted and the others of docs/events.md, with its fields."""
-        return self._write(
+        recorded: Recorded = await self._write(
             job_path(job_id, "/events"), {"tenant_id": tenant_id, "type": type, "durability": durability, **fields}, key
         )
+        return recorded
 
     @operation
-    def cancel_job(
+    async def cancel_job(
         self, tenant_id: str, job_id: str, *, reason: str, requestor: str | None = None, key: str | None = None
-    ) -> Answer[Recorded]:
+    ) -> Recorded:
         """Ask for the cancellation of a job."""
-        return self._write(
+        recorded: Recorded = await self._write(
             job_path(job_id, "/cancel"), {"tenant_id": tenant_id, "reason": reason, "requestor": requestor}, key
         )
+        return recorded
 
     @operation
     async def send_batch(
@@ -188,22 +191,23 @@ class LedgerMethods(Generic[J]):
         return BatchRecorded(accepted, job_ids)
 
     @operation
-    def propose(
+    async def propose(
         self,
         tenant_id: str,
         commitment: Mapping[str, Any],
         precondition: Mapping[str, Any] | None = None,
         *,
         key: str | None = None,
-    ) -> Answer[Accepted]:
+    ) -> Accepted:
         """Propose a commitment (docs/commitments.md).
 
         Raises:
             ConflictError: it was rejected, and that is on record.
         """
-        return self._write(
+        accepted: Accepted = await self._write(
             "/v1/commitments", {"tenant_id": tenant_id, "commitment": commitment, "precondition": precondition}, key
         )
+        return accepted
 
     def job(
         self,
@@ -244,7 +248,7 @@ class LedgerMethods(Generic[J]):
     # --- reading ----------------------------------------------------------------------------------
 
     @operation
-    def get_job(
+    async def get_job(
         self,
         tenant_id: str,
         job_id: str,
@@ -252,35 +256,29 @@ class LedgerMethods(Generic[J]):
         consistency: Consistency | None = None,
         max_staleness_ms: int | None = None,
         as_of: str | None = None,
-    ) -> Answer[JobState]:
+    ) -> JobState:
         """A job, now or as of an HLC or an RFC 3339 time; by default this client's own writes are seen."""
-        return self._value(
-            self._core.ask(
-                "GET",
-                job_path(job_id),
-                params={
-                    "tenant_id": tenant_id,
-                    "consistency": consistency,
-                    "max_staleness_ms": max_staleness_ms,
-                    "as_of": as_of,
-                },
-            )
-        )
+        params = {
+            "tenant_id": tenant_id,
+            "consistency": consistency,
+            "max_staleness_ms": max_staleness_ms,
+            "as_of": as_of,
+        }
+        state: JobState = value_of(await self._core.ask("GET", job_path(job_id), params=params))
+        return state
 
     @listing
-    def list_jobs(
-        self, /, tenant_id: str, *, status: Status | None = None, **filters: Any
-    ) -> AsyncGenerator[ListedJob, None]:
+    def list_jobs(self, /, tenant_id: str, *, status: Status | None = None, **filters: Any) -> Values[ListedJob]:
         """Jobs, newest first; ``filters`` are the other parameters of ``GET /v1/jobs``."""
         return self._listed("/v1/jobs", {"tenant_id": tenant_id, "status": status, **filters})
 
     @listing
-    def list_events(self, tenant_id: str, job_id: str) -> AsyncGenerator[JobEvent, None]:
+    def list_events(self, tenant_id: str, job_id: str) -> Values[JobEvent]:
         """The events of a job, in HLC order."""
         return self._listed(job_path(job_id, "/events"), {"tenant_id": tenant_id})
 
     @listing
-    def list_cancellations(self, tenant_id: str, dc_id: str) -> AsyncGenerator[ListedJob, None]:
+    def list_cancellations(self, tenant_id: str, dc_id: str) -> Values[ListedJob]:
         """The jobs whose cancellation a data centre has not acknowledged."""
         return self._listed("/v1/cancellations", {"tenant_id": tenant_id, "dc": dc_id})
 
@@ -294,7 +292,7 @@ class LedgerMethods(Generic[J]):
         dc: str | None = None,
         from_seq: int | None = None,
         raise_lagged: bool = False,
-    ) -> AsyncGenerator[Entry, None]:
+    ) -> Values[Entry]:
         """The tenant's chain as it grows, entry by entry, for as long as somebody asks for the next.
 
         A connection that ends is made again, at any node, where it was: no entry is told twice, none is left out. One
@@ -314,7 +312,7 @@ class LedgerMethods(Generic[J]):
         )
 
     @operation
-    def request(
+    async def request(
         self,
         method: str,
         path: str,
@@ -322,11 +320,11 @@ class LedgerMethods(Generic[J]):
         params: Mapping[str, Any] | None = None,
         body: object = None,
         key: str | None = None,
-    ) -> Answer[dict[str, Any]]:
+    ) -> dict[str, Any]:
         """Anything else that the API has. A POST is repeated only with a ``key``."""
-        return self._value(
-            self._core.ask(method, path, params=params, content=None if body is None else json_of(body), key=key)
-        )
+        content = None if body is None else json_of(body)
+        answer: dict[str, Any] = value_of(await self._core.ask(method, path, params=params, content=content, key=key))
+        return answer
 
     @operation
     async def ask(
@@ -373,26 +371,23 @@ class LedgerMethods(Generic[J]):
     ) -> dict[str, Any]:
         """Have the ledger verify and merge bundles. ``advance`` is called with the size of each piece that is sent."""
         with ExitStack() as opened:
-            asked = self._core.ask(
+            answer = await self._core.ask(
                 "POST",
                 "/v1/bundles/import",
                 params={"dry_run": "true" if dry_run else None},
                 files=[("file", (file.name, opened.enter_context(_CountedFile(file, advance)), TAR)) for file in files],
             )
-            merged: dict[str, Any] = await self._value(asked)
+            merged: dict[str, Any] = value_of(answer)
             return merged
 
-    def _write(self, path: str, body: Mapping[str, Any], key: str | None) -> Answer[Any]:
+    async def _write(self, path: str, body: Mapping[str, Any], key: str | None) -> Any:
         key, given = key or new_key(), {name: value for name, value in body.items() if value is not None}
         if self._core.signing is not None and path.startswith(JOBS):
             given.setdefault("job_id", new_job_id()) if path == JOBS else None
             given = self._core.signing.body(path, given, key)
-        return self._value(self._core.ask("POST", path, content=json_of(given), key=key))
+        return value_of(await self._core.ask("POST", path, content=json_of(given), key=key))
 
-    async def _value(self, asked: Answer[Reply]) -> Any:
-        return value_of(await asked)
-
-    async def _listed(self, path: str, params: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+    async def _listed(self, path: str, params: Mapping[str, Any]) -> Values[Any]:
         async for page in self._core.pages(path, params):
             for item in page["items"]:
                 yield item

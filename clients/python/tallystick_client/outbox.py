@@ -24,6 +24,8 @@ from tallystick_client.core import BACKOFF_MAX_S, BACKOFF_MIN_S, Core, no_ledger
 from tallystick_client.errors import (
     CopiesRemovedError,
     FinalError,
+    JobExistsError,
+    KeyReusedError,
     NotAllowedError,
     ProblemError,
     SpoolError,
@@ -241,6 +243,10 @@ class Outbox:
             except CopiesRemovedError as error:
                 unshown = error
                 continue
+            except KeyReusedError as error:
+                # The key is made of the id of the job: its caller has given none.
+                why = "this job began before with another spec or place: take another job_id, or begin it as it was"
+                raise JobExistsError(error.status, "job-exists", why, error.members, error.location) from error
             if "job_id" not in value_of(reply):
                 raise no_ledger(reply)  # such as a page to log in at, which would have the file removed
             replies.append(reply)

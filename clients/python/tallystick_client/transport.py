@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from functools import update_wrapper
@@ -27,6 +27,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Answer: TypeAlias = Coroutine[Any, Any, T]
 """The coroutine of an operation."""
+Values: TypeAlias = AsyncGenerator[T, None]
+"""The values of a ``listing``, one by one; a blocking object has a ``Generator`` of them."""
 
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer that is read whole; the service's longest list is a quarter of that."""
@@ -252,38 +254,40 @@ class operation(Generic[P, T]):  # noqa: N801 (a decorator)
     @overload
     def __get__(self, at: Blocking, owner: type) -> Callable[P, T]: ...
     @overload
-    def __get__(self, at: Awaiting, owner: type) -> Callable[P, Awaitable[T]]: ...
+    def __get__(self, at: Awaiting, owner: type) -> Callable[P, Answer[T]]: ...
     @overload
-    def __get__(self, at: None, owner: type) -> operation[P, T]: ...
+    def __get__(self, at: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, at: Any, owner: type) -> Any:
-        return self if at is None else _bound(self.method.__get__(at), at, _at_its_end)
+        return _method(self.method, at, owner, _at_its_end)
 
 
 class listing(Generic[P, T]):  # noqa: N801 (a decorator)
     """An asynchronous generator as a method: its values come one by one, to ``for`` or ``async for``."""
 
-    def __init__(self, method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]]) -> None:
+    def __init__(self, method: Callable[Concatenate[Any, P], Values[T]]) -> None:
         self.method = method
         self.__doc__ = method.__doc__
 
     @overload
     def __get__(self, at: Blocking, owner: type) -> Callable[P, Generator[T, None, None]]: ...
     @overload
-    def __get__(self, at: Awaiting, owner: type) -> Callable[P, AsyncGenerator[T, None]]: ...
+    def __get__(self, at: Awaiting, owner: type) -> Callable[P, Values[T]]: ...
     @overload
-    def __get__(self, at: None, owner: type) -> listing[P, T]: ...
+    def __get__(self, at: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, at: Any, owner: type) -> Any:
-        return self if at is None else _bound(self.method.__get__(at), at, _one_by_one)
+        return _method(self.method, at, owner, _one_by_one)
 
 
-def _bound(method: Callable[..., Any], at: Any, block: Callable[[Any], Any]) -> Callable[..., Any]:
-    if isinstance(at, Awaiting):
-        return method
+def _method(method: Callable[..., Any], at: Any, owner: type, block: Callable[[Any], Any]) -> Callable[..., Any]:
+    """``method`` bound to ``at``, or, when that is None, the function of the class ``owner``, as ``help`` shows it."""
+    bound: Callable[..., Any] = method if at is None else method.__get__(at)
+    if not issubclass(owner, Blocking):
+        return bound
 
     def run(*given: Any, **named: Any) -> Any:
-        return block(method(*given, **named))
+        return block(bound(*given, **named))
 
-    return update_wrapper(run, method)
+    return update_wrapper(run, bound)
 
 
 def _at_its_end(coroutine: Answer[T]) -> T:
@@ -296,7 +300,7 @@ def _at_its_end(coroutine: Answer[T]) -> T:
     raise AssertionError("a coroutine over a blocking transport has suspended")
 
 
-def _one_by_one(values: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+def _one_by_one(values: Values[T]) -> Generator[T, None, None]:
     """The values of an asynchronous generator that never suspends."""
     try:
         while True:
