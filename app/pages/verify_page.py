@@ -3,6 +3,7 @@
 The sources are modules of script, which say what they take from each other. Joined, each stands in a function of its
 own that answers what it exports, so that the page is one file that opens from disk. Nothing else is done to them: what
 somebody reads in the page is what stands here. ``ENGINE`` runs in a worker, ``PAGE`` beside it.
+``ml_dsa.js`` alone is a library (``lab.vendored``).
 
 The Content-Security-Policy allows this script and this style by their digests, a worker made of the page's own text,
 and nothing else: no network at all.
@@ -26,6 +27,7 @@ ENGINE: Final = (
     "hlc.js",
     "merkle.js",
     "job_index.js",
+    "ml_dsa.js",
     "keys.js",
     "dsse.js",
     "note.js",

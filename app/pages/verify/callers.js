@@ -84,10 +84,6 @@ export class CallerChecker {
       if (row.origin === null) findings.add(KIND, row.seq, detail, { isKeyUnknown: true });
       return;
     }
-    if (caller.key === null) {
-      findings.leaveUndecided("signatures"); // No browser has this algorithm.
-      return;
-    }
     if (!(await caller.key.made(fromBase64(signature.sig, "sig"), message))) {
       findings.add(KIND, row.seq, `seq ${row.seq} is not as its caller signed it: key ${signature.key_id} did not`);
     }

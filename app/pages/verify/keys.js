@@ -1,9 +1,10 @@
 // Public keys: how they are read and named, in what time they count, how a signature is checked (docs/formats/keys.md).
-// Signatures are judged by WebCrypto. What is in a ring is trusted, so a ring never comes from the file it judges.
+// Signatures are judged by WebCrypto, those of ML-DSA by a library, as browsers lack it. What is in a ring is trusted, so a ring never comes from the file it judges.
 
 import { Malformed, fromBase64, quoted, sameBytes, toBase64, toHex } from "./encoding.js";
 import { compareHlcs, parseHlc } from "./hlc.js";
 import { isObject, parseJson } from "./json.js";
+import { ml_dsa44 } from "./ml_dsa.js";
 import { sha256 } from "./sha256.js";
 
 export const ED25519 = "ed25519";
@@ -19,8 +20,14 @@ const PREFIXES = {
     ...[0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01],
     ...[0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00, 0x04],
   ),
+  [ML_DSA_44]: Uint8Array.of(
+    ...[0x30, 0x82, 0x05, 0x32, 0x30, 0x0b, 0x06, 0x09, 0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x03, 0x11],
+    ...[0x03, 0x82, 0x05, 0x21, 0x00],
+  ),
 };
-const KEY_BYTES = { [ED25519]: 32, [ECDSA_P256]: 64 };
+const KEY_BYTES = { [ED25519]: 32, [ECDSA_P256]: 64, [ML_DSA_44]: 1312 };
+const OF_LEDGERS = [ED25519, ECDSA_P256];
+const OF_CALLERS = [...OF_LEDGERS, ML_DSA_44];
 const WEB_CRYPTO = { [ED25519]: { name: "Ed25519" }, [ECDSA_P256]: { name: "ECDSA", namedCurve: "P-256" } };
 const VERIFYING = { [ED25519]: { name: "Ed25519" }, [ECDSA_P256]: { name: "ECDSA", hash: "SHA-256" } };
 const ED25519_SIGNATURE_BYTES = 64;
@@ -30,9 +37,9 @@ export class UnknownKey extends Error {}
 
 /** One key and when it counts; bounds that are null do not bind. Times are texts and milliseconds of 1970. */
 export class PublicKey {
-  constructor(der, { notBefore = null, notAfter = null, revokedFrom = null } = {}) {
+  constructor(der, { notBefore = null, notAfter = null, revokedFrom = null } = {}, algorithms = OF_LEDGERS) {
     this.der = der;
-    this.algorithm = Object.keys(PREFIXES).find(
+    this.algorithm = algorithms.find(
       (name) =>
         der.length === PREFIXES[name].length + KEY_BYTES[name] &&
         sameBytes(der.subarray(0, PREFIXES[name].length), PREFIXES[name]),
@@ -55,7 +62,7 @@ export class PublicKey {
   }
 
   /** The key that one item of ``/v1/keys`` describes. */
-  static ofJson(value) {
+  static ofJson(value, algorithms = OF_LEDGERS) {
     if (!isObject(value)) throw new Malformed("a key must be a JSON object");
     const text = (name) => {
       const found = value[name] ?? null;
@@ -63,18 +70,19 @@ export class PublicKey {
       return found;
     };
     const revoked = text("revoked_from_hlc");
-    const key = new PublicKey(PublicKey.ofPem(text("public_key_pem") ?? "").der, {
+    const bounds = {
       notBefore: timeOf(text("not_before"), "not_before"),
       notAfter: timeOf(text("not_after"), "not_after"),
       revokedFrom: revoked === null ? null : parseHlc(revoked),
-    });
+    };
+    const key = new PublicKey(derOfPem(text("public_key_pem") ?? ""), bounds, algorithms);
     if (text("key_id") !== key.id)
       throw new Malformed(`key id ${quoted(text("key_id"))} is not that of its key, ${key.id}`);
     if (text("algorithm") !== key.algorithm) throw new Malformed(`key ${key.id} is not ${quoted(text("algorithm"))}`);
     return key;
   }
 
-  /** The 32 bytes of an Ed25519 key. */
+  /** The key without the bytes that name its algorithm. */
   get raw() {
     return this.der.subarray(PREFIXES[this.algorithm].length);
   }
@@ -85,6 +93,7 @@ export class PublicKey {
 
   /** Whether this key made ``signature`` over ``message``; says nothing of windows. */
   async made(signature, message) {
+    if (this.algorithm === ML_DSA_44) return ml_dsa44.verify(signature, message, this.raw);
     const plain = this.algorithm === ED25519 ? signature : rawOfDer(signature);
     if (plain === null || plain.length !== ED25519_SIGNATURE_BYTES) return false;
     this.imported ??= crypto.subtle.importKey("spki", this.der, WEB_CRYPTO[this.algorithm], false, ["verify"]);
@@ -163,7 +172,7 @@ export class Keyring {
       throw new Malformed("log_verifier_keys must be a list of texts");
     }
     const callers = Array.isArray(value.callers) ? callersOf(value.callers, value.signatures_required ?? []) : null;
-    return new Keyring(value.keys.map(PublicKey.ofJson), verifierKeys, callers);
+    return new Keyring(value.keys.map((each) => PublicKey.ofJson(each)), verifierKeys, callers);
   }
 
   static merged(rings) {
@@ -197,11 +206,8 @@ export class Keyring {
 function callersOf(callers, required) {
   const found = callers.map((item) => {
     if (!isObject(item) || !Array.isArray(item.tenants)) throw new Malformed("a caller must name its tenants");
-    const isKnown = item.algorithm !== ML_DSA_44;
-    const id = toHex(sha256(derOfPem(item.public_key_pem))).slice(0, 16);
-    if (item.key_id !== id) throw new Malformed(`key id ${quoted(item.key_id)} is not that of its key, ${id}`);
-    const revokedFrom = item.revoked_from_hlc ? parseHlc(item.revoked_from_hlc) : null;
-    const key = isKnown ? PublicKey.ofJson(item) : null;
+    const key = PublicKey.ofJson(item, OF_CALLERS);
+    const { id, revokedFrom } = key;
     return [id, { id, key, revokedFrom, name: String(item.name), tenants: item.tenants.map(String) }];
   });
   const wanted = required.map((item) => ({
