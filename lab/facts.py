@@ -188,8 +188,9 @@ _PASTED_HEAD: Final = """\
 
 def _pasted_sql() -> str:
     """The functions of ``scheduler`` that verify, as functions of a session."""
-    sql = (MIGRATIONS / "sql" / "0018_verify_in_sql.sql").read_text()
-    names = "|".join(re.findall(r"CREATE FUNCTION scheduler\.(\w+)", sql))
+    sql = (MIGRATIONS / "sql" / "0022_verify_in_sql.sql").read_text()
+    sql = re.sub(r"(?m)^DROP .*\n\n", "", sql)
+    names = "|".join(re.findall(r"CREATE OR REPLACE FUNCTION scheduler\.(\w+)", sql))
     return _PASTED_HEAD + re.sub(rf"\bscheduler\.({names})\(", r"pg_temp.\1(", sql)
 
 

@@ -106,6 +106,30 @@ async def test_two_hundred_tampered_ledgers_get_the_verdict_of_tally_verify(url:
     assert LEDGERS / 4 < found.count(None) < LEDGERS * 3 / 4
 
 
+async def test_a_second_entry_at_a_seq_does_not_stand_for_the_missing_one_after_it(url: str) -> None:
+    async with connected_to(url) as connection:
+        await drop_guards(connection, "scheduler_log")
+        for count in range(4, 10):
+            ledger = build(count)
+            ledger.entries[count - 2]["seq"] -= 1
+            ledger.relink()
+            ledger.store_head()
+            ledger.store_tree()
+            await replace(connection, ledger, "batch_snapshot", "jobs")
+            assert await first_break_in_python(connection, "acme") == (count - 2, "duplicate-seq")
+            assert await first_break_in_sql(connection, "acme") == (count - 2, "duplicate-seq")
+
+
+async def test_links_of_a_block_are_hashed_in_its_query_without_a_call_for_each(url: str) -> None:
+    links = "SELECT scheduler.link_of('', seq, t_hlc, job_id, action, prev_chain_link, payload_digest, origin::text)"
+    async with connected_to(url) as connection:
+        await connection.execute("SET search_path = pg_catalog")
+        plan = await connection.fetch(f"EXPLAIN (VERBOSE) {links} FROM scheduler.scheduler_log")
+    text = "".join(line for (line,) in plan)
+    assert "sha256(" in text
+    assert "link_of" not in text
+
+
 async def test_an_envelope_that_is_no_snapshot_s_is_a_break(url: str) -> None:
     async with connected_to(url) as connection:
         for envelope in ("{}", "[]", *(f'{{"payload": {payload}}}' for payload in ("1", '"!"', '"AAAA"', '"e30="'))):
