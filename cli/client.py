@@ -26,6 +26,7 @@ from ledger.text import secret_text, token_in, token_text, without_login
 from signing import files
 from signing.keys import Keyring
 from tallystick_client import Client, NotTheLedgerError, ProblemError, Reply, TallystickError, UnreachableError
+from tallystick_client.command import in_words
 from tallystick_client.core import OnWait, no_ledger, value_of
 from tallystick_client.transport import listing
 from terminal.outcome import err
@@ -57,6 +58,7 @@ class LedgerClient(Client):
         timeout_s: float = TIMEOUT_S,
         on_wait: OnWait | None = None,
         sign_with: Path | None = None,
+        keep_forbidden: bool = False,
     ) -> None:
         url = secret_text(url, "the address of the service").strip().rstrip("/")
         self.url = without_login(url)
@@ -70,6 +72,7 @@ class LedgerClient(Client):
                 timeout_s=timeout_s,
                 on_wait=on_wait,
                 sign_with=sign_with,
+                keep_forbidden=keep_forbidden,
             )
         except ValueError as error:
             is_signing = sign_with is not None or "TALLY_SIGN_KEY" in os.environ
@@ -171,7 +174,7 @@ def said(error: Exception) -> str | None:
         return str(error)
     if not isinstance(error, TallystickError):
         return None
-    text = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    text = in_words(error)
     if isinstance(error, ProblemError) and error.status == HTTPStatus.UNAUTHORIZED:
         return f"{text} (tally shows what {TOKEN_VARIABLE} or --token-file holds)"
     return text

@@ -11,7 +11,7 @@ import pytest
 from tests.forked import Forked, run_forked
 from tests.tally import IMPORTED
 
-RUN = "import sys; from cli.run import run_command; print(*run_command(sys.argv[1:])[:2])"
+RUN = "import sys; from tallystick_client.command import run_command; print(*run_command(sys.argv[1:])[:2])"
 
 WAIT = """
 import signal, sys
@@ -39,12 +39,6 @@ def test_a_command_that_a_signal_killed_has_128_and_its_number() -> None:
 
 def test_the_command_has_our_standard_output() -> None:
     assert ran("echo", "hello") == ["hello", "0 None"]
-
-
-def test_the_command_has_the_umask_that_we_were_started_with() -> None:
-    settled = f"import os; os.umask(0); from terminal import program; program.settle(); {RUN}"
-    done = run_forked(IMPORTED, "-c", settled, "sh", "-c", "umask")
-    assert done.stdout.splitlines() == ["0000", "0 None"]
 
 
 def test_a_command_dies_of_a_closed_pipe_as_it_would_without_us() -> None:

@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from cli import run as command
-from cli.run import Ended, RecordedJob
+from cli.client import LedgerClient
 from cli.run import flush_spool as flush
-from tallystick_client import JobEndedError, UnreachableError, spool
+from tallystick_client import JobEndedError, UnreachableError, command, spool
+from tallystick_client.command import Ended, RecordedJob, how_to_begin
 from tests.app.service_thread import serving
 from tests.app.test_cli_hostile import PAGE, PATIENCE_S, answering
 from tests.forked import ROOT
@@ -87,7 +87,6 @@ def way(ledger: str, _patient: None) -> Iterator[LossyWay]:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger that is there is waited for, however slow the machine."""
-    monkeypatch.setattr(command, "SPOOLED_WAIT_S", PATIENCE_S)
     monkeypatch.setattr("tallystick_client.outbox.SPOOLED_WAIT_S", PATIENCE_S)
 
 
@@ -97,7 +96,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def job(url: str, folder: Path, tenant: str) -> RecordedJob:
-    return RecordedJob(url, folder, ["true"], tenant, "here")
+    return RecordedJob(LedgerClient(url, **how_to_begin(folder)), ["true"], tenant, has_spool=True, dc="here")
 
 
 def ran(url: str, folder: Path, tenant: str) -> RecordedJob:
@@ -213,6 +212,13 @@ def test_a_command_runs_where_its_folder_was_removed(folder: Path, tmp_path: Pat
     assert done.returncode == 3
     begun = json.loads((folder / waiting(folder)[0]).read_text())
     assert json.loads(begun["requests"][0]["body"])["spec"]["directory"] == str(gone)
+
+
+def test_a_command_has_the_umask_that_we_were_started_with(folder: Path) -> None:
+    line = f'umask 0; exec {shlex.join(COLD)} run -t gone --spool "$0" -- sh -c umask'
+    environment = bare_environment() | {"TALLY_URL": AWAY, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", line, folder], env=environment, capture_output=True, check=True)
+    assert done.stdout == b"0000\n"
 
 
 @pytest.mark.parametrize("answers", [{"pieces": (PAGE,)}, {"drip": b"x", "times": 20}], ids=["a page", "a drip"])

@@ -70,14 +70,16 @@ class LedgerMethods(Generic[J]):
         ca: str | None = None,
         on_wait: OnWait | None = None,
         sign_with: Signer | str | os.PathLike[str] | None = None,
+        keep_forbidden: bool = False,
     ) -> None:
         """A ledger at ``nodes``, which are followed.
 
         Defaults come from ``TALLY_URL`` (several with commas), ``TALLY_TOKEN``, ``TALLY_SPOOL`` and ``TALLY_CA``.
         ``patience_s`` is how long a request is retried, ``timeout_s`` the longest wait for one answer; keep it above
-        the service's ``write.timeout``. With ``spool``, a folder, jobs are filed there first. ``on_wait`` is called
-        with the reason and the seconds before each retry. Events are signed ``sign_with`` a key, by default that in the
-        file ``TALLY_SIGN_KEY``: see docs/signing-events.md.
+        the service's ``write.timeout``. With ``spool``, a folder, jobs are filed there first; with
+        ``keep_forbidden`` those that the token may not record wait there too, instead of raising ``NotAllowedError``.
+        ``on_wait`` is called with the reason and the seconds before each retry. Events are signed ``sign_with`` a key,
+        by default that in the file ``TALLY_SIGN_KEY``: see docs/signing-events.md.
 
         Raises:
             ValueError: an address, a token or a key is none. OSError: a file cannot be read.
@@ -97,7 +99,7 @@ class LedgerMethods(Generic[J]):
             on_wait,
             None if sign_with is None else EventSigner(signer_of(sign_with), window_ms),
         )
-        self._outbox = Outbox(self._core, None if spool is None else Spool(Path(spool)))
+        self._outbox = Outbox(self._core, None if spool is None else Spool(Path(spool)), keep_forbidden)
 
     @property
     def patience_s(self) -> float:

@@ -40,6 +40,14 @@ def new_job_id() -> str:
     return f"run-{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(8)}"
 
 
+def job_id_of(name: str) -> str:
+    """The id of the job that a scheduler calls ``name``: the name itself, or one made of it if it is no id."""
+    readable = re.sub(r"[^A-Za-z0-9._:-]", "_", name)
+    if readable == name and _JOB_ID.fullmatch(name):
+        return name
+    return f"{readable[:110]}.{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
 def job_path(job_id: str, more: str = "") -> str:
     """The path of a job. An id that would lead elsewhere is a ``ValueError``."""
     if not _JOB_ID.fullmatch(job_id):

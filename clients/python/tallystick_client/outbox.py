@@ -94,6 +94,8 @@ class Outbox:
 
     _core: Core
     _spool: Spool | None
+    _keeps_forbidden: bool = False
+    """Whether a beginning that the caller may not record waits as well, until his token is mended."""
     _failures: int = 0
     _quiet_until: float = 0.0
 
@@ -126,7 +128,13 @@ class Outbox:
                 error.add_note(str(full))
                 raise
         is_quiet, sending = time.monotonic() < self._quiet_until, _Sending(SpoolReport(), own, SPOOLED_WAIT_S)
-        return None if is_quiet else await self._flush(self._spool, sending, SPOOLED_WAIT_S)
+        try:
+            return None if is_quiet else await self._flush(self._spool, sending, SPOOLED_WAIT_S)
+        except NotAllowedError as error:
+            if not self._keeps_forbidden:
+                raise
+            log.warning("what is in the spool waits: %s", error)
+            return None
 
     async def flush(self) -> SpoolReport:
         """Send waiting files, until none was accepted for the client's patience, or waiting cannot help.
@@ -202,7 +210,8 @@ class Outbox:
                 return None
             replies = await self._sent(kept, sending)
         except (FinalError, NotAllowedError, SpoolError) as error:
-            if is_own and kept is not None and kept["part"] == "begin":
+            is_kept = self._keeps_forbidden and isinstance(error, NotAllowedError)
+            if is_own and kept is not None and kept["part"] == "begin" and not is_kept:
                 await work(spool.remove, path)  # nothing was begun, so there is nothing to record
             elif not isinstance(error, NotAllowedError):
                 report.refused.append(await work(_quarantine, spool, path, kept, error))
