@@ -10,8 +10,11 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,8 +29,9 @@ import pluggy
 import pytest
 import yaml  # type: ignore[import-untyped]
 from apscheduler.schedulers.background import BackgroundScheduler
-from celery import Celery
+from celery import Celery, signals
 from celery.contrib.testing.worker import start_worker
+from celery.utils.dispatch import Signal
 
 from cli.run import flush_spool as flush
 from tallystick_client import Client
@@ -69,7 +73,7 @@ def told(monkeypatch: pytest.MonkeyPatch, ledger: str) -> None:
 # --- cron and shell -----------------------------------------------------------------------------------
 
 
-def test_the_crontab_runs_jobs_while_the_ledger_is_away_and_sends_them_later(ledger: str, tmp_path: Path) -> None:
+def test_the_crontab_runs_jobs_whatever_the_ledger_does_and_sends_them_later(ledger: str, tmp_path: Path) -> None:
     lines = (RECIPES / "cron" / "crontab").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if re.match(r"[A-Z_]+=", line))
     commands = [re.sub(r"^(\S+\s+){5}", "", line) for line in lines if re.match(r"[0-9*]", line)]
@@ -78,19 +82,37 @@ def test_the_crontab_runs_jobs_while_the_ledger_is_away_and_sends_them_later(led
     (tmp_path / "backup.sh").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "backup.sh").chmod(0o700)
     (tmp_path / "Makefile").write_text("hourly:\n\ttrue\n")
-    spool = tmp_path / "spool"
+    spool = tmp_path / settings["TALLY_SPOOL"]
 
-    def run(command: str, url: str) -> int:
+    def run(command: str, url: str) -> subprocess.CompletedProcess[str]:
         here = command.replace("/usr/local/bin/", f"{tmp_path}/").replace("/srv/reports", str(tmp_path))
-        environment = bare_environment() | {"TALLY_URL": url, "TALLY_SPOOL": str(spool)}
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        return subprocess.run(["/bin/sh", "-c", here], env=environment, capture_output=True, check=False).returncode
+        environment = bare_environment() | settings | {"TALLY_URL": url}
+        environment["PATH"] = settings["PATH"].replace("/opt/tallystick/bin", str(Path(sys.executable).parent))
+        arguments = ["/bin/sh", "-c", here]
+        return subprocess.run(arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    assert run(backup, AWAY) == 3
-    assert len(list(spool.glob("*.json"))) == 2
-    assert run(send, ledger) == 0
-    assert run(reports, ledger) == 0
-    assert sorted(actions(ledger, "nightly").values()) == [WHOLE, FAILED]
+    assert (run(send, AWAY).returncode, run(send, AWAY).stdout) == (0, "")
+    with way_to(ledger) as way:
+        way.instead = [problem(401, "unauthenticated")] * 2
+        assert run(backup, way.url).returncode == 3
+    assert run(backup, AWAY).returncode == 3
+    assert len(list(spool.glob("*.json"))) == 4
+    assert run(send, ledger).returncode == 0
+    quiet = run(send, ledger)
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    assert run(reports, ledger).returncode == 0
+    assert sorted(actions(ledger, "nightly").values()) == [WHOLE, FAILED, FAILED]
+
+
+def test_the_crontab_finds_its_command_where_the_service_is_installed_to() -> None:
+    folder = re.search(r"-m venv (\S+)", (ROOT / "docs" / "install.md").read_text())
+    assert folder is not None
+    path = re.search(r"^PATH=(\S+)", (RECIPES / "cron" / "crontab").read_text(), re.MULTILINE)
+    assert path is not None
+    assert f"{folder[1]}/bin" in path[1].split(":")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    of_client = tomllib.loads((ROOT / "clients" / "python" / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts.items() >= of_client.items()
 
 
 def shell(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -289,6 +311,17 @@ def test_runs_of_apscheduler_are_on_record(ledger: str) -> None:
 # --- Celery -------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _no_receivers_left() -> Iterator[None]:
+    """The signals of Celery are the process's: what a test connected is disconnected."""
+    all_signals = [each for each in vars(signals).values() if isinstance(each, Signal)]
+    before = [list(each.receivers or ()) for each in all_signals]
+    yield
+    for each, receivers in zip(all_signals, before, strict=True):
+        each.receivers = receivers
+        each.sender_receivers_cache.clear()
+
+
 @pytest.mark.usefixtures("told")
 def test_tasks_of_celery_are_on_record_from_publisher_to_worker(ledger: str) -> None:
     app = Celery("recipe", broker="memory://", backend="cache+memory://")
@@ -328,6 +361,40 @@ def test_tasks_of_celery_are_on_record_from_publisher_to_worker(ledger: str) -> 
         lazy.id: ("deferred", "it returned a generator, whose work has not ended"),
     }
     assert actions(ledger, "celery") == {good.id: WHOLE, bad.id: FAILED, eager.id: WHOLE, lazy.id: FAILED}
+
+
+@pytest.mark.usefixtures("told")
+def test_a_task_that_no_worker_knows_has_failed_and_any_id_is_on_record(ledger: str) -> None:
+    app = Celery("strange", broker="memory://", backend="cache+memory://")
+    app.conf.worker_hijack_root_logger = False
+
+    @app.task(name="known")  # type: ignore[untyped-decorator]
+    def known() -> None: ...
+
+    module = recipe("celery/tally_celery.py")
+    module.record("celery-strange")
+    failed = Event()
+    signals.task_unknown.connect(lambda **_: failed.set(), weak=False)  # told after ours
+    with start_worker(app, perform_ping_check=False, shutdown_timeout=DONE_WITHIN_S):
+        unknown = app.send_task("no.such.task")
+        known.apply_async(task_id="2026/11/30 nightly").get(timeout=DONE_WITHIN_S)
+        assert failed.wait(DONE_WITHIN_S)
+
+    with Client(ledger) as client:
+        jobs = {job["job_id"]: job for job in client.list_jobs("celery-strange")}
+    assert (jobs[unknown.id]["status"], jobs[unknown.id]["error"]) == ("FAILED", "the worker does not know this task")
+    (named,) = (job for job in jobs.values() if job["spec"].get("id") == "2026/11/30 nightly")
+    assert (named["status"], named["job_id"][:19]) == ("COMPLETED", "2026_11_30_nightly.")
+
+
+def test_a_publisher_waits_a_second_for_a_ledger_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Celery("hanging", broker="memory://", backend="cache+memory://")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("TALLY_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        recipe("celery/tally_celery.py").record("hanging")
+        began = time.monotonic()
+        app.send_task("any")
+        assert time.monotonic() - began < 15
 
 
 # --- Airflow ------------------------------------------------------------------------------------------

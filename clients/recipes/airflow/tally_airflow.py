@@ -6,10 +6,8 @@ tenant (``TALLY_TENANT``). Each try of a task is a job. Nothing here stops a tas
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 from pluggy import HookimplMarker
 
 from tallystick_client import Client, Job, TallystickError
+from tallystick_client.jobs import job_id_of
 
 hookimpl = HookimplMarker("airflow")
 log = logging.getLogger(__name__)
@@ -48,10 +47,7 @@ def _ledger(pid: int) -> Client:
 
 def _job(task: Any) -> Job:
     spec = {"dag": task.dag_id, "task": task.task_id, "run": task.run_id, "try": task.try_number, "map": task.map_index}
-    name = ".".join(str(part) for part in spec.values())
-    job_id = re.sub(r"[^A-Za-z0-9._:-]", "_", name)
-    if len(job_id) > 128 or job_id != name:
-        job_id = f"{job_id[:110]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    job_id = job_id_of(".".join(str(part) for part in spec.values()))
     return _ledger(os.getpid()).job(os.environ["TALLY_TENANT"], spec, job_id=job_id, dc_id="airflow")
 
 

@@ -6,7 +6,6 @@ that was killed, put it on record once.
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +18,7 @@ from apscheduler.events import (
 )
 
 from tallystick_client import Client, Job, JobEndedError
-from tallystick_client.jobs import unended
+from tallystick_client.jobs import job_id_of, unended
 
 
 def record(scheduler: Any, ledger: Client, tenant_id: str) -> None:
@@ -29,7 +28,7 @@ def record(scheduler: Any, ledger: Client, tenant_id: str) -> None:
         return ledger.job(
             tenant_id,
             {"job": event.job_id, "scheduled_at": at.isoformat()},
-            job_id=re.sub(r"[^A-Za-z0-9._:-]", "_", f"{event.job_id}.{at:%Y-%m-%dT%H:%M:%S.%f}")[-128:],
+            job_id=job_id_of(f"{event.job_id}.{at:%Y-%m-%dT%H:%M:%S.%f}"),
         )
 
     def begun(event: Any) -> None:

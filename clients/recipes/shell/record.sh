@@ -1,6 +1,6 @@
 # Sourced by other scripts: events sent with curl, or left in a spool while the ledger is away (docs/formats/spool.md).
 #
-#   TALLY_URL  the ledger      TALLY_TENANT  whose jobs      TALLY_SPOOL  folder, flushed by cron: tally run --flush
+#   TALLY_URL  the ledger      TALLY_TENANT  whose jobs      TALLY_SPOOL  folder, flushed by cron: tally-run --flush
 #   TALLY_TOKEN  bearer token, may be left out               TALLY_WAIT   seconds for one answer [5]
 #
 # Nothing here fails the script that calls it: what went wrong is said on standard error.
