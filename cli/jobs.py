@@ -172,17 +172,28 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
             _local(job["created_at"]),
             _local(job["last_at"]),
             job["job_id"],
+            _short(_name(job["spec"])),
             " ".join(job["assigned_dcs"]),
             _short(job["actor"]),
             _short(job["error"]),
         )
         for job in found[:limit]
     ]
-    head = ("STATUS", f"CREATED ({_zone()})", "LAST", "JOB", "DCS", "ACTOR", "ERROR")
+    head = ("STATUS", f"CREATED ({_zone()})", "LAST", "JOB", "NAME", "DCS", "ACTOR", "ERROR")
     for line in aligned([head, *told]):
         out.print(line, markup=False)
     if len(found) > limit:
         err.print(f"the newest {limit}; there are more (--limit)", markup=False)
+
+
+def _name(spec: object) -> str:
+    """What people call a job of this spec: a member that names it, or its command line."""
+    match spec:
+        case {"name": str(name)} | {"task": str(name)} | {"job": str(name)} | {"script": str(name)}:
+            return name
+        case {"command": list(parts)}:
+            return " ".join(map(str, parts))
+    return ""
 
 
 def _one(client: LedgerClient, tenant: str, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -27,7 +27,7 @@ import typer
 
 from lab.simulated_state import NOTHING, StoredState, Taken, stored_state
 from ledger.decoding import decode_packed
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, reported_as
 from ledger.exit_code import ExitCode
 from ledger.facts.events import VERDICTS, CommitmentAction
 from ledger.machines.carried import read_commitments
@@ -161,7 +161,8 @@ def _run(log: Path, machine: Commitments, stored: StoredState | None) -> tuple[S
         raise InvalidInputError(f"--state is that of another log: its first {taken.entries:,} entries are not in {log}")
     while batch := list(islice(entries, ENTRIES_A_COMMIT)):
         for entry in batch:
-            _take(machine, entry, found)
+            with reported_as(InvalidInputError, f"entry {entry.seq} of {log}", InvalidInputError):
+                _take(machine, entry, found)
         if stored is not None:
             for entry in batch:
                 read.update(_identity(entry))
@@ -232,22 +233,23 @@ def _carried(bundle: BundleReader) -> Iterator[LogEntry]:
 
 
 def _entry_of(number: int, line: bytes) -> LogEntry | None:
-    try:
-        said: dict[str, Any] = orjson.loads(line)
-        if "action" in said:
-            if said["action"] not in _ACTIONS or said.get("origin") is not None:
-                return None
-            seq, payload = said["seq"], said["payload"]
-            if not isinstance(seq, int) or not isinstance(payload, str):
-                raise TypeError("seq is no number, or payload no text")
-            return LogEntry(seq, said["action"], payload)
-        if "capacity" in said:
+    with reported_as(InvalidInputError, f"line {number} is not JSON", ValueError):
+        said = orjson.loads(line)
+    match said:
+        case {"action": str(action)} if action not in _ACTIONS:
+            return None
+        case {"action": action, "seq": int(seq), "payload": str(payload)}:
+            return LogEntry(seq, action, payload) if said.get("origin") is None else None
+        case {"capacity": _}:
             return LogEntry(number, CommitmentAction.CAPACITY_SET, line, is_own=True)
-        bet = said.get("precondition", NO_BET)
-        payload = orjson.dumps({"commitment": said["commitment"], "precondition": bet})
-        return LogEntry(number, None, payload, is_own=True)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidInputError(f"line {number} is neither an entry nor a proposal nor a capacity: {error!r}") from None
+        case {"commitment": commitment}:
+            proposal = {"commitment": commitment, "precondition": said.get("precondition", NO_BET)}
+            return LogEntry(number, None, orjson.dumps(proposal), is_own=True)
+    names = f"has {', '.join(said) or 'nothing'}" if isinstance(said, dict) else "is no object"
+    raise InvalidInputError(
+        f"line {number} {names}: it is neither an entry (seq, action, payload) nor a proposal (commitment) nor a "
+        "capacity (node, capacity)"
+    )
 
 
 def _packing(machine: Commitments, found: Simulated) -> dict[str, dict[str, float]]:

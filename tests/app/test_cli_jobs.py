@@ -23,7 +23,7 @@ def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) ->
         lines: list[dict[str, object]] = []
         for number in range(8):
             job = {"tenant_id": "acme", "job_id": f"job-{number}"}
-            spec = {"image": f"report:{number % 2}", "note": "\x1b[31mred [bold]"}
+            spec = {"name": f"report-{number}", "image": f"report:{number % 2}", "note": "\x1b[31mred [bold]"}
             lines.append({**job, "type": "JobCreated", "spec": spec, "assigned_dcs": ["use1"]})
             if number == 7:
                 lines.append({**job, "type": "JobAccepted", "dc_id": "use1", "worker_count": 2})
@@ -45,6 +45,7 @@ def test_jobs_are_listed_for_people_newest_first_in_their_zone(url: str) -> None
     head, first, *more = tally(url, "--limit", "3", zone="Asia/Kathmandu").splitlines()
     assert "CREATED (+0545, +05:45)" in head
     assert (first.split()[0], first.split()[5]) == ("FAILED", "job-7")
+    assert (head.split()[6], first.split()[6]) == ("NAME", "report-7")
     assert r"OOM\x1b[2J [red]killed" in first
     assert [line.split()[5] for line in more] == ["job-6", "job-5"]
     hours = {zone: tally(url, "--limit", "1", zone=zone).splitlines()[1].split()[2] for zone in ("UTC", "Asia/Tokyo")}
