@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from openlineage.client import OpenLineageClient
 from openlineage.client.event_v2 import (
     Dataset,
@@ -242,7 +243,10 @@ def test_the_tenant_is_that_of_the_namespace_else_the_only_one_of_the_token(ledg
     run_id = new_id()
     ledger.tell(plain("START", run_id, "elsewhere"))
     assert ledger.job(run_id)["tenant_id"] == "acme"
-    assert "lineage.tenants names no tenant" in ledger.tell(plain("START", new_id(), "elsewhere"), both, 422)["detail"]
+    with structlog.testing.capture_logs() as logged:
+        refused = ledger.tell(plain("START", new_id(), "elsewhere"), both, 422)
+    assert "lineage.tenants names no tenant" in refused["detail"]
+    assert [line["reason"] for line in logged if line["event"] == "lineage_refused"] == [refused["detail"]]
     assert ledger.tell(plain("START", new_id(), "dags-eu"), status=403)["tenant_id"] == "beta"
     reader = ledger.issue("read", "acme")
     ledger.tell(plain("START", new_id()), reader, 403)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
+import structlog
 from fastapi import APIRouter, Request, Response
 
 from app.edge.accepted import AcceptedDep, Service
@@ -48,12 +49,14 @@ from ledger.errors import (
     JobEndedError,
     JobExistsError,
     JobNotFoundError,
+    LedgerError,
     ProblemError,
     reported_as,
 )
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.facts.problems import PAYLOAD_TOO_LARGE
 
+log = structlog.get_logger()
 router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
 
 EVENTS_MAX: Final = 1000
@@ -105,14 +108,19 @@ async def record_lineage(
     before, about a run that has ended, or about none) is counted and well."""
     node.check_writable()
     body = await read_body(request, JSON_MEDIA_TYPE, settings.http.body_bytes_max)
-    events = [read_event(value) for value in _values(body)]
     by_run: defaultdict[tuple[str, str], list[RunEvent]] = defaultdict(list)
     tenants: Counter[str] = Counter()
-    for event in filter(None, events):
-        tenant_id = tenant_of(event.namespace, settings.lineage.tenants, accepted.caller)
-        accepted.check_tenant(tenant_id)
-        by_run[tenant_id, event.run_id].append(event)
-        tenants[tenant_id] += 1
+    try:
+        events = [read_event(value) for value in _values(body)]
+        for event in filter(None, events):
+            tenant_id = tenant_of(event.namespace, settings.lineage.tenants, accepted.caller)
+            accepted.check_tenant(tenant_id)
+            by_run[tenant_id, event.run_id].append(event)
+            tenants[tenant_id] += 1
+    except LedgerError as error:
+        # Emitters print the status alone: their operator finds the reason in the log of this service.
+        log.warning("lineage_refused", caller=accepted.caller.id, reason=str(error))
+        raise
     if accepted.access.quotas.bounds_tenants and tenants:
         accepted.access.quotas.admit_tenants(tenants, dict.fromkeys(tenants, len(body) // len(tenants)))
     at_once = asyncio.Semaphore(RUNS_AT_ONCE)
