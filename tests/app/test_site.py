@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cli import Commands
+from tests.browser import browsing
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,15 +35,35 @@ class Loaded(HTMLParser):
             self.addresses += [address for name in ("src", "href") if (address := given.get(name))]
 
 
-def test_the_site_is_built_without_a_broken_link_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
     built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    pages = [path.read_text() for path in tmp_path.rglob("*.html")]
+    return folder
+
+
+def test_the_site_is_built_without_a_broken_link_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = [path.read_text() for path in site.rglob("*.html")]
     assert len(pages) > 80
     loaded = {address for page in pages for address in Loaded(page).addresses}
     assert len(loaded) > 3
     assert not {address for address in loaded if re.match(r"(https?:)?//", address)}
+
+
+def test_the_site_is_searched_from_a_disk_and_shows_the_client_and_the_recipes(site: Path) -> None:
+    with browsing() as browser:
+        page = browser.new_page()
+        page.goto((site / "index.html").as_uri())
+        page.get_by_role("textbox", name="Search").fill("job_id_of")
+        page.locator(".md-search-result__link", has_text="tally_celery.py").first.wait_for(timeout=60_000)
+        page.goto((site / "recipes.html").as_uri())
+        page.get_by_role("link", name="tally_celery.py").click()
+        assert "before_task_publish" in page.content()
+        page.goto((site / "client.html").as_uri())
+        page.get_by_role("link", name="recipes").first.click()
+        assert page.url.endswith("recipes.html")
 
 
 def commands_of(page: Path) -> list[str]:
