@@ -15,7 +15,7 @@ from cli.options import Tenant
 from ledger.errors import InvalidInputError, reported_as
 from ledger.facts.events import JOB_EVENTS
 from signing import private_keys
-from signing.keys import ED25519, CallerKey
+from signing.keys import ED25519, PublicKey
 from terminal.outcome import tell
 from terminal.program import Json
 
@@ -117,9 +117,9 @@ def _public_pem(path: Path) -> str:
     with reported_as(InvalidInputError, f"{path} holds no key in PEM", OSError, ValueError, TypeError):
         text = path.read_text()
         if "PRIVATE KEY" not in text:
-            return CallerKey.of_pem(text).public_key_pem
+            return PublicKey.of(text).public_key_pem
         private: Any = load_pem_private_key(text.encode(), password=None)
-    return CallerKey.of(private.public_key()).public_key_pem
+    return PublicKey.of(private.public_key()).public_key_pem
 
 
 def _required(each: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ from ledger.hlc import Hlc
 from ledger.signed_events import CallerSignature
 from ledger.verification.caller_check import CallerJudge, Judged
 from signing.key_statement import given
-from signing.keys import Caller, CallerJson, CallerKey, Keyring, KnownCallers, Requirement, RequirementJson
+from signing.keys import Caller, CallerJson, Keyring, KnownCallers, PublicKey, Requirement, RequirementJson
 
 CALLER_PREFIX = "caller:"
 """Prefix of ``job_id`` in an entry about a caller's key, whose id follows, or about the events of a tenant."""
@@ -124,7 +124,7 @@ def read_change(action: str, facts: Mapping[str, object]) -> CallerChange:
             Hlc.parse(required.from_hlc)
             return required
         said = convert(facts, _Registered)
-    key = CallerKey(said.key_id, said.algorithm, said.public_key_pem)
+    key = PublicKey(said.key_id, said.algorithm, said.public_key_pem)
     return RegisteredCaller(said.change_id, Caller(key, said.name, said.tenants), said.registered_by)
 
 

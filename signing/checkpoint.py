@@ -2,7 +2,7 @@
 
 The text of a signed note, three lines, then lines that may follow and are ignored::
 
-    origin     names the log; also the key name of the log's signature
+    origin     names the log; also the key name of the log's signatures
     tree size  decimal, no leading zeros
     root hash  base64 of 32 bytes, RFC 9162 root at that size
 
@@ -12,6 +12,8 @@ Invariants::
     a log never signs two checkpoints of which neither's tree extends the other's (kept by the caller)
 
 An origin holds no space, and the bytes that DSSE signs begin with ``DSSEv1`` and a space: so one key can sign both.
+
+A log with a second key signs with both: a line of type 0x01 and one of type 0x06 (signing.note).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError, refuse
 from signing import note
 from signing.files import read_bounded
-from signing.keys import ED25519, Keyring, PublicKey, Signer
+from signing.keys import Keyring, PublicKey, Signer
 from signing.note import Note, VerifierKey
 from signing.strict import decode_base64
 
@@ -95,16 +97,16 @@ def read_kept(path: Path) -> str:
     return read_bounded(path, KEPT_BYTES_MAX, "a checkpoint", InvalidInputError).decode("utf-8", "replace")
 
 
-def sign_checkpoint(checkpoint: Checkpoint, signer: Signer) -> str:
-    """The signed note of ``checkpoint``; the key's name is the origin.
+def sign_checkpoint(checkpoint: Checkpoint, *signers: Signer) -> str:
+    """The note of ``checkpoint``, signed by each of ``signers``; the name of their keys is the origin.
 
     The caller MUST make sure that the tree extends every tree it signed before under this origin.
 
     Raises:
-        InvalidInputError: the origin is not allowed, or the key is not Ed25519.
-        SigningUnavailableError: the signer cannot be reached.
+        InvalidInputError: the origin is not allowed, or a key is not Ed25519 or ML-DSA-44.
+        SigningUnavailableError: a signer cannot be reached.
     """
-    return note.sign(body(checkpoint), checkpoint.origin, signer)
+    return note.sign(body(checkpoint), checkpoint.origin, *signers)
 
 
 def open_checkpoint(
@@ -112,12 +114,12 @@ def open_checkpoint(
 ) -> Checkpoint:
     """The checkpoint in a signed note, once a signature by its log is verified.
 
-    ``keys`` are verifier keys, or a ring: its Ed25519 keys then verify under the name of any log, and its
+    ``keys`` are verifier keys, or a ring: its Ed25519 and ML-DSA-44 keys then verify under the name of any log, and its
     ``log_verifier_keys`` under their own. A checkpoint carries no time, so a revoked key of a ring is never valid.
     With ``origin``, a checkpoint of any other log is rejected.
 
     Raises:
-        UnknownKeyError: none of the keys signed it in the log's name.
+        UnknownKeyError: none of the keys signed it in the log's name, or not both that the ring demands.
         SignatureError: malformed, of another log, or a known key's signature is invalid.
         InvalidInputError: a verifier key is malformed.
     """
@@ -132,8 +134,13 @@ def open_checkpoint(
     )
     # 2. Signed by known keys, one of them in the log's name: a witness alone does not make a checkpoint.
     signers = note.signers_of(parsed, _verifiers(keys, checkpoint.origin) if isinstance(keys, Keyring) else keys)
-    if checkpoint.origin not in {key.name for key in signers}:
-        raise UnknownKeyError(f"none of the keys that signed the checkpoint is one of log {named}")
+    logs_own = [key.public_key for key in signers if key.name == checkpoint.origin]
+    lacking = keys.lacks(logs_own) if isinstance(keys, Keyring) else None
+    refuse(
+        UnknownKeyError,
+        (not logs_own, f"none of the keys that signed the checkpoint is one of log {named}"),
+        (lacking is not None, f"the checkpoint carries {lacking}"),
+    )
     return checkpoint
 
 
@@ -193,6 +200,17 @@ def judge_unvouched(verdict: dict[str, Any], unknown: str | None, keyring: Keyri
         aspects["checkpoint"] = "not_checked"
 
 
+def log_keys(origin: str, keys: Iterable[PublicKey]) -> list[VerifierKey]:
+    """Those of ``keys`` that can sign checkpoints, under the name of the log ``origin``; of an origin that is too long
+    for ML-DSA-44 only the Ed25519 keys."""
+    is_short = len(origin.encode()) <= note.COSIGNED_NAME_BYTES_MAX
+    return [
+        VerifierKey.of(origin, key)
+        for key in keys
+        if key.algorithm in VerifierKey.TYPES and (is_short or not key.is_second)
+    ]
+
+
 def _signers(parsed: Note, keyring: Keyring) -> tuple[VerifierKey, ...]:
     """The keys of the ring that signed a checkpoint in its log's name, at least one."""
     origin = parse(parsed.text).origin
@@ -201,6 +219,5 @@ def _signers(parsed: Note, keyring: Keyring) -> tuple[VerifierKey, ...]:
 
 def _verifiers(keyring: Keyring, origin: str) -> tuple[VerifierKey, ...]:
     revoked = {key.key_id for key in keyring if key.revoked_from_hlc is not None}
-    own = [VerifierKey.of(origin, key) for key in keyring if key.algorithm == ED25519]
-    verifiers = (*own, *map(VerifierKey.parse, keyring.log_verifier_keys))
+    verifiers = (*log_keys(origin, keyring), *map(VerifierKey.parse, keyring.log_verifier_keys))
     return tuple(key for key in verifiers if key.public_key.key_id not in revoked)

@@ -58,17 +58,19 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(type_bytes), type_bytes, len(payload), payload)
 
 
-def sign(payload: bytes, signer: Signer, payload_type: str = PAYLOAD_TYPE) -> dict[str, object]:
-    """The envelope, as JSON values, with one signature by ``signer``.
+def sign(payload: bytes, *signers: Signer, payload_type: str = PAYLOAD_TYPE) -> dict[str, object]:
+    """The envelope, as JSON values, with a signature by each of ``signers``.
 
     Raises:
-        SigningUnavailableError: the signer cannot be reached.
+        SigningUnavailableError: a signer cannot be reached.
     """
-    signature = signer.sign(pae(payload_type, payload))
+    message = pae(payload_type, payload)
     return {
         "payload": base64.b64encode(payload).decode(),
         "payloadType": payload_type,
-        "signatures": [{"keyid": signer.key_id, "sig": base64.b64encode(signature).decode()}],
+        "signatures": [
+            {"keyid": signer.key_id, "sig": base64.b64encode(signer.sign(message)).decode()} for signer in signers
+        ],
     }
 
 
@@ -123,26 +125,27 @@ def _signature(item: object) -> EnvelopeSignature:
 def signers_of(envelope: Envelope, keyring: Keyring) -> tuple[PublicKey, ...]:
     """The keys of the ring that signed the envelope, at least one; their validity windows are not checked.
 
-    As in DSSE, an invalid signature is ignored if another one is valid.
-
     Raises:
         UnknownKeyError: none of the key ids is in the ring.
-        SignatureError: some are, and none of their signatures is valid.
+        SignatureError: a signature that names a key of the ring is invalid; or none names a key, and none is valid.
     """
     message = pae(envelope.payload_type, envelope.payload)
     signers: list[PublicKey] = []
-    candidates_tried: list[str] = []
+    is_any_tried = False
     for key_id, signature in envelope.signatures:
         named = keyring.get(key_id)
         candidates = tuple(keyring) if not key_id else () if named is None else (named,)
-        candidates_tried += [key.key_id for key in candidates]
-        signers += [key for key in candidates if key.made(signature, message)]
+        made = [key for key in candidates if key.made(signature, message)]
+        if named is not None and not made:
+            raise SignatureError(f"the signature by key {key_id} does not hold")
+        is_any_tried |= bool(candidates)
+        signers += made
     if signers:
         return tuple(signers)
-    if not candidates_tried:
+    if not is_any_tried:
         named_ids = ", ".join(repr(key_id[:64]) for key_id, _ in envelope.signatures)
         raise UnknownKeyError(f"none of the keys that signed is known: {named_ids}")
-    raise SignatureError(f"no signature holds; tried key {', '.join(dict.fromkeys(candidates_tried[:8]))}")
+    raise SignatureError("no signature holds, by any of the keys")
 
 
 def judge(opened: Envelope, keyring: Keyring | None) -> Signed:

@@ -27,6 +27,9 @@ All but LOG_FORKED carry ``statement``, the envelope of :mod:`signing.key_statem
     7. a region is retired, and its keys admitted or revoked, by rules 2 and 3; no statement names an entry about it.
        So are callers registered and revoked, and their signatures required
 
+A second key of a node, of ML-DSA-44, is introduced, admitted, replaced and revoked as any other; it is never the root,
+and vouches for nothing. A release that knows no such keys passes over all entries about them, and loses nothing else.
+
 A chain whose root has no ``root: true`` is older than statements. Until its first statement, ends and revocations
 without one apply as well, because they only narrow. A key introduced without a statement is not admitted, as elsewhere.
 
@@ -309,10 +312,10 @@ class _Folding:
             self.anchors.clear()
             return
         if self._root is None:
-            if event.action == SystemAction.KEY_ADDED:
-                self._root = _key(event).key_id
+            if event.action == SystemAction.KEY_ADDED and not (root := _key(event)).is_second:
+                self._root = root.key_id
                 self._is_old_form = event.facts.get("root") is not True
-                self._admit(_key(event), event, None)
+                self._admit(root, event, None)
                 self._authorities = {self._root}
             return
         signer_id = self._signer_of(event)
@@ -333,7 +336,8 @@ class _Folding:
             if signer_id is not None:
                 self._replaced_ids.add(previous_id)
         self._is_old_form = self._is_old_form and signer_id is None
-        self._authorities = self._in_force().keys() - self._revoked.keys() - self._replaced_ids
+        may_vouch = {key_id for key_id in self._in_force() if not self._introduced[key_id].key.is_second}
+        self._authorities = may_vouch - self._revoked.keys() - self._replaced_ids
 
     def _signer_of(self, event: KeyEvent) -> str | None:
         """Id of the authorized key that vouches for the entry, None if none does."""

@@ -70,7 +70,8 @@ def sign(
     Raises:
         SigningUnavailableError: the signer cannot be reached.
     """
-    return {**facts, FIELD: envelope.sign(payload(action, facts, root_key_id, after), signer, PAYLOAD_TYPE)}
+    said = payload(action, facts, root_key_id, after)
+    return {**facts, FIELD: envelope.sign(said, signer, payload_type=PAYLOAD_TYPE)}
 
 
 def voucher_of(

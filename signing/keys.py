@@ -4,11 +4,12 @@ of signers.
 Invariants::
 
     key_id == first 16 hex digits of SHA-256(SubjectPublicKeyInfo DER of public_key_pem)
-    algorithm == ED25519 or ECDSA_P256, of a caller's key also ML_DSA_44, and is what public_key_pem holds
+    algorithm == ED25519, ECDSA_P256 or ML_DSA_44, and is what public_key_pem holds
     not_before <= not_after, when both are given
 
 Signatures: Ed25519 as in RFC 8032, 64 bytes; ECDSA over P-256 with SHA-256 as DER ``SEQUENCE {r, s}``,
-``ecdsa-sha2-nistp256`` in securesystemslib; ML-DSA-44 as in FIPS 204, 2,420 bytes, without a context.
+``ecdsa-sha2-nistp256`` in securesystemslib; ML-DSA-44 as in FIPS 204, 2,420 bytes, without a context. A node signs with
+an ML-DSA-44 key only beside another key: it is its second key.
 
 A ring is read from a PEM file, a folder of files, or saved ``/v1/keys`` JSON (docs/formats/keys.md).
 The keys in a ring are trusted, so a ring never comes from the data that it verifies.
@@ -50,12 +51,13 @@ ED25519 = "ed25519"
 ECDSA_P256 = "ecdsa-p256"
 ML_DSA_44 = "ml-dsa-44"
 ALGORITHMS = (ED25519, ECDSA_P256)
+"""Those of a node's first key, and of every other key that signs alone."""
 
 KEY_ID_DIGITS = 16
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-PrivateMaterial = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+PrivateMaterial = Ed25519PrivateKey | ec.EllipticCurvePrivateKey | mldsa.MLDSA44PrivateKey
 KeyMaterial = Ed25519PublicKey | ec.EllipticCurvePublicKey | mldsa.MLDSA44PublicKey
 
 RING_FILE_BYTES_MAX = 4 * 2**20
@@ -76,21 +78,17 @@ def material_of(public_key_pem: str) -> KeyMaterial:
     """The key that a PEM ``PUBLIC KEY`` block holds.
 
     Raises:
-        InvalidInputError: not such a block, or not Ed25519 or P-256.
+        InvalidInputError: not such a block, or not Ed25519, P-256 or ML-DSA-44.
     """
-    return cast(KeyMaterial, _supported(_loaded(public_key_pem)))
-
-
-def _loaded(public_key_pem: str) -> object:
     with reported_as(InvalidInputError, "not a PEM public key", *_NO_PEM, AttributeError):
-        return load_pem_public_key(public_key_pem.encode())
+        return cast(KeyMaterial, _supported(load_pem_public_key(public_key_pem.encode())))
 
 
 def private_of(pem: bytes) -> PrivateMaterial:
     """The key that a PEM private key block holds.
 
     Raises:
-        InvalidInputError: not such a block, encrypted, or not Ed25519 or P-256.
+        InvalidInputError: not such a block, encrypted, or not Ed25519, P-256 or ML-DSA-44.
     """
     with reported_as(InvalidInputError, "not an unencrypted PEM private key", *_NO_PEM):
         return cast(PrivateMaterial, _supported(load_pem_private_key(pem, password=None)))
@@ -98,8 +96,9 @@ def private_of(pem: bytes) -> PrivateMaterial:
 
 def _supported(key: object) -> object:
     is_p256 = isinstance(getattr(key, "curve", None), ec.SECP256R1)
-    if not is_p256 and not isinstance(key, Ed25519PublicKey | Ed25519PrivateKey):
-        raise InvalidInputError(f"keys must be Ed25519 or ECDSA P-256, not {type(key).__name__}")
+    others = Ed25519PublicKey | Ed25519PrivateKey | mldsa.MLDSA44PublicKey | mldsa.MLDSA44PrivateKey
+    if not is_p256 and not isinstance(key, others):
+        raise InvalidInputError(f"keys must be Ed25519, ECDSA P-256 or ML-DSA-44, not {type(key).__name__}")
     return key
 
 
@@ -138,9 +137,10 @@ class KeyringJson(msgspec.Struct, frozen=True):
 
 
 class SavedKeys(KeyringJson, frozen=True):
-    """The same with the callers of the ledger."""
+    """The same with the second keys, which releases without them pass over, and with the callers of the ledger."""
 
     callers: list[CallerJson] | None = None
+    second_keys: Annotated[list[KeyJson], Meta(max_length=KEYS_MAX)] = []
     signatures_required: list[RequirementJson] = []
 
 
@@ -204,10 +204,11 @@ class PublicKey:
         )
 
     @classmethod
-    def of_ed25519(cls, raw: bytes) -> PublicKey:
-        """The Ed25519 key of 32 bytes as in RFC 8032."""
-        with reported_as(InvalidInputError, "not an Ed25519 public key", ValueError):
-            return cls.of(Ed25519PublicKey.from_public_bytes(raw))
+    def of_raw(cls, raw: bytes, algorithm: str = ED25519) -> PublicKey:
+        """The Ed25519 key of 32 bytes as in RFC 8032, or the ML-DSA-44 key of 1,312 bytes as in FIPS 204."""
+        of_algorithm = mldsa.MLDSA44PublicKey if algorithm == ML_DSA_44 else Ed25519PublicKey
+        with reported_as(InvalidInputError, f"not an {algorithm} public key", ValueError):
+            return cls.of(of_algorithm.from_public_bytes(raw))
 
     @classmethod
     def from_json(cls, value: object) -> PublicKey:
@@ -243,13 +244,18 @@ class PublicKey:
         """The key for `cryptography`."""
         return material_of(self.public_key_pem)
 
-    def ed25519_bytes(self) -> bytes:
-        """The 32 bytes of an Ed25519 key.
+    @property
+    def is_second(self) -> bool:
+        """Whether a node signs with it only beside another key."""
+        return self.algorithm == ML_DSA_44
+
+    def raw(self) -> bytes:
+        """The 32 bytes of an Ed25519 key, the 1,312 of an ML-DSA-44 key.
 
         Raises:
             InvalidInputError: the key is of another algorithm.
         """
-        if not isinstance(self.material, Ed25519PublicKey):
+        if isinstance(self.material, ec.EllipticCurvePublicKey):
             raise InvalidInputError(f"key {self.key_id} is {self.algorithm}; a signed note needs {ED25519}")
         return self.material.public_bytes_raw()
 
@@ -287,28 +293,10 @@ class PublicKey:
         )
 
 
-@dataclass(frozen=True)
-class CallerKey(PublicKey):
-    """The key of a caller, which signs events and nothing of a ledger."""
-
-    @cached_property
-    def material(self) -> KeyMaterial:
-        """The key for `cryptography`."""
-        key = _loaded(self.public_key_pem)
-        return cast(KeyMaterial, key if isinstance(key, mldsa.MLDSA44PublicKey) else _supported(key))
-
-    @classmethod
-    def of_pem(cls, public_key_pem: str) -> CallerKey:
-        """The key of a PEM block."""
-        key = _loaded(public_key_pem)
-        is_ml_dsa = isinstance(key, mldsa.MLDSA44PublicKey)
-        return cast(CallerKey, cls.of(cast(KeyMaterial, key if is_ml_dsa else _supported(key))))
-
-
 class Caller(NamedTuple):
     """A caller whose key a ledger registered."""
 
-    key: CallerKey
+    key: PublicKey
     """With its revocation, if it is revoked."""
     name: str
     tenants: tuple[str, ...]
@@ -370,10 +358,7 @@ class KnownCallers(NamedTuple):
         Raises:
             InvalidInputError: a key is wrong.
         """
-        found = [
-            Caller(cast(CallerKey, CallerKey.from_json(msgspec.to_builtins(each))), each.name, each.tenants)
-            for each in callers
-        ]
+        found = [Caller(PublicKey.from_json(msgspec.to_builtins(each)), each.name, each.tenants) for each in callers]
         wanted = sorted(Requirement(Hlc.parse(each.from_hlc), each.tenant_id, each.types) for each in required)
         return cls({each.key.key_id: each for each in found}, tuple(wanted))
 
@@ -408,7 +393,8 @@ class Keyring:
 
     ``log_verifier_keys`` are the verifier keys of logs that came with the ring, as text; ``root_key_id`` is the root
     key of the ring's ledger, None if the ring does not name it or is of several ledgers. ``callers`` are the callers
-    whose events can be judged, None if the ring does not say.
+    whose events can be judged, None if the ring does not say. With ``needs_both`` a snapshot or a checkpoint counts
+    only if a first key and a second key signed it.
     """
 
     def __init__(
@@ -417,9 +403,12 @@ class Keyring:
         log_verifier_keys: Iterable[str] = (),
         root_key_id: str | None = None,
         callers: KnownCallers | None = None,
+        *,
+        needs_both: bool = False,
     ) -> None:
         self._keys: dict[str, PublicKey] = {}
         self.callers = callers
+        self.needs_both = needs_both
         self.root_key_id = root_key_id
         self.log_verifier_keys = tuple(dict.fromkeys(log_verifier_keys))
         for key in keys:
@@ -427,9 +416,16 @@ class Keyring:
             if len(self._keys) > KEYS_MAX:
                 raise InvalidInputError(f"a keyring holds at most {KEYS_MAX} keys")
 
-    def __reduce__(self) -> tuple[Callable[[object], Keyring], tuple[object]]:
+    def __reduce__(self) -> tuple[Callable[[object, bool], Keyring], tuple[object, bool]]:
         """Pickled as its JSON."""
-        return Keyring.from_json, ({**self.to_json(), **({} if self.callers is None else self.callers.to_json())},)
+        callers = {} if self.callers is None else self.callers.to_json()
+        return Keyring._unpickled, ({**self.to_json(), **callers}, self.needs_both)
+
+    @classmethod
+    def _unpickled(cls, value: object, needs_both: bool) -> Keyring:
+        ring = cls.from_json(value)
+        ring.needs_both = needs_both
+        return ring
 
     def __iter__(self) -> Iterator[PublicKey]:
         return iter(self._keys.values())
@@ -469,7 +465,8 @@ class Keyring:
         ):
             said = convert(value, SavedKeys)
         callers = None if said.callers is None else KnownCallers.of_json(said.callers, said.signatures_required)
-        return cls(map(PublicKey.from_json, said.keys), said.log_verifier_keys, said.root_key_id, callers)
+        keys = map(PublicKey.from_json, (*said.keys, *said.second_keys))
+        return cls(keys, said.log_verifier_keys, said.root_key_id, callers)
 
     @classmethod
     def load(cls, path: str | Path, *, may_be_absent: bool = False) -> Keyring:
@@ -505,7 +502,34 @@ class Keyring:
     def to_json(self) -> dict[str, object]:
         """The keys in the response of ``/v1/keys``; ``from_json`` reads them back. Callers are left out."""
         root = {} if self.root_key_id is None else {"root_key_id": self.root_key_id}
-        return {"keys": [key.to_json() for key in self], **root, "log_verifier_keys": list(self.log_verifier_keys)}
+        second = [key.to_json() for key in self if key.is_second]
+        return {
+            "keys": [key.to_json() for key in self if not key.is_second],
+            **({"second_keys": second} if second else {}),
+            **root,
+            "log_verifier_keys": list(self.log_verifier_keys),
+        }
+
+    def demanding_both(self) -> Keyring:
+        """The same ring, by which a snapshot or a checkpoint counts only if a first and a second key signed it.
+
+        Raises:
+            ConfigurationError: it has no second key.
+        """
+        if not any(key.is_second for key in self):
+            raise ConfigurationError(
+                f"both signatures are demanded, and none of the keys is {ML_DSA_44}: give a list of keys that has one"
+            )
+        return Keyring(self, self.log_verifier_keys, self.root_key_id, self.callers, needs_both=True)
+
+    def lacks(self, signers: Iterable[PublicKey]) -> str | None:
+        """Which of the two signatures that are demanded is not among these valid ones; None if none is."""
+        kinds = {key.is_second for key in signers}
+        if not self.needs_both or kinds == {False, True}:
+            return None
+        return (
+            f"no signature by a held {'first key' if True in kinds else f'key of {ML_DSA_44}'}, and both are demanded"
+        )
 
 
 def _is_ring_file(file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""C2SP signed notes (c2sp.org/signed-note): a text and Ed25519 signatures under it.
+"""C2SP signed notes (c2sp.org/signed-note): a text and signatures under it.
 
 Format, UTF-8, no control characters but newline::
 
@@ -23,6 +23,15 @@ A cosignature is the line of a witness under a checkpoint (c2sp.org/tlog-cosigna
 
 It states that at that time this was the largest tree of this origin that the witness had seen, and that it extends
 every tree that the witness had seen before. 0 <= time < 2^63.
+
+With an ML-DSA-44 key the type is 0x06, whether a witness cosigns or the log itself signs, and ``signed`` is a
+``cosigned_message`` of the same document, which also names the signer::
+
+    signature    = time, u64 || ML-DSA-44 signature, 2,420 bytes
+    signed       = "subtree/v1\n" 0x00 || length of name, u8 || name || time, u64
+                   || length of origin, u8 || origin || 0, u64 || tree size, u64 || root hash, 32 bytes
+
+A log signs with the time 0, as it states none.
 """
 
 from __future__ import annotations
@@ -33,10 +42,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from ledger.errors import InvalidInputError, SignatureError, UnknownKeyError, refuse, reported_as
-from signing.keys import PublicKey, Signer
+from signing.keys import ED25519, ML_DSA_44, PublicKey, Signer
 from signing.strict import decode_base64
 
 NOTE_CHARACTERS_MAX = 2**20
@@ -44,9 +53,16 @@ SIGNATURES_MAX = 100
 """As in golang.org/x/mod; the specification requires 16 or more."""
 
 KEY_HASH_BYTES = 4
-VERIFIER_CHARACTERS_MAX = 1024
-ED25519_TYPE, COSIGNATURE_TYPE = 1, 4
-_KINDS = {ED25519_TYPE: "Ed25519", COSIGNATURE_TYPE: "timestamped Ed25519 cosignatures"}
+VERIFIER_CHARACTERS_MAX = 4096
+COSIGNED_NAME_BYTES_MAX = 255
+"""Longest name of a signer, and of a log, in what an ML-DSA-44 key signs."""
+ED25519_TYPE, COSIGNATURE_TYPE, ML_DSA_TYPE = 1, 4, 6
+TIME_BYTES = 8
+TIME_MAX_S = 253_402_300_799
+"""Last second of the year 9999; a later cosignature is invalid."""
+_SIGNATURE_BYTES: Final = {ED25519_TYPE: 64, COSIGNATURE_TYPE: TIME_BYTES + 64, ML_DSA_TYPE: TIME_BYTES + 2420}
+_RAW_KEY_BYTES: Final = {ED25519: 32, ML_DSA_44: 1312}
+_TREE_HEAD = re.compile(r"([^\n]+)\n(0|[1-9][0-9]{0,18})\n([A-Za-z0-9+/]{43}=)\n", re.ASCII)
 
 _SIGNATURE_MARK = "— "
 _unclean = re.compile(r"[\x00-\t\x0b-\x1f\ud800-\udfff]").search
@@ -79,8 +95,8 @@ class Note(NamedTuple):
 class VerifierKey:
     """A public key under a name, for one kind of signature; name and hash together identify it."""
 
-    KIND: ClassVar[int] = ED25519_TYPE
-    """The first byte of the encoded and hashed key."""
+    TYPES: ClassVar[dict[str, int]] = {ED25519: ED25519_TYPE, ML_DSA_44: ML_DSA_TYPE}
+    """By algorithm the first byte of the encoded and hashed key."""
 
     name: str
     key_hash: bytes
@@ -91,10 +107,12 @@ class VerifierKey:
         """The key of ``name``.
 
         Raises:
-            InvalidInputError: the name is not allowed, or the key is not Ed25519.
+            InvalidInputError: the name is not allowed, or the key is not Ed25519 or ML-DSA-44.
         """
         if not is_name(name):
             raise InvalidInputError(f"key name {name[:100]!r} is empty or holds a space, plus or control character")
+        if public_key.is_second and len(name.encode()) > COSIGNED_NAME_BYTES_MAX:
+            raise InvalidInputError(f"key name {name[:100]!r} is longer than {COSIGNED_NAME_BYTES_MAX} bytes")
         return cls(name, cls.hash_of(name, public_key), public_key)
 
     @classmethod
@@ -113,9 +131,12 @@ class VerifierKey:
         hash_hex, _, encoded = rest.partition("+")
         with reported_as(InvalidInputError, f"verifier key {text[:200]!r} is malformed", SignatureError):
             typed = decode_base64(encoded, "the key")
-        if len(typed) != 33 or typed[0] != cls.KIND:
-            raise InvalidInputError(f"verifier key {text[:200]!r} is not of type {cls.KIND}, {_KINDS[cls.KIND]}")
-        key = cls.of(name, PublicKey.of_ed25519(typed[1:]))
+        by_type = {number: algorithm for algorithm, number in cls.TYPES.items()}
+        algorithm = by_type.get(typed[0]) if typed else None
+        if algorithm is None or len(typed) != 1 + _RAW_KEY_BYTES[algorithm]:
+            types = " or ".join(f"{number}, {algorithm}" for number, algorithm in by_type.items())
+            raise InvalidInputError(f"verifier key {text[:200]!r} is not of type {types}")
+        key = cls.of(name, PublicKey.of_raw(typed[1:], algorithm))
         if key.key_hash.hex() != hash_hex:
             raise InvalidInputError(f"verifier key {text[:200]!r} should have the hash {key.key_hash.hex()}")
         return key
@@ -127,22 +148,77 @@ class VerifierKey:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).parse, (self.text(),)
 
+    @property
+    def kind(self) -> int:
+        """The first byte of the encoded and hashed key."""
+        return self.TYPES[self.public_key.algorithm]
+
+    def signed(self, text: str, time_s: int) -> bytes:
+        """The bytes that the key signs for a note of ``text``; those of type ``ED25519_TYPE`` name no time.
+
+        Raises:
+            SignatureError: the key is of ML-DSA-44, and the text is no checkpoint, or its origin is too long.
+        """
+        if self.kind == ED25519_TYPE:
+            return text.encode()
+        if self.kind == COSIGNATURE_TYPE:
+            return f"cosignature/v1\ntime {time_s}\n{text}".encode()
+        match = _TREE_HEAD.match(text)
+        origin, name = b"" if match is None else match[1].encode(), self.name.encode()
+        if match is None or len(origin) > COSIGNED_NAME_BYTES_MAX:
+            raise SignatureError(
+                f"{ML_DSA_44} signs checkpoints, of an origin of {COSIGNED_NAME_BYTES_MAX} bytes at most"
+            )
+        signer = bytes((len(name),)) + name + time_s.to_bytes(TIME_BYTES)
+        log = bytes((len(origin),)) + origin + bytes(8) + int(match[2]).to_bytes(8)
+        return b"subtree/v1\n\0" + signer + log + base64.b64decode(match[3])
+
+    def time_of(self, text: str, line: NoteSignature) -> int:
+        """The time in seconds that ``line`` under a note of ``text`` states, verified; 0 of one that states none.
+
+        Raises:
+            SignatureError: this key did not make it.
+        """
+        size, start = _SIGNATURE_BYTES[self.kind], 0 if self.kind == ED25519_TYPE else TIME_BYTES
+        time_s = int.from_bytes(line.signature[:start])
+        is_made = len(line.signature) == size and self.public_key.made(
+            line.signature[start:], self.signed(text, time_s)
+        )
+        refuse(
+            SignatureError,
+            (len(line.signature) != size, f"the signature by {self.name} is not {size} bytes"),
+            (time_s > TIME_MAX_S, f"the signature by {self.name} names no time"),
+            (not is_made, f"the note's signature by {self.name}+{self.key_hash.hex()} does not hold"),
+        )
+        return time_s
+
+    def line(self, text: str, signer: Signer, time_s: int = 0) -> NoteSignature:
+        """The signature line of this key, which is that of ``signer``, under a note of ``text``.
+
+        Raises:
+            SignatureError: as ``signed``.
+            SigningUnavailableError: the signer cannot be reached.
+        """
+        time = b"" if self.kind == ED25519_TYPE else time_s.to_bytes(TIME_BYTES)
+        return NoteSignature(self.name, self.key_hash, time + signer.sign(self.signed(text, time_s)))
+
     @classmethod
     def _typed(cls, public_key: PublicKey) -> bytes:
-        return bytes((cls.KIND,)) + public_key.ed25519_bytes()
+        return bytes((cls.TYPES.get(public_key.algorithm, 0),)) + public_key.raw()
 
 
-def sign(text: str, name: str, signer: Signer) -> str:
-    """The note of ``text`` with one signature by ``signer`` under ``name``.
+def sign(text: str, name: str, *signers: Signer) -> str:
+    """The note of ``text`` with a signature by each of ``signers`` under ``name``.
 
     Raises:
-        InvalidInputError: text or name are not allowed in a note, or the key is not Ed25519.
-        SigningUnavailableError: the signer cannot be reached.
+        InvalidInputError: text or name are not allowed in a note, or a key is not Ed25519 or ML-DSA-44.
+        SignatureError: one is of ML-DSA-44, and the text is no checkpoint that such a key can sign.
+        SigningUnavailableError: a signer cannot be reached.
     """
-    key = VerifierKey.of(name, signer.public_key)
+    keys = [VerifierKey.of(name, signer.public_key) for signer in signers]
     if not text.endswith("\n") or not _is_clean(text):
         raise InvalidInputError("a note's text must end in a newline and hold no other control character")
-    return Note(text, (NoteSignature(name, key.key_hash, signer.sign(text.encode())),)).encode()
+    return Note(text, tuple(key.line(text, signer) for key, signer in zip(keys, signers, strict=True))).encode()
 
 
 def parse(note: str | bytes) -> Note:
@@ -195,8 +271,7 @@ def signers_of(note: Note, verifiers: Iterable[VerifierKey | str]) -> tuple[Veri
     lines = [line for line in note.signatures if (line.name, line.key_hash) in known]
     signers = [known[line.name, line.key_hash] for line in lines]
     for line, signer in zip(lines, signers, strict=True):
-        if not signer.public_key.made(line.signature, note.text.encode()):
-            raise SignatureError(f"the note's signature by {line.name}+{line.key_hash.hex()} does not hold")
+        signer.time_of(note.text, line)
     if not signers:
         names = ", ".join(f"{name!r}+{key_hash.hex()}" for name, key_hash, _ in note.signatures[:8])
         raise UnknownKeyError(f"none of the keys that signed the note is known: {names}")
@@ -223,18 +298,11 @@ def _is_clean(text: str) -> bool:
     return _unclean(text) is None
 
 
-SIGNATURE_BYTES = 64
-TIME_MAX_S = 253_402_300_799
-"""Last second of the year 9999; a later cosignature is invalid."""
-
-_TIME_BYTES = 8
-
-
 class WitnessKey(VerifierKey):
     """The public key of a witness under its name."""
 
     __slots__ = ()
-    KIND = COSIGNATURE_TYPE
+    TYPES: ClassVar[dict[str, int]] = {ED25519: COSIGNATURE_TYPE, ML_DSA_44: ML_DSA_TYPE}
 
 
 class Cosignature(NamedTuple):
@@ -253,19 +321,7 @@ def cosignatures_of(note: Note, witnesses: Iterable[WitnessKey]) -> list[Cosigna
     """
     known = {(witness.name, witness.key_hash): witness for witness in witnesses}
     return [
-        Cosignature(witness, _verified_time(note.text, line, witness), line)
+        Cosignature(witness, datetime.fromtimestamp(witness.time_of(note.text, line), UTC), line)
         for line in note.signatures
         if (witness := known.get((line.name, line.key_hash))) is not None
     ]
-
-
-def _verified_time(text: str, line: NoteSignature, witness: WitnessKey) -> datetime:
-    size, time_s = _TIME_BYTES + SIGNATURE_BYTES, int.from_bytes(line.signature[:_TIME_BYTES])
-    is_made = witness.public_key.made(line.signature[_TIME_BYTES:], f"cosignature/v1\ntime {time_s}\n{text}".encode())
-    refuse(
-        SignatureError,
-        (len(line.signature) != size, f"the cosignature by {witness.name} is not {size} bytes"),
-        (time_s > TIME_MAX_S, f"the cosignature by {witness.name} names no time"),
-        (not is_made, f"the cosignature by {witness.name}+{witness.key_hash.hex()} does not hold"),
-    )
-    return datetime.fromtimestamp(time_s, UTC)

@@ -27,7 +27,7 @@ from ledger.errors import InvalidInputError, refuse, reported_as
 from signing.files import read_bounded
 from signing.note import VerifierKey, WitnessKey
 
-POLICY_BYTES_MAX: Final = 64 * 1024
+POLICY_BYTES_MAX: Final = 256 * 1024
 LOGS_MAX: Final = 1000
 WITNESSES_MAX: Final = 32
 """Witnesses of one ledger; a note has room for a signature of each."""

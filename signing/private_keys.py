@@ -1,6 +1,7 @@
 """Private keys: in files, or in HSMs, Vault and cloud key services, by the URIs of securesystemslib.
 
-A key file is one unencrypted PKCS #8 block in PEM, kept as in ``signing.files``. Other URIs::
+A key file is one unencrypted PKCS #8 block in PEM, kept as in ``signing.files``; that of an ML-DSA-44 key, a node's
+second one, holds its seed (RFC 9881). Other URIs::
 
     hsm:[KEYID][?label=TOKEN]                          PKCS #11; PYKCS11LIB names the library, signing.pin the PIN
     hv:NAME[/VERSION]                                  HashiCorp Vault transit; VAULT_ADDR, VAULT_TOKEN
@@ -33,14 +34,14 @@ import hashlib
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, mldsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -50,9 +51,15 @@ from ledger.errors import ConfigurationError, InvalidInputError, PrivateValueErr
 from ledger.private_fields import NONCE_BYTES, SealedValue
 from signing import files
 from signing.files import path_of
-from signing.keys import ALGORITHMS, ED25519, PrivateMaterial, PublicKey, Signer, private_of
+from signing.keys import ALGORITHMS, ECDSA_P256, ED25519, ML_DSA_44, PrivateMaterial, PublicKey, Signer, private_of
 
 LOG_KEY_SUFFIX = ".log-key.pem"
+
+_GENERATED: Mapping[str, Callable[[], PrivateMaterial]] = {
+    ED25519: Ed25519PrivateKey.generate,
+    ECDSA_P256: lambda: ec.generate_private_key(ec.SECP256R1()),
+    ML_DSA_44: mldsa.MLDSA44PrivateKey.generate,
+}
 
 
 class FileSigner(Signer):
@@ -68,7 +75,7 @@ class FileSigner(Signer):
 
     @property
     def algorithm(self) -> str:
-        """``ed25519`` or ``ecdsa-p256``."""
+        """``ed25519``, ``ecdsa-p256`` or ``ml-dsa-44``."""
         return self.public_key.algorithm
 
     @property
@@ -77,10 +84,10 @@ class FileSigner(Signer):
         return self.public_key.public_key_pem
 
     def sign(self, message: bytes) -> bytes:
-        """Signature over ``message``: 64 bytes for Ed25519, DER over SHA-256 for P-256."""
-        if isinstance(self._private, Ed25519PrivateKey):
-            return self._private.sign(message)
-        return self._private.sign(message, ec.ECDSA(SHA256()))
+        """Signature over ``message``: 64 bytes for Ed25519, 2,420 for ML-DSA-44, DER over SHA-256 for P-256."""
+        if isinstance(self._private, ec.EllipticCurvePrivateKey):
+            return self._private.sign(message, ec.ECDSA(SHA256()))
+        return self._private.sign(message)
 
 
 def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
@@ -91,36 +98,47 @@ def generate(path: str | Path, algorithm: str = ED25519) -> FileSigner:
     Raises:
         ConfigurationError: the file exists, cannot be made, or the algorithm is not known.
     """
-    if algorithm not in ALGORITHMS:
-        raise ConfigurationError(f"key algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    path = Path(path)
-    private = Ed25519PrivateKey.generate() if algorithm == ED25519 else ec.generate_private_key(ec.SECP256R1())
+    if algorithm not in _GENERATED:
+        raise ConfigurationError(f"key algorithm {algorithm!r} is not one of {', '.join(_GENERATED)}")
+    path, private = Path(path), _GENERATED[algorithm]()
     files.make(path, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return FileSigner(path, private)
 
 
-def load(uri: str) -> FileSigner:
+def load(uri: str, algorithms: Collection[str] = ALGORITHMS) -> FileSigner:
     """The signer that ``uri`` names: a path, or ``file:`` and a path.
 
     Raises:
-        ConfigurationError: there is no such file, others can read it, or it holds no usable key.
+        ConfigurationError: there is no such file, others can read it, or it holds no key of ``algorithms``.
     """
     path = path_of(uri)
     with reported_as(ConfigurationError, f"key file {path} cannot be used", InvalidInputError):
-        return FileSigner(path, private_of(files.read(path)))
+        signer = FileSigner(path, private_of(files.read(path)))
+        if signer.algorithm not in algorithms:
+            raise InvalidInputError(f"it holds a key of {signer.algorithm}, not of {' or '.join(algorithms)}")
+    return signer
 
 
-def load_or_generate(uri: str, algorithm: str = ED25519) -> FileSigner:
+def load_or_generate(uri: str, algorithm: str = ED25519, algorithms: Collection[str] = ALGORITHMS) -> FileSigner:
     """The signer that ``uri`` names, made with ``algorithm`` if there is no file yet.
 
-    A file that exists keeps its algorithm. Of several processes that start at once, one makes the key and
-    all use it.
+    A file that exists keeps its algorithm, if that is one of ``algorithms``. Of several processes that start at once,
+    one makes the key and all use it.
 
     Raises:
         ConfigurationError: as ``load`` and ``generate``.
     """
     path = path_of(uri)
-    return files.load_or_make(path, lambda: load(uri), lambda: generate(path, algorithm))
+    return files.load_or_make(path, lambda: load(uri, algorithms), lambda: generate(path, algorithm))
+
+
+def second_signer(uri: str, *, may_generate: bool) -> FileSigner:
+    """The ML-DSA-44 key in the file that ``uri`` names, made if there is none and that is allowed.
+
+    Raises:
+        ConfigurationError: as ``load_or_generate``, or ``load`` where none may be made.
+    """
+    return load_or_generate(uri, ML_DSA_44, (ML_DSA_44,)) if may_generate else load(uri, (ML_DSA_44,))
 
 
 def log_signer(signer: FileSigner, *, may_generate: bool = True) -> FileSigner:
@@ -132,10 +150,7 @@ def log_signer(signer: FileSigner, *, may_generate: bool = True) -> FileSigner:
     if signer.algorithm == ED25519:
         return signer
     uri = str(signer.path.absolute()) + LOG_KEY_SUFFIX
-    second = load_or_generate(uri, ED25519) if may_generate else load(uri)
-    if second.algorithm != ED25519:
-        raise ConfigurationError(f"log key {second.path} must be {ED25519}, not {second.algorithm}")
-    return second
+    return load_or_generate(uri, algorithms=(ED25519,)) if may_generate else load(uri, (ED25519,))
 
 
 SCHEMES = ("awskms", "azurekms", "gcpkms", "hsm", "hv")
@@ -244,7 +259,7 @@ def fetch(uri: str, pin: PinSource) -> RemoteSigner:
     with reported_as(ConfigurationError, f"the key at {uri} cannot be used", InvalidInputError):
         # securesystemslib holds an Ed25519 key as hex digits.
         is_pem = public.startswith("-----BEGIN")
-        public_key = PublicKey.of(public) if is_pem else PublicKey.of_ed25519(bytes.fromhex(public))
+        public_key = PublicKey.of(public) if is_pem else PublicKey.of_raw(bytes.fromhex(public))
         return RemoteSigner(pinned_uri, public_key, pin)
 
 

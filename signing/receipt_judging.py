@@ -39,6 +39,7 @@ from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification.caller_check import CallerChecker, Repetitions
 from ledger.verification.entry_check import check_apart
+from ledger.verification.snapshot_check import LACKS_ONE
 from ledger.verification.verdict import Break, Findings, graver, rollback, with_checkpoint
 from signing import manifest as manifests
 from signing import receipt as receipts
@@ -238,6 +239,8 @@ def _judge_completeness(receipt: Receipt, own: Checkpoint, keyring: Keyring | No
         verify_job(receipt.job_id, claim.to_seq, [*map(bytes.fromhex, roots)], entries, said.runs)
     except (ProofError, SignatureError, InvalidInputError) as error:
         return _Whole("broken", f"that there are no other entries: {error}")
+    if opened.verdict == LACKS_ONE:
+        return _Whole("not_checked", f"the snapshot with the index of jobs carries {opened.detail}")
     if opened.verdict in ("broken", "unknown_key"):
         return _Whole(opened.verdict, f"the snapshot with the index of jobs: {opened.detail}")
     return _Whole(opened.verdict, opened.detail, claim.to_seq)

@@ -40,7 +40,7 @@ def sign(action: str, facts: Mapping[str, object], log: str, signer: Signer) -> 
     Raises:
         SigningUnavailableError: the signer cannot be reached.
     """
-    return {**facts, FIELD: envelope.sign(payload(action, facts, log), signer, PAYLOAD_TYPE)}
+    return {**facts, FIELD: envelope.sign(payload(action, facts, log), signer, payload_type=PAYLOAD_TYPE)}
 
 
 def _log_in(stated: bytes, log: str) -> str:

@@ -5,6 +5,8 @@ The payload of the DSSE envelope is an in-toto Statement (:mod:`signing.manifest
 ``SnapshotClaim``.
 Invariants: those of ``SnapshotClaim``; subject and predicate agree.
 
+A node with a second key signs with both; ``key_id`` of the claim is the first.
+
 In a bundle a snapshot is one line: an object of canonical JSON (RFC 8785) and a newline.
 """
 
@@ -30,7 +32,7 @@ from ledger.errors import (
 )
 from ledger.hlc import Hlc
 from ledger.job_index import covering
-from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, OpenedSnapshot, SnapshotClaim
+from ledger.verification.snapshot_check import LACKS_ONE, SNAPSHOT_COLUMNS, OpenedSnapshot, SnapshotClaim
 from signing import envelope
 from signing.keys import Keyring, Signer
 from signing.manifest import STATEMENT_TYPE, encode, range_name
@@ -51,19 +53,20 @@ def statement(claim: SnapshotClaim) -> bytes:
     return encode(name, claim.merkle_root, PREDICATE_TYPE, msgspec.to_builtins(claim))
 
 
-def sign_snapshot(claim: SnapshotClaim, signer: Signer) -> tuple[dict[str, object], str]:
-    """The DSSE envelope of ``claim``, as JSON values, and SHA-256 of its payload in hex.
+def sign_snapshot(claim: SnapshotClaim, signer: Signer, *more: Signer) -> tuple[dict[str, object], str]:
+    """The DSSE envelope of ``claim``, signed by ``signer`` and ``more``, as JSON values, and SHA-256 of its payload in
+    hex.
 
     The next snapshot names that digest as ``previous_snapshot``.
 
     Raises:
         InvalidInputError: ``claim`` breaks an invariant or names another key than the signer's.
-        SigningUnavailableError: the signer cannot be reached.
+        SigningUnavailableError: a signer cannot be reached.
     """
     if claim.key_id != signer.key_id:
         raise InvalidInputError(f"the snapshot names key {claim.key_id}, but {signer.key_id} would sign it")
     payload = statement(claim)
-    return envelope.sign(payload, signer), hashlib.sha256(payload).hexdigest()
+    return envelope.sign(payload, signer, *more), hashlib.sha256(payload).hexdigest()
 
 
 def open_snapshot(envelope_json: str, keyring: Keyring | None) -> OpenedSnapshot:
@@ -76,7 +79,7 @@ def open_snapshot(envelope_json: str, keyring: Keyring | None) -> OpenedSnapshot
     parsed = envelope.parse(parse_json(envelope_json, "the envelope"), envelope.PAYLOAD_TYPE)
     # 2. The payload is a batch snapshot that is consistent in itself.
     claim = _claim(parsed.payload)
-    # 3. A held key signed it and was valid at that HLC.
+    # 3. A held key signed it and was valid at that HLC; a first and a second one, if the ring demands both.
     verdict, detail = _judge(parsed, claim, keyring)
     return OpenedSnapshot(claim, hashlib.sha256(parsed.payload).hexdigest(), verdict, detail)
 
@@ -92,8 +95,11 @@ def _judge(parsed: envelope.Envelope, claim: SnapshotClaim, keyring: Keyring | N
         return "broken", str(error)
     if keyring.get(claim.key_id) is not None and claim.key_id not in {key.key_id for key in signers}:
         return "broken", f"it says that key {claim.key_id} signed it, which did not"
-    refusals = [key.refusal(Hlc.parse(claim.snapshot_hlc)) for key in signers]
-    return ("ok", None) if None in refusals else ("unknown_key", "; ".join(filter(None, refusals)))
+    hlc = Hlc.parse(claim.snapshot_hlc)
+    valid = [key for key in signers if key.refusal(hlc) is None]
+    if not valid:
+        return "unknown_key", "; ".join(filter(None, (key.refusal(hlc) for key in signers)))
+    return ("ok", None) if (lacking := keyring.lacks(valid)) is None else (LACKS_ONE, lacking)
 
 
 def _claim(payload: bytes) -> SnapshotClaim:

@@ -20,7 +20,7 @@ from ledger.errors import InvalidInputError, KeyConflictError, LedgerError, NotF
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing.callers import CALLER_PREFIX, RegisteredCaller, RequiredSignatures, RevokedCaller
-from signing.keys import Caller, CallerKey, KnownCallers
+from signing.keys import Caller, KnownCallers, PublicKey
 
 FOLLOW_INTERVAL_S = 1.0
 """Pause between two reads of the chain."""
@@ -69,7 +69,7 @@ class CallerKeys:
             NotReadyError, DatabaseUnavailableError, DurabilityTimeoutError, ChainDamagedError: as ``_enter``.
         """
         try:
-            key = CallerKey.of_pem(public_key_pem)
+            key = PublicKey.of(public_key_pem)
         except InvalidInputError as error:
             raise InvalidInputError(f"public_key_pem: {error}", ("public_key_pem",)) from None
         await self.refresh()

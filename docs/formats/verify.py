@@ -2,13 +2,15 @@
 """Verify a Tallystick bundle, or a receipt: a second implementation, written from the documents beside it and nothing
 else.
 
-    verify.py FILE [--keys K] [--checkpoint FILE] [--policy FILE]
+    verify.py FILE [--keys K] [--checkpoint FILE] [--policy FILE] [--signatures any|both]
 
 K is public keys in a PEM file, a saved /v1/keys answer, or a folder of such files; a policy is a file of policy.md, of
-witnesses whose quorum must have cosigned all of FILE. Needs Python 3.11 and the package
-`cryptography`. It does not judge commitments: whether a proposal was rightly accepted or rejected (commitments.md) is
-left to the product and the page, and the output says so. Numbers in brackets are the steps of bundle.md, "Verifying",
-which has the exit codes too; in the part on receipts, and there alone, those of receipt.md.
+witnesses whose quorum must have cosigned all of FILE; with `both`, checkpoints and snapshots count only if a first key
+and a second key signed them (keys.md). Needs Python 3.11 and the package `cryptography`, for ML-DSA-44 one that has
+it: without it such keys are passed over, and the exit code with `both` is 3. It does not judge commitments: whether a
+proposal was rightly accepted or rejected (commitments.md) is left to the product and the page, and the output says so.
+Numbers in brackets are the steps of bundle.md, "Verifying", which has the exit codes too; in the part on receipts, and
+there alone, those of receipt.md.
 """
 
 import base64
@@ -28,11 +30,18 @@ try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP256R1
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 except ImportError as missing:
     sys.exit(f"verify.py needs the package cryptography: pip install cryptography ({missing})")
+
+try:
+    from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
+
+    HAS_ML_DSA = True
+except ImportError:
+    MLDSA44PublicKey = type("MLDSA44PublicKey", (), {})  # No key is one.
+    HAS_ML_DSA = False
 
 OK, COULD_NOT_RUN, TAMPERED, INCOMPLETE, UNKNOWN_KEY = range(5)
 """Exit codes."""
@@ -123,6 +132,11 @@ class Key:
         return isinstance(self.public, Ed25519PublicKey)
 
     @property
+    def is_second(self) -> bool:
+        """Whether a node signs with it only beside another key."""
+        return isinstance(self.public, MLDSA44PublicKey)
+
+    @property
     def is_revoked(self) -> bool:
         return self.revoked_from[0] < NEVER
 
@@ -140,6 +154,17 @@ class Key:
         return self.not_before_ms <= hlc[0] <= self.not_after_ms and hlc < self.revoked_from
 
 
+class Ring(list[Key]):
+    """The keys that the caller trusts. With ``needs_both`` a first and a second one must have signed."""
+
+    needs_both = False
+
+    def is_enough(self, signers: list[Key]) -> bool:
+        """Whether these keys, whose signatures hold and count, are all that are needed."""
+        kinds = {key.is_second for key in signers}
+        return kinds == {False, True} if self.needs_both else bool(kinds)
+
+
 def key_files(path: Path) -> Iterator[tuple[Path, str]]:
     """A file of keys, or all files of a folder, each with its text."""
     for file in [*path.glob("[!.]*.pem"), *path.glob("[!.]*.json")] if path.is_dir() else [path]:
@@ -147,21 +172,24 @@ def key_files(path: Path) -> Iterator[tuple[Path, str]]:
             yield file, stream.read().decode()
 
 
-def load_keys(path: Path) -> list[Key]:
+def load_keys(path: Path, *, needs_both: bool = False) -> Ring:
     """The keys in a file, or in all files of a folder. One that is given twice must hold in both."""
-    keys = []
+    keys = Ring()
+    keys.needs_both = needs_both
     for file, text in key_files(path):
         if text.lstrip().startswith("{"):
-            items = json.loads(text)["keys"]
+            saved = json.loads(text)
+            items = saved["keys"] + (saved.get("second_keys", []) if HAS_ML_DSA else [])
         else:
             blocks = re.findall("-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", text, re.DOTALL)
             items = [{"public_key_pem": block} for block in blocks]
         need(items, f"{file} holds no public key")
         keys += [read_key(item) for item in items]
+    need(not needs_both or not HAS_ML_DSA or any(key.is_second for key in keys), "none of the keys is of ML-DSA-44")
     return keys
 
 
-def read_key(item: dict[str, Any], *, is_callers: bool = False) -> Key:
+def read_key(item: dict[str, Any]) -> Key:
     """One key of ``/v1/keys``; of a PEM file only ``public_key_pem`` is known."""
     public = load_pem_public_key(item["public_key_pem"].encode())
     key_id = sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
@@ -170,8 +198,8 @@ def read_key(item: dict[str, Any], *, is_callers: bool = False) -> Key:
     not_after_ms = milliseconds(item["not_after"]) if item.get("not_after") else NEVER
     physical, logical, node_id = (item.get("revoked_from_hlc") or f"{NEVER}:0:").split(":")
     key = Key(key_id, public, not_before_ms, not_after_ms, (int(physical), int(logical), node_id))
-    if not (is_callers and isinstance(public, MLDSA44PublicKey)):
-        need(key.is_ed25519 or isinstance(public.curve, SECP256R1), "a key is neither Ed25519 nor P-256")
+    is_one = key.is_ed25519 or key.is_second or isinstance(public.curve, SECP256R1)
+    need(is_one, "a key is neither Ed25519 nor P-256 nor ML-DSA-44")
     return key
 
 
@@ -212,6 +240,8 @@ def open_envelope(
                 tried += 1
                 if key.signed(signature, message):
                     signers.append(key)
+                else:
+                    need(key_id == "", f"the signature by key {key.id} does not hold")
     need(signers or not tried, "no signature of a held key holds")
     return payload, signers
 
@@ -586,11 +616,13 @@ class Snapshot:
     digest: str
     """What the next snapshot names."""
     signers: list[Key]
+    keys: Ring
+    """The keys that the caller trusts."""
     is_signed: bool = True
 
 
 def read_snapshots(
-    file: BinaryIO, member: Member, said: SimpleNamespace, keys: list[Key], before: "Before"
+    file: BinaryIO, member: Member, said: SimpleNamespace, keys: Ring, before: "Before"
 ) -> dict[int, Snapshot]:
     """The snapshots by ``to_seq``; each begins where the one before it ended, and names it."""
     snapshots: dict[int, Snapshot] = {}
@@ -621,10 +653,10 @@ def check_previous(named: str | None, previous: Snapshot | None, before: "Before
         need(HASH.fullmatch(named), "previous_snapshot is no digest")
 
 
-def open_snapshot(row: SimpleNamespace, keys: list[Key]) -> Snapshot:
+def open_snapshot(row: SimpleNamespace, keys: Ring) -> Snapshot:
     if row.dsse_envelope is None:
         columns = {name: getattr(row, name) for name in CLAIMED}
-        return Snapshot(row, sha256(canonical(columns)).hexdigest(), [], is_signed=False)
+        return Snapshot(row, sha256(canonical(columns)).hexdigest(), [], keys, is_signed=False)
     payload, signers = open_envelope(row.dsse_envelope, keys)
     statement = parse_canonical(payload)
     subject = {"name": f"{row.tenant_id}/{row.from_seq}-{row.to_seq}", "digest": {"sha256": row.merkle_root}}
@@ -640,7 +672,7 @@ def open_snapshot(row: SimpleNamespace, keys: list[Key]) -> Snapshot:
         claim.job_index = hashes_of(claim.job_index, len(covering_runs(row.to_seq)), "job_index of a snapshot")
     if signers and claim.key_id not in ids_of(signers):
         need(claim.key_id not in ids_of(keys), "a snapshot's key did not sign it")
-    return Snapshot(claim, sha256(payload).hexdigest(), signers)
+    return Snapshot(claim, sha256(payload).hexdigest(), signers, keys)
 
 
 # --- [3] Entries (chain-link.md) ---
@@ -719,8 +751,10 @@ def read_entries(
                         job_index.check(snapshot.claim.job_index, f"seq {row.seq}")
                     if before.is_known:
                         need(snapshot.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
-                    found.signed_to = row.seq
-                    found.is_unknown_key |= not signed_in_time(snapshot, hlc_of(row))
+                    counting = signers_in_time(snapshot.signers, hlc_of(row))
+                    found.is_unknown_key |= not counting
+                    if snapshot.keys.is_enough(counting):
+                        found.signed_to = row.seq
     found.tree_root = tree.root()
     return found
 
@@ -1033,7 +1067,7 @@ def load_callers(path: Path | None) -> Callers:
             continue
         callers.are_known = True
         for item in said["callers"]:
-            key = read_key(item, is_callers=True)
+            key = read_key(item)
             other, tenants = callers.keys.get(key.id, (key, []))
             earlier = min(key, other, key=lambda each: each.revoked_from)
             callers.keys[key.id] = (earlier, [*tenants, *item["tenants"]])
@@ -1242,10 +1276,10 @@ def check_covered(claim: SimpleNamespace, first: Any, last: SimpleNamespace, roo
     need({name: getattr(claim, name) for name in CLAIMED} == covered, f"seq {last.seq}: snapshot-root")
 
 
-def signed_in_time(snapshot: Snapshot, hlc: tuple[int, int, str]) -> bool:
-    """Whether a key signed that counted then wherever it was given."""
-    too_late = [key for key in snapshot.signers if not key.counts_at(hlc)]
-    return bool(ids_of(snapshot.signers) - ids_of(too_late))
+def signers_in_time(signers: list[Key], hlc: tuple[int, int, str]) -> list[Key]:
+    """Those of the keys that counted then wherever they were given."""
+    too_late = ids_of([key for key in signers if not key.counts_at(hlc)])
+    return [key for key in signers if key.id not in too_late]
 
 
 # --- [6] Checkpoints (checkpoint.md) ---
@@ -1263,7 +1297,7 @@ class Checkpoint:
     counts: bool
 
 
-def open_checkpoint(data: bytes, keys: list[Key] | None) -> Checkpoint:
+def open_checkpoint(data: bytes, keys: Ring | None) -> Checkpoint:
     need(len(data) <= MIB, "a checkpoint's length")
     note = data.decode()
     need(not re.search("[\0-\x09\x0b-\x1f]", note), "a checkpoint holds control characters")
@@ -1290,19 +1324,72 @@ def read_signature_line(line: str) -> tuple[str, bytes, bytes]:
     return match[1], data[:4], data[4:]
 
 
-def signed_note(text: bytes, origin: str, signatures: list[tuple[str, bytes, bytes]], keys: list[Key]) -> bool:
-    """Whether a held key that is not revoked signed a note; a wrong signature under its name is refused."""
+def signed_note(text: bytes, origin: str, signatures: list[tuple[str, bytes, bytes]], keys: Ring) -> bool:
+    """Whether held keys that are not revoked signed a note; a wrong signature under the name of one is refused."""
     revoked = ids_of([key for key in keys if key.is_revoked])
-    is_signed = False
+    is_too_long = len(origin.encode()) > COSIGNED_NAME_BYTES_MAX
+    signers = []
     for key in keys:
-        if not key.is_ed25519 or key.id in revoked:
+        is_of_notes = key.is_ed25519 or (key.is_second and not is_too_long)
+        if not is_of_notes or key.id in revoked:
             continue
-        key_hash = sha256(f"{origin}\n\1".encode() + key.public.public_bytes_raw()).digest()[:4]
+        log = note_key(origin, key, ML_DSA_TYPE if key.is_second else LOG_TYPE)
         for name, named_hash, signature in signatures:
-            if (name, named_hash) == (origin, key_hash):
-                need(key.signed(signature, text), "a checkpoint's signature")
-                is_signed = True
-    return is_signed
+            if (name, named_hash) == (origin, log.hash):
+                signed_time(text.decode(), signature, log)
+                signers.append(key)
+    return keys.is_enough(signers)
+
+
+# --- Signatures under notes (checkpoint.md) ---
+
+LOG_TYPE, COSIGNATURE_TYPE, ML_DSA_TYPE = 1, 4, 6
+TIME_BYTES = 8
+TIME_MAX_S = 253_402_300_799
+"""Last second of the year 9999."""
+COSIGNED_NAME_BYTES_MAX = 255
+RAW_KEY_BYTES = {LOG_TYPE: 32, COSIGNATURE_TYPE: 32, ML_DSA_TYPE: 1312}
+NOTE_SIGNATURE_BYTES = {LOG_TYPE: 64, COSIGNATURE_TYPE: TIME_BYTES + 64, ML_DSA_TYPE: TIME_BYTES + 2420}
+
+
+@dataclass(frozen=True)
+class NoteKey:
+    """A verifier key: a public key of a type, and the name and hash by which a signature line identifies it."""
+
+    name: str
+    hash: bytes
+    key: Key
+    type: int
+
+
+def note_key(name: str, key: Key, key_type: int) -> NoteKey:
+    typed = bytes([key_type]) + key.public.public_bytes_raw()
+    return NoteKey(name, sha256(name.encode() + b"\n" + typed).digest()[:4], key, key_type)
+
+
+def signed_time(text: str, signature: bytes, by: NoteKey) -> int:
+    """The time that a signature under a note states, in seconds since 1970, 0 where none; raises when it is wrong."""
+    need(len(signature) == NOTE_SIGNATURE_BYTES[by.type], "a signature's length")
+    if by.type == LOG_TYPE:
+        need(by.key.signed(signature, text.encode()), "a checkpoint's signature")
+        return 0
+    time_s, rest = int.from_bytes(signature[:TIME_BYTES]), signature[TIME_BYTES:]
+    need(time_s <= TIME_MAX_S, "a signature's time")
+    message = f"cosignature/v1\ntime {time_s}\n{text}".encode()
+    if by.type == ML_DSA_TYPE:
+        message = tree_head_message(text, by.name.encode(), time_s)
+    need(by.key.signed(rest, message), "a signature that states a time")
+    return time_s
+
+
+def tree_head_message(text: str, name: bytes, time_s: int) -> bytes:
+    """The bytes that an ML-DSA-44 key of this name signs for a checkpoint."""
+    origin, size, root = text.split("\n")[:3]
+    log = origin.encode()
+    need(max(len(name), len(log)) <= COSIGNED_NAME_BYTES_MAX, "the length of a name that ML-DSA-44 signs")
+    signer = bytes([len(name)]) + name + time_s.to_bytes(8)
+    start = bytes(8)
+    return b"subtree/v1\n\0" + signer + bytes([len(log)]) + log + start + int(size).to_bytes(8) + decode_base64(root)
 
 
 def check_own_checkpoint(
@@ -1345,20 +1432,6 @@ def check_statements(anchors: Any) -> None:
 
 # --- Policies over witnesses (policy.md) ---
 
-COSIGNATURE_TYPE = 4
-TIME_BYTES = 8
-TIME_MAX_S = 253_402_300_799
-"""Last second of the year 9999."""
-
-
-@dataclass(frozen=True)
-class NoteKey:
-    """A verifier key: a public key, and the name and hash by which a signature line identifies it."""
-
-    name: str
-    hash: bytes
-    key: Key
-
 
 @dataclass
 class Policy:
@@ -1374,7 +1447,7 @@ class Policy:
 
 def read_policy(data: bytes) -> Policy:
     """The policy in a file; refused when a line is none of policy.md."""
-    need(len(data) <= 64 * KIB, "the length of a policy")
+    need(len(data) <= 256 * KIB, "the length of a policy")
     policy = Policy()
     for line in data.decode().split("\n"):
         words = re.findall("[^ \t]+", line)
@@ -1389,12 +1462,12 @@ def add_line(policy: Policy, item: str, words: list[str]) -> None:
     names = {*policy.witnesses, *policy.groups}
     if item == "log":
         need(1 <= len(words) <= 2 and len(policy.logs) < 1000, "a line log of a policy")
-        policy.logs.append(read_note_key(words[0], kind=1))
+        policy.logs.append(read_note_key(words[0], LOG_TYPE))
     elif item == "witness":
         need(2 <= len(words) <= 3 and len(policy.witnesses) < 32, "a line witness of a policy")
         need(len(words) == 2 or re.fullmatch("https?://[!-?A-~]{1,2000}", words[2]), "a URL of a policy")
         need(words[0] not in {*names, "none"}, "a name of a policy")
-        key = read_note_key(words[1], kind=COSIGNATURE_TYPE)
+        key = read_note_key(words[1], COSIGNATURE_TYPE)
         need(key.key.id not in {known.key.id for _, known in policy.witnesses.values()}, "a key of a policy")
         policy.witnesses[words[0]] = words[1], key
     elif item == "group":
@@ -1412,17 +1485,24 @@ def add_line(policy: Policy, item: str, words: list[str]) -> None:
         policy.quorum = words[0]
 
 
-def read_note_key(text: str, *, kind: int) -> NoteKey:
-    """A verifier key, name+hash+base64, of a log (kind 1) or a witness (kind 4)."""
+def read_note_key(text: str, ed25519_type: int) -> NoteKey:
+    """A verifier key, name+hash+base64, of a log or a witness: of this type, or of ML-DSA-44."""
     name, hash_hex, encoded = text.split("+", 2)
     typed = decode_base64(encoded)
     need(name and not re.search(r"[\s\0-\x1f]", name), "the name of a verifier key")
-    need(len(typed) == 33 and typed[0] == kind, "the kind of a verifier key")
-    key_hash = sha256(name.encode() + b"\n" + typed).digest()[:4]
-    need(key_hash.hex() == hash_hex, "the hash of a verifier key")
-    public = Ed25519PublicKey.from_public_bytes(typed[1:])
+    need(typed[0] in (ed25519_type, ML_DSA_TYPE), "the type of a verifier key")
+    need(len(typed) == 1 + RAW_KEY_BYTES[typed[0]], "the length of a verifier key")
+    need(typed[0] != ML_DSA_TYPE or len(name.encode()) <= COSIGNED_NAME_BYTES_MAX, "the name of a verifier key")
+    if typed[0] == ML_DSA_TYPE:
+        if not HAS_ML_DSA:
+            raise OSError("a verifier key is of ML-DSA-44, which this version of cryptography does not have")
+        public = MLDSA44PublicKey.from_public_bytes(typed[1:])
+    else:
+        public = Ed25519PublicKey.from_public_bytes(typed[1:])
     key_id = sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
-    return NoteKey(name, key_hash, Key(key_id, public, 0, NEVER, (NEVER, 0, "")))
+    found = note_key(name, Key(key_id, public, 0, NEVER, (NEVER, 0, "")), typed[0])
+    need(found.hash.hex() == hash_hex, "the hash of a verifier key")
+    return found
 
 
 def meets_quorum(
@@ -1445,7 +1525,7 @@ def cosigned_size(anchor: dict[str, Any], witness: NoteKey, policy: Policy, own:
     try:
         time_s = cosigned_time(note, witness)
         counting = [key for key in keys if not key.is_revoked or time_s * 1000 < key.revoked_from[0]]
-        said = open_checkpoint(note.encode(), [replace(key, revoked_from=(NEVER, 0, "")) for key in counting])
+        said = open_checkpoint(note.encode(), Ring(replace(key, revoked_from=(NEVER, 0, "")) for key in counting))
         is_named = not policy.logs or any(signed_by(note, key) for key in policy.logs if key.name == said.origin)
     except MALFORMED:
         return 0
@@ -1459,16 +1539,14 @@ def cosigned_size(anchor: dict[str, Any], witness: NoteKey, policy: Policy, own:
 def cosigned_time(note: str, witness: NoteKey) -> int:
     """When a witness cosigned a note, in seconds since 1970; raises when it did not."""
     text, (signature,) = text_and_signatures(note, witness)
-    time_s, rest = int.from_bytes(signature[:TIME_BYTES]), signature[TIME_BYTES:]
-    need(len(signature) == TIME_BYTES + 64 and time_s <= TIME_MAX_S, "a cosignature's form")
-    need(witness.key.signed(rest, f"cosignature/v1\ntime {time_s}\n{text}".encode()), "a cosignature")
-    return time_s
+    return signed_time(text, signature, witness)
 
 
 def signed_by(note: str, log: NoteKey) -> bool:
     """Whether a log signed a note by this very key."""
     text, signatures = text_and_signatures(note, log)
-    need(all(log.key.signed(signature, text.encode()) for signature in signatures), "a signature of a log")
+    for signature in signatures:
+        signed_time(text, signature, log)
     return bool(signatures)
 
 
@@ -1486,7 +1564,7 @@ def text_and_signatures(note: str, key: NoteKey) -> tuple[str, list[bytes]]:
 class Given:
     """What the caller trusts or kept; None where nothing was given."""
 
-    keys: list[Key] | None
+    keys: Ring | None
     kept: Checkpoint | None
     policy: Policy | None
 
@@ -1507,7 +1585,7 @@ def compare_kept(kept: Checkpoint, own: Checkpoint, entries: Entries, before: Be
 
 def verify(file: BinaryIO, given: Given, callers: Callers) -> int:
     """The exit code for a bundle; raises when something does not hold."""
-    kept, keys = given.kept, given.keys or []
+    kept, keys = given.kept, given.keys or Ring()
     members = read_container(file)  # [1]
     manifest = read_manifest(bytes_of(file, members[MANIFEST]), members, keys)  # [2]
     said = manifest.said
@@ -1535,9 +1613,9 @@ def verify(file: BinaryIO, given: Given, callers: Callers) -> int:
     return verdict_of(given.keys, is_unknown_key=is_unknown_key, is_whole=is_whole and is_met)
 
 
-def verdict_of(given_keys: list[Key] | None, *, is_unknown_key: bool, is_whole: bool) -> int:
+def verdict_of(given_keys: Ring | None, *, is_unknown_key: bool, is_whole: bool) -> int:
     """The exit code where everything that was checked holds."""
-    if given_keys is None:
+    if given_keys is None or (given_keys.needs_both and not HAS_ML_DSA):
         return INCOMPLETE
     if is_unknown_key:
         return UNKNOWN_KEY
@@ -1761,8 +1839,8 @@ def root_of_path(index: int, size: int, leaf: bytes, path: list[bytes]) -> bytes
     return node_hash(side, root_of_path(index - left_leaves, size - left_leaves, leaf, path))
 
 
-def check_completeness(receipt: Receipt, own: Checkpoint, keys: list[Key]) -> bool:
-    """[8] There are no other entries up to the end of the snapshot. Whether a key signed it that counted then."""
+def check_completeness(receipt: Receipt, own: Checkpoint, keys: Ring) -> list[Key]:
+    """[8] There are no other entries up to the end of the snapshot. The keys that signed it and counted then."""
     proof = receipt.completeness
     assert proof is not None
     payload, signers = open_envelope(proof.snapshot, keys)
@@ -1789,9 +1867,7 @@ def check_completeness(receipt: Receipt, own: Checkpoint, keys: list[Key]) -> bo
             check_absence(key, run, root)
     if signers and claim.key_id not in ids_of(signers):
         need(claim.key_id not in ids_of(keys), "the snapshot's key did not sign it")
-    physical, logical, node_id = claim.snapshot_hlc.split(":")
-    hlc = int(physical), int(logical), node_id
-    return signed_in_time(Snapshot(claim, "", signers), hlc)
+    return signers_in_time(signers, hlc_in(claim.snapshot_hlc))
 
 
 def leaf_of_job(level: int, begin: int, end: int, entries: list[tuple[int, bytes]]) -> JobLeaf:
@@ -1891,18 +1967,20 @@ def verify_receipt(data: bytes, given: Given, callers: Callers) -> int:
     policy = given.policy
     is_met = policy is None or meets_quorum(policy, said.anchors, own, given.keys, receipt.last_seq)  # [6]
     is_compared = kept is None or compare_kept_with_receipt(kept, own, receipt)  # [7]
-    is_proved = receipt.completeness is None or check_completeness(receipt, own, given.keys or [])  # [8]
+    keys = given.keys or Ring()
+    counting = None if receipt.completeness is None else check_completeness(receipt, own, keys)  # [8]
 
     revoked_signers = [key for key in receipt.signers if key.is_revoked]
     is_unknown_key = (
         not own.counts
         or callers.is_unknown_key
-        or not is_proved
+        or counting == []
         or not ids_of(receipt.signers) - ids_of(revoked_signers)
         or (kept is not None and not kept.counts)
     )
     is_linked = all(entry.row.link_version == 2 for entry in receipt.entries)
-    is_whole = is_compared and is_linked and is_met and not callers.is_unchecked
+    is_enough = counting is None or keys.is_enough(counting)
+    is_whole = is_compared and is_linked and is_met and is_enough and not callers.is_unchecked
     return verdict_of(given.keys, is_unknown_key=is_unknown_key, is_whole=is_whole)
 
 
@@ -1912,7 +1990,10 @@ def main(path: str, *options: str) -> int:
     code_of_error = COULD_NOT_RUN
     try:
         keys_path = Path(given["--keys"]) if "--keys" in given else None
-        keys, callers = load_keys(keys_path) if keys_path else None, load_callers(keys_path)
+        needs_both = {"any": False, "both": True}[given.get("--signatures", "any")]
+        need(keys_path or not needs_both, "--signatures both takes --keys")
+        keys = load_keys(keys_path, needs_both=needs_both) if keys_path else None
+        callers = load_callers(keys_path)
         kept_bytes = read_start(given["--checkpoint"]) if "--checkpoint" in given else None
         policy = read_policy(read_start(given["--policy"])) if "--policy" in given else None
         with open_regular(path) as file:
@@ -1974,7 +2055,7 @@ def run(arguments: list[str]) -> int:
         return OK
     files, options = arguments[:1], arguments[1:]
     is_usage = files and not files[0].startswith("-") and len(options) % 2 == 0
-    if not is_usage or not {*options[::2]} <= {"--keys", "--checkpoint", "--policy"}:
+    if not is_usage or not {*options[::2]} <= {"--keys", "--checkpoint", "--policy", "--signatures"}:
         print(__doc__, file=sys.stderr)
         return COULD_NOT_RUN
     return main(files[0], *options)

@@ -8,7 +8,8 @@ For each snapshot, with ``seq`` where a break is reported::
 
 A snapshot without an envelope is unsigned. Its row is compared with the entries, and its digest is that of the row
 (``unsigned_digest``), which the next signed snapshot names. So an envelope that was removed is found by the snapshot
-after it. The tree that a later snapshot signs covers its entries; without one, signatures are ``not_checked``.
+after it. The tree that a later snapshot signs covers its entries; without one, signatures are ``not_checked``. A
+snapshot that lacks one of two signatures that are demanded covers its entries no more than an unsigned one.
 
 The first begins at seq 1. A claim with an invalid signature is ignored: its row is compared instead. A difference is
 left undecided if the chain breaks at a lower seq or entries are missing. A claim of another range than its row's is
@@ -90,12 +91,16 @@ def unsigned_digest(row: SnapshotRow) -> str:
     return sha256(canonical.encode(dict(zip(_CLAIMED_IN_ROW, row, strict=False)))).hexdigest()
 
 
+LACKS_ONE: Final = "lacks_one"
+
+
 class OpenedSnapshot(NamedTuple):
     """The content of a stored snapshot, and whether a known key signed it.
 
     ``verdict``: ``ok``; ``broken``, a held key's signature does not hold; ``unknown_key``, no held key
-    signed, or one revoked or outside its window; ``not_checked``, no ring was given. ``detail`` says why
-    it is not ``ok``; the claim is then what somebody wrote, no more.
+    signed, or one revoked or outside its window; ``lacks_one``, one of two signatures that are demanded;
+    ``not_checked``, no ring was given. ``detail`` says why it is not ``ok``; the claim is then what somebody wrote,
+    no more.
     """
 
     claim: SnapshotClaim
@@ -125,7 +130,7 @@ class OpenedRow(NamedTuple):
     digest: str | None
     may_count_as_signed: bool
     is_unsigned: bool = False
-    """Whether it has no envelope."""
+    """Whether it has no envelope, or lacks a signature that is demanded."""
 
     @property
     def from_seq(self) -> int:
@@ -179,7 +184,9 @@ def open_row(row: SnapshotRow, open_snapshot: OpenSnapshot | None, findings: Fin
         )
     elif opened.verdict == "not_checked":
         findings.leave_undecided("signatures")
-    return OpenedRow(from_seq, to_seq, stored, claim, opened.payload_sha256, opened.verdict != "unknown_key")
+    lacks_one = opened.verdict == LACKS_ONE
+    counts = not lacks_one and opened.verdict != "unknown_key"
+    return OpenedRow(from_seq, to_seq, stored, claim, opened.payload_sha256, counts, is_unsigned=lacks_one)
 
 
 Recompute = Callable[[int, int], Recomputed | None]

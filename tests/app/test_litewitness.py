@@ -82,7 +82,7 @@ def running(program: Path, name: str) -> Iterator[Litewitness]:
         given = ("-ssh-agent", agent, "-key", listed.stdout.split()[1], "-db", database, "-name", name)
         stack.enter_context(process(program, *given, "-listen", f"127.0.0.1:{port}"))
         until_true(lambda: is_open(port), "litewitness listens")
-        yield Litewitness(WitnessKey.of(name, PublicKey.of_ed25519(raw)), f"http://127.0.0.1:{port}", database)
+        yield Litewitness(WitnessKey.of(name, PublicKey.of_raw(raw)), f"http://127.0.0.1:{port}", database)
 
 
 @contextmanager

@@ -376,7 +376,7 @@ async def test_the_statement_opens_with_securesystemslib_and_its_signature_with_
     file = await receipt_of(client, "job-1", await write(client, "job-1"))
     statement = json.loads(file)["statement"]
     (key,) = await keys_of(client)
-    raw = key.ed25519_bytes().hex()
+    raw = key.raw().hex()
     foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": raw})
     assert list(Envelope.from_dict(statement).verify([foreign], 1)) == [key.key_id]
     _, opened = form.read(file)

@@ -287,7 +287,7 @@ def test_the_signature_in_the_document_is_one() -> None:
 
 def test_another_program_finds_the_signature_to_hold(signed: Path) -> None:
     (key,) = Keyring.load(signed / "auditor.pub")
-    foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.ed25519_bytes().hex()})
+    foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.raw().hex()})
     envelope = Envelope.from_dict(json.loads((signed / "acme.html.dsse.json").read_text()))
     assert list(envelope.verify([foreign], 1)) == [key.key_id]
     (subject,) = json.loads(envelope.payload)["subject"]

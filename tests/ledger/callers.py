@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from ledger import signed_events
 from ledger.merkle import leaf_hash
 from ledger.signed_events import MEMBER
-from signing.keys import Caller, CallerKey, KnownCallers, Requirement
+from signing.keys import Caller, KnownCallers, PublicKey, Requirement
 
 Private = Ed25519PrivateKey | ec.EllipticCurvePrivateKey | mldsa.MLDSA44PrivateKey
 
@@ -24,7 +24,7 @@ class Signing:
 
     def __init__(self, private: Private, name: str = "ci", tenants: Sequence[str] = ("*",)) -> None:
         self._private = private
-        self.caller = Caller(CallerKey.of(private.public_key()), name, tuple(tenants))
+        self.caller = Caller(PublicKey.of(private.public_key()), name, tuple(tenants))
         self.key_id = self.caller.key.key_id
         self._count = 0
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, mldsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
@@ -32,6 +32,11 @@ def other_signer() -> FileSigner:
 @pytest.fixture(scope="session")
 def p256_signer() -> FileSigner:
     return FileSigner(Path("no-file"), ec.derive_private_key(0x5EED, ec.SECP256R1()))
+
+
+@pytest.fixture(scope="session")
+def second_signer() -> FileSigner:
+    return FileSigner(Path("no-file"), mldsa.MLDSA44PrivateKey.from_seed_bytes(bytes(range(32))))
 
 
 @pytest.fixture(scope="session", params=["ed25519", "ecdsa-p256"])

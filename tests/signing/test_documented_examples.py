@@ -72,12 +72,31 @@ def test_the_checkpoint_opens_with_the_verifier_key_and_covers_the_snapshot() ->
 
 def test_the_cosigned_checkpoint_was_made_by_another_program_and_holds() -> None:
     """It was made with github.com/transparency-dev/formats v0.1.1, so both understand the specification alike."""
-    plain, log_key, cosigned, witness_key = examples("checkpoint.md")[:4]
+    plain, log_key, _, cosigned, witness_key = examples("checkpoint.md")[:5]
     assert cosigned.startswith(plain)
     assert open_checkpoint(cosigned, [log_key.strip()]) == open_checkpoint(plain, [log_key.strip()])
     (found,) = cosignatures_of(parse(cosigned), [WitnessKey.parse(witness_key.strip())])
     assert (found.witness.name, found.time.year) == ("witness.example/w1", 2026)
     assert found.witness.text() == witness_key.strip()
+
+
+def test_the_second_signatures_hold_beside_the_first_over_the_bytes_that_are_shown() -> None:
+    shown = json.loads((FORMATS / "example.second.json").read_text())
+    ring = Keyring.from_json(shown)
+    both = ring.demanding_both()
+    first, second = ring
+    assert (first.public_key_pem, second.algorithm) == (next(iter(documented_ring())).public_key_pem, "ml-dsa-44")
+    note = shown["checkpoint"]
+    assert note.startswith(examples("checkpoint.md")[0])
+    assert open_checkpoint(note, both) == open_checkpoint(note, documented_ring())
+    (verifier_key,) = map(VerifierKey.parse, shown["second_log_verifier_keys"])
+    assert verifier_key.public_key.key_id == second.key_id
+    assert verifier_key.signed(parse(note).text, 0).hex() == re.sub(r"\s", "", examples("checkpoint.md")[2])
+    for keys in (both, documented_ring(), Keyring([second])):
+        assert open_snapshot(json.dumps(shown["snapshot"]), keys).verdict == "ok"
+    witness = WitnessKey.parse(shown["witness_verifier_key"])
+    (found,) = cosignatures_of(parse(shown["cosigned_checkpoint"]), [witness])
+    assert (found.witness.kind, found.time.year) == (6, 2026)
 
 
 def test_the_private_value_opens_with_the_key_and_for_the_field_shown() -> None:
@@ -92,7 +111,7 @@ def test_the_private_value_opens_with_the_key_and_for_the_field_shown() -> None:
 
 
 def test_the_pushed_checkpoint_extends_the_tree_that_the_witness_of_the_receipt_has_seen() -> None:
-    _, head, note = examples("checkpoint.md")[4].split("\n\n", 2)
+    _, head, note = examples("checkpoint.md")[5].split("\n\n", 2)
     old, *proof = head.split("\n")
     (anchor,) = orjson.loads((FORMATS / "example.receipt.json").read_bytes())["receipt"]["anchors"]
     seen, pushed = (open_checkpoint(text, documented_ring()) for text in (anchor["checkpoint"], note))

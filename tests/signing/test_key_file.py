@@ -122,8 +122,8 @@ def pem_of(private, encryption=None) -> bytes:  # type: ignore[no-untyped-def]
         (b"\xff\x00", "PEM"),
         (pem_of(Ed25519PrivateKey.generate())[:60], "PEM"),
         (pem_of(Ed25519PrivateKey.generate(), BestAvailableEncryption(b"secret")), "unencrypted"),
-        (pem_of(rsa.generate_private_key(65537, 2048)), "Ed25519 or ECDSA P-256"),
-        (pem_of(ec.generate_private_key(ec.SECP384R1())), "Ed25519 or ECDSA P-256"),
+        (pem_of(rsa.generate_private_key(65537, 2048)), "Ed25519, ECDSA P-256 or ML-DSA-44"),
+        (pem_of(ec.generate_private_key(ec.SECP384R1())), "Ed25519, ECDSA P-256 or ML-DSA-44"),
         (b"x" * 2**20, "too much"),
     ],
     ids=["empty", "text", "bytes", "cut short", "encrypted", "RSA", "P-384", "huge"],
@@ -202,7 +202,7 @@ def test_a_p256_key_gets_an_ed25519_log_key_beside_it_once(tmp_path: Path) -> No
 def test_a_log_key_of_another_algorithm_is_refused(tmp_path: Path) -> None:
     signer = generate(tmp_path / "signing.pem", ECDSA_P256)
     generate(tmp_path / "signing.pem.log-key.pem", ECDSA_P256)
-    with pytest.raises(ConfigurationError, match="must be ed25519"):
+    with pytest.raises(ConfigurationError, match="not of ed25519"):
         log_signer(signer)
 
 

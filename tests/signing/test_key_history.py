@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -296,7 +297,10 @@ def test_facts_of_any_shape_are_passed_over(keys: Keys) -> None:
     statement: Any = signed[FIELD]
     shapes: list[Any] = [None, 1, "x", [], {}, {"payload": 1}, {**statement, "signatures": []}]
     shapes += [{**statement, "signatures": statement["signatures"] * 2}, {**statement, "payloadType": "x"}]
-    shapes += [envelope.sign(text, keys["root"], key_statement.PAYLOAD_TYPE) for text in (b"", b"[]", b'{"after":1}')]
+    shapes += [
+        envelope.sign(text, keys["root"], payload_type=key_statement.PAYLOAD_TYPE)
+        for text in (b"", b"[]", b'{"after":1}')
+    ]
     shapes += [{**statement, "signatures": [{"keyid": "", "sig": statement["signatures"][0]["sig"]}]}]
     for shape in shapes:
         entries = Entries.beginning_with(keys["root"])
@@ -621,3 +625,45 @@ def test_no_statement_names_an_entry_about_a_region_and_a_key_counts_once(keys: 
     assert entries.admitted(keys) == ["root"]
     changes = [AdmittedKey(f"{number:016x}", "eu1", keys[name].public_key) for number, name in enumerate(keys)]
     assert len(known_regions(changes * ADMITTED_KEYS_MAX).keys) == len(keys)
+
+
+# Second keys
+
+
+@pytest.fixture(scope="module")
+def second_keys(tmp_path_factory: pytest.TempPathFactory) -> Sequence[FileSigner]:
+    folder = tmp_path_factory.mktemp("second")
+    return [private_keys.second_signer(f"file:{folder}/{name}.pem", may_generate=True) for name in ("one", "two")]
+
+
+def test_a_second_key_is_admitted_replaced_and_revoked_as_any_other(
+    keys: Keys, second_keys: Sequence[FileSigner]
+) -> None:
+    one, two = second_keys
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(one))
+    assert list(entries.history().waiting) == [one.key_id]
+    entries.add(ADMITTED, facts_of(one), keys["root"])
+    entries.add(ROTATED, rotated_facts(two.public_key, "node-1", one.key_id, 3500), keys["root"])
+    entries.add(REVOKED, revoked_facts(two.key_id, "node-1", Hlc(9000, 0, "n"), "stolen"), keys["root"])
+    admitted = entries.history().keys()
+    assert (admitted[one.key_id].not_after, admitted[two.key_id].revoked_from_hlc) == (
+        datetime.fromtimestamp(3.5, UTC),
+        Hlc(9000, 0, "n"),
+    )
+
+
+def test_a_second_key_is_no_root_and_vouches_for_nothing(keys: Keys, second_keys: Sequence[FileSigner]) -> None:
+    one, two = second_keys
+    entries = Entries()
+    entries.add(ADDED, root_facts(one.public_key, "node-0"))
+    assert entries.history().root_key_id is None
+    entries.add(ADDED, root_facts(keys["root"].public_key, "node-0"))
+    entries.add(ADDED, facts_of(one), keys["root"])
+    assert entries.history().root_key_id == keys["root"].key_id
+    entries.add(ADDED, facts_of(two), one)
+    entries.add(REVOKED, revoked_facts(keys["root"].key_id, "node-1", Hlc(1, 0, "n"), None), one)
+    history = entries.history()
+    assert set(history.keys()) == {keys["root"].key_id, one.key_id}
+    assert history.authorities == {keys["root"].key_id}
+    assert history.keys()[keys["root"].key_id].revoked_from_hlc is None

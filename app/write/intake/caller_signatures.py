@@ -30,7 +30,7 @@ from ledger.hlc import Hlc
 from ledger.merkle import leaf_hash
 from ledger.signed_events import MEMBER, CallerSignature
 from signing.callers import refusal_of
-from signing.keys import Caller, CallerKey
+from signing.keys import Caller, PublicKey
 
 SIGNED_ROUTE: Final = 7
 """The route in the keys of signed events, whatever their request. The number is stored."""
@@ -46,12 +46,12 @@ class CheckingThreads:
     """Threads that check signatures for one event loop, started with the first."""
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[CallerKey, bytes, bytes, OnChecked]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[PublicKey, bytes, bytes, OnChecked]] = queue.SimpleQueue()
         self._answered: deque[tuple[OnChecked, bool]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_woken = False
 
-    def check(self, key: CallerKey, signature: bytes, message: bytes, on_checked: OnChecked) -> None:
+    def check(self, key: PublicKey, signature: bytes, message: bytes, on_checked: OnChecked) -> None:
         """Check whether ``key`` made the signature over ``message``."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
