@@ -17,6 +17,9 @@ A COSE receipt (RFC 9942, RFC9162_SHA256) is CBOR in deterministic encoding (RFC
     protected   <<{1: -8, 4: key id, 15: {1: origin of the log}, 395: 1}>>      -8 is EdDSA, here Ed25519
     payload     the root of the tree, 32 bytes, detached; signed as RFC 9052 4.4 says, without external data
 
+That of a signed statement (:mod:`signing.cose`) names its subject too, ``15: {1: ..., 2: subject}``, and has the entry
+without the statement in its unprotected header, as canonical JSON: ``{396: ..., -65537: entry}``.
+
 In both the leaf data is the entry's chain link, 32 raw bytes.
 """
 
@@ -35,15 +38,28 @@ from ledger.errors import InvalidInputError, ProofError, SignatureError, Unknown
 from ledger.merkle import leaf_hash, root_of_path, verify_inclusion
 from ledger.positions import Seq, leaf_index_of
 from signing.checkpoint import open_checkpoint
+from signing.cose import (
+    ALG,
+    CWT_CLAIMS,
+    EDDSA,
+    ISSUER,
+    KID,
+    SIGN1_TAG,
+    SUBJECT,
+    decoded,
+    encoded,
+    registration_in,
+    to_be_signed,
+)
 from signing.keys import ED25519, Keyring, Signer
 from signing.receipt import ENTRY, ProvedEntry, Receipt
 
 TLOG_PROOF_HEAD: Final = "c2sp.org/tlog-proof@v1"
 COSE_MEDIA_TYPE: Final = 'application/cose; cose-type="cose-sign1"'
 
-_SIGN1_TAG: Final = 18
-_ALG, _KID, _CWT_CLAIMS, _VDS, _VDP = 1, 4, 15, 395, 396
-_EDDSA, _ISSUER, _RFC9162_SHA256, _INCLUSION = -8, 1, 1, -1
+ENTRY_LABEL: Final = -65537
+"""Header parameter, of those for private use, with the entry of a signed statement."""
+_VDS, _VDP, _RFC9162_SHA256, _INCLUSION = 395, 396, 1, -1
 
 
 def tlog_proof(entry: EntryObject, hashes: Sequence[bytes], checkpoint: str, origin: str, keyring: Keyring) -> str:
@@ -71,12 +87,15 @@ def cose_receipt(receipt: Receipt, signer: Signer) -> bytes:
     entry, head = _only_entry(receipt), receipt.tree_head
     if signer.public_key.algorithm != ED25519:
         raise InvalidInputError(f"a COSE receipt is signed with Ed25519; key {signer.key_id} is none")
-    protected = _encoded(
-        {_ALG: _EDDSA, _KID: signer.key_id.encode(), _CWT_CLAIMS: {_ISSUER: receipt.origin}, _VDS: _RFC9162_SHA256}
-    )
-    proof = _encoded([head.size, entry.row.seq - 1, [bytes.fromhex(each) for each in entry.inclusion]])
-    signature = signer.sign(_to_be_signed(protected, head.root))
-    return _encoded(cbor2.CBORTag(_SIGN1_TAG, [protected, {_VDP: {_INCLUSION: [proof]}}, None, signature]))
+    proof = encoded([head.size, entry.row.seq - 1, [bytes.fromhex(each) for each in entry.inclusion]])
+    claims, unprotected = {ISSUER: receipt.origin}, dict[int, object]({_VDP: {_INCLUSION: [proof]}})
+    if (registration := registration_in(entry.row)) is not None:
+        claims[SUBJECT] = registration.subject
+        without = msgspec.to_builtins(entry.row) | {"payload": registration.payload}
+        unprotected[ENTRY_LABEL] = canonical.encode(without)
+    protected = encoded({ALG: EDDSA, KID: signer.key_id.encode(), CWT_CLAIMS: claims, _VDS: _RFC9162_SHA256})
+    signature = signer.sign(to_be_signed(protected, head.root))
+    return encoded(cbor2.CBORTag(SIGN1_TAG, [protected, unprotected, None, signature]))
 
 
 class CoseProof(NamedTuple):
@@ -97,20 +116,20 @@ def verify_cose(data: bytes, link: bytes, keyring: Keyring) -> CoseProof:
         SignatureError: it is malformed, or its key did not sign this leaf.
         UnknownKeyError: the ring does not hold its key.
     """
-    malformed = (cbor2.CBORDecodeError, ProofError, ValueError, TypeError, LookupError, AttributeError)
+    malformed = (cbor2.CBORError, ProofError, ValueError, TypeError, LookupError, AttributeError)
     with reported_as(SignatureError, "the COSE receipt is malformed", *malformed):
-        tag = cbor2.loads(data)
+        tag = decoded(data)
         protected, unprotected, payload, signature = tag.value
-        headers: dict[Any, Any] = cbor2.loads(protected)
+        headers: dict[Any, Any] = decoded(protected)
         (proof,) = unprotected[_VDP][_INCLUSION]
-        size, index, hashes = cbor2.loads(proof)
-        origin, key_id = headers[_CWT_CLAIMS][_ISSUER], headers[_KID].decode("ascii")
-        if (tag.tag, payload, headers[_ALG], headers[_VDS]) != (_SIGN1_TAG, None, _EDDSA, _RFC9162_SHA256):
+        size, index, hashes = decoded(proof)
+        origin, key_id = headers[CWT_CLAIMS][ISSUER], headers[KID].decode("ascii")
+        if (tag.tag, payload, headers[ALG], headers[_VDS]) != (SIGN1_TAG, None, EDDSA, _RFC9162_SHA256):
             raise ValueError("it is no COSE_Sign1 with EdDSA over a detached root of RFC9162_SHA256")
         root = root_of_path(index, size, leaf_hash(link), hashes)
     if (key := keyring.get(key_id)) is None:
         raise UnknownKeyError(f"the COSE receipt is signed by key {key_id[:32]}, which is not held")
-    if not key.made(signature, _to_be_signed(protected, root)):
+    if not key.made(signature, to_be_signed(protected, root)):
         raise SignatureError(f"key {key_id} did not sign a tree of {size} entries with this one at index {index}")
     return CoseProof(origin, size, index, root, key_id)
 
@@ -119,11 +138,3 @@ def _only_entry(receipt: Receipt) -> ProvedEntry:
     if receipt.covers != ENTRY:
         raise InvalidInputError("only the receipt of one entry has this form: name the entry with --seq")
     return receipt.entries[0]
-
-
-def _to_be_signed(protected: bytes, root: bytes) -> bytes:
-    return _encoded(["Signature1", protected, b"", root])
-
-
-def _encoded(value: object) -> bytes:
-    return cbor2.dumps(value, canonical=True)

@@ -91,6 +91,15 @@ class Accepted:
             self.access.quotas.admit_tenants({tenant_id: 1}, {tenant_id: body_bytes})
             self.is_tenant_charged = True
 
+    def charge_body(self, tenant_id: str, body_bytes: int) -> None:
+        """Charge the body of a request, whose path names the tenant, to the quota of the tenant.
+
+        Raises:
+            QuotaExceededError, RequestTooLargeError: as ``charge_tenant``.
+        """
+        if self.access.quotas.bounds_tenants:
+            self.access.quotas.admit_tenants({}, {tenant_id: body_bytes})
+
     def check_again(self) -> None:
         """Check the caller's credentials again if the last check was a while ago, or before a token was revoked. A
         token that an issuer signed stays valid for a whole request.

@@ -23,7 +23,7 @@ from app.edge.answers import IS_HEAD
 from app.edge.forms.body import SCHEMA_REF
 from app.edge.forms.requests import CAPACITY, EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
 from app.edge.forms.validation import invalid_parameter
-from app.edge.problems import problem_response, respond
+from app.edge.problems import concise, problem_response, respond
 from app.edge.routes import (
     access,
     archive,
@@ -41,6 +41,7 @@ from app.edge.routes import (
     pages,
     privacy,
     retention,
+    scitt,
     service,
     sign_in,
     stats,
@@ -85,6 +86,7 @@ ROUTERS = (
     archive.router,
     exclusions.router,
     callers.router,
+    scitt.router,
     log.router,
     service.router,
     sign_in.router,
@@ -109,9 +111,9 @@ def create_app(services: Services) -> FastAPI:
             raise LookupError(f"{route.path} names services that are not wired: {sorted(map(str, missing))}")
     app.add_middleware(Observed, access=services[AccessControl], metrics=services[Metrics])
 
-    async def respond_to_invalid_parameters(_request: Request, error: Exception) -> Response:
+    async def respond_to_invalid_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return respond(invalid_parameter(error))
+        return _responded(invalid_parameter(error), request.scope)
 
     app.add_exception_handler(RequestValidationError, respond_to_invalid_parameters)
 
@@ -129,6 +131,12 @@ def create_app(services: Services) -> FastAPI:
     app.add_exception_handler(HTTPException, respond_to_http)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     return app
+
+
+def _responded(error: Exception, scope: Scope) -> Response:
+    """The answer to an error, in the form that the route's clients read."""
+    response = respond(error)
+    return concise(response) if getattr(scope.get("route"), "has_concise_problems", False) else response
 
 
 def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:
@@ -250,12 +258,13 @@ class Observed:
             # Requests are cancelled only by a stop whose time for them is up.
             if status:
                 raise
-            response = respond(NotReadyError("the service stops and had no time for this request; send it again"))
+            error = NotReadyError("the service stops and had no time for this request; send it again")
+            response = _responded(error, scope)
             await response(scope, receive, send_observed)
         except Exception as error:
             self.access.record_refusal(scope, error)
             self.access.report_break(scope, error)
-            response = respond(error)
+            response = _responded(error, scope)
             if status:
                 raise
             if isinstance(error, (QuotaExceededError, WalFullError)):

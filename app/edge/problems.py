@@ -2,6 +2,8 @@
 
     {"type": URI, "title", "status", "detail", ...members of the problem}
 
+(routes whose clients read CBOR answer the same as Concise Problem Details, RFC 9290)
+
 ``type`` is ``https://tallystick.dev/problems/`` and a name of :mod:`ledger.facts.problems`; clients compare it and
 may show ``title`` and ``detail``. ``detail`` is the text of an error raised on purpose. Any other exception becomes
 ``internal-error`` without its cause, which goes to the log. Every 503 has Retry-After, unless a retry cannot help.
@@ -17,9 +19,11 @@ from starlette.responses import Response
 
 from ledger import errors
 from ledger.facts.problems import INTERNAL_ERROR, ProblemType
+from signing.cose import encoded
 
 PROBLEM_URI = "https://tallystick.dev/problems/"
 PROBLEM_MEDIA_TYPE = "application/problem+json"
+CONCISE_MEDIA_TYPE = "application/concise-problem-details+cbor"
 DETAIL_CHARACTERS_MAX = 1000
 """Longest ``detail``; it may quote the caller's data."""
 PATH_PART_CHARACTERS_MAX = 128
@@ -60,6 +64,15 @@ def problem_response(
     # Caches may store a 404 like any answer, and the missing object may be created later.
     all_headers = {"Cache-Control": "no-store", **({"Retry-After": "1"} if is_passing else {}), **(headers or {})}
     return Response(orjson.dumps(body, default=str), kind.status, all_headers, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def concise(problem: Response) -> Response:
+    """A problem as Concise Problem Details (RFC 9290): ``{-1: title, -2: detail, URI of the problem: its members}``."""
+    members = orjson.loads(problem.body)
+    uri, title, detail = (members.pop(name) for name in ("type", "title", "detail"))
+    content = encoded({-1: title, -2: detail, uri: members})
+    kept = {name: value for name, value in problem.headers.items() if not name.startswith("content-")}
+    return Response(content, problem.status_code, kept, media_type=CONCISE_MEDIA_TYPE)
 
 
 def respond(error: Exception) -> Response:

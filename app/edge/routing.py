@@ -80,6 +80,8 @@ WRITE_HEADERS: dict[str, Any] = {
 class RightedRoute(APIRoute):
     """A route that authenticates and authorizes the caller before it reads a request. Has one method."""
 
+    has_concise_problems = False
+
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
         described["operation_id"] = described.get("operation_id") or endpoint.__name__
         super().__init__(path, endpoint, **described)
@@ -131,6 +133,12 @@ class OpenRoute(StrictRoute):
     """A route that ignores unknown query parameters: other parties make its addresses."""
 
     takes_any_query = True
+
+
+class ConciseRoute(StrictRoute):
+    """A route whose problems are Concise Problem Details (RFC 9290): its clients read CBOR."""
+
+    has_concise_problems = True
 
 
 class LeanRoute(RightedRoute):

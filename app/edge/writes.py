@@ -40,7 +40,7 @@ from app.runtime.settings.words import WORDS
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens, Token
 from app.write.intake.answers import Awaited, Entered
-from app.write.intake.caller_signatures import SIGNED_ROUTE
+from app.write.intake.caller_signatures import SIGNED_ROUTE, STATEMENT_ROUTE
 from app.write.intake.home_regions import HomeRegions
 from app.write.intake.proposals import Proposals, Recorded
 from app.write.intake.sealing import Sealing
@@ -68,6 +68,7 @@ class Route(IntEnum):
     LINEAGE = 6
     SIGNED = SIGNED_ROUTE
     """Of signed events, whichever route takes them."""
+    STATEMENTS = STATEMENT_ROUTE
 
 
 class Write(NamedTuple):

@@ -88,6 +88,7 @@ from app.write.intake.privacy_changes import PrivacyChanges
 from app.write.intake.proposals import Proposals
 from app.write.intake.retention_changes import RetentionChanges
 from app.write.intake.sealing import Sealing
+from app.write.intake.statements import Statements
 from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
 from app.write.pending.keyed_entries import are_rows_whole
@@ -394,6 +395,13 @@ def _write_services(
             record_bytes_max=settings.wal.record_bytes_max,
             default_period_s=_seconds(settings.retention.period),
             default_minimum_s=_seconds(settings.retention.minimum),
+        ),
+        Statements: Statements(
+            system=service.system_entries,
+            signatures=service.submitter.signatures,
+            pool=pool,
+            retention=service.retention,
+            record_bytes_max=settings.wal.record_bytes_max,
         ),
         EventWrites: EventWrites(
             node=node,

@@ -171,6 +171,8 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/console/oidc",
         "GET /v1/console/oidc/callback",
         "GET /v1/keys",
+        "GET /.well-known/scitt-keys",
+        "GET /.well-known/scitt-keys/{kid}",
     ),
     Rule(None, Needs.SOMEBODY): (
         "GET /v1/whoami",
@@ -187,8 +189,10 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/tenants/{tenant_id}/privacy",
         "GET /v1/tenants/{tenant_id}/search",
         "GET /v1/exclusions",
+        "GET /v1/tenants/{tenant_id}/scitt/entries/{statement_id}",
     ),
     Rule(Right.READ, Needs.ANY): ("GET /v1/jobs/{job_id}",),
+    Rule(Right.WRITE, Needs.NAMED): ("POST /v1/tenants/{tenant_id}/scitt/entries",),
     Rule(Right.WRITE, Needs.IN_BODY): (
         "POST /v1/jobs",
         "POST /v1/jobs/{job_id}/events",

@@ -218,6 +218,18 @@ async def last_seq_of_job(connection: Connection, tenant_id: str, job_id: str) -
     )
 
 
+async def first_seq_of_action(connection: Connection, tenant_id: str, job_id: str, action: str) -> int | None:
+    """Seq of the oldest entry with this job id and action, None when there is none."""
+    return await fetch_value(
+        connection,
+        int,
+        "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3",
+        tenant_id,
+        job_id,
+        action,
+    )
+
+
 async def job_entries(
     connection: Connection, tenant_id: str, job_id: str, to_seq: int, limit: int
 ) -> list[tuple[Any, ...]] | None:

@@ -7,8 +7,8 @@ way in ``SYSTEM_RECORD_TYPES``.
 
 The type number is in the WAL record, the action in ``scheduler_log``, the name in the payload. Numbers 1 to 15 are job
 events, 34 and 35 proposals and capacities of nodes; 16 and 33 are records of the WAL alone, which become no entry of
-their own. The ledger writes the others itself: 22, 23, 31, 42, 43 and 45 to 48 into the chain of the tenant they are
-about, the rest into ``_system``.
+their own. The ledger writes the others itself: 22, 23, 31, 42, 43, 45 to 48 and 52 into the chain of the tenant they
+are about, the rest into ``_system``.
 """
 
 from collections.abc import Mapping
@@ -286,6 +286,8 @@ class SystemAction(StrEnum):
     CALLER_REVOKED = "CALLER_REVOKED"
     SIGNATURES_REQUIRED = "SIGNATURES_REQUIRED"
     """Which events of a tenant their callers must sign."""
+    STATEMENT_REGISTERED = "STATEMENT_REGISTERED"
+    """Holds a signed statement of SCITT, which a caller sent: see :mod:`signing.cose`."""
 
 
 BATCH_RECORD_TYPE = 16
@@ -329,6 +331,7 @@ SYSTEM_RECORD_TYPES = {
     49: SystemAction.CALLER_REGISTERED,
     50: SystemAction.CALLER_REVOKED,
     51: SystemAction.SIGNATURES_REQUIRED,
+    52: SystemAction.STATEMENT_REGISTERED,
 }
 
 

@@ -354,6 +354,13 @@ SIGNING_UNAVAILABLE = ProblemType(
     Retry.LATER,
     "try again after `Retry-After`; the operator looks at the signer",
 )
+STATEMENT_REJECTED = ProblemType(
+    "statement-rejected",
+    400,
+    "Rejected",
+    Retry.NEVER,
+    "the detail says why; [SCITT](scitt.md#what-is-registered) says what a signed statement must have and who signs it",
+)
 SUBJECT_NOT_FOUND = ProblemType(
     "subject-not-found",
     404,

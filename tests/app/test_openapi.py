@@ -66,7 +66,7 @@ def api_schema(base_url: str) -> schemathesis.schemas.BaseSchema:
     return schemathesis.openapi.from_url(f"{base_url}/openapi.json")
 
 
-@schemathesis.serializer("application/x-ndjson")
+@schemathesis.serializer("application/x-ndjson", "application/cose")
 def _as_lines(_context: object, value: object) -> object:
     return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiopenapi3
+import cbor2
 import httpx
 import httpx2
 import pytest
@@ -22,6 +24,7 @@ from app.runtime.settings.config import load_settings
 from tests.app.bundles import bundle_of
 from tests.app.chains import until
 from tests.app.service_thread import serving
+from tests.app.signed_statements import statement
 from tests.app.witness import Witness
 from tests.conftest import execute
 from tests.ledger.callers import P256
@@ -32,8 +35,10 @@ WITNESS = Witness()
 JOB = {"tenant_id": "acme", "job_id": "job-1"}
 LINE = '{"tenant_id":"acme","type":"JobCreated","job_id":"job-2"}\n'
 RUN_EVENT = {"eventType": "START", "run": {"runId": "run-1"}, "job": {"namespace": "dags", "name": "daily"}}
-RAW = ("application/x-ndjson", "text/plain")
+RAW = ("application/x-ndjson", "text/plain", "application/cose")
 """Bodies that this client cannot send by itself. Others that are made from a description can."""
+
+STATEMENT = statement(P256)
 
 Answers = dict[str, Any]
 """What was answered so far, by operation."""
@@ -127,6 +132,13 @@ CALLS: dict[str, Call] = {
         {"name": "ci", "tenants": ["acme"], "public_key_pem": P256.caller.key.public_key_pem},
     ),
     "list_callers": lambda _: (None, None),
+    "register_statement": lambda _: ({"tenant_id": "acme"}, STATEMENT),
+    "resolve_receipt": lambda _: (
+        {"tenant_id": "acme", "statement_id": hashlib.sha256(STATEMENT).hexdigest()},
+        None,
+    ),
+    "list_scitt_keys": lambda _: (None, None),
+    "read_scitt_key": lambda seen: ({"kid": cbor2.loads(seen["list_scitt_keys"])[0][2].decode()}, None),
     "revoke_caller": lambda seen: ({"key_id": seen["register_caller"].key_id, "reason": "left"}, None),
     "require_signatures": lambda _: ({"tenant_id": "signing"}, {"types": ["JobCompleted"]}),
     "list_keys": lambda _: (None, None),

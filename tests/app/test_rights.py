@@ -52,7 +52,7 @@ def test_what_ends_keys_or_private_fields_is_the_admins() -> None:
             (
                 "POST /v1/keys",
                 "PUT /v1/tenants/{tenant_id}/privacy",
-                "POST /v1/tenants",
+                "POST /v1/tenants/{tenant_id}/erasures",
                 "POST /v1/tokens",
                 "DELETE /v1/t",
                 "DELETE /v1/w",

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 NDJSON_MEDIA_TYPE = "application/x-ndjson"
 TEXT_MEDIA_TYPE = "text/plain"
+COSE_MEDIA_TYPE = "application/cose"
+_UTF_8 = ("charset=utf-8", 'charset="utf-8"')
+_PARAMETERS = {COSE_MEDIA_TYPE: ("cose-type=cose-sign1", 'cose-type="cose-sign1"')}
+"""By media type, the parameters that a Content-Type may have; those of any other are ``_UTF_8``."""
 FREE_BYTES = 64 * 1024
 """A body up to this length is always taken: clients that send large or endless bodies must not lock out the others."""
 SCHEMA_REF = "#/components/schemas/{model}"
@@ -99,8 +103,8 @@ def _check_media_type(content_type: str, media_type: str) -> None:
     if given != media_type:
         raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"send {media_type}, not {given[:100] or 'nothing'}")
     for parameter in filter(None, parameters):
-        if parameter not in ("charset=utf-8", 'charset="utf-8"'):
-            raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"{parameter[:100]!r} is not allowed; send UTF-8")
+        if parameter not in (allowed := _PARAMETERS.get(media_type, _UTF_8)):
+            raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"{parameter[:100]!r} is not allowed; send {allowed[0]}")
 
 
 def _too_large(bytes_max: int) -> ProblemError:

@@ -34,6 +34,8 @@ from signing.keys import Caller, PublicKey
 
 SIGNED_ROUTE: Final = 7
 """The route in the keys of signed events, whatever their request. The number is stored."""
+STATEMENT_ROUTE: Final = 8
+"""That of signed statements."""
 MARGIN_MS: Final = 60_000
 """How long before the end of its times an event is refused, as it may get a later HLC than now."""
 THREADS: Final = min(4, os.cpu_count() or 1)
@@ -114,7 +116,7 @@ class CallerSignatures:
             InvalidInputError: it cannot be signed in this form.
         """
         prepared = self.prepare(draft, key)
-        await self._made(prepared)
+        await self._require(prepared)
         return prepared.key
 
     def prepare(self, draft: Draft, key: RequestKey | None) -> PreparedCheck:
@@ -137,7 +139,7 @@ class CallerSignatures:
         # A caller that signs its request again, with other times, repeats it.
         same = signed_events.header(draft.tenant_id, draft.job_id, {"key_id": signature.key_id}) + signed
         entered = RequestKey(SIGNED_ROUTE, signature.id, sha256(same).digest())
-        return PreparedCheck(self._caller(signature, (draft.tenant_id,)), signature.raw(), message, entered)
+        return PreparedCheck(self._caller(signature.key_id, (draft.tenant_id,)), signature.raw(), message, entered)
 
     async def check_lines(
         self, lines: EventLines, given: Any, key: RequestKey | None, body_digest: bytes, turns: FairTurns
@@ -160,7 +162,8 @@ class CallerSignatures:
         tree = signed_events.tree_of(leaves)
         message = signed_events.root_message(said, len(leaves), tree[-1][0])
         entered = RequestKey(SIGNED_ROUTE, signature.id, sha256(signature.key_id.encode() + body_digest).digest())
-        await self._made(PreparedCheck(self._caller(signature, lines.tenants), signature.raw(), message, entered))
+        caller = self._caller(signature.key_id, lines.tenants)
+        await self._require(PreparedCheck(caller, signature.raw(), message, entered))
         await turns.next(lines.actor)
         lines.sign(signed_events.members_of_many(said, signature.sig, tree))
         return entered
@@ -199,20 +202,34 @@ class CallerSignatures:
     def _now_ms(self) -> int:
         return max(self.node.wall.now_ms(), self.node.clock.last.physical_ms)
 
-    def _caller(self, signature: CallerSignature, tenant_ids: Iterable[str]) -> Caller:
-        key_id = signature.key_id
+    def caller_of(self, key_id: str, tenant_ids: Iterable[str]) -> Caller:
+        """The caller with this key, who may sign for these tenants.
+
+        Raises:
+            InvalidInputError: there is none, or the caller may not.
+        """
         if (caller := self.callers.known.by_key.get(key_id)) is None:
-            raise ProblemError(problems.SIGNATURE_INVALID, f"{MEMBER}: key {key_id} is of no caller of this ledger")
+            raise InvalidInputError(f"key {key_id} is of no caller of this ledger")
         for tenant_id in tenant_ids:
             # As of the latest HLC that the event may get.
             if refusal := refusal_of(caller, tenant_id, Hlc(self._now_ms() + MARGIN_MS, 0, self.node.node_id)):
-                raise ProblemError(problems.SIGNATURE_INVALID, f"{MEMBER}: {refusal}")
+                raise InvalidInputError(refusal)
         return caller
 
-    async def _made(self, prepared: PreparedCheck) -> None:
+    def _caller(self, key_id: str, tenant_ids: Iterable[str]) -> Caller:
+        try:
+            return self.caller_of(key_id, tenant_ids)
+        except InvalidInputError as error:
+            raise ProblemError(problems.SIGNATURE_INVALID, f"{MEMBER}: {error}") from None
+
+    async def made(self, key: PublicKey, signature: bytes, message: bytes) -> bool:
+        """Whether ``key`` made the signature over ``message``."""
         checked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.begin(prepared, lambda made: None if checked.done() else checked.set_result(made))
-        prepared.refuse_unless(await checked)
+        self.threads.check(key, signature, message, lambda made: None if checked.done() else checked.set_result(made))
+        return await checked
+
+    async def _require(self, prepared: PreparedCheck) -> None:
+        prepared.refuse_unless(await self.made(prepared.caller.key, prepared.signature, prepared.message))
 
     def begin(self, prepared: PreparedCheck, on_checked: OnChecked) -> None:
         """Check the signature in a thread; ``on_checked`` is called with the result, for ``refuse_unless``."""

@@ -72,6 +72,7 @@ FINAL_KINDS: frozenset[str] = frozenset(
         "payload-too-large",
         "signature-invalid",
         "signature-required",
+        "statement-rejected",
         "write-lost",
     }
 )
