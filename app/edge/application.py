@@ -148,8 +148,10 @@ def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:
 def _describe(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document, with the models that endpoints read by themselves."""
     if app.openapi_schema is None:
+        settings = app.state.services[Settings]
+        servers = [{"url": settings.http.root_path or "/"}]
         document = get_openapi(
-            title=app.title, version="1", routes=app.routes, description=_DESCRIPTION, servers=[{"url": "/"}]
+            title=app.title, version="1", routes=app.routes, description=_DESCRIPTION, servers=servers
         )
         models = document.setdefault("components", {}).setdefault("schemas", {})
         models |= _shapes_of_answers()
@@ -171,7 +173,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
                 right, needs = route.rule
                 needed = needs.value if right is None else f"the right `{right}` for {needs.value}"
                 operation["description"] = f"{operation['description']}\n\nNeeds {needed}."
-        if app.state.services[Settings].auth.mode != "none":
+        if settings.auth.mode != "none":
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"token": []}]
         app.openapi_schema = document

@@ -108,6 +108,8 @@ class EventWrites:
     sessions: SessionTokens
     homes: HomeRegions
     event_bytes_max: int
+    root_path: str
+    """Before the paths of the service, as clients see them."""
 
     def enter(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Entered[Receipt] | None:
         """Append the event to the WAL; None, and nothing appended, if only ``submit`` can: the event may need a seal,
@@ -169,7 +171,7 @@ class EventWrites:
             else {"seq": chain.seq, "chain_link": chain.chain_link, "prev_chain_link": chain.prev_chain_link},
             "session": session,
         }
-        headers = {**write_headers(session, receipt.replayed), "location": f"/v1/jobs/{receipt.job_id}"}
+        headers = {**write_headers(session, receipt.replayed), "location": f"{self.root_path}/v1/jobs/{receipt.job_id}"}
         return Answer.of(201, json_bytes(body), headers)
 
 

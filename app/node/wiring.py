@@ -411,6 +411,7 @@ def _write_services(
             sessions=sessions,
             homes=service.submitter.homes,
             event_bytes_max=settings.event_bytes_max,
+            root_path=settings.http.root_path,
         ),
         ProposalWrites: ProposalWrites(
             node=node,

@@ -24,14 +24,14 @@ def client(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory)
 
 def test_the_root_leads_to_the_console(client: httpx.Client) -> None:
     answer = client.get("/")
-    assert (answer.status_code, answer.headers["location"]) == (307, "/console")
+    assert (answer.status_code, answer.headers["location"]) == (307, "console")
     assert client.get("/", follow_redirects=True).headers["content-type"] == "text/html; charset=utf-8"
 
 
 def test_all_that_the_console_loads_is_served_beside_it_as_what_it_is(client: httpx.Client) -> None:
     page = Page(client.get("/console").text)
     assert page.inline == []
-    for name in [each for each in page.loaded if each.startswith("/console/")]:
+    for name in [each for each in page.loaded if each.startswith("console/")]:
         answer = client.get(name)
         assert answer.status_code == 200, name
         assert answer.headers["content-type"] == CONSOLE[name.rpartition("/")[2]].media_type

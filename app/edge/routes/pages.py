@@ -51,8 +51,8 @@ INDEX: Final = "index.html"
 
 @router.get("/")
 async def read_root() -> Response:
-    """The way to the console."""
-    return Response(status_code=307, headers={**HEADERS, "Location": "/console"})
+    """The way to the console, by an address that is right behind any prefix."""
+    return Response(status_code=307, headers={**HEADERS, "Location": "console"})
 
 
 @router.get("/console")

@@ -106,21 +106,22 @@ async def sign_out(
 
 
 @router.get("/v1/console/oidc", include_in_schema=False)
-async def begin_oidc(request: Request, code_flow: Service[CodeFlow | None]) -> Response:
+async def begin_oidc(request: Request, settings: Service[Settings], code_flow: Service[CodeFlow | None]) -> Response:
     """The way to the issuer, who asks who it is."""
     if code_flow is None:
         raise NotFoundError("people sign in with tokens here: auth.oidc.client_id is not set")
     try:
-        url, cookie = await code_flow.begin(_redirect_uri(request))
+        url, cookie = await code_flow.begin(_redirect_uri(request, settings))
     except NoAnswerError as error:
         log.warning("console_sign_in_failed", error=str(error))
-        return _to_console("unanswered")
+        return _to_console(settings, "unanswered")
     return _to(url, _sign_in_cookie(request, cookie, SIGN_IN_LIFE_S))
 
 
 @callbacks.get(CALLBACK)
 async def finish_oidc(
     request: Request,
+    settings: Service[Settings],
     access: Service[AccessControl],
     console_sessions: Service[ConsoleSessions],
     code_flow: Service[CodeFlow | None],
@@ -133,14 +134,14 @@ async def finish_oidc(
     forgotten = _sign_in_cookie(request, "", 0)
     if refused or not code:
         log.warning("console_sign_in_refused", error=refused[:100])
-        return _to_console("denied", forgotten)
+        return _to_console(settings, "denied", forgotten)
     try:
         cookie = request.cookies.get(cookie_name(request.scope["scheme"], SIGN_IN_COOKIE), "")
-        tokens = await code_flow.finish(cookie, state, code, _redirect_uri(request))
+        tokens = await code_flow.finish(cookie, state, code, _redirect_uri(request, settings))
         for number, token in enumerate(tokens, 1):
             try:
                 *_, cookie = await _begin(request, access, console_sessions, token)
-                return _to_console("", forgotten, cookie)
+                return _to_console(settings, "", forgotten, cookie)
             except UnauthenticatedError:
                 if number == len(tokens):
                     raise
@@ -148,7 +149,8 @@ async def finish_oidc(
     except (NoAnswerError, LedgerError) as error:
         log.warning("console_sign_in_failed", error=str(error))
         access.record_refusal(request.scope, error)
-        return _to_console("refused" if isinstance(error, UnauthenticatedError) else "unanswered", forgotten)
+        why = "refused" if isinstance(error, UnauthenticatedError) else "unanswered"
+        return _to_console(settings, why, forgotten)
 
 
 def _session_of(request: Request, console_sessions: ConsoleSessions) -> ConsoleSession | None:
@@ -188,7 +190,7 @@ def _answer(
     }
 
 
-def _redirect_uri(request: Request) -> str:
+def _redirect_uri(request: Request, settings: Settings) -> str:
     """The URL to which the issuer redirects the browser.
 
     Raises:
@@ -197,7 +199,7 @@ def _redirect_uri(request: Request) -> str:
     host = request.headers.get("host")
     if host is None:
         raise InvalidInputError("send a Host header: the issuer must be told where to send the browser back to")
-    return f"{request.scope['scheme']}://{host}{CALLBACK}"
+    return f"{request.scope['scheme']}://{host}{settings.http.root_path}{CALLBACK}"
 
 
 def _sign_in_cookie(request: Request, value: str, seconds: int) -> str:
@@ -205,8 +207,8 @@ def _sign_in_cookie(request: Request, value: str, seconds: int) -> str:
     return set_cookie(request.scope["scheme"], value, seconds, SIGN_IN_COOKIE, "Lax")
 
 
-def _to_console(why: str, *cookies: str) -> Response:
-    return _to(f"/console#/sign-in/{why}" if why else "/console#/signed-in", *cookies)
+def _to_console(settings: Settings, why: str, *cookies: str) -> Response:
+    return _to(f"{settings.http.root_path}/console#/{f'sign-in/{why}' if why else 'signed-in'}", *cookies)
 
 
 def _to(url: str, *cookies: str) -> Response:

@@ -38,7 +38,7 @@ async function answer(method, path, { query, json, body, accept, signal, headers
     ...(accept ? { Accept: accept } : {}),
   };
   try {
-    return await fetch(address(path, query), {
+    return await fetch(address(path, query).slice(1), {
       method,
       headers,
       signal,

@@ -13,7 +13,7 @@ export async function bundles(ctx) {
       "p",
       {},
       "A bundle holds entries, proofs, signatures and keys of a tenant. Whoever has it verifies it offline: ",
-      h("a", { href: "/verify" }, "in a browser"),
+      h("a", { href: "verify" }, "in a browser"),
       ", or with ",
       h("code", {}, "tally verify-bundle"),
       ".",

@@ -146,7 +146,7 @@ function actions(ctx, tenant, id, places) {
       "span",
       { class: "soft" },
       "One file that proves this job, alone and offline: ",
-      h("a", { href: "/verify" }, "verify it"),
+      h("a", { href: "verify" }, "verify it"),
       " anywhere.",
     ),
   );

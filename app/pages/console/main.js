@@ -212,8 +212,8 @@ function drawFrame() {
   fill(
     document.getElementById("foot"),
     h("span", {}, ZONE === "UTC" ? "Times in UTC" : `Times in ${ZONE}; UTC in their titles`),
-    h("a", { href: "/docs" }, "API"),
-    h("a", { href: "/verify" }, "Verify a file offline"),
+    h("a", { href: "docs" }, "API"),
+    h("a", { href: "verify" }, "Verify a file offline"),
   );
 }
 

@@ -9,8 +9,8 @@ import { time } from "./times.js";
 const ASK_EVERY_MS = 5000;
 const ANSWER_MAX_MS = 30_000;
 const SAMPLES_MAX = 60;
-const ICON = "/console/icon.svg";
-const ICON_FAULT = "/console/icon-fault.svg";
+const ICON = "console/icon.svg";
+const ICON_FAULT = "console/icon-fault.svg";
 
 export async function overview(ctx) {
   const places = {

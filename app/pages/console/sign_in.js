@@ -53,7 +53,7 @@ export async function signInPage(ctx, why, begun) {
           ),
         ),
       session.oidc &&
-        panel("With your account", h("a", { class: "button main", href: "/v1/console/oidc" }, "Sign in at the issuer")),
+        panel("With your account", h("a", { class: "button main", href: "v1/console/oidc" }, "Sign in at the issuer")),
       panel(session.oidc ? "With a token" : null, form),
     ),
   );

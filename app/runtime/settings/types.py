@@ -206,6 +206,14 @@ KeyPlace = Annotated[
     ),
 ]
 """A folder of key files, or the beginning of the URIs of keys outside of files."""
+RootPath = Annotated[
+    str,
+    _fitting(
+        re.compile(r"(?:/[A-Za-z0-9._~-]+)*", re.ASCII).fullmatch,
+        "must be a path that begins with a slash and ends without one, such as /ledger",
+    ),
+]
+"""A prefix of paths; empty for none."""
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 Network = Annotated[IpNetwork, PlainValidator(_network)]
 """An address, or those that begin alike."""
