@@ -215,6 +215,7 @@ KEY_CONFLICT = ProblemType(
     Retry.AFTER_CHANGE,
     "look at `/v1/keys`: the key was rotated, admitted or revoked meanwhile, or the node asked is not admitted "
     "itself; or no key that counts signed the newest checkpoint",
+    advice="The key was changed meanwhile, or this node's own key is not admitted: the page Keys shows both.",
 )
 MALFORMED_HTTP = ProblemType(
     "malformed-http",

@@ -28,6 +28,7 @@ from tests.app.console_page import WIDE, ZONE, Console, barriers, book, consolin
 from tests.app.oidc_issuer import AUDIENCE, GRANTS, Issuer, issuing
 from tests.browser import PHONE
 from tests.conftest import execute
+from tests.ledger.callers import ML_DSA_44
 from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.tally import run_tally
 
@@ -193,6 +194,7 @@ PLACES = {
     f"retention/{TENANT}": "Retention",
     "bundles": "Bundles",
     "keys": "Keys",
+    "callers": "Callers",
     "replicas": "Replicas",
     f"access/{TENANT}": "Access",
     "tokens": "Tokens",
@@ -504,6 +506,77 @@ def test_a_range_is_exported_as_a_bundle(console: Console) -> None:
     assert downloading.value.suggested_filename == f"{TENANT}.bundle.tar"
     with tarfile.open(fileobj=io.BytesIO(Path(downloading.value.path()).read_bytes())) as bundle:
         assert "manifest.dsse.json" in bundle.getnames()
+
+
+# --- callers --------------------------------------------------------------------------------------
+
+
+def test_a_caller_is_registered_must_sign_and_is_revoked_each_once_that_is_confirmed(console: Console) -> None:
+    page = console.go("callers")
+    expect(page.get_by_text("No caller signs events")).to_be_visible()
+    page.get_by_label("Name").fill("backup")
+    page.get_by_label("Tenants", exact=True).fill("signing, team-*")
+    page.get_by_label("Public key").fill("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----")
+    page.get_by_role("button", name="Register").click()
+    expect(page.get_by_role("alert")).to_contain_text("This is a private key: keep it to yourself")
+    page.get_by_label("Public key").fill("AAAA")
+    page.get_by_role("button", name="Register").click()
+    dialog = page.get_by_role("dialog", name="Register a key of backup?")
+    dialog.get_by_role("button", name="Register").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("public_key_pem: not a PEM public key")
+    dialog.get_by_role("button", name="Cancel").click()
+    page.get_by_label("Public key").fill(ML_DSA_44.caller.key.public_key_pem)
+    page.get_by_role("button", name="Register").click()
+    expect(dialog).to_contain_text("It signs events of signing, team-*.")
+    assert console.api.get("/v1/callers").json()["callers"] == []
+    dialog.get_by_role("button", name="Register").click()
+    row = page.get_by_role("row").filter(has_text=ML_DSA_44.key_id)
+    for said in ("backup", "ml-dsa-44", "signing, team-*", "by root", "counts"):
+        expect(row).to_contain_text(said)
+    assert barriers(page) == []
+
+    page.get_by_label("Tenant", exact=True).fill("signing")
+    page.get_by_label("JobFailed").check()
+    page.get_by_label("JobCompleted").check()
+    page.get_by_role("button", name="Require").click()
+    page.get_by_role("dialog").get_by_role("button", name="Require").click()
+    wanted = page.get_by_role("row").filter(has=page.get_by_role("link", name="signing"))
+    expect(wanted).to_contain_text("JobCompleted, JobFailed")
+    page.get_by_label("Tenant", exact=True).fill("signing")
+    page.get_by_label("JobFailed").focus()
+    expect(page.get_by_label("JobFailed")).to_be_checked()
+
+    row.get_by_role("button").click()
+    page.get_by_label("Reason").fill("the machine was sold")
+    page.keyboard.press("Enter")
+    expect(row).to_contain_text("revoked")
+    expect(row.get_by_role("button")).to_have_count(0)
+    revoked, required = console.api.get("/v1/callers").json().values()
+    assert revoked[0]["revoked_from_hlc"] is not None
+    assert required[-1]["types"] == ["JobCompleted", "JobFailed"]
+
+
+def test_a_node_whose_key_is_not_admitted_says_that_no_caller_can_be_changed_at_it(console: Console) -> None:
+    page, said = console.stranger(), "its keys are not admitted: tally keys admit 0123456789abcdef"
+    console.sign_in(page=page)
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    checks = {"checks": {"admission": {"ok": False, "detail": said}}}
+    page.route("**/readyz", lambda route: route.fulfill(json=checks))
+    refused = {
+        "type": "https://tallystick.dev/problems/key-conflict",
+        "title": "The key is in another state",
+        "detail": said,
+    }
+    page.route("**/v1/tenants/*/signatures", lambda route: route.fulfill(status=409, json=refused))
+    console.go("callers", page)
+    expect(page.get_by_role("alert").first).to_contain_text("Nothing can be changed here at this node")
+    expect(page.get_by_role("alert").first).to_contain_text(said)
+    page.get_by_label("Tenant", exact=True).fill("signing")
+    page.get_by_role("button", name="Require").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Require").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("or this node's own key is not admitted")
+    assert barriers(page) == []
 
 
 # --- tokens ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from app.dev.embedded import EmbeddedPostgres
 from pipeline.archive import plan_path
 from tests.app.console_page import Console, barriers, book, consoling, job
 from tests.app.witness import Witness
+from tests.app.witness_server import WitnessServer, serving_witness
 from tests.waiting import until
 
 TENANT = "acme"
@@ -27,13 +29,16 @@ LIVE, NOT_LIVE = "Live: changes show as they come", "Not live now: the stream is
 def console(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     """The console of a service that asks for tokens and archives, root signed in; two jobs."""
     folder = tmp_path_factory.mktemp("live")
-    (folder / "policy").write_text(f"witness w1 {W1.verifier_key}\nwitness w2 {W2.verifier_key}\nquorum w1\n")
+    away = WitnessServer(W2.name, 2, lambda _: [])
     settings = {
         "auth": {"mode": "tokens"},
         "archive": {"url": str(folder / "archive"), "interval": "1s"},
         "log": {"policy": str(folder / "policy")},
     }
-    with consoling(postgres, folder, "console_live", **settings) as console:
+    with serving_witness(away), ExitStack() as stack:
+        lines = (f"witness w1 {W1.verifier_key}", f"witness w2 {W2.verifier_key} {away.url}", "quorum w1", "")
+        (folder / "policy").write_text("\n".join(lines))
+        console = stack.enter_context(consoling(postgres, folder, "console_live", **settings))
         for name in ("nightly-0", "nightly-1"):
             console.api.post("/v1/jobs", json=job(TENANT, name)).raise_for_status()
         yield console
@@ -80,7 +85,28 @@ def test_a_tenant_says_which_witnesses_cosigned_and_whether_they_are_enough(cons
     page.reload()
     expect(panel).to_contain_text("✓ quorum Quorum w1 covers 1 of 1 entry.")
     expect(panel.get_by_role("row").filter(has_text="w1")).to_contain_text("✓ holds")
-    expect(panel.get_by_role("row").filter(has_text="w2")).to_contain_text("none")
+    expect(panel.get_by_role("row").filter(has_text="w2")).to_contain_text("✕ at fault it answers 404")
+    assert barriers(page) == []
+    expect(console.go("").get_by_text("to be cosigned")).to_contain_text("✓ in order")
+
+
+def test_a_receipt_that_too_few_witnesses_cover_is_said_to_be_below_the_quorum(console: Console) -> None:
+    log = "/v1/log/covered/"
+    console.api.post("/v1/jobs", json=job("covered", "proved")).raise_for_status()
+    note = until(
+        lambda: (got := console.api.get(f"{log}checkpoint")).status_code == 200 and got.text, "a checkpoint is signed"
+    )
+    page = console.go("job/covered/proved")
+    button, told = page.get_by_role("button", name="Download the receipt"), page.locator(".actions [role=alert]")
+    with page.expect_download():
+        button.click()
+    expect(told).to_contain_text("below quorum Quorum w1 covers entries up to 0, and this job goes to 1")
+    expect(told).to_contain_text("incomplete (exit code 3). w1: has cosigned nothing of this log")
+    cosigned = W1.cosign(note, int(time.time()))
+    console.api.post(f"{log}cosignatures", content=cosigned, headers={"Content-Type": "text/plain"}).raise_for_status()
+    with page.expect_download():
+        button.click()
+    expect(told).to_be_empty()
 
 
 def test_the_nodes_of_a_tenant_say_what_is_reserved_and_which_are_overbooked(console: Console) -> None:

@@ -157,6 +157,7 @@ async def test_append_to_quorum_takes_three_seconds_at_p95_with_one_that_lies(
     assert sorted(taken_s)[int(len(taken_s) * 0.95) - 1] <= QUORUM_P95_S, taken_s
     assert three[2].name not in await cosigned_by(client, three, "tenant-0")
     await failing(client, "w3: ")
+    assert "below quorum" not in (await check(client) or ""), "the others are enough"
 
 
 async def test_append_to_quorum_takes_three_seconds_at_p95_with_one_that_is_dead_and_one_that_hangs(
@@ -290,6 +291,10 @@ async def test_a_witness_that_has_seen_another_history_is_named_with_the_tenant(
     assert 422 in three[0].answered
     # Other logs go on.
     await quorum(client, three, await write(client, "other"), 3, "other")
+    assert "below quorum" not in (await check(client) or "")
+    three[1].seen[origin] = (1, bytes(32))
+    await write(client)
+    await failing(client, "new entries of acme are below quorum")
 
 
 async def test_a_log_that_a_witness_does_not_know_keeps_none_of_the_others_waiting(
@@ -352,6 +357,7 @@ async def test_what_was_not_cosigned_before_a_restart_is_pushed_after_it(
     async with run_server(settings) as client:
         seq = await write(client)
         await failing(client, "w1: ")
+        await failing(client, "new entries of all logs are below quorum")
         assert await cosigned_by(client, three) == {}
     for each in three:
         each.lie = None

@@ -1,6 +1,7 @@
 // Who read, did or was refused what; and tokens, for who administers them.
 
 import { ask, get } from "./api.js";
+import { confirm } from "./confirm.js";
 import { fill, h, panel, table, tag, waiting } from "./dom.js";
 import { named, pickTenant } from "./pick_tenant.js";
 import { ago, time } from "./times.js";
@@ -121,7 +122,7 @@ const columns = (ctx, again) => [
           type: "button",
           class: "danger quiet",
           "aria-label": `Revoke ${token.name} ${token.token_id}`,
-          onclick: () => confirm(ctx, token, again),
+          onclick: () => revoke(ctx, token, again),
         },
         "Revoke",
       ),
@@ -134,33 +135,15 @@ function stateOf(token) {
   return [tag("counts", "ok"), token.expires_at && [" until ", time(token.expires_at)]];
 }
 
-function confirm(ctx, token, again) {
-  const told = h("p", { role: "alert" });
-  const close = () => dialog.close();
-  const revoke = async () => {
-    try {
-      await ask("DELETE", `/v1/tokens/${named(token.token_id)}`);
-    } catch (error) {
-      return void fill(told, error.message);
-    }
-    close();
-    ctx.say(`Token ${token.name} is revoked`);
-    await again();
-  };
-  const dialog = h(
-    "dialog",
-    { "aria-labelledby": "revoke-title", onclose: () => dialog.remove() },
-    h("h2", { id: "revoke-title" }, `Revoke the token ${token.name}?`),
+function revoke(ctx, token, again) {
+  confirm(
+    ctx,
+    { title: `Revoke the token ${token.name}?`, yes: "Revoke", no: "Keep it" },
     h("p", {}, "It counts no more at once on this node, and within a second on the others. It cannot be taken back."),
-    told,
-    h(
-      "div",
-      { class: "row" },
-      h("button", { type: "button", class: "danger", onclick: revoke }, "Revoke"),
-      h("button", { type: "button", onclick: close }, "Keep it"),
-    ),
+    async () => {
+      await ask("DELETE", `/v1/tokens/${named(token.token_id)}`);
+      ctx.say(`Token ${token.name} is revoked`);
+      again();
+    },
   );
-  ctx.signal.addEventListener("abort", close);
-  document.body.append(dialog);
-  dialog.showModal();
 }

@@ -286,6 +286,7 @@ export const PROBLEMS = {
   "chain-damaged": "Verify the tenant: that shows where.",
   "forbidden": "Ask whoever issues tokens for this right; your rights are listed under Access.",
   "job-not-found": "Check tenant and job.",
+  "key-conflict": "The key was changed meanwhile, or this node's own key is not admitted: the page Keys shows both.",
   "not-ready": "Try again in a moment; the overview says what is wrong.",
   "quota-exceeded": "Wait a moment and try again.",
   "retention-conflict": "Read the policy again: somebody changed it meanwhile, or a minimum would be shortened.",

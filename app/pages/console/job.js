@@ -7,6 +7,7 @@ import { EVENTS } from "./facts.js";
 import { showLive, shownActor, statusTag } from "./jobs.js";
 import { named } from "./pick_tenant.js";
 import { ago, time } from "./times.js";
+import { belowQuorum, witnessesOf } from "./witnesses.js";
 
 const EVENTS_PAGE = 500;
 const RUNS_MAX = 12;
@@ -35,19 +36,21 @@ export async function job(ctx) {
     places.head,
     places.timeline,
   );
+  let lastSeq = 0;
   const draw = async () => {
     const about = { tenant_id: tenant };
     const [state, events] = await Promise.all([
       get(`/v1/jobs/${named(id)}`, about, ctx.signal),
       get(`/v1/jobs/${named(id)}/events`, { ...about, limit: EVENTS_PAGE }, ctx.signal),
     ]);
+    lastSeq = state.last_seq;
     refill(places.status, statusTag(state.status));
     refill(places.summary, summary(ctx, tenant, state));
     refill(places.timeline, panel("What happened", timeline(ctx, tenant, events)));
     return events.items.map((event) => event.seq);
   };
   const seqs = await draw();
-  fill(places.head, actions(ctx, tenant, id, places), places.summary);
+  fill(places.head, actions(ctx, tenant, id, places, () => lastSeq), places.summary);
   const notVerified = (error) =>
     error.name !== "AbortError" && fill(places.verdict, h("p", { class: "soft" }, `Not verified: ${error.message}`));
   verified(ctx, tenant, seqs)
@@ -122,14 +125,16 @@ function entryLink(ctx, tenant, seq) {
     : h("span", {}, text);
 }
 
-function actions(ctx, tenant, id, places) {
+function actions(ctx, tenant, id, places, lastSeq) {
   const told = h("span", { role: "alert" });
   let saving = null;
   const receipt = async () => {
     fill(told);
     try {
+      const witnessed = await witnessesOf(ctx, tenant);
       await save("GET", address(`/v1/jobs/${named(id)}/receipt`, { tenant_id: tenant }), `${id}.receipt.json`);
       ctx.say("The receipt is downloaded");
+      fill(told, belowQuorum(witnessed, lastSeq()));
     } catch (error) {
       fill(told, error.message);
     }

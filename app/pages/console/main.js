@@ -4,6 +4,7 @@ import { Problem, signedOut, Unreachable } from "./api.js";
 import { fill, h } from "./dom.js";
 import { access, tokens } from "./access.js";
 import { bundles } from "./bundles.js";
+import { callers } from "./callers.js";
 import { PROBLEMS } from "./facts.js";
 import { job } from "./job.js";
 import { jobs } from "./jobs.js";
@@ -27,6 +28,7 @@ const NAV = [
   ["Retention", (named) => `#/retention/${named}`, (session) => session.may("audit")],
   ["Bundles", () => "#/bundles", (session) => session.may("audit") || session.may("operate")],
   ["Keys", () => "#/keys", () => true],
+  ["Callers", () => "#/callers", (session) => session.may("audit")],
   ["Replicas", () => "#/replicas", () => true],
   ["Access", (named) => `#/access/${named}`, (session) => session.may("audit") || session.may("admin")],
 ];
@@ -41,6 +43,7 @@ const PAGES = {
   retention: retention,
   bundles: bundles,
   keys: keys,
+  callers: callers,
   replicas: replicas,
   access: access,
   tokens: tokens,

@@ -228,6 +228,7 @@ function drawNode(places, seen, node, measured, { exchange, archive }, checks) {
         Safekeepers: h("a", { href: "#/replicas" }, membersOf(node)),
         Exchange: exchange && h("a", { href: "#/replicas" }, peersOf(exchange)),
         Archive: archive && archiveOf(archive),
+        Witnesses: measured?.has("log_witness_waiting") && witnessesOf(measured, checks.witnesses),
         Breaks: stateOf(checks.breaks),
       }),
     ),
@@ -253,6 +254,11 @@ function archiveOf(archive) {
     archive.error ?? behind,
     failing > 0 ? `, ${plural(failing, "tenant")} not archived further` : "",
   ];
+}
+
+function witnessesOf(measured, check) {
+  const waiting = measured.get("log_witness_waiting");
+  return [stateOf(check), waiting > 0 && `, ${plural(waiting, "checkpoint")} to be cosigned`];
 }
 
 function peersOf({ peers }) {

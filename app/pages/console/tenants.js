@@ -4,6 +4,7 @@ import { get, getIfAllowed } from "./api.js";
 import { count, facts, fill, h, panel, plural, short, table, tag, waiting } from "./dom.js";
 import { named } from "./pick_tenant.js";
 import { ago, time } from "./times.js";
+import { quorumLine, witnessesOf, witnessTable } from "./witnesses.js";
 
 const PAGE = 25;
 const SNAPSHOTS_MAX = 10;
@@ -63,7 +64,7 @@ export async function tenant(ctx) {
     get("/v1/chain/head", { tenant_id: name }, ctx.signal),
     getIfAllowed(`${log}/checkpoint`, {}, ctx.signal).catch((error) => error),
     // What is wrong with the checkpoint stands in its own panel.
-    getIfAllowed(`${log}/witnesses`, {}, ctx.signal).catch(() => null),
+    witnessesOf(ctx, name),
     getIfAllowed(`${log}/anchors`, { limit: 1 }, ctx.signal),
     getIfAllowed("/v1/snapshots", { tenant_id: name, limit: SNAPSHOTS_MAX }, ctx.signal),
   ]);
@@ -103,7 +104,7 @@ export async function tenant(ctx) {
           : h("p", { role: "alert" }, note ? note.message : "There is none yet."),
       ),
     ),
-    panel("Witnesses", quorumLine(witnessed), witnesses(witnessed?.witnesses ?? [], stamped?.items ?? [])),
+    panel("Witnesses", quorumLine(witnessed), witnessTable(witnessed, stamped?.items ?? [])),
     signed?.items.length > 0 && panel(null, snapshots(signed.items)),
   );
 }
@@ -130,58 +131,6 @@ function checkpoint(note, head) {
     }),
     h("details", {}, h("summary", {}, "As it was signed"), h("pre", { tabindex: "0" }, note)),
   ];
-}
-
-/** Whether the quorum of the node's policy covers the newest checkpoint, and who is missing; null without a policy. */
-function quorumLine(witnessed) {
-  const policy = witnessed?.policy;
-  if (!policy) return null;
-  const reach = `Quorum ${policy.quorum} covers ${count(policy.quorum_to_seq)} of ${plural(witnessed.tree_size, "entry", "entries")}. `;
-  return h(
-    "p",
-    { class: "row" },
-    policy.met ? tag("✓ quorum", "ok") : tag("below quorum", "warn"),
-    ` ${reach}${policy.missing.join("; ")}`,
-  );
-}
-
-function witnesses(cosignatures, stamps) {
-  const rows = cosignatures
-    .map((each) => ({ who: each.name, what: "cosignature", ...each }))
-    .concat(
-      stamps.map((each) => ({ who: each.authority, what: "time stamp (RFC 3161)", status: "as it came", ...each })),
-    );
-  if (!rows.length)
-    return h(
-      "p",
-      {},
-      "Nobody outside has confirmed a checkpoint of this tenant. Whoever has the database and the key could still rewrite history for who never saw it: ",
-      h("code", {}, "log.policy"),
-      " and ",
-      h("code", {}, "log.timestamp_authorities"),
-      " change that.",
-    );
-  return table(
-    "Who confirmed a checkpoint from outside, and up to where",
-    [
-      { name: "Who", heads: true, of: (row) => row.who },
-      { name: "What", of: (row) => row.what },
-      { name: "Up to entry", number: true, of: (row) => count(row.tree_size) },
-      { name: "When", of: (row) => (row.time ? time(row.time) : "") },
-      {
-        name: "Holds",
-        of: (row) => [
-          tag(
-            row.status === "ok" ? "✓ holds" : row.status,
-            row.status === "ok" ? "ok" : row.status === "broken" ? "bad" : "",
-          ),
-          row.fault && ` ${row.fault}`,
-        ],
-      },
-    ],
-    rows,
-    { unseen: true },
-  );
 }
 
 function snapshots(items) {

@@ -28,6 +28,12 @@ export function time(text, more = "") {
   return h("time", { datetime: text, title: more ? `${utc} · ${more}` : utc, class: "nowrap" }, format.format(at));
 }
 
+/** The time in an HLC; as it stands where no calendar has such a time. */
+export function timeOfHlc(hlc) {
+  const at = new Date(Number(hlc.split(":")[0]));
+  return Number.isNaN(at.valueOf()) ? h("code", {}, hlc) : time(at.toISOString(), hlc);
+}
+
 /** How long ago a time was, in words. */
 export function ago(text) {
   const seconds = Math.round((new Date(text) - Date.now()) / 1000);

@@ -258,14 +258,29 @@ class Witnesses:
 
     @property
     def fault(self) -> str | None:
-        """Which witnesses fail, or have seen more than there is, or others; None if none does."""
+        """Which witnesses fail, or have seen more than there is, or others, and whether the quorum needs them; None if
+        none does."""
         faults = [f"{line.witness.name}: {line.fault}" for line in self.lines if line.fault is not None]
         faults += [
             f"{line.witness.name} has seen more or other entries of {first_of(sorted(line.disputed), NAMED_MAX)}"
             for line in self.lines
             if line.disputed
         ]
+        if (behind := self._below_quorum()) is not None:
+            faults.append(f"new entries of {behind} are below quorum {self.policy.quorum}")
         return "; ".join(faults) or None
+
+    def _below_quorum(self) -> str | None:
+        """The logs whose quorum needs a witness that fails or disputes them."""
+
+        def is_met(tenant_id: str | None) -> bool:
+            failing = {line.witness.key for line in self.lines if line.fault is not None or tenant_id in line.disputed}
+            return self.policy.judge({key.text(): 1 for key in self.policy.keys if key not in failing}, 1).is_met
+
+        if not is_met(None):
+            return "all logs"
+        disputed = sorted({tenant_id for line in self.lines for tenant_id in line.disputed if not is_met(tenant_id)})
+        return first_of(disputed, NAMED_MAX) if disputed else None
 
     def faults_of(self, tenant_id: str) -> dict[str, str]:
         """By verifier key, why the last push of this tenant's checkpoint failed."""
