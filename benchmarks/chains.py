@@ -16,10 +16,10 @@ from ledger import canonical, merkle
 from ledger.chain import LINK_VERSION, Linker
 from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import Hlc
-from ledger.machines.job_fold import JobFold, seqs_of
+from ledger.machines.job_fold import JobFold
 from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
-from ledger.verification.projection_check import JOB_COLUMNS, stored_form
+from ledger.verification.projection_check import JOB_COLUMNS, job_row
 from ledger.verification.snapshot_check import SnapshotClaim
 from signing.private_keys import FileSigner
 from signing.snapshot import sign_snapshot
@@ -198,4 +198,4 @@ def _lives() -> Iterator[dict[str, Any]]:
 
 def _job_row(fold: JobFold) -> tuple[object, ...]:
     state = fold.state()
-    return (*stored_form(state)[: JOB_COLUMNS.index("seqs")], seqs_of(state))
+    return job_row(state)

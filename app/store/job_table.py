@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import asyncpg
+
 from app.runtime.tasks import keep_newest
 from app.store.chaining import dropped
 from app.store.departed import departed
@@ -31,7 +33,7 @@ from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, NO_STATEMENTS, Exclusions, Statements, log_of
 from ledger.machines.jobs import JobState
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
-from ledger.verification.projection_check import StoredJob
+from ledger.verification.projection_check import StoredJob, seqs_text
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -250,13 +252,25 @@ async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]
     ]
 
 
-async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> None:
+async def add(connection: Connection, rows: Sequence[tuple[object, ...]]) -> bool:
+    """Add rows of (tenant, ``*JOB_COLUMNS``) of new jobs; returns whether all were. If one of the jobs has a row, none
+    is added."""
+    try:
+        async with connection.transaction():
+            added = await connection.copy_records_to_table(
+                "jobs", schema_name="scheduler", columns=("tenant_id", *JOB_COLUMNS), records=rows
+            )
+    except asyncpg.UniqueViolationError:
+        return False
+    return added == f"COPY {len(rows)}"
+
+
+async def store(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
     """Store rows of (tenant, ``*JOB_COLUMNS``), in the order of their jobs.
 
     Raises:
         ChainDamagedError: not all were stored; names a tenant. The transaction MUST be rolled back.
     """
-    columns: Sequence[Sequence[object]] = list(zip(*rows, strict=True)) or [()] * (1 + len(JOB_COLUMNS))
     stored: Mapping[str, int] = await fetch_dict(
         connection,
         """
@@ -278,7 +292,7 @@ async def store(connection: Connection, rows: Sequence[tuple[object, ...]]) -> N
         )
         SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
         """,
-        *columns,
+        *turned([(*row[:-1], seqs_text(row[-1])) for row in rows], 1 + len(JOB_COLUMNS)),
     )
     for tenant_id, count in Counter(str(row[0]) for row in rows).items():
         if stored.get(tenant_id, 0) != count:

@@ -18,8 +18,7 @@ from ledger.machines.exclusions import Exclusions
 from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState, refused_job_id
 from ledger.machines.retention import SUBJECT, OpenJob
-from ledger.verification import JOB_COLUMNS
-from ledger.verification.projection_check import stored_form
+from ledger.verification.projection_check import job_row
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -304,7 +303,7 @@ async def _write_again(
         tenant_id,
         sorted({*removed_to}.difference(state.job_id for state in states)),
     )
-    await job_table.store(connection, [(tenant_id, *stored_form(state)[: len(JOB_COLUMNS)]) for state in states])
+    await job_table.store(connection, [(tenant_id, *job_row(state)) for state in states])
     declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
     terms = [
         (tenant_id, state.job_id, term, *state.created.order[:3])

@@ -214,6 +214,12 @@ def _binary64(value: Any, depth_left: int) -> Any:
     return [_binary64(part, depth_left - 1) for part in value] if isinstance(value, list | tuple) else value
 
 
+def created_state(job_id: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> JobState:
+    """The fold of one JobCreated, which is all that most jobs are when they are first followed."""
+    fence, created = _count(payload.get("fence_token")), _created((*hlc, digest, seq), payload)
+    return JobState(job_id, hlc, seq, fence, created, last_hlc_seq=seq, fence_seq=seq)
+
+
 # --- folding --------------------------------------------------------------------------------------
 
 _Fact = TypeVar("_Fact", Progress, Workflow)
@@ -313,12 +319,14 @@ def _take_uncounted(fold: JobFold, rank: Rank, *_: Any) -> None:
 
 
 def _take_created(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
+    fold.created, fold.others = merge_creations(fold.created, fold.others, _created(rank[1:], payload), {})
+
+
+def _created(order: Order, payload: Mapping[str, Any]) -> Created:
     assigned = payload.get("assigned_dcs")
     if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
         assigned = []
-    fold.created, fold.others = merge_creations(
-        fold.created, fold.others, Created(rank[1:], payload.get("spec", {}), assigned, payload.get(ACTOR)), {}
-    )
+    return Created(order, payload.get("spec", {}), assigned, payload.get(ACTOR))
 
 
 def _take_cancelled(fold: JobFold, rank: Rank, *_: Any) -> None:

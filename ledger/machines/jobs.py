@@ -35,6 +35,7 @@ from ledger.machines.job_fold import (
     JobFold,
     JobState,
     Refused,
+    created_state,
     creation_of,
     creator_of,
     refused_of,
@@ -152,10 +153,12 @@ def folded(
 ) -> JobState | None:
     """``state`` merged with the facts of rows of ``FOLD_COLUMNS`` about the job; None if there is no fact. ``state``
     MUST be folded with the same exclusions."""
+    facts = [(*said, row[1]) for row in rows if (said := said_of_row(*row, exclusions=exclusions)) is not None]
+    if state is None and len(facts) == 1 and facts[0][0] == CREATION:
+        return created_state(job_id, *facts[0][1:])
     fold = JobFold(job_id, state)
-    for row in rows:
-        if (said := said_of_row(*row, exclusions=exclusions)) is not None:
-            fold.add(*said, row[1])
+    for fact in facts:
+        fold.add(*fact)
     return None if fold.is_empty else fold.state()
 
 
@@ -285,9 +288,10 @@ def status(state: JobState) -> str:
     if state.cancel is not None:
         return CANCELLED if state.end is not None or _all_acknowledged(state) else CANCELLING
     fence, value = (-1, SUBMITTED) if state.end is None else (state.end.rank[0], STATUS_OF_END[state.end.action])
-    for part, reached in REACHED:
-        if (held := state.reached.get(part)) is not None and held[0] > fence:
-            fence, value = held[0], reached
+    if state.reached:
+        for part, reached in REACHED:
+            if (held := state.reached.get(part)) is not None and held[0] > fence:
+                fence, value = held[0], reached
     for rank in state.accepted.values():
         if rank[0] > fence:
             fence, value = rank[0], ACCEPTED

@@ -79,13 +79,22 @@ def terms_text(state: JobState, fields: Sequence[str]) -> str:
     return " ".join(f"{term}:{place}" for term in sorted(job_search.terms_of(state, fields)))
 
 
-def stored_form(state: JobState) -> StoredJob:
-    """The row for a job of this state."""
+def job_row(state: JobState) -> tuple[Any, ...]:
+    """The values of ``JOB_COLUMNS`` for a job of this state."""
     physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
-    seqs = f"{{{','.join(map(str, jobs.seqs_of(state)))}}}"
-    return StoredJob(
-        state.job_id, jobs.status(state), physical, logical, node, jobs.creator_of(state), state.last_seq, seqs
-    )
+    creator, seqs = jobs.creator_of(state), jobs.seqs_of(state)
+    return state.job_id, jobs.status(state), physical, logical, node, creator, state.last_seq, seqs
+
+
+def stored_form(state: JobState) -> StoredJob:
+    """The row for a job of this state, as readers give it."""
+    row = job_row(state)
+    return StoredJob._make((*row[:-1], seqs_text(row[-1]), None, None))
+
+
+def seqs_text(seqs: Sequence[int]) -> str:
+    """Seqs as PostgreSQL prints them."""
+    return f"{{{','.join(map(str, seqs))}}}"
 
 
 async def compare_jobs(

@@ -21,10 +21,12 @@ from app.write.pending.requests import EventLines
 from ledger.errors import ChainDamagedError, JobEndedError, JobExistsError
 from ledger.positions import BEFORE_FIRST
 from ledger.verification import verify
+from ledger.verification.projection_check import seqs_text
 from tests.app.chains import Chains, followed, numbers, places, until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, accepted, completed, created, progressed
+from tests.app.followed_chain import FollowedChain
 from tests.app.shared import Shared
 from tests.app.test_rows_counted import MENDED, dropping
 from tests.conftest import Database, connected_to
@@ -209,13 +211,37 @@ async def test_without_a_place_the_rows_of_a_tenant_do_not_count_and_are_made_ag
 
 async def test_a_row_that_is_stored_again_is_all_that_was_stored_last(superuser: asyncpg.Connection) -> None:
     rows = [
-        ("acme", "job-1", "SUBMITTED", 9, 0, "node-a", None, 1, "{1}"),
-        ("acme", "job-1", "RUNNING", 7, 1, "node-b", "ci", 3, "{1,3}"),
+        ("acme", "job-1", "SUBMITTED", 9, 0, "node-a", None, 1, [1]),
+        ("acme", "job-1", "RUNNING", 7, 1, "node-b", "ci", 3, [1, 3]),
     ]
     for row in rows:
         async with superuser.transaction():
             await job_table.store(superuser, [row])
-        assert await table(superuser) == [row]
+        assert await table(superuser) == [(*row[:-1], seqs_text(row[-1]))]
+
+
+async def test_rows_of_new_jobs_are_added_together_or_not_at_all(superuser: asyncpg.Connection) -> None:
+    first, second = (("acme", f"job-{n}", "SUBMITTED", n, 0, "node-a", None, n, [n]) for n in (1, 2))
+    assert await job_table.add(superuser, [first])
+    async with superuser.transaction():
+        assert not await job_table.add(superuser, [second, first])
+        assert [row[1] for row in await table(superuser)] == ["job-1"]
+
+
+async def test_a_job_that_is_created_again_among_new_ones_is_what_all_its_entries_give(
+    database: Database, superuser: asyncpg.Connection, chains: Chains
+) -> None:
+    chain = FollowedChain(database, superuser)
+    await chain.append([("job-1", "JobCreated", 9, {}), ("job-1", "JobAccepted", 10, {"dc_id": "use1"})])
+    await chain.follow()
+    chain.restart()
+    # Another region, or a request that raced with another, created it too.
+    await chain.append([(job_id, "JobCreated", 1, {"spec": job_id}) for job_id in ("job-2", "job-1", "job-3")])
+    await chain.follow()
+    chain.end()
+    await chains.sound("acme")
+    statuses = [(row[1], row[2]) for row in await table(superuser)]
+    assert statuses == [("job-1", "ACCEPTED"), ("job-2", "SUBMITTED"), ("job-3", "SUBMITTED")]
 
 
 async def test_a_place_beyond_the_end_of_the_chain_counts_as_none(

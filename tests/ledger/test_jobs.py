@@ -23,6 +23,7 @@ from ledger.machines.job_fold import (
     CREATOR_CHARACTERS_MAX,
     OTHERS_MAX,
     Order,
+    created_state,
     creation_digest,
     creation_of,
     creator_of,
@@ -448,6 +449,13 @@ def test_folding_events_in_place_gives_what_merging_their_states_gives(entries: 
         folding.add(*entry)
     assert folding.state() == merged
     assert kept == kept_before
+
+
+@given(events().filter(lambda entry: entry[0] == "ENQUEUE"))
+def test_a_job_that_is_only_created_has_the_state_that_folding_gives(entry: Entry) -> None:
+    folding = JobFold(JOB)
+    folding.add(*entry)
+    assert created_state(JOB, *entry[1:]) == folding.state()
 
 
 # --- odd payloads ---------------------------------------------------------------------------------

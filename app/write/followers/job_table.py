@@ -20,10 +20,11 @@ from app.store.retention import covered_to
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
+from ledger.machines.job_fold import CREATION
 from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState
 from ledger.positions import Lsn
-from ledger.verification.projection_check import JOB_COLUMNS, stored_form
+from ledger.verification.projection_check import job_row
 
 CACHED_JOBS_MAX = 50_000
 """Job states kept in memory, so that a job with frequent events is not read back each time."""
@@ -140,27 +141,33 @@ class JobTable:
             if tenant_id in turn.moved or is_other or first_seqs.get(tenant_id) != self._known_from.get(tenant_id):
                 self._known.pop(tenant_id, None)
         self._known_from |= first_seqs
-        rows: dict[JobKey, list[Sequence[Any]]] = defaultdict(list)
+        facts: defaultdict[JobKey, list[FollowedEntry]] = defaultdict(list)
         for tenant_id, entries in turn.entries.items():
             for entry in entries:
                 if entry.action in jobs.ABOUT_JOBS and isinstance(entry.job_id, str):
-                    rows[tenant_id, entry.job_id].append(entry)
+                    facts[tenant_id, entry.job_id].append(entry)
         turn.rewritten = [job for job in self._doubted if job[0] in turn.after]
-        touched = sorted({*turn.rewritten, *rows})
-        before = {job: state for job in touched if (state := self._known.get(job[0], {}).get(job[1])) is not None}
+        before = {
+            job: state
+            for job in (*facts, *turn.rewritten)
+            if (state := self._known.get(job[0], {}).get(job[1])) is not None
+        }
+        # A job whose first new entry creates it is nearly always new. If one has a row, none of these rows is stored.
+        new = {job: facts[job] for job in facts if facts[job][0].action == CREATION and job not in before}
+        if new and not turn.rewritten:
+            states = await _folded_onto({}, new, turn)
+            if await store.add(connection, _rows(states)):
+                turn.states |= states
+        touched = sorted({*turn.rewritten, *facts}.difference(turn.states))
         unknown = [job for job in touched if job not in before and turn.after[job[0]]]
-        read = await _folded(connection, turn, [JobSpan(*job, to_seq=turn.after[job[0]]) for job in unknown])
-        async for job in in_turns(touched, TURN_S):
-            excluded = turn.exclusions.get(job[0], COUNT_ALL)
-            state = jobs.folded(job[1], before.get(job) or read.get(job), rows.get(job, ()), excluded)
-            if state is not None:
-                turn.states[job] = state
-                if state.others and self._is_new_conflict(job, state, before.get(job) or read.get(job)):
-                    turn.in_conflict.append(job)
-        if turn.states:
-            await store.store(
-                connection, [(job[0], *stored_form(state)[: len(JOB_COLUMNS)]) for job, state in turn.states.items()]
-            )
+        before |= await _folded(connection, turn, [JobSpan(*job, to_seq=turn.after[job[0]]) for job in unknown])
+        states = await _folded_onto(before, {job: facts.get(job, ()) for job in touched}, turn)
+        if states:
+            await store.store(connection, _rows(states))
+        turn.states |= states
+        for job, state in turn.states.items():
+            if state.others and self._is_new_conflict(job, state, before.get(job)):
+                turn.in_conflict.append(job)
         await _follow_terms(connection, turn, before)
 
     async def _seed(self, connection: Connection, tenant_id: str, after_seq: int) -> int:
@@ -206,6 +213,24 @@ class JobTable:
         self._known.clear()
 
 
+def _rows(states: Mapping[JobKey, JobState]) -> list[tuple[Any, ...]]:
+    """Rows of (tenant, ``*JOB_COLUMNS``)."""
+    return [(job[0], *job_row(state)) for job, state in states.items()]
+
+
+async def _folded_onto(
+    before: Mapping[JobKey, JobState], facts: Mapping[JobKey, Sequence[FollowedEntry]], turn: Turn
+) -> dict[JobKey, JobState]:
+    """The states of these jobs after their new entries; jobs without a state are left out."""
+    states = {}
+    async for job, entries in in_turns(facts.items(), TURN_S):
+        excluded = turn.exclusions.get(job[0], COUNT_ALL)
+        state = jobs.folded(job[1], before.get(job), entries, excluded)
+        if state is not None:
+            states[job] = state
+    return states
+
+
 async def _folded(connection: Connection, turn: Turn, spans: Sequence[JobSpan]) -> dict[JobKey, JobState]:
     """The state of each job, folded from its entries; jobs without a state are left out. Entries are taken as stored:
     a read of the job recomputes them."""
@@ -230,7 +255,7 @@ async def _follow_terms(connection: Connection, turn: Turn, before: Mapping[JobK
     async for job, state in in_turns(turn.states.items() if declared else (), TURN_S):
         if (fields := declared.get(job[0])) is not None:
             now = _terms(job, state, fields.fields)
-            if job not in before or _terms(job, before[job], fields.fields) != now:
+            if job not in before or job in turn.rewritten or _terms(job, before[job], fields.fields) != now:
                 changed[job] = now
     for tenant_id, fields in declared.items():
         if fields.built_to is None:
