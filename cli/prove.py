@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import typer
 
+from app.runtime.settings.types import Bounds, duration_s, parse_duration
 from app.share.archive import require_packages
 from cli.archive import signer_and_keys
 from cli.client import LedgerClient, Service
@@ -36,6 +37,8 @@ from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.outcome import CommandExit, fail, tell
 from terminal.program import Json, NoState, State
 
+QUORUM_WAIT: Final = "5s"
+QUORUM_WAITS: Final = Bounds("0s", "30s", parse_duration)
 _WRITTEN: Final = (ExitCode.FINE, ExitCode.INCOMPLETE)
 """Verdicts on a receipt with which it is written."""
 
@@ -55,6 +58,10 @@ def prove(
     key: Key = None,
     checkpoint: CheckpointFile = None,
     policy: PolicyFile = None,
+    wait: Annotated[
+        str | None,
+        typer.Option("--wait", help="With --policy: how long to wait for its quorum.", show_default=QUORUM_WAIT),
+    ] = None,
     as_tlog_proof: Annotated[
         bool, typer.Option("--tlog-proof", help="With --seq: write a C2SP tlog-proof, for tools of transparency logs.")
     ] = False,
@@ -87,9 +94,10 @@ def prove(
     which is asked for nothing else. Whoever verifies the receipt must trust
     the key that signs it.
 
-    With --policy the exit code is 3 while the quorum of that tlog-policy file
-    has not cosigned all of it; the receipt is written, and a later one may
-    carry more.
+    With --policy the receipt is made once the quorum of the node's own policy
+    has cosigned it, and after --wait in any case. The exit code is 3 while the
+    quorum of that tlog-policy file has not cosigned all of it; the receipt is
+    written, and a later one may carry more.
 
     \b
     Examples:
@@ -106,13 +114,15 @@ def prove(
         (absent and archive is not None, "an archive has no index of jobs: --absent needs the service"),
         (archive is None and (keys, key) != (None, None), "--keys and --key go with --archive"),
         (as_tlog_proof and as_cose, "--tlog-proof and --cose are two files: ask for each by itself"),
+        (wait is not None and (policy is None or archive is not None), "--wait goes with --policy, not with --archive"),
         ((as_tlog_proof or as_cose) and seq is None, "--tlog-proof and --cose prove one entry: name it with --seq"),
     )
     memory = memory_of(state, is_off=no_state)
     place = _Service.of(client) if archive is None else _Archive.of(archive, key, keys, client)
     kept = judge_checkpoint(read_kept(checkpoint), place.keyring) if checkpoint is not None else None
     known = _Known("given", kept.checkpoint.size) if kept is not None else _remembered(memory, tenant, place.keyring)
-    wanted = _Wanted(tenant, job, seq, absent)
+    wait_s = 0.0 if policy is None else duration_s("--wait", wait or QUORUM_WAIT, QUORUM_WAITS)
+    wanted = _Wanted(tenant, job, seq, absent, wait_s)
     file = place.receipt(wanted, known)
     outcome = judged(file, place.keyring, kept, memory, ExternalWitnesses.load([], None, policy))
     if (code := exit_code_of_receipt(outcome.verdict)) not in _WRITTEN:
@@ -149,6 +159,8 @@ class _Wanted(NamedTuple):
     job: str | None
     seq: int | None
     is_absent: bool = False
+    wait_s: float = 0.0
+    """How long to wait for the quorum of the node's policy."""
 
     def is_answered_by(self, receipt: Receipt) -> bool:
         names = (self.job, refused_job_id(self.job or ""))
@@ -183,9 +195,10 @@ class _Service(NamedTuple):
         return self.client.url
 
     def receipt(self, wanted: _Wanted, known: _Known) -> bytes:
-        tenant, job, seq, is_absent = wanted
+        tenant, job, seq, is_absent, wait_s = wanted
         path = "/v1/chain/receipt" if job is None else f"/v1/jobs/{quote(job, safe='')}/receipt"
-        params = {"tenant_id": tenant, "seq": seq, "extends": known.size or None, "absent": is_absent or None}
+        how = {"extends": known.size or None, "absent": is_absent or None, "wait_s": wait_s or None}
+        params = {"tenant_id": tenant, "seq": seq, **how}
         try:
             reply = self.client.ask("GET", path, params=params)
         except ProblemError as error:

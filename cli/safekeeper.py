@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from http import HTTPStatus
 from http.server import HTTPServer
 from operator import attrgetter
@@ -25,9 +24,9 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from app.runtime.logs import DRAIN_S, configure_logs
-from app.runtime.settings.types import Bounds, parse_duration
+from app.runtime.settings.types import Bounds, duration_s, parse_duration
 from ledger import rfc3339
-from ledger.errors import ArchiveUnavailableError, ConfigurationError, StartRefusedError, reported_as
+from ledger.errors import ArchiveUnavailableError, ConfigurationError, StartRefusedError
 from ledger.exit_code import ExitCode
 from ledger.names import GATE
 from ledger.text import secret_text
@@ -99,7 +98,7 @@ def serve(
     """
     if not re.fullmatch(GATE, region):
         raise ConfigurationError(f"--region {region!r} is not of lower case letters and digits")
-    scrub_interval_s = _duration_s("--scrub-interval", scrub_interval, SCRUB_INTERVALS)
+    scrub_interval_s = duration_s("--scrub-interval", scrub_interval, SCRUB_INTERVALS)
     configure_logs()
     err.wait_max_s = DRAIN_S
     metrics = KeeperMetrics()
@@ -282,17 +281,6 @@ def _line_of(wal: WalStatus, unchained: int | None) -> str:
 
 def _address_of(listener: socket.socket) -> str:
     return ":".join(map(str, listener.getsockname()[:2]))
-
-
-def _duration_s(option: str, text: str, bounds: Bounds) -> float:
-    """Seconds of a duration such as ``7d``.
-
-    Raises:
-        ConfigurationError: it is no duration, or out of bounds.
-    """
-    with reported_as(ConfigurationError, f"{option} {text!r}", ValueError):
-        duration: timedelta = bounds(parse_duration(text))
-    return duration.total_seconds()
 
 
 def _store(url: str | None) -> ArchiveStore | None:

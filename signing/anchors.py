@@ -124,12 +124,14 @@ class ExternalWitnesses(NamedTuple):
 
         return opened
 
-    def with_quorum(self, verdict: dict[str, Any], anchors: Iterable[Anchor]) -> dict[str, Any]:
+    def with_quorum(
+        self, verdict: dict[str, Any], anchors: Iterable[Anchor], to_seq: int | None = None
+    ) -> dict[str, Any]:
         """``verdict`` with how far the quorum of the policy covers the log, by the ``anchors`` that hold; unchanged
-        without a policy."""
+        without a policy. It is to cover entry ``to_seq``, by default the last of the verdict."""
         if self.policy is None:
             return verdict
-        return {**verdict, "policy": quorum_of(self.policy, anchors, verdict["to_seq"]).to_json()}
+        return {**verdict, "policy": quorum_of(self.policy, anchors, to_seq or verdict["to_seq"]).to_json()}
 
 
 NOBODY: Final = ExternalWitnesses((), ())
@@ -270,9 +272,11 @@ def with_anchors(
     own: Checkpoint,
     keyring: Keyring | None,
     external: ExternalWitnesses,
+    to_seq: int | None = None,
 ) -> dict[str, Any]:
     """``verdict`` on a file, with the statements of external witnesses about its log. ``own`` is the file's checkpoint;
-    the keys of ``keyring`` verify the log's signatures. A valid statement that disagrees is a break."""
+    the keys of ``keyring`` verify the log's signatures. A valid statement that disagrees is a break. The quorum is to
+    cover entry ``to_seq``, by default the last of the verdict."""
     results = list[Anchor]()
     for each in anchors:
         anchor = _judged(each, own, keyring, external)
@@ -287,7 +291,7 @@ def with_anchors(
             verdict = with_break(verdict, rollback(anchor.size, detail, anchor.root.hex(), root))
             anchor = anchor._replace(status="broken", detail=detail)
         results.append(anchor)
-    return external.with_quorum({**verdict, "anchors": [each.to_json() for each in results]}, results)
+    return external.with_quorum({**verdict, "anchors": [each.to_json() for each in results]}, results, to_seq)
 
 
 def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, external: ExternalWitnesses) -> Anchor:

@@ -162,8 +162,10 @@ def _judge_content(
     log_signed = _judge_log(receipt, keyring)
     _check_inclusion(receipt, own, findings)
     verdict = _verdict(receipt, findings, signed, log_signed)
-    # 6. The statements of external witnesses.
-    verdict = with_anchors(verdict, receipt.anchors, own, keyring, external)
+    # 6. The statements of external witnesses. The quorum is to cover all that the receipt is about.
+    whole = _judge_completeness(receipt, own, keyring)
+    reach = max(receipt.last_seq, whole.to_seq or 0) if whole is not None else receipt.last_seq
+    verdict = with_anchors(verdict, receipt.anchors, own, keyring, external, reach)
     # 7. The checkpoint kept elsewhere, and the memory.
     last_seq = receipt.last_seq or own.size
     observation = observed(memory, keyring, receipt.tenant_id, receipt.checkpoint, last_seq)
@@ -171,7 +173,6 @@ def _judge_content(
         verdict = _compared(verdict, receipt, own, seen.checkpoint, MEMORY)
     verdict = _with_kept(verdict, receipt, own, kept)
     # 8. That there are no other entries.
-    whole = _judge_completeness(receipt, own, keyring)
     if whole is not None:
         result.complete_to_seq = whole.to_seq
         verdict = {**verdict, "verdicts": verdict["verdicts"] | {COMPLETENESS: whole.verdict}}

@@ -488,6 +488,9 @@ def _verification_services(
 ) -> Services:
     """Services that verify chains, and prove and keep external evidence."""
     settings, last_verified = service.settings, LastVerified(started.wal.folder)
+    cosigned_logs = proofs.CosignedLogs(
+        pool=pool, external=files.witnesses, keyring=service.trust.keyring, origin=service.notary.origin
+    )
     roots = {authority.url: authority.roots for authority in files.authorities}
     verifier = ChainVerifier(
         pool=pool,
@@ -512,6 +515,7 @@ def _verification_services(
     )
     return {
         ExternalWitnesses: files.witnesses,
+        proofs.CosignedLogs: cosigned_logs,
         LastVerified: last_verified,
         ChainVerifier: verifier,
         FullWalk: FullWalk(
@@ -536,6 +540,7 @@ def _verification_services(
             published=service.trust.keys_of,
             known_break=partial(service.breaks.fault, is_unmended=True),
             attempts=consistency.attempts,
+            quorum_to=cosigned_logs.quorum_to,
         ),
     }
 

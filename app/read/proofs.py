@@ -19,15 +19,17 @@ longer) registered, is not served, since one bad line of a known key makes its r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import asyncpg
 import msgspec
 import orjson
 from cryptography import x509
 
+from app.read.consistency import turns
 from app.store import Connection, chain_reads, job_index
 from app.store import anchors as store
 from app.store.notary import read_links, read_tiles
@@ -44,9 +46,10 @@ from ledger.verification.range_check import SEQ_MAX
 from ledger.verification.verdict import Anchor, damaged
 from signing import checkpoint as checkpoints
 from signing import note as notes
-from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, judge, opener
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, OpenNote, StoredAnchor, judge, opener, quorum_of
 from signing.keys import Keyring
 from signing.note import SIGNATURES_MAX, Cosignature, Note, NoteSignature, WitnessKey, cosignatures_of
+from signing.policy import Quorum
 
 
 async def inclusion(
@@ -300,18 +303,58 @@ async def newest_anchors(
     return lambda: [judge(each, witnesses, roots(each.by), open_note) for each in said]
 
 
-async def newest_cosignatures(pool: Pool, tenant_id: str) -> tuple[int, list[StoredAnchor]]:
-    """The size of the tenant's newest checkpoint, 0 if there is none, and the newest cosignature of each witness on a
-    checkpoint up to that; not verified.
+class Cosigned(NamedTuple):
+    """How far witnesses vouch for a log."""
 
-    Raises:
-        TenantNotFoundError: no such tenant.
-        ChainDamagedError: the stored note is no checkpoint.
-    """
-    async with reading(pool, snapshot=True) as connection:
-        signed = chain_reads.checkpoint_in(tenant_id, (await chain_reads.head(connection, tenant_id)).checkpoint)
-        said = await store.newest(connection, WITNESS, tenant_id, SIGNATURES_MAX)
-    return 0 if signed is None else signed.size, said
+    size: int
+    """Of the newest checkpoint, 0 if there is none."""
+    said: list[StoredAnchor]
+    """The newest cosignature of each witness on a checkpoint up to that; not verified."""
+    quorum: Quorum | None
+    """How far the quorum of the policy covers it; None without a policy."""
+
+
+@dataclass(kw_only=True, eq=False)
+class CosignedLogs:
+    """Reads how far the witnesses of this node vouch for the logs of one ledger."""
+
+    pool: Pool
+    external: ExternalWitnesses
+    keyring: Callable[[], Awaitable[Keyring]]
+    origin: Callable[[str], str]
+
+    async def read(self, tenant_id: str) -> Cosigned:
+        """How far they vouch for a tenant's log.
+
+        Raises:
+            TenantNotFoundError: no such tenant.
+            ChainDamagedError: the stored note is no checkpoint.
+        """
+        async with reading(self.pool, snapshot=True) as connection:
+            signed = chain_reads.checkpoint_in(tenant_id, (await chain_reads.head(connection, tenant_id)).checkpoint)
+            said = await store.newest(connection, WITNESS, tenant_id, SIGNATURES_MAX)
+        size, policy = 0 if signed is None else signed.size, self.external.policy
+        if policy is None:
+            return Cosigned(size, said, None)
+        open_note = self.external.pinned(opener(await self.keyring(), self.origin(tenant_id)))
+        witnesses = self.external.witnesses
+        judged = await asyncio.to_thread(lambda: [judge(each, witnesses, (), open_note) for each in said])
+        return Cosigned(size, said, quorum_of(policy, judged, size))
+
+    async def quorum_to(self, tenant_id: str, seq: int, wait_s: float) -> int | None:
+        """How far the quorum of the policy covers a tenant's log, once that is ``seq`` or ``wait_s`` seconds have
+        passed; None if the policy is not about this log. Errors as ``read``."""
+        policy = self.external.policy
+        if policy is None or not policy.covers(self.origin(tenant_id)):
+            return None
+        size = 0
+        async for _ in turns(wait_s):
+            quorum = (await self.read(tenant_id)).quorum
+            assert quorum is not None
+            size = quorum.size
+            if size >= seq:
+                break
+        return size
 
 
 ROWS_A_SIZE_MAX = SIGNATURES_MAX - 10

@@ -1840,8 +1840,9 @@ def root_of_path(index: int, size: int, leaf: bytes, path: list[bytes]) -> bytes
     return node_hash(side, root_of_path(index - left_leaves, size - left_leaves, leaf, path))
 
 
-def check_completeness(receipt: Receipt, own: Checkpoint, keys: Ring) -> list[Key]:
-    """[8] There are no other entries up to the end of the snapshot. The keys that signed it and counted then."""
+def check_completeness(receipt: Receipt, own: Checkpoint, keys: Ring) -> tuple[list[Key], int]:
+    """[8] There are no other entries up to the end of the snapshot. The keys that signed it and counted then, and the
+    seq of that end."""
     proof = receipt.completeness
     assert proof is not None
     payload, signers = open_envelope(proof.snapshot, keys)
@@ -1868,7 +1869,7 @@ def check_completeness(receipt: Receipt, own: Checkpoint, keys: Ring) -> list[Ke
             check_absence(key, run, root)
     if signers and claim.key_id not in ids_of(signers):
         need(claim.key_id not in ids_of(keys), "the snapshot's key did not sign it")
-    return signers_in_time(signers, hlc_in(claim.snapshot_hlc))
+    return signers_in_time(signers, hlc_in(claim.snapshot_hlc)), claim.to_seq
 
 
 def leaf_of_job(level: int, begin: int, end: int, entries: list[tuple[int, bytes]]) -> JobLeaf:
@@ -1966,10 +1967,11 @@ def verify_receipt(data: bytes, given: Given, callers: Callers) -> int:
     for entry in receipt.entries:
         check_inclusion(entry, own)  # [5]
     policy = given.policy
-    is_met = policy is None or meets_quorum(policy, said.anchors, own, given.keys, receipt.last_seq)  # [6]
-    is_compared = kept is None or compare_kept_with_receipt(kept, own, receipt)  # [7]
     keys = given.keys or Ring()
-    counting = None if receipt.completeness is None else check_completeness(receipt, own, keys)  # [8]
+    counting, whole_to = (None, 0) if receipt.completeness is None else check_completeness(receipt, own, keys)  # [8]
+    to_seq = max(receipt.last_seq, whole_to)
+    is_met = policy is None or meets_quorum(policy, said.anchors, own, given.keys, to_seq)  # [6]
+    is_compared = kept is None or compare_kept_with_receipt(kept, own, receipt)  # [7]
 
     revoked_signers = [key for key in receipt.signers if key.is_revoked]
     is_unknown_key = (

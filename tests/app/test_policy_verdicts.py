@@ -20,7 +20,7 @@ from tests.app.bundle_cases import LEDGER as BUNDLED
 from tests.app.bundle_cases import anchored
 from tests.app.bundles import LOG_ORIGIN, bundle_of, store
 from tests.app.receipt_cases import LEDGER, changed
-from tests.app.receipts import cosigned, receipt_of
+from tests.app.receipts import JOB, cosigned, indexed, receipt_of, rows_of
 from tests.app.second_verifier import second_verifier, twin_in
 from tests.app.witness import Witness
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
@@ -85,6 +85,19 @@ def test_below_the_quorum_a_receipt_is_incomplete_and_says_who_is_missing(judge:
     assert judge(said, threshold="any")[1] is ExitCode.FINE
     assert judge(said[:1], threshold="any")[1] is ExitCode.FINE
     assert judge([])[1] is ExitCode.INCOMPLETE
+
+
+@pytest.mark.parametrize("covers", ["job", "absent"])
+def test_the_quorum_covers_also_that_there_are_no_other_entries(judge: Judge, covers: str) -> None:
+    job = JOB if covers == "job" else "job-404"
+    whole = len(LEDGER.entries)
+    file = {"covers": covers, "job_id": job, "rows": rows_of(LEDGER, job), "indexed": indexed(LEDGER, job)}
+    for reach in (LAST_SEQ, whole):
+        said = [cosigned(LEDGER, size, witness=each) for each, size in ((ONE, whole), (TWO, reach))]
+        verdict, code = judge(said, receipt_of(LEDGER, said=said, **file))
+        assert verdict["policy"]["met"] is (reach == whole)
+        assert verdict["policy"]["quorum_to_seq"] == reach
+        assert code == (ExitCode.FINE if reach == whole else ExitCode.INCOMPLETE)
 
 
 def test_without_keys_no_cosignature_counts(judge: Judge) -> None:

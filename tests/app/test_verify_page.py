@@ -48,7 +48,7 @@ from tests.app.bundles import (
     with_rows,
     zipped,
 )
-from tests.app.receipts import DOCUMENTED_WITNESS, cosigned, dishonest_receipt, example_ledger, receipt_of
+from tests.app.receipts import DOCUMENTED_WITNESS, cosigned, dishonest_receipt, example_ledger, indexed, receipt_of
 from tests.app.second_verifier import as_saved, twin_in
 from tests.app.test_commitments_bundled import RULES_1
 from tests.app.witness import Witness
@@ -430,12 +430,13 @@ def test_they_agree_on_a_policy_of_witnesses(in_page: InPage, tmp_path: Path) ->
         Asked("no keys", receipt, None, policy=one_of),
         Asked("none", receipt, policy="quorum none"),
         Asked("one witness", receipt, policy=f"{named}\tquorum  w2 "),
+        Asked("no other entries up to 5", receipt_of(ledger, said=said, indexed=indexed(ledger)), policy=one_of),
         Asked("a bundle", bundle, policy=f"witness w {Witness().verifier_key}\nquorum w"),
         Asked("a bundle without anchors", GOOD, policy=both_of),
     ]
     differing, by_page = compared(asked, in_page, tmp_path)
     assert differing == []
-    assert [code for code, _ in by_page] == [0, 3, 0, 3, 3, 0, 3, 3, 3]
+    assert [code for code, _ in by_page] == [0, 3, 0, 3, 3, 0, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("text", [text for text, _ in MALFORMED])

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -440,6 +441,43 @@ async def test_the_commands_exit_with_3_below_the_quorum_and_say_who_is_missing(
     seq = await write(client)
     await quorum(client, three, seq, 1)
     assert (await tally(3, "witness", "status", "-t", "acme", *url))["policy"]["quorum_to_seq"] == seq - 1
+
+
+async def test_a_receipt_waits_for_the_quorum_and_without_it_is_written_with_who_is_missing(
+    client: httpx.AsyncClient, three: list[WitnessServer], tmp_path: Path
+) -> None:
+    policy, file = policy_of(three, tmp_path / "policy", 2), tmp_path / "job.receipt.json"
+    prove = ("prove", "-t", "acme", "--no-state", "-o", file, "--policy", policy, "--url", str(client.base_url))
+    body = {"tenant_id": "acme", "durability": "GLOBAL"}
+    job = (await client.post("/v1/jobs", json=body)).raise_for_status().json()["job_id"]
+    await quorum(client, three, 1)
+    (await client.post("/v1/snapshots", json={"tenant_id": "acme"})).raise_for_status()
+
+    away = Answer(503, b"away")
+    left = dict.fromkeys((each.name for each in three), 3)
+
+    def away_at_first(_: bytes, answer: Answer, name: str) -> Answer:
+        left[name] -= 1
+        return away if left[name] >= 0 else answer
+
+    for each in three:
+        each.lie = partial(away_at_first, name=each.name)
+    (await client.post(f"/v1/jobs/{job}/cancel", json=body)).raise_for_status()
+    verdict = await tally(0, *prove, "--job", job, "--wait", "30s")
+    assert verdict["policy"]["quorum_to_seq"] == verdict["to_seq"] > 1
+    assert verdict["receipt"]["complete_to_seq"] <= verdict["policy"]["quorum_to_seq"], (
+        "by a snapshot that the quorum covers"
+    )
+    absent = await tally(0, *prove, "--job", "job-404", "--absent")
+    assert absent["policy"]["quorum_to_seq"] == absent["receipt"]["complete_to_seq"]
+
+    for each in three:
+        each.lie = lambda _, __: away
+    seq = await write(client)
+    file.unlink()
+    verdict = await tally(3, *prove, "--seq", seq, "--wait", "100ms")
+    assert verdict["policy"]["missing"] == [f"w{n}: has cosigned nothing of this log" for n in (1, 2, 3)]
+    assert file.exists()
 
 
 async def test_a_witness_that_is_no_longer_named_is_listed_and_does_not_count(

@@ -151,6 +151,12 @@ Extends = Annotated[
     SeqNumber | None, Query(description="Also prove that the log extends its tree of so many entries, seen earlier.")
 ]
 
+QUORUM_WAIT_S_MAX = 30.0
+WaitS = Annotated[
+    float,
+    Query(ge=0, le=QUORUM_WAIT_S_MAX, description="How long to wait until the quorum of `log.policy` has cosigned it."),
+]
+
 
 @receipts_router.get(
     "/v1/jobs/{job_id}/receipt",
@@ -169,6 +175,7 @@ async def prove_job(
     tenant_id: TenantQuery,
     extends: Extends = None,
     absent: Annotated[bool, Query(description="Prove that the job has no entries, up to the newest snapshot.")] = False,
+    wait_s: WaitS = 0.0,
 ) -> Response:
     """A file that proves what was recorded of a job, alone and offline: also that there is nothing else, up to the
     newest snapshot with an index of jobs. Entries that no checkpoint covers yet are waited for; the writes of a
@@ -177,7 +184,7 @@ async def prove_job(
         await consistency.wait_for_session(tokens)
     with notary.mending(tenant_id):
         of_job = receipts.of_no_entry if absent else receipts.of_job
-        made = await of_job(tenant_id, job_id, extends)
+        made = await of_job(tenant_id, job_id, extends, wait_s)
     await accepted.record_read(tenant_id, job_id=job_id, entries=made.entries)
     return _receipt_answer(made, job_id)
 
@@ -198,10 +205,11 @@ async def prove_entry(
     form: Annotated[
         Literal["json", "cose"], Query(description="`cose`: the receipt in COSE (RFC 9942), without the entry.")
     ] = "json",
+    wait_s: WaitS = 0.0,
 ) -> Response:
     """A file that proves one entry, alone and offline."""
     with notary.mending(tenant_id):
-        made = await receipts.of_entry(tenant_id, seq, extends)
+        made = await receipts.of_entry(tenant_id, seq, extends, wait_s)
     await accepted.record_read(tenant_id, from_seq=seq, entries=made.entries)
     if form == "cose":
         return Response(await receipts.in_cose(made), headers={"Cache-Control": "no-store"}, media_type=COSE_MEDIA_TYPE)

@@ -40,7 +40,7 @@ from app.write.followers.notary import Notary
 from app.write.followers.witnesses import Witnesses
 from ledger.errors import NotFoundError
 from ledger.merkle.tiles import TILE_WIDTH
-from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, judge, opener, quorum_of
+from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses
 
 router = APIRouter(route_class=StrictRoute, tags=["log"], responses=PROBLEM_RESPONSE)
 
@@ -192,24 +192,19 @@ async def list_cosignatures(
 
 @router.get("/v1/log/{tenant_id}/witnesses", responses=answered(WitnessesAnswer))
 async def list_witnesses(
-    pool: Service[NodePool],
-    notary: Service[Notary],
-    trust: Service[Trust],
     external: Service[ExternalWitnesses],
+    logs: Service[proofs.CosignedLogs],
     pushed: Service[Witnesses | None],
     tenant_id: ReadableTenantPath,
 ) -> Response:
     """The newest cosignature of each witness on the tenant's checkpoints, and whether the policy's quorum is met."""
-    size, said = await proofs.newest_cosignatures(pool, tenant_id)
-    open_note = external.pinned(opener(await trust.keyring(), notary.origin(tenant_id)))
-    judged = await asyncio.to_thread(lambda: [judge(each, external.witnesses, (), open_note) for each in said])
-    quorum = None if external.policy is None else quorum_of(external.policy, judged, size).to_json()
+    size, said, quorum = await logs.read(tenant_id)
     faults = {} if pushed is None else pushed.faults_of(tenant_id)
     return json_answer(
         {
             "tenant_id": tenant_id,
             "tree_size": size,
-            "policy": quorum,
+            "policy": None if quorum is None else quorum.to_json(),
             "witnesses": proofs.witnesses_of(said, external, faults),
         }
     )

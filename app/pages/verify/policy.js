@@ -147,14 +147,17 @@ export class Policy {
   }
 }
 
-/** A verdict with how far the quorum of a policy covers the log, by the judged anchors; as it is without a policy. */
-export function withQuorum(verdict, anchors, policy) {
+/**
+ * A verdict with how far the quorum of a policy covers the log up to ``toSeq``, by the judged anchors; as it is without a
+ * policy.
+ */
+export function withQuorum(verdict, anchors, policy, toSeq = verdict.to_seq) {
   if (policy === null) return verdict;
   const sizes = new Map();
   for (const { key, status, to_seq: size } of anchors) {
     if (status === "ok") sizes.set(key, Math.max(size, sizes.get(key) ?? 0));
   }
-  return { ...verdict, policy: policy.judge(sizes, verdict.to_seq) };
+  return { ...verdict, policy: policy.judge(sizes, toSeq) };
 }
 
 function need(holds, why) {

@@ -311,7 +311,7 @@ export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses, p
     verdict = { ...verdict, verdicts, valid: verdict.valid && !["broken", "unknown_key"].includes(whole.verdict) };
   }
   verdict = withSignatures(verdict, signed, logSigned, whole);
-  verdict = withQuorum(verdict, anchors, policy);
+  verdict = withQuorum(verdict, anchors, policy, Math.max(verdict.to_seq, whole?.toSeq ?? 0));
   const completeTo = whole?.toSeq ?? null;
   const told = { ...about, ...aboutReceipt(receipt, own, signed, logSigned), complete_to_seq: completeTo };
   const later = `what came after seq ${completeTo}: of later entries a receipt shows those in it`;

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Sec
 from pydantic_settings import NoDecode
 
 from app.runtime.postgres import parse_address
-from ledger.errors import ConfigurationError, InvalidInputError
+from ledger.errors import ConfigurationError, InvalidInputError, reported_as
 from ledger.names import GATE, NODE_ID, TENANTS, anchored
 from ledger.text import secret_text
 from signing import private_keys
@@ -88,6 +88,17 @@ class Bounds:
         if not self.parse(self.low) <= value <= self.parse(self.high):
             raise ValueError(f"must lie between {self.low} and {self.high}")
         return value
+
+
+def duration_s(option: str, text: str, bounds: Bounds) -> float:
+    """Seconds of a duration such as ``7d`` that ``option`` of a command has.
+
+    Raises:
+        ConfigurationError: it is no duration, or out of bounds.
+    """
+    with reported_as(ConfigurationError, f"{option} {text!r}", ValueError):
+        duration: timedelta = bounds(parse_duration(text))
+    return duration.total_seconds()
 
 
 def between(low: str, high: str) -> AfterValidator:

@@ -2,7 +2,8 @@
 
 In order::
 
-    1. wait until a checkpoint covers the newest requested entry
+    1. wait until a checkpoint covers the newest requested entry; then, for as long as the caller wants to wait, until
+       the quorum of the node's policy covers it
     2. one REPEATABLE READ, read-only transaction shows one state of entries, tiles, checkpoint, statements of witnesses
     3. every entry is compared with its link and its leaf, every proof with the signed root; a mismatch stops the
        receipt unsigned
@@ -88,13 +89,17 @@ class ReceiptMaker:
     """The known break of a tenant's chain that is neither repaired nor acknowledged; None if there is none."""
     attempts: Callable[[], AsyncIterator[None]]
     """Paces repeated checks; raises SessionNotCaughtUpError once a reader has waited long enough."""
+    quorum_to: Callable[[str, int, float], Awaitable[int | None]]
+    """How far the quorum of the node's policy covers a tenant's log, once that is this entry or so many seconds have
+    passed; None if no policy is about that log."""
 
     def __post_init__(self) -> None:
         self._slots = Slots(RECEIPTS_AT_ONCE_MAX, "receipts")
 
-    async def of_job(self, tenant_id: str, job_id: str, extends: int | None) -> Made:
+    async def of_job(self, tenant_id: str, job_id: str, extends: int | None, wait_s: float = 0.0) -> Made:
         """The receipt of a job, or of the substitute entries for its events that PostgreSQL rejected. With ``extends``
-        it also proves that the log extends the tree of that size.
+        it also proves that the log extends the tree of that size. It is made once the quorum of the node's policy
+        covers its entries, or ``wait_s`` seconds have passed.
 
         Raises:
             TenantNotFoundError, JobNotFoundError: there is none.
@@ -115,10 +120,11 @@ class ReceiptMaker:
                 raise JobNotFoundError(f"tenant {tenant_id} has no job {job_id}")
         if (broken := self.known_break(tenant_id)) is not None:
             raise KnownDamageError(tenant_id, f"{broken}, so nobody can sign that these are all entries of job {name}")
-        return await self._made(tenant_id, _Wanted(JOB, name, last), extends)
+        return await self._made(tenant_id, _Wanted(JOB, name, last), extends, wait_s)
 
-    async def of_no_entry(self, tenant_id: str, job_id: str, extends: int | None) -> Made:
-        """The receipt for a job without entries, up to the newest snapshot with an index of jobs.
+    async def of_no_entry(self, tenant_id: str, job_id: str, extends: int | None, wait_s: float = 0.0) -> Made:
+        """The receipt for a job without entries, up to the newest snapshot with an index of jobs; with ``wait_s`` up to
+        the newest one that the quorum covers, if there is one.
 
         Raises:
             TenantNotFoundError: there is none.
@@ -133,10 +139,10 @@ class ReceiptMaker:
                     raise InvalidInputError(f"job {job_id} has entries, the last is seq {last}", ("job_id",))
         if (broken := self.known_break(tenant_id)) is not None:
             raise KnownDamageError(tenant_id, f"{broken}, so nobody can sign that job {job_id} has no entries")
-        return await self._made(tenant_id, _Wanted(ABSENT, job_id, 1), extends)
+        return await self._made(tenant_id, _Wanted(ABSENT, job_id, 1), extends, wait_s)
 
-    async def of_entry(self, tenant_id: str, seq: int, extends: int | None) -> Made:
-        """The receipt of one entry.
+    async def of_entry(self, tenant_id: str, seq: int, extends: int | None, wait_s: float = 0.0) -> Made:
+        """The receipt of one entry, made once the quorum covers it or ``wait_s`` seconds have passed.
 
         Raises:
             TenantNotFoundError: there is none.
@@ -157,7 +163,7 @@ class ReceiptMaker:
             if seq <= head.head_seq:
                 raise damaged(tenant_id, "gap", seq, f"no entry stands at seq {seq}")
             raise SeqOutOfRangeError(f"seq {seq} lies beyond the chain, which ends at {head.head_seq}", ("seq",))
-        return await self._made(tenant_id, _Wanted(ENTRY, rows[0][JOB_ID], seq), extends)
+        return await self._made(tenant_id, _Wanted(ENTRY, rows[0][JOB_ID], seq), extends, wait_s)
 
     async def in_cose(self, made: Made) -> bytes:
         """The COSE receipt of the entry that ``made`` is for.
@@ -167,17 +173,19 @@ class ReceiptMaker:
         """
         return await asyncio.to_thread(lambda: cose_receipt(read(made.file)[0], self.keys.log_signer))
 
-    async def _made(self, tenant_id: str, wanted: _Wanted, extends: int | None) -> Made:
+    async def _made(self, tenant_id: str, wanted: _Wanted, extends: int | None, wait_s: float) -> Made:
         if self.keys.not_admitted is not None:
             raise SigningUnavailableError(f"this node signs no receipt: {self.keys.not_admitted}")
         keys = await self.published(tenant_id)
         await self._covered(tenant_id, wanted.to_seq)
+        quorum_to = await self.quorum_to(tenant_id, wanted.to_seq, wait_s) if wait_s else None
         async with self._slots.taken():
             try:
-                material, stored = await self._read(tenant_id, wanted, extends, keys)
+                material, stored = await self._read(tenant_id, wanted, extends, keys, quorum_to)
             except KeyConflictError:
                 # The key may have been admitted since.
-                material, stored = await self._read(tenant_id, wanted, extends, await self.published(tenant_id))
+                keys = await self.published(tenant_id)
+                material, stored = await self._read(tenant_id, wanted, extends, keys, quorum_to)
             file = await asyncio.to_thread(self._sign, material, stored)
         return Made(file, len(material.rows))
 
@@ -196,7 +204,7 @@ class ReceiptMaker:
             ) from None
 
     async def _read(
-        self, tenant_id: str, wanted: _Wanted, extends: int | None, keys: Keyring
+        self, tenant_id: str, wanted: _Wanted, extends: int | None, keys: Keyring, quorum_to: int | None
     ) -> tuple[Material, dict[tuple[int, int], bytes]]:
         """The input of the receipt, from one state of the database."""
         async with reading(self.pool, snapshot=True) as connection:
@@ -209,9 +217,10 @@ class ReceiptMaker:
             if wanted.covers != ENTRY:
                 # In the state of the rows: nobody may sign that a part of a job is all of it.
                 await self.retention.refuse_departed(connection, [(tenant_id, wanted.job_id)])
-            indexed = (
-                None if wanted.covers == ENTRY else await _indexed(connection, tenant_id, wanted, signed.size, keys)
-            )
+            indexed = None
+            if wanted.covers != ENTRY:
+                sizes = (min(quorum_to or 0, signed.size), signed.size)
+                indexed = await _indexed(connection, tenant_id, wanted, sizes, keys)
             rows: Sequence[Row] = ()
             if wanted.covers != ABSENT:
                 async with self.retention.leaving(connection, tenant_id, wanted.to_seq):
@@ -243,10 +252,13 @@ class ReceiptMaker:
 
 
 async def _indexed(
-    connection: Connection, tenant_id: str, wanted: _Wanted, size: int, keys: Keyring
+    connection: Connection, tenant_id: str, wanted: _Wanted, sizes: Sequence[int], keys: Keyring
 ) -> IndexProof | None:
-    """The proof of the job by the newest index of jobs up to the checkpoint; None if there is none that counts."""
-    snapshot = await job_index.indexed_snapshot(connection, tenant_id, size)
+    """The proof of the job by the newest index of jobs up to the first of ``sizes`` that has one; None if there is none
+    that counts."""
+    snapshot = None
+    for size in sizes:
+        snapshot = snapshot or await job_index.indexed_snapshot(connection, tenant_id, size)
     if snapshot is None or open_snapshot(snapshot.envelope, keys).verdict != "ok":
         return None
     try:
