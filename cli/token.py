@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.runtime.answers.node import NewTokenAnswer, TokenAnswer, TokenList
+from app.runtime.answers.node import IssuedTokenAnswer, TokenAnswer, TokenList
 from app.runtime.principals import Right
 from app.runtime.settings.config import load_settings
 from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, FirstToken
@@ -61,7 +61,7 @@ def new(
     else:
         body = given({"name": name, "rights": right, "tenants": tenant, "expires_in": expires})
         with LedgerClient(url) as client:
-            answer = client.post("/v1/tokens", body, NewTokenAnswer)
+            answer = client.post("/v1/tokens", body, IssuedTokenAnswer)
     tell(answer, answer["token"], as_json=as_json)
 
 

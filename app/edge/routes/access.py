@@ -16,7 +16,7 @@ from app.edge.forms.lists import Cursors, number_position, page
 from app.edge.forms.requests import TokenRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.runtime.answers import Time, shape
-from app.runtime.answers.node import NewTokenAnswer, TokenAnswer, TokenList
+from app.runtime.answers.node import IssuedTokenAnswer, TokenAnswer, TokenList
 from app.runtime.principals import Right
 from app.runtime.settings.types import parse_duration
 from app.runtime.state.node import Node
@@ -71,7 +71,7 @@ AccessList = shape(
 )
 
 
-@router.post("/v1/tokens", status_code=201, responses=answered(NewTokenAnswer, 201))
+@router.post("/v1/tokens", status_code=201, responses=answered(IssuedTokenAnswer, 201))
 async def issue_token(
     tokens: Service[Tokens], accepted: AcceptedDep, wanted: Annotated[dict[str, Any], json_body(TokenRequest)]
 ) -> Response:

@@ -92,9 +92,7 @@ async def export_bundle(
                 MULTIPART: {
                     "schema": {
                         "type": "object",
-                        "properties": {
-                            "file": {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
-                        },
+                        "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
                         "required": ["file"],
                     }
                 }

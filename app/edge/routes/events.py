@@ -69,7 +69,7 @@ _EVENTS = LineModel("event", EVENT_LINE, LINES_MAX, EVENT_TAGS)
             "required": True,
             "content": {
                 NDJSON_MEDIA_TYPE: {
-                    "schema": {"type": "string", "description": "One EventLine a line."},
+                    "schema": {"type": "string", "format": "binary", "description": "One EventLine a line."},
                     "x-item-schema": {"$ref": "#/components/schemas/EventLine"},
                 }
             },

@@ -82,13 +82,10 @@ LineageAnswer = shape(
             "required": True,
             "content": {
                 JSON_MEDIA_TYPE: {
+                    # Without types: generators of clients cannot say "an object, or an array of objects".
                     "schema": {
-                        "description": "An event of OpenLineage, or an array of them; facets that are not known count "
-                        "nothing.",
-                        "oneOf": [
-                            {"type": "object"},
-                            {"type": "array", "items": {"type": "object"}, "maxItems": EVENTS_MAX},
-                        ],
+                        "description": f"An event of OpenLineage, or an array of at most {EVENTS_MAX:,}; facets that "
+                        "are not known count nothing."
                     }
                 }
             },

@@ -60,7 +60,7 @@ _REPORT = {"$ref": "#/components/schemas/StatsReport"}
             "content": {
                 JSON_MEDIA_TYPE: {"schema": _REPORT},
                 NDJSON_MEDIA_TYPE: {
-                    "schema": {"type": "string", "description": "One StatsReport a line."},
+                    "schema": {"type": "string", "format": "binary", "description": "One StatsReport a line."},
                     "x-item-schema": _REPORT,
                 },
             },

@@ -30,7 +30,7 @@ from app.edge.forms.fields import (
 from app.edge.forms.lists import page
 from app.edge.forms.requests import WebhookRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.runtime.answers import Time, shape
+from app.runtime.answers import Time, list_shape, shape
 from app.runtime.principals import Right
 from app.runtime.state.node import Node
 from app.share.watch import Watcher, Watchers
@@ -87,18 +87,15 @@ WebhookAnswer = shape(
     dead_letters=[DeadLetterAnswer],
 )
 
-NewWebhookAnswer = shape(
-    "NewWebhookAnswer",
+CreatedWebhookAnswer = shape(
+    "CreatedWebhookAnswer",
     "A new receiver, with the secret that its messages are signed with.",
     **WebhookAnswer.__annotations__,
     secret=str,
 )
 
-WebhookList = shape(
-    "WebhookList",
-    "The receivers of a tenant's entries, the first one first; all of them.",
-    items=[WebhookAnswer],
-    next_cursor=None,
+WebhookList = list_shape(
+    "WebhookList", "The receivers of a tenant's entries, the first one first; all of them.", WebhookAnswer
 )
 
 
@@ -242,7 +239,7 @@ webhooks_router = APIRouter(route_class=StrictRoute, tags=["webhooks"], response
 WebhookId = Annotated[str, Path(min_length=1, max_length=64, description="As lists have it.")]
 
 
-@webhooks_router.post("/v1/webhooks", status_code=201, responses=answered(NewWebhookAnswer, 201))
+@webhooks_router.post("/v1/webhooks", status_code=201, responses=answered(CreatedWebhookAnswer, 201))
 async def add_webhook(
     webhooks: Service[WebhookRegistry],
     accepted: AcceptedDep,

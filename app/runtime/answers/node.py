@@ -151,8 +151,8 @@ TokenAnswer = shape(
     revoked=bool,
 )
 
-NewTokenAnswer = shape(
-    "NewTokenAnswer",
+IssuedTokenAnswer = shape(
+    "IssuedTokenAnswer",
     "A new token, with its text.",
     **TokenAnswer.__annotations__,
     token=str,
