@@ -7,24 +7,31 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger import canonical
+from app.write.intake.caller_signatures import STATEMENT_ROUTE
+from ledger import canonical, keyed
 from ledger.bundle.rows import encode_entry
+from ledger.chain.record import IdempotencyKey
 from ledger.job_index import covering, key_of, keys_of, run_leaves
 from ledger.job_index.proof import Directory, pieces_of, prove
 from ledger.merkle import tiles
 from ledger.positions import Seq, leaf_index_of
 from ledger.verification import ENTRY_COLUMNS
 from signing import envelope
+from signing import receipt as form
 from signing.anchors import WITNESS, StoredAnchor
+from signing.cose import cose_key, encoded, facts_of, read_statement
+from signing.entry_proof import cose_receipt
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
 from signing.receipt import STATED, IndexProof, Material, draft_of, make
 from tests.app.bundles import LOG_ORIGIN, checkpoint_of
+from tests.app.signed_statements import statement
 from tests.app.witness import Witness
+from tests.ledger.callers import ED25519
 from tests.ledger.ledger_in_memory import SIGNER, Ledger
 
 NODE = "node-7f3a"
@@ -126,6 +133,31 @@ def example_ledger() -> Ledger:
     ledger.relink()
     ledger.store_tree()
     return ledger
+
+
+class ExampleStatement(NamedTuple):
+    """docs/formats/example.statement.cose, .statement-receipt.cose and .scitt-keys.cbor."""
+
+    statement: bytes
+    receipt: bytes
+    keys: bytes
+
+
+def example_statement() -> ExampleStatement:
+    """A statement that a caller signed, as entry 6 of the chain of the example."""
+    ledger, data = example_ledger(), statement(ED25519)
+    read = read_statement(data)
+    key = IdempotencyKey(STATEMENT_ROUTE, read.id, 0, bytes.fromhex(read.id))
+    payload = {"type": "STATEMENT_REGISTERED", **facts_of(read), keyed.MEMBER: keyed.key_digest("acme", key)}
+    last = {"t_hlc": f"1704931208000:0:{NODE}", "hlc_physical": 1704931208000, "hlc_logical": 0}
+    about = {"job_id": f"statement:{read.id}", "action": payload["type"], "payload": canonical.encode(payload).decode()}
+    ledger.entries.append({**ledger.entries[-1], **last, **about, "seq": 6})
+    ledger.relink()
+    ledger.store_tree()
+    rows = [tuple(ledger.entries[-1][name] for name in ENTRY_COLUMNS)]
+    file = receipt_of(ledger, about["job_id"], DOCUMENTED_SIGNER, covers="entry", rows=rows)
+    keys = encoded([cose_key(DOCUMENTED_SIGNER.public_key)])
+    return ExampleStatement(data, cose_receipt(form.read(file)[0], DOCUMENTED_SIGNER), keys)
 
 
 _CREATED = '{"assigned_dcs":["use1"],"fence_token":1,"spec":{"image":"report:1"},"type":"JobCreated"}'

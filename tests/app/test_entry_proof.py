@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,12 @@ from signing.entry_proof import cose_receipt, tlog_proof, verify_cose
 from signing.keys import Keyring
 from signing.receipt import Receipt, read
 from tests.app.bundles import LOG_ORIGIN
+from tests.app.cose_judge import CoseJudge
 from tests.app.receipts import receipt_of
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
 
 COUNT = 60
 KEYRING = Keyring.of([SIGNER.public_key_pem])
-JUDGE = Path(__file__).with_name("cose_judge.js")
 
 
 def entry_receipt(ledger: Ledger, seq: int, **more: Any) -> Receipt:
@@ -140,21 +138,10 @@ def test_the_receipt_of_a_job_has_no_cose_form(ledger: Ledger) -> None:
 @pytest.mark.torture
 @pytest.mark.foreign
 def test_the_library_of_the_authors_of_cose_receipts_accepts_ours(ledger: Ledger, tmp_path: Path) -> None:
-    """``@transmute/cose`` by npm, which `make torture` needs."""
-    npm = shutil.which("npm")
-    assert npm is not None, "install nodejs and npm: they run the judge of COSE receipts"
-    subprocess.run([npm, "install", "--silent", "--prefix", tmp_path, "@transmute/cose@0.2.11"], check=True)
-    shutil.copy(JUDGE, tmp_path)
-    key, file = tmp_path / "key.pem", tmp_path / "entry.cose"
-    key.write_text(SIGNER.public_key_pem)
+    judge = CoseJudge.installed(tmp_path)
     receipt = entry_receipt(ledger, 17)
-    file.write_bytes(cose_receipt(receipt, SIGNER))
-
-    def judged(seq: int) -> subprocess.CompletedProcess[str]:
-        link = ledger.entry(seq)["chain_link"]
-        return subprocess.run(
-            ["node", tmp_path / JUDGE.name, file, link, key], capture_output=True, text=True, check=False
-        )
-
-    assert judged(17).stdout.strip() == receipt.tree_head.root.hex()
-    assert "signature" in judged(18).stderr
+    key, file = judge.file("key.pem", SIGNER.public_key_pem), judge.file("entry.cose", cose_receipt(receipt, SIGNER))
+    assert (
+        judge.says("receipt", file, ledger.entry(17)["chain_link"], key).stdout.strip() == receipt.tree_head.root.hex()
+    )
+    assert "signature" in judge.says("receipt", file, ledger.entry(18)["chain_link"], key).stderr

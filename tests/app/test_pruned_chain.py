@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cbor2
 import httpx
 import pytest
 
@@ -21,6 +23,7 @@ from signing.keys import Keyring
 from signing.receipt_judging import judged
 from tests.app.bundles import bundle_of, exit_code, rows_of, store
 from tests.app.service_thread import serving
+from tests.app.signed_statements import statement
 from tests.app.test_retention import (
     BATCH,
     Site,
@@ -34,6 +37,8 @@ from tests.app.test_retention import (
     until_removed,
     verdict,
 )
+from tests.app.test_scitt import problem as problem_of_statement
+from tests.ledger.callers import ED25519
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, build
 from tests.tally import run_tally
 from tests.waiting import until
@@ -239,6 +244,25 @@ def test_receipts_from_before_verify_and_are_not_made_of_what_left(site: Site, b
     assert (done.returncode, (tmp_path / "receipt.json").exists()) == (1, False)
     assert "entries up to seq 30 are in the archive" in " ".join(done.stderr.split())
     assert receipt(site, before.tenant, "chain/receipt", seq=31).status_code == 200
+
+
+def test_a_signed_statement_that_left_says_where_it_is(site: Site) -> None:
+    tenant, data, headers = "stated", statement(ED25519), {"Content-Type": "application/cose"}
+    body = {"name": "ci", "tenants": [tenant], "public_key_pem": ED25519.caller.key.public_key_pem}
+    site.client.post("/v1/callers", json=body).raise_for_status()
+    entries = f"/v1/tenants/{tenant}/scitt/entries"
+    assert site.client.post(entries, content=data, headers=headers).is_success
+    # What came with a key stays as long as the key is remembered.
+    site.query("DELETE FROM scheduler.idempotency WHERE tenant_id = $1", tenant)
+    fill(site, tenant, range(4))
+    set_policy(site, tenant, period="1s")
+    until_prunable(site, tenant, 10)
+    until_removed(site, tenant, int(prune(site, tenant)["to_seq"]))
+    resolved = site.client.get(f"{entries}/{sha256(data).hexdigest()}")
+    for answer in (resolved, site.client.post(entries, content=data, headers=headers)):
+        assert problem_of_statement(answer) == (410, "archived")
+        (members,) = (each for key, each in cbor2.loads(answer.content).items() if isinstance(key, str))
+        assert members["archive"] == str(site.folder / "archive")
 
 
 def test_proofs_and_tiles_of_what_left_are_served_and_bundles_of_entries_are_not(site: Site, before: Before) -> None:

@@ -512,7 +512,7 @@ def test_verify_proof_says_of_each_file_what_is_wrong_and_ends_with_the_gravest(
     assert "TAMPERED WITH OR CORRUPT" in done.stdout
     assert "something was changed since it was signed" in done.stdout
     assert "COULD NOT BE READ" in done.stdout
-    witness = (Path(__file__).parents[2] / "docs" / "formats" / "checkpoint.md").read_text().split("```text\n")[4]
+    witness = (Path(__file__).parents[2] / "docs" / "formats" / "checkpoint.md").read_text().split("```text\n")[5]
     (tmp_path / "witness.vkey").write_text(witness.partition("```")[0])
     done = run_tally("verify-proof", example, "--witness-key", tmp_path / "witness.vkey", "--no-state", "--json")
     assert [each["status"] for each in json.loads(done.stdout)["anchors"]] == ["not_checked"], (

@@ -22,15 +22,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.dev.embedded import EmbeddedPostgres
 from signing.cose import STATEMENT_BYTES_MAX
+from signing.entry_proof import verify_cose
+from tests.app.cose_judge import CoseJudge
+from tests.app.receipts import example_statement
 from tests.app.service_thread import serving
 from tests.app.signed_statements import parts_of, protected_of, statement
 from tests.conftest import connected_to
 from tests.ledger.callers import ED25519, ML_DSA_44, P256, STRANGER, Signing
+from tests.signing.test_documented_examples import documented_ring
 from tests.waiting import until
 
 DATABASE = "scitt"
 PAGE = Path(__file__).parents[2] / "docs" / "scitt.md"
-JUDGE = Path(__file__).with_name("cose_judge.js")
 COSE = "application/cose"
 CONCISE = "application/concise-problem-details+cbor"
 
@@ -332,3 +335,38 @@ def test_keys_that_signed_receipts_are_published_until_they_are_revoked(site: Si
     assert problem(site.client.get(f"/.well-known/scitt-keys/{kid}")) == (404, "not-found")
     assert "StopIteration" in checked(tmp_path, data, old, site.keys()).stderr
     assert checked(tmp_path, data, site.receipt(data, tenant), site.keys()).returncode == 0
+
+
+def test_the_example_of_the_page_is_what_the_code_makes_and_verifies(tmp_path: Path) -> None:
+    names = ("example.statement.cose", "example.statement-receipt.cose", "example.scitt-keys.cbor")
+    shown = [(PAGE.parent / "formats" / name).read_bytes() for name in names]
+    assert shown == [*example_statement()]
+    assert checked(tmp_path, *shown).stdout in PAGE.read_text()
+    row = json.loads(cbor2.loads(shown[1]).value[1][-65537])
+    assert verify_cose(shown[1], bytes.fromhex(row["chain_link"]), documented_ring()).tree_size == 6
+
+
+@pytest.mark.torture
+@pytest.mark.foreign
+def test_the_library_of_the_authors_of_scitt_verifies_statement_and_receipt(site: Site, tmp_path: Path) -> None:
+    judge, tenant, parts = CoseJudge.installed(tmp_path), "t-judged", parts_of(P256)
+    data = cbor2.dumps(cbor2.CBORTag(18, parts))
+    receipt = site.receipt(data, tenant)
+    # The library takes for the bytes on the ledger what the entry holds.
+    transparent = judge.file(
+        "transparent.cose", cbor2.dumps(cbor2.CBORTag(18, [parts[0], {394: [receipt]}, *parts[2:]]))
+    )
+    issuer = judge.file("issuer.pem", P256.caller.key.public_key_pem)
+    said = judge.says("statement", transparent, issuer)
+    assert said.stdout.strip() == data.hex(), said.stderr
+    (entry,) = site.entries(tenant)
+    assert json.loads(entry["payload"])["statement"] == base64.b64encode(data).decode()
+    # Given the leaf, it verifies the receipt, and finds the root of the tree.
+    kid = cbor2.loads(cbor2.loads(receipt).value[0])[4].decode()
+    (ledger_key,) = [each for each in site.client.get("/v1/keys").json()["keys"] if each["key_id"] == kid]
+    key = judge.file("ledger.pem", ledger_key["public_key_pem"])
+    said = judge.says("receipt", judge.file("receipt.cose", receipt), entry["chain_link"], key)
+    size, index, _ = cbor2.loads(cbor2.loads(receipt).value[1][396][-1][0])
+    proved = {"tenant_id": tenant, "seq": index + 1, "tree_size": size}
+    root = site.client.get("/v1/chain/proof/inclusion", params=proved).json()["root_hash"]
+    assert said.stdout.strip() == root, said.stderr

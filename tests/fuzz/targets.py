@@ -32,10 +32,13 @@ from pipeline.arrow import ENTRY_SCHEMA, _buffers, batch_of
 from signing import checkpoint, note
 from signing import receipt as form
 from signing.bundle.reader import BundleReader
+from signing.cose import read_statement
 from signing.note import VerifierKey
 from signing.policy import Policy
+from tests.app.signed_statements import statement
 from tests.app.test_event_lines import BYTES_MAX, columns_of, plain_members, read_slowly
 from tests.app.witness import Witness
+from tests.ledger.callers import EVERYBODY
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.ledger.test_packed_entries import FORMS, WHOLE, by_rows, copied, known_at, lines_of, rows_of
 from tests.wal.logs import NODE, WAL_ID, hlc_of
@@ -314,6 +317,15 @@ def check_note(data: bytes) -> None:
         assert parsed.text.startswith(checkpoint.body(found))
 
 
+def check_statement(data: bytes) -> None:
+    """A signed statement that is read is the one in its registered form, which is read as itself."""
+    with contextlib.suppress(InvalidInputError):
+        found = read_statement(data)
+        assert read_statement(found.registered) == found
+        assert found.issuer
+        assert found.subject
+
+
 def check_policy(data: bytes) -> None:
     """A policy that is read is judged, whatever was cosigned."""
     with contextlib.suppress(LedgerError):
@@ -370,6 +382,7 @@ TARGETS: dict[str, Target] = {
     "segments": Target([BATCHES], check_segment, reseal_batches),
     "control": Target(_control_seeds(), check_control, reseal_end),
     "notes": Target([_CHECKPOINT.encode()], check_note),
+    "statements": Target([statement(signing) for signing in EVERYBODY], check_statement),
     "policies": Target([_POLICY.encode()], check_policy),
     "bundles": Target([(FORMATS / "example.bundle.tar").read_bytes()], check_bundle, reseal_tar),
     "receipts": Target([(FORMATS / "example.receipt.json").read_bytes()], check_receipt),

@@ -14,6 +14,7 @@ from app.edge.forms.body import COSE_MEDIA_TYPE, read_body
 from app.edge.forms.fields import TENANT_PATTERN
 from app.edge.problems import CONCISE_MEDIA_TYPE
 from app.edge.routing import PROBLEM_RESPONSE, ConciseRoute
+from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.share.bundle.receipts import ReceiptMaker
 from app.trust.key_chain import Trust
@@ -86,6 +87,7 @@ async def register_statement(
     request: Request,
     accepted: AcceptedDep,
     node: Service[Node],
+    settings: Service[Settings],
     notary: Service[Notary],
     statements: Service[Statements],
     receipts: Service[ReceiptMaker],
@@ -97,7 +99,9 @@ async def register_statement(
     body = await read_body(request, COSE_MEDIA_TYPE, STATEMENT_BYTES_MAX)
     accepted.charge_body(tenant_id, len(body))
     registered = await statements.register(tenant_id, body, accepted.caller.id)
-    return await _receipt(request, notary, receipts, tenant_id, registered, (201, 303))
+    location = _location(request, settings, tenant_id, registered)
+    with notary.mending(tenant_id):
+        return await _receipt(location, receipts, tenant_id, registered, (201, 303))
 
 
 @router.get(
@@ -108,6 +112,7 @@ async def register_statement(
 async def resolve_receipt(
     request: Request,
     accepted: AcceptedDep,
+    settings: Service[Settings],
     notary: Service[Notary],
     statements: Service[Statements],
     receipts: Service[ReceiptMaker],
@@ -116,28 +121,28 @@ async def resolve_receipt(
 ) -> Response:
     """A fresh receipt of a registered statement."""
     registered = await statements.find(tenant_id, statement_id)
-    answer = await _receipt(request, notary, receipts, tenant_id, registered, (200, 302))
+    location = _location(request, settings, tenant_id, registered)
+    with notary.mending(tenant_id):
+        answer = await _receipt(location, receipts, tenant_id, registered, (200, 302))
     await accepted.record_read(tenant_id, from_seq=registered.seq, entries=1)
     return answer
 
 
 async def _receipt(
-    request: Request,
-    notary: Notary,
-    receipts: ReceiptMaker,
-    tenant_id: str,
-    registered: Registered,
-    statuses: tuple[int, int],
+    location: str, receipts: ReceiptMaker, tenant_id: str, registered: Registered, statuses: tuple[int, int]
 ) -> Response:
     """The receipt with the first status; or that it comes later, with the second."""
-    path = f"/v1/tenants/{tenant_id}/scitt/entries/{registered.statement_id}"
-    headers = {"Location": str(request.url.replace(path=path, query="")), "Cache-Control": "no-store"}
+    headers = {"Location": location, "Cache-Control": "no-store"}
     try:
-        with notary.mending(tenant_id):
-            made = await receipts.of_entry(tenant_id, registered.seq, None)
+        made = await receipts.of_entry(tenant_id, registered.seq, None)
         return Response(await receipts.in_cose(made), statuses[0], headers, media_type=COSE_MEDIA_TYPE)
     except SigningUnavailableError:
         return Response(b"", statuses[1], {**headers, "Retry-After": RETRY_AFTER_S})
+
+
+def _location(request: Request, settings: Settings, tenant_id: str, registered: Registered) -> str:
+    path = f"/v1/tenants/{tenant_id}/scitt/entries/{registered.statement_id}"
+    return str(request.url.replace(path=settings.http.root_path + path, query=""))
 
 
 async def _keys(trust: Trust) -> dict[str, dict[int, object]]:
