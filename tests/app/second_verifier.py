@@ -41,7 +41,7 @@ def twin_in(folder: Path) -> Twin:
         if keyring is not None:
             keys = folder / "trusted-keys.json"
             keys.write_text(json.dumps(as_saved(keyring)))
-            options += ["--keys", str(keys)]
+            options += ["--keys", str(keys), "--signatures", "both" if keyring.needs_both else "any"]
         if kept is not None:
             checkpoint = folder / "kept"
             checkpoint.write_bytes(kept.encode())

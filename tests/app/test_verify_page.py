@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, Error, Page, Request, expect
@@ -25,11 +27,12 @@ from ledger.errors import NotABundleError, SignatureError
 from ledger.exit_code import exit_code_of_bundle, exit_code_of_receipt
 from ledger.hlc import Hlc
 from signing import envelope
-from signing.anchors import ExternalWitnesses
-from signing.checkpoint import judge_checkpoint
+from signing.anchors import BundledAnchor, ExternalWitnesses
+from signing.checkpoint import Checkpoint, judge_checkpoint, sign_checkpoint
 from signing.judging import verify_file
 from signing.keys import Keyring, PublicKey
-from signing.note import VerifierKey
+from signing.note import VerifierKey, WitnessKey
+from signing.note import parse as parse_note
 from signing.note import sign as sign_note
 from signing.policy import Policy
 from signing.private_keys import FileSigner
@@ -38,6 +41,7 @@ from tests.app import bundle_cases, receipt_cases
 from tests.app.bundle_cases import GOOD, LEDGER, anchored
 from tests.app.bundles import (
     ENTRIES,
+    LOG_ORIGIN,
     bundle_of,
     checkpoint_of,
     container,
@@ -54,7 +58,7 @@ from tests.app.test_commitments_bundled import RULES_1
 from tests.app.witness import Witness
 from tests.browser import PHONE, browsing, violations
 from tests.conftest import EXAMPLES, spread
-from tests.ledger.callers import known
+from tests.ledger.callers import ML_DSA_44, known
 from tests.ledger.committed import RACE, RULES_RAISED, committed, flipped, mend, placement, with_history
 from tests.ledger.entry_forms import SEQ, entry_forms
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
@@ -117,6 +121,7 @@ class Asked(NamedTuple):
             "checkpoint": self.kept,
             "witnessKeys": [*self.witnesses],
             "policy": self.policy,
+            "signatures": "both" if self.keyring is not None and self.keyring.needs_both else "any",
         }
 
 
@@ -670,6 +675,203 @@ def test_nothing_that_stands_in_a_file_becomes_markup_or_script(page: Page, tmp_
     assert page.locator("#verdict img, #verdict script").count() == 0
 
 
+# --- second signatures ------------------------------------------------------------------------------------
+
+SECOND: Final = FileSigner(Path("no-file"), MLDSA44PrivateKey.from_seed_bytes(bytes(range(32))))
+TWO: Final = Keyring([SIGNER.public_key, SECOND.public_key])
+HEAD: Final = Checkpoint(f"{LOG_ORIGIN}/acme", 12, build(12).checkpoint().root)
+BY_BOTH: Final = sign_checkpoint(HEAD, SIGNER, SECOND)
+Signatures = list[dict[str, str]]
+
+
+def doubly(*ends: int, change: Callable[[Signatures], object] = list) -> Ledger:
+    """Twelve entries with snapshots to 4, 8 and 12, of which those to ``ends`` have a second signature; ``change`` is
+    done to the signatures of the last."""
+    ledger = build(12, snapshots_to=(4, 8, 12))
+    for row in ledger.snapshots:
+        made = json.loads(row["dsse_envelope"])
+        if row["to_seq"] in ends:
+            message = envelope.pae(made["payloadType"], base64.b64decode(made["payload"]))
+            sig = base64.b64encode(SECOND.sign(message)).decode()
+            made["signatures"].append({"keyid": SECOND.key_id, "sig": sig})
+        if row["to_seq"] == 12:
+            change(made["signatures"])
+        row["dsse_envelope"] = json.dumps(made)
+    return ledger
+
+
+def flip(line: dict[str, str]) -> None:
+    raw = bytearray(base64.b64decode(line["sig"]))
+    raw[-1] ^= 1
+    line["sig"] = base64.b64encode(raw).decode()
+
+
+def nameless(lines: Signatures) -> None:
+    for line in lines:
+        line["keyid"] = ""
+
+
+def with_lines(*numbers: int, note: str = BY_BOTH, change: Callable[[bytearray], object] = bytes) -> str:
+    """A checkpoint with these of its signature lines, the last of them changed."""
+    parsed = parse_note(note)
+    lines = [parsed.signatures[number] for number in numbers]
+    data = bytearray(lines[-1].signature)
+    change(data)
+    lines[-1] = lines[-1]._replace(signature=bytes(data))
+    return parsed._replace(signatures=tuple(lines)).encode()
+
+
+def rings() -> dict[str, Keyring]:
+    first, second = TWO
+    revoked = replace(second, revoked_from_hlc=Hlc.parse(build(12).entry(6)["t_hlc"]))
+    expired = replace(second, not_after=datetime(2000, 1, 1, tzinfo=UTC))
+    return {
+        "one held": Keyring([first]),
+        "the second alone": Keyring([second]),
+        "any": TWO,
+        "both": TWO.demanding_both(),
+        "both, revoked": Keyring([first, revoked]).demanding_both(),
+        "any, revoked": Keyring([first, revoked]),
+        "both, expired": Keyring([first, expired]).demanding_both(),
+        "both, of a stranger": Keyring([first, ML_DSA_44.caller.key]).demanding_both(),
+    }
+
+
+def files_of_two() -> dict[str, bytes]:
+    """Bundles and receipts with two signatures, and with one of them left out or changed."""
+    last = b"\x80\0\0\0\0\0\0\0"
+    checkpoints = {
+        "both": BY_BOTH,
+        "the first": with_lines(0),
+        "the second": with_lines(1),
+        "a changed second": with_lines(0, 1, change=lambda data: data.__setitem__(-1, data[-1] ^ 1)),
+        "a short second": with_lines(0, 1, change=lambda data: data.pop()),
+        "a second of another time": with_lines(0, 1, change=lambda data: data.__setitem__(7, 1)),
+        "a second of no time": with_lines(0, 1, change=lambda data: data.__setitem__(slice(8), last)),
+    }
+    ledgers = {
+        "all": doubly(4, 8, 12),
+        "the last": doubly(12),
+        "all but the last": doubly(4, 8),
+        "none": doubly(),
+        "no first": doubly(4, 8, 12, change=lambda lines: lines.pop(0)),
+        "a changed first": doubly(4, 8, 12, change=lambda lines: flip(lines[0])),
+        "a changed second": doubly(4, 8, 12, change=lambda lines: flip(lines[1])),
+        "no names": doubly(4, 8, 12, change=lambda lines: [line.update(keyid="") for line in lines]),
+        "changed and no names": doubly(
+            4, 12, change=lambda lines: [(line.update(keyid=""), flip(line)) for line in lines]
+        ),
+    }
+    whole = ledgers["all"]
+    job_id = whole.entry(9)["job_id"]
+    files = {f"checkpoint by {name}": bundle_of(whole, checkpoint=note) for name, note in checkpoints.items()}
+    files |= {f"snapshots by {name}": bundle_of(each, checkpoint=BY_BOTH) for name, each in ledgers.items()}
+    for name, note in checkpoints.items():
+        files[f"receipt, checkpoint by {name}"] = receipt_of(whole, job_id, checkpoint=note)
+    for name in ("all", "none", "a changed second", "no first"):
+        proof = indexed(whole, job_id)._replace(envelope=ledgers[name].snapshots[-1]["dsse_envelope"])
+        files[f"receipt, index by {name}"] = receipt_of(whole, job_id, checkpoint=BY_BOTH, indexed=proof)
+    return files
+
+
+def test_product_second_implementation_and_page_judge_two_signatures_alike(in_page: InPage, tmp_path: Path) -> None:
+    asked = [
+        Asked(f"{name}, {held}", file, ring) for name, file in files_of_two().items() for held, ring in rings().items()
+    ]
+    kept = [(BY_BOTH, "any"), (with_lines(0), "any"), (BY_BOTH, "both"), (with_lines(0), "both")]
+    bundle = bundle_of(doubly(4, 8, 12), checkpoint=BY_BOTH)
+    asked += [Asked(f"kept, {held}", bundle, rings()[held], note) for note, held in kept]
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert "\n".join(differing) == ""
+    twin = twin_in(tmp_path)
+    codes = {each.name: code for each, (code, _) in zip(asked, by_page, strict=True)}
+    by_twin = {each.name: twin(store(tmp_path, each.file), each.keyring, each.kept) for each in asked}
+    assert {name: (code, by_twin[name]) for name, code in codes.items() if code != by_twin[name]} == {}
+    expected = {
+        "checkpoint by both, both": 0,
+        "checkpoint by the first, any": 0,
+        "checkpoint by the first, both": 4,
+        "checkpoint by a changed second, any": 2,
+        "checkpoint by a changed second, one held": 0,
+        "snapshots by the last, both": 0,
+        "snapshots by all but the last, any": 0,
+        "snapshots by all but the last, both": 3,
+        "snapshots by a changed second, any": 2,
+        "receipt, index by all, both": 0,
+        "receipt, index by none, both": 3,
+        "kept, both": 4,
+    }
+    assert {name: codes[name] for name in expected} == expected
+
+
+def test_both_signatures_may_be_demanded_of_the_page(page: Page, tmp_path: Path) -> None:
+    shown = give(page, tmp_path, bundle_of(doubly(4, 8), checkpoint=BY_BOTH), TWO)
+    assert shown.startswith("WHOLE AND SIGNED")
+    page.locator(".more summary").click()
+    page.get_by_label("Demand both").check()
+    page.locator(".report.incomplete").wait_for()
+    assert "both signatures of each statement" in page.locator("#verdict").inner_text()
+    page.set_input_files("#subject", store(tmp_path, bundle_of(doubly(12), checkpoint=BY_BOTH), "again.bundle.tar"))
+    expect(page.locator("#outcome")).to_have_text("WHOLE AND SIGNED")
+    page.get_by_role("button", name="Remove keys.json").click()
+    expect(page.locator("#problem")).to_contain_text("both signatures are demanded, and none of the keys is ml-dsa-44")
+
+
+def test_a_witness_and_a_log_of_a_policy_may_have_keys_of_ml_dsa(in_page: InPage, tmp_path: Path) -> None:
+    signer = FileSigner(Path("no-file"), MLDSA44PrivateKey.from_seed_bytes(b"\x05" * 32))
+    witness = WitnessKey.of("witness.example/pq", signer.public_key)
+    whole = doubly(4, 8, 12)
+
+    def stated(note: str, change: Callable[[bytearray], object] = bytes) -> BundledAnchor:
+        parsed = parse_note(note)
+        line = witness.line(parsed.text, signer, 1_704_931_300)
+        made = parsed._replace(signatures=(*parsed.signatures, line)).encode()
+        made = with_lines(*range(len(parsed.signatures) + 1), note=made, change=change)
+        return BundledAnchor(witness.text(), made, [], "witness", "", "2024-01-11T00:01:40Z")
+
+    logs = [VerifierKey.of(HEAD.origin, key).text() for key in TWO]
+    strange = VerifierKey.of(HEAD.origin, signer.public_key).text()
+    files = {
+        "whole": stated(BY_BOTH),
+        "by the first alone": stated(with_lines(0)),
+        "changed": stated(BY_BOTH, lambda data: data.__setitem__(-1, data[-1] ^ 1)),
+        "of another time": stated(BY_BOTH, lambda data: data.__setitem__(7, data[7] ^ 1)),
+        "short": stated(BY_BOTH, lambda data: data.pop()),
+    }
+    policies = {
+        "any log": "",
+        "the first": f"log {logs[0]}\n",
+        "the second": f"log {logs[1]}\n",
+        "another": f"log {strange}\n",
+    }
+    held = {"any": TWO, "both": TWO.demanding_both()}
+    asked = [
+        Asked(
+            f"{file}, {log}, {name}",
+            bundle_of(whole, checkpoint=BY_BOTH, anchors=[anchor]),
+            ring,
+            policy=f"{line}witness w {witness.text()}\nquorum w\n",
+        )
+        for file, anchor in files.items()
+        for log, line in policies.items()
+        for name, ring in held.items()
+    ]
+    receipt = receipt_of(whole, whole.entry(9)["job_id"], checkpoint=BY_BOTH)
+    asked.append(Asked("a receipt without", receipt, TWO, witnesses=[witness.text()]))
+    differing, by_page = compared(asked, in_page, tmp_path)
+    assert "\n".join(differing) == ""
+    twin = twin_in(tmp_path)
+    codes = {each.name: code for each, (code, _) in zip(asked, by_page, strict=True)}
+    assert codes == {each.name: twin(store(tmp_path, each.file), each.keyring, policy=each.policy) for each in asked}
+    fine = {name for name, code in codes.items() if code == 0}
+    met = {
+        f"{file}, {log}" for file in ("whole", "by the first alone") for log in ("any log", "the first", "the second")
+    }
+    assert fine == {f"{each}, {name}" for each in met - {"by the first alone, the second"} for name in held} | {
+        "a receipt without"
+    }
+
+
 # --- the page by itself -----------------------------------------------------------------------------------
 
 
@@ -802,7 +1004,7 @@ def test_what_is_no_key_is_refused_with_what_is_wrong(page: Page) -> None:
         (
             "rsa.pem",
             "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
-            "keys must be Ed25519 or ECDSA P-256",
+            "keys must be Ed25519, ECDSA P-256 or ML-DSA-44",
         ),
         ("other.json", '{"keys": [{"key_id": "00"}]}', "not a PEM public key"),
         ("twice.json", '{"keys": [], "keys": []}', "a name stands twice"),

@@ -9,7 +9,7 @@ import { sha256 } from "./sha256.js";
 
 export const ED25519 = "ed25519";
 export const ECDSA_P256 = "ecdsa-p256";
-const ML_DSA_44 = "ml-dsa-44";
+export const ML_DSA_44 = "ml-dsa-44";
 
 const KEYS_MAX = 1000;
 
@@ -25,9 +25,7 @@ const PREFIXES = {
     ...[0x03, 0x82, 0x05, 0x21, 0x00],
   ),
 };
-const KEY_BYTES = { [ED25519]: 32, [ECDSA_P256]: 64, [ML_DSA_44]: 1312 };
-const OF_LEDGERS = [ED25519, ECDSA_P256];
-const OF_CALLERS = [...OF_LEDGERS, ML_DSA_44];
+export const KEY_BYTES = { [ED25519]: 32, [ECDSA_P256]: 64, [ML_DSA_44]: 1312 };
 const WEB_CRYPTO = { [ED25519]: { name: "Ed25519" }, [ECDSA_P256]: { name: "ECDSA", namedCurve: "P-256" } };
 const VERIFYING = { [ED25519]: { name: "Ed25519" }, [ECDSA_P256]: { name: "ECDSA", hash: "SHA-256" } };
 const ED25519_SIGNATURE_BYTES = 64;
@@ -37,14 +35,14 @@ export class UnknownKey extends Error {}
 
 /** One key and when it counts; bounds that are null do not bind. Times are texts and milliseconds of 1970. */
 export class PublicKey {
-  constructor(der, { notBefore = null, notAfter = null, revokedFrom = null } = {}, algorithms = OF_LEDGERS) {
+  constructor(der, { notBefore = null, notAfter = null, revokedFrom = null } = {}) {
     this.der = der;
-    this.algorithm = algorithms.find(
+    this.algorithm = Object.keys(PREFIXES).find(
       (name) =>
         der.length === PREFIXES[name].length + KEY_BYTES[name] &&
         sameBytes(der.subarray(0, PREFIXES[name].length), PREFIXES[name]),
     );
-    if (this.algorithm === undefined) throw new Malformed("keys must be Ed25519 or ECDSA P-256");
+    if (this.algorithm === undefined) throw new Malformed("keys must be Ed25519, ECDSA P-256 or ML-DSA-44");
     this.id = toHex(sha256(der)).slice(0, 16);
     this.notBefore = notBefore;
     this.notAfter = notAfter;
@@ -53,8 +51,8 @@ export class PublicKey {
       throw new Malformed(`key ${this.id} ends before it begins`);
   }
 
-  static ofEd25519(raw) {
-    return new PublicKey(Uint8Array.of(...PREFIXES[ED25519], ...raw));
+  static ofRaw(raw, algorithm) {
+    return new PublicKey(Uint8Array.of(...PREFIXES[algorithm], ...raw));
   }
 
   static ofPem(block) {
@@ -62,7 +60,7 @@ export class PublicKey {
   }
 
   /** The key that one item of ``/v1/keys`` describes. */
-  static ofJson(value, algorithms = OF_LEDGERS) {
+  static ofJson(value) {
     if (!isObject(value)) throw new Malformed("a key must be a JSON object");
     const text = (name) => {
       const found = value[name] ?? null;
@@ -70,16 +68,20 @@ export class PublicKey {
       return found;
     };
     const revoked = text("revoked_from_hlc");
-    const bounds = {
+    const key = new PublicKey(derOfPem(text("public_key_pem") ?? ""), {
       notBefore: timeOf(text("not_before"), "not_before"),
       notAfter: timeOf(text("not_after"), "not_after"),
       revokedFrom: revoked === null ? null : parseHlc(revoked),
-    };
-    const key = new PublicKey(derOfPem(text("public_key_pem") ?? ""), bounds, algorithms);
+    });
     if (text("key_id") !== key.id)
       throw new Malformed(`key id ${quoted(text("key_id"))} is not that of its key, ${key.id}`);
     if (text("algorithm") !== key.algorithm) throw new Malformed(`key ${key.id} is not ${quoted(text("algorithm"))}`);
     return key;
+  }
+
+  /** Whether a node signs with it only beside another key. */
+  get isSecond() {
+    return this.algorithm === ML_DSA_44;
   }
 
   /** The key without the bytes that name its algorithm. */
@@ -93,7 +95,7 @@ export class PublicKey {
 
   /** Whether this key made ``signature`` over ``message``; says nothing of windows. */
   async made(signature, message) {
-    if (this.algorithm === ML_DSA_44) return ml_dsa44.verify(signature, message, this.raw);
+    if (this.isSecond) return ml_dsa44.verify(signature, message, this.raw);
     const plain = this.algorithm === ED25519 ? signature : rawOfDer(signature);
     if (plain === null || plain.length !== ED25519_SIGNATURE_BYTES) return false;
     this.imported ??= crypto.subtle.importKey("spki", this.der, WEB_CRYPTO[this.algorithm], false, ["verify"]);
@@ -143,11 +145,12 @@ export class PublicKey {
   }
 }
 
-/** Keys by id. A key given twice counts where both say so. */
+/** Keys by id. A key given twice counts where both say so. With ``needsBoth`` a first and a second one must have signed. */
 export class Keyring {
-  constructor(keys, logVerifierKeys = [], callers = null) {
+  constructor(keys, logVerifierKeys = [], callers = null, needsBoth = false) {
     this.byId = new Map();
     this.callers = callers;
+    this.needsBoth = needsBoth;
     for (const key of keys) {
       const known = this.byId.get(key.id);
       this.byId.set(key.id, known === undefined ? key : known.narrowed(key));
@@ -164,7 +167,8 @@ export class Keyring {
   }
 
   static ofJson(value) {
-    if (!isObject(value) || !Array.isArray(value.keys)) {
+    const { keys, second_keys: secondKeys = [] } = isObject(value) ? value : {};
+    if (!Array.isArray(keys) || !Array.isArray(secondKeys)) {
       throw new Malformed('keys must be {"keys": [...]} as /v1/keys answers');
     }
     const verifierKeys = value.log_verifier_keys ?? [];
@@ -172,7 +176,7 @@ export class Keyring {
       throw new Malformed("log_verifier_keys must be a list of texts");
     }
     const callers = Array.isArray(value.callers) ? callersOf(value.callers, value.signatures_required ?? []) : null;
-    return new Keyring(value.keys.map((each) => PublicKey.ofJson(each)), verifierKeys, callers);
+    return new Keyring([...keys, ...secondKeys].map(PublicKey.ofJson), verifierKeys, callers);
   }
 
   static merged(rings) {
@@ -191,6 +195,22 @@ export class Keyring {
     return this.byId.get(id) ?? null;
   }
 
+  /** The same ring, by which a snapshot or a checkpoint counts only if a first and a second key signed it. */
+  demandingBoth() {
+    if (!this.keys.some((key) => key.isSecond)) {
+      const why = "give a list of keys that has one";
+      throw new Malformed(`both signatures are demanded, and none of the keys is ${ML_DSA_44}: ${why}`);
+    }
+    return new Keyring(this.keys, this.logVerifierKeys, this.callers, true);
+  }
+
+  /** Which of the two signatures that are demanded is not among these that hold; null if none is. */
+  lacks(signers) {
+    if (!this.needsBoth || new Set(signers.map((key) => key.isSecond)).size === 2) return null;
+    const missing = signers.some((key) => key.isSecond) ? "first key" : `key of ${ML_DSA_44}`;
+    return `no signature by a held ${missing}, and both are demanded`;
+  }
+
   /** The ring as it was at a time: what an external witness saw before a key was revoked still counts. */
   asOf(timeMs) {
     const keys = this.keys.map((key) =>
@@ -206,7 +226,7 @@ export class Keyring {
 function callersOf(callers, required) {
   const found = callers.map((item) => {
     if (!isObject(item) || !Array.isArray(item.tenants)) throw new Malformed("a caller must name its tenants");
-    const key = PublicKey.ofJson(item, OF_CALLERS);
+    const key = PublicKey.ofJson(item);
     const { id, revokedFrom } = key;
     return [id, { id, key, revokedFrom, name: String(item.name), tenants: item.tenants.map(String) }];
   });

@@ -1,15 +1,19 @@
 // Signed notes, the checkpoints of logs, and cosignatures of witnesses (docs/formats/checkpoint.md).
 
 import { Malformed, fromBase64, hasLoneSurrogate, quoted, toBase64, toHex, toUtf8 } from "./encoding.js";
-import { ED25519, PublicKey, UnknownKey } from "./keys.js";
+import { ED25519, KEY_BYTES, ML_DSA_44, PublicKey, UnknownKey } from "./keys.js";
 import { DIGEST_BYTES, sha256 } from "./sha256.js";
 
 const NOTE_CHARACTERS_MAX = 2 ** 20;
 const SIGNATURES_MAX = 100;
 const KEY_HASH_BYTES = 4;
 const SIGNATURE_MARK = "— ";
+const COSIGNED_NAME_BYTES_MAX = 255;
 const LOG_KEY = 1;
 const WITNESS_KEY = 4;
+const ML_DSA_KEY = 6;
+const SIGNATURE_BYTES = { [LOG_KEY]: 64, [WITNESS_KEY]: 8 + 64, [ML_DSA_KEY]: 8 + 2420 };
+const TREE_HEAD = /^([^\n]+)\n(0|[1-9][0-9]{0,18})\n([A-Za-z0-9+/]{43}=)\n/;
 const TREE_SIZE_MAX = 2n ** 63n - 1n;
 const TIME_BYTES = 8;
 const TIME_MAX_S = 253_402_300_799n;
@@ -23,9 +27,12 @@ export class VerifierKey {
   constructor(name, publicKey, { isWitness = false } = {}) {
     if (!isName(name))
       throw new Malformed(`key name ${quoted(name, 100)} is empty or holds a space, plus or control character`);
+    if (publicKey.isSecond && toUtf8(name).length > COSIGNED_NAME_BYTES_MAX)
+      throw new Malformed(`key name ${quoted(name, 100)} is longer than ${COSIGNED_NAME_BYTES_MAX} bytes`);
     this.name = name;
     this.publicKey = publicKey;
-    this.typed = Uint8Array.of(isWitness ? WITNESS_KEY : LOG_KEY, ...publicKey.raw);
+    this.type = typeOf(publicKey.algorithm, isWitness);
+    this.typed = Uint8Array.of(this.type, ...publicKey.raw);
     this.hash = toHex(sha256(toUtf8(`${name}\n`), this.typed).subarray(0, KEY_HASH_BYTES));
   }
 
@@ -33,10 +40,11 @@ export class VerifierKey {
   static parse(text, { isWitness = false } = {}) {
     const [name, hash = "", ...rest] = text.split("+");
     const typed = fromBase64(rest.join("+"), "the verifier key");
-    if (typed.length !== 33 || typed[0] !== (isWitness ? WITNESS_KEY : LOG_KEY)) {
+    const algorithm = [ED25519, ML_DSA_44].find((each) => typed[0] === typeOf(each, isWitness));
+    if (algorithm === undefined || typed.length !== 1 + KEY_BYTES[algorithm]) {
       throw new Malformed(`verifier key ${quoted(text)} is not one of a ${isWitness ? "witness" : "log"}`);
     }
-    const key = new VerifierKey(name, PublicKey.ofEd25519(typed.subarray(1)), { isWitness });
+    const key = new VerifierKey(name, PublicKey.ofRaw(typed.subarray(1), algorithm), { isWitness });
     if (key.hash !== hash) throw new Malformed(`verifier key ${quoted(text)} should have the hash ${key.hash}`);
     return key;
   }
@@ -44,6 +52,53 @@ export class VerifierKey {
   get text() {
     return `${this.name}+${this.hash}+${toBase64(this.typed)}`;
   }
+
+  /** The seconds since 1970 that a signature under a note of ``text`` states, 0 where none; throws where it does not hold. */
+  async timeOf(text, signature) {
+    const bytes = SIGNATURE_BYTES[this.type];
+    if (signature.length !== bytes) throw new Malformed(`the signature by ${this.name} is not ${bytes} bytes`);
+    const start = this.type === LOG_KEY ? 0 : TIME_BYTES;
+    const timeS = BigInt(`0x0${toHex(signature.subarray(0, start))}`);
+    if (timeS > TIME_MAX_S) throw new Malformed(`the signature by ${this.name} names no time`);
+    if (!(await this.publicKey.made(signature.subarray(start), this.#signed(text, timeS)))) {
+      throw new Malformed(`the note's signature by ${this.name}+${this.hash} does not hold`);
+    }
+    return Number(timeS);
+  }
+
+  /** The bytes that the key signs for a note of ``text``; those of a log with an Ed25519 key name no time. */
+  #signed(text, timeS) {
+    if (this.type === LOG_KEY) return toUtf8(text);
+    if (this.type === WITNESS_KEY) return toUtf8(`cosignature/v1\ntime ${timeS}\n${text}`);
+    const [, origin, size, root] = TREE_HEAD.exec(text) ?? [];
+    if (origin === undefined || toUtf8(origin).length > COSIGNED_NAME_BYTES_MAX) {
+      throw new Malformed(`${ML_DSA_44} signs checkpoints, of an origin of ${COSIGNED_NAME_BYTES_MAX} bytes at most`);
+    }
+    return Uint8Array.of(
+      ...toUtf8("subtree/v1\n\0"),
+      ...[...named(this.name), ...u64(timeS)],
+      ...[...named(origin), ...u64(0n), ...u64(BigInt(size))],
+      ...fromBase64(root, "the root hash"),
+    );
+  }
+}
+
+/** The first byte of a verifier key. */
+function typeOf(algorithm, isWitness) {
+  if (algorithm === ML_DSA_44) return ML_DSA_KEY;
+  return isWitness ? WITNESS_KEY : LOG_KEY;
+}
+
+/** A text behind its length in one byte. */
+function named(text) {
+  const bytes = toUtf8(text);
+  return [bytes.length, ...bytes];
+}
+
+function u64(number) {
+  const bytes = new DataView(new ArrayBuffer(8));
+  bytes.setBigUint64(0, number);
+  return new Uint8Array(bytes.buffer);
 }
 
 export function isName(name) {
@@ -106,9 +161,12 @@ export async function openCheckpoint(content, keyring, origin = null) {
   if (!isName(checkpoint.origin))
     throw new Malformed(`origin ${quoted(checkpoint.origin)} of the checkpoint cannot name a key`);
   const signers = await noteSignersOf(checkpoint.note, verifiersOf(keyring, checkpoint.origin));
-  if (!signers.some((key) => key.name === checkpoint.origin)) {
+  const own = signers.filter((key) => key.name === checkpoint.origin).map(({ publicKey }) => publicKey);
+  if (!own.length) {
     throw new UnknownKey(`none of the keys that signed the checkpoint is one of log ${quoted(checkpoint.origin)}`);
   }
+  const lacking = keyring.lacks(own);
+  if (lacking !== null) throw new UnknownKey(`the checkpoint carries ${lacking}`);
   return { ...checkpoint, signers };
 }
 
@@ -127,8 +185,9 @@ export async function judgeCheckpoint(content, keyring) {
 
 /** A checkpoint carries no time, so a revoked key does not count. */
 function verifiersOf(keyring, origin) {
+  const isShort = toUtf8(origin).length <= COSIGNED_NAME_BYTES_MAX;
   const verifiers = keyring.keys
-    .filter((key) => key.algorithm === ED25519)
+    .filter((key) => key.algorithm === ED25519 || (key.isSecond && isShort))
     .map((key) => new VerifierKey(origin, key))
     .concat(keyring.logVerifierKeys.map((text) => VerifierKey.parse(text)));
   return verifiers.filter(({ publicKey }) => !keyring.get(publicKey.id)?.revokedFrom);
@@ -136,14 +195,11 @@ function verifiersOf(keyring, origin) {
 
 /** The verifiers that signed a note, at least one; throws where one is named and its signature does not hold. */
 export async function noteSignersOf(note, verifiers) {
-  const message = toUtf8(note.text);
   const signers = new Map();
   for (const { name, hash, signature } of note.signatures) {
     const key = verifiers.find((each) => each.name === name && each.hash === hash);
     if (key === undefined) continue;
-    if (!(await key.publicKey.made(signature, message))) {
-      throw new Malformed(`the note's signature by ${name}+${hash} does not hold`);
-    }
+    await key.timeOf(note.text, signature);
     signers.set(key.text, key);
   }
   if (!signers.size) {
@@ -158,15 +214,7 @@ export async function cosignedTime(content, witness) {
   const note = parseNote(content);
   const lines = note.signatures.filter(({ name, hash }) => name === witness.name && hash === witness.hash);
   if (lines.length !== 1) throw new Malformed(`there are ${lines.length} lines of ${witness.name}, not 1`);
-  const [{ signature }] = lines;
-  if (signature.length !== TIME_BYTES + 64) throw new Malformed(`the cosignature by ${witness.name} is not 72 bytes`);
-  const timeS = BigInt(`0x${toHex(signature.subarray(0, TIME_BYTES))}`);
-  if (timeS > TIME_MAX_S) throw new Malformed(`the cosignature by ${witness.name} names no time`);
-  const message = toUtf8(`cosignature/v1\ntime ${timeS}\n${note.text}`);
-  if (!(await witness.publicKey.made(signature.subarray(TIME_BYTES), message))) {
-    throw new Malformed(`the cosignature by ${witness.name}+${witness.hash} does not hold`);
-  }
-  return Number(timeS);
+  return witness.timeOf(note.text, lines[0].signature);
 }
 
 /** Lines under a checkpoint that others than its log signed: who, and by what key hash. */

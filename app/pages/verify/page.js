@@ -78,6 +78,7 @@ class Page {
         checkpoint: checkpoint?.text ?? null,
         witnessKeys: witness.map(({ text }) => text),
         policy: policy?.text ?? null,
+        signatures: at("both").checked ? "both" : "any",
       };
       const onProgress = (progress) => turn === this.turn && this.#progress(progress);
       const found = await this.engine.ask("judge", given, onProgress);
@@ -172,6 +173,7 @@ function listen(page) {
       await page.take(files, role);
     });
   }
+  at("both").addEventListener("change", () => page.judge());
   const hold = (event) => {
     event.preventDefault();
     document.body.classList.toggle("dragging", event.type === "dragover");
@@ -200,11 +202,12 @@ listen(page);
  * where it is no bundle and no receipt.
  *
  * @param {Blob} file
- * @param {{keys: ?string[], checkpoint: ?string, witnessKeys: ?string[], policy: ?string}} against texts of what is
- *     trusted or was kept.
+ * @param {{keys: ?string[], checkpoint: ?string, witnessKeys: ?string[], policy: ?string, signatures: ?string}} against
+ *     texts of what is trusted or was kept, and whether ``any`` signature is enough or ``both`` are demanded.
  */
-globalThis.tallystickVerify = async (file, { keys = null, checkpoint = null, witnessKeys = [], policy = null } = {}) => {
+globalThis.tallystickVerify = async (file, against = {}) => {
   const { kind, looksLike } = await subjectOf(file);
   if (kind === null) return { exitCode: COULD_NOT_RUN, verdict: null, looksLike };
-  return page.engine.ask("judge", { file, isReceipt: kind === "receipt", keys, checkpoint, witnessKeys, policy });
+  const nothing = { keys: null, checkpoint: null, witnessKeys: [], policy: null, signatures: "any" };
+  return page.engine.ask("judge", { ...nothing, ...against, file, isReceipt: kind === "receipt" });
 };

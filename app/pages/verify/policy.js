@@ -3,7 +3,7 @@
 import { Malformed, quoted } from "./encoding.js";
 import { VerifierKey, noteSignersOf, parseNote } from "./note.js";
 
-const CHARACTERS_MAX = 64 * 1024;
+const CHARACTERS_MAX = 256 * 1024;
 const LOGS_MAX = 1000;
 const WITNESSES_MAX = 32;
 const GROUPS_MAX = 100;

@@ -37,7 +37,7 @@ import { ProofError, leafHash, verifyConsistency, verifyInclusion } from "./merk
 import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
 import { withQuorum } from "./policy.js";
 import { sha256 } from "./sha256.js";
-import { openSnapshot } from "./snapshots.js";
+import { LACKS_ONE, openSnapshot } from "./snapshots.js";
 import { KEPT, breakOf, graver, rollbackAt, withBreak, withCheckpoint } from "./verdicts.js";
 
 const PREDICATE_TYPE = "https://tallystick.dev/receipt/v1";
@@ -347,7 +347,9 @@ async function judgeCompleteness(receipt, own, keyring) {
   }
   const { verdict, detail, claim } = opened;
   if (verdict === "ok" || verdict === "not_checked") return { verdict, detail, toSeq: claim.to_seq };
-  return { verdict, detail: `the snapshot with the index of jobs: ${detail}`, toSeq: null };
+  const what = "the snapshot with the index of jobs";
+  if (verdict === LACKS_ONE) return { verdict: "not_checked", detail: `${what} carries ${detail}`, toSeq: null };
+  return { verdict, detail: `${what}: ${detail}`, toSeq: null };
 }
 
 /** A signature of the statement, by a key that is held, does not hold. */

@@ -225,7 +225,7 @@ function bundleRange(about) {
   ];
 }
 
-function signerCard({ verdict, keysUsed, keysInside }) {
+function signerCard({ verdict, keysUsed, needsBoth, keysInside }) {
   const about = verdict.bundle ?? verdict.receipt;
   const { checkpoint } = about;
   const byKey = Object.entries(about.snapshots_by_key ?? {}).map(
@@ -258,6 +258,7 @@ function signerCard({ verdict, keysUsed, keysInside }) {
           codes(about.checkpoint_other_signatures.map(({ name, hash }) => `${name}+${hash}`)),
           " (not judged here)",
         ),
+      needsBoth && fact("You demanded", "both signatures of each statement over a range and of each checkpoint"),
       fact("Compared with", comparedWith(verdict)),
     ),
     keyTable(keysUsed),

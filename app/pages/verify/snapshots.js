@@ -11,6 +11,9 @@ import { UnknownKey } from "./keys.js";
 import { STATEMENT_TYPE } from "./manifest.js";
 import { sha256 } from "./sha256.js";
 
+/** The verdict on a snapshot that lacks one of two signatures that are demanded. */
+export const LACKS_ONE = "lacks_one";
+
 const PREDICATE_TYPE = "https://tallystick.dev/batch-snapshot/v1";
 const HLC_CHARACTERS_MAX = 200;
 
@@ -99,9 +102,10 @@ async function judgeSigners(parsed, claim, keyring) {
     return { verdict: "broken", detail: `it says that key ${claim.key_id} signed it, which did not` };
   }
   const hlc = parseHlc(claim.snapshot_hlc);
-  const refusals = signers.map((key) => key.refusal(hlc));
-  if (refusals.includes(null)) return { verdict: "ok", detail: null };
-  return { verdict: "unknown_key", detail: refusals.join("; ") };
+  const valid = signers.filter((key) => key.refusal(hlc) === null);
+  if (!valid.length) return { verdict: "unknown_key", detail: signers.map((key) => key.refusal(hlc)).join("; ") };
+  const detail = keyring.lacks(valid);
+  return { verdict: detail === null ? "ok" : LACKS_ONE, detail };
 }
 
 function claimOf(payload) {
@@ -174,8 +178,9 @@ export async function openRow(row, keyring, findings) {
   } else if (verdict === "not_checked") {
     findings.leaveUndecided("signatures");
   }
-  const mayCount = verdict !== "unknown_key";
-  return withRange({ ...stored, claim, digest: opened.payloadSha256, mayCount, keyId: claim.key_id });
+  const isUnsigned = verdict === LACKS_ONE;
+  const mayCount = !isUnsigned && verdict !== "unknown_key";
+  return withRange({ ...stored, claim, digest: opened.payloadSha256, mayCount, isUnsigned, keyId: claim.key_id });
 }
 
 function withRange(stored) {

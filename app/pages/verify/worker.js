@@ -43,12 +43,12 @@ const TASKS = {
     return { quorum, witnesses: witnesses.size };
   },
 
-  judge: async ({ file, isReceipt, keys, checkpoint, witnessKeys, policy }, onProgress) => {
+  judge: async ({ file, isReceipt, keys, checkpoint, witnessKeys, policy, signatures }, onProgress) => {
     judged = null;
     if (!(await (isSound ??= selfTest())))
       throw new Error("SHA-256 of this page does not agree with that of the browser");
     const against = {
-      keyring: keys === null ? null : Keyring.merged(keys.map(Keyring.ofText)),
+      keyring: keyringOf(keys, signatures),
       kept: checkpoint,
       policy: policy === null ? null : Policy.parse(policy),
       witnesses: witnessKeys.map((text) => VerifierKey.parse(text.trim(), { isWitness: true })),
@@ -58,7 +58,8 @@ const TASKS = {
     judged = found;
     const verdict = { ...found.verdict, duration_ms: Math.round(performance.now() - beganMs) };
     const keysUsed = against.keyring?.keys.map((key) => key.toJson()) ?? null;
-    return { exitCode: exitCodeOf(verdict), verdict, jobs: found.jobs, keysInside: found.keysInside, keysUsed };
+    const { jobs, keysInside } = found;
+    return { exitCode: exitCodeOf(verdict), verdict, jobs, keysInside, keysUsed, needsBoth: signatures === "both" };
   },
 
   /** The entries of a job, as they stand in the file. */
@@ -72,6 +73,11 @@ const TASKS = {
   /** The entries around a seq, as they stand in the file. */
   around: async ({ seq }) => ({ rows: await judged.rowsAt(seq, ROWS_AROUND) }),
 };
+
+function keyringOf(keys, signatures) {
+  const keyring = keys === null ? null : Keyring.merged(keys.map(Keyring.ofText));
+  return signatures === "both" ? (keyring ?? new Keyring([])).demandingBoth() : keyring;
+}
 
 async function bundleOf(file, against, onProgress) {
   const index = new JobIndex();
