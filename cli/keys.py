@@ -88,13 +88,16 @@ def list_keys(client: Service, as_json: Json = False) -> None:
     answer = client.get("/v1/keys", KeyList)
     tell(
         answer,
-        *[_told(key, answer["root_key_id"]) for key in answer["keys"]],
+        *[_told(key, answer["root_key_id"]) for key in (*answer["keys"], *answer.get("second_keys", ()))],
         *[
             f"{key['key_id']} {key['algorithm']}, node {key['node_id'] or '-'}, NOT ADMITTED: nothing it signs counts\n"
             f"  if this is what that node says of itself: tally keys admit {key['key_id']}"
             for key in answer["not_admitted"]
         ],
-        *[f"checkpoints: {verifier_key}" for verifier_key in answer["log_verifier_keys"]],
+        *[
+            f"checkpoints: {verifier_key}"
+            for verifier_key in (*answer["log_verifier_keys"], *answer.get("second_log_verifier_keys", ()))
+        ],
         as_json=as_json,
     )
 
@@ -115,6 +118,9 @@ def rotate(
     log_key: Annotated[
         bool, typer.Option("--log-key", help="Rotate the separate key of checkpoints, not the one of snapshots.")
     ] = False,
+    second: Annotated[
+        bool, typer.Option("--second", help="Rotate the second key, of signing.second, and leave the others.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Let a new key of the node sign from now on.
@@ -127,11 +133,11 @@ def rotate(
     Examples:
       tally keys rotate
       tally keys rotate --new-key-uri file:/etc/tallystick/2027.pem
+      tally keys rotate --second
       tally keys rotate --new-key-uri "hsm:2?label=ledger" --json
     """
-    answer = client.post(
-        "/v1/keys/rotate", given({"new_key_uri": new_key_uri, "log_key": log_key or None}), RotationAnswer
-    )
+    body = {"new_key_uri": new_key_uri, "log_key": log_key or None, "second_key": second or None}
+    answer = client.post("/v1/keys/rotate", given(body), RotationAnswer)
     key, previous = answer["key"], answer["previous"]
     tell(
         answer,
@@ -245,9 +251,8 @@ def admit(
 
 def _listed(listed: Mapping[str, Any], key_id: str) -> dict[str, Any]:
     """The listed key, else one with only this id, for which the service then reports the error."""
-    return next(
-        (key for key in (*listed["not_admitted"], *listed["keys"]) if key["key_id"] == key_id), {"key_id": key_id}
-    )
+    known = (*listed["not_admitted"], *listed["keys"], *listed.get("second_keys", ()))
+    return next((key for key in known if key["key_id"] == key_id), {"key_id": key_id})
 
 
 def _admitted(

@@ -25,7 +25,7 @@ from ledger.text import printable
 from ledger.verification.verdict import quorum_lines
 from objects.store import ArchiveStore
 from signing.anchors import ExternalWitnesses
-from signing.checkpoint import judge_checkpoint, read_kept
+from signing.checkpoint import judge_kept, read_kept
 from signing.checkpoint import read as read_checkpoint
 from signing.entry_proof import cose_receipt, tlog_proof, verify_cose
 from signing.files import whole_file
@@ -119,7 +119,7 @@ def prove(
     )
     memory = memory_of(state, is_off=no_state)
     place = _Service.of(client) if archive is None else _Archive.of(archive, key, keys, client)
-    kept = judge_checkpoint(read_kept(checkpoint), place.keyring) if checkpoint is not None else None
+    kept = judge_kept(read_kept(checkpoint), place.keyring) if checkpoint is not None else None
     known = _Known("given", kept.checkpoint.size) if kept is not None else _remembered(memory, tenant, place.keyring)
     wait_s = 0.0 if policy is None else duration_s("--wait", wait or QUORUM_WAIT, QUORUM_WAITS)
     wanted = _Wanted(tenant, job, seq, absent, wait_s)

@@ -36,12 +36,12 @@ from signing import checkpoint as checkpoints
 from signing import note as notes
 from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses, StoredAnchor, judge, opener
 from signing.checkpoint import Checkpoint, open_checkpoint, read_kept
-from signing.keys import Keyring
+from signing.keys import Keyring, demanding
 from signing.memory import MEMORY, Memory, Observation, memory_of, remembering
 from signing.note import cosignatures_of
 from tallystick_client import NotTheLedgerError, ProblemError
 from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
-from terminal.program import Json, NoState, State
+from terminal.program import Json, NoState, Signatures, State
 
 if TYPE_CHECKING:
     from pipeline.archive.joined import ArchivedPart
@@ -75,6 +75,7 @@ def verify(
     witness_key: WitnessKeys = None,
     tsa_ca: TsaCa = None,
     policy: PolicyFile = None,
+    signatures: Signatures = "any",
     from_seq: Annotated[int | None, typer.Option("--from-seq", min=1, help="First entry.")] = None,
     to_seq: Annotated[int | None, typer.Option("--to-seq", min=1, help="Last entry.")] = None,
     acknowledge: Annotated[
@@ -137,10 +138,13 @@ def verify(
         raise typer.BadParameter(
             "it asks the node that found the breaks: leave out --dsn and --archive", param_hint="--acknowledge"
         )
+    is_alone = archive is not None and not with_archive
     keyring = Keyring.load(keys) if keys is not None else None
+    if keys is not None or dsn is not None or is_alone:
+        keyring = demanding(signatures, keyring)
     if with_archive and (from_seq is not None or to_seq is not None):
         raise typer.BadParameter("it begins at seq 1: leave out seqs", param_hint="--with-archive")
-    if archive is not None and not with_archive:
+    if archive is not None and is_alone:
         if dsn is not None or from_seq is not None or to_seq is not None or witness_key or tsa_ca or policy:
             raise typer.BadParameter("an archive is verified whole: leave out --dsn, seqs and witnesses")
         _verify_archive(
@@ -155,6 +159,7 @@ def verify(
         keyring=keyring,
         kept=read_kept(checkpoint) if checkpoint is not None else None,
         external=ExternalWitnesses.load(witness_key or [], tsa_ca, policy),
+        signatures=signatures,
         memory=memory_of(state, is_off=no_state or (dsn is not None and keyring is None)),
     )
     judge = partial(verify_by_service, url) if dsn is None else partial(_verify_by_rows, dsn)
@@ -197,7 +202,7 @@ def _with_archive(url: str, archive: str | None, request: Request, *, is_by_serv
     if is_by_service:
         with LedgerClient(url) as client:
             archive = archive or client.get("/v1/archive", ArchiveAnswer)["url"]
-            keyring = keyring if keyring is not None else Keyring.from_json(client.get("/v1/keys"))
+            keyring = keyring if keyring is not None else _served_keys(client, request)
     archived = archived_part_at(archive or local_archive(), request.tenant, keyring)
     return replace(request, archived=archived)
 
@@ -236,12 +241,13 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
         )
         if missing := [aspect for aspect in ASPECTS if aspect not in verdict["verdicts"]]:
             raise NotTheLedgerError(f"the verdict of {url} says nothing of {', '.join(missing)}")
-        is_compared = request.kept is not None or request.external.are_any
+        is_given = request.kept is not None or request.external.are_any
+        is_compared = is_given or request.signatures == "both"
         if not is_compared and memory is None and request.archived is None:
             return verdict
-        ring = request.keyring if request.keyring is not None else Keyring.from_json(client.get("/v1/keys"))
+        ring = request.keyring if request.keyring is not None else _served_keys(client, request)
         # 3. The caller's checkpoint and witnesses.
-        if is_compared and present is None and is_any:
+        if is_compared and present is None and (is_any or not is_given):
             verdict = with_checkpoint(verdict, "unknown_key", FILE)
         elif is_compared:
             if present is None:
@@ -255,6 +261,12 @@ def verify_by_service(url: str, request: Request) -> dict[str, Any]:
             return verdict
         look = Observation.at(memory, tenant, present, ring, datetime.now(UTC))
         return _looked(log, look, verdict, is_any=is_any)
+
+
+def _served_keys(client: LedgerClient, request: Request) -> Keyring:
+    """The keys that the service lists, with the demand of the request."""
+    listed = Keyring.from_json(client.get("/v1/keys"))
+    return listed.demanding_both() if request.signatures == "both" else listed
 
 
 def _joined(
@@ -285,7 +297,7 @@ def _compared(
     kept, external = request.kept, request.external
     try:
         now = open_checkpoint(present, ring)
-        then = open_checkpoint(kept, ring, origin=now.origin) if kept is not None else None
+        then = open_checkpoint(kept, ring.demanding_one(), origin=now.origin) if kept is not None else None
     except UnknownKeyError as error:
         err.print(f"the checkpoint proves nothing: {error}", markup=False)
         return with_checkpoint(verdict, "unknown_key", FILE)
@@ -445,6 +457,8 @@ class Request:
     kept: str | None
     """Text of a checkpoint kept elsewhere."""
     external: ExternalWitnesses
+    signatures: str = "any"
+    """Whether any held key is enough, or both must have signed."""
     memory: Memory | None = None
     """Checkpoints verified before, None when nothing is to be remembered."""
     archived: ArchivedPart | None = None

@@ -14,7 +14,7 @@ from ledger.errors import InvalidInputError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from ledger.verification import TreeHead
 from objects.store import ArchiveStore
-from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, judge_unvouched
+from signing.checkpoint import JudgedCheckpoint, judge_kept, judge_unvouched
 from signing.keys import Keyring
 from signing.memory import Memory, remembering
 from terminal.outcome import CommandExit, counted, err, findings, marked, print_why_incomplete, tell, verdict_table
@@ -43,7 +43,7 @@ def verify_archive(
     from pipeline.places.archive import ArchivePlace
 
     store = ArchiveStore(url)
-    judged = None if kept is None else judge_checkpoint(kept, keyring)
+    judged = None if kept is None else judge_kept(kept, keyring)
     with ArchivePlace(url).open(keyring) as place:
         held = place.tenants()
         tenants = held if tenant is None else [tenant] if tenant in held else []

@@ -29,7 +29,7 @@ from signing.manifest import REPORT_ENVELOPE_BYTES_MAX, REPORT_SUFFIX, SignedRep
 from signing.memory import Memory, remember_observed
 from signing.private_keys import FileSigner
 from terminal.outcome import CommandExit, counted, fail, findings, marked, readable, tell, verdict_table
-from terminal.program import Json, NoState, State
+from terminal.program import Json, NoState, Signatures, State
 
 _CODE_COLOURS = {0: "bold green", 1: "bold red", 2: "bold red", 3: "bold yellow", 4: "bold magenta"}
 
@@ -57,6 +57,7 @@ def verify_bundle(
     witness_key: WitnessKeys = None,
     tsa_ca: TsaCa = None,
     policy: PolicyFile = None,
+    signatures: Signatures = "any",
     state: State = None,
     no_state: NoState = False,
     as_json: Json = False,
@@ -92,7 +93,7 @@ def verify_bundle(
     if sign_with is not None and report_to is None:
         raise InvalidInputError("--sign-with signs a report; name it with --report")
     signer = private_keys.load(sign_with) if sign_with is not None else None
-    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, policy, state=state, no_state=no_state)
+    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, policy, signatures, state=state, no_state=no_state)
     verified = []
     for path in files:
         verified.append(_verify(path, trusted, wants_counts=report_to is not None))
@@ -100,6 +101,7 @@ def verify_bundle(
     external_from = [text for each in witness_key or () for text in ("--witness-key", each)]
     external_from += [] if tsa_ca is None else ["--tsa-ca", readable(tsa_ca)]
     external_from += [] if policy is None else ["--policy", readable(policy)]
+    external_from += [] if signatures == "any" else ["--signatures", signatures]
     against = Against(_name(keys), trusted.keyring, _name(checkpoint), trusted.kept, external_from)
     now, tool = datetime.now(UTC), f"tallystick {version('tallystick')}"
     document = report.to_json(verified, against, now, tool)

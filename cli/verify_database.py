@@ -67,7 +67,7 @@ def kept_head(text: str, tenant: str, keyring: Keyring | None, source: str) -> T
         UnknownKeyError: none of the keys signed it.
         SignatureError: malformed, not signed by the key it names, or of another tenant's log.
     """
-    kept = _open_note(tenant, keyring, text)
+    kept = _open_note(tenant, None if keyring is None else keyring.demanding_one(), text)
     return TreeHead(kept.size, kept.root, source)
 
 

@@ -19,14 +19,14 @@ from cli.options import CheckpointFile, Keys, PolicyFile, TsaCa, WitnessKeys
 from ledger import rfc3339
 from ledger.exit_code import ExitCode, exit_code_of_receipt, gravest
 from signing.anchors import ExternalWitnesses
-from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, read_kept
+from signing.checkpoint import JudgedCheckpoint, judge_kept, read_kept
 from signing.files import HEAD_BYTES, is_like_receipt, looks_like, open_regular, whole_file
-from signing.keys import Keyring
+from signing.keys import Keyring, demanding
 from signing.memory import Memory, memory_of
 from signing.receipt import ABSENT, FILE_BYTES_MAX, JOB, Receipt
 from signing.receipt_judging import ReceiptVerdict, judged
 from terminal.outcome import CommandExit, counted, findings, marked, out, readable, tell, verdict_table
-from terminal.program import Json, NoState, State
+from terminal.program import Json, NoState, Signatures, State
 
 OUTCOMES = {
     0: "[bold green]PROVED[/]: it holds, and a key that you trust signed it",
@@ -56,6 +56,7 @@ class Trusted(NamedTuple):
         witness_keys: list[str] | None,
         tsa_ca: Path | None,
         policy: Path | None,
+        signatures: str = "any",
         *,
         state: Path | None,
         no_state: bool,
@@ -66,10 +67,10 @@ class Trusted(NamedTuple):
             InvalidInputError: a file has the wrong format.
             OSError: a file cannot be read.
         """
-        keyring = Keyring.load(keys) if keys is not None else None
+        keyring = demanding(signatures, Keyring.load(keys) if keys is not None else None)
         return cls(
             keyring,
-            judge_checkpoint(read_kept(checkpoint), keyring) if checkpoint is not None else None,
+            judge_kept(read_kept(checkpoint), keyring) if checkpoint is not None else None,
             memory_of(state, is_off=no_state or keyring is None),
             ExternalWitnesses.load(witness_keys or [], tsa_ca, policy),
         )
@@ -82,6 +83,7 @@ def verify_proof(
     witness_key: WitnessKeys = None,
     tsa_ca: TsaCa = None,
     policy: PolicyFile = None,
+    signatures: Signatures = "any",
     state: State = None,
     no_state: NoState = False,
     as_json: Json = False,
@@ -108,7 +110,7 @@ def verify_proof(
       tally verify-proof *.receipt.json --keys keys/ --checkpoint acme.checkpoint --json
       tally verify-proof job-1.receipt.json --keys trusted-keys.json --policy witnesses.policy
     """
-    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, policy, state=state, no_state=no_state)
+    trusted = Trusted.load(keys, checkpoint, witness_key, tsa_ca, policy, signatures, state=state, no_state=no_state)
     items, lines = list[dict[str, Any]](), list[RenderableType]()
     for path in files:
         found = _judged(path, trusted)

@@ -190,6 +190,16 @@ def judge_checkpoint(text: str, keyring: Keyring | None) -> JudgedCheckpoint:
         return JudgedCheckpoint(parsed, str(error))
 
 
+def judge_kept(text: str, keyring: Keyring | None) -> JudgedCheckpoint:
+    """``judge_checkpoint``, of one that the verifier kept. It counts against a log, and never for it: one signature is
+    enough, also where two are demanded.
+
+    Raises:
+        SignatureError: as ``judge_checkpoint``.
+    """
+    return judge_checkpoint(text, None if keyring is None else keyring.demanding_one())
+
+
 def judge_unvouched(verdict: dict[str, Any], unknown: str | None, keyring: Keyring | None) -> None:
     """Put into the verdict object that no key vouches for the checkpoint, if the entries agree with it; ``unknown`` is
     why no key of ``keyring`` does."""

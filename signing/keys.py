@@ -522,6 +522,10 @@ class Keyring:
             )
         return Keyring(self, self.log_verifier_keys, self.root_key_id, self.callers, needs_both=True)
 
+    def demanding_one(self) -> Keyring:
+        """The same ring, by which any held key is enough."""
+        return Keyring(self, self.log_verifier_keys, self.root_key_id, self.callers) if self.needs_both else self
+
     def lacks(self, signers: Iterable[PublicKey]) -> str | None:
         """Which of the two signatures that are demanded is not among these valid ones; None if none is."""
         kinds = {key.is_second for key in signers}
@@ -530,6 +534,19 @@ class Keyring:
         return (
             f"no signature by a held {'first key' if True in kinds else f'key of {ML_DSA_44}'}, and both are demanded"
         )
+
+
+def demanding(signatures: str, keyring: Keyring | None) -> Keyring | None:
+    """The ring, by which ``any`` held key is enough, or by which ``both`` must have signed, as the option says.
+
+    Raises:
+        ConfigurationError: both are demanded of no ring, or of one without a second key.
+    """
+    if signatures != "both":
+        return keyring
+    if keyring is None:
+        raise ConfigurationError("--signatures both: name the keys that you trust with --keys")
+    return keyring.demanding_both()
 
 
 def _is_ring_file(file: Path) -> bool:

@@ -41,7 +41,7 @@ from ledger.errors import ConfigurationError, LedgerError, SignatureError
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import rollback, with_checkpoint
 from signing import note as notes
-from signing.checkpoint import Checkpoint, judge_checkpoint, open_checkpoint, signed_by, signer_of
+from signing.checkpoint import Checkpoint, judge_kept, open_checkpoint, signed_by, signer_of
 from signing.checkpoint import read as read_checkpoint
 from signing.files import FILE_MODE, make_folder, open_regular, whole_file
 from signing.keys import Keyring
@@ -167,7 +167,7 @@ class Memory:
         return [
             seen
             for seen in self.by_tenant.get(tenant_id, ())
-            if seen.checkpoint.origin.endswith(f"/{tenant_id}") and judge_checkpoint(seen.note, keyring).unknown is None
+            if seen.checkpoint.origin.endswith(f"/{tenant_id}") and judge_kept(seen.note, keyring).unknown is None
         ]
 
     def remember(self, verified: Iterable[Seen]) -> None:

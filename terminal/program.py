@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final, Literal, NoReturn
 
 import orjson
 import typer
@@ -102,6 +102,14 @@ def locale_fault() -> str | None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 KEYS_HELP: Final = "Public keys you trust: a PEM file, a folder of them, or a saved answer of /v1/keys"
+Signatures = Annotated[
+    Literal["any", "both"],
+    typer.Option(
+        "--signatures",
+        help="With both, a snapshot or a checkpoint counts only if a first key and a second key, of ML-DSA-44, signed "
+        "it; a snapshot with one counts as unsigned.",
+    ),
+]
 State = Annotated[
     Path | None,
     typer.Option(

@@ -5,7 +5,7 @@ The chain is the authority. The rows are rewritten from it, and also hold the no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -81,18 +81,20 @@ async def publish(connection: Connection, key: PublicKey, node_id: str, oldest_m
     )
 
 
-async def name_in_use(connection: Connection, node_id: str, snapshots_key: str, checkpoints_key: str) -> None:
+async def name_in_use(
+    connection: Connection, node_id: str, snapshot_keys: Sequence[str], checkpoint_keys: Sequence[str]
+) -> None:
     """Record the keys with which the node signs now."""
     await connection.execute(
         """
         UPDATE scheduler.signing_keys
-           SET signs_snapshots = (key_id = $2), signs_checkpoints = (key_id = $3), node_id = $1
-         WHERE (node_id = $1 OR key_id IN ($2, $3))
-           AND (signs_snapshots, signs_checkpoints) IS DISTINCT FROM (key_id = $2, key_id = $3)
+           SET signs_snapshots = (key_id = ANY($2)), signs_checkpoints = (key_id = ANY($3)), node_id = $1
+         WHERE (node_id = $1 OR key_id = ANY($2) OR key_id = ANY($3))
+           AND (signs_snapshots, signs_checkpoints) IS DISTINCT FROM (key_id = ANY($2), key_id = ANY($3))
         """,
         node_id,
-        snapshots_key,
-        checkpoints_key,
+        snapshot_keys,
+        checkpoint_keys,
     )
 
 

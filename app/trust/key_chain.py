@@ -369,19 +369,19 @@ class Trust:
         ring = await self.keyring()
         return Keyring(ring, self.log_verifier_keys(tenant_id, ring), callers=ring.callers)
 
-    def log_verifier_keys(self, tenant_id: str, ring: Iterable[PublicKey]) -> list[str]:
+    def log_verifier_keys(self, tenant_id: str, ring: Iterable[PublicKey], algorithm: str = ED25519) -> list[str]:
         """C2SP verifier keys of the tenant's log, ``origin+id+key``, of all nodes, this node's first, then the
         newest."""
-        own_id = self.chain.keys.log_signer.key_id
+        own_ids = {signer.key_id for signer in self.chain.keys.checkpoint_signers}
         counting = sorted(
-            (key for key in ring if key.algorithm == ED25519 and key.revoked_from_hlc is None),
-            key=lambda key: key.key_id == own_id,
+            (key for key in ring if key.algorithm == algorithm and key.revoked_from_hlc is None),
+            key=lambda key: key.key_id in own_ids,
         )
         return [VerifierKey.of(self.origin(tenant_id), key).text() for key in reversed(counting[-LOG_KEYS_MAX:])]
 
     async def log_keys(self, tenant_id: str) -> list[VerifierKey]:
         """All keys that may have signed a checkpoint of the tenant's log, under its name."""
-        return _of_log(self.origin(tenant_id), await self.keyring())
+        return checkpoint.log_keys(self.origin(tenant_id), await self.keyring())
 
     def checkpoints(self, tenant_id: str, ring: Keyring) -> list[TreeHead]:
         """The newest checkpoint beside the WAL; one that cannot be opened is reported as such."""
@@ -392,7 +392,7 @@ class Trust:
             # The folder is the node's own, so a checkpoint that it signed itself is usable, admitted or not.
             found = checkpoint.open_checkpoint(
                 text,
-                _of_log(origin, (*(signer.public_key for signer in self.chain.keys.signers()), *ring)),
+                checkpoint.log_keys(origin, (*(signer.public_key for signer in self.chain.keys.signers()), *ring)),
                 origin=origin,
             )
         except SignatureError as error:
@@ -417,8 +417,3 @@ def open_stored(tenant_id: str, note: str, keys: Keyring | Sequence[VerifierKey]
         ) from error
     except SignatureError as error:
         raise damaged(tenant_id, "tree", 0, f"the stored checkpoint is not one of this log: {error}") from error
-
-
-def _of_log(origin: str, keys: Iterable[PublicKey]) -> list[VerifierKey]:
-    """``keys`` as verifier keys of a log, revoked keys included: a checkpoint has no time."""
-    return [VerifierKey.of(origin, key) for key in keys if key.algorithm == ED25519]

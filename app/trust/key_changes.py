@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 from msgspec import structs
@@ -50,10 +50,13 @@ from app.trust import node_keys
 from app.trust.key_chain import KeyChain
 from app.trust.key_in_use import KeyInUse
 from app.trust.node_keys import (
+    LOG_KEY_NAME,
+    SECOND_KEY_NAME,
     LocalOrRemote,
+    NodeKeys,
     Retired,
     last_signed_ms,
-    log_key_beside,
+    new_key_beside,
     new_key_path,
     offline_root,
     open_named,
@@ -78,7 +81,7 @@ from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing import key_statement, private_keys
 from signing.key_history import SUBJECT_PREFIX, KeyHistory, added_facts, revoked_facts, root_facts, rotated_facts
-from signing.keys import ED25519, PublicKey, Signer
+from signing.keys import ALGORITHMS, ED25519, ML_DSA_44, PublicKey, Signer
 from signing.private_keys import FileSigner
 
 FOLLOW_INTERVAL_S = 1.0
@@ -87,6 +90,10 @@ REVOKED_LEARNED_S = 5.0
 """Longest until a node has learned that its key is revoked and stops signing checkpoints with it."""
 RETRY_PAUSE_S = 1.0
 """Pause before a change retries a request to Postgres."""
+
+WhichKey = Literal["first", "log", "second"]
+_SIGNS: Mapping[WhichKey, str] = {"first": "signer", "log": "log_signer", "second": "second"}
+"""Where ``NodeKeys`` has it."""
 
 TRY_AGAIN = (DatabaseUnavailableError, WalFullError, *DATABASE_FAULTS)
 
@@ -122,7 +129,13 @@ async def publish_at_start(connection: Connection, node: Node, chain: KeyChain, 
     await asyncio.to_thread(keys.store)
     for item in keys.retired:
         node.clock.observe(Hlc((item.not_after_ms or 0) + 1, 0, node.node_id))
-    await store.name_in_use(connection, node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+    await _name_in_use(connection, node, keys)
+
+
+async def _name_in_use(connection: Connection, node: Node, keys: NodeKeys) -> None:
+    """Write to the rows which of the keys sign what."""
+    used = (keys.snapshot_signers, keys.checkpoint_signers)
+    await store.name_in_use(connection, node.node_id, *([each.key_id for each in signers] for signers in used))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -206,8 +219,7 @@ class KeyChanges:
             if self.chain.fault is None:
                 published = await self.chain.published(connection, history)
                 await store.write_rows(connection, [(each.key, each.revocation_reason) for each in published.admitted])
-            keys = self._held
-            await store.name_in_use(connection, self.node.node_id, keys.signer.key_id, keys.log_signer.key_id)
+            await _name_in_use(connection, self.node, self._held)
         self._rows_say = history
 
     async def record(self) -> None:
@@ -355,11 +367,10 @@ class KeyChanges:
 
     # --- rotation ---------------------------------------------------------------------------------
 
-    async def rotate(self, new_key_uri: str | None, *, log_key: bool) -> tuple[str, str]:
+    async def rotate(self, new_key_uri: str | None, which: WhichKey = "first") -> tuple[str, str]:
         """Rotate to the key at ``new_key_uri``, or to a new file beside the configured one.
 
-        With ``log_key`` the separate key of checkpoints is rotated, else the key of snapshots, and of checkpoints if it
-        signs them too.
+        The first key is that of snapshots, and of checkpoints if it signs them too.
 
         Returns:
             Ids of the new key and of the replaced one.
@@ -376,7 +387,7 @@ class KeyChanges:
         await self.check_recorded()
         if self._rotating is not None and not self._rotating.done():
             raise KeyConflictError("another change of keys is under way; try again when it is done")
-        self._rotating = asyncio.ensure_future(self._rotate(new_key_uri, log_key))
+        self._rotating = asyncio.ensure_future(self._rotate(new_key_uri, which))
         self._rotating.add_done_callback(lambda done: done.cancelled() or done.exception())
         new_id, old_id, done = await asyncio.shield(self._rotating)
         if not done:
@@ -385,28 +396,22 @@ class KeyChanges:
             )
         return new_id, old_id
 
-    async def _rotate(self, new_key_uri: str | None, log_key: bool) -> tuple[str, str, bool]:
+    async def _rotate(self, new_key_uri: str | None, which: WhichKey) -> tuple[str, str, bool]:
         # 1. The new key.
-        keys = self._held
-        is_one_key = keys.signer.key_id == keys.log_signer.key_id
-        if log_key and is_one_key:
-            raise InvalidInputError("one key signs snapshots and checkpoints here; rotate it without log_key")
-        old, own = keys.log_signer if log_key else keys.signer, keys.signers()
-        signer = await asyncio.to_thread(self._new_signer, new_key_uri, log_key)
+        keys, own = self._held, self._held.signers()
+        old = self._replaceable(which)
+        signer = await asyncio.to_thread(self._new_signer, new_key_uri, which)
         history = await self.history()
         if signer.key_id in history.admitted.keys() | history.waiting.keys():
             raise KeyConflictError(f"key {signer.key_id} was used in this ledger before; give another one")
-        log_signer = keys.log_signer
-        if log_key or is_one_key:
-            log_signer = (
-                signer
-                if isinstance(signer, FileSigner) and signer.algorithm == ED25519
-                else await asyncio.to_thread(self._new_log_key)
-            )
+        changed: dict[str, Any] = {_SIGNS[which]: signer}
+        if which == "first" and keys.signer.key_id == keys.log_signer.key_id:
+            is_for_both = isinstance(signer, FileSigner) and signer.algorithm == ED25519
+            changed["log_signer"] = signer if is_for_both else await asyncio.to_thread(self._new_file, LOG_KEY_NAME)
         # 2. Its row.
         now_ms = self.node.wall.now_ms()
         async with reading(self.pool) as connection, connection.transaction():
-            for key in {each.key_id: each.public_key for each in (signer, log_signer)}.values():
+            for key in {each.key_id: each.public_key for each in changed.values()}.values():
                 await store.publish(connection, key, self.node.node_id, now_ms, is_known=False)
             signed_ms = await store.highest_signed_ms(connection)
         # 3. Signing pauses.
@@ -416,13 +421,13 @@ class KeyChanges:
             self.node.clock.observe(Hlc(end_ms + 1, 0, self.node.node_id))
             retired = Retired.by(signer, old.key_id, end_ms, keys.uri_of(old))
             retired = await self.vouched(retired, history, (old, *own))
-            before = keys.signer, keys.log_signer, keys.retired
-            keys.signer, keys.log_signer = keys.signer if log_key else signer, log_signer
-            keys.retired = [*keys.retired, retired]
+            changed["retired"] = [*keys.retired, retired]
+            before = {name: getattr(keys, name) for name in changed}
+            _assign(keys, changed)
             try:
                 await asyncio.to_thread(keys.store)
             except OSError as error:
-                keys.signer, keys.log_signer, keys.retired = before
+                _assign(keys, before)
                 raise SigningUnavailableError(
                     f"{keys.folder / node_keys.NAME} cannot be written: {error.strerror}"
                 ) from error
@@ -439,27 +444,40 @@ class KeyChanges:
             self.spawn(self._record_late(recording))
         return signer.key_id, old.key_id, is_recorded
 
-    def _new_signer(self, new_key_uri: str | None, log_key: bool) -> LocalOrRemote:
+    def _replaceable(self, which: WhichKey) -> LocalOrRemote:
+        """The key to replace."""
+        keys = self._held
+        if which == "log" and keys.signer.key_id == keys.log_signer.key_id:
+            raise InvalidInputError("one key signs snapshots and checkpoints here; rotate it without log_key")
+        if which == "second" and keys.second is None:
+            raise InvalidInputError("this node signs with no second key: signing.second is not set")
+        old: LocalOrRemote = getattr(keys, _SIGNS[which])
+        return old
+
+    def _new_signer(self, new_key_uri: str | None, which: WhichKey) -> LocalOrRemote:
         """The new key. Blocks."""
         configured = self._held.configured_uri
-        if new_key_uri is None and log_key:
-            return self._new_log_key()
+        if new_key_uri is None and which != "first":
+            return self._new_file(LOG_KEY_NAME if which == "log" else SECOND_KEY_NAME)
         if new_key_uri is None:
             if isinstance(self.keys.signer, private_keys.RemoteSigner) or private_keys.is_remote(configured):
                 raise InvalidInputError("new_key_uri: name the new key; this node signs outside of files")
             return _generated(new_key_path(configured), self.keys.signer.public_key.algorithm)
         signing = self.settings.signing
-        signer = open_named(new_key_uri, signing.uris_allowed, signing.read_pin)
+        algorithms = (ML_DSA_44,) if which == "second" else ALGORITHMS
+        signer = open_named(new_key_uri, signing.uris_allowed, signing.read_pin, algorithms)
         if isinstance(signer, private_keys.RemoteSigner):
-            if log_key:
-                raise InvalidInputError("new_key_uri: checkpoints are signed with a key in a file", ("new_key_uri",))
+            if which != "first":
+                raise InvalidInputError("new_key_uri: this key must be one in a file", ("new_key_uri",))
             return signer
-        if log_key and signer.algorithm != ED25519:
+        if which == "log" and signer.algorithm != ED25519:
             raise InvalidInputError(f"new_key_uri: checkpoints are signed with {ED25519}", ("new_key_uri",))
         return signer
 
-    def _new_log_key(self) -> FileSigner:
-        return _generated(log_key_beside(self._held.configured_uri, self.settings), ED25519)
+    def _new_file(self, name: str) -> FileSigner:
+        """A new log key or second key in a file of its own."""
+        path = new_key_beside(self._held.configured_uri, self.settings, name)
+        return _generated(path, ML_DSA_44 if name == SECOND_KEY_NAME else ED25519)
 
     async def _record_late(self, recording: asyncio.Future[None]) -> None:
         try:
@@ -570,6 +588,11 @@ class KeyChanges:
         else:
             vouched = await self.vouched_here(action, facts, history)
         await self.in_time(self.enter(action, vouched), DurabilityTimeoutError(late))
+
+
+def _assign(keys: NodeKeys, values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        setattr(keys, name, value)
 
 
 def _generated(path: Path, algorithm: str) -> FileSigner:

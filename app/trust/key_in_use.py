@@ -26,6 +26,7 @@ from app.trust.key_chain import KeyChain
 from app.trust.node_keys import NodeKeys
 from ledger.errors import LedgerError, SignerAwayError, SigningUnavailableError
 from ledger.hlc import Hlc
+from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.key_history import time_of
 from signing.keys import Keyring, PublicKey, Signer
 from signing.private_keys import FileSigner
@@ -74,7 +75,7 @@ class KeyInUse:
 
     @property
     def log_signer(self) -> FileSigner:
-        """The signer of checkpoints."""
+        """The first signer of checkpoints."""
         return self.node_keys.log_signer
 
     def own(self) -> list[PublicKey]:
@@ -90,8 +91,8 @@ class KeyInUse:
         return self.not_admitted is None and time.monotonic() >= self._try_again_s
 
     @asynccontextmanager
-    async def signing(self) -> AsyncIterator[Signer]:
-        """The key that signs snapshots; it does not change until the context ends.
+    async def signing(self) -> AsyncIterator[Sequence[Signer]]:
+        """The keys that sign snapshots, the first one first; they do not change until the context ends.
 
         Raises:
             SignerAwayError: the signer has just failed.
@@ -102,7 +103,7 @@ class KeyInUse:
         self._in_use += 1
         self._idle.clear()
         try:
-            yield self.signer
+            yield self.node_keys.snapshot_signers
         finally:
             self._in_use -= 1
             if self._in_use == 0:
@@ -121,13 +122,13 @@ class KeyInUse:
             self._open.set()
 
     async def sign(self, work: Callable[[], Value]) -> Value:
-        """The result of ``work``, which signs with the key of snapshots that ``signing`` lent.
+        """The result of ``work``, which signs with the keys of snapshots that ``signing`` lent.
 
         Raises:
             SignerAwayError: the signer failed, or did not answer in ``SIGN_TIMEOUT_S``.
         """
         if isinstance(self.signer, FileSigner):
-            return work()
+            return await self._beside_second(work)
         async with self._one_at_a_time:
             self._refuse_early()
             try:
@@ -137,6 +138,15 @@ class KeyInUse:
         if not self._is_of_window:
             self._clear_fault()
         return signed
+
+    async def sign_checkpoints(self, heads: Sequence[Checkpoint]) -> list[str]:
+        """The notes of these checkpoints."""
+        signers = self.node_keys.checkpoint_signers
+        return await self._beside_second(lambda: [sign_checkpoint(head, *signers) for head in heads])
+
+    async def _beside_second(self, work: Callable[[], Value]) -> Value:
+        """The result of ``work``, which signs with keys in files. A second key takes 25 times as long, and a thread."""
+        return work() if self.node_keys.second is None else await asyncio.to_thread(work)
 
     async def sign_with(self, signer: Signer, work: Callable[[], Value]) -> Value:
         """The result of ``work``, which signs with ``signer``, in use or not.
@@ -149,24 +159,26 @@ class KeyInUse:
         async with self._one_at_a_time:
             return await self._in_thread(work)
 
-    async def check_window(self, connection: Connection, signer: Signer, hlcs: Sequence[Hlc]) -> None:
-        """Reject a key that is not valid at one of ``hlcs``, by the chain of ``_system`` and by the bounds that this
-        node has seen. Runs in the transaction that stores the signed object.
+    async def check_window(self, connection: Connection, signers: Sequence[Signer], hlcs: Sequence[Hlc]) -> None:
+        """Reject keys of which one is not valid at one of ``hlcs``, by the chain of ``_system`` and by the bounds that
+        this node has seen. Runs in the transaction that stores the signed object.
 
         A node that was away may chain entries older than the key; the published window then begins with them.
 
         Raises:
             SignerAwayError: the key is not admitted, has ended or was revoked.
         """
-        key = (await self._chain.counting(connection)).get(signer.key_id)
-        if key is None and (self._chain.fault is None or self._chain.is_of_another_root):
-            raise self._failed(
-                f"key {signer.key_id} is not admitted to the ledger; see tally keys list", is_of_window=True
-            )
-        for refusal in filter(None, map((key or self.node_keys.bounded(signer.public_key)).refusal, hlcs)):
-            raise self._failed(f"{refusal}; take another with: tally keys rotate", is_of_window=True)
-        signed_ms = [hlc.physical_ms for hlc in hlcs]
-        await store.widen(connection, signer.key_id, time_of(min(signed_ms)))
+        counting, signed_ms = await self._chain.counting(connection), [hlc.physical_ms for hlc in hlcs]
+        for signer in signers:
+            key = counting.get(signer.key_id)
+            if key is None and (self._chain.fault is None or self._chain.is_of_another_root):
+                raise self._failed(
+                    f"key {signer.key_id} is not admitted to the ledger; see tally keys list", is_of_window=True
+                )
+            second = " --second" if signer.public_key.is_second else ""
+            for refusal in filter(None, map((key or self.node_keys.bounded(signer.public_key)).refusal, hlcs)):
+                raise self._failed(f"{refusal}; take another with: tally keys rotate{second}", is_of_window=True)
+            await store.widen(connection, signer.key_id, time_of(min(signed_ms)))
         self.highest_signed_ms = max(self.highest_signed_ms, *signed_ms)
         if self._is_of_window:
             self._clear_fault()

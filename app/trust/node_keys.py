@@ -6,6 +6,8 @@
                  decides, so a rotation outlives a restart; a changed setting is itself a rotation
     signer       uri, key id and public key of the key that signs snapshots
     log_signer   the same of the Ed25519 key that signs checkpoints: the same key if it is one in a file
+    second       the same of the ML-DSA-44 key that signs both beside these. Without ``signing.second`` it signs
+                 nothing, and its place is kept
     retired      keys that were replaced, which the ledger may not record yet
     root_key_id  the ledger's first key, once the node has seen it. An attacker who controls the database can replace
                  the whole chain of _system by one that begins with his own key: the node rejects that chain
@@ -27,7 +29,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -45,7 +47,7 @@ from ledger.errors import ConfigurationError, InvalidInputError, SigningUnavaila
 from ledger.hlc import Clock, Hlc
 from signing import private_keys
 from signing.files import path_of, read_regular
-from signing.keys import Keyring, PublicKey, Signer
+from signing.keys import ALGORITHMS, ML_DSA_44, Keyring, PublicKey, Signer
 from signing.private_keys import FileSigner
 from wal.segment import store_file
 
@@ -112,6 +114,11 @@ class _KeysFile(msgspec.Struct, frozen=True):
     retired: list[Retired]
     root_key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")] | None = None
     ended: dict[str, KeyBounds] = {}
+    second: _Signer | None = None
+
+    def signers(self) -> list[_Signer]:
+        """All that sign, or signed last."""
+        return [self.signer, self.log_signer, *([] if self.second is None else [self.second])]
 
 
 @dataclass
@@ -125,6 +132,7 @@ class NodeKeys:
     configured_key_id: str
     signer: LocalOrRemote
     log_signer: FileSigner
+    second: FileSigner | None = None
     retired: list[Retired] = field(default_factory=list)
     root_key_id: str | None = None
     """None while this node has seen no root."""
@@ -136,18 +144,30 @@ class NodeKeys:
         """The content of the file, None while there is none."""
         self._writing = threading.Lock()
 
+    @property
+    def snapshot_signers(self) -> list[Signer]:
+        """The keys that sign snapshots, the first one first."""
+        return [self.signer, *([] if self.second is None else [self.second])]
+
+    @property
+    def checkpoint_signers(self) -> list[Signer]:
+        """The keys that sign checkpoints, the first one first."""
+        return [self.log_signer, *([] if self.second is None else [self.second])]
+
     def signers(self) -> list[Signer]:
         """The keys this node signs with, each once."""
-        return list({signer.key_id: signer for signer in (self.signer, self.log_signer)}.values())
+        return list({each.key_id: each for each in (self.signer, *self.checkpoint_signers)}.values())
 
     def store(self) -> None:
         """Write the file; on return it survives a crash."""
+        before = None if self._stored is None else self._stored.second
         self._write(
             _KeysFile(
                 configured=_Configured(self.configured_uri, self.configured_key_id),
                 signer=self._described(self.signer),
                 log_signer=self._described(self.log_signer),
                 retired=list(self.retired),
+                second=before if self.second is None else self._described(self.second),
             )
         )
 
@@ -252,15 +272,32 @@ def open_keys(folder: Path, settings: Settings) -> NodeKeys:
         else:
             log_signer = private_keys.load_or_generate(str(file_of(kept.log_signer.uri, configured)))
         configured_key_id = signer.key_id if is_configured else kept.configured.key_id
-    keys = NodeKeys(folder, configured, configured_key_id, signer, log_signer)
+    second = None if settings.signing.second is None else _second_signer(kept, settings)
+    keys = NodeKeys(folder, configured, configured_key_id, signer, log_signer, second)
     if kept is not None:
         keys.root_key_id, keys.ended, keys.retired = kept.root_key_id, kept.ended, list(kept.retired)
         keys._stored = kept
         # Keys that no longer sign.
-        for old, successor in ((kept.signer, signer), (kept.log_signer, log_signer)):
-            if old.key_id not in {each.key_id for each in (signer, log_signer, *keys.retired)}:
+        replaced: list[tuple[_Signer, Signer]] = [(kept.signer, signer), (kept.log_signer, log_signer)]
+        if kept.second is not None and second is not None:
+            replaced.append((kept.second, second))
+        held = {each.key_id for each in keys.signers()} | {each.key_id for each in keys.retired}
+        for old, successor in replaced:
+            if old.key_id not in held:
+                held.add(old.key_id)
                 keys.retired.append(Retired.by(successor, old.key_id, None, old.uri))
     return keys
+
+
+def _second_signer(kept: _KeysFile | None, settings: Settings) -> FileSigner:
+    """The second key, made if there is none. The place of the last one stays, wherever the first key is now."""
+    configured = settings.signing_key_uri
+    if kept is None or kept.second is None:
+        return private_keys.second_signer(str(second_key_beside(configured, settings)), may_generate=True)
+    path = file_of(kept.second.uri, configured if _is_as_configured(kept, configured) else kept.configured.uri)
+    if not path.exists():
+        log.error("second_key_lost", key_id=kept.second.key_id, path=str(path), done="another one takes its place")
+    return private_keys.second_signer(str(path), may_generate=True)
 
 
 def uri_in_use(settings: Settings) -> str:
@@ -358,7 +395,7 @@ def _store(folder: Path, file: _KeysFile) -> None:
 def _load(folder: Path) -> _KeysFile | None:
     try:
         file = decode(read_regular(folder / NAME), _KeysFile)
-        for each in (file.signer, file.log_signer):
+        for each in file.signers():
             if PublicKey.of(each.public_key_pem).key_id != each.key_id:
                 raise InvalidInputError(f"key {each.key_id} is another key than its id says")
         for bounds in file.ended.values():
@@ -374,8 +411,8 @@ def _load(folder: Path) -> _KeysFile | None:
     return file
 
 
-LOG_KEY_NAME = "log-key"
-"""File name, without suffix, of a log key that lies beside no key file."""
+LOG_KEY_NAME, SECOND_KEY_NAME = "log-key", ML_DSA_44
+"""File names, without suffix, of a log key and a second key that lie beside no key file."""
 
 LocalOrRemote = FileSigner | private_keys.RemoteSigner
 
@@ -405,12 +442,20 @@ def new_key_path(configured: str) -> Path:
     return path.with_name(f"{path.stem}-{time.time_ns() // 1_000_000}{path.suffix}")
 
 
-def log_key_beside(configured: str, settings: Settings) -> Path:
-    """Path for a new log key: beside the configured key, else below ``data_dir``."""
+def new_key_beside(configured: str, settings: Settings, name: str) -> Path:
+    """Path for a new log key or second key, as ``name`` says: beside the configured key, else below ``data_dir``."""
     if private_keys.is_remote(configured):
-        return settings.data_dir / "keys" / f"{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem"
+        return settings.data_dir / "keys" / f"{name}-{time.time_ns() // 1_000_000}.pem"
     path = path_of(configured)
-    return path.with_name(f"{path.stem}.{LOG_KEY_NAME}-{time.time_ns() // 1_000_000}.pem")
+    return path.with_name(f"{path.stem}.{name}-{time.time_ns() // 1_000_000}.pem")
+
+
+def second_key_beside(configured: str, settings: Settings) -> Path:
+    """Path of the first second key: beside the configured key, else below ``data_dir``."""
+    if private_keys.is_remote(configured):
+        return settings.data_dir / "keys" / f"{SECOND_KEY_NAME}.pem"
+    path = path_of(configured)
+    return path.with_name(f"{path.name}.{SECOND_KEY_NAME}.pem")
 
 
 def file_of(uri: str, configured: str) -> Path:
@@ -424,8 +469,10 @@ def file_of(uri: str, configured: str) -> Path:
 # --- named by a caller ----------------------------------------------------------------------------
 
 
-def open_named(uri: str, allowed: Sequence[str], pin: private_keys.PinSource) -> LocalOrRemote:
-    """The signer that a caller named by ``uri``. Blocks.
+def open_named(
+    uri: str, allowed: Sequence[str], pin: private_keys.PinSource, algorithms: Collection[str] = ALGORITHMS
+) -> LocalOrRemote:
+    """The signer that a caller named by ``uri``; if it is in a file, of one of ``algorithms``. Blocks.
 
     Raises:
         InvalidInputError: it may not be named, or there is no such key.
@@ -437,7 +484,7 @@ def open_named(uri: str, allowed: Sequence[str], pin: private_keys.PinSource) ->
         with reported_as(partial(InvalidInputError, path=("new_key_uri",)), "new_key_uri", ConfigurationError):
             return open_signer(uri, pin, may_generate=False)
     try:
-        return open_signer(str(_named_file(uri, allowed)), pin, may_generate=False)
+        return private_keys.load(str(_named_file(uri, allowed)), algorithms)
     except (ConfigurationError, OSError, RuntimeError) as error:
         log.warning("new_key_refused", uri=uri, reason=str(error))
         raise _refused() from None

@@ -37,11 +37,11 @@ from pipeline.java import error_line
 from pipeline.places import OpenPlace
 from pipeline.places.protocol import ChainName
 from signing.anchors import ExternalWitnesses
-from signing.checkpoint import JudgedCheckpoint, judge_checkpoint, judge_unvouched, read_kept
-from signing.keys import Keyring
+from signing.checkpoint import JudgedCheckpoint, judge_kept, judge_unvouched, read_kept
+from signing.keys import Keyring, demanding
 from signing.memory import Memory, Observation, Seen, memory_of, remembering
 from terminal.outcome import CommandExit, coloured, counted, err, fail, out, print_json, print_why_incomplete
-from terminal.program import Json, NoState, State
+from terminal.program import Json, NoState, Signatures, State
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -74,6 +74,7 @@ def verify(
             help="A tlog-policy file: exit code 3 below its quorum of witnesses. Archives carry no cosignatures.",
         ),
     ] = None,
+    signatures: Signatures = "any",
     breaks: Annotated[
         str | None,
         typer.Option("--breaks", metavar="FOLDER", help="Write every break there, as Parquet; must not be there yet."),
@@ -113,7 +114,7 @@ def verify(
       tally pipeline verify --keys trusted/ --policy witnesses.policy
     """
     where = sources(dsns, archives, ledgers, bundles, more_bundles, tenants)
-    keyring = load_keys(keys) if keys else None
+    keyring = demanding(signatures, load_keys(keys) if keys else None)
     kept = read_kept(checkpoint) if checkpoint is not None else None
     memory = memory_of(state, is_off=no_state or keyring is None)
     external = ExternalWitnesses.load([], None, policy)
@@ -251,7 +252,7 @@ def _kept_of_chains(
     Raises:
         SignatureError: malformed, not signed by the key it names, or of another log.
     """
-    found = judge_checkpoint(text, keyring)
+    found = judge_kept(text, keyring)
     if found.unknown is not None:
         err.print(f"the checkpoint proves nothing: {found.unknown}", markup=False)
     origin = found.checkpoint.origin
@@ -462,5 +463,5 @@ def gone(
         for (origin, _), each in sorted(memory.logs.items())
         for base, _, tenant_id in (origin.rpartition("/"),)
         if any(ChainName(ledger, tenant_id) not in there for ledger in bases.get(base, ()))
-        and judge_checkpoint(each.note, keyring).unknown is None
+        and judge_kept(each.note, keyring).unknown is None
     ]

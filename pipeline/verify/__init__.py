@@ -62,7 +62,7 @@ from pipeline.verify.tasks import (
     rows_in,
 )
 from signing.anchors import NOBODY, WITNESS, ExternalWitnesses, StoredAnchor, judge, opener
-from signing.checkpoint import JudgedCheckpoint, judge_checkpoint
+from signing.checkpoint import JudgedCheckpoint, judge_kept
 from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.memory import Memory
@@ -312,7 +312,7 @@ def verify_bundles(
     Raises:
         SignatureError: ``kept`` is invalid.
     """
-    judged = None if kept is None else judge_checkpoint(kept, keyring)
+    judged = None if kept is None else judge_kept(kept, keyring)
     names = [str(file.absolute()) for file in files]
 
     def check(number: int) -> Iterator[pa.RecordBatch]:

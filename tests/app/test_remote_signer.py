@@ -158,7 +158,7 @@ async def test_the_storing_of_an_earlier_signature_does_not_end_the_fault_of_the
             token.take_away()
             with pytest.raises(SignerAwayError):
                 await keys.sign(lambda: signer.sign(b"text"))
-            await keys.check_window(connection, signer, [hlc])
+            await keys.check_window(connection, [signer], [hlc])
             assert keys.fault is not None
         finally:
             await connection.close()

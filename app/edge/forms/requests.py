@@ -318,6 +318,7 @@ RotateRequest = _strict(
     "Body of ``POST /v1/keys/rotate``.",
     new_key_uri=Annotated[str, Field(min_length=1, max_length=2048)],
     log_key=bool,
+    second_key=bool,
 )
 
 

@@ -18,9 +18,11 @@ from app.store import chain_reads
 from app.store.reading import reading
 from app.store.sessions import NodePool
 from app.trust.key_chain import PublishedKey, Trust
-from app.trust.key_changes import KeyChanges
+from app.trust.key_changes import KeyChanges, WhichKey
+from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from signing.key_history import KnownKey
+from signing.keys import ML_DSA_44
 
 router = APIRouter(route_class=StrictRoute, tags=["keys"], responses=PROBLEM_RESPONSE)
 
@@ -55,10 +57,15 @@ async def list_keys(
         {
             # A reader who may see none of them must not take the others for strangers.
             **(shown_callers(published.callers.to_json(), patterns) if patterns else _NO_CALLERS),
-            "keys": [_answer(item) for item in published.admitted],
+            "keys": [_answer(item) for item in published.admitted if not item.key.is_second],
+            # Apart, as earlier releases refuse a list with an algorithm that they do not know.
+            "second_keys": [_answer(item) for item in published.admitted if item.key.is_second],
             "not_admitted": [_waiting_answer(item) for item in published.waiting[-WAITING_MAX:]],
             "root_key_id": published.root_key_id,
             "log_verifier_keys": [text for tenant in tenants for text in trust.log_verifier_keys(tenant, ring)],
+            "second_log_verifier_keys": [
+                text for tenant in tenants for text in trust.log_verifier_keys(tenant, ring, ML_DSA_44)
+            ],
         }
     )
 
@@ -68,7 +75,10 @@ async def rotate_key(
     key_changes: Service[KeyChanges], trust: Service[Trust], wanted: Annotated[dict[str, Any], json_body(RotateRequest)]
 ) -> Response:
     """Let a new key of this node sign from now on. What the old one signed stays valid; it signs nothing later."""
-    new_id, old_id = await key_changes.rotate(wanted.get("new_key_uri"), log_key=wanted.get("log_key", False))
+    chosen: list[WhichKey] = [which for which in ("log", "second") if wanted.get(f"{which}_key")]
+    if len(chosen) > 1:
+        raise InvalidInputError("log_key and second_key: one key is rotated at a time", ("second_key",))
+    new_id, old_id = await key_changes.rotate(wanted.get("new_key_uri"), *chosen)
     found = await _by_id(trust)
     return json_answer({"key": found[new_id], "previous": found[old_id]}, 201)
 

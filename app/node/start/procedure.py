@@ -73,6 +73,7 @@ from ledger.facts.events import ACTIONS, SystemAction
 from ledger.hlc import Clock, Hlc
 from ledger.positions import BEFORE_FIRST, Epoch, Lsn, after
 from objects import sync_folder
+from signing.note import COSIGNED_NAME_BYTES_MAX
 from wal import control as wal_control
 from wal.control import Control, begin_epoch
 from wal.format import WAL_ID_BYTES
@@ -84,6 +85,9 @@ if TYPE_CHECKING:
 
 STANDBY_CHECK_TIMEOUT_S = 10.0
 """How long a standby looks at its keys, once: it does not ask for the lease meanwhile."""
+
+COSIGNED_ORIGIN_BYTES_MAX = COSIGNED_NAME_BYTES_MAX - 64
+"""Longest origin of a ledger with a second key: a slash and the name of a tenant follow."""
 
 log = structlog.get_logger()
 
@@ -262,6 +266,7 @@ async def _start_locked(
     keys.expect_root(node_keys.offline_root(settings))
     checkpoints = CheckpointJournal(folder)
     origin = await _log_origin(connection, settings, kept_origin(checkpoints))
+    _check_origin(origin, keys)
     key_chain = KeyChain(checkpoints.load, keys)
     heads, damaged = await _read_heads(connection, wal.held)
     faulty_trees: dict[str, TreeState] = {}
@@ -368,6 +373,19 @@ async def _log_origin(connection: Connection, settings: Settings, kept: str | No
             "set log.origin to that or leave it out, or point database_url to the right ledger"
         )
     return origin
+
+
+def _check_origin(origin: str, keys: node_keys.NodeKeys) -> None:
+    """Refuse an origin whose logs the keys cannot sign.
+
+    Raises:
+        StartRefusedError: it is too long for a second key.
+    """
+    if keys.second is not None and len(origin.encode()) > COSIGNED_ORIGIN_BYTES_MAX:
+        raise StartRefusedError(
+            f"the log origin {origin} of this ledger is longer than {COSIGNED_ORIGIN_BYTES_MAX} bytes, too long for "
+            f"what {keys.second.algorithm} signs; an origin never changes: leave out signing.second"
+        )
 
 
 async def _read_heads(

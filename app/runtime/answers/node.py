@@ -53,9 +53,11 @@ KeyList = shape(
     "KeyList",
     "Keys of snapshots, and of checkpoints in the form of C2SP signed notes.",
     keys=[KeyAnswer],
+    second_keys=optional([KeyAnswer]),
     not_admitted=[WaitingKeyAnswer],
     root_key_id=str | None,
     log_verifier_keys=list[str],
+    second_log_verifier_keys=optional(list[str]),
     callers=optional(list[CallerAnswer] | None),
     signatures_required=optional([RequiredAnswer]),
 )

@@ -209,11 +209,13 @@ class LogSettings(_Section):
 class SigningSettings(_Section):
     """``signing.key_uri``: ``file:PATH`` or a signer of securesystemslib; a file beside the data when not said.
 
+    ``second`` is the algorithm of a second key, in a file beside it, that signs snapshots and checkpoints too.
     ``root_key`` is the public key, in PEM, that the ledger begins with; this node's own when not said.
     ``uris_allowed`` are folders and beginnings of URIs that a rotation over HTTP may name a key of.
     """
 
     key_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+    second: Literal["ml-dsa-44"] | None = None
     root_key: Path | None = None
     uris_allowed: Annotated[CommaSeparated[KeyPlace], Field(max_length=32)] = []
     pin: Secret | None = None

@@ -13,7 +13,7 @@ import base64
 import hashlib
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,6 +47,13 @@ class _Batch(NamedTuple):
     leaf_hashes: list[bytes]
     are_ours: bool
     """Whether this node chained them, and has them in memory."""
+
+
+class _Claimed(NamedTuple):
+    """A snapshot to sign, and the index of jobs that it names."""
+
+    claim: SnapshotClaim
+    grown: GrownIndex | None
 
 
 class _Made(NamedTuple):
@@ -116,12 +123,15 @@ class Snapshotter:
         covered first has none."""
         made: dict[str, _Made] = {}
         if self.is_signing:
-            async with self.keys.signing() as signer:
-                for name, tenant in tenants.items():
-                    made[name] = await self._signed(connection, name, tenant, signer)
+            async with self.keys.signing() as signers:
+                claimed = {
+                    name: await self._claimed(connection, name, tenant, signers[0].key_id)
+                    for name, tenant in tenants.items()
+                }
+                made = await self.keys.sign(partial(_signed, claimed, signers))
                 async with connection.transaction():
                     ends = [Hlc.parse(each.row[SNAPSHOT_HLC]) for each in made.values()]
-                    await self.keys.check_window(connection, signer, ends)
+                    await self.keys.check_window(connection, signers, ends)
                     for name, each in made.items():
                         if each.grown is not None:
                             await store_runs(connection, name, each.grown.stored, each.grown.merged)
@@ -141,20 +151,18 @@ class Snapshotter:
         self.metrics.count("scheduler_batch_snapshots", len(inserted))
         return inserted
 
-    async def _signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant, signer: Signer) -> _Made:
-        """The signed snapshot of the next batch."""
+    async def _claimed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant, key_id: str) -> _Claimed:
+        """The snapshot of the next batch, which this key is to sign."""
         covered, links, leaf_hashes, are_ours = await self._next_batch(connection, tenant_id, tenant)
         grown = await self.indexer.grown(connection, tenant_id, tenant, links, leaf_hashes, are_ours=are_ours)
         claim = SnapshotClaim(
             **covered,
             previous_snapshot=tenant.signed_digest,
             node_id=self.node_id,
-            key_id=signer.key_id,
+            key_id=key_id,
             job_index=UNSET if grown is None else grown.roots(),
         )
-        envelope, digest = await self.keys.sign(partial(sign_snapshot, claim, signer))
-        row = (*(covered[column] for column in _CLAIMED), orjson.dumps(envelope).decode())
-        return _Made(row, digest, grown)
+        return _Claimed(claim, grown)
 
     async def _load_signed(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:
         last = await store.last_snapshot(connection, tenant_id)
@@ -193,6 +201,16 @@ class Snapshotter:
             "snapshot_hlc": last.t_hlc,
         }
         return _Batch(claimed, links, leaf_hashes, are_ours)
+
+
+def _signed(claimed: Mapping[str, _Claimed], signers: Sequence[Signer]) -> dict[str, _Made]:
+    """The snapshots, signed; by tenant."""
+    made: dict[str, _Made] = {}
+    for name, (claim, grown) in claimed.items():
+        envelope, digest = sign_snapshot(claim, *signers)
+        row = (*(getattr(claim, column) for column in _CLAIMED), orjson.dumps(envelope).decode())
+        made[name] = _Made(row, digest, grown)
+    return made
 
 
 def _digest_of(row: SnapshotRow) -> str | None:

@@ -49,7 +49,7 @@ from ledger.errors import (
 from ledger.job_index.builder import OpenBlock
 from ledger.merkle import tiles
 from signing import checkpoint
-from signing.checkpoint import Checkpoint, sign_checkpoint
+from signing.checkpoint import Checkpoint
 from signing.keys import PublicKey
 from signing.note import is_signed_by
 
@@ -183,7 +183,7 @@ class TreeFollower:
         The caller holds the tenants' locks. A fault of one tenant does not stop the others: returns the faults. Without
         ``waits`` a tree that another session keeps locked, such as a node that rebuilds it, is a fault.
         """
-        grown: dict[str, GrownTree] = {}
+        grown: dict[str, tuple[tiles.TileTree, Checkpoint | None]] = {}
         async with connection.transaction():
             if new := [name for name in names if self.memory.tenants[name].tree is None]:
                 await store.begin_trees(connection, new)
@@ -198,17 +198,19 @@ class TreeFollower:
                 except Exception as error:
                     name = stored.tenant_id
                     faults[name] = error if isinstance(error, LedgerError) else unforeseen(name, error)
+            heads = {name: head for name, (_, head) in grown.items() if head is not None}
+            notes = dict(zip(heads, await self.keys.sign_checkpoints([*heads.values()]), strict=True))
             for name in await store.store_trees(
-                connection, [tree for tree in grown.values() if tree.checkpoint is not None]
+                connection, [GrownTree(name, grown[name][0], note) for name, note in notes.items()]
             ):
                 faults[name] = not_stored(name, "its Merkle tree")
-                del grown[name]
+                del grown[name], notes[name]
         for name in faults:
             self.memory.tenants[name].tree = None
-        for name, tree in grown.items():
-            tree.tree.forget_changed()
-            self.memory.tenants[name].tree = tree.tree
-        await self._keep({name: tree.checkpoint for name, tree in grown.items() if tree.checkpoint is not None})
+        for name, (tree, _) in grown.items():
+            tree.forget_changed()
+            self.memory.tenants[name].tree = tree
+        await self._keep(notes)
         self.memory.trim_trees(grown)
         return faults
 
@@ -227,13 +229,15 @@ class TreeFollower:
             await rebuild_tree(connection, tenant_id, self.checkpoints.load(tenant_id))
 
     def is_kept(self, tenant_id: str, tree_size: int) -> bool:
-        """Whether the checkpoint beside the WAL has that size and the signature of the current key."""
-        kept, keys = self.checkpoints.load(tenant_id), (self.keys.log_signer.public_key,)
-        return (
-            kept is not None
-            and is_signed_by_any(kept, self.origin(tenant_id), keys)
-            and self.checkpoints.size(tenant_id) >= tree_size
-        )
+        """Whether the checkpoint beside the WAL has that size and the signatures of the current keys."""
+        kept = self.checkpoints.load(tenant_id)
+        return kept is not None and self._is_ours(tenant_id, kept) and self.checkpoints.size(tenant_id) >= tree_size
+
+    def _is_ours(self, tenant_id: str, note: str) -> bool:
+        """Whether the keys that this node signs checkpoints with now are those that signed the note."""
+        origin = self.origin(tenant_id)
+        keys = (signer.public_key for signer in self.keys.node_keys.checkpoint_signers)
+        return all(is_signed_by_any(note, origin, (key,)) for key in keys)
 
     async def keep_followed(self, connection: Connection, notes: Mapping[str, str]) -> dict[str, LedgerError]:
         """Store these checkpoints of other nodes beside the WAL. A trusted key signed each, and each was proved to
@@ -266,8 +270,10 @@ class TreeFollower:
             for name in names
         }
 
-    async def _append_turn(self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant) -> GrownTree:
-        """One tenant's tree after one turn of links, with its checkpoint if one is due."""
+    async def _append_turn(
+        self, connection: Connection, stored: store.LockedTree, tenant: FollowedTenant
+    ) -> tuple[tiles.TileTree, Checkpoint | None]:
+        """One tenant's tree after one turn of links, with the checkpoint to sign if one is due."""
         name, tree = stored.tenant_id, tenant.tree
         if tree is None or tree.size != stored.tree_size:
             tree = await extended_tree(connection, stored, self.checkpoints.load(name))
@@ -277,7 +283,7 @@ class TreeFollower:
         self._append(tenant, tree, links)
         head = Checkpoint(self.origin(name), tree.size, tree.root())
         is_new = links or not tenant.is_kept or not (stored.checkpoint or "").startswith(checkpoint.body(head))
-        return GrownTree(name, tree, sign_checkpoint(head, self.keys.log_signer) if tree.size and is_new else None)
+        return tree, head if tree.size and is_new else None
 
     async def _check_followed(self, connection: Connection, name: str, tree_size: int) -> None:
         """Check that the entries in this node's name between its stored checkpoint and ``tree_size`` are its own.
@@ -335,9 +341,7 @@ class TreeFollower:
             tenant = self.memory.tenants[name]
             self.own.forget(name, checkpoint.read(note).size)
             tenant.is_kept = (
-                tenant.tree is not None
-                and tenant.tree.size >= tenant.head_seq
-                and is_signed_by(note, self.origin(name), self.keys.log_signer.public_key)
+                tenant.tree is not None and tenant.tree.size >= tenant.head_seq and self._is_ours(name, note)
             )
 
 

@@ -202,7 +202,7 @@ class RetentionChanges:
         said = {**facts, "after": msgspec.to_builtins(after), **facts_of(**{ACTOR: actor})}
         log_name = own_log(self.log_origin, tenant_id)
         assert log_name is not None
-        async with self.keys.signing() as signer:
+        async with self.keys.signing() as (signer, *_):
             signed = await self.keys.sign(lambda: retention_statement.sign(action, said, log_name, signer))
         place = await self._write(action, tenant_id, signed, actor)
         async with reading(self.pool) as connection:
