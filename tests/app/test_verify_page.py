@@ -711,6 +711,12 @@ def nameless(lines: Signatures) -> None:
         line["keyid"] = ""
 
 
+def spoiled_and_nameless(lines: Signatures) -> None:
+    nameless(lines)
+    for line in lines:
+        flip(line)
+
+
 def with_lines(*numbers: int, note: str = BY_BOTH, change: Callable[[bytearray], object] = bytes) -> str:
     """A checkpoint with these of its signature lines, the last of them changed."""
     parsed = parse_note(note)
@@ -757,10 +763,8 @@ def files_of_two() -> dict[str, bytes]:
         "no first": doubly(4, 8, 12, change=lambda lines: lines.pop(0)),
         "a changed first": doubly(4, 8, 12, change=lambda lines: flip(lines[0])),
         "a changed second": doubly(4, 8, 12, change=lambda lines: flip(lines[1])),
-        "no names": doubly(4, 8, 12, change=lambda lines: [line.update(keyid="") for line in lines]),
-        "changed and no names": doubly(
-            4, 12, change=lambda lines: [(line.update(keyid=""), flip(line)) for line in lines]
-        ),
+        "no names": doubly(4, 8, 12, change=nameless),
+        "changed and no names": doubly(4, 12, change=spoiled_and_nameless),
     }
     whole = ledgers["all"]
     job_id = whole.entry(9)["job_id"]
