@@ -29,7 +29,7 @@ from tests.tally import run_tally
 
 Judge = Callable[..., tuple[dict[str, Any], ExitCode]]
 RING = Keyring([SIGNER.public_key])
-ONE, TWO, THREE = (Witness(f"witness.example/w{number}", number) for number in (1, 2, 3))
+ONE, TWO, THREE = (Witness(f"witness.example/w{number}", number, is_ml_dsa=number > 1) for number in (1, 2, 3))
 LAST_SEQ = 4
 """Of the receipt; the log has one entry more."""
 OWN_LOG = VerifierKey.of(f"{LOG_ORIGIN}/{LEDGER.tenant_id}", SIGNER.public_key).text()

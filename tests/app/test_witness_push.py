@@ -49,10 +49,12 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def three(keys: Keys) -> Iterator[list[WitnessServer]]:
-    """Three witnesses that serve."""
+    """Three witnesses that serve, with keys of both kinds."""
     with ExitStack() as stack:
         yield [
-            stack.enter_context(serving_witness(WitnessServer(f"witness.example/w{number}", number, keys)))
+            stack.enter_context(
+                serving_witness(WitnessServer(f"witness.example/w{number}", number, keys, is_ml_dsa=number > 1))
+            )
             for number in (1, 2, 3)
         ]
 

@@ -24,7 +24,8 @@ from tests.conftest import connected_to
 from tests.tally import run_tally
 from tests.waiting import until
 
-ONE, TWO, STRANGER = Witness(), Witness("witness.example/w2", 2), Witness("stranger.example", 3)
+ONE, TWO, STRANGER = Witness(), Witness("witness.example/w2", 2, is_ml_dsa=True), Witness("stranger.example", 3)
+MANY = [Witness(f"witness.example/many{number}", number, is_ml_dsa=True) for number in range(10, 40)]
 NOW_S = int(time.time())
 NUMBERS = itertools.count(1)
 PLAIN = {"content-type": "text/plain"}
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(postgres: EmbeddedPostgres, folder: Path) -> Iterator[httpx.Client]:
     settings = {
-        "log": {"witnesses": [ONE.verifier_key, TWO.verifier_key]},
+        "log": {"witnesses": [each.verifier_key for each in (ONE, TWO, *MANY)]},
         "chain": {"checkpoint_interval": "20ms"},
     }
     with serving(postgres, folder, "witnesses", **settings) as url, httpx.Client(base_url=url, timeout=30) as client:
@@ -100,6 +101,16 @@ def test_a_cosigned_checkpoint_is_kept_and_served_with_its_cosignatures(client: 
     verifier_keys = client.get("/v1/keys", params={"tenant_id": tenant}).json()["log_verifier_keys"]
     assert open_checkpoint(note, verifier_keys).size == 2
     assert [(each["tree_size"], each["status"]) for each in stored(client, tenant)] == [(2, "ok"), (2, "ok")]
+
+
+def test_a_note_has_room_for_a_cosignature_of_each_witness_with_an_ml_dsa_key(
+    client: httpx.Client, tenant: str
+) -> None:
+    note = checkpoint(client, tenant)
+    for each in MANY:
+        note = each.cosign(note, NOW_S - 60)
+    assert len(send(client, tenant, note).json()["added"]) == len(MANY)
+    assert checkpoint(client, tenant).count("\n") == note.count("\n")
 
 
 def test_the_newest_cosigned_checkpoint_stays_at_hand_while_the_log_grows(client: httpx.Client, tenant: str) -> None:
@@ -193,7 +204,7 @@ def test_garbage_is_refused(client: httpx.Client, tenant: str, garbage: bytes) -
 
 
 def test_a_note_that_is_too_long_or_of_another_kind_is_refused(client: httpx.Client, tenant: str) -> None:
-    assert send(client, tenant, b"x" * 16_385).status_code == 413
+    assert send(client, tenant, b"x" * (128 * 1024 + 1)).status_code == 413
     answer = client.post(f"/v1/log/{tenant}/cosignatures", json={"note": "x"})
     assert answer.status_code == 415
     assert send(client, "nobody", ONE.cosign(checkpoint(client, tenant), NOW_S)).status_code == 404

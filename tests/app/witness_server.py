@@ -40,8 +40,8 @@ class WitnessServer(Witness):
     ``rate`` bounds the requests that it serves in a second; ``lie`` may change what it answers.
     """
 
-    def __init__(self, name: str, seed: int, keys_of: KeysOf) -> None:
-        super().__init__(name, seed)
+    def __init__(self, name: str, seed: int, keys_of: KeysOf, *, is_ml_dsa: bool = False) -> None:
+        super().__init__(name, seed, is_ml_dsa=is_ml_dsa)
         self.keys_of = keys_of
         self.url = ""
         self.rate: int | None = None

@@ -45,7 +45,7 @@ from signing.anchors import RFC_3161, WITNESS, ExternalWitnesses
 router = APIRouter(route_class=StrictRoute, tags=["log"], responses=PROBLEM_RESPONSE)
 
 TILE_LEVEL_MAX = 63
-NOTE_BYTES_MAX = 16 * 1024
+NOTE_BYTES_MAX = 128 * 1024
 """Longest note taken: room for every cosignature that a note may have."""
 _LEVEL = re.compile(r"(?P<level>0|[1-9][0-9]?)/(?P<rest>.*)", re.ASCII)
 _INDEX = re.compile(r"(?P<index>(?:x[0-9]{3}/){0,5}[0-9]{3})(?:\.p/(?P<width>[1-9][0-9]{0,2}))?", re.ASCII)
