@@ -11,6 +11,7 @@ import { belowQuorum, witnessesOf } from "./witnesses.js";
 
 const EVENTS_PAGE = 500;
 const RUNS_MAX = 12;
+const QUORUM_WAIT_S = 5;
 const FIELD = /\{(\w+)\}/g;
 const STATES = {
   GLOBAL: ["chained", "", "in the tenant's chain"],
@@ -131,10 +132,10 @@ function actions(ctx, tenant, id, places, lastSeq) {
   const receipt = async () => {
     fill(told);
     try {
-      const witnessed = await witnessesOf(ctx, tenant);
-      await save("GET", address(`/v1/jobs/${named(id)}/receipt`, { tenant_id: tenant }), `${id}.receipt.json`);
+      const about = { tenant_id: tenant, wait_s: QUORUM_WAIT_S };
+      await save("GET", address(`/v1/jobs/${named(id)}/receipt`, about), `${id}.receipt.json`);
       ctx.say("The receipt is downloaded");
-      fill(told, belowQuorum(witnessed, lastSeq()));
+      fill(told, belowQuorum(await witnessesOf(ctx, tenant), lastSeq()));
     } catch (error) {
       fill(told, error.message);
     }

@@ -20,7 +20,7 @@ import { floorOf, shownFloor } from "./floor.js";
 import { ManifestForged } from "./manifest.js";
 import { JobIndex } from "./job_index.js";
 import { Frontier, ProofError, leafHash, verifyConsistency } from "./merkle.js";
-import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
+import { judgeCheckpoint, judgeKept, otherSignatures, readCheckpoint } from "./note.js";
 import { withQuorum } from "./policy.js";
 import { SnapshotJudge, isNext, openRow } from "./snapshots.js";
 import { KEPT, OWN, breakOf, isValid, rollbackAt, withBreak, withCheckpoint } from "./verdicts.js";
@@ -41,7 +41,7 @@ export async function judgeBundle(file, against, { onProgress = () => {}, onRow 
   let kept = null;
   if (against.kept !== null) {
     try {
-      kept = await judgeCheckpoint(against.kept, against.keyring);
+      kept = await judgeKept(against.kept, against.keyring);
     } catch (error) {
       if (!(error instanceof Malformed)) throw error;
       const why = `the checkpoint that was given does not hold: ${error.message}`;

@@ -204,6 +204,11 @@ export class Keyring {
     return new Keyring(this.keys, this.logVerifierKeys, this.callers, true);
   }
 
+  /** The same ring, by which any held key is enough. */
+  demandingOne() {
+    return this.needsBoth ? new Keyring(this.keys, this.logVerifierKeys, this.callers) : this;
+  }
+
   /** Which of the two signatures that are demanded is not among these that hold; null if none is. */
   lacks(signers) {
     if (!this.needsBoth || new Set(signers.map((key) => key.isSecond)).size === 2) return null;

@@ -183,6 +183,11 @@ export async function judgeCheckpoint(content, keyring) {
   }
 }
 
+/** The same of one that the reader kept: it counts against a log and never for it, so one signature is enough. */
+export function judgeKept(content, keyring) {
+  return judgeCheckpoint(content, keyring?.demandingOne() ?? null);
+}
+
 /** A checkpoint carries no time, so a revoked key does not count. */
 function verifiersOf(keyring, origin) {
   const isShort = toUtf8(origin).length <= COSIGNED_NAME_BYTES_MAX;

@@ -34,7 +34,7 @@ import { canonical, hasMembers, isInteger, isObject, isText, parseJson } from ".
 import { verifyJob } from "./job_index.js";
 import { LOG_ORIGIN, STATEMENT_TYPE } from "./manifest.js";
 import { ProofError, leafHash, verifyConsistency, verifyInclusion } from "./merkle.js";
-import { judgeCheckpoint, otherSignatures, readCheckpoint } from "./note.js";
+import { judgeCheckpoint, judgeKept, otherSignatures, readCheckpoint } from "./note.js";
 import { withQuorum } from "./policy.js";
 import { sha256 } from "./sha256.js";
 import { LACKS_ONE, openSnapshot } from "./snapshots.js";
@@ -255,7 +255,7 @@ export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses, p
   let kept = null;
   if (keptNote !== null) {
     try {
-      kept = await judgeCheckpoint(keptNote, keyring);
+      kept = await judgeKept(keptNote, keyring);
     } catch (error) {
       if (!(error instanceof Malformed)) throw error;
       const why = `the checkpoint that was given does not hold: ${error.message}`;
