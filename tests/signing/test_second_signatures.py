@@ -6,8 +6,11 @@ import base64
 import hashlib
 import json
 import pickle
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import mldsa
@@ -277,3 +280,31 @@ def test_public_keys_of_one_length_have_one_id(second_signer: FileSigner) -> Non
     assert again == second_signer.public_key
     with pytest.raises(InvalidInputError, match="not an ml-dsa-44"):
         PublicKey.of_raw(bytes(32), "ml-dsa-44")
+
+
+# Programs of others
+
+
+@pytest.mark.torture
+@pytest.mark.foreign
+def test_go_opens_a_checkpoint_by_the_first_key_alone_and_by_both(
+    checkpoint: str, ring: Keyring, tmp_path: Path
+) -> None:
+    """golang.org/x/mod passes over the line of a type that it does not know; filippo.io/mldsa verifies it."""
+    go = shutil.which("go")
+    assert go is not None, "install Go 1.25 or newer: it opens checkpoints as others do"
+    shutil.copy(Path(__file__).with_name("note_judge.go"), tmp_path)
+    (tmp_path / "go.mod").write_text("module judge\n\ngo 1.25.0\n")
+    modules = ("golang.org/x/mod@v0.31.0", "filippo.io/mldsa@v1.0.0")
+    subprocess.run([go, "get", *modules], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "checkpoint").write_text(checkpoint)
+    first, second = (VerifierKey.of(HEAD.origin, key).text() for key in ring)
+
+    def judged(text: str, *keys: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "checkpoint").write_text(text)
+        command = [go, "run", ".", "checkpoint", *keys]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert judged(checkpoint, first, second).stdout.split("\n")[:2] == ["1 1", "2 0"]
+    spoiled = judged(with_line(checkpoint, 1, flip_last), first, second)
+    assert (spoiled.stdout.split("\n")[0], "invalid signature" in spoiled.stderr) == ("1 1", True), spoiled.stderr
