@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import RenderableType
@@ -106,7 +105,8 @@ def verify(
     With --witness-key and --tsa-ca, statements of external witnesses are
     judged here, and the log is compared with those that hold. With --policy
     the exit code is 3 unless the quorum of that tlog-policy file has cosigned
-    all entries; those that came last are cosigned within seconds.
+    all entries; those that came last are cosigned within seconds. An archive
+    has the cosignatures that there were when it was written.
 
     With --archive all tenants of an archive are verified, and its Iceberg
     table: manifests, files, trees, and that the table names each signed file
@@ -145,10 +145,21 @@ def verify(
     if with_archive and (from_seq is not None or to_seq is not None):
         raise typer.BadParameter("it begins at seq 1: leave out seqs", param_hint="--with-archive")
     if archive is not None and is_alone:
-        if dsn is not None or from_seq is not None or to_seq is not None or witness_key or tsa_ca or policy:
-            raise typer.BadParameter("an archive is verified whole: leave out --dsn, seqs and witnesses")
-        _verify_archive(
-            archive, tenant, keyring, checkpoint, memory_of(state, is_off=no_state or keyring is None), as_json
+        if dsn is not None or from_seq is not None or to_seq is not None or tsa_ca:
+            raise typer.BadParameter(
+                "an archive is verified whole and has no time stamps: leave out --dsn, seqs and --tsa-ca"
+            )
+        # Imported here, because it loads Arrow, which no other verification needs.
+        from cli.verify_archive import verify_archive
+
+        verify_archive(
+            archive,
+            tenant,
+            keyring,
+            None if checkpoint is None else read_kept(checkpoint),
+            memory_of(state, is_off=no_state or keyring is None),
+            as_json,
+            ExternalWitnesses.load(witness_key or [], None, policy),
         )
     if tenant is None:
         raise typer.BadParameter("name the tenant whose chain is verified", param_hint="--tenant")
@@ -177,20 +188,6 @@ def verify(
     if code is ExitCode.INCOMPLETE:
         print_why_incomplete([verdict], is_any_key=dsn is None or keyring is not None)
     raise CommandExit(code)
-
-
-def _verify_archive(
-    url: str,
-    tenant: str | None,
-    keyring: Keyring | None,
-    checkpoint: Path | None,
-    memory: Memory | None,
-    as_json: bool,
-) -> NoReturn:
-    # Imported here, because it loads Arrow, which no other verification needs.
-    from cli.verify_archive import verify_archive
-
-    verify_archive(url, tenant, keyring, None if checkpoint is None else read_kept(checkpoint), memory, as_json)
 
 
 def _with_archive(url: str, archive: str | None, request: Request, *, is_by_service: bool) -> Request:

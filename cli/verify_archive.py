@@ -14,6 +14,7 @@ from ledger.errors import InvalidInputError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, gravest
 from ledger.verification import TreeHead
 from objects.store import ArchiveStore
+from signing.anchors import NOBODY, ExternalWitnesses
 from signing.checkpoint import JudgedCheckpoint, judge_kept, judge_unvouched
 from signing.keys import Keyring
 from signing.memory import Memory, remembering
@@ -27,7 +28,13 @@ FILE = "file"
 
 
 def verify_archive(
-    url: str, tenant: str | None, keyring: Keyring | None, kept: str | None, memory: Memory | None, as_json: bool
+    url: str,
+    tenant: str | None,
+    keyring: Keyring | None,
+    kept: str | None,
+    memory: Memory | None,
+    as_json: bool,
+    external: ExternalWitnesses = NOBODY,
 ) -> NoReturn:
     """Verify the tenants of the archive at ``url``, by default all, and its table; prints the verdicts and exits.
 
@@ -54,7 +61,7 @@ def verify_archive(
     for name in tenants:
         of_tenant = judged if judged is not None and judged.checkpoint.origin.rpartition("/")[2] == name else None
         heads = [*_heads(of_tenant), *(observed[name].heads if name in observed else ())]
-        verdict = asyncio.run(verify_tenant(store, name, keyring, heads))
+        verdict = asyncio.run(verify_tenant(store, name, keyring, heads, external))
         if of_tenant is not None:
             judge_unvouched(verdict, of_tenant.unknown, keyring)
         verdicts.append(observed[name].with_verdict(verdict) if name in observed else verdict)

@@ -277,21 +277,29 @@ def with_anchors(
     """``verdict`` on a file, with the statements of external witnesses about its log. ``own`` is the file's checkpoint;
     the keys of ``keyring`` verify the log's signatures. A valid statement that disagrees is a break. The quorum is to
     cover entry ``to_seq``, by default the last of the verdict."""
-    results = list[Anchor]()
-    for each in anchors:
-        anchor = _judged(each, own, keyring, external)
-        try:
-            if anchor.status == "ok":
-                verify_consistency(
-                    anchor.size, own.size, anchor.root, own.root, [bytes.fromhex(text) for text in each.consistency]
-                )
-        except ProofError as error:
-            detail = f"the log does not begin with what the {anchor.kind} anchor by {anchor.by} is of: {error}"
+    results = [judge_bundled(each, own, keyring, external) for each in anchors]
+    for anchor in results:
+        if anchor.status == "broken":
+            assert anchor.detail is not None
             root = own.root.hex() if own.size == anchor.size else None
-            verdict = with_break(verdict, rollback(anchor.size, detail, anchor.root.hex(), root))
-            anchor = anchor._replace(status="broken", detail=detail)
-        results.append(anchor)
+            verdict = with_break(verdict, rollback(anchor.size, anchor.detail, anchor.root.hex(), root))
     return external.with_quorum({**verdict, "anchors": [each.to_json() for each in results]}, results, to_seq)
+
+
+def judge_bundled(
+    bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, external: ExternalWitnesses
+) -> Anchor:
+    """The statement, verified, and compared with the log of the checkpoint ``own``: ``broken`` if that does not begin
+    with what the statement is of."""
+    anchor = _judged(bundled, own, keyring, external)
+    try:
+        if anchor.status == "ok":
+            proof = [bytes.fromhex(text) for text in bundled.consistency]
+            verify_consistency(anchor.size, own.size, anchor.root, own.root, proof)
+    except ProofError as error:
+        detail = f"the log does not begin with what the {anchor.kind} anchor by {anchor.by} is of: {error}"
+        return anchor._replace(status="broken", detail=detail)
+    return anchor
 
 
 def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, external: ExternalWitnesses) -> Anchor:

@@ -42,12 +42,15 @@ from ledger.names import is_readable_tenant
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
 from objects.store import ArchiveStore
+from signing.anchors import ANCHORS_MAX, BundledAnchor
 from signing.envelope import Envelope
 from signing.keys import Keyring
 from signing.manifest import CONSISTENCY_HASHES_MAX, RangeManifest
 
 FORMAT_VERSION: Final = 2
-"""Of manifests; version 1 has no ``extends``."""
+"""Of manifests without ``anchors``; version 1 has no ``extends``."""
+ANCHORED_VERSION: Final = 3
+"""Of manifests with ``anchors``."""
 
 FILE_ROWS_MAX: Final = 262_144
 """An entry file ends at the next multiple of this, at the latest."""
@@ -258,7 +261,9 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     files: Annotated[tuple[ArchivedFile, ...], Meta(min_length=2, max_length=FILES_MAX)]
     extends: Annotated[tuple[Hash, ...], Meta(max_length=CONSISTENCY_HASHES_MAX)] | UnsetType = UNSET
     """Proof that the tree extends that of the manifest before; empty if there is none, absent in version 1."""
-    format_version: Literal[1, 2] = FORMAT_VERSION
+    anchors: Annotated[tuple[BundledAnchor, ...], Meta(min_length=1, max_length=ANCHORS_MAX)] | UnsetType = UNSET
+    """The cosignatures of witnesses on trees of the log that reach ``to_seq``, up to the checkpoint."""
+    format_version: Literal[1, 2, 3] = FORMAT_VERSION
 
     def digests(self) -> Iterator[str]:
         """Digests of all files."""
@@ -278,6 +283,10 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
             (
                 (self.format_version == 1) != (self.extends is UNSET) or (self.from_seq == 1 and bool(self.extends)),
                 "extends is there from version 2 on, and empty in the manifest that begins at seq 1",
+            ),
+            (
+                (self.format_version == ANCHORED_VERSION) != (self.anchors is not UNSET),
+                "anchors are there exactly in version 3",
             ),
             (
                 self.to_seq - self.from_seq + 1 != self.entry_count,

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import UNSET
 
 from ledger.errors import (
     ArchiveInvalidError,
@@ -41,7 +42,7 @@ from ledger.verification import verify
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.reader import ChainReader
 from ledger.verification.tree_check import StoredTree, TreeHead
-from ledger.verification.verdict import ASPECTS, Break, Head
+from ledger.verification.verdict import ASPECTS, Anchor, Break, Head
 from objects.store import ArchiveStore
 from pipeline.archive import (
     MANIFEST_BYTES_MAX,
@@ -58,6 +59,7 @@ from pipeline.archive import (
 )
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, SNAPSHOT_FILE_SCHEMA, batches, opened
 from pipeline.arrow import Row, rows_of
+from signing.anchors import NOBODY, ExternalWitnesses, judge_bundled
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.callers import judge_of
 from signing.checkpoint import judge_unvouched
@@ -235,6 +237,20 @@ class TenantArchive:
         return Head(*(last.column(name)[-1].as_py() for name in names))
 
 
+def cosigned(archive: TenantArchive, keyring: Keyring | None, external: ExternalWitnesses) -> tuple[Anchor, ...]:
+    """The last statement of each witness in the manifests, judged. One that holds is about the first ``to_seq`` entries
+    of the manifest, whose tree all larger ones extend; one that contradicts the manifest is compared with the entries
+    as it stands."""
+    found: dict[str, Anchor] = {}
+    for manifest in (each.manifest for each in archive.sealed if external.are_any):
+        for each in () if manifest.anchors is UNSET else manifest.anchors:
+            anchor = judge_bundled(each, read_checkpoint(manifest.checkpoint), keyring, external)
+            if anchor.status == "ok" and anchor.size >= manifest.to_seq:
+                anchor = anchor._replace(size=manifest.to_seq, root=bytes.fromhex(manifest.tree_root))
+            found[each.by] = anchor._replace(status="ok") if anchor.status == "broken" else anchor
+    return tuple(found.values())
+
+
 def last_snapshot(store: ArchiveStore, manifest: Manifest) -> str:
     """Digest of the snapshot that ends an archived range, as the archive has it.
 
@@ -400,10 +416,14 @@ def broken(tenant_id: str, error: LedgerError, seconds: float) -> dict[str, Any]
 
 
 async def verify_tenant(
-    store: ArchiveStore, tenant_id: str, keyring: Keyring | None, kept: Sequence[TreeHead] = ()
+    store: ArchiveStore,
+    tenant_id: str,
+    keyring: Keyring | None,
+    kept: Sequence[TreeHead] = (),
+    external: ExternalWitnesses = NOBODY,
 ) -> dict[str, Any]:
-    """The verdict object on a tenant of an archive, against the keys of ``keyring`` and tree heads that were kept
-    elsewhere.
+    """The verdict object on a tenant of an archive, against the keys of ``keyring``, tree heads that were kept
+    elsewhere, and the cosignatures of ``external`` witnesses.
 
     Raises:
         TenantNotFoundError: the archive does not have the tenant.
@@ -418,12 +438,14 @@ async def verify_tenant(
             tenant_id=tenant_id,
             open_snapshot=partial(open_snapshot, keyring=keyring),
             checkpoints=[*kept, *judge.judge()],
+            anchors=cosigned(archive, keyring, external),
             projection=False,
             callers=judge_of(keyring),
         )
     except ArchiveInvalidError as error:
         return broken(tenant_id, error, time.perf_counter() - began_s)
-    return judge.verdict(found.to_json((time.perf_counter() - began_s) * 1000))
+    verdict = judge.verdict(found.to_json((time.perf_counter() - began_s) * 1000))
+    return external.with_quorum(verdict, found.anchors)
 
 
 class ArchiveChainReader(ChainReader):

@@ -12,13 +12,15 @@ Memory holds the tiles above the leaves, 32 bytes for 256 entries, and those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import UNSET
 
 from ledger import merkle
 from ledger.errors import (
@@ -41,6 +43,7 @@ from objects.store import ArchiveStore
 from pipeline.archive import Manifest
 from pipeline.archive.reader import TenantArchive, entries_of
 from pipeline.arrow import Row, rows_of
+from signing.anchors import StoredAnchor
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.keys import Keyring, Signer
@@ -88,7 +91,8 @@ def archived_receipt(
     manifest, checkpoint = _covering(archive, keyring)
     size = checkpoint.size
     extends = extends if extends is not None and extends <= size else None
-    found = _Found(wanted, size, extends)
+    said = _said(archive, checkpoint)
+    found = _Found(wanted, size, [each.size for each in said] + ([] if extends is None else [extends]))
     with _as_signed(tenant_id):
         for batch in _entries(archive, size):
             found.add(batch)
@@ -103,7 +107,7 @@ def archived_receipt(
         keys=keyring,
     )
     with _as_signed(tenant_id):
-        return make(Material(draft, rows, (), extends), tiles.getter(found.stored), signer)
+        return make(Material(draft, rows, said, extends), tiles.getter(found.stored), signer)
 
 
 def _as_signed(tenant_id: str) -> AbstractContextManager[None]:
@@ -127,6 +131,17 @@ def _covering(archive: TenantArchive, keyring: Keyring) -> tuple[Manifest, Check
     )
 
 
+def _said(archive: TenantArchive, checkpoint: Checkpoint) -> list[StoredAnchor]:
+    """The newest cosignature of each witness in the manifests on a tree of the log up to ``checkpoint``."""
+    found: dict[str, StoredAnchor] = {}
+    for manifest in (each.manifest for each in archive.sealed):
+        for each in () if manifest.anchors is UNSET else manifest.anchors:
+            size, time = read_checkpoint(each.checkpoint).size, datetime.fromisoformat(each.time)
+            if size <= checkpoint.size:
+                found[each.by] = StoredAnchor(each.kind, each.by, each.checkpoint, size, time)
+    return [*found.values()]
+
+
 def _entries(archive: TenantArchive, to_seq: int) -> Iterator[pa.RecordBatch]:
     for _, file in archive.files(to_seq=to_seq):
         yield from entries_of(archive.store, file, ENTRY_COLUMNS, {"seq": (None, to_seq)})
@@ -138,7 +153,8 @@ class _Found:
 
     wanted: Wanted
     size: int
-    extends: int | None
+    earlier: Sequence[int]
+    """Sizes of trees that the one of ``size`` is proved to extend."""
     stored: dict[TileCoordinates, bytes] = field(default_factory=dict)
     """The tiles that proofs need, and perhaps more."""
     _rows: list[Row] = field(default_factory=list)
@@ -148,8 +164,8 @@ class _Found:
 
     def __post_init__(self) -> None:
         self._kept |= {*tiles.right_edge(self.size)}
-        if self.extends is not None:
-            self._kept |= tiles.consistency_tiles(self.extends, self.size)
+        for each in self.earlier:
+            self._kept |= tiles.consistency_tiles(each, self.size)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """The next entries."""

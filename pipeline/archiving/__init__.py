@@ -19,7 +19,7 @@ gets no manifest; other tenants do. The same holds for a tenant that the archive
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import islice
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow.parquet as pq
+from msgspec import UNSET
 
 from ledger.errors import (
     ArchiveConflictError,
@@ -34,6 +35,7 @@ from ledger.errors import (
     BrokenRangeError,
     InvalidInputError,
     ProofError,
+    SignatureError,
     TenantNotFoundError,
     UnknownKeyError,
     reported_as,
@@ -44,6 +46,8 @@ from ledger.verification.snapshot_check import OpenedRow, open_row
 from ledger.verification.verdict import Break, Findings
 from objects.store import ArchiveStore
 from pipeline.archive import (
+    ANCHORED_VERSION,
+    FORMAT_VERSION,
     MANIFEST_BYTES_MAX,
     Manifest,
     SealedManifest,
@@ -67,7 +71,11 @@ from pipeline.archiving.filing import (
 )
 from pipeline.archiving.plan import Plan, checkpoint_of, next_plan
 from pipeline.arrow import rows_of
+from signing import note as notes
+from signing.anchors import WITNESS, BundledAnchor, StoredAnchor, as_of
+from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.keys import Keyring, Signer
+from signing.note import WitnessKey, cosignatures_of
 from signing.snapshot import open_snapshot
 
 ROUND_FILES_MAX: Final = 512
@@ -303,9 +311,14 @@ def write_manifest(store: ArchiveStore, manifest: Manifest, signer: Signer, keyr
     signed = Manifest.judge(theirs.envelope, keyring)
     if signed.verdict != "ok":
         raise UnknownKeyError(f"{path}: {signed.detail}")
-    # The run that wrote it may have used another checkpoint.
+    # The run that wrote it may have used another checkpoint, and other cosignatures.
+    said = theirs.manifest
     ours = msgspec.structs.replace(
-        manifest, checkpoint=theirs.manifest.checkpoint, consistency=theirs.manifest.consistency
+        manifest,
+        checkpoint=said.checkpoint,
+        consistency=said.consistency,
+        anchors=said.anchors,
+        format_version=said.format_version,
     )
     if ours != theirs.manifest:
         raise ArchiveConflictError(f"{path} is there already and says something else: nothing was overwritten")
@@ -347,7 +360,7 @@ def manifest_of(
     assert digest is not None
     assert tree is not None
     tile = cache(partial(ledger.tile, plan.tenant_id))
-    checkpoint, proof = _checkpoint(ledger, plan, tree.root(), keyring, tile)
+    checkpoint, proof, said = _checkpoint(ledger, plan, tree.root(), keyring, tile)
     end = (tree.size, tree.root())
     extends = [] if before is None else _proof(_tree_of(before.manifest), end, tile)
     # 5. The file of snapshots.
@@ -375,6 +388,8 @@ def manifest_of(
         extends=tuple(each.hex() for each in extends),
         previous_manifest=plan.previous_manifest,
         files=(*files, snapshots),
+        anchors=tuple(said) or UNSET,
+        format_version=ANCHORED_VERSION if said else FORMAT_VERSION,
     )
     return manifest, digest
 
@@ -436,15 +451,28 @@ def worst(findings: Findings) -> Break | None:
 
 def _checkpoint(
     ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring, tile: tiles.GetTile
-) -> tuple[str, list[bytes]]:
-    """The newest checkpoint, and the proof that it extends the range's tree, whose root is ``root``."""
+) -> tuple[str, list[bytes], list[BundledAnchor]]:
+    """The newest checkpoint, the proof that it extends the range's tree, whose root is ``root``, and the newest
+    cosignature of each witness on a tree between both."""
     tenant_id, size = plan.tenant_id, plan.to_seq
     with ledger.at_one_time():
         text = next((each.checkpoint for each in ledger.sealed(tenant_id)), None)
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
             raise broken_at(size, "tree", f"the newest checkpoint does not cover seq {size} any more")
-        return text, _proof((size, root), (checkpoint.size, checkpoint.root), tile)
+        proof = _proof((size, root), (checkpoint.size, checkpoint.root), tile)
+        said = ledger.cosignatures_between(tenant_id, size, checkpoint.size)
+        return text, proof, [each for key, note in said for each in _anchor(key, note, checkpoint, keyring, tile)]
+
+
+def _anchor(key: str, note: str, own: Checkpoint, keyring: Keyring, tile: tiles.GetTile) -> Iterator[BundledAnchor]:
+    """A stored cosignature with the proof that the checkpoint ``own`` extends its tree; nothing if it does not hold."""
+    with suppress(SignatureError, BrokenRangeError, InvalidInputError, ValueError):
+        witness = WitnessKey.parse(key)
+        (found,) = cosignatures_of(notes.parse(note), [witness])
+        signed = open_checkpoint(note, as_of(keyring, found.time), origin=own.origin)
+        proof = _proof((signed.size, signed.root), (own.size, own.root), tile)
+        yield StoredAnchor(WITNESS, key, note, signed.size, found.time).bundled(proof)
 
 
 def _proof(first: tuple[int, bytes], second: tuple[int, bytes], tile: tiles.GetTile) -> list[bytes]:

@@ -363,6 +363,11 @@ class Ledger(OpenPostgres):
         piece = Piece(tenant_id, 1, 1, 1, False, self.state)
         return self.reader(piece).tiles(level, index, index).get(index, b"")
 
+    def cosignatures_between(self, tenant_id: str, least: int, most: int) -> list[tuple[str, str]]:
+        """Verifier key and note of the newest cosignature of each witness on a checkpoint of so many entries."""
+        query = statements.cosignatures_between(tenant_id, least, most)
+        return [(key, note) for key, note in self.connection.rows(query)]
+
     def range_end(self, tenant_id: str, from_seq: int, to_seq: int) -> int | None:
         """The end of a range that should end near ``to_seq``: the end of the last of the first ``RANGE_SNAPSHOTS``
         signed snapshots that end in it; if none does, the end of the first after it. None if there is none."""

@@ -71,7 +71,7 @@ def verify(
             "--policy",
             exists=True,
             dir_okay=False,
-            help="A tlog-policy file: exit code 3 below its quorum of witnesses. Archives carry no cosignatures.",
+            help="A tlog-policy file: exit code 3 below its quorum of witnesses.",
         ),
     ] = None,
     signatures: Signatures = "any",

@@ -16,9 +16,10 @@ import pyarrow as pa
 from ledger.errors import ArchiveInvalidError
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.range_fold import ChainBounds
+from ledger.verification.verdict import Anchor
 from objects.store import ArchiveStore
 from pipeline.archive import ArchivedFile, SealedManifest, month_of, month_order
-from pipeline.archive.reader import ArchiveJudge, TenantArchive, entries_of, snapshots_of, tenants_of
+from pipeline.archive.reader import ArchiveJudge, TenantArchive, cosigned, entries_of, snapshots_of, tenants_of
 from pipeline.arrow import ENTRY_SCHEMA, SNAPSHOT_SCHEMA
 from pipeline.places.protocol import (
     Facts,
@@ -32,6 +33,7 @@ from pipeline.places.protocol import (
     Sealed,
     Times,
 )
+from signing.anchors import ExternalWitnesses
 from signing.keys import Keyring
 
 
@@ -159,6 +161,10 @@ class OpenArchive(OpenPlace):
             Sealed(each.manifest.to_seq, each.manifest.checkpoint, [*map(bytes.fromhex, each.manifest.consistency)])
             for each in self._archive(tenant_id).sealed
         ]
+
+    def cosigned(self, tenant_id: str, keyring: Keyring | None, external: ExternalWitnesses) -> tuple[Anchor, ...]:
+        """Those in the manifests."""
+        return cosigned(self._archive(tenant_id, keyring), keyring, external)
 
     def manifests(self, tenant_id: str) -> Sequence[SealedManifest]:
         """As they were read."""

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from ledger.errors import ArchiveInvalidError, InvalidInputError
 from ledger.machines.retention import Floor
 from ledger.verification.range_fold import ChainBounds
+from ledger.verification.verdict import Anchor
 from pipeline.archive import SealedManifest
 from pipeline.places.protocol import (
     ROWS_A_PIECE,
@@ -27,6 +28,7 @@ from pipeline.places.protocol import (
     Sealed,
     Times,
 )
+from signing.anchors import ExternalWitnesses
 from signing.keys import Keyring
 
 
@@ -122,10 +124,10 @@ class OpenLedgers(OpenPlace):
         place, tenant = self._at(tenant_id)
         return place.sealed(tenant)
 
-    def cosignatures(self, tenant_id: str, witnesses: Collection[str]) -> Sequence[tuple[str, str]]:
+    def cosigned(self, tenant_id: str, keyring: Keyring | None, external: ExternalWitnesses) -> tuple[Anchor, ...]:
         """As in its ledger."""
         place, tenant = self._at(tenant_id)
-        return place.cosignatures(tenant, witnesses)
+        return place.cosigned(tenant, keyring, external)
 
     def manifests(self, tenant_id: str) -> Sequence[SealedManifest]:
         """As in its ledger."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -38,6 +39,7 @@ from ledger.verification import (
     StoredTree,
 )
 from ledger.verification.range_fold import ChainBounds
+from ledger.verification.verdict import Anchor
 from pipeline.arrow import Row, rows_of
 from pipeline.places import statements
 from pipeline.places.floors import NOWHERE, FoundFloor, begun_at, floors_of
@@ -70,6 +72,7 @@ from pipeline.places.statements import (
     select_list,
     within,
 )
+from signing.anchors import WITNESS, ExternalWitnesses, StoredAnchor, judge, opener
 from signing.callers import AFTER_CALLERS, CALLER_PREFIX
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX, named_keys, without_trust
 from signing.keys import Keyring
@@ -312,13 +315,15 @@ class OpenPostgres(OpenPlace):
         query = f"SELECT checkpoint::text FROM {TREES} WHERE tenant_id = {literal(tenant_id)} ORDER BY ctid LIMIT 1"
         return [Sealed(None, row[0], ()) for row in self.connection.rows(query) if row[0] is not None]
 
-    def cosignatures(self, tenant_id: str, witnesses: Collection[str]) -> list[tuple[str, str]]:
+    def cosigned(self, tenant_id: str, keyring: Keyring | None, external: ExternalWitnesses) -> tuple[Anchor, ...]:
         """Those of the database."""
-        return (
-            [(key, note) for key, note in self.connection.rows(statements.newest_cosignatures(tenant_id, witnesses))]
-            if witnesses
-            else []
-        )
+        if keyring is None or not external.witnesses:
+            return ()
+        open_note = external.pinned(opener(keyring, f"{self.log_origin(tenant_id)}/{tenant_id}"))
+        query = statements.newest_cosignatures(tenant_id, [key.text() for key in external.witnesses])
+        unknown = datetime.fromtimestamp(0, UTC)
+        said = [StoredAnchor(WITNESS, key, note, 0, unknown) for key, note in self.connection.rows(query)]
+        return tuple(judge(each, external.witnesses, (), open_note) for each in said)
 
     def named_keys(self) -> Keyring | None:
         """The keys that the ``_system`` chain names. No signature is valid by them. None without a root."""

@@ -18,6 +18,8 @@ from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.retention import Floor
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
 from ledger.verification.range_fold import ChainBounds
+from ledger.verification.verdict import Anchor
+from signing.anchors import ExternalWitnesses
 from signing.keys import Keyring
 
 if TYPE_CHECKING:
@@ -275,9 +277,9 @@ class OpenPlace(Protocol):
             ArchiveInvalidError: they cannot be read.
         """
 
-    def cosignatures(self, tenant_id: str, witnesses: Collection[str]) -> Sequence[tuple[str, str]]:
-        """Verifier key and note of the newest cosignature of each of these witnesses on its checkpoints, not verified.
-        Archives carry none."""
+    def cosigned(self, tenant_id: str, keyring: Keyring | None, external: ExternalWitnesses) -> tuple[Anchor, ...]:
+        """The newest cosignature of each of these witnesses on its checkpoints, judged; none that counts without
+        keys."""
         return ()
 
     def manifests(self, tenant_id: str) -> Sequence[SealedManifest]:

@@ -14,6 +14,7 @@ from ledger.machines.retention import SUBJECT
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS
 from pipeline.arrow import INTEGERS
 from pipeline.places.protocol import SEQ_MAX, SEQ_MIN, Times
+from signing.anchors import ANCHORS_MAX
 
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
@@ -104,6 +105,16 @@ def newest_cosignatures(tenant_id: str, witnesses: Iterable[str]) -> str:
          CROSS JOIN LATERAL (SELECT witness, note FROM {COSIGNATURES}
                               WHERE tenant_id = {literal(tenant_id)} AND witness = known.key
                               ORDER BY tree_size DESC, cosigned_at DESC LIMIT 1) AS said
+    """
+
+
+def cosignatures_between(tenant_id: str, least: int, most: int) -> str:
+    """Verifier key and note of the newest cosignature of each witness on a checkpoint of ``least`` to ``most`` entries
+    of the tenant."""
+    return f"""
+        SELECT DISTINCT ON (witness) witness::text, note::text FROM {COSIGNATURES}
+         WHERE tenant_id = {literal(tenant_id)} AND tree_size BETWEEN {least:d} AND {most:d}
+         ORDER BY witness, tree_size DESC, cosigned_at DESC LIMIT {ANCHORS_MAX}
     """
 
 

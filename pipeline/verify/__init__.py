@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +33,7 @@ from ledger.verification.range_check import RangeTask
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.range_fold import tasks as tasks_of
 from ledger.verification.tree_check import TreeHead
-from ledger.verification.verdict import KINDS, Anchor, Break, Verdict
+from ledger.verification.verdict import KINDS, Break, Verdict
 from pipeline import arrow
 from pipeline.archive.reader import broken
 from pipeline.arrow import ddl_of
@@ -61,7 +60,7 @@ from pipeline.verify.tasks import (
     read_jobs,
     rows_in,
 )
-from signing.anchors import NOBODY, WITNESS, ExternalWitnesses, StoredAnchor, judge, opener
+from signing.anchors import NOBODY, ExternalWitnesses
 from signing.checkpoint import JudgedCheckpoint, judge_kept
 from signing.judging import verify_file
 from signing.keys import Keyring
@@ -174,7 +173,7 @@ def verify(
         tenants: tenants, or chains of several ledgers, to verify; by default all.
         keyring: trusted keys; without it the keys that the ledger names, by which no signature is valid.
         checkpoints: by tenant, externally kept tree heads, which the chain must extend.
-        external: witnesses whose cosignatures in a database count, and the policy over them.
+        external: witnesses whose cosignatures count, and the policy over them.
         rows_a_piece: entries that a task checks.
         passed: counts checked entries.
 
@@ -188,7 +187,7 @@ def verify(
     ends = {
         tenant: each.ends._replace(
             checkpoints=(*each.ends.checkpoints, *(checkpoints or {}).get(tenant, ())),
-            anchors=anchors_of(place, tenant, keyring, external),
+            anchors=place.cosigned(tenant, keyring, external),
         )
         for tenant, each in judged.items()
     }
@@ -207,19 +206,6 @@ def verify(
         told = judged[chain].told(verdict.to_json(seconds * 1000))
         objects[chain] = external.with_quorum(told, verdict.anchors)
     return Verified(spark, [ChainName.parse(chain).named(objects[chain]) for chain in wanted], found)
-
-
-def anchors_of(
-    place: OpenPlace, chain: str, keyring: Keyring | None, external: ExternalWitnesses
-) -> tuple[Anchor, ...]:
-    """The newest cosignature of each witness on a chain's checkpoints, judged; none without keys."""
-    if keyring is None or not external.witnesses:
-        return ()
-    origin = f"{place.log_origin(chain)}/{ChainName.parse(chain).tenant_id}"
-    open_note, unknown = external.pinned(opener(keyring, origin)), datetime.fromtimestamp(0, UTC)
-    said = place.cosignatures(chain, [key.text() for key in external.witnesses])
-    stored = (StoredAnchor(WITNESS, key, note, 0, unknown) for key, note in said)
-    return tuple(judge(each, external.witnesses, (), open_note) for each in stored)
 
 
 def check_chains(

@@ -15,6 +15,7 @@ from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
 from tests.app.chain_builder import insert, remove
+from tests.app.witness import Witness
 from tests.conftest import Database, connected_to, execute
 from tests.ledger.ledger_in_memory import SIGNER, Ledger, link_of
 
@@ -61,9 +62,9 @@ def ledger_of(tenant_id: str, physical: Sequence[int], snapshot_rows: int = 10, 
     return ledger
 
 
-def checkpoint_of(ledger: Ledger, log_origin: str = LOG_ORIGIN) -> str:
-    """The note that the ledger's log would sign now."""
-    head = ledger.checkpoint()
+def checkpoint_of(ledger: Ledger, log_origin: str = LOG_ORIGIN, size: int | None = None) -> str:
+    """The note that the ledger's log signed at ``size``, by default now."""
+    head = ledger.checkpoint(size)
     return sign_checkpoint(Checkpoint(f"{log_origin}/{ledger.tenant_id}", head.size, head.root), SIGNER)
 
 
@@ -81,6 +82,19 @@ async def store(database: Database, *ledgers: Ledger, log_origin: str = LOG_ORIG
                 "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = $2",
                 checkpoint_of(ledger, log_origin),
                 ledger.tenant_id,
+            )
+
+
+async def cosign(database: Database, ledger: Ledger, *witnesses: Witness, size: int | None = None) -> None:
+    """Store cosignatures of these witnesses on the ledger's first ``size`` entries, by default all."""
+    size = len(ledger.entries) if size is None else size
+    async with connected_to(database.superuser_url) as connection:
+        for each in witnesses:
+            await connection.execute(
+                "INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note)"
+                " VALUES ($1, $2, $3, now(), $4)",
+                *(ledger.tenant_id, each.verifier_key, size),
+                each.cosign(checkpoint_of(ledger, size=size), 1_704_931_300),
             )
 
 

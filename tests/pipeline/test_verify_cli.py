@@ -20,8 +20,8 @@ from tests.app.chains import until
 from tests.app.roles import run_roles_sql
 from tests.app.witness import Witness
 from tests.conftest import Database, connected_to
-from tests.ledger.ledger_in_memory import SIGNER, Ledger
-from tests.pipeline.archived_ledgers import checkpoint_of, days, ledger_of, store
+from tests.ledger.ledger_in_memory import SIGNER
+from tests.pipeline.archived_ledgers import archive_here, checkpoint_of, cosign, days, ledger_of, store
 from tests.pipeline.conftest import RunCommand
 from tests.pipeline.sites import drawn_sites
 
@@ -215,17 +215,6 @@ def test_why_a_verification_is_incomplete_is_said(run_command: RunCommand, datab
         )
 
 
-async def cosign(database: Database, ledger: Ledger, *witnesses: Witness) -> None:
-    async with connected_to(database.superuser_url) as connection:
-        for each in witnesses:
-            await connection.execute(
-                "INSERT INTO scheduler.checkpoint_cosignature (tenant_id, witness, tree_size, cosigned_at, note)"
-                " VALUES ($1, $2, $3, now(), $4)",
-                *(ledger.tenant_id, each.verifier_key, len(ledger.entries)),
-                each.cosign(checkpoint_of(ledger), 1_704_931_300),
-            )
-
-
 def test_ledgers_below_the_quorum_of_a_policy_are_incomplete_wherever_they_are(
     run_command: RunCommand, database: Database, tmp_path: Path
 ) -> None:
@@ -253,6 +242,9 @@ def test_ledgers_below_the_quorum_of_a_policy_are_incomplete_wherever_they_are(
     assert (below["valid"], below["policy"]["missing"]) == (True, ["w2: has cosigned nothing of this log"])
     (bundled,) = verdicts(ExitCode.INCOMPLETE, "--bundle", "acme.tar")
     assert bundled["policy"]["quorum_to_seq"] == 0
+    archive_here(database, tmp_path / "archive")
+    met, below = verdicts(ExitCode.INCOMPLETE, "--archive", tmp_path / "archive")
+    assert (met["policy"]["met"], below["policy"]["missing"]) == (True, ["w2: has cosigned nothing of this log"])
     # A witness has seen another history of this length.
     asyncio.run(cosign(database, ledger_of("other", days(20)[::-1]), two))
     _, rolled_back = verdicts(ExitCode.TAMPERED, "--dsn", database.service_url)
