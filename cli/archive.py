@@ -14,7 +14,7 @@ from app.runtime.settings.config import Settings, load_settings
 from app.share.archive import pause_s, store_of
 from app.trust.node_keys import uri_in_use
 from cli.client import LedgerClient, Service, trusted_keys
-from ledger.errors import InvalidInputError
+from ledger.errors import DatabaseUnavailableError, InvalidInputError, SigningUnavailableError
 from ledger.exit_code import ExitCode, gravest
 from signing import private_keys
 from signing.keys import Keyring, Signer
@@ -82,7 +82,9 @@ def run(
 
     It uses the settings of the local service: archive.url, the database, and
     the key of signing.key_uri. One process of a ledger archives at a time:
-    while a node does, this one waits its turn, and with --once it ends.
+    while a node does, this one waits its turn, and with --once it ends. Where
+    PostgreSQL or the signer is away, it tries again; once the node has a new
+    key, it signs with that.
 
     \b
     Exit codes, with --once: 0 all that is signed is archived, or another
@@ -97,13 +99,21 @@ def run(
     settings = load_settings()
     if (store := store_of(settings.archive)) is None:
         raise InvalidInputError("name the place of the archive: set archive.url, a folder or s3://bucket/prefix")
-    from pipeline.archiving.continuous import Archiver
+    from pipeline.archiving.continuous import Archiver, Progress
 
-    dsn, signer = dsn_of(settings), signer_of(settings)
-    archiver = Archiver(dsn, store)
+    dsn, uri = dsn_of(settings), uri_in_use(settings)
+    archiver, signer = Archiver(dsn, store), signer_of(settings, uri)
     while True:
         began_s = time.monotonic()
-        progress = archiver.step(signer, _keyring(dsn, signer))
+        try:
+            if (now := uri_in_use(settings)) != uri:  # The node has changed its key.
+                uri, signer = now, signer_of(settings, now)
+            progress = archiver.step(signer, _keyring(dsn, signer))
+        except (DatabaseUnavailableError, SigningUnavailableError) as error:
+            if once:
+                raise
+            archiver.close()
+            progress = Progress(has_turn=False, error=str(error), at_s=time.monotonic())
         tell(_told(progress), *_lines_of_run(progress), as_json=as_json)
         if once:
             archiver.close()

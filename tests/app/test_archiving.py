@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pipeline.archiving.continuous import Archiver
 from tests.app.chains import until
 from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.postgres_proxy import proxy_to
 from tests.app.served import Serve
 from tests.app.starting import assert_no_start
 from tests.app.test_package import ROOT, pins
@@ -230,6 +232,43 @@ async def test_a_process_of_its_own_archives_once_or_waits_its_turn(
     finally:
         held.close()
     assert (waiting.returncode, json.loads(waiting.stdout)["has_turn"]) == (0, False)
+
+
+async def test_a_process_of_its_own_waits_for_postgres_and_signs_with_the_key_of_now(
+    run_server: RunServer, make_settings: MakeSettings, database: Database, tmp_path: Path
+) -> None:
+    place, settings = tmp_path / "archive", make_settings(chain={"batch_interval": "100ms"})
+
+    def signers() -> list[str]:
+        files = sorted((place / "manifests" / "acme").glob("*"))
+        return [json.loads(file.read_bytes())["signatures"][0]["keyid"] for file in files]
+
+    async with run_server(settings) as client, proxy_to(database.service_url) as proxy:
+        environment = {
+            "TALLY_DATABASE_URL": proxy.url,
+            "TALLY_DATA_DIR": str(settings.data_dir),
+            "TALLY_ARCHIVE__URL": str(place),
+            "TALLY_ARCHIVE__INTERVAL": "1s",
+        }
+        await client.post("/v1/jobs", json=EVENT)
+        process = await asyncio.create_subprocess_exec(
+            *(*COLD, "archive", "run"), env=bare_environment() | environment, stdout=PIPE, cwd=ROOT
+        )
+        assert process.stdout is not None
+        try:
+            await until(signers, "the first entry is archived")
+            await proxy.refuse()
+            proxy.cut()
+            while not (line := await process.stdout.readline()).startswith(b"fails:"):
+                assert line, "it has ended"
+            rotated = (await client.post("/v1/keys/rotate", json={})).raise_for_status().json()
+            await proxy.accept()
+            await client.post("/v1/jobs", json=EVENT)
+            await until(lambda: len(signers()) > 1, "the second entry is archived")
+        finally:
+            process.terminate()
+            await process.wait()
+    assert signers()[-1] == rotated["key"]["key_id"] != signers()[0]
 
 
 def installed(folder: Path, lock: set[str]) -> Path:
