@@ -32,6 +32,7 @@ def console(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
     away = WitnessServer(W2.name, 2, lambda _: [])
     settings = {
         "auth": {"mode": "tokens"},
+        "signing": {"second": "ml-dsa-44"},
         "archive": {"url": str(folder / "archive"), "interval": "1s"},
         "log": {"policy": str(folder / "policy")},
     }
@@ -88,6 +89,14 @@ def test_a_tenant_says_which_witnesses_cosigned_and_whether_they_are_enough(cons
     expect(panel.get_by_role("row").filter(has_text="w2")).to_contain_text("✕ at fault it answers 404")
     assert barriers(page) == []
     expect(console.go("").get_by_text("to be cosigned")).to_contain_text("✓ in order")
+
+
+def test_second_keys_and_those_of_their_logs_are_listed_with_the_first(console: Console) -> None:
+    page = console.go("keys")
+    expect(page.get_by_role("row").filter(has_text="ml-dsa-44")).to_contain_text("snapshots, checkpoints")
+    second = console.api.get("/v1/keys").json()["second_log_verifier_keys"]
+    expect(page.locator("pre")).to_contain_text(second[0])
+    assert barriers(page) == []
 
 
 def test_a_receipt_that_too_few_witnesses_cover_is_said_to_be_below_the_quorum(console: Console) -> None:

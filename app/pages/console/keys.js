@@ -8,6 +8,7 @@ export async function keys(ctx) {
   const place = h("div", {}, waiting("Reading the keys"));
   ctx.show("Keys", h("h1", {}, "Keys"), place);
   const found = await get("/v1/keys", {}, ctx.signal);
+  const verifierKeys = [...found.log_verifier_keys, ...found.second_log_verifier_keys];
   fill(
     place,
     found.not_admitted.length > 0 &&
@@ -23,11 +24,11 @@ export async function keys(ctx) {
           ".",
         ),
       ),
-    panel(null, table("Keys that were admitted", columns(found), found.keys)),
+    panel(null, table("Keys that were admitted", columns(found), [...found.keys, ...found.second_keys])),
     panel(
       "Keys of logs",
       h("p", {}, "What a witness, or who reads the logs, checks checkpoints with:"),
-      h("pre", { tabindex: "0" }, found.log_verifier_keys.join("\n") || "None that you may audit."),
+      h("pre", { tabindex: "0" }, verifierKeys.join("\n") || "None that you may audit."),
     ),
     h(
       "p",

@@ -127,7 +127,7 @@ function checkpoint(note, head) {
       ],
       Log: h("code", {}, origin),
       Root: short(root, 24),
-      "Signed by": signers.map((each) => h("div", {}, h("code", {}, each))),
+      "Signed by": [...new Set(signers)].map((each) => h("div", {}, h("code", {}, each))),
     }),
     h("details", {}, h("summary", {}, "As it was signed"), h("pre", { tabindex: "0" }, note)),
   ];
