@@ -12,7 +12,7 @@ the digest of the event that it keeps.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,7 @@ from ledger.facts.events import ACTIONS, VERDICTS, CommitmentAction, SystemActio
 from ledger.machines.promises import proposed_payload
 
 MEMBER: Final = "idempotency"
+_MEMBER = MEMBER.encode()
 
 
 class KeptEvent(NamedTuple):
@@ -38,6 +39,17 @@ class KeptEvent(NamedTuple):
 def key_digest(tenant_id: str, key: IdempotencyKey) -> str:
     """The value of ``MEMBER`` in the payload of an event of this key."""
     return sha256(canonical.encode([tenant_id, key.route, key.key, key.line, key.body_digest.hex()])).hexdigest()
+
+
+def members(tenant_ids: Sequence[str], key: IdempotencyKey) -> list[bytes]:
+    """The members of events of one keyed request, a comma behind each, for a payload without them. The first is of the
+    line of ``key``, the others follow on it."""
+    request, end = canonical.encode([key.route, key.key])[1:-1], b',"%b"]' % key.body_digest.hex().encode()
+    begins = {each: b"[%b,%b," % (canonical.encode(each), request) for each in set(tenant_ids)}
+    return [
+        b'"%b":"%b",' % (_MEMBER, sha256(b"%b%d%b" % (begins[tenant_id], number, end)).hexdigest().encode())
+        for number, tenant_id in enumerate(tenant_ids, key.line)
+    ]
 
 
 def kept_event(job_id: str, action: str, payload: str) -> KeptEvent | None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Final
@@ -49,6 +50,8 @@ WINDOW_MS_MAX: Final = 6 * 86_400_000
 ID_PATTERN: Final = "[!-~]{1,255}"
 """That of an Idempotency-Key."""
 
+_NAMES: Final = ("id", "key_id", "not_after_ms", "not_before_ms")
+"""Members that are signed, in the order of canonical JSON."""
 _EVENT: Final = b"tallystick.signed-event.v1\n"
 _EVENTS: Final = b"tallystick.signed-events.v1\n"
 _PATH_CHARACTERS_MAX: Final = 2048
@@ -79,12 +82,7 @@ class CallerSignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def said(self) -> dict[str, Any]:
         """What is signed of it."""
-        return {
-            "id": self.id,
-            "key_id": self.key_id,
-            "not_after_ms": self.not_after_ms,
-            "not_before_ms": self.not_before_ms,
-        }
+        return {name: getattr(self, name) for name in _NAMES}
 
     def refuse_time(self, physical_ms: int, margin_ms: int = 0) -> None:
         """Return if an event at this time, and for ``margin_ms`` longer, is one that the caller signed.
@@ -132,6 +130,17 @@ def message(tenant_id: str, job_id: str, said: Mapping[str, Any], payload: bytes
     return b"".join((_EVENT, header(tenant_id, job_id, said), payload))
 
 
+def leaf_hashes(said: Mapping[str, Any], jobs: Sequence[tuple[str, str]], payloads: Sequence[bytes]) -> list[bytes]:
+    """The leaf of each event of a request: of its tenant and job, and its payload as for ``message``."""
+    before, last = canonical.encode({"id": said["id"]})[:-1], {name: said[name] for name in _NAMES[1:]}
+    begin, middle = b'\0%b%b,"job_id":' % (_EVENT, before), b',%b,"tenant_id":' % canonical.encode(last)[1:-1]
+    headers = {
+        (tenant_id, job_id): b"%b%b%b%b}\n" % (begin, canonical.encode(job_id), middle, canonical.encode(tenant_id))
+        for tenant_id, job_id in set(jobs)
+    }
+    return [sha256(headers[job] + payload).digest() for job, payload in zip(jobs, payloads, strict=True)]
+
+
 def root_message(said: Mapping[str, Any], size: int, root: bytes) -> bytes:
     """The bytes that are signed for ``size`` events together."""
     return _EVENTS + canonical.encode({**said, "root": root.hex(), "size": size})
@@ -164,7 +173,7 @@ def signed_message(tenant_id: str, job_id: str, payload: Mapping[str, Any], sign
 
 
 Tree = Sequence[Sequence[bytes]]
-"""The hashes of a tree of events by level, leaves first; the last level is the root alone."""
+"""Of a tree of events a value for each node, by level, leaves first; the last level is the root alone."""
 
 
 def tree_of(leaves: Sequence[bytes]) -> Tree:
@@ -178,23 +187,23 @@ def tree_of(leaves: Sequence[bytes]) -> Tree:
 
 def members_of_many(said: Mapping[str, Any], sig: str, tree: Tree) -> list[bytes]:
     """The members ``signature`` of the events of this tree, in order, as canonical JSON has them in a payload."""
-    size = len(tree[0])
-    rest = {name: said[name] for name in ("key_id", "not_after_ms", "not_before_ms")}
+    paths = paths_of(tree)
+    rest = canonical.encode({name: said[name] for name in _NAMES[1:]})[1:-1]
     begin = b'"%b":{"id":%b,"index":' % (MEMBER.encode(), canonical.encode(said["id"]))
-    middle, end = canonical.encode(rest)[1:-1], b'","sig":%b,"size":%d}' % (canonical.encode(sig), size)
+    middle, end = b',%b,"path":"' % rest, b'","sig":%b,"size":%d}' % (canonical.encode(sig), len(paths))
     return [
-        b'%b%d,%b,"path":"%b%b' % (begin, index, middle, base64.b64encode(_path(tree, index)), end)
-        for index in range(size)
+        b"%b%d%b%b%b" % (begin, index, middle, b2a_base64(path, newline=False), end) for index, path in enumerate(paths)
     ]
 
 
-def _path(tree: Tree, index: int) -> bytes:
-    hashes = []
-    for level in tree[:-1]:
-        if (sibling := index ^ 1) < len(level):
-            hashes.append(level[sibling])
-        index >>= 1
-    return b"".join(hashes)
+def paths_of(tree: Tree) -> list[bytes]:
+    """The path of each leaf of this tree, its hashes joined: each is its sibling and the path of the node above."""
+    paths = [b""]
+    for level in reversed(tree[:-1]):
+        siblings, pairs = [b""] * len(level), len(level) // 2
+        siblings[: 2 * pairs : 2], siblings[1::2] = level[1::2], level[: 2 * pairs : 2]
+        paths = [sibling + paths[at >> 1] for at, sibling in enumerate(siblings)]
+    return paths
 
 
 def replay_id(signature: CallerSignature, log: str | None) -> bytes:

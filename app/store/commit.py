@@ -5,7 +5,7 @@
     Committed        all of it is stored
     Fenced           the fence failed: chained_lsn or epoch is not what this node wrote last
     HeadsMoved       a chain does not end where the batch was linked
-    KeysChained      a keyed request of the batch is chained
+    KeysChained      the chain has other lines of a keyed request of the batch than this node stored
     RowRefused       PostgreSQL refuses a row or a value in it
     RowsLocked       another session keeps a row locked for longer than ``LOCK_TIMEOUT_S``
     TenantDamaged    rows of a tenant are not what this node chained, or PostgreSQL dropped some without an error
@@ -54,8 +54,9 @@ COPIED_LOCK_TIMEOUT_MS: Final = 50
 
 Value = TypeVar("Value")
 
-KeyedRow = tuple[str, int, str, int, bytes, int, int, int]
-"""(tenant, route, key, line, body digest, seq, epoch, LSN): a row of the idempotency table."""
+KeyedRow = tuple[str, int, str, int, bytes, int, int, int, int]
+"""(tenant, route, key, line, body digest, seq, epoch, LSN): a row of the idempotency table; last the number of rows
+that this node has stored for its request before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class HeadsMoved:
 
 @dataclass(frozen=True, slots=True)
 class KeysChained:
-    """A keyed request of the batch has a line in the chain; nothing was stored."""
+    """A keyed request of the batch has other lines in the chain than this node knows; nothing was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class InDoubt:
 Answer = Committed | Fenced | HeadsMoved | KeysChained | RowRefused | RowsLocked | TenantDamaged | InDoubt
 
 _KEY_TYPES = ("text", "smallint", "text", "integer", "bytea", "bigint", "bigint", "bigint")
+_KEY_COLUMNS = len(_KEY_TYPES) + 1
 _LOG_TYPES = {
     "seq": "bigint",
     "hlc_physical": "bigint",
@@ -141,7 +143,7 @@ _LOG_TYPES = {
     "origin": "json",
 }
 _KEYS_AT = 13
-_KEYS_CHECKED = _KEYS_AT + len(_KEY_TYPES)
+_KEYS_CHECKED = _KEYS_AT + _KEY_COLUMNS
 _ROWS_AT = _KEYS_CHECKED + 1
 _COUNTS_AT = _ROWS_AT + len(LOG_COLUMNS)
 _BODY_DIGEST = _KEY_TYPES.index("bytea")
@@ -187,9 +189,11 @@ WITH fence AS MATERIALIZED (
        FOR UPDATE OF h
 ), preconditions AS MATERIALIZED (
     SELECT fence_holds, heads_match, fence_holds AND heads_match AND (${_KEYS_CHECKED}::boolean OR NOT EXISTS (
-               SELECT FROM unnest({_columns(_KEYS_AT, _KEY_TYPES[:3])}) AS n(tenant_id, route, key)
-                 JOIN scheduler.idempotency AS i
-                   ON (i.tenant_id, i.route, i.key) = (n.tenant_id, n.route, n.key))) AS all_hold
+               SELECT FROM (SELECT DISTINCT {_columns(_KEYS_AT, _KEY_TYPES[:3], "unnest({})")},
+                                   {_columns(_KEYS_CHECKED - 1, ["bigint"], "unnest({})")})
+                        AS n(tenant_id, route, key, known)
+                WHERE known <> (SELECT count(*) FROM scheduler.idempotency AS i
+                                 WHERE (i.tenant_id, i.route, i.key) = (n.tenant_id, n.route, n.key)))) AS all_hold
       FROM (SELECT EXISTS (SELECT FROM fence) AS fence_holds, count(*) = cardinality($6) AS heads_match
               FROM matching_heads) AS heads
 ), advanced AS (
@@ -387,8 +391,8 @@ def _answer(found: asyncpg.Record) -> Answer:
 
 def _keyed(rows: Sequence[KeyedRow]) -> Iterable[Sequence[Any]]:
     """The columns of idempotency rows, digests as PostgreSQL writes bytes. No tenant and no key has several lines."""
-    columns = turned(rows, len(_KEY_TYPES))
-    columns[_BODY_DIGEST] = [f"\\x{digest.hex()}" for *_, digest, _, _, _ in rows]
+    columns = turned(rows, _KEY_COLUMNS)
+    columns[_BODY_DIGEST] = [f"\\x{digest.hex()}" for _, _, _, _, digest, *_ in rows]
     return columns
 
 

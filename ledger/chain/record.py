@@ -57,15 +57,9 @@ def encode(
     answered_early: bool = True,
 ) -> bytes:
     """The WAL bytes of a record with the parts of ``EventRecord``."""
-    tenant, job = tenant_id.encode(), job_id.encode()
-    head = b"%c%c%b%c%b" % (RECORD_VERSION, len(tenant), tenant, len(job), job)
     if idempotency is None:
-        return head + b"\x00" + payload
-    route, key, line, body_digest = idempotency
-    key_bytes = key.encode()
-    keyed = b"\x01" if answered_early else b"\x02"
-    key_head, key_tail = _KEY_HEADER.pack(route, len(key_bytes)), _KEY_TAIL.pack(line, body_digest)
-    return b"".join((head, keyed, key_head, key_bytes, key_tail, payload))
+        return encode_plain([tenant_id], [job_id], [payload])[0]
+    return encode_keyed([tenant_id], [job_id], [payload], [idempotency], answered_early)[0]
 
 
 def encode_plain(tenant_ids: Sequence[str], job_ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:
@@ -73,6 +67,28 @@ def encode_plain(tenant_ids: Sequence[str], job_ids: Sequence[str], payloads: Se
     return [
         b"%c%c%b%c%b\x00%b" % (RECORD_VERSION, len(tenant), tenant, len(job), job, payload)
         for tenant, job, payload in zip(map(str.encode, tenant_ids), map(str.encode, job_ids), payloads, strict=True)
+    ]
+
+
+def encode_keyed(
+    tenant_ids: Sequence[str],
+    job_ids: Sequence[str],
+    payloads: Sequence[bytes],
+    keys: Sequence[IdempotencyKey],
+    answered_early: bool,
+) -> list[bytes]:
+    """``encode`` for events with keys."""
+    flag = 1 if answered_early else 2
+    return [
+        b"%c%c%b%c%b%c%b%b%b%b"
+        % (
+            *(RECORD_VERSION, len(tenant), tenant, len(job), job, flag),
+            *(_KEY_HEADER.pack(route, len(name)), name, _KEY_TAIL.pack(line, body_digest), payload),
+        )
+        for tenant, job, payload, (route, key, line, body_digest) in zip(
+            map(str.encode, tenant_ids), map(str.encode, job_ids), payloads, keys, strict=True
+        )
+        for name in (key.encode(),)
     ]
 
 

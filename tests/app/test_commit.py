@@ -4,7 +4,9 @@ rows that were copied first."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -32,9 +34,10 @@ from app.write.chain.pipeline import NextBatch, Pipeline
 from app.write.pending.backlog import Pending
 from app.write.pending.linking import ChainView, LinkedBatch, link
 from app.write.pending.quarantine import Quarantine
+from app.write.pending.requests import EventLines
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import IdempotencyReusedError
-from ledger.facts.events import JOB_EVENTS
+from ledger.facts.events import JOB_EVENTS, Durability
 from ledger.hlc import Hlc
 from ledger.positions import Epoch, Lsn
 from tests.app.chain_builder import unguarded
@@ -126,7 +129,7 @@ async def test_rows_keys_heads_and_position_are_committed_together(
     assert sorted(map(tuple, rows)) == sorted(batch.log_rows)
     columns = "tenant_id, route, key, line, body_digest, seq, epoch, lsn"
     rows = await admin.fetch(f"SELECT {columns} FROM scheduler.idempotency")
-    assert [tuple(row) for row in rows] == batch.keyed_rows
+    assert [(*row, 0) for row in rows] == batch.keyed_rows
     ends = {tenant: ChainHead(*head) for tenant, *head in batch.heads()}
     assert await chaining.read_heads(admin) == ends
 
@@ -217,6 +220,19 @@ async def test_lines_are_added_to_a_key_of_which_it_is_known_what_the_chain_has(
     await admin.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', 7, $1, 1, 1, 1)", b"a" * 32)
     assert await commit.commit(connection, to_commit(are_keys_checked=True)) == Committed()
     assert await committed(admin) == {**ALL, "keys": 2}
+
+
+@pytest.mark.usefixtures("each_way")
+@pytest.mark.parametrize("known", [0, 1, 2])
+async def test_a_request_goes_on_while_the_chain_has_no_other_lines_of_it_than_this_node_stored(
+    connection: Connection, admin: asyncpg.Connection, known: int
+) -> None:
+    await admin.execute("INSERT INTO scheduler.idempotency VALUES ('beta', 1, 'k', 7, $1, 1, 1, 1)", b"a" * 32)
+    batch = to_commit()
+    ((*row, _),) = batch.keyed
+    answer = await commit.commit(connection, dataclasses.replace(batch, keyed=[(*row, known)]))
+    assert answer == (Committed() if known == 1 else KeysChained())
+    assert (await committed(admin))["keys"] == (2 if known == 1 else 1)
 
 
 @pytest.mark.usefixtures("both")
@@ -531,6 +547,22 @@ async def test_a_key_that_another_node_chained_is_found(
         for refused in await asyncio.gather(*reused, return_exceptions=True):
             assert isinstance(refused, IdempotencyReusedError)
         assert sorted(numbers(await chains.sound("acme"))) == [0, 1, 7]
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_a_keyed_request_of_several_batches_is_linked_once_and_answered_alike_again(
+    run_node: RunNode, chains: Chains, answers: list[Answer]
+) -> None:
+    tenants = ("acme", "beta")
+    async with run_node() as service:
+        await submitted(service, tenants, range(2))
+        lines = EventLines.of([created(tenants[n % 2], n) for n in range(2, 60)])
+        ask = partial(service.submitter.submit_lines, lines, durability=Durability.GLOBAL, key=key("many"))
+        first = await ask()
+        assert answers.count(KeysChained()) == 0
+        assert len(answers) > 8
+        assert await ask() == first._replace(replayed=True)
+        assert sorted(numbers(await all_of(chains, tenants))) == list(range(60))
 
 
 async def test_a_key_that_comes_again_costs_no_other_batch_anything(

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from app.edge.forms.requests import EVENT_FORMS
 from app.edge.routes.events import _EVENTS, LINES_MAX, lines_of
 from app.runtime.sharing import BYTES_PER_TURN, LINES_PER_TURN, turns
-from app.write.pending.requests import EventLines, draft_of
+from app.write.pending.requests import EventLines, RequestKey, draft_of
 from ledger import canonical, native
-from ledger.chain.record import IdempotencyKey
 from ledger.errors import CanonicalError, InvalidEventError, ProblemError
 from ledger.facts.events import JOB_EVENTS
 from ledger.facts.problems import PAYLOAD_TOO_LARGE
@@ -167,7 +166,7 @@ def read_slowly(line: bytes, actor: str | None = None) -> EventLines | None:
 
 
 def columns_of(lines: EventLines) -> list[object]:
-    key = IdempotencyKey(4, "k", 3, bytes(32))
+    key = RequestKey(4, "k", bytes(32))
     fence = lines.fences[0]
     chosen = (1, 9, 123) if fence is None else (fence,)
     payloads = [lines.payload(0, each, with_key) for each in chosen for with_key in (None, key)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -52,14 +53,15 @@ def heads_after(linked: LinkedBatch) -> dict[str, ChainHead]:
 def keys_after(batch: Sequence[Pending], linked: LinkedBatch) -> ChainedKeys:
     """The chained lines that the rows of ``linked`` name."""
     by_lsn, found = {each.lsn: each for each in batch}, ChainedKeys()
-    for tenant_id, route, key, line, digest, _, _, lsn in linked.keyed_rows:
+    for tenant_id, route, key, line, digest, _, _, lsn, _ in linked.keyed_rows:
         winner = FirstUseOfKey(digest, by_lsn[Lsn(lsn)].hlc.text(), by_lsn[Lsn(lsn)].job_id)
         found.setdefault((tenant_id, route, key), {})[line] = winner
     return found
 
 
+@pytest.mark.parametrize("are_keys_read", [True, False])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_batch_that_is_linked_in_two_is_the_batch_that_is_linked_whole(seed: int) -> None:
+def test_a_batch_that_is_linked_in_two_is_the_batch_that_is_linked_whole(seed: int, are_keys_read: bool) -> None:
     numbers = random.Random(seed)
 
     def key() -> IdempotencyKey | None:
@@ -70,13 +72,16 @@ def test_a_batch_that_is_linked_in_two_is_the_batch_that_is_linked_whole(seed: i
     at = numbers.randrange(1, 39)
     whole = link(events, ChainView(heads=KNOWN), {})
     first = link(events[:at], ChainView(heads=KNOWN), {})
-    view = ChainView(heads=heads_after(first), keys=keys_after(events[:at], first))
-    rest = link(events[at:], view, {})
+    known = {"keys": keys_after(events[:at], first)} if are_keys_read else {"before": first.keyed}
+    rest = link(events[at:], ChainView(heads=heads_after(first), **known), {})
     assert sorted([*first.log_rows, *rest.log_rows], key=lambda row: row[:2]) == sorted(
         whole.log_rows, key=lambda row: row[:2]
     )
     assert outcomes(first, rest) == outcomes(whole)
-    assert first.keyed_rows + rest.keyed_rows == whole.keyed_rows
+    rows = [row[:-1] for linked in (first, rest) for row in linked.keyed_rows]
+    assert sorted(rows) == sorted(row[:-1] for row in whole.keyed_rows)
+    before = Counter(row[:3] for row in first.keyed_rows if not are_keys_read)
+    assert all(row[-1] == before[row[:3]] for row in rest.keyed_rows)
     assert first.refused_jobs + rest.refused_jobs == whole.refused_jobs
     by_tenant = sorted(whole.log_rows, key=lambda row: list(whole.links).index(row[TENANT]))
     encoded = whole.log_rows.for_copy() or b""

@@ -14,8 +14,11 @@ import pytest
 
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
+from ledger.chain.record import IdempotencyKey
 from ledger.hlc import Hlc
-from ledger.signed_events import MEMBER, WINDOW_MS_MAX, message, signed_payload
+from ledger.keyed import key_digest, members
+from ledger.merkle import leaf_hash, root, root_of_path
+from ledger.signed_events import MEMBER, WINDOW_MS_MAX, leaf_hashes, message, paths_of, signed_payload, tree_of
 from ledger.verification import Verdict, driver, verify
 from ledger.verification.caller_check import KIND
 from signing.callers import KeyedJudge
@@ -171,6 +174,23 @@ def test_a_path_leads_from_its_place_to_the_root_that_was_signed(members: dict[s
     ledger = signed_ledger()
     edit_signature(ledger.entry(9), **members)
     assert found(ledger) == ("broken", KIND, 9)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 13])
+def test_the_members_of_many_events_are_those_of_each(size: int) -> None:
+    said = ED25519.said(5, 'a"b')
+    jobs = [(f"t-{number % 3}", f"job-{number // 2}/\u00e4") for number in range(size)]
+    payloads = [canonical.encode({"n": number}) for number in range(size)]
+    leaves = [leaf_hash(message(*job, said, each)) for job, each in zip(jobs, payloads, strict=True)]
+    assert leaf_hashes(said, jobs, payloads) == leaves
+    tree = tree_of(leaves)
+    assert tree[-1] == [root(leaves)]
+    for index, (leaf, path) in enumerate(zip(leaves, paths_of(tree), strict=True)):
+        hashes = [path[at : at + 32] for at in range(0, len(path), 32)]
+        assert root_of_path(index, size, leaf, hashes) == tree[-1][0]
+    key = IdempotencyKey(7, 'a"b', 4, bytes(32))
+    digests = [key_digest(tenant_id, key._replace(line=4 + at)) for at, (tenant_id, _) in enumerate(jobs)]
+    assert members([tenant_id for tenant_id, _ in jobs], key) == [b'"idempotency":"%b",' % d.encode() for d in digests]
 
 
 @pytest.mark.parametrize("seq", [SIGNED_SEQ, 10])

@@ -42,7 +42,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import asyncpg
@@ -76,8 +76,9 @@ from app.write.chain.pipeline import NextBatch, Pipeline
 from app.write.chain.view import EMPTY_HEAD, Heads, is_moved
 from app.write.chain.waiting import WaitingTenants
 from app.write.pending.backlog import Backlog, Pending
-from app.write.pending.linking import ChainView, LinkedBatch, link, tenants_begun_by, tenants_decided_by
+from app.write.pending.linking import ChainView, KeyedLines, LinkedBatch, link, tenants_begun_by, tenants_decided_by
 from app.write.pending.quarantine import Quarantine
+from app.write.pending.requests import RequestName
 from ledger.chain import Linker
 from ledger.errors import ChainDamagedError, LedgerError
 from ledger.positions import Lsn
@@ -153,6 +154,8 @@ class Appender:
         self._on_failure = on_failure
         self._linkers: dict[str, Linker] = {}
         self._pipeline = Pipeline(connect)
+        self._keyed: Mapping[RequestName, KeyedLines] = {}
+        """The keyed lines of the last batch."""
         self._sent: tuple[Sequence[Pending], LinkedBatch] | None = None
         """The batch that PostgreSQL commits, once all of its rows were sent."""
         self.commitments = CommitmentMemory(
@@ -382,7 +385,7 @@ class Appender:
         }
         if EMPTY_HEAD in heads.values():
             return None
-        return NextBatch(following, heads, link(following, ChainView(heads=heads), self._linkers))
+        return NextBatch(following, heads, link(following, ChainView(heads=heads, before=linked.keyed), self._linkers))
 
     async def _view(self, connection: asyncpg.Connection[asyncpg.Record], attempt: _BatchAttempt) -> ChainView:
         """What the chains hold of the batch.
@@ -405,6 +408,7 @@ class Appender:
         return ChainView(
             heads=heads,
             keys=await views.read_keys(connection, taken) if attempt.checks_keys else {},
+            before={} if attempt.checks_keys else self._keyed,
             entries=await views.read_entries(connection, taken) if attempt.checks_entries else {},
             commitments=commitments,
             unrecorded=await views.unrecorded(connection, begun) if begun else (),
@@ -483,6 +487,7 @@ class Appender:
         self.database_error = None
         self._backlog.drop(batch, self._quarantine.waiting)
         self._expects_existing = linked.has_existing
+        self._keyed = linked.keyed
         for tenant_id, t_hlc, lsn in linked.conflicts:
             log.error("hlc_conflict", tenant_id=tenant_id, hlc=t_hlc, lsn=lsn)
         self.heads.seen.update((tenant_id, head_of(links)) for tenant_id, links in linked.links.items())

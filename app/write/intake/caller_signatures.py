@@ -27,7 +27,6 @@ from ledger import signed_events
 from ledger.errors import InvalidEventError, InvalidInputError, ProblemError
 from ledger.facts import problems
 from ledger.hlc import Hlc
-from ledger.merkle import leaf_hash
 from ledger.signed_events import MEMBER, CallerSignature
 from signing.callers import refusal_of
 from signing.keys import Caller, PublicKey
@@ -158,7 +157,8 @@ class CallerSignatures:
         for first in range(0, len(lines), LINES_PER_TURN):
             await turns.next(lines.actor)
             here = range(first, min(first + LINES_PER_TURN, len(lines)))
-            leaves += [leaf_hash(_message(lines, number, said)) for number in here]
+            jobs = [_named(lines, number) for number in here]
+            leaves += signed_events.leaf_hashes(said, jobs, list(map(lines.signed_payload, here)))
         tree = signed_events.tree_of(leaves)
         message = signed_events.root_message(said, len(leaves), tree[-1][0])
         entered = RequestKey(SIGNED_ROUTE, signature.id, sha256(signature.key_id.encode() + body_digest).digest())
@@ -236,19 +236,22 @@ class CallerSignatures:
         self.threads.check(prepared.caller.key, prepared.signature, prepared.message, on_checked)
 
 
-def _message(lines: EventLines, number: int, said: dict[str, Any]) -> bytes:
-    """What must be signed of a line."""
+def _named(lines: EventLines, number: int) -> tuple[str, str]:
+    """Tenant and job of a line that can be signed.
+
+    Raises:
+        InvalidEventError: it cannot.
+    """
     tenant_id, job_id = lines.jobs[number]
-    fence_token = lines.fences[number]
     draft = lines.drafts.get(number)
     is_private = draft is not None and (draft.subject is not None or draft.seal is not None)
-    if job_id is None or fence_token is None or is_private:
+    if job_id is None or lines.fences[number] is None or is_private:
         raise InvalidEventError(
             f"line {number + 1}: a signed event names its job_id and fence_token, and has no subject and no private "
             "fields",
             number + 1,
         )
-    return signed_events.message(tenant_id, job_id, said, lines.signed_payload(number))
+    return tenant_id, job_id
 
 
 def _required(tenant_id: str, type_name: str, place: str = "") -> ProblemError:

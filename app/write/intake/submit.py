@@ -55,6 +55,7 @@ from app.write.pending.requests import (
     RequestKey,
     creation_in,
     creation_of,
+    line_key,
     payload_of,
 )
 from ledger.chain import record
@@ -144,7 +145,7 @@ class Submitter:
                 await self.keyed.look_again(request, [(draft.tenant_id, 0)], key)
             if not seen and not request.chained:
                 await self._check(draft, takes_early)
-                request.entered(self._enter_one(draft, _line_key(key, 0))[0])
+                request.entered(self._enter_one(draft, line_key(key, 0))[0])
         if request.chained:
             return await self.answers.again(request.chained, draft, key)
         entered = request.pending
@@ -159,8 +160,8 @@ class Submitter:
         """Take a signed event under its own key, without a look at earlier ones: the appender finds them."""
         await self._check(draft, takes_early)
         if self.answers.is_early(draft.durability, keyed=True):
-            return await self._entered(draft, _line_key(key, 0)).settled()
-        entered, fence_token = self._enter_one(draft, _line_key(key, 0))
+            return await self._entered(draft, line_key(key, 0)).settled()
+        entered, fence_token = self._enter_one(draft, line_key(key, 0))
         try:
             return await self.answers.finish(draft, entered, fence_token, seen=False)
         except DuplicateLineError:
@@ -189,7 +190,7 @@ class Submitter:
         def enter(made: bool) -> Awaited[Receipt]:
             prepared.refuse_unless(made)
             self.node.check_writable()
-            return self._entered(draft, _line_key(prepared.key, 0))
+            return self._entered(draft, line_key(prepared.key, 0))
 
         self.signatures.begin(prepared, lambda made: checked.settle(partial(enter, made)))
         return checked
@@ -390,7 +391,7 @@ class Submitter:
                     fences=_at(fences, turn),
                     payloads=_at(payloads, turn),
                     creations=_at(lines.creations, turn),
-                    keys=None if key is None else [_line_key(key, number) for number in turn],
+                    keys=None if key is None else [line_key(key, number) for number in turn],
                     sealed={
                         at: lines.drafts[number]
                         for at, number in enumerate(turn if lines.drafts else ())
@@ -404,8 +405,8 @@ class Submitter:
 
     async def _encoded(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
         """The fence token of each line, by default the highest known of its job; and its payload."""
-        if key is None and lines.are_plain:
-            return await self._encoded_plain(lines)
+        if lines.are_plain:
+            return await self._encoded_plain(lines, key)
         fences: list[int] = []
         payloads: list[bytes] = []
         of_jobs: dict[JobOfLine, int] = {}
@@ -421,22 +422,22 @@ class Submitter:
             elif job[1] is not None:
                 of_jobs[job] = max(fence, self._fence_of(job))
             fences.append(fence)
-            payloads.append(lines.payload(number, fence, None if key is None else _line_key(key, number)))
+            payloads.append(lines.payload(number, fence, key))
             if (reason := self._too_large(payloads[-1])) is not None:
                 raise InvalidEventError(reason, number + 1)
         return fences, payloads
 
-    async def _encoded_plain(self, lines: EventLines) -> tuple[list[int], list[bytes]]:
-        """``_encoded`` of lines that ``are_plain``, without a key."""
+    async def _encoded_plain(self, lines: EventLines, key: RequestKey | None) -> tuple[list[int], list[bytes]]:
+        """``_encoded`` of lines that ``are_plain``."""
         fences: list[int] = []
         payloads: list[bytes] = []
         for first in range(0, len(lines), LINES_PER_TURN):
             await self.line_turns.next(lines.actor)
             here = range(first, min(first + LINES_PER_TURN, len(lines)))
-            jobs = lines.jobs[here.start : here.stop]
-            known = {job: self._fence_of(job) for job in set(jobs)}
-            fences += [known[job] for job in jobs]
-            payloads += lines.payloads(here, fences[first:])
+            jobs, given = lines.jobs[here.start : here.stop], lines.fences[here.start : here.stop]
+            known = {job: self._fence_of(job) for job in set(jobs)} if None in given else {}
+            fences += [known[job] if fence is None else fence for job, fence in zip(jobs, given, strict=True)]
+            payloads += lines.payloads(here, fences[first:], key)
         for number, payload in enumerate(payloads, 1) if self._too_large(max(payloads, key=len)) else ():
             if (reason := self._too_large(payload)) is not None:
                 raise InvalidEventError(reason, number)
@@ -476,10 +477,7 @@ class Submitter:
         if events.keys is None:
             encoded = record.encode_plain(tenant_ids, job_ids, events.payloads)
         else:
-            encoded = [
-                record.encode(each.tenant_id, each.job_id, each.payload, each.idempotency, each.answered_early)
-                for each in entered
-            ]
+            encoded = record.encode_keyed(tenant_ids, job_ids, events.payloads, events.keys, answered_early)
         records = [*map(record_of, beginnings), *zip(hlcs, events.types, encoded, strict=True)]
         if len(records) > 1:
             queued_lsn = self.wal.append_all(records)
@@ -527,7 +525,3 @@ def _at(column: list[Value], numbers: Sequence[int]) -> list[Value]:
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         return column[numbers[0] : numbers[-1] + 1]
     return [column[number] for number in numbers]
-
-
-def _line_key(key: RequestKey, line: int) -> record.IdempotencyKey:
-    return record.IdempotencyKey(key.route, key.key, line, key.body_digest)

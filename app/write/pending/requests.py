@@ -96,6 +96,11 @@ class RequestKey(NamedTuple):
     other_digest: bytes | None = None
 
 
+def line_key(key: RequestKey, line: int) -> IdempotencyKey:
+    """The key of one line of a request."""
+    return IdempotencyKey(key.route, key.key, line, key.body_digest)
+
+
 RequestName = tuple[str, int, str]
 """(tenant, route, key) of a keyed request; a request with lines of several tenants has several names."""
 
@@ -223,14 +228,27 @@ class EventLines:
 
     @property
     def are_plain(self) -> bool:
-        """Whether all lines were read and none has a fence."""
-        return not self.drafts and not self._signatures and self.fences.count(None) == len(self.fences)
+        """Whether all lines were read, and all have a fence or none has."""
+        return not self.drafts and self.fences.count(None) in (0, len(self.fences))
 
-    def payloads(self, lines: range, fences: Sequence[int]) -> list[bytes]:
-        """``payload`` of these lines, without keys; all lines MUST be plain (``are_plain``)."""
-        if fences.count(_FENCE_BEFORE_IT_IS_CHOSEN) != len(fences):
-            return [self.payload(number, fence, None) for number, fence in zip(lines, fences, strict=True)]
-        payloads = self._payloads[lines.start : lines.stop]
+    def payloads(self, lines: range, fences: Sequence[int], key: RequestKey | None) -> list[bytes]:
+        """The canonical payloads of these lines, none of which MUST be an object."""
+        here = slice(lines.start, lines.stop)
+        payloads = self._payloads[here]
+        # From the back to the front, so that the offsets of what is inserted later hold.
+        if self._signatures:
+            signed = zip(payloads, self._signature_at[here], self._signatures[here], strict=True)
+            payloads = [b"%b%b,%b" % (payload[:at], member, payload[at:]) for payload, at, member in signed]
+        if key is not None:
+            said = keyed.members([job[0] for job in self.jobs[here]], line_key(key, lines.start))
+            members = zip(payloads, self._key_at[here], said, strict=True)
+            payloads = [b"%b%b%b" % (payload[:at], member, payload[at:]) for payload, at, member in members]
+        if None in self.fences[here] and fences.count(_FENCE_BEFORE_IT_IS_CHOSEN) != len(fences):
+            chosen = zip(payloads, self._fence_at[here], self.fences[here], fences, strict=True)
+            payloads = [
+                payload if given is not None else b"%b%d%b" % (payload[:at], fence, payload[at + 1 :])
+                for payload, at, given, fence in chosen
+            ]
         if self.actor is None:
             return payloads
         opening = self._opening
@@ -247,22 +265,11 @@ class EventLines:
             given |= orjson.loads(b"{%b}" % self._signatures[number])
         return draft_of(given, None, None, self.actor)
 
-    def payload(self, number: int, fence_token: int, key: IdempotencyKey | None) -> bytes:
+    def payload(self, number: int, fence_token: int, key: RequestKey | None) -> bytes:
         """The canonical payload of a line; for a line to be sealed, bytes of its final length."""
         if number in self.drafts:
-            return payload_of(self.drafts[number], fence_token, key)
-        payload = self._payloads[number]
-        if self._signatures:
-            at = self._signature_at[number]
-            payload = b"%b%b,%b" % (payload[:at], self._signatures[number], payload[at:])
-        if key is not None:
-            at = self._key_at[number]
-            said = b'"%b":"%b",' % (keyed.MEMBER.encode(), keyed.key_digest(self.jobs[number][0], key).encode())
-            payload = payload[:at] + said + payload[at:]
-        if self.fences[number] is None and fence_token != _FENCE_BEFORE_IT_IS_CHOSEN:
-            at = self._fence_at[number]
-            payload = payload[:at] + b"%d" % fence_token + payload[at + 1 :]
-        return payload if self.actor is None else self._opening + payload[1:]
+            return payload_of(self.drafts[number], fence_token, None if key is None else line_key(key, number))
+        return self.payloads(range(number, number + 1), [fence_token], key)[0]
 
     @property
     def are_signed(self) -> bool:
