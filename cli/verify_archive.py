@@ -44,7 +44,7 @@ def verify_archive(
         CommandExit: with the gravest exit code.
     """
     require_packages("tally verify --archive")
-    from pipeline.archive.reader import verify_tenant
+    from pipeline.archive.reader import ARCHIVE, verify_tenant
     from pipeline.archive.table_reader import CODE_OF_TABLE, line_of_table, verify_table_of
     from pipeline.cli.verify import observations
     from pipeline.places.archive import ArchivePlace
@@ -65,7 +65,8 @@ def verify_archive(
         if of_tenant is not None:
             judge_unvouched(verdict, of_tenant.unknown, keyring)
         verdicts.append(observed[name].with_verdict(verdict) if name in observed else verdict)
-    table = verify_table_of(store, keyring)
+    broken = [each["tenant_id"] for each in verdicts if each["verdicts"][ARCHIVE] == "broken"]
+    table = verify_table_of(store, keyring, broken)
     with remembering(memory, [verdict.get("memory") for verdict in verdicts]):
         told = {"archive": store.url, "tenants": verdicts, "table": table}
         tell(told, *_lines(verdicts), line_of_table(table), as_json=as_json)

@@ -13,7 +13,7 @@ then the table is ``behind``, which is no break.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from ledger.errors import ArchiveInvalidError
 from ledger.exit_code import ExitCode
+from ledger.text import first_of
 from objects.store import ArchiveStore
 from pipeline.archive import ArchivedFile, FileName, SealedManifest
 from pipeline.archive.reader import TenantArchive, tenants_of
@@ -49,17 +50,22 @@ CODE_OF_TABLE: Final = {
     "not_checked": ExitCode.INCOMPLETE,
 }
 """Exit codes of the verdicts on a table that are not 0."""
+TENANTS_NAMED_MAX: Final = 10
 
 
-def verify_table_of(store: ArchiveStore, keyring: Keyring | None) -> dict[str, Any]:
+def verify_table_of(store: ArchiveStore, keyring: Keyring | None, broken: Collection[str] = ()) -> dict[str, Any]:
     """As ``verify_table``, with ``archive``, the URL. Where manifests do not hold, which the verdicts on their tenants
-    say, the table is not checked."""
+    say, the table is not checked. It is broken where the verdict on one of these tenants found that what its manifests
+    name does not hold."""
     try:
         archives = {each: TenantArchive.read(store, each, keyring).sealed for each in tenants_of(store)}
         found = verify_table(store, archives, keyring)
     except ArchiveInvalidError as error:
         detail = f"the manifests do not hold: {error}"
         found = {"verdict": "not_checked", "version": 0, "metadata": None, "files": 0, "detail": detail}
+    if broken and found["verdict"] in ("ok", "behind"):
+        detail = f"what it names does not hold, as the verdicts say, of {first_of(sorted(broken), TENANTS_NAMED_MAX)}"
+        found |= {"verdict": "broken", "detail": detail}
     return {"archive": store.url, **found}
 
 

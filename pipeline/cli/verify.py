@@ -19,6 +19,7 @@ from rich.table import Table
 from ledger.errors import ArchiveInvalidError, ConfigurationError, SignatureError, TenantNotFoundError
 from ledger.exit_code import ExitCode, exit_code_of_bundle, exit_code_of_verdict, gravest
 from ledger.verification.tree_check import TreeHead
+from pipeline.archive.reader import ARCHIVE
 from pipeline.cli.ledgers import (
     Archives,
     Bundles,
@@ -174,7 +175,12 @@ def _verify_ledgers(
                 heads[chain] = [TreeHead(head.size, head.root, SOURCE), *heads.get(chain, ())]
         # 3. The verdicts.
         told, written = run(_work(opened, archives, chains, keyring, heads, external))
-        told["tables"] = (opened if archives is None else archives).tables(keyring)
+        broken = [
+            str(ChainName(each.get("ledger"), each["tenant_id"]))
+            for each in told["tenants"]
+            if each["verdicts"].get(ARCHIVE) == "broken"
+        ]
+        told["tables"] = (opened if archives is None else archives).tables(keyring, broken)
         told["tenants"] = [_compared(verdict, observed, of_file, keyring) for verdict in told["tenants"]]
     # 4. What is missing.
     lost = gone(observed, keyring, memory, held) if wanted is None and not opened.is_copy else []

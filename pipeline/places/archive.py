@@ -170,12 +170,12 @@ class OpenArchive(OpenPlace):
         """As they were read."""
         return self._archive(tenant_id).sealed
 
-    def tables(self, keyring: Keyring | None) -> list[dict[str, Any]]:
+    def tables(self, keyring: Keyring | None, broken: Collection[str]) -> list[dict[str, Any]]:
         """The verdict on the archive's Iceberg table."""
         # Imported here, because tasks that read the archive's files need no Iceberg.
         from pipeline.archive.table_reader import verify_table_of
 
-        return [verify_table_of(self._store, keyring)]
+        return [verify_table_of(self._store, keyring, broken)]
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """Verify signatures, checkpoints and digests of the manifests; verdict objects have the aspect ``archive``."""

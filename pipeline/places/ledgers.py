@@ -134,9 +134,12 @@ class OpenLedgers(OpenPlace):
         place, tenant = self._at(tenant_id)
         return place.manifests(tenant)
 
-    def tables(self, keyring: Keyring | None) -> list[dict[str, Any]]:
+    def tables(self, keyring: Keyring | None, broken: Collection[str]) -> list[dict[str, Any]]:
         """Those of each ledger."""
-        return [found for each in self._ledgers.values() for found in each.tables(keyring)]
+        of_ledger = dict(self._by_ledger(broken))
+        return [
+            found for name, each in self._ledgers.items() for found in each.tables(keyring, of_ledger.get(name, ()))
+        ]
 
     def judged(self, tenants: Collection[str], keyring: Keyring | None) -> Judgement:
         """As in each ledger, by the names of chains."""

@@ -295,8 +295,9 @@ class OpenPlace(Protocol):
         keys."""
         return None
 
-    def tables(self, keyring: Keyring | None) -> list[dict[str, Any]]:
+    def tables(self, keyring: Keyring | None, broken: Collection[str]) -> list[dict[str, Any]]:
         """The verdicts on its tables for query engines, as ``verify_table_of`` makes them; none without such tables.
+        The verdicts on the chains ``broken`` found what the archive has of them broken.
 
         Raises:
             ArchiveUnavailableError: one cannot be read.

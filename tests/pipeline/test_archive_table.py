@@ -435,6 +435,16 @@ def test_the_command_says_in_its_exit_code_what_does_not_hold(
     assert "is not the object that its statement names" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_table_whose_file_was_changed_is_not_ok(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = sorted((archive / "entries" / "tenant_id=acme").rglob("*.parquet"))[0]
+    changed.write_bytes(changed.read_bytes().replace(b"PAR1", b"PAR2"))
+    assert exit_code(archive, tenant="beta") == ExitCode.FINE
+    capsys.readouterr()
+    assert exit_code(archive) == ExitCode.TAMPERED
+    said = " ".join(capsys.readouterr().out.split())
+    assert "broken, version 2, 4 files: what it names does not hold, as the verdicts say, of acme" in said
+
+
 def test_a_checkpoint_kept_elsewhere_shows_that_an_archive_was_cut_off(
     archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
