@@ -140,12 +140,12 @@ class Ledger:
                 states[fact.job_id] = fact if known is None else merge(known, fact)
         self.jobs = [stored_form(states[job_id])._asdict() for job_id in sorted(states)]
 
-    def sign(self, to_seq: int, signer: FileSigner = SIGNER, **changes: Any) -> None:
+    def sign(self, to_seq: int, signer: FileSigner = SIGNER, *more: FileSigner, **changes: Any) -> None:
         """Append the snapshot that follows the last one and reaches to ``to_seq``."""
         before = self.snapshots[-1] if self.snapshots else None
         from_seq = before["to_seq"] + 1 if before else 1
         digest = payload_digest(before) if before else None
-        self.snapshots.append(self.signed(from_seq, to_seq, digest, signer, **changes))
+        self.snapshots.append(self.signed(from_seq, to_seq, digest, signer, *more, **changes))
 
     def cover(self, to_seq: int) -> None:
         """Append the unsigned snapshot that follows the last one and reaches to ``to_seq``."""
@@ -153,7 +153,13 @@ class Ledger:
         self.snapshots[-1]["dsse_envelope"] = None
 
     def signed(
-        self, from_seq: int, to_seq: int, previous: str | None, signer: FileSigner = SIGNER, **changes: Any
+        self,
+        from_seq: int,
+        to_seq: int,
+        previous: str | None,
+        signer: FileSigner = SIGNER,
+        *more: FileSigner,
+        **changes: Any,
     ) -> Row:
         """The row of a snapshot over ``from_seq..to_seq``; ``changes`` to the claim are signed as well."""
         unchanged = SnapshotClaim(
@@ -173,7 +179,7 @@ class Ledger:
             job_index=self.job_index(to_seq),
         )
         claim = replace(unchanged, **changes)
-        envelope, _ = sign_snapshot(claim, signer)
+        envelope, _ = sign_snapshot(claim, signer, *more)
         row = {column: getattr(claim, column) for column in SNAPSHOT_COLUMNS[:-1]}
         return {**row, "dsse_envelope": orjson.dumps(envelope).decode()}
 

@@ -62,13 +62,17 @@ def ledger_of(tenant_id: str, physical: Sequence[int], snapshot_rows: int = 10, 
     return ledger
 
 
-def checkpoint_of(ledger: Ledger, log_origin: str = LOG_ORIGIN, size: int | None = None) -> str:
+def checkpoint_of(
+    ledger: Ledger, log_origin: str = LOG_ORIGIN, size: int | None = None, more: Sequence[FileSigner] = ()
+) -> str:
     """The note that the ledger's log signed at ``size``, by default now."""
     head = ledger.checkpoint(size)
-    return sign_checkpoint(Checkpoint(f"{log_origin}/{ledger.tenant_id}", head.size, head.root), SIGNER)
+    return sign_checkpoint(Checkpoint(f"{log_origin}/{ledger.tenant_id}", head.size, head.root), SIGNER, *more)
 
 
-async def store(database: Database, *ledgers: Ledger, log_origin: str = LOG_ORIGIN) -> None:
+async def store(
+    database: Database, *ledgers: Ledger, log_origin: str = LOG_ORIGIN, more: Sequence[FileSigner] = ()
+) -> None:
     """Put these ledgers into the database, in the place of what it holds of their tenants."""
     async with connected_to(database.superuser_url) as connection:
         await connection.execute("SET session_replication_role = replica")
@@ -80,7 +84,7 @@ async def store(database: Database, *ledgers: Ledger, log_origin: str = LOG_ORIG
             await insert(connection, ledger)
             await connection.execute(
                 "UPDATE scheduler.merkle_head SET checkpoint = $1 WHERE tenant_id = $2",
-                checkpoint_of(ledger, log_origin),
+                checkpoint_of(ledger, log_origin, more=more),
                 ledger.tenant_id,
             )
 

@@ -251,6 +251,43 @@ def test_ledgers_below_the_quorum_of_a_policy_are_incomplete_wherever_they_are(
     assert rolled_back["first_break"]["kind"] == "rollback"
 
 
+def test_ledgers_whose_end_lacks_a_second_signature_are_incomplete_where_both_are_demanded(
+    run_command: RunCommand, database: Database, tmp_path: Path
+) -> None:
+    second = private_keys.second_signer(f"file:{tmp_path}/second.pem", may_generate=True)
+    (tmp_path / "keys.pem").write_text(SIGNER.public_key_pem + second.public_key_pem)
+    (tmp_path / "first.pem").write_text(SIGNER.public_key_pem)
+    whole, stripped = ledger_of("acme", days(30)), ledger_of("other", days(30))
+    for ledger, signed_last in ((whole, (second,)), (stripped, ())):
+        ledger.snapshots.clear()
+        ledger.sign(10)
+        ledger.sign(20, SIGNER, second)
+        ledger.sign(30, SIGNER, *signed_last)
+        ledger.store_jobs()
+    asyncio.run(store(database, whole, stripped, more=[second]))
+    archive_here(database, tmp_path / "archive")
+    (tmp_path / "acme.tar").write_bytes(bundle_of(whole, checkpoint=checkpoint_of(whole, more=[second])))
+    (tmp_path / "bare.tar").write_bytes(bundle_of(whole))
+
+    def verdicts(code: ExitCode, *given: object, keys: str = "keys.pem") -> list[dict[str, Any]]:
+        found = run_command("verify", *given, "--keys", keys, "--json", "--no-state")
+        assert found.returncode == code, found.stderr
+        return json.loads(found.stdout)["tenants"] if found.stdout else []
+
+    both = ("--signatures", "both")
+    for place in (("--dsn", database.service_url), ("--archive", tmp_path / "archive")):
+        verdicts(ExitCode.FINE, *place)
+        verdicts(ExitCode.FINE, *place, keys="first.pem")
+        found = verdicts(ExitCode.INCOMPLETE, *place, *both)
+        assert [(each["signed_to_seq"], each["verdicts"]["signatures"]) for each in found] == [
+            (30, "ok"),
+            (20, "not_checked"),
+        ]
+    verdicts(ExitCode.FINE, "--bundle", "acme.tar", *both)
+    verdicts(ExitCode.UNKNOWN_KEY, "--bundle", "bare.tar", *both)
+    verdicts(ExitCode.COULD_NOT_RUN, "--bundle", "acme.tar", *both, keys="first.pem")
+
+
 def test_the_help_speaks_of_files_as_a_user_names_them(run_command: RunCommand) -> None:
     assert "verify [OPTIONS] [--bundle FILE]..." in run_command("verify", "--help").stdout
 
