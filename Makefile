@@ -7,6 +7,7 @@
 # make bench   benchmarks (ROWS="a b" for some) make torture  long fault runs (SEED=n replays one)
 # make sanitize  the modules in C under address and undefined-behaviour sanitizers: their tests, and a fuzzer
 # make lock    write the lock files again from pyproject.toml
+# make cases   write docs/formats/cases again, from the tables in tests/cases
 # make facts   write the tables of docs, the scripts and the C that follow from the declarations in ledger/facts
 
 # The system's Python where it can make an environment and compile for it, else the first on PATH: distributions build
@@ -28,7 +29,7 @@ FAST := $(VENV)/.installed-fast
 NATIVE := $(VENV)/.built-native
 
 .DEFAULT_GOAL := run
-.PHONY: run pipeline test test-fast lint docs hooks bench torture sanitize lock facts debian-tools
+.PHONY: run pipeline test test-fast lint docs hooks bench torture sanitize lock facts cases debian-tools
 
 # Hundreds of processes that tests start read what the first of them has compiled, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
@@ -61,6 +62,9 @@ lint: $(DEV)
 
 facts: $(RUNTIME)
 	$(BIN)/python -m lab.facts
+
+cases: $(DEV)
+	$(BIN)/python -m tests.cases
 
 # The documentation as a site, in build/site.
 docs: $(DEV)

@@ -292,8 +292,8 @@ def verify_bundles(
     """Verify bundle files; the objects have the aspect ``bundle`` and name their ``file``, in the order given.
 
     An unreadable file has an object too, with ``error`` and ``exit_code`` and no aspect. ``kept`` is the text of an
-    externally kept checkpoint, for the bundles of its log; ``memory`` holds earlier verified checkpoints; ``external``
-    are the witnesses whose cosignatures count.
+    externally kept checkpoint; of several bundles it is for those of its log. ``memory`` holds earlier verified
+    checkpoints; ``external`` are the witnesses whose cosignatures count.
 
     Raises:
         SignatureError: ``kept`` is invalid.
@@ -302,21 +302,25 @@ def verify_bundles(
     names = [str(file.absolute()) for file in files]
 
     def check(number: int) -> Iterator[pa.RecordBatch]:
-        return batched(_rows(names[number], number, (keyring, judged, memory, external), passed))
+        against = keyring, judged, memory, external
+        return batched(verdict_rows(names[number], number, against, passed, is_kept_of_many=len(names) > 1))
 
     found = over_numbers(spark, len(files), check, DDL).persist()
     verdicts = found.filter(found.kind == VERDICT).orderBy("number").collect()
     return Verified(spark, [orjson.loads(bytes(row.data)) for row in verdicts], [found])
 
 
-def _rows(
+def verdict_rows(
     file: str,
     number: int,
     against: tuple[Keyring | None, JudgedCheckpoint | None, Memory | None, ExternalWitnesses],
-    passed: Accumulator[int] | None,
+    passed: Accumulator[int] | None = None,
+    *,
+    is_kept_of_many: bool = False,
 ) -> Iterator[TaskRow]:
+    """The breaks and the verdict of one bundle file, with its ``number`` among all."""
     breaks: list[Break] = []
-    judging = verify_file(Path(file), *against, on_break=breaks.append, is_kept_of_many=True)
+    judging = verify_file(Path(file), *against, on_break=breaks.append, is_kept_of_many=is_kept_of_many)
     try:
         verdict = asyncio.run(judging).to_json()
     except NotABundleError as error:

@@ -12,6 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ledger import canonical, merkle
 from ledger.bundle.format import END, padding_of, tar_header
 from ledger.bundle.rows import encode_as_stored
@@ -20,15 +22,18 @@ from ledger.merkle.tiles import TileTree, consistency_proof
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS
 from ledger.verification.verdict import Break
 from signing import envelope
+from signing.anchors import BundledAnchor
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.checkpoint import Checkpoint, sign_checkpoint
 from signing.judging import BundleVerdict
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
-from tests.ledger.ledger_in_memory import SIGNER, Ledger, Row
+from tests.app.witness import Witness
+from tests.ledger.ledger_in_memory import SIGNER, Ledger, Row, build
 
 LOG_ORIGIN = "log.example"
 ENTRIES = "entries/000001.ndjson.gz"
+LEDGER = build(30, snapshots_to=(10, 20, 30))
 Members = dict[str, bytes]
 
 
@@ -163,8 +168,13 @@ def with_rows(bundle: bytes, rows: Sequence[Row], **predicate: Any) -> bytes:
 
 
 def zipped(raw: bytes) -> bytes:
-    """One gzip member."""
-    return gzip.compress(raw, 6, mtime=0)
+    """One gzip member, in which the bytes can be read."""
+    return gzip.compress(raw, 0, mtime=0)
+
+
+def legible(bundle: bytes, signer: FileSigner = SIGNER) -> bytes:
+    """The bundle with its one part of entries not deflated."""
+    return reseal(bundle, {ENTRIES: zipped(gzip.decompress(members_of(bundle)[ENTRIES]))}, signer=signer)
 
 
 def _part(name: str, data: bytes) -> dict[str, Any]:
@@ -205,5 +215,17 @@ def consistency_of(ledger: Ledger, to_seq: int) -> list[bytes]:
     return consistency_proof(to_seq, size, lambda level, index: tiles[level, index])
 
 
+def anchored(size: int = 20, ledger: Ledger = LEDGER, **replaced: Any) -> BundledAnchor:
+    """What a witness that nobody here knows said of the first entries of a ledger; ``replaced`` are other fields."""
+    note = Witness().cosign(checkpoint_of(ledger, size), 1_704_931_300)
+    hashes, time = [each.hex() for each in consistency_of(ledger, size)], "2024-01-11T00:01:40Z"
+    stated = BundledAnchor(Witness().verifier_key, note, hashes, "witness", "", time)
+    return msgspec.structs.replace(stated, **replaced)
+
+
 def _tuples(rows: Sequence[Row], columns: Sequence[str]) -> list[tuple[Any, ...]]:
     return [tuple(row[column] for column in columns) for row in rows]
+
+
+GOOD = bundle_of(LEDGER)
+"""The bundle of ``LEDGER``."""

@@ -17,8 +17,7 @@ from ledger.facts.events import TYPE_OF_ACTION
 from ledger.hlc import Hlc
 from signing.bundle.writer import OwnEntry
 from signing.keys import Keyring
-from tests.app.bundle_cases import GOOD, LEDGER
-from tests.app.bundles import bundle_of, checkpoint_of, store
+from tests.app.bundles import GOOD, LEDGER, bundle_of, checkpoint_of, store
 from tests.app.second_verifier import second_verifier
 from tests.ledger.committed import RACE, committed
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build

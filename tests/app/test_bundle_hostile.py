@@ -23,8 +23,8 @@ from ledger.errors import BundleInvalidError, NotABundleError
 from signing.bundle.reader import BundleReader
 from signing.judging import verify_file
 from signing.keys import Keyring
-from tests.app.bundle_cases import GOOD, KEYS, MANIFEST, SNAPSHOTS
-from tests.app.bundles import ENTRIES, bundle_of, container, exit_code, members_of, reseal, store, zipped
+from tests.app.bundles import ENTRIES, GOOD, bundle_of, container, exit_code, members_of, reseal, store, zipped
+from tests.cases.bundles import KEYS, MANIFEST, SNAPSHOTS
 from tests.conftest import EXAMPLES, EXAMPLES_USUAL, spread
 from tests.ledger.ledger_in_memory import SIGNER, build
 

@@ -28,10 +28,10 @@ from ledger.chain.form import ORIGIN_BYTES_MAX
 from ledger.errors import NotReadyError, UploadTooLargeError
 from signing.judging import BundleVerdict, verify_file
 from signing.keys import Keyring
-from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, exit_code, rows_of, statement_of, store
 from tests.app.chains import Chains, followed, until
 from tests.app.service_thread import serving
+from tests.cases.bundles import cases
 from tests.conftest import connected_to, spread
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 from tests.tally import run_tally
@@ -150,14 +150,14 @@ def test_a_bundle_that_does_not_hold_leaves_nothing(client: httpx.Client, postgr
     refused = [case for case in cases() if case.code in kinds and case.kept is None]
     assert len(refused) > 100
     for case in spread(refused, 40):
-        answer = send(client, sound, case.bundle)
+        answer = send(client, sound, case.file)
         assert (answer.status_code, kind_of(answer)) == (422, kinds[case.code]), (case.name, answer.text)
         assert answer.json()["verdict"]["valid"] is False, case.name
         assert answer.json()["file"] == "1.tar"
     later = {"t_hlc": f"{2**52}:0:node-1", "hlc_physical": 2**52, "hlc_logical": 0}
     unusable = resigned(later)
     for case in [case for case in refused if case.code == 2][:8]:
-        answer = send(client, unusable, case.bundle)
+        answer = send(client, unusable, case.file)
         assert (kind_of(answer), answer.json()["file"]) == ("bundle-invalid", "1.tar"), (case.name, answer.text)
     assert everything(postgres) == before
 

@@ -19,9 +19,9 @@ from ledger.errors import BundleInvalidError, BundleRefusedError, ClockSkewError
 from ledger.hlc import Hlc
 from signing.bundle.reader import BundleChainReader, BundleReader
 from signing.keys import Keyring
-from tests.app.bundle_cases import GOOD, cases
-from tests.app.bundles import LOG_ORIGIN, bundle_of, rows_of, store, with_rows
+from tests.app.bundles import GOOD, LOG_ORIGIN, bundle_of, rows_of, store, with_rows
 from tests.app.importing import staged
+from tests.cases.bundles import cases
 from tests.conftest import spread
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build
 
@@ -129,7 +129,7 @@ def test_no_bundle_that_does_not_hold_is_refused_for_what_it_says_to_the_ledger(
         with taking() as target:
             target.problem = NotReadyError("never to be seen")
             with pytest.raises(BundleRefusedError) as raised:
-                target.take(store(tmp_path, case.bundle), LOG_ORIGIN, ClockBounds(0, BOUNDS.issued))
+                target.take(store(tmp_path, case.file), LOG_ORIGIN, ClockBounds(0, BOUNDS.issued))
         assert raised.value.verdict is not None, case.name
 
 

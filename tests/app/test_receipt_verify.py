@@ -20,10 +20,10 @@ from signing.keys import Keyring, PublicKey
 from signing.memory import Memory, Seen
 from signing.receipt_judging import ReceiptVerdict, judged
 from tests.app.bundles import checkpoint_of
-from tests.app.receipt_cases import GOOD, LEDGER, Case, cases, changed
 from tests.app.receipts import DOCUMENTED_WITNESS, opened, receipt_of, sealed
 from tests.app.second_verifier import twin_in
 from tests.app.witness import Witness
+from tests.cases.receipts import GOOD, LEDGER, cases, changed
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER
 
 RING = Keyring([SIGNER.public_key])
@@ -54,20 +54,6 @@ def both(tmp_path: Path) -> Callable[..., tuple[int, int]]:
 
 
 Both = Callable[..., tuple[int, int]]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_receipt_gets_its_exit_code_from_both(case: Case, both: Both) -> None:
-    assert both(case.receipt, RING, case.kept) == (case.code, case.code)
-
-
-SEEN_BY_KEYS_ALONE = {"with the signature of another", "a checkpoint whose text was changed"}
-
-
-def test_without_keys_the_same_is_broken_but_for_signatures_and_the_rest_incomplete(both: Both) -> None:
-    for case in CASES:
-        is_seen = case.code == 2 and case.name not in SEEN_BY_KEYS_ALONE
-        assert both(case.receipt, None, case.kept) == ((2, 2) if is_seen else (3, 3)), case.name
 
 
 # --- every value --------------------------------------------------------------------------------------
@@ -169,30 +155,6 @@ def test_a_verdict_says_what_was_checked_and_what_a_receipt_cannot_show() -> Non
     assert found["receipt"]["checkpoint"]["size"] == 5
     assert any("after the checkpoint" in text for text in found["limits"])
     assert any("longer once" in text for text in found["not_checked"])
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "seq"),
-    [
-        ("a space", "receipt", 0),
-        ("with the signature of another", "receipt-signature", 0),
-        ("signed by a stranger", "receipt-signature", 0),
-        ("a checkpoint by a stranger", "checkpoint-signature", 0),
-        ("a checkpoint of a smaller tree", "receipt", 0),
-        ("another payload of an entry", "payload-digest", 2),
-        ("another action of an entry", "link", 2),
-        ("another t_hlc of an entry", "hlc-columns", 2),
-        ("a first entry that follows one", "prev-link", 1),
-        ("another hash", "tree", 2),
-        ("a proof of another entry", "tree", 1),
-        ("kept: of a history that forked, at 2", "rollback", 2),
-    ],
-)
-def test_the_first_break_names_what_is_wrong_and_where(name: str, kind: str, seq: int) -> None:
-    (case,) = [case for case in CASES if case.name == name]
-    kept = judge_checkpoint(case.kept, RING) if case.kept is not None else None
-    first = verdict_of(case.receipt, kept=kept)["first_break"]
-    assert (first["kind"], first["seq"]) == (kind, seq)
 
 
 def test_where_the_receipt_itself_is_broken_nothing_else_is_claimed() -> None:

@@ -29,10 +29,10 @@ from signing.checkpoint import judge_checkpoint
 from signing.judging import verify_file
 from signing.keys import Keyring
 from signing.manifest import open_report
-from tests.app.bundle_cases import GOOD, LEDGER, anchored, cases
-from tests.app.bundles import bundle_of, checkpoint_of, store
+from tests.app.bundles import GOOD, LEDGER, anchored, bundle_of, checkpoint_of, store
 from tests.app.witness import Witness
 from tests.browser import browsing, violations
+from tests.cases.bundles import cases
 from tests.ledger.ledger_in_memory import SIGNER
 from tests.signing.test_documented_examples import documented_ring, examples
 from tests.tally import run_tally
@@ -105,7 +105,7 @@ def test_the_conclusion_stands_first_then_what_it_does_not_show_then_the_rest(tm
 
 
 def bundle_named(name: str) -> bytes:
-    return next(case.bundle for case in cases() if case.name == name)
+    return next(case.file for case in cases() if case.name == name)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def bundle_named(name: str) -> bytes:
         ("an unsigned end", 3, "What could not be checked stands below"),
         ("rows with a payload edited", 2, "Do not rely on this file"),
         ("cut at byte 600", 2, "This is no bundle that can be opened"),
-        ("manifest by a stranger", 4, "Nobody who is trusted vouches for the 30 entries from seq 1 to 30"),
+        ("manifest by a stranger", 4, "Nobody who is trusted vouches for the 12 entries from seq 1 to 12"),
     ],
 )
 def test_the_conclusion_is_that_of_the_exit_code(name: str, code: int, said: str, tmp_path: Path) -> None:

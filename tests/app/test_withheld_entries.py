@@ -10,12 +10,12 @@ import pytest
 from ledger.exit_code import ExitCode, exit_code_of_receipt
 from signing.keys import Keyring
 from signing.receipt_judging import judged
-from tests.app.receipt_cases import cases
 from tests.app.second_verifier import twin_in
+from tests.cases.receipts import cases
 from tests.ledger.ledger_in_memory import SIGNER
 
 RING = Keyring([SIGNER.public_key])
-RECEIPTS = {case.name: case.receipt for case in cases()}
+RECEIPTS = {case.name: case.file for case in cases()}
 
 
 def found_by_both(receipt: bytes, folder: Path) -> str:

@@ -14,7 +14,7 @@ from ledger.verification import ENTRY_COLUMNS, verify
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
 from tests.app.second_verifier import second_verifier
-from tests.ledger.entry_forms import SEQ, EntryForm, entry_forms
+from tests.cases.entries import SEQ, EntryForm, entry_forms
 from tests.ledger.ledger_in_memory import OPEN, MemoryReader
 from tests.ledger.test_packed_entries import Copied, copied, known_at, lines_of
 

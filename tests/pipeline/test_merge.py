@@ -36,9 +36,9 @@ from signing.bundle.reader import BundleReader
 from signing.judging import refuse_unless_trusted, verify_file
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
-from tests.app.bundle_cases import cases
 from tests.app.bundles import bundle_of, store
 from tests.app.importing import fresh, import_all, links, states
+from tests.cases.bundles import cases
 from tests.conftest import spread
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, build, signer_of
 from tests.pipeline.conftest import RunCommand
@@ -238,7 +238,7 @@ def test_every_bundle_gets_the_verdict_that_the_service_gives_and_is_refused_as_
     judged = [case for case in cases() if case.kept is None]
     assert len(judged) > 150
     for case in spread(judged, 60):
-        path = store(tmp_path, case.bundle)
+        path = store(tmp_path, case.file)
         *_, last = _taken(str(path), 0, keyring, None)
         taken = TakenBundle(**json.loads(last.to_pylist()[0]["about"]))
         try:

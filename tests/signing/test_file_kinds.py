@@ -32,9 +32,8 @@ from signing.checkpoint import read_kept
 from signing.files import HEAD_BYTES, is_like_bundle, is_like_receipt, looks_like
 from signing.keys import Keyring
 from signing.memory import Memory
-from tests.app.bundle_cases import GOOD
-from tests.app.bundles import checkpoint_of
-from tests.app.receipt_cases import GOOD as RECEIPT
+from tests.app.bundles import GOOD, checkpoint_of
+from tests.cases.receipts import GOOD as RECEIPT
 from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.wal.logs import naive_segment
 from wal import control

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.errors import InvalidInputError
-from signing.policy import WITNESSES_MAX, Policy
+from signing.policy import Policy
 from tests.app.witness import Witness
+from tests.cases.policies import MALFORMED
 from tests.signing.test_documented_examples import examples
 
 KEYS = [Witness(f"witness.example/w{number}", number).verifier_key for number in range(1, 41)]
@@ -67,37 +68,7 @@ def test_spaces_tabs_comments_and_the_order_of_definitions_are_read_as_specified
     assert not policy.covers("log.example/other")
 
 
-MALFORMED: list[tuple[str, str]] = [
-    ("", "no line quorum"),
-    ("# quorum none", "no line quorum"),
-    ("quorum none\nquorum none", "line 2"),
-    ("quorum w1", "w1 is not defined above"),
-    (f"{W1}quorum w1 # comment", "a name, or none"),
-    (f"{W1}quorum w1\r\n", "is not defined above"),
-    ("witness w1 " + KEYS[0][:-1] + "\nquorum none", "line 1"),
-    (f"witness w1 {LOG_KEY}\nquorum none", "type 4"),
-    (f"log {KEYS[0]}\nquorum none", "type 1"),
-    (f"witness none {KEYS[0]}\nquorum none", "none is not a name"),
-    (f"{W1}witness w1 {KEYS[1]}\nquorum w1", "is defined already"),
-    (f"{W1}witness w2 {KEYS[0]}\nquorum w1", "would count twice"),
-    (f"witness w1 {KEYS[0]} ftp://w1\nquorum w1", "http"),
-    (f"witness w1 {KEYS[0]} https://u@w1/\nquorum w1", "without a user"),
-    (f"witness w1 {KEYS[0]} https://w1/ more\nquorum w1", "what follows"),
-    (f"{W1}{W2}group g 0 w1 w2\nquorum g", "threshold"),
-    (f"{W1}{W2}group g 3 w1 w2\nquorum g", "threshold"),
-    (f"{W1}{W2}group g 02 w1 w2\nquorum g", "threshold"),
-    (f"{W1}{W2}group g most w1 w2\nquorum g", "threshold"),
-    (f"{W1}group g any\nquorum g", "what follows"),
-    (f"{W1}group g any g\nquorum g", "not defined above"),
-    (f"{W1}group g 1 w1 w2\n{W2}quorum g", "not defined above"),
-    (f"{W1}group g 2 w1 w1\nquorum g", "would count twice"),
-    (f"{W1}{W2}group a any w1\ngroup b all a w1\nquorum b", "would count twice"),
-    ("wittness w1\nquorum none", "line 1"),
-    ("".join(f"witness w{n} {key}\n" for n, key in enumerate(KEYS)) + "quorum none", f"more than {WITNESSES_MAX}"),
-]
-
-
-@pytest.mark.parametrize(("text", "why"), MALFORMED)
+@pytest.mark.parametrize(("text", "why"), [(each.text, each.said) for each in MALFORMED])
 def test_a_malformed_policy_is_refused_with_its_line(text: str, why: str) -> None:
     with pytest.raises(InvalidInputError, match=why):
         Policy.parse(text)

@@ -149,7 +149,8 @@ export function readCheckpoint(content) {
   const root = fromBase64(rootText, "root hash of the checkpoint");
   if (root.length !== DIGEST_BYTES)
     throw new Malformed(`root hash of the checkpoint has ${root.length} bytes, not ${DIGEST_BYTES}`);
-  return { origin, size: Number(size), root, note };
+  // Above 2^53 - 1 a number would be another size.
+  return { origin, size: Number.isSafeInteger(Number(size)) ? Number(size) : BigInt(size), root, note };
 }
 
 /** The checkpoint in a note, once its log is found to have signed it; with ``origin`` one of that log alone. */

@@ -383,7 +383,7 @@ function actions(found, given) {
   const told = () =>
     JSON.stringify(
       { file: given.subject.name, exit_code: found.exitCode, ...found.verdict, verified_at: given.verifiedAt },
-      null,
+      (_, value) => (typeof value === "bigint" ? String(value) : value),
       2,
     );
   return element(
