@@ -252,6 +252,7 @@ class Service:
             quarantine=self.quarantine,
             tenants=set(started.heads),
             write_timeout_s=settings.write.timeout.total_seconds(),
+            record_bytes_max=settings.wal.record_bytes_max,
             new_tenants=self.quotas.new_tenants,
         )
         self.key_changes = KeyChanges(

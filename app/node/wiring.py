@@ -401,7 +401,6 @@ def _write_services(
             signatures=service.submitter.signatures,
             pool=pool,
             retention=service.retention,
-            record_bytes_max=settings.wal.record_bytes_max,
         ),
         EventWrites: EventWrites(
             node=node,
@@ -419,7 +418,6 @@ def _write_services(
                 system=service.system_entries,
                 keyed=service.keyed,
                 answers=service.submitter.answers,
-                record_bytes_max=settings.wal.record_bytes_max,
             ),
             sessions=sessions,
             event_bytes_max=settings.event_bytes_max,

@@ -19,6 +19,7 @@ import cbor2
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from app.dev.embedded import EmbeddedPostgres
 from signing.cose import STATEMENT_BYTES_MAX
@@ -26,7 +27,7 @@ from signing.entry_proof import verify_cose
 from tests.app.cose_judge import CoseJudge
 from tests.app.receipts import example_statement
 from tests.app.service_thread import serving
-from tests.app.signed_statements import parts_of, protected_of, statement
+from tests.app.signed_statements import PAYLOAD, parts_of, protected_of, statement
 from tests.conftest import connected_to
 from tests.ledger.callers import ED25519, ML_DSA_44, P256, STRANGER, Signing
 from tests.signing.test_documented_examples import documented_ring
@@ -101,14 +102,17 @@ def id_of(data: bytes) -> str:
 
 
 def checked(folder: Path, *files: bytes) -> subprocess.CompletedProcess[str]:
-    """What the program of the page says of a statement, a receipt and keys; it knows nothing of this project."""
+    """What the program of the page says of a statement, a receipt and keys."""
     names = ("statement.cose", "receipt.cose", "keys.cbor")
     for name, content in zip(names, files, strict=True):
         (folder / name).write_bytes(content)
-    program = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert program is not None
-    command = [sys.executable, "-I", "-c", program[1], *(folder / name for name in names)]
+    command = [sys.executable, "-I", "-c", programs()[1], *(folder / name for name in names)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def programs() -> list[str]:
+    """The programs of the page, which sign and check; they know nothing of this project."""
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
@@ -139,6 +143,15 @@ def test_a_statement_is_registered_and_its_receipt_verifies_by_the_program_of_th
     claims = cbor2.loads(cbor2.loads(receipt).value[0])[15]
     assert claims == {1: claims[1], 2: "pkg:cli@1.2.3"}
     assert claims[1].endswith("/acme")
+
+
+def test_the_program_of_the_page_signs_what_is_registered(site: Site, tmp_path: Path) -> None:
+    private = ED25519._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "vendor.pem").write_bytes(private)
+    command = [sys.executable, "-I", "-c", programs()[0], tmp_path / "vendor.pem", "pkg:cli@1.2.3"]
+    data = subprocess.run(command, input=PAYLOAD, capture_output=True, check=True).stdout
+    assert data == statement(ED25519)
+    assert site.register(data).is_success
 
 
 def test_the_entry_holds_the_whole_statement_and_the_chain_verifies(site: Site) -> None:
@@ -208,7 +221,7 @@ REFUSED: dict[str, dict[str, Callable[[], bytes]]] = {
         "three parts": lambda: cbor2.dumps(cbor2.CBORTag(18, parts_of(ED25519)[:3])),
         "indefinite length": lambda: b"\xd2\x9f" + b"".join(map(cbor2.dumps, parts_of(ED25519))) + b"\xff",
         "indefinite length of the header": lambda: statement(ED25519, protected=b"\xbf\x01\x27\xff"),
-        "a label twice": lambda: statement(ED25519, protected=b"\xa6\x01\x27" + cbor2.dumps(protected_of(ED25519))[1:]),
+        "a label twice": lambda: statement(ED25519, protected=b"\xa5\x01\x27" + cbor2.dumps(protected_of(ED25519))[1:]),
         "a label that is no integer": lambda: statement(
             ED25519, protected=cbor2.dumps({**protected_of(ED25519, headers={1: None}), 1.0: -8})
         ),

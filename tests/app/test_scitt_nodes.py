@@ -131,3 +131,11 @@ async def test_statements_count_to_the_quota_of_the_tenant(serve: Serve, superus
         refused = await until(is_refused, "the tenant has had its share")
         assert problem(refused) == (429, "quota-exceeded")
         assert int(refused.headers["Retry-After"]) >= 1
+
+
+async def test_a_statement_longer_than_a_record_is_refused_and_begins_no_tenant(serve: Serve) -> None:
+    async with serve(wal={"record_bytes_max": "8 KiB"}) as served, served.client(served.root) as root:
+        await register_caller(root)
+        assert problem(await post(root, statement(ED25519, b"p" * 7000))) == (413, "payload-too-large")
+        assert (await root.get("/v1/tenants")).json()["items"] == [{"tenant_id": "_system"}]
+        assert (await post(root, statement(ED25519, b"p" * 1000))).is_success

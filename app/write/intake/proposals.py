@@ -17,14 +17,14 @@ from app.store.appended import ChainPosition
 from app.store.idempotency import ChainedLine, key_row_error
 from app.write.intake.answers import Answers, Awaited, refused
 from app.write.intake.keyed import KeyedRequests
-from app.write.intake.system_entries import SystemEntries
+from app.write.intake.system_entries import SystemEntries, facts_of
 from app.write.pending.backlog import Pending
 from app.write.pending.keyed_entries import gone
 from app.write.pending.linking import DuplicateLineError, conflict_of
 from app.write.pending.requests import RequestKey
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import InvalidInputError, RecordTooLargeError
+from ledger.errors import InvalidInputError
 from ledger.facts.events import (
     ACTOR,
     CAPACITY_RECORD_TYPE,
@@ -62,7 +62,6 @@ class Proposals:
     system: SystemEntries
     keyed: KeyedRequests
     answers: Answers
-    record_bytes_max: int
 
     def enter(self, wanted: Mapping[str, Any], actor: str | None, key: RequestKey) -> Awaited[Recorded]:
         """Queue the proposal of a checked body; its answer is a DuplicateLineError if its key was chained before.
@@ -79,7 +78,7 @@ class Proposals:
             RULES: wanted.get(RULES, RULES_NEWEST),
             keyed.MEMBER: keyed.key_digest(tenant_id, named),
         }
-        payload = self._encoded(said, actor)
+        payload = canonical.encode({**said, **facts_of(**{ACTOR: actor})})
         proposal = read_proposal(payload)
         pending = self.system.enter_about(
             PROPOSED_RECORD_TYPE, proposal.commitment.subject, payload, tenant_id, named, actor
@@ -113,21 +112,14 @@ class Proposals:
             LedgerError: as ``Submitter.submit``.
         """
         facts = {name: wanted[name] for name in ("capacity", "overcommit") if name in wanted}
-        payload = self._encoded({"type": CAPACITY_TYPE, "node": node, RULES: RULES_NEWEST, **facts}, actor)
+        said = {"type": CAPACITY_TYPE, "node": node, RULES: RULES_NEWEST, **facts, **facts_of(**{ACTOR: actor})}
+        payload = canonical.encode(said)
         tenant_id: str = wanted["tenant_id"]
         pending = self.system.enter_about(CAPACITY_RECORD_TYPE, node_subject(node), payload, tenant_id, None, actor)
         return await self._awaited(pending).settled()
 
     def _awaited(self, pending: Pending) -> Awaited[Recorded]:
         return Awaited(self.answers, pending, Durability.GLOBAL, partial(_recorded, pending))
-
-    def _encoded(self, facts: dict[str, object], actor: str | None) -> bytes:
-        payload = canonical.encode(facts if actor is None else {**facts, ACTOR: actor})
-        if len(payload) > self.record_bytes_max - 1024:
-            raise RecordTooLargeError(
-                f"this takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
-            )
-        return payload
 
 
 def _first_answer(chained: list[ChainedLine], pending: Pending, key: RequestKey) -> Recorded:

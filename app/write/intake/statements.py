@@ -25,7 +25,7 @@ from app.write.intake.system_entries import SystemEntries, facts_of
 from app.write.pending.linking import DuplicateLineError
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import InvalidInputError, NotFoundError, ProblemError, RecordTooLargeError
+from ledger.errors import InvalidInputError, NotFoundError, ProblemError
 from ledger.facts.events import ACTOR, SYSTEM_RECORD_TYPES, SystemAction
 from ledger.facts.problems import STATEMENT_REJECTED
 from signing import cose
@@ -50,7 +50,6 @@ class Statements:
     signatures: CallerSignatures
     pool: Pool
     retention: RetentionReader
-    record_bytes_max: int
 
     async def register(self, tenant_id: str, data: bytes, actor: str | None) -> Registered:
         """Register the signed statement in ``data``; its entry is chained on return.
@@ -101,10 +100,6 @@ class Statements:
         key = IdempotencyKey(STATEMENT_ROUTE, statement.id, 0, bytes.fromhex(statement.id))
         facts = facts_of(type=_ACTION.value, **cose.facts_of(statement), **{ACTOR: actor})
         payload = canonical.encode({**facts, keyed.MEMBER: keyed.key_digest(tenant_id, key)})
-        if len(payload) > self.record_bytes_max - 1024:
-            raise RecordTooLargeError(
-                f"this takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
-            )
         subject = f"{SUBJECT_PREFIX}{statement.id}"
         pending = self.system.enter_about(_RECORD_TYPE, subject, payload, tenant_id, key, actor)
         assert pending.outcome is not None

@@ -23,7 +23,7 @@ from app.write.pending.requests import LEDGER_ROUTE
 from ledger import canonical
 from ledger.chain import record
 from ledger.chain.record import IdempotencyKey
-from ledger.errors import EventRefusedError
+from ledger.errors import EventRefusedError, RecordTooLargeError
 from ledger.facts.events import SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
 from ledger.positions import Lsn, before
@@ -41,6 +41,7 @@ class SystemEntries:
     quarantine: Quarantine
     tenants: set[str]
     write_timeout_s: float
+    record_bytes_max: int
     new_tenants: Rate | None = None
     """How many tenants each principal may create."""
 
@@ -174,9 +175,14 @@ class SystemEntries:
         outcome.
 
         Raises:
+            RecordTooLargeError: it is longer than a record may be.
             ChainDamagedError, WalFullError, WalPoisonedError, FencedError, DatabaseWentBackError, QuotaExceededError:
                 as ``Submitter.submit``; nothing was taken.
         """
+        if len(payload) > self.record_bytes_max - 1024:
+            raise RecordTooLargeError(
+                f"this takes {len(payload)} bytes; wal.record_bytes_max is {self.record_bytes_max}"
+            )
         self.admit(tenant_id, len(payload), actor)
         self.begin_in_queue(tenant_id)
         pending = self._pending(kind, subject, payload, self.wal.next_lsn, tenant_id, key)
