@@ -24,8 +24,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from app.dev.embedded import EmbeddedPostgres
 from signing.cose import STATEMENT_BYTES_MAX
 from signing.entry_proof import verify_cose
+from signing.judging import verify_file
+from signing.keys import Keyring
+from tests.app.bundles import exit_code
 from tests.app.cose_judge import CoseJudge
 from tests.app.receipts import example_statement
+from tests.app.second_verifier import twin_in
 from tests.app.service_thread import serving
 from tests.app.signed_statements import PAYLOAD, parts_of, protected_of, statement
 from tests.conftest import connected_to
@@ -154,7 +158,7 @@ def test_the_program_of_the_page_signs_what_is_registered(site: Site, tmp_path: 
     assert site.register(data).is_success
 
 
-def test_the_entry_holds_the_whole_statement_and_the_chain_verifies(site: Site) -> None:
+def test_the_entry_holds_the_whole_statement_and_the_chain_verifies(site: Site, tmp_path: Path) -> None:
     data, tenant = statement(P256), "t-whole"
     site.receipt(data, tenant)
     (entry,) = site.entries(tenant)
@@ -167,6 +171,11 @@ def test_the_entry_holds_the_whole_statement_and_the_chain_verifies(site: Site) 
     verdict = site.client.get("/v1/chain/verify", params={"tenant_id": tenant}).json()
     assert verdict["valid"], verdict
     assert site.client.get("/v1/jobs", params={"tenant_id": tenant}).json()["items"] == []
+    # Both verifiers of bundles take it for an entry, too.
+    bundle, keys = tmp_path / "one.tar", Keyring.from_json(site.client.get("/v1/keys").json())
+    bundle.write_bytes(site.client.post("/v1/bundles/export", json={"tenant_id": tenant}).content)
+    assert exit_code(asyncio.run(verify_file(bundle, keys))) == 0
+    assert twin_in(tmp_path)(bundle, keys) == 0
 
 
 def test_a_statement_that_comes_again_in_any_spelling_is_there_once(site: Site) -> None:

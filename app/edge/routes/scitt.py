@@ -20,13 +20,13 @@ from app.share.bundle.receipts import ReceiptMaker
 from app.trust.key_chain import Trust
 from app.write.followers.notary import Notary
 from app.write.intake.statements import Registered, Statements
-from ledger.errors import NotFoundError, SigningUnavailableError
+from ledger.errors import DatabaseUnavailableError, NotFoundError, NotReadyError, SigningUnavailableError
 from signing.cose import STATEMENT_BYTES_MAX, cose_key, encoded
 from signing.keys import ED25519
 
 CBOR_MEDIA_TYPE: Final = "application/cbor"
 RETRY_AFTER_S: Final = "1"
-"""When a client asks again for a receipt that no checkpoint covers yet."""
+"""When a client asks again for a receipt that cannot be made now: mostly as no checkpoint covers the entry yet."""
 
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 _PROBLEM: dict[int | str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ _RECEIPT: dict[str, Any] = {
     "headers": _LOCATION,
 }
 _LATER: dict[str, Any] = {
-    "description": "Registered; no checkpoint covers it yet, so ask there for the receipt.",
+    "description": "Registered; its receipt cannot be made yet: ask there for it.",
     "headers": {**_LOCATION, "Retry-After": {"schema": {"type": "string"}, "description": "Seconds."}},
 }
 _KEYS: dict[str, Any] = {"content": {CBOR_MEDIA_TYPE: _BINARY}}
@@ -136,7 +136,7 @@ async def _receipt(
     try:
         made = await receipts.of_entry(tenant_id, registered.seq, None)
         return Response(await receipts.in_cose(made), statuses[0], headers, media_type=COSE_MEDIA_TYPE)
-    except SigningUnavailableError:
+    except (SigningUnavailableError, NotReadyError, DatabaseUnavailableError):
         return Response(b"", statuses[1], {**headers, "Retry-After": RETRY_AFTER_S})
 
 
