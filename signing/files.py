@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ledger.bundle.format import EVIDENCE, TAIL_ANCHORED, entries_name
+from ledger.bundle.format import EVIDENCE, TAIL, entries_name
 from ledger.errors import ConfigurationError, refuse, reported_as
 from objects import sync_folder
 
@@ -223,7 +223,7 @@ _FIRST_MEMBER: Final = entries_name(1).encode()
 _MAGIC: Final = slice(257, 262)
 _DAMAGED_MAX: Final = 4
 """Bytes of the first name that may differ."""
-_MEMBERS: Final = (_FIRST_MEMBER, *(name.encode() for name in (*TAIL_ANCHORED, EVIDENCE)))
+_MEMBERS: Final = (_FIRST_MEMBER, *(name.encode() for name in (*TAIL, EVIDENCE)))
 _TAR: Final = b"ustar"
 _RECEIPT_NAMES: Final = (b'{"receipt"', b'"receipt":', b'{"anchors":')
 _RECEIPT_HEAD: Final = 64

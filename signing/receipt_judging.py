@@ -86,15 +86,17 @@ class ReceiptVerdict(FileVerdict):
     """None if it could not be read."""
     signed_by: tuple[str, ...] = ()
     """Ids of the held keys whose signature of the statement is valid."""
+    complete_from_seq: int | None = None
     complete_to_seq: int | None = None
-    """Up to which entry the job is proved to have no others, None if it is not."""
+    """Between which entries the job is proved to have no others, None if it is not."""
 
     @property
     def limits(self) -> list[str]:
         """What the receipt does not prove, in words."""
-        seq = self.complete_to_seq
-        some = _SOME if seq is None else f"what came after seq {seq}: of later entries a receipt shows those in it"
-        return [some, _SAYS]
+        first, last = self.complete_from_seq, self.complete_to_seq
+        some = _SOME if last is None else f"what came after seq {last}: of later entries a receipt shows those in it"
+        before = [f"what came before seq {first}, where the index of jobs begins"] if first not in (None, 1) else []
+        return [some, *before, _SAYS]
 
     def to_json(self) -> dict[str, Any]:
         """The verdict object, with the receipt's fields beside it."""
@@ -102,6 +104,7 @@ class ReceiptVerdict(FileVerdict):
         if self.receipt is not None:
             rows = [entry.row for entry in self.receipt.entries]
             said = {name: getattr(self.receipt, name) for name in receipts.STATED}
+            said["complete_from_seq"] = self.complete_from_seq
             said["complete_to_seq"] = self.complete_to_seq
             said["entries"] = [{"seq": row.seq, "hlc": row.t_hlc, "action": row.action} for row in rows]
         return self.combined(RECEIPT, said, {"key_ids": list(self.signed_by)}, limits=self.limits)
@@ -174,7 +177,7 @@ def _judge_content(
     verdict = _with_kept(verdict, receipt, own, kept)
     # 8. That there are no other entries.
     if whole is not None:
-        result.complete_to_seq = whole.to_seq
+        result.complete_from_seq, result.complete_to_seq = whole.from_seq, whole.to_seq
         verdict = {**verdict, "verdicts": verdict["verdicts"] | {COMPLETENESS: whole.verdict}}
         verdict["valid"] = is_valid(verdict["verdicts"])
     # Why signatures are not valid, unless a graver break is reported already.
@@ -216,6 +219,7 @@ class _Whole(NamedTuple):
 
     verdict: str
     detail: str | None
+    from_seq: int | None = None
     to_seq: int | None = None
 
 
@@ -225,26 +229,25 @@ def _judge_completeness(receipt: Receipt, own: Checkpoint, keyring: Keyring | No
         return None
     try:
         opened = open_snapshot(msgspec.json.encode(said.snapshot).decode(), keyring)
-        claim, roots = opened.claim, opened.claim.job_index
+        claim, roots = opened.claim, [*opened.claim.index_roots.values()]
         refuse(
             ProofError,
             (claim.tenant_id != receipt.tenant_id, f"the snapshot is of tenant {claim.tenant_id}"),
-            (isinstance(roots, UnsetType), "the snapshot has no index of jobs"),
+            (not roots, "the snapshot has no index of jobs"),
             (claim.to_seq > own.size, f"the snapshot covers {claim.to_seq} entries, the checkpoint {own.size}"),
         )
-        assert not isinstance(roots, UnsetType)
         tree_root, hashes = bytes.fromhex(claim.tree_root), [*map(bytes.fromhex, said.consistency)]
         verify_consistency(claim.tree_size, own.size, tree_root, own.root, hashes)
-        rows = [entry.row for entry in receipt.entries if entry.row.seq <= claim.to_seq]
+        rows = [entry.row for entry in receipt.entries if claim.index_begin < entry.row.seq <= claim.to_seq]
         entries = [(leaf_index_of(Seq(row.seq)), leaf_hash(bytes.fromhex(row.chain_link))) for row in rows]
-        verify_job(receipt.job_id, claim.to_seq, [*map(bytes.fromhex, roots)], entries, said.runs)
+        verify_job(receipt.job_id, claim.to_seq, roots, entries, said.runs, claim.index_begin)
     except (ProofError, SignatureError, InvalidInputError) as error:
         return _Whole("broken", f"that there are no other entries: {error}")
     if opened.verdict == LACKS_ONE:
         return _Whole("not_checked", f"the snapshot with the index of jobs carries {opened.detail}")
     if opened.verdict in ("broken", "unknown_key"):
         return _Whole(opened.verdict, f"the snapshot with the index of jobs: {opened.detail}")
-    return _Whole(opened.verdict, opened.detail, claim.to_seq)
+    return _Whole(opened.verdict, opened.detail, claim.index_begin + 1, claim.to_seq)
 
 
 def _verdict(receipt: Receipt, findings: Findings, signed: Signed, log_signed: Signed) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ledger.errors import (
     reported_as,
 )
 from ledger.hlc import Hlc
-from ledger.job_index import covering
+from ledger.job_index import begin_behind
 from ledger.verification.snapshot_check import LACKS_ONE, SNAPSHOT_COLUMNS, OpenedSnapshot, SnapshotClaim
 from signing import envelope
 from signing.keys import Keyring, Signer
@@ -84,6 +84,14 @@ def open_snapshot(envelope_json: str, keyring: Keyring | None) -> OpenedSnapshot
     return OpenedSnapshot(claim, hashlib.sha256(parsed.payload).hexdigest(), verdict, detail)
 
 
+def payload_of(envelope_json: str | None) -> bytes:
+    """The payload in the envelope of a snapshot, empty if there is none."""
+    try:
+        return envelope.parse(parse_json(envelope_json or "", "the envelope"), envelope.PAYLOAD_TYPE).payload
+    except (SignatureError, InvalidInputError):
+        return b""
+
+
 def _judge(parsed: envelope.Envelope, claim: SnapshotClaim, keyring: Keyring | None) -> tuple[str, str | None]:
     if keyring is None:
         return "not_checked", "no key was given to check the signature with"
@@ -124,14 +132,20 @@ def _check(predicate: object) -> SnapshotClaim:
         claim = convert(predicate, SnapshotClaim)
         Hlc.parse(claim.snapshot_hlc)
     runs = None if isinstance(claim.job_index, UnsetType) else len(claim.job_index)
+    begin, is_said = claim.index_begin, not isinstance(claim.job_index_from, UnsetType)
+    is_begin_right = not is_said or (runs is not None and 0 < begin == begin_behind(begin) < claim.to_seq)
     size, has_previous = claim.to_seq - claim.from_seq + 1, claim.previous_snapshot is not None
     refuse(
         SignatureError,
         (claim.entry_count != size, "entry_count of the snapshot is not the size of its range"),
         (claim.tree_size != claim.to_seq, "tree_size of the snapshot is not its to_seq"),
         (
-            runs not in (None, sum(1 for _ in covering(claim.to_seq))),
+            runs not in (None, len(claim.index_places)),
             "job_index of the snapshot has not the number of runs that its to_seq needs",
+        ),
+        (
+            not is_begin_right,
+            "job_index_from of the snapshot is not behind a full block below its to_seq, or without job_index",
         ),
         ((claim.from_seq == 1) == has_previous, "only the snapshot that begins at seq 1 has no previous_snapshot"),
     )

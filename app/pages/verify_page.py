@@ -41,6 +41,7 @@ ENGINE: Final = (
     "callers.js",
     "verdicts.js",
     "snapshots.js",
+    "kept_index.js",
     "bundle.js",
     "floor.js",
     "anchors.js",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from app.runtime.sharing import turns
 from app.store import node
 from app.store.exclusions import newest_statement, own_log, statements
+from app.store.job_index import PostgresIndex
 from app.store.job_table import FOLLOWER
 from app.store.reading import ENTRIES
 from app.store.retention import retention_rows
@@ -38,6 +39,7 @@ from ledger.verification import (
     StoredTree,
 )
 from ledger.verification.entry_check import Passed
+from ledger.verification.left_index import IndexAtFloor, index_at
 
 if TYPE_CHECKING:
     from asyncpg.cursor import Cursor
@@ -270,6 +272,11 @@ class PostgresChainReader:
         """The entries about retention, in seq order."""
         async with self._lock:
             return await retention_rows(self._connection, self.tenant_id)
+
+    async def index_at(self, to_seq: int) -> IndexAtFloor | None:
+        """What is stored of the index of jobs of entries that left."""
+        async with self._lock:
+            return await index_at(PostgresIndex(self._connection, self.tenant_id), to_seq)
 
     def commitments(self) -> Batches:
         """Batches of the entries whose verdicts are checked, by seq."""

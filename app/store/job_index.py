@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from app.store.notary import read_tiles
-from app.store.reading import fetch_as, fetch_tuples, fetch_value
+from app.store.notary import read_tiles, snapshot_ending_at
+from app.store.reading import fetch_as, fetch_one_as, fetch_tuples
 from ledger import merkle
 from ledger.errors import InvalidInputError, ProofError, SignatureError, reported_as
 from ledger.job_index import (
-    BLOCK_ENTRIES,
     LEAF_BYTES,
     PIECE_LEAVES,
     RunPlace,
@@ -24,10 +23,12 @@ from ledger.job_index import (
 )
 from ledger.job_index.builder import OpenBlock
 from ledger.job_index.proof import ENTRIES_MAX, Directory, RunProof, pieces_of, prove
-from ledger.merkle import HASH_BYTES, leaf_hash
+from ledger.merkle import HASH_BYTES, leaf_hash, leaf_hashes
 from ledger.merkle.tiles import TILE_WIDTH
-from ledger.verification.snapshot_check import SnapshotClaim
-from signing.snapshot import open_snapshot
+from ledger.verification.entry_check import is_link
+from ledger.verification.left_index import KeptIndex, builder_at
+from ledger.verification.snapshot_check import SnapshotClaim, claim_in
+from signing.snapshot import open_snapshot, payload_of
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -229,69 +230,82 @@ class _Entry(NamedTuple):
     chain_link: str
 
 
+# --- what left ------------------------------------------------------------------------------------
+
+
+class PostgresIndex:
+    """What a database has of the index of a tenant, as ``ledger.verification.left_index`` reads it."""
+
+    def __init__(self, connection: Connection, tenant_id: str) -> None:
+        self._connection, self._tenant_id = connection, tenant_id
+
+    async def kept(self) -> KeptIndex | None:
+        """What is kept of the newest entries that left."""
+        return await fetch_one_as(
+            self._connection,
+            KeptIndex,
+            "SELECT first_leaf, keys, runs FROM scheduler.job_index_left WHERE tenant_id = $1"
+            " ORDER BY first_leaf DESC LIMIT 1",
+            self._tenant_id,
+        )
+
+    async def payload_at(self, to_seq: int) -> bytes:
+        """The payload of the snapshot that ends there."""
+        return payload_of(await snapshot_ending_at(self._connection, self._tenant_id, to_seq))
+
+    async def left_hashes(self, begin: int, end: int) -> bytes:
+        """Leaf hashes of entries that left, by the stored tree."""
+        if begin >= end:
+            return b""
+        indexes = range(begin // TILE_WIDTH, -(-end // TILE_WIDTH))
+        tiles = await read_tiles(self._connection, self._tenant_id, [(0, index) for index in indexes])
+        hashes = b"".join(tiles.get((0, index), b"") for index in indexes)
+        skipped = (begin - indexes.start * TILE_WIDTH) * HASH_BYTES
+        return hashes[skipped : skipped + (end - begin) * HASH_BYTES]
+
+    async def entries(self, begin: int, end: int) -> tuple[bytes, bytes]:
+        """Keys and leaf hashes of entries that are there and whose link has its form."""
+        query = (
+            "SELECT job_id, chain_link FROM scheduler.scheduler_log"
+            " WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq"
+        )
+        rows = await fetch_as(self._connection, _Entry, query, self._tenant_id, begin, end)
+        whole = [row for row in rows if is_link(row.chain_link)]
+        hashes = leaf_hashes([bytes.fromhex(row.chain_link) for row in whole])
+        return keys_of([row.job_id for row in whole]), b"".join(hashes)
+
+
 async def entries_under(connection: Connection, tenant_id: str, place: RunPlace) -> OpenBlock | None:
     """The keys and leaf hashes of the entries of a place, as they are stored; None if one is missing or malformed.
 
     The caller MUST compare what follows from them with what was signed.
     """
-    left = await _kept(connection, tenant_id, place.begin)
+    source = PostgresIndex(connection, tenant_id)
+    kept = await source.kept()
+    left = b"" if kept is None or kept.first_leaf != place.begin else kept.keys
     first = place.begin + len(left) // HASH_BYTES
-    rows = await fetch_as(
-        connection,
-        _Entry,
-        """
-        SELECT job_id, chain_link FROM scheduler.scheduler_log
-         WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq
-        """,
-        tenant_id,
-        first,
-        place.end,
-    )
-    keys = left + keys_of([row.job_id for row in rows])
-    try:
-        hashes = await _left_hashes(connection, tenant_id, place.begin, first)
-        hashes += b"".join(leaf_hash(bytes.fromhex(row.chain_link)) for row in rows)
-    except (ValueError, TypeError):
-        return None
-    if not len(keys) == len(hashes) == (place.end - place.begin) * HASH_BYTES:
-        return None
-    return OpenBlock(place.begin, keys, hashes)
-
-
-async def _left_hashes(connection: Connection, tenant_id: str, begin: int, end: int) -> bytes:
-    """Leaf hashes of entries that left, by the stored tree."""
-    if begin >= end:
-        return b""
-    indexes = range(begin // TILE_WIDTH, -(-end // TILE_WIDTH))
-    tiles = await read_tiles(connection, tenant_id, [(0, index) for index in indexes])
-    hashes = b"".join(tiles.get((0, index), b"") for index in indexes)
-    skipped = (begin - indexes.start * TILE_WIDTH) * HASH_BYTES
-    return hashes[skipped : skipped + (end - begin) * HASH_BYTES]
+    keys, hashes = await source.entries(first, place.end)
+    block = OpenBlock(place.begin, left + keys, await source.left_hashes(place.begin, first) + hashes)
+    is_whole = len(block.keys) == len(block.hashes) == (place.end - place.begin) * HASH_BYTES
+    return block if is_whole else None
 
 
 async def keep_left(connection: Connection, tenant_id: str, to_seq: int) -> None:
-    """Before entries up to ``to_seq`` leave, keep what the index needs of those in one block with the entry behind."""
-    begin = to_seq - to_seq % BLOCK_ENTRIES
-    kept = await _kept(connection, tenant_id, begin)
-    rows = await fetch_tuples(
-        connection,
-        "SELECT seq, job_id FROM scheduler.scheduler_log WHERE tenant_id = $1 AND seq > $2 AND seq <= $3 ORDER BY seq",
-        tenant_id,
-        begin + len(kept) // HASH_BYTES,
-        to_seq,
-    )
-    if not rows or [seq for seq, _ in rows] != [*range(begin + len(kept) // HASH_BYTES + 1, to_seq + 1)]:
+    """Before entries up to ``to_seq`` leave, keep what the index needs of them, unless it is kept already."""
+    source = PostgresIndex(connection, tenant_id)
+    kept = await source.kept()
+    if kept is not None and kept.to_seq == to_seq:
         return
+    claim = claim_in(await source.payload_at(to_seq))
+    builder = await builder_at(source, to_seq, 0 if claim is None else claim.index_begin)
+    if builder.open is None:
+        return
+    left = builder.left()
     await connection.execute("DELETE FROM scheduler.job_index_left WHERE tenant_id = $1", tenant_id)
     await connection.execute(
-        "INSERT INTO scheduler.job_index_left (tenant_id, first_leaf, keys) VALUES ($1, $2, $3)",
+        "INSERT INTO scheduler.job_index_left (tenant_id, first_leaf, keys, runs) VALUES ($1, $2, $3, $4)",
         tenant_id,
-        begin,
-        kept + keys_of([job_id for _, job_id in rows]),
+        builder.open.begin,
+        builder.open.keys,
+        [] if left is None else left.runs,
     )
-
-
-async def _kept(connection: Connection, tenant_id: str, begin: int) -> bytes:
-    """The keys that are kept of entries that left, of the block that begins there."""
-    query = "SELECT keys FROM scheduler.job_index_left WHERE tenant_id = $1 AND first_leaf = $2"
-    return await fetch_value(connection, bytes, query, tenant_id, begin) or b""

@@ -265,6 +265,17 @@ async def store_trees(connection: Connection, grown: Sequence[GrownTree]) -> set
     return missing.union(unstored)
 
 
+async def snapshot_ending_at(connection: Connection, tenant_id: str, to_seq: int) -> str | None:
+    """The envelope of the snapshot that ends there."""
+    return await fetch_value(
+        connection,
+        str,
+        "SELECT dsse_envelope::text FROM scheduler.batch_snapshot WHERE tenant_id = $1 AND to_seq = $2",
+        tenant_id,
+        to_seq,
+    )
+
+
 async def last_snapshot(connection: Connection, tenant_id: str) -> LastSnapshot | None:
     """The newest snapshot, None before the first."""
     found = await connection.fetchrow(

@@ -97,17 +97,6 @@ async def signed_ends(connection: Connection, tenant_id: str, after_seq: int) ->
     )
 
 
-async def snapshot_ending_at(connection: Connection, tenant_id: str, to_seq: int) -> str | None:
-    """The envelope of the snapshot that ends there."""
-    return await fetch_value(
-        connection,
-        str,
-        "SELECT dsse_envelope::text FROM scheduler.batch_snapshot WHERE tenant_id = $1 AND to_seq = $2",
-        tenant_id,
-        to_seq,
-    )
-
-
 async def first_young(connection: Connection, tenant_id: str, after_seq: int, since_ms: int) -> tuple[int | None, int]:
     """The first entry after a seq whose time is ``since_ms`` or later, None if all are older, and the last one read."""
     while True:

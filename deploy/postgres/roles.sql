@@ -54,7 +54,7 @@ SELECT 'GRANT USAGE ON SCHEMA scheduler TO auditor' WHERE to_regnamespace('sched
 SELECT format('GRANT SELECT ON scheduler.%I TO auditor', name)
   FROM unnest(ARRAY[
          'alembic_version', 'batch_snapshot', 'chain_heads', 'checkpoint_cosignature', 'checkpoint_timestamp',
-         'commitments', 'follower_positions', 'job_terms', 'jobs',
+         'commitments', 'follower_positions', 'job_index_left', 'job_terms', 'jobs',
          'ledger_identity', 'log_entries', 'merkle_head', 'merkle_tile', 'scheduler_log', 'search_fields', 'signing_keys'
        ]) AS name
  WHERE to_regclass(format('scheduler.%I', name)) IS NOT NULL

@@ -324,15 +324,15 @@ def run_entries(level: int) -> int:
     return BLOCK_ENTRIES * int(RUNS_MERGED**level)
 
 
-def covering_runs(size: int) -> list[tuple[int, int, int]]:
-    """Level, first and last leaf index (exclusive) of the runs over the first ``size`` entries."""
-    runs, begin = [], 0
-    for level in reversed(range(LEVEL_MAX + 1)):
-        while size - begin >= run_entries(level):
-            runs.append((level, begin, begin + run_entries(level)))
-            begin += run_entries(level)
-    if begin < size:
-        runs.append((0, begin, size))
+def covering_runs(size: int, begin: int = 0) -> list[tuple[int, int, int]]:
+    """Level, first and last leaf index (exclusive) of the runs of an index of leaves ``begin..size - 1``."""
+    runs = []
+    while begin < size:
+        fitting = [n for n in range(1, LEVEL_MAX + 1) if not begin % run_entries(n) and size - begin >= run_entries(n)]
+        level = max(fitting, default=0)
+        end = min(begin + run_entries(level), size)
+        runs.append((level, begin, end))
+        begin = end
     return runs
 
 
@@ -372,6 +372,8 @@ class JobIndex:
         """``size`` entries came before, and are not here."""
         self._size = size
         self._runs: list[Run] = []
+        self._roots: dict[tuple[int, int, int], bytes] = {}
+        """Of all runs that there were, by their places."""
         self._block: dict[bytes, list[bytes]] | None = None if size % BLOCK_ENTRIES else {}
         """The entries of each job behind the full blocks; None while they are not known."""
 
@@ -393,6 +395,7 @@ class JobIndex:
         """Add a run, and merge the last eight where they are those under one of the next level."""
         kept = leaves if level < LEVEL_MAX else {}
         self._runs.append(Run(level, begin, kept, root_of_run(leaves)))
+        self._roots[level, begin, self._runs[-1].end] = self._runs[-1].root
         last = [run for run in self._runs if run.level == level][-RUNS_MERGED:]
         is_group = len(last) == RUNS_MERGED and last[-1].end % run_entries(level + 1) == 0
         if level == LEVEL_MAX or not is_group:
@@ -404,29 +407,94 @@ class JobIndex:
         self._runs = [run for run in self._runs if run not in last]
         self._add(level + 1, last[0].begin, {key: digest_of_parts(parts) for key, parts in merged.items()})
 
-    def check(self, claimed: list[bytes], where: str) -> None:
-        """The roots that a snapshot at this size claims are those of the runs that are known."""
-        places = covering_runs(self._size)
-        need(len(claimed) == len(places), f"{where}: the number of runs in job_index")
-        known = {(run.level, run.begin): run.root for run in self._runs}
+    def check(self, claimed: list[bytes], begin: int, where: str) -> bool:
+        """Whether all roots that a snapshot at this size claims are known, of an index that begins at ``begin``. Those
+        that are known must be claimed."""
+        known = dict(self._roots)
         if self._block:
-            known[0, self._size - self._size % BLOCK_ENTRIES] = root_of_run(self._leaves_of_block(self._block))
-        for (level, begin, _), root in zip(places, claimed, strict=True):
-            need(known.get((level, begin), root) == root, f"{where}: job_index from entry {begin + 1} on")
+            behind = self._size - self._size % BLOCK_ENTRIES
+            known[0, behind, self._size] = root_of_run(self._leaves_of_block(self._block))
+        places = covering_runs(self._size, begin)
+        for place, root in zip(places, claimed, strict=True):
+            need(known.get(place, root) == root, f"{where}: job_index from entry {place[1] + 1} on")
+        return all(place in known for place in places)
+
+    def know(self, kept: "KeptIndex", claim: dict[str, Any]) -> None:
+        """Take over what is kept of entries that left, as far as the snapshot at their end claims it."""
+        places = covering_runs(self._size, index_begin(claim))
+        roots = hashes_of(claim["job_index"], len(places), "job_index of the snapshot at the floor")
+        group = self._size - self._size % run_entries(LEVEL_MAX)
+        block = kept.block(self._size)
+        found = [root_of_run(leaves) for leaves in kept.runs]
+        found += [root_of_run(self._leaves_of_block(block))] if block else []
+        self._runs = [Run(*place[:2], {}, root) for place, root in zip(places, roots, strict=True) if place[2] <= group]
+        if found == roots[len(self._runs) :]:
+            behind = zip(places[len(self._runs) :], kept.runs, found, strict=False)
+            self._runs += [Run(*place[:2], leaves, root) for place, leaves, root in behind]
+            self._block = block
+        self._roots = {(run.level, run.begin, run.end): run.root for run in self._runs}
+
+
+@dataclass(frozen=True)
+class KeptIndex:
+    """What a bundle has of the index of entries that left before its first one."""
+
+    runs: list[dict[bytes, JobLeaf]]
+    keys: bytes
+    hashes: bytes
+
+    def block(self, size: int) -> dict[bytes, list[bytes]]:
+        """The entries of each job behind the full blocks of the first ``size``."""
+        found: dict[bytes, list[bytes]] = {}
+        for at in range(0, len(self.keys), 32):
+            place = size - len(self.keys) // 32 + at // 32
+            found.setdefault(self.keys[at : at + 32], []).append(place.to_bytes(8, "big") + self.hashes[at : at + 32])
+        return found
+
+
+def index_begin(claim: dict[str, Any]) -> int:
+    """Leaf index of the first entry of the index that a snapshot claims."""
+    return int(claim.get("job_index_from", 1)) - 1
+
+
+def read_job_index(data: bytes, before: "Before") -> JobIndex:
+    """The index of all entries before the first one, as far as it is known."""
+    said, index = parse_canonical(data), JobIndex(before.size)
+    need(said.keys() == {"hashes", "keys", "payload", "runs"} and type(said["runs"]) is list, JOB_INDEX)
+    payload, keys, hashes = (decode_base64(said[name]) for name in ("payload", "keys", "hashes"))
+    runs = [decode_base64(text) for text in said["runs"]]
+    if sha256(payload).hexdigest() != before.snapshot or "job_index" not in (claim := json.loads(payload)["predicate"]):
+        return index
+    index.know(KeptIndex([leaves_of_run(run) for run in runs], keys, hashes), claim)
+    return index
+
+
+def leaves_of_run(data: bytes) -> dict[bytes, JobLeaf]:
+    """Leaves of 72 bytes by key."""
+    leaves = [data[at : at + 72] for at in range(0, len(data), 72)]
+    return {leaf[:32]: (int.from_bytes(leaf[32:40], "big"), leaf[40:]) for leaf in leaves}
 
 
 # --- [1] The container ---
 
-SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST = (
+SNAPSHOTS, CHECKPOINT, ANCHORS, JOB_INDEX, KEYS, MANIFEST = (
     "snapshots.ndjson",
     "checkpoint",
     "anchors.json",
+    "job_index.json",
     "keys.json",
     "manifest.dsse.json",
 )
 EVIDENCE = "evidence.dsse.json"
 """Stands where the manifest must in a file that is evidence of a broken chain."""
-BEHIND = {SNAPSHOTS: [CHECKPOINT], CHECKPOINT: [ANCHORS, KEYS], ANCHORS: [KEYS], KEYS: [MANIFEST], MANIFEST: []}
+BEHIND = {
+    SNAPSHOTS: [CHECKPOINT],
+    CHECKPOINT: [ANCHORS, JOB_INDEX, KEYS],
+    ANCHORS: [JOB_INDEX, KEYS],
+    JOB_INDEX: [KEYS],
+    KEYS: [MANIFEST],
+    MANIFEST: [],
+}
 """The members that may follow each of the last ones."""
 ENTRY_PARTS_MAX = 100_000
 ENTRY_PART_BYTES_MAX = 137 * MIB
@@ -451,6 +519,7 @@ def member_bytes_max(name: str, members_before: int) -> int:
         SNAPSHOTS: 8 * GIB,
         CHECKPOINT: MIB,
         ANCHORS: 16 * MIB,
+        JOB_INDEX: 64 * MIB,
         KEYS: 4 * MIB,
         MANIFEST: 64 * KIB + 512 * members_before,
     }
@@ -547,6 +616,7 @@ def compare_manifest(
 ) -> None:
     """[2] [4] The manifest says what was found, and nothing else."""
     said, first, last = manifest.said, entries.first, entries.last
+    names = [part["name"] for part in parts]
     predicate = {
         # Said by whoever made the bundle; the checkpoint answers for log and tree.
         "node_id": said.node_id,
@@ -554,7 +624,7 @@ def compare_manifest(
         "tenant_id": said.tenant_id,
         "consistency": said.consistency,
         # Found.
-        "format_version": 2 if any(part["name"] == ANCHORS for part in parts) else 1,
+        "format_version": 3 if JOB_INDEX in names else 2 if ANCHORS in names else 1,
         "from_seq": first.seq,
         "to_seq": last.seq,
         "entry_count": last.seq - first.seq + 1,
@@ -669,10 +739,21 @@ def open_snapshot(row: SimpleNamespace, keys: Ring) -> Snapshot:
     need(claim.tenant_id == row.tenant_id and claim.tree_size == row.to_seq, "tenant or tree_size of a snapshot")
     need(HASH.fullmatch(claim.tree_root) and NODE.fullmatch(claim.node_id), "a snapshot's tree or node")
     if "job_index" in statement["predicate"]:
-        claim.job_index = hashes_of(claim.job_index, len(covering_runs(row.to_seq)), "job_index of a snapshot")
+        claim.job_index = read_index_claim(statement["predicate"])
     if signers and claim.key_id not in ids_of(signers):
         need(claim.key_id not in ids_of(keys), "a snapshot's key did not sign it")
     return Snapshot(claim, sha256(payload).hexdigest(), signers, keys)
+
+
+def read_index_claim(claim: dict[str, Any]) -> list[bytes]:
+    """The roots of the index of jobs that a snapshot claims, as many as it must have."""
+    begin = index_begin(claim)
+    need("job_index_from" not in claim or 0 < begin < claim["to_seq"], "job_index_from of a snapshot")
+    need(begin % BLOCK_ENTRIES == 0 and begin + 1 == claim.get("job_index_from", 1), "job_index_from of a snapshot")
+    places = covering_runs(int(claim["to_seq"]), begin)
+    roots = hashes_of(claim["job_index"], len(places), "job_index of a snapshot")
+    need(len(roots) == len(places), "the number of runs in job_index")
+    return roots
 
 
 # --- [3] Entries (chain-link.md) ---
@@ -705,6 +786,8 @@ class Entries:
     kept_root: bytes | None = None
     """Root of the tree at the size of the checkpoint given, where the entries reach it."""
     signed_to: int = 0
+    is_index_known: bool = True
+    """Whether the entries say what each index of jobs must be."""
     is_unknown_key: bool = False
     """A snapshot counts for nothing: no held key signed it, or only keys that did not count then."""
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -723,6 +806,8 @@ def read_entries(
     found = Entries()
     tree, segment, segment_start = Tree(before.size, before.subtrees), Tree(), None
     job_index = JobIndex(said.from_seq - 1)
+    if JOB_INDEX in members and before.size:
+        job_index = read_job_index(bytes_of(file, members[JOB_INDEX]), before)
     if before.size and before.size == kept_size:
         found.kept_root = tree.root()
     segment_starts = {snapshot.claim.from_seq for snapshot in snapshots.values()}
@@ -748,7 +833,8 @@ def read_entries(
                 check_covered(snapshot.claim, segment_start, row, segment.root())
                 if snapshot.is_signed:
                     if hasattr(snapshot.claim, "job_index"):
-                        job_index.check(snapshot.claim.job_index, f"seq {row.seq}")
+                        begin = index_begin(vars(snapshot.claim))
+                        found.is_index_known &= job_index.check(snapshot.claim.job_index, begin, f"seq {row.seq}")
                     if before.is_known:
                         need(snapshot.claim.tree_root == tree.root().hex(), f"seq {row.seq}: tree_root")
                     counting = signers_in_time(snapshot.signers, hlc_of(row))
@@ -1611,6 +1697,7 @@ def verify(file: BinaryIO, given: Given, callers: Callers) -> int:
         or (kept is not None and not kept.counts)
     )
     is_whole = before.is_known and entries.signed_to == entries.last.seq and is_compared and not callers.is_unchecked
+    is_whole &= entries.is_index_known
     return verdict_of(given.keys, is_unknown_key=is_unknown_key, is_whole=is_whole and is_met)
 
 
@@ -1856,9 +1943,8 @@ def check_completeness(receipt: Receipt, own: Checkpoint, keys: Ring) -> tuple[l
     need(1 <= claim.tree_size == claim.to_seq <= own.size, "the snapshot's size")
     tree = Checkpoint(own.origin, claim.tree_size, bytes.fromhex(claim.tree_root), own.counts)
     need(leads(tree, proof.consistency, own), "the checkpoint's tree does not extend the snapshot's")
-    places = covering_runs(claim.to_seq)
-    roots = hashes_of(claim.job_index, len(places), "job_index of the snapshot")
-    need(len(roots) == len(places) == len(proof.runs), "the number of runs")
+    places, roots = covering_runs(claim.to_seq, index_begin(vars(claim))), read_index_claim(vars(claim))
+    need(len(places) == len(proof.runs), "the number of runs")
     entries = [(entry.row.seq - 1, leaf_hash(entry.row.chain_link)) for entry in receipt.entries]
     key = job_key(receipt.said.job_id)
     for (level, begin, end), root, run in zip(places, roots, proof.runs, strict=True):

@@ -2,7 +2,8 @@
 
 The format is described in docs/formats/bundle.md. In short, an uncompressed tar of::
 
-    entries/000001.ndjson.gz ... | snapshots.ndjson | checkpoint | anchors.json, if any | keys.json | manifest.dsse.json
+    entries/000001.ndjson.gz ... | snapshots.ndjson | checkpoint | anchors.json, if any | job_index.json, if any
+        | keys.json | manifest.dsse.json
 
 A member is a ustar header that follows from its name and size alone, its bytes, and zeros up to a multiple of
 ``BLOCK_BYTES``; two blocks of zeros end the file. So the members determine the container, and a reader checks every
@@ -18,8 +19,8 @@ Invariants::
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Sequence
-from typing import Annotated, Final
+from collections.abc import Collection, Sequence
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -27,21 +28,19 @@ from msgspec import Meta
 from ledger.chain.form import ORIGIN_BYTES_MAX, Count, Hash
 from ledger.errors import BundleInvalidError
 
-FORMAT_VERSION: Final = 1
-FORMAT_VERSION_ANCHORED: Final = 2
-"""Version of bundles with ``ANCHORS`` only."""
-
 SNAPSHOTS: Final = "snapshots.ndjson"
 CHECKPOINT: Final = "checkpoint"
 ANCHORS: Final = "anchors.json"
+JOB_INDEX: Final = "job_index.json"
+"""What is kept of the index of jobs of entries that left before the first one."""
 KEYS: Final = "keys.json"
 MANIFEST: Final = "manifest.dsse.json"
 EVIDENCE: Final = "evidence.dsse.json"
 """Replaces the manifest in a file that is evidence of a broken chain, and no bundle."""
-TAIL: Final = (SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST)
-"""Members after the entries, in this order; each exactly once."""
-TAIL_ANCHORED: Final = (SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST)
-"""The same for a bundle with anchors."""
+TAIL: Final = (SNAPSHOTS, CHECKPOINT, ANCHORS, JOB_INDEX, KEYS, MANIFEST)
+"""Members after the entries, in this order; each once."""
+OPTIONAL: Final = (ANCHORS, JOB_INDEX)
+"""Those of them that a bundle may lack."""
 
 BLOCK_BYTES: Final = 512
 END: Final = bytes(2 * BLOCK_BYTES)
@@ -61,6 +60,7 @@ SNAPSHOT_ROW_BYTES_MAX: Final = 1 << 20
 SNAPSHOTS_BYTES_MAX: Final = (1 << 33) - BLOCK_BYTES
 CHECKPOINT_BYTES_MAX: Final = 1 << 20
 ANCHORS_BYTES_MAX: Final = 16 << 20
+JOB_INDEX_BYTES_MAX: Final = 64 << 20
 KEYS_BYTES_MAX: Final = 4 << 20
 MANIFEST_BYTES_BASE: Final = 64 << 10
 MANIFEST_BYTES_A_PART: Final = 512
@@ -94,7 +94,19 @@ def entries_name(number: int) -> str:
 
 def tail_of(names: Sequence[str]) -> tuple[str, ...]:
     """The members after the entries of a bundle whose members, except its manifest, have these names."""
-    return TAIL_ANCHORED if ANCHORS in names[-2:] else TAIL
+    return tuple(name for name in TAIL if name not in OPTIONAL or name in names[-len(OPTIONAL) - 1 :])
+
+
+def names_after(name: str) -> set[str]:
+    """Names that may follow a member after the entries; none after the last."""
+    behind = TAIL[TAIL.index(name) + 1 :]
+    needed = next((at for at, each in enumerate(behind) if each not in OPTIONAL), -1)
+    return {*behind[: needed + 1]}
+
+
+def version_of(names: Collection[str]) -> Literal[1, 2, 3]:
+    """The format version of a bundle with these members."""
+    return 3 if JOB_INDEX in names else 2 if ANCHORS in names else 1
 
 
 def tar_header(name: str, size: int) -> bytes:
@@ -131,6 +143,7 @@ def size_max(name: str, entry_parts: int) -> int:
         SNAPSHOTS: SNAPSHOTS_BYTES_MAX,
         CHECKPOINT: CHECKPOINT_BYTES_MAX,
         ANCHORS: ANCHORS_BYTES_MAX,
+        JOB_INDEX: JOB_INDEX_BYTES_MAX,
         KEYS: KEYS_BYTES_MAX,
         MANIFEST: MANIFEST_BYTES_BASE + MANIFEST_BYTES_A_PART * entry_parts,
     }

@@ -13,6 +13,8 @@ neighbouring runs of the level below, sorted by the job's key (docs/formats/job-
     run of level n      BLOCK_ENTRIES * RUNS_MERGED ** n entries, from a multiple of that on;  n <= LEVEL_MAX
     index of ``size``   the fewest runs over its full blocks, and a run over the entries behind them, if there are any
 
+An index begins with leaf 0; where entries left before there was one, at the first border of blocks behind them.
+
 Full blocks are merged as soon as eight are there, so an index has at most seven runs of each level below ``LEVEL_MAX``.
 Runs of that level are never merged: their leaves need not be kept to go on, whatever the length of the log.
 
@@ -58,16 +60,26 @@ def run_entries(level: int) -> int:
     return BLOCK_ENTRIES * int(RUNS_MERGED**level)
 
 
-def covering(size: int) -> Iterator[RunPlace]:
-    """The runs of the index of the first ``size`` entries, from left to right."""
-    begin = 0
-    for level in range(LEVEL_MAX, -1, -1):
-        entries = run_entries(level)
-        while size - begin >= entries:
-            yield RunPlace(level, begin, begin + entries)
-            begin += entries
-    if begin < size:
-        yield RunPlace(0, begin, size)
+def covering(size: int, begin: int = 0) -> Iterator[RunPlace]:
+    """The runs of an index of leaves ``begin..size - 1`` of the log, from left to right; ``begin`` is a border of
+    blocks."""
+    while begin < size:
+        level = LEVEL_MAX
+        while level and (begin % run_entries(level) or size - begin < run_entries(level)):
+            level -= 1
+        end = min(begin + run_entries(level), size)
+        yield RunPlace(level, begin, end)
+        begin = end
+
+
+def begin_behind(size: int) -> int:
+    """Where an index begins of a log whose first ``size`` entries are not known: at the next border of blocks."""
+    return -(-size // BLOCK_ENTRIES) * BLOCK_ENTRIES
+
+
+def group_begin(size: int) -> int:
+    """Where the runs begin that a later one is merged of, in an index that ends at ``size``: those before stay."""
+    return size - size % run_entries(LEVEL_MAX)
 
 
 def key_of(job_id: str) -> bytes:

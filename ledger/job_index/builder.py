@@ -6,23 +6,28 @@ in the part, merged where eight begin at a multiple of eight, and the entries of
 
     part    |   head   | block | eight blocks, merged | block |  tail  |        head, tail < BLOCK_ENTRIES entries
 
-Where the first entries of a log are not known, neither are the runs that reach into them: their root is None.
-Memory: 72 bytes for each job of each run below ``LEVEL_MAX``, so at most that for ``run_entries(LEVEL_MAX)`` entries.
+Where the first entries of a log are not known, neither are the runs that reach into them, unless what is needed of them
+was kept (``LeftIndex``). Memory: 72 bytes for each job of each run below ``LEVEL_MAX``, so at most that for
+``run_entries(LEVEL_MAX)`` entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from ledger.job_index import (
     BLOCK_ENTRIES,
+    LEAF_BYTES,
     LEVEL_MAX,
     RUNS_MERGED,
+    RunPlace,
+    begin_behind,
     block_leaves,
     covering,
+    group_begin,
     merged_leaves,
     merged_root,
     root_of,
@@ -30,8 +35,8 @@ from ledger.job_index import (
 )
 from ledger.merkle import HASH_BYTES
 
-Roots = list[bytes | None]
-"""Roots of the runs of an index, from left to right; None of a run that is not known."""
+Roots = Mapping[RunPlace, bytes]
+"""Roots of all runs that are known at a size, among them those of its index."""
 
 _GROUP_ENTRIES: Final = run_entries(1)
 
@@ -147,26 +152,102 @@ class PartIndex:
         return IndexPart(self._head, self._runs, self._open, self._found)
 
 
-class _Run(msgspec.Struct):
+class _Run(msgspec.Struct, frozen=True):
     root: bytes
     leaves: bytes
-    """Empty of the highest level, whose runs are not merged."""
+    """Empty of a run that is never merged."""
+
+
+class LeftIndex(msgspec.Struct, frozen=True):
+    """What the index needs of entries that left, at most 72 bytes for each of ``run_entries(LEVEL_MAX)`` jobs."""
+
+    begin: int
+    """Where the index begins."""
+    runs: list[bytes]
+    """Leaves of the runs over full blocks that a later run is merged of, from left to right."""
+    open: OpenBlock
+    """The entries behind the full blocks."""
+
+    def fits(self, size: int, roots: Roots) -> bool:
+        """Whether it is that of the index of ``size`` entries with these roots."""
+        held, places = self.open, self.places()
+        if held.begin != size - size % BLOCK_ENTRIES or len(self.runs) != len(places):
+            return False
+        is_whole = len(held.keys) == len(held.hashes) == (size - held.begin) * HASH_BYTES
+        if not is_whole or any(len(run) % LEAF_BYTES or not run for run in self.runs):
+            return False
+        found = dict(zip(places, map(root_of, self.runs), strict=True))
+        if held.keys:
+            found[RunPlace(0, held.begin, size)] = root_of(held.leaves())
+        return found == {place: root for place, root in roots.items() if place.begin >= group_begin(size)}
+
+    def places(self) -> list[RunPlace]:
+        """The places of its runs."""
+        return [*covering(self.open.begin, max(self.begin, group_begin(self.open.begin)))]
 
 
 class IndexBuilder:
     """The index of the first entries of a log, which grows by parts."""
 
-    def __init__(self, size: int = 0) -> None:
-        """``size`` entries came before, of which nothing is known."""
+    def __init__(self, size: int = 0, begins: Iterable[int] = ()) -> None:
+        """``size`` entries came before, of which nothing is known. ``begins`` are where an index may begin besides: the
+        roots of its first runs are kept when these are merged."""
+        self.size = size
+        self.begin = begin_behind(size)
+        """Where the index begins, by what is known."""
         self._runs: dict[tuple[int, int], _Run] = {}
-        """By level and first leaf index, the runs of the index of the full blocks, as far as they are known."""
+        """By level and first leaf index, the known runs over full blocks that are not merged yet."""
         self._open: OpenBlock | None = None if size % BLOCK_ENTRIES else OpenBlock(size)
         """The entries behind the full blocks, None if not all are known."""
+        self._kept: dict[RunPlace, bytes | None] = {
+            place: None for begin in begins for place in covering(group_begin(begin) + run_entries(LEVEL_MAX), begin)
+        }
+
+    @classmethod
+    def behind(cls, left: LeftIndex, roots: Mapping[RunPlace, bytes], begins: Iterable[int] = ()) -> IndexBuilder:
+        """The index of a log whose first entries left, given its roots there; ``left`` MUST fit them."""
+        found = cls(left.open.end, begins)
+        found.begin = left.begin
+        found._runs = {place[:2]: _Run(root, b"") for place, root in roots.items() if place.end % BLOCK_ENTRIES == 0}
+        found._runs |= {
+            place[:2]: _Run(roots[place], leaves) for place, leaves in zip(left.places(), left.runs, strict=True)
+        }
+        found._open = left.open
+        return found
+
+    def copy(self) -> IndexBuilder:
+        """One that grows by itself."""
+        found = IndexBuilder(self.size)
+        found.begin = self.begin
+        found._runs, found._open, found._kept = {**self._runs}, self._open, {**self._kept}
+        return found
+
+    @property
+    def open(self) -> OpenBlock | None:
+        """The entries behind the full blocks, None if not all are known."""
+        return self._open
+
+    def left(self) -> LeftIndex | None:
+        """What is needed of these entries once they have left, None if not all of that is known."""
+        if self._open is None:
+            return None
+        places = LeftIndex(self.begin, [], self._open).places()
+        runs = [self._runs[place[:2]].leaves for place in places if place[:2] in self._runs]
+        return LeftIndex(self.begin, runs, self._open) if len(runs) == len(places) else None
+
+    def knows(self, roots: Roots) -> None:
+        """Take these roots as known, of runs that are not merged any more, or of which the leaves are not known."""
+        self._kept |= roots
+
+    def roots(self) -> Roots:
+        """The roots at this size."""
+        is_whole = self._open is None or not self._open.keys
+        return self._roots(self.size, (), None if is_whole or self._open is None else root_of(self._open.leaves()))
 
     def add(self, part: IndexPart) -> dict[int, Roots]:
         """Add the next part; returns the roots at its cuts, by size."""
         cuts, found = [*part.cuts], dict[int, Roots]()
-        head_end = part.head.end
+        head_end, self.size = part.head.end, part.tail.end
         if self._open is not None:
             self._open = self._open.with_entries(part.head.keys, part.head.hashes)
         while cuts and (cuts[0][0] < head_end or (cuts[0][0] == head_end and head_end % BLOCK_ENTRIES)):
@@ -181,6 +262,8 @@ class IndexBuilder:
             while cuts and cuts[0][0] < run.end:
                 size, partial = cuts.pop(0)
                 found[size] = self._roots(size, run.block_roots, partial, run.begin)
+            for at, root in enumerate(run.block_roots):
+                self._keep(_block_at(run.begin + at * BLOCK_ENTRIES), root)
             self._put(run.level, run.begin, run.leaves)
         self._open = part.tail
         found.update((size, self._roots(size, (), partial)) for size, partial in cuts)
@@ -188,30 +271,45 @@ class IndexBuilder:
 
     def _put(self, level: int, begin: int, leaves: bytes) -> None:
         """Add a run, and merge it with its neighbours where they are all there."""
-        self._runs[level, begin] = _Run(root_of(leaves), leaves if level < LEVEL_MAX else b"")
-        entries, above = run_entries(level), run_entries(level + 1)
-        if level == LEVEL_MAX or (begin + entries) % above:
+        root, end = root_of(leaves), begin + run_entries(level)
+        self._runs[level, begin] = _Run(root, leaves if level < LEVEL_MAX else b"")
+        self._keep(RunPlace(level, begin, end), root)
+        above = run_entries(level + 1)
+        if level == LEVEL_MAX or end % above:
             return
-        first = begin + entries - above
-        group = [self._runs.pop((level, at), None) for at in range(first, first + above, entries)]
-        known = [run.leaves for run in group if run is not None]
+        group = [(level, at) for at in range(end - above, end, run_entries(level))]
+        known = [self._runs[each].leaves for each in group if each in self._runs]
         if len(known) < RUNS_MERGED:
             return
+        for each in group:
+            del self._runs[each]
         if level + 1 == LEVEL_MAX:
-            self._runs[LEVEL_MAX, first] = _Run(merged_root(known), b"")
+            place = RunPlace(LEVEL_MAX, end - above, end)
+            self._runs[place[:2]] = _Run(merged_root(known), b"")
+            self._keep(place, self._runs[place[:2]].root)
         else:
-            self._put(level + 1, first, merged_leaves(known))
+            self._put(level + 1, end - above, merged_leaves(known))
+
+    def _keep(self, place: RunPlace, root: bytes) -> None:
+        if place in self._kept:
+            self._kept[place] = root
 
     def _roots(self, size: int, blocks: Sequence[bytes], partial: bytes | None, first: int = 0) -> Roots:
-        """Roots at ``size``; ``blocks`` are those of the blocks from leaf index ``first`` on, not added yet."""
-        found: Roots = []
-        for level, begin, end in covering(size):
-            at = (begin - first) // BLOCK_ENTRIES
-            if end - begin < BLOCK_ENTRIES:
-                found.append(partial)
-            elif level == 0 and blocks and 0 <= at < len(blocks):
-                found.append(blocks[at])
-            else:
-                run = self._runs.get((level, begin))
-                found.append(None if run is None else run.root)
+        """Roots at ``size``; ``blocks`` are those of the blocks from leaf index ``first`` on, not added yet, and
+        ``partial`` that of the run over the entries behind the full blocks."""
+        found = {place: root for place, root in self._kept.items() if root is not None and place.end <= size}
+        found |= {RunPlace(level, at, at + run_entries(level)): run.root for (level, at), run in self._runs.items()}
+        places = (_block_at(first + at * BLOCK_ENTRIES) for at in range(len(blocks)))
+        found |= {place: root for place, root in zip(places, blocks, strict=True) if place.end <= size}
+        if partial is not None:
+            found[RunPlace(0, size - size % BLOCK_ENTRIES, size)] = partial
         return found
+
+
+def _block_at(begin: int) -> RunPlace:
+    return RunPlace(0, begin, begin + BLOCK_ENTRIES)
+
+
+def in_order(roots: Roots, size: int, begin: int = 0) -> list[bytes | None]:
+    """Those of an index, from left to right; None of a run that is not known."""
+    return [roots.get(place) for place in covering(size, begin)]

@@ -74,28 +74,34 @@ class IndexedEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def verify_job(
-    job_id: str, size: int, roots: Sequence[bytes], entries: Sequence[tuple[int, bytes]], proofs: Sequence[RunProof]
+    job_id: str,
+    size: int,
+    roots: Sequence[bytes],
+    entries: Sequence[tuple[int, bytes]],
+    proofs: Sequence[RunProof],
+    begin: int = 0,
 ) -> None:
-    """Check that the job has these entries among the first ``size`` of the log, and no others.
+    """Check that the job has these entries among leaves ``begin..size - 1`` of the log, and no others.
 
     Args:
         job_id: the job.
-        size: number of entries that the index covers.
+        size: leaf index behind the last entry that the index covers.
         roots: roots of its runs; the caller MUST have checked who signed them.
         entries: leaf index and leaf hash of each entry; none where the job must have none.
         proofs: one for each run.
+        begin: leaf index of the first entry that it covers.
 
     Raises:
         ProofError: a proof does not hold, or one is missing.
     """
-    places, key = [*covering(size)], key_of(job_id)
+    places, key = [*covering(size, begin)], key_of(job_id)
     indexes = [index for index, _ in entries]
     refuse(
         ProofError,
         (len(roots) != len(places), f"an index of {size} entries has {len(places)} runs, not {len(roots)}"),
         (len(proofs) != len(places), f"{len(proofs)} runs are proved, of {len(places)}"),
         (any(one >= other for one, other in pairwise(indexes)), "the entries do not ascend by leaf index"),
-        (bool(indexes) and not 0 <= indexes[0] <= indexes[-1] < size, "an entry is not covered by the index"),
+        (bool(indexes) and not begin <= indexes[0] <= indexes[-1] < size, "an entry is not covered by the index"),
     )
     for place, root, proof in zip(places, roots, proofs, strict=True):
         inside = entries[bisect_left(indexes, place.begin) : bisect_left(indexes, place.end)]

@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
 
 from ledger.facts.events import SYSTEM_TENANT
+from ledger.job_index.builder import IndexBuilder
 from ledger.machines.retention import Floor, Judge, archived
 from ledger.verification.caller_check import NOBODY_KNOWN, CallerJudge
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
-from ledger.verification.floor_check import floor_of, from_floor
+from ledger.verification.floor_check import from_floor, judged_floors
+from ledger.verification.left_index import index_at_floor, index_begins
 from ledger.verification.projection_check import CHAIN_ASPECTS, OnBreak, compare_jobs, conclude
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.range_fold import ChainBounds, Fold
@@ -120,6 +122,7 @@ async def verify(
     is_all_read: bool = False,
     callers: CallerJudge = NOBODY_KNOWN,
     is_leaving: bool = False,
+    job_index: IndexBuilder | None = None,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that depends on them.
 
@@ -144,6 +147,7 @@ async def verify(
         callers: judges what callers signed. ``elsewhere`` has its own.
         is_leaving: whether a prune is to take these entries, from the first one on: what left before is taken as its
             PRUNED entry says, and the projection is judged. The reader then shows of it what depends on these entries.
+        job_index: the index of jobs of at least the entries before ``from_seq``, which grows with the range.
 
     Raises:
         ArchivedError: all of the range has left.
@@ -151,7 +155,8 @@ async def verify(
     findings = Findings(on_break)
     # 1. The ends of the chain. Of the entries that left with a prune nothing is read.
     about_retention = () if tenant_id == SYSTEM_TENANT else await reader.retention_entries()
-    floor = floor_of(about_retention, judge_statement, findings)
+    floors = judged_floors(about_retention, judge_statement, findings)
+    floor = floors[-1] if floors else None
     if is_all_read and floor is not None and floor.to_seq + 1 != (from_seq or 1):
         floor = None
     if floor is not None and to_seq is not None and to_seq <= floor.to_seq:
@@ -174,11 +179,15 @@ async def verify(
         expected_snapshot=expected_snapshot,
         expected_frontier=expected_frontier,
         floor=floor,
+        job_index=job_index,
+        index_begins=index_begins(floors),
     )
     if floor is not None and first == start:
         # A restore brings back what left, and the tree is made again from that.
         is_unbuilt = ends.tree_size < floor.to_seq and await _entry_at(reader, 1) is not None
         ends = await from_floor(ends, None if is_unbuilt else reader.tiles, floor, findings, with_left=not is_leaving)
+        behind = index_at_floor(floor, await reader.index_at(floor.to_seq), ends.index_begins)
+        ends = ends._replace(job_index=behind)
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq
     checks: Checks = InOrder(reader, None if first == 1 else first, to_read, callers)

@@ -1,7 +1,7 @@
 """Where a chain begins: what left it with a prune, as its newest PRUNED entry that counts says.
 
-The floor is found before the ranges are planned, and the stored tree of what left is compared with it
-(:mod:`ledger.verification.left_tree`).
+The floor is found before the ranges are planned, and compared with it are the stored tree of what left
+(:mod:`ledger.verification.left_tree`), and what is kept of the index of jobs (:mod:`ledger.verification.left_index`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Findings
 
 
-def floor_of(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) -> Floor | None:
-    """What left the chain, by the newest PRUNED entry that counts of ``rows``, its entries about retention in seq
-    order; reports statements that no admitted key made."""
+def judged_floors(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) -> Sequence[Floor]:
+    """What left the chain, by the PRUNED entries that count of ``rows``, its entries about retention in seq order: the
+    last one is its floor. Reports statements that no admitted key made."""
     found = retention_of(rows, judge or (lambda *_: "not_checked"), is_strict=False)
     if any(map(can_loosen, rows)):
         findings.begin("signatures")
@@ -29,7 +29,7 @@ def floor_of(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) 
             findings.add("snapshot-signature", seq, detail, is_key_unknown=True)
         else:
             findings.add("malformed", seq, f"{action} has no statement of an admitted key about what it says")
-    return found.floor
+    return found.floors
 
 
 async def from_floor(

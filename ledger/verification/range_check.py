@@ -23,7 +23,7 @@ import msgspec
 
 from ledger.job_index import keys_of
 from ledger.job_index.builder import IndexPart, PartIndex
-from ledger.merkle import PartOfTree, leaf_hashes
+from ledger.merkle import HASH_BYTES, PartOfTree, leaf_hashes
 from ledger.merkle.tiles import TILE_HEIGHT, TILE_WIDTH
 from ledger.verification.caller_check import NOBODY_KNOWN, CallerChecker, CallerJudge
 from ledger.verification.entry_check import (
@@ -63,6 +63,8 @@ class RangeTask(NamedTuple):
     """Whether all entries before may have version 1."""
     is_tree_known: bool = True
     """Whether the tree over the entries before ``first_seq`` is known, so that tiles can be compared."""
+    indexed: int = 0
+    """Entries of the chain that the index of jobs has already."""
 
     @property
     def begin(self) -> int:
@@ -188,7 +190,8 @@ class RangeChecker:
         covered = {(each.stored_from, each.stored_to) for each in verified} | {*task.intervals}
         self._intervals = sorted(each for each in covered if each[0] <= each[1] and task.overlaps(*each))
         self._to_mark = sorted({seq for each in self._intervals for seq in each})
-        self._job_index = PartIndex(task.begin - 1, sorted({to_seq for _, to_seq in self._intervals}))
+        ends = sorted({to_seq for _, to_seq in self._intervals})
+        self._job_index = PartIndex(max(task.begin - 1, task.indexed), ends)
 
     def _begin(self, first_seq: int, prev_link: Any, *, is_prev_known: bool = True) -> EntryChecker:
         return EntryChecker(
@@ -238,8 +241,8 @@ class RangeChecker:
         if not self._runs or self._runs[-1].end != first_seq - 1:
             self._runs.append(PartOfTree(first_seq - 1))
         self._runs[-1].append(leaves)
-        if self._job_index.end == first_seq - 1:
-            self._job_index.append(keys, b"".join(leaves))
+        if 0 <= (known := self._job_index.end - first_seq + 1) < len(leaves):
+            self._job_index.append(keys[known * HASH_BYTES :], b"".join(leaves[known:]))
 
     @property
     def _part(self) -> PartOfTree | None:

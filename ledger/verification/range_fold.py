@@ -67,6 +67,10 @@ class ChainBounds(NamedTuple):
     """What left before the first entry of the chain."""
     left: LeftTree | None = None
     """The stored tree of what left, None where it is not known."""
+    job_index: IndexBuilder | None = None
+    """The index of jobs of the entries before the first one, or of more; None where nothing of it is known."""
+    index_begins: Sequence[int] = ()
+    """Where an index of jobs may begin: behind entries that left."""
     found: Found = _NOTHING
     """What was found before the ranges are checked."""
     breaks: Sequence[Break] = ()
@@ -104,6 +108,7 @@ class ChainBounds(NamedTuple):
             self.tree_size,
             self.sizes,
             is_tree_known=self.is_tree_known,
+            indexed=0 if self.job_index is None else self.job_index.size,
         )
 
 
@@ -152,7 +157,11 @@ class Fold:
         self._sources: list[str] = []
         self._anchors: tuple[Anchor, ...] = ()
         self._snapshots = SnapshotJudge(
-            ends.tenant_id, findings, first_seq=ends.first_seq, expected_snapshot=ends.expected_snapshot
+            ends.tenant_id,
+            findings,
+            first_seq=ends.first_seq,
+            expected_snapshot=ends.expected_snapshot,
+            is_index_whole=is_from_start or ends.job_index is not None,
         )
         self._waiting: deque[OpenedRow] = deque()
         """Snapshots whose entries were not all added yet."""
@@ -175,7 +184,8 @@ class Fold:
         """The tree by size: at the sizes of other tree heads, and within the last added range."""
         self._repetitions = Repetitions()
         self._tiles = _SharedTiles({} if ends.left is None else ends.left.edge)
-        self._job_index = IndexBuilder(ends.first_seq - 1)
+        self.job_index = ends.job_index or IndexBuilder(ends.first_seq - 1, ends.index_begins)
+        """The index of jobs of the entries so far; that of ``ends`` grows."""
         self._job_roots: dict[int, Roots] = {}
         """Roots of the index of jobs by size, at the ends of snapshots within the last added range."""
 
@@ -220,14 +230,12 @@ class Fold:
         self._forget()
 
     def _grow_job_index(self, summary: RangeSummary) -> None:
-        part = summary.job_index
-        if part is None or part.head.begin != self._passed_seq:
-            end = self._passed_seq if not summary.runs else summary.runs[-1][1]
-            self._job_index, self._job_roots = IndexBuilder(end), {}
-        else:
-            self._job_roots = self._job_index.add(part)
-            if len(summary.runs) > 1:
-                self._job_index = IndexBuilder(summary.runs[-1][1])
+        part, end = summary.job_index, summary.runs[-1][1] if summary.runs else self._passed_seq
+        if part is not None and part.head.begin == self.job_index.size:
+            self._job_roots = self.job_index.add(part)
+        if self.job_index.size < end:
+            # An entry is missing.
+            self.job_index = IndexBuilder(end, self.ends.index_begins)
 
     def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
         """Add snapshots that begin after the last range."""
@@ -346,7 +354,7 @@ class Fold:
             "entry_count": tree.size,
             "merkle_root": tree.root().hex(),
             "tree_root": None if whole is None else whole.root().hex(),
-            "job_index": self._job_roots.get(to_seq),
+            "job_index": self._job_roots.get(to_seq, {}),
         }
 
     def _forget(self) -> None:

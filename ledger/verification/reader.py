@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from ledger.facts.events import VERDICTS, CommitmentAction
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.verification.entry_check import EntryRow
+from ledger.verification.left_index import IndexAtFloor
 from ledger.verification.snapshot_check import SnapshotRow
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
@@ -101,6 +102,10 @@ class ChainReader(Protocol):
     async def retention_entries(self) -> Sequence[EntryRow]:
         """The entries about retention, in seq order; none where this form of a ledger is always whole."""
         return ()
+
+    async def index_at(self, to_seq: int) -> IndexAtFloor | None:
+        """What is stored of the index of jobs of entries up to ``to_seq``, which left; None if nothing is."""
+        return None
 
     async def commitments(self) -> AsyncIterator[Sequence[Sequence[Any]]]:
         """Batches of ``COMMITMENT_COLUMNS`` by seq, of the entries whose verdicts are judged."""

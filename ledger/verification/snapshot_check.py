@@ -23,12 +23,14 @@ from hashlib import sha256
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
+import orjson
 from msgspec import UNSET, Meta, UnsetType
 
 from ledger import canonical
 from ledger.chain.form import Hash, HlcText, NodeId, Seq, TenantId
+from ledger.decoding import convert
 from ledger.errors import InvalidInputError, SignatureError
-from ledger.job_index import covering
+from ledger.job_index import RunPlace, covering
 from ledger.job_index.builder import Roots
 from ledger.verification.verdict import Findings, Head, is_number
 
@@ -62,6 +64,24 @@ class SnapshotClaim(msgspec.Struct, frozen=True):
     key_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
     job_index: list[Hash] | UnsetType = UNSET
     """Roots of the runs of the index of jobs at ``to_seq`` (``ledger.job_index``); left out where there is none."""
+    job_index_from: Seq | UnsetType = UNSET
+    """The first entry of the index, after entries that left before there was one; left out where it is seq 1."""
+
+    @property
+    def index_begin(self) -> int:
+        """Leaf index of the first entry of the index of jobs."""
+        return 0 if isinstance(self.job_index_from, UnsetType) else self.job_index_from - 1
+
+    @property
+    def index_places(self) -> list[RunPlace]:
+        """The runs of its index of jobs, as many as ``job_index`` MUST have roots."""
+        return [*covering(self.to_seq, self.index_begin)]
+
+    @property
+    def index_roots(self) -> dict[RunPlace, bytes]:
+        """The roots of its index of jobs, empty if it has none."""
+        said = () if isinstance(self.job_index, UnsetType) else self.job_index
+        return {place: bytes.fromhex(root) for place, root in zip(self.index_places, said, strict=False)}
 
 
 SNAPSHOT_COLUMNS: Final = (
@@ -115,7 +135,7 @@ OpenSnapshot = Callable[[str], OpenedSnapshot]
 
 Recomputed = Mapping[str, Any]
 """Values recomputed from the entries of a range, by member of a ``SnapshotClaim``; ``tree_root`` is None if the start
-of the tree was not read. Of ``job_index`` each root is None whose entries were not all read."""
+of the tree was not read. ``job_index`` has the roots of the runs that are known."""
 
 
 class OpenedRow(NamedTuple):
@@ -145,6 +165,14 @@ class OpenedRow(NamedTuple):
     @property
     def name(self) -> str:
         return f"snapshot of {self.from_seq}..{self.to_seq}"
+
+
+def claim_in(payload: bytes) -> SnapshotClaim | None:
+    """The claim in the payload of a snapshot, whoever signed it; None if there is none."""
+    try:
+        return convert(orjson.loads(payload)["predicate"], SnapshotClaim)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None
 
 
 def has_place(row: SnapshotRow, findings: Findings) -> bool:
@@ -197,9 +225,17 @@ class SnapshotJudge:
     """Judges the snapshots of one chain, one after another as they are stored."""
 
     def __init__(
-        self, tenant_id: str, findings: Findings, *, first_seq: int = 1, expected_snapshot: str | None = None
+        self,
+        tenant_id: str,
+        findings: Findings,
+        *,
+        first_seq: int = 1,
+        expected_snapshot: str | None = None,
+        is_index_whole: bool = False,
     ) -> None:
-        """``expected_snapshot`` is the digest of the one that ends before ``first_seq``, None when it is not known."""
+        """``expected_snapshot`` is the digest of the one that ends before ``first_seq``, None when it is not known.
+        ``is_index_whole``: snapshots are undecided if a root of their index of jobs is not known."""
+        self._is_index_whole = is_index_whole
         self._tenant_id = tenant_id
         self._findings = findings
         self._is_previous_known = first_seq == 1 or expected_snapshot is not None
@@ -239,6 +275,9 @@ class SnapshotJudge:
         if recomputed is None:
             self._findings.leave_undecided("snapshots")
             return
+        claimed = {} if snapshot.claim is None else snapshot.claim.index_roots
+        if self._is_index_whole and not claimed.keys() <= recomputed.get("job_index", {}).keys():
+            self._findings.leave_undecided("snapshots")
         for problem in _differences(snapshot, recomputed):
             fits = False
             if self._findings.chain_broken_by(snapshot.to_seq):
@@ -299,19 +338,16 @@ def _differences(snapshot: OpenedRow, recomputed: Recomputed) -> Iterator[_Probl
         if column == "tree_root" and None in (found, snapshot.claim):
             continue  # No row has it, and it is not known where the tree's beginning was not read.
         if column == "job_index":
-            yield from _differences_of_index(snapshot, found or ())
+            yield from _differences_of_index(snapshot, found)
             continue
         said = stored[column] if snapshot.claim is None else getattr(snapshot.claim, column)
         if said != found:
             yield f"{snapshot.name}: {column} is not that of the entries", found, said
 
 
-def _differences_of_index(snapshot: OpenedRow, found: Roots | tuple[()]) -> Iterator[_Problem]:
+def _differences_of_index(snapshot: OpenedRow, known: Roots) -> Iterator[_Problem]:
     """Differences between the claimed index of jobs, if there is one, and the roots that are known."""
-    said = UNSET if snapshot.claim is None else snapshot.claim.job_index
-    if isinstance(said, UnsetType):
-        return
-    for place, claimed, root in zip(covering(snapshot.to_seq), said, found, strict=False):
-        if root is not None and claimed != root.hex():
+    for place, claimed in ({} if snapshot.claim is None else snapshot.claim.index_roots).items():
+        if claimed != (root := known.get(place, claimed)):
             run = f"of entries {place.begin + 1} to {place.end}"
-            yield f"{snapshot.name}: job_index {run} is not that of the entries", root.hex(), claimed
+            yield f"{snapshot.name}: job_index {run} is not that of the entries", root.hex(), claimed.hex()

@@ -6,14 +6,15 @@ while they are removed; a reader passes over them, except to fold jobs that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.machines.retention import Floor
-from ledger.verification.floor_check import floor_of, from_floor
+from ledger.verification.floor_check import from_floor, judged_floors
+from ledger.verification.left_index import IndexSource, index_at, index_at_floor, index_begins
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Break, Findings, Found
 from pipeline.arrow import Row
@@ -26,12 +27,17 @@ Result = TypeVar("Result")
 class FoundFloor(NamedTuple):
     """What the entries about retention of one chain say of its beginning."""
 
-    floor: Floor | None
+    floors: Sequence[Floor]
     found: Found
     breaks: tuple[Break, ...]
 
+    @property
+    def floor(self) -> Floor | None:
+        """The newest."""
+        return self.floors[-1] if self.floors else None
 
-NOWHERE = FoundFloor(None, Found(), ())
+
+NOWHERE = FoundFloor((), Found(), ())
 
 
 def floors_of(rows: Iterable[Row], origin: str | None, keyring: Keyring | None) -> dict[str, FoundFloor]:
@@ -44,13 +50,20 @@ def floors_of(rows: Iterable[Row], origin: str | None, keyring: Keyring | None) 
         breaks: list[Break] = []
         findings = Findings(breaks.append)
         log = "" if origin is None else f"{origin}/{tenant_id}"
-        floor = floor_of([row[1:] for row in of_tenant], partial(retention_statement.judge, log, keyring), findings)
-        found[tenant_id] = FoundFloor(floor, findings.found, tuple(breaks))
+        floors = judged_floors(
+            [row[1:] for row in of_tenant], partial(retention_statement.judge, log, keyring), findings
+        )
+        found[tenant_id] = FoundFloor(floors, findings.found, tuple(breaks))
     return found
 
 
-def begun_at(ends: ChainBounds, at: FoundFloor, read: Callable[[int, int, int], Mapping[int, bytes]]) -> ChainBounds:
-    """``ends`` of a chain that begins at a floor, which reads its tiles with ``read``."""
+def begun_at(
+    ends: ChainBounds,
+    at: FoundFloor,
+    read: Callable[[int, int, int], Mapping[int, bytes]],
+    source: IndexSource,
+) -> ChainBounds:
+    """``ends`` of a chain that begins at a floor, which has its tiles from ``read`` and its index from ``source``."""
     breaks = [*at.breaks]
     findings = Findings(breaks.append)
     findings.merge(at.found)
@@ -58,8 +71,11 @@ def begun_at(ends: ChainBounds, at: FoundFloor, read: Callable[[int, int, int], 
     async def tiles(level: int, first: int, last: int) -> Mapping[int, bytes]:
         return read(level, first, last)
 
+    ends = ends._replace(index_begins=index_begins(at.floors))
     if at.floor is not None:
         ends = _finished(from_floor(ends, tiles, at.floor, findings))
+        kept = _finished(index_at(source, at.floor.to_seq))
+        ends = ends._replace(job_index=index_at_floor(at.floor, kept, ends.index_begins))
     return ends._replace(found=findings.found, breaks=breaks)
 
 

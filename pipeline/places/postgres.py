@@ -26,8 +26,11 @@ from adbc_driver_postgresql import StatementOptions
 
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, LedgerError
 from ledger.facts.events import SYSTEM_TENANT
+from ledger.job_index import keys_of
 from ledger.machines.exclusions import COUNT_ALL, NO_STATEMENTS, SUBJECT, Exclusions, statements_of
 from ledger.machines.retention import Floor
+from ledger.merkle import HASH_BYTES, leaf_hashes
+from ledger.merkle.tiles import TILE_WIDTH
 from ledger.text import secret_text
 from ledger.verification import (
     ENTRY_COLUMNS,
@@ -38,6 +41,8 @@ from ledger.verification import (
     Head,
     StoredTree,
 )
+from ledger.verification.entry_check import is_link
+from ledger.verification.left_index import IndexSource, KeptIndex
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Anchor
 from pipeline.arrow import Row, rows_of
@@ -64,6 +69,7 @@ from pipeline.places.statements import (
     COMMITMENTS,
     FOLLOWERS,
     JOBS,
+    LEFT_INDEX,
     LOG,
     SNAPSHOTS,
     TILES,
@@ -76,6 +82,7 @@ from signing.anchors import WITNESS, ExternalWitnesses, StoredAnchor, judge, ope
 from signing.callers import AFTER_CALLERS, CALLER_PREFIX
 from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJECT_PREFIX, named_keys, without_trust
 from signing.keys import Keyring
+from signing.snapshot import payload_of
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
@@ -110,22 +117,22 @@ class PostgresPieceReader(PieceReader):
     """Reads one piece. An iterator MUST be exhausted before the next one is started."""
 
     def __init__(self, connection: Connection, types: statements.Types, piece: Piece) -> None:
-        self._connection, self._types, self._piece = connection, types, piece
+        self._connection, self._types, self.piece = connection, types, piece
         self._tenant = literal(piece.tenant_id)
 
     def entries(self, columns: Sequence[str] = ENTRY_COLUMNS) -> Iterator[pa.RecordBatch]:
         """The piece's entries by seq, then by storage order if seqs repeat."""
-        first, last = self._piece.bounds
+        first, last = self.piece.bounds
         return self._connection.batches(
             f"SELECT {select_list(self._types, LOG, columns)} FROM {LOG} WHERE tenant_id = {self._tenant}"
-            f" AND {LOG}.seq >= {first} AND {LOG}.seq <= {last}{within(self._piece.times)}"
+            f" AND {LOG}.seq >= {first} AND {LOG}.seq <= {last}{within(self.piece.times)}"
             f" ORDER BY {LOG}.seq, {LOG}.ctid"
         )
 
     def snapshots(self) -> Iterator[pa.RecordBatch]:
         """The snapshots that overlap the piece; the tenant's first piece includes those that lack a bound."""
-        first, last = self._piece.bounds
-        lacking = " OR s.from_seq IS NULL OR s.to_seq IS NULL" if self._piece.is_first else ""
+        first, last = self.piece.bounds
+        lacking = " OR s.from_seq IS NULL OR s.to_seq IS NULL" if self.piece.is_first else ""
         return self._connection.batches(
             f"SELECT {select_list(self._types, SNAPSHOTS, SNAPSHOT_COLUMNS)} FROM {SNAPSHOTS} s"
             f" WHERE tenant_id = {self._tenant} AND (s.from_seq IS NOT NULL AND s.to_seq IS NOT NULL"
@@ -166,7 +173,7 @@ class PostgresPieceReader(PieceReader):
         if not rows:
             return COUNT_ALL
         origin = self._log_origin()
-        own_log = None if origin is None else f"{origin}/{self._piece.tenant_id}"
+        own_log = None if origin is None else f"{origin}/{self.piece.tenant_id}"
         return statements_of(NO_STATEMENTS, rows, own_log).exclusions(own_log)
 
     def promised(self) -> Iterator[pa.RecordBatch]:
@@ -175,8 +182,8 @@ class PostgresPieceReader(PieceReader):
 
     def floor(self) -> Floor | None:
         """The tenant's newest PRUNED entry, by whatever key."""
-        rows = self._connection.rows(statements.about_retention(self._types, [self._piece.tenant_id]))
-        return floors_of(rows, self._log_origin(), None).get(self._piece.tenant_id, NOWHERE).floor
+        rows = self._connection.rows(statements.about_retention(self._types, [self.piece.tenant_id]))
+        return floors_of(rows, self._log_origin(), None).get(self.piece.tenant_id, NOWHERE).floor
 
     def _log_origin(self) -> str | None:
         return next((row[0] for row in self._connection.rows(statements.LOG_ORIGIN)), None)
@@ -289,8 +296,8 @@ class OpenPostgres(OpenPlace):
         return {tenant: self._begun(each) for tenant, each in ends.items()}
 
     def _begun(self, ends: ChainBounds) -> ChainBounds:
-        whole = Piece(ends.tenant_id, None, None, 0, True, self.state)
-        return begun_at(ends, self._floors[ends.tenant_id], self.reader(whole).tiles)
+        reader = self.reader(Piece(ends.tenant_id, None, None, 0, True, self.state))
+        return begun_at(ends, self._floors[ends.tenant_id], reader.tiles, _Index(self.connection, reader))
 
     def _read_floors(self, tenants: Sequence[str], keyring: Keyring | None) -> None:
         rows = [*self._rows(partial(statements.about_retention, self._types), tenants)]
@@ -386,6 +393,46 @@ class OpenPostgres(OpenPlace):
         if count > TIMED_ROWS_MAX:
             return pieces
         return [piece for piece in pieces if count and piece.bounds[0] <= highest and piece.bounds[1] >= lowest]
+
+
+class _Index(IndexSource):
+    """What the database has of the index of jobs of a tenant; nothing here waits."""
+
+    def __init__(self, connection: Connection, reader: PostgresPieceReader) -> None:
+        self._connection, self._reader = connection, reader
+        self._tenant = literal(reader.piece.tenant_id)
+
+    async def kept(self) -> KeptIndex | None:
+        """What is kept of the newest entries that left."""
+        rows = self._connection.rows(
+            f"SELECT first_leaf, keys, runs FROM {LEFT_INDEX} WHERE tenant_id = {self._tenant}"
+            " ORDER BY first_leaf DESC LIMIT 1"
+        )
+        return next((KeptIndex(*row) for row in rows), None)
+
+    async def payload_at(self, to_seq: int) -> bytes:
+        """The payload of the snapshot that ends there."""
+        rows = self._connection.rows(
+            f"SELECT dsse_envelope::text FROM {SNAPSHOTS} s WHERE tenant_id = {self._tenant} AND s.to_seq = {to_seq}"
+        )
+        return payload_of(next((envelope for (envelope,) in rows), None))
+
+    async def left_hashes(self, begin: int, end: int) -> bytes:
+        """Leaf hashes of entries that left, by the stored tree."""
+        first, last = begin // TILE_WIDTH, max(begin, end - 1) // TILE_WIDTH
+        tiles = self._reader.tiles(0, first, last)
+        hashes = b"".join(tiles.get(index, b"") for index in range(first, last + 1))
+        return hashes[(begin - first * TILE_WIDTH) * HASH_BYTES : (end - first * TILE_WIDTH) * HASH_BYTES]
+
+    async def entries(self, begin: int, end: int) -> tuple[bytes, bytes]:
+        """Keys and leaf hashes of entries that are there and whose link has its form."""
+        rows = self._connection.rows(
+            f"SELECT job_id::text, chain_link::text FROM {LOG} WHERE tenant_id = {self._tenant}"
+            f" AND {LOG}.seq > {begin} AND {LOG}.seq <= {end} ORDER BY {LOG}.seq"
+        )
+        whole = [row for row in rows if is_link(row[1])]
+        hashes = leaf_hashes([bytes.fromhex(link) for _, link in whole])
+        return keys_of([job_id for job_id, _ in whole]), b"".join(hashes)
 
 
 def _untrusted(verdict: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from signing.anchors import ANCHORS_MAX
 LOG, SNAPSHOTS, JOBS = "scheduler.scheduler_log", "scheduler.batch_snapshot", "scheduler.jobs"
 HEADS, TREES, TILES = "scheduler.chain_heads", "scheduler.merkle_head", "scheduler.merkle_tile"
 COSIGNATURES: Final = "scheduler.checkpoint_cosignature"
+LEFT_INDEX: Final = "scheduler.job_index_left"
 FOLLOWERS: Final = "scheduler.follower_positions"
 COMMITMENTS: Final = "scheduler.commitments"
 HEAD_COLUMNS: Final = ("head_seq", "head_chain_link", "head_hlc")

@@ -24,14 +24,12 @@ import msgspec
 from msgspec import Meta
 
 from ledger.bundle.format import (
-    ANCHORS,
-    FORMAT_VERSION,
-    FORMAT_VERSION_ANCHORED,
     MANIFEST_BYTES_BASE,
     SNAPSHOTS,
     Part,
     check_parts,
     tail_of,
+    version_of,
 )
 from ledger.chain.form import Count
 from ledger.decoding import decode
@@ -50,7 +48,7 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     INVALID = BundleInvalidError
     FORGED = BundleSignatureError
 
-    format_version: Literal[1, 2]
+    format_version: Literal[1, 2, 3]
     snapshot_count: Count
     parts: tuple[Part, ...]
 
@@ -59,10 +57,9 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
         """The parts that hold entries."""
         return self.parts[: 1 - len(tail_of([part.name for part in self.parts]))]
 
-    @property
-    def has_anchors(self) -> bool:
-        """Whether it lists statements of external witnesses."""
-        return ANCHORS in tail_of([part.name for part in self.parts])
+    def lists(self, name: str) -> bool:
+        """Whether it lists a member of this name after the entries."""
+        return name in tail_of([part.name for part in self.parts])
 
     def digests(self) -> Iterator[str]:
         """The digests of the parts."""
@@ -71,7 +68,7 @@ class Manifest(RangeManifest, frozen=True, forbid_unknown_fields=True, kw_only=T
     def check(self) -> None:
         """Raises BundleInvalidError if it contradicts itself."""
         check_parts(self.parts)
-        version = FORMAT_VERSION_ANCHORED if self.has_anchors else FORMAT_VERSION
+        version = version_of([part.name for part in self.parts])
         entries = {self.entry_count, self.to_seq - self.from_seq + 1, sum(part.rows for part in self.entry_parts)}
         snapshots = sum(part.rows for part in self.parts if part.name == SNAPSHOTS)
         of_version = f"the manifest has parts that no bundle of version {self.format_version} has"

@@ -25,6 +25,8 @@ from itertools import accumulate, islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 
+import msgspec
+
 from ledger.bundle.format import (
     ANCHORS,
     BLOCK_BYTES,
@@ -32,13 +34,14 @@ from ledger.bundle.format import (
     END,
     ENTRY_PARTS_MAX,
     EVIDENCE,
+    JOB_INDEX,
     MANIFEST,
     SNAPSHOT_ROW_BYTES_MAX,
     SNAPSHOTS,
     TAIL,
-    TAIL_ANCHORED,
     Part,
     entries_name,
+    names_after,
     padding_of,
     parse_tar_header,
     size_max,
@@ -46,8 +49,10 @@ from ledger.bundle.format import (
 from ledger.bundle.merge import BundleSource
 from ledger.bundle.rows import CHAIN_LINK, PAYLOAD, PREV_CHAIN_LINK, SEQ, T_HLC, Row, entry_lines
 from ledger.canonical import INTEGER_MAX, encode
+from ledger.decoding import decode
 from ledger.errors import BundleInvalidError, NotABundleError, refuse, reported_as
 from ledger.machines.retention import SUBJECT, can_loosen, states_floor
+from ledger.verification.left_index import IndexAtFloor
 from ledger.verification.reader import ChainReader
 from ledger.verification.tree_check import StoredTree
 from ledger.verification.verdict import Head
@@ -161,7 +166,23 @@ class BundleReader(AbstractContextManager["BundleReader"]):
         Raises:
             BundleInvalidError: it is malformed.
         """
-        return decode_anchors(self._read(self._members[ANCHORS])) if self.manifest.has_anchors else []
+        return decode_anchors(self._read(self._members[ANCHORS])) if self.manifest.lists(ANCHORS) else []
+
+    def job_index(self) -> IndexAtFloor | None:
+        """What is kept of the index of jobs of all entries before the first one, not verified; None if there is no such
+        member.
+
+        Raises:
+            BundleInvalidError: it is malformed.
+        """
+        if not self.manifest.lists(JOB_INDEX):
+            return None
+        data = self._read(self._members[JOB_INDEX])
+        with reported_as(BundleInvalidError, f"{JOB_INDEX} is malformed", msgspec.MsgspecError, UnicodeError):
+            found = decode(data, IndexAtFloor)
+        if msgspec.json.encode(found) != data:
+            raise BundleInvalidError(f"{JOB_INDEX} is not in canonical form")
+        return found
 
     def _read(self, member: Member) -> bytes:
         data = os.pread(self._file.fileno(), member.size, member.offset)
@@ -349,8 +370,8 @@ def _walk(descriptor: int, scanned: Scanned) -> list[Member]:
 
 def _names_after(name: str, members: int) -> set[str]:
     """Names that may follow member ``name``, the ``members``-th; none after the last."""
-    if name in TAIL_ANCHORED:
-        return {each[each.index(name) + 1] for each in (TAIL, TAIL_ANCHORED) if name in each[:-1]}
+    if name in TAIL:
+        return names_after(name)
     return {SNAPSHOTS} if members == ENTRY_PARTS_MAX else {entries_name(members + 1), SNAPSHOTS}
 
 
@@ -392,7 +413,7 @@ def _decompressed(part: Part, data: bytes) -> bytes:
     return raw
 
 
-assert TAIL[-1] == TAIL_ANCHORED[-1] == MANIFEST
+assert TAIL[-1] == MANIFEST
 
 
 SNAPSHOTS_A_BATCH: Final = 50
@@ -432,6 +453,10 @@ class BundleChainReader(ChainReader):
                 raise BundleInvalidError(f"entries about retention have more than {RETENTION_BYTES_MAX} bytes")
             rows.append(kept)
         return rows if any(states_floor(row, before) for row in rows) else ()
+
+    async def index_at(self, to_seq: int) -> IndexAtFloor | None:
+        """The member about the index of jobs of entries that left."""
+        return self.bundle.job_index()
 
     async def entries(self, from_seq: int | None, to_seq: int | None) -> AsyncIterator[Sequence[Row]]:
         """Batches of ``ENTRY_COLUMNS`` as stored, of all parts that overlap the range."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 
 from ledger import canonical, merkle
@@ -31,8 +32,7 @@ from ledger.bundle.format import (
     END,
     ENTRY_PARTS_MAX,
     EVIDENCE,
-    FORMAT_VERSION,
-    FORMAT_VERSION_ANCHORED,
+    JOB_INDEX,
     KEYS,
     MANIFEST,
     PART_BYTES_MAX,
@@ -43,13 +43,15 @@ from ledger.bundle.format import (
     entries_name,
     padding_of,
     tar_header,
+    version_of,
 )
 from ledger.bundle.rows import CHAIN_LINK, JOB_ID, PREV_CHAIN_LINK, SEQ, T_HLC, Row, encode_entry
 from ledger.chain import Linker
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.job_index import keys_of
-from ledger.job_index.builder import IndexBuilder, PartIndex
+from ledger.job_index.builder import IndexBuilder, PartIndex, in_order
+from ledger.verification.left_index import IndexAtFloor
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotClaim
 from ledger.verification.verdict import Break
 from signing.anchors import BundledAnchor, encode_anchors
@@ -80,6 +82,8 @@ class BundleEnd(NamedTuple):
     """The keys in ``keys.json``."""
     anchors: Sequence[BundledAnchor] = ()
     """Statements of external witnesses about the log; without any the bundle has no such member."""
+    job_index: IndexAtFloor | None = None
+    """What is kept of the index of jobs of all entries before the first one, which left."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -161,7 +165,7 @@ class BundleWriter:
             last_hlc=self._last[T_HLC],
             to_chain_link=self._last[CHAIN_LINK],
             entry_count=self.entry_count,
-            format_version=FORMAT_VERSION_ANCHORED if end.anchors else FORMAT_VERSION,
+            format_version=version_of([part.name for part in self._parts]),
             snapshot_count=self._snapshot_count,
             tree_size=self._last[SEQ],
             tree_root=end.tree_root,
@@ -204,8 +208,9 @@ class BundleWriter:
             yield data
         yield bytes(padding_of(size))
         anchors = [(ANCHORS, encode_anchors(end.anchors))] if end.anchors else []
+        index = [] if end.job_index is None else [(JOB_INDEX, msgspec.json.encode(end.job_index))]
         keys = (KEYS, canonical.encode(end.keys.to_json()))
-        for name, data in ((CHECKPOINT, end.checkpoint.encode()), *anchors, keys):
+        for name, data in ((CHECKPOINT, end.checkpoint.encode()), *anchors, *index, keys):
             self._parts.append(Part(name, sha256(data).hexdigest(), len(data), len(data), 0))
             yield from _member(name, data)
 
@@ -349,7 +354,7 @@ class OwnChainBundle:
             previous_snapshot=self._snapshot_digest,
             node_id=self.node_id,
             key_id=self.signer.key_id,
-            job_index=[root.hex() for root in roots if root is not None],
+            job_index=[root.hex() for root in in_order(roots, self._tree.size) if root is not None],
         )
         envelope, self._snapshot_digest = sign_snapshot(claim, self.signer)
         columns = (getattr(claim, column) for column in SNAPSHOT_COLUMNS[:-1])

@@ -72,6 +72,7 @@ def bundle_of(
         checkpoint=checkpoint_of(ledger, log_origin=log_origin) if checkpoint is None else checkpoint,
         consistency=consistency_of(ledger, to_seq),
         keys=Keyring([SIGNER.public_key]),
+        job_index=ledger.kept_index.get(from_seq - 1),
     )
     written += b"".join(writer.finish(end._replace(**replaced), signer))
     writer.close()

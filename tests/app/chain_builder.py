@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from ledger.merkle import HASH_BYTES
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS, PROMISED_COLUMNS, SNAPSHOT_COLUMNS
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ async def insert(connection: asyncpg.Connection, ledger: Ledger) -> None:
     await connection.executemany(
         "INSERT INTO scheduler.merkle_tile (tenant_id, level, tile_index, hashes) VALUES ($1, $2, $3, $4)",
         [(tenant, level, index, hashes) for (level, index), hashes in ledger.tiles.items()],
+    )
+    # What is kept of the index of jobs, if entries left.
+    before_first = min((row["seq"] for row in ledger.entries if isinstance(row["seq"], int)), default=1) - 1
+    left = [(end, kept) for end, kept in sorted(ledger.kept_index.items()) if end >= before_first > 0]
+    await connection.executemany(
+        "INSERT INTO scheduler.job_index_left (tenant_id, first_leaf, keys, runs) VALUES ($1, $2, $3, $4)"
+        " ON CONFLICT DO NOTHING",
+        [(tenant, end - len(kept.keys) // HASH_BYTES, kept.keys, kept.runs) for end, kept in left[:1]],
     )
 
 

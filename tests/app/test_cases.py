@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from signing.keys import Keyring
 from tests.app.second_verifier import twin_in
-from tests.cases.corpus import FOLDER, read_file
+from tests.cases import bundles
+from tests.cases.corpus import FOLDER, Case, read_file
 from tests.cases.judges import by_product
 from tests.cases.kinds import FILE_KINDS, KINDS, FileKind, readme
+from tests.ledger.ledger_in_memory import SIGNER
 
 CASES_MIN = 400
 BYTES_MAX = 2_000_000
@@ -58,6 +61,14 @@ def test_the_second_implementation_judges_every_file_as_the_corpus_says(kind: Fi
     for case, _ in kind.found():
         path.write_bytes(case.file)
         assert judge(path, kind.ring(case), case.kept, case.policy) == case.code, f"{case.name}: {case.why}"
+
+
+@pytest.mark.parametrize("case", [*bundles.large(), *bundles.large_pruned()], ids=lambda case: case.name)
+def test_both_judge_bundles_with_merged_runs_alike(case: Case, tmp_path: Path) -> None:
+    ring, path = Keyring([SIGNER.public_key]), tmp_path / "file"
+    path.write_bytes(case.file)
+    assert by_product(case.file, tmp_path, ring)[0] == case.code, case.why
+    assert twin_in(tmp_path)(path, ring) == case.code, case.why
 
 
 SEEN_BY_KEYS_ALONE = {

@@ -16,12 +16,13 @@ from app.store import job_index as store
 from app.write.followers import job_indexer
 from app.write.followers.job_indexer import JobIndexer
 from app.write.pending.requests import EventLines
-from ledger.exit_code import ExitCode, exit_code_of_receipt
+from ledger.exit_code import ExitCode, exit_code_of_receipt, exit_code_of_verdict
 from ledger.job_index import covering
 from ledger.job_index.proof import RunProof, verify_job
+from ledger.verification import Verdict
 from signing.keys import Keyring
 from signing.receipt_judging import judged
-from signing.snapshot import open_snapshot
+from signing.snapshot import open_snapshot, sign_snapshot
 from tests.app.chain_builder import edit as edit_behind_triggers
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunNode
@@ -29,7 +30,7 @@ from tests.app.drafts import GLOBAL, created
 from tests.app.shared import Shared, sharing
 from tests.app.test_notary import snapshots_of, write
 from tests.app.test_prunes import TENANT as PRUNED
-from tests.app.test_prunes import RunSite, fill, run
+from tests.app.test_prunes import Running, RunSite, fill, run
 from tests.conftest import Database
 from tests.ledger import naive_job_index as naive
 from tests.ledger.blocks import BLOCK_ENTRIES, short_blocks
@@ -43,7 +44,7 @@ SNAPSHOTS = {"batch_size": 7, "batch_interval": "1h"}
 @pytest.fixture(scope="module", autouse=True)
 def _short_blocks() -> object:
     with pytest.MonkeyPatch.context() as patched:
-        short_blocks(patched, store, job_indexer)
+        short_blocks(patched, job_indexer)
         patched.setattr(job_indexer, "ENTRIES_A_TURN", 16 * BLOCK_ENTRIES)
         yield
 
@@ -289,7 +290,7 @@ async def test_the_index_goes_on_where_a_prune_ends_inside_a_block(
     run: RunSite, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the node starts again while that block is still open."""
-    short_blocks(monkeypatch, store, job_indexer, entries=LONGER_BLOCK)
+    short_blocks(monkeypatch, job_indexer, entries=LONGER_BLOCK)
     log: list[naive.Entry] = []
 
     async def read() -> None:
@@ -322,3 +323,59 @@ async def test_the_index_goes_on_where_a_prune_ends_inside_a_block(
         await node.service.notary.sign_now(PRUNED)
         await last_is_right(len(log))
         assert await node.is_valid()
+
+
+async def forge_last_snapshot(node: Running, **claimed: object) -> None:
+    """Whoever has the database and the key of the node puts these claims into the newest snapshot and signs it."""
+    row = (await snapshots_of(node.superuser, PRUNED))[-1]
+    async with node.service.notary.keys.signing() as signers:
+        envelope, _ = sign_snapshot(msgspec.structs.replace(row["claim"], **claimed), *signers)
+    await edit_behind_triggers(
+        node.superuser,
+        "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE tenant_id = 'acme' AND to_seq = $1",
+        row["to_seq"],
+        json.dumps(envelope),
+    )
+
+
+async def verdict_of(node: Running) -> Verdict:
+    verdict: Verdict = (await node.services[ChainVerifier].again(PRUNED)).verdict
+    return verdict
+
+
+async def log_of(superuser: asyncpg.Connection) -> list[naive.Entry]:
+    rows = await superuser.fetch(
+        "SELECT job_id, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", PRUNED
+    )
+    return [(row["job_id"], hashlib.sha256(b"\0" + bytes.fromhex(row["chain_link"])).digest()) for row in rows]
+
+
+@pytest.mark.parametrize("block", [16, LONGER_BLOCK])
+async def test_an_entry_that_the_operator_leaves_out_of_a_run_over_what_left_is_found(
+    run: RunSite, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """In the database, and in a bundle, by the service and by whoever reads the database."""
+    short_blocks(monkeypatch, job_indexer, entries=block)
+    async with run() as node:
+        await fill(node)
+        before = await log_of(superuser)
+        pruned = await node.prune()
+        await node.removed(to_seq := pruned.planned.plan.to_seq)
+        await node.service.submitter.submit_lines(EventLines.of([created(PRUNED, 97)]), durability=GLOBAL, key=None)
+        await node.service.notary.sign_now(PRUNED)
+        assert (await verdict_of(node)).verdicts["snapshots"] == "ok"
+        log = before[:to_seq] + await log_of(superuser)
+        lacking = [*log[:to_seq], ("of nobody", log[to_seq][1]), *log[to_seq + 1 :]]
+        over = [place.begin < to_seq for place in covering(len(log))]
+        assert any(is_over and place.end > to_seq for is_over, place in zip(over, covering(len(log)), strict=True))
+        pairs = zip(naive.roots(log, block), naive.roots(lacking, block), over, strict=True)
+        await forge_last_snapshot(node, job_index=[(bad if is_over else good).hex() for good, bad, is_over in pairs])
+        verdict = await verdict_of(node)
+        assert verdict.first_break is not None
+        assert (verdict.first_break.kind, verdict.first_break.seq) == ("snapshot-root", len(log))
+        assert "job_index of entries" in verdict.first_break.detail
+        # Without what was kept nobody can tell, and nobody says that it is right.
+        await superuser.execute("DELETE FROM scheduler.job_index_left")
+        unknown = await verdict_of(node)
+        assert (unknown.first_break, unknown.verdicts["snapshots"]) == (None, "not_checked")
+        assert exit_code_of_verdict(unknown.to_json(0.0)) == ExitCode.INCOMPLETE

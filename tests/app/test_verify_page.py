@@ -266,6 +266,13 @@ def test_page_and_product_judge_every_case_of_the_corpus_alike_and_as_it_says(
             assert first_break == (first["kind"], first["seq"]) or first["kind"] == "checkpoint-given", case.name
 
 
+def test_page_and_product_judge_merged_runs_over_what_left_alike(in_page: InPage, tmp_path: Path) -> None:
+    cases = [*bundle_cases.large_pruned()]
+    differing, by_page = compared([Asked(case.name, case.file) for case in cases], in_page, tmp_path)
+    assert differing == []
+    assert [code for code, _ in by_page] == [case.code for case in cases]
+
+
 @pytest.mark.exhaustive
 def test_product_second_implementation_and_page_judge_every_form_of_a_prune_alike(
     in_page: InPage, tmp_path: Path

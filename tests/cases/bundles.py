@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from ledger import canonical
 from ledger.verification.verdict import Break
@@ -46,9 +47,21 @@ from tests.app.bundles import (
 from tests.app.witness import Witness
 from tests.cases.corpus import Case
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, Row, build, origin_of, payload_digest
-from tests.ledger.pruned import PRUNED_SEQ, enter, finish, floor_facts, pruned
+from tests.ledger.pruned import (
+    LONG_FLOOR,
+    PRUNED_SEQ,
+    enter,
+    finish,
+    floor_facts,
+    index_from,
+    index_without,
+    pruned,
+    pruned_long,
+    with_index,
+    without,
+)
 
-ANCHORS = "anchors.json"
+ANCHORS, JOB_INDEX = "anchors.json", "job_index.json"
 SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST = "snapshots.ndjson", "checkpoint", "keys.json", "manifest.dsse.json"
 
 
@@ -72,7 +85,7 @@ def cases() -> tuple[Case, ...]:
     groups: tuple[Callable[[], Iterator[Case]], ...] = (
         *(_sound, _containers, _members, _manifests, _rows, _parts, _snapshots, _job_indexes, _checkpoints),
         *(_notes, _kept, _anchors),
-        *(_pruned, _pruned_wrongly, _pruned_and_kept),
+        *(_pruned, _pruned_wrongly, _pruned_and_kept, _pruned_index),
     )
     return tuple(case for group in groups for case in group())
 
@@ -676,6 +689,9 @@ def _job_indexes() -> Iterator[Case]:
         ("a null", None, "job_index is left out or a list, never null."),
     ):
         yield Case(f"an index of jobs with {name}", bundle_of(_indexed(value)), 2, why)
+    for begin in (1, 2, 1025, "1025", None):
+        why = "job_index_from is above 1 and up to to_seq, behind a multiple of 1,024 entries."
+        yield Case(f"an index of jobs from {begin!r} on", bundle_of(_stating(job_index_from=begin)), 2, why)
     later = _indexed(["00" * 32])
     why = "The run reaches into entries that are not here, so nobody can compute its root; the range begins late."
     yield Case("an index of jobs that nobody can compare", bundle_of(later, 5), 3, why)
@@ -1352,6 +1368,52 @@ def _pruned_and_kept() -> Iterator[Case]:
     for size in (20, 10):
         why = f"The held key signed another tree of {size} entries."
         yield Case(f"pruned, kept: of other entries, of size {size}", bundle, 2, why, checkpoint_of(FORKED, size))
+
+
+def _pruned_index() -> Iterator[Case]:
+    """The index of jobs over entries of which the first left."""
+    ledger, first = pruned(), 11
+    lacking = with_index(ledger, job_index=index_without(ledger, first))
+    why = "The run over entries 1 to 30 lacks entry 11, which is here: job_index.json has what its other entries are."
+    yield Case("pruned, an index of jobs that lacks an entry", bundle_of(lacking, first), 2, why)
+    unknown = "Of the run over entries 1 to 30 nobody can compute the root, since what was kept of the first 10 "
+    yield Case("pruned, without job_index.json", bundle_of(ledger, first, job_index=None), 3, f"{unknown}is not here.")
+    kept = ledger.kept_index[10]
+    for name, value in (
+        ("keys", bytes(len(kept.keys))),
+        ("hashes", bytes(len(kept.hashes))),
+        ("runs", [b"leaf" * 18]),
+        ("payload", b"{}"),
+    ):
+        other = bundle_of(ledger, first, job_index=replace(kept, **{name: value}))
+        yield Case(f"pruned, other {name} in job_index.json", other, 3, f"{unknown}is not what was signed.")
+    whole = bundle_of(ledger, first)
+    for name, data in (
+        ("with a space", members_of(whole)[JOB_INDEX] + b" "),
+        ("that is no JSON", b"job_index"),
+        ("without runs", b'{"hashes":"","keys":"","payload":""}'),
+    ):
+        other = reseal(whole, {JOB_INDEX: data})
+        yield Case(f"pruned, a job_index.json {name}", other, 2, "It is canonical JSON of four members.")
+
+
+def large_pruned() -> Iterator[Case]:
+    """The same with merged runs, and with an index that begins behind what left; too large for the corpus."""
+    ledger, first = pruned_long(), LONG_FLOOR + 1
+    yield Case("pruned, with merged runs", bundles.bundle_of(ledger, first), 0, "Its runs are those of its entries.")
+    lacking = with_index(ledger, job_index=index_without(ledger, first))
+    why = "A merged run lacks an entry that is here."
+    yield Case("pruned, merged runs that lack an entry", bundles.bundle_of(lacking, first), 2, why)
+    runs = [b"leaf" * 18, *ledger.kept_index[LONG_FLOOR].runs[1:]]
+    other = bundles.bundle_of(ledger, first, job_index=replace(ledger.kept_index[LONG_FLOOR], runs=runs))
+    yield Case("pruned, other runs kept", other, 3, "What was kept is not what was signed.")
+    begun = with_index(ledger, **index_from(ledger, LONG_FLOOR))
+    for name, options in (("alone", {"job_index": None}), ("beside one from seq 1", {})):
+        bundle = bundles.bundle_of(begun, first, **options)
+        yield Case(f"pruned, an index from the floor on, {name}", bundle, 0, "job_index_from says where it begins.")
+        lacking = with_index(ledger, **index_from(without(ledger, 5000), LONG_FLOOR))
+        bundle = bundles.bundle_of(lacking, first, **options)
+        yield Case(f"pruned, an index from the floor on that lacks an entry, {name}", bundle, 2, why)
 
 
 def _place(ledger: Ledger, seq: int) -> dict[str, Any]:

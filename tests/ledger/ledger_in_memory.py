@@ -22,7 +22,7 @@ from ledger import canonical, merkle
 from ledger.chain import link, link_v1
 from ledger.facts.events import JOB_EVENTS
 from ledger.job_index import keys_of
-from ledger.job_index.builder import IndexBuilder, PartIndex
+from ledger.job_index.builder import IndexBuilder, PartIndex, in_order
 from ledger.machines import jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.retention import SUBJECT
@@ -40,11 +40,12 @@ from ledger.verification import (
     StoredTree,
     TreeHead,
 )
+from ledger.verification.left_index import IndexAtFloor, at_floor
 from ledger.verification.projection_check import stored_form
 from ledger.verification.snapshot_check import SnapshotClaim
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
-from signing.snapshot import open_snapshot, sign_snapshot
+from signing.snapshot import open_snapshot, payload_of, sign_snapshot
 from tests.ledger.job_facts import fact_of, merge
 
 Row = dict[str, Any]
@@ -74,6 +75,7 @@ class Ledger:
     tree: StoredTree | None = None
     tiles: dict[tuple[int, int], bytes] = field(default_factory=dict)
     promised: list[Row] = field(default_factory=list)
+    kept_index: dict[int, IndexAtFloor] = field(default_factory=dict)
 
     def copy(self) -> Ledger:
         """A ledger to tamper with."""
@@ -95,7 +97,17 @@ class Ledger:
         rows = self.entries[:size]
         part = PartIndex(0, [size])
         part.append(keys_of([row["job_id"] for row in rows]), b"".join(self.leaf_hashes(1, size)))
-        return [root.hex() for root in IndexBuilder().add(part.finish())[size] if root is not None]
+        return [root.hex() for root in in_order(IndexBuilder().add(part.finish())[size], size) if root is not None]
+
+    def keep_index(self, to_seq: int) -> None:
+        """Keep what the index of jobs needs of the entries up to ``to_seq``, where a snapshot ends."""
+        part, index = PartIndex(0, []), IndexBuilder()
+        part.append(keys_of([row["job_id"] for row in self.entries[:to_seq]]), b"".join(self.leaf_hashes(1, to_seq)))
+        index.add(part.finish())
+        left = index.left()
+        assert left is not None
+        envelope = next(row["dsse_envelope"] for row in self.snapshots if row["to_seq"] == to_seq)
+        self.kept_index[to_seq] = at_floor(payload_of(envelope), left)
 
     # --- made from the entries --------------------------------------------------------------------
 
@@ -314,6 +326,9 @@ class MemoryReader:
 
     def promised(self) -> AsyncIterator[Sequence[tuple[Any, ...]]]:
         return self._batches(self._ledger.promised, PROMISED_COLUMNS)
+
+    async def index_at(self, to_seq: int) -> IndexAtFloor | None:
+        return self._ledger.kept_index.get(to_seq)
 
     async def retention_entries(self) -> list[tuple[Any, ...]]:
         rows = (row for row in self._entries if row["job_id"] == SUBJECT)

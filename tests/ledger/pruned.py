@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from ledger import canonical
+from ledger.job_index import begin_behind, keys_of
+from ledger.job_index.builder import IndexBuilder, PartIndex, in_order
 from ledger.machines.carried import carry_commitments
 from ledger.machines.retention import SUBJECT
 from ledger.merkle import Frontier
@@ -17,6 +20,7 @@ from tests.ledger.ledger_in_memory import SIGNER, Ledger, build, payload_digest
 LOG = "log.example/acme"
 ENDS = (10, 20, 30)
 PRUNED_SEQ = 25
+LONG_FLOOR, LONG_ENTRIES = 1500, 8300
 
 
 def floor_facts(ledger: Ledger, to_seq: int, from_seq: int = 1) -> dict[str, Any]:
@@ -68,6 +72,7 @@ def finish(ledger: Ledger, ends: tuple[int, ...] = ENDS) -> Ledger:
     ledger.snapshots = []
     for end in ends:
         ledger.sign(end)
+        ledger.keep_index(end)
     ledger.store_head()
     ledger.store_tree()
     return ledger
@@ -100,6 +105,47 @@ def judged_entries(ledger: Ledger, to_seq: int) -> list[tuple[int, str, str]]:
     accepted = ("PROPOSE_ACCEPTED", "CAPACITY_SET")
     rows = [row for row in ledger.entries if row["seq"] <= to_seq and row["action"] in accepted]
     return [(row["seq"], row["action"], row["payload"]) for row in rows]
+
+
+@cache
+def pruned_long() -> Ledger:
+    """A ledger whose index of jobs has merged runs over what left and what stays, of ``LONG_ENTRIES`` entries."""
+    ledger = build(LONG_ENTRIES, snapshots_to=(LONG_FLOOR,))
+    enter(ledger, LONG_FLOOR + 100, "PRUNED", floor_facts(ledger, LONG_FLOOR))
+    finish(ledger, ())
+    ledger.sign(LONG_FLOOR)
+    ledger.keep_index(LONG_FLOOR)
+    ledger.sign(LONG_ENTRIES)
+    return ledger
+
+
+def with_index(ledger: Ledger, **claimed: Any) -> Ledger:
+    """The ledger with another index of jobs in its last snapshot."""
+    other = ledger.copy()
+    end = other.snapshots.pop()["to_seq"]
+    other.sign(end, **claimed)
+    return other
+
+
+def index_without(ledger: Ledger, seq: int) -> list[str]:
+    """The index of jobs of all entries, in which one is of another job."""
+    return without(ledger, seq).job_index(len(ledger.entries))
+
+
+def without(ledger: Ledger, seq: int) -> Ledger:
+    """The ledger in which one entry is of another job."""
+    other = ledger.copy()
+    other.entry(seq)["job_id"] = "of nobody"
+    return other
+
+
+def index_from(ledger: Ledger, to_seq: int) -> dict[str, Any]:
+    """The claim of an index that begins behind the floor ``to_seq``."""
+    begin, size = begin_behind(to_seq), len(ledger.entries)
+    index, part = IndexBuilder(begin), PartIndex(begin, [size])
+    part.append(keys_of([row["job_id"] for row in ledger.entries[begin:]]), b"".join(ledger.leaf_hashes(begin + 1)))
+    roots = in_order(index.add(part.finish())[size], size, begin)
+    return {"job_index": [root.hex() for root in roots if root is not None], "job_index_from": begin + 1}
 
 
 def removed(ledger: Ledger, to_seq: int) -> Ledger:

@@ -4,17 +4,21 @@ is found."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from ledger import canonical
+from ledger.job_index import covering
 from ledger.machines.retention import SUBJECT
 from ledger.merkle import Frontier
 from ledger.verification import ASPECTS, Verdict, verify
+from tests.ledger.blocks import short_blocks
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, build, payload_digest
+from tests.ledger.pruned import index_from, index_without
 
 ENDS: Final = (20, 255, 256, 300, 512, 600)
 PRUNED_SEQ: Final = 690
@@ -25,6 +29,7 @@ def whole(to_seq: int) -> Ledger:
     """A ledger of 700 entries, of which the one at ``PRUNED_SEQ`` says that those up to ``to_seq`` leave."""
     ledger = build(700, snapshots_to=ENDS)
     state_floor(ledger, facts_of(ledger, to_seq))
+    ledger.keep_index(to_seq)
     return ledger
 
 
@@ -116,6 +121,72 @@ def test_a_range_begins_at_the_floor_where_less_is_asked_for() -> None:
     assert (verdict.is_valid, verdict.from_seq, verdict.to_seq) == (True, 301, 400)
     verdict = check(pruned(300), from_seq=350)
     assert (verdict.is_valid, verdict.from_seq) == (True, 350)
+
+
+@pytest.fixture
+def of_many_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ledgers whose index of jobs has runs of every level over what left and what stays."""
+    short_blocks(monkeypatch)
+    whole.cache_clear()
+    yield
+    whole.cache_clear()
+
+
+@pytest.mark.parametrize("to_seq", [20, 255, 300, 600])
+def test_an_index_without_one_kept_entry_in_a_run_over_what_left_is_found(of_many_runs: None, to_seq: int) -> None:
+    """The operator prunes, and then signs runs that lack an entry which is still there."""
+    ledger = pruned(to_seq)
+    assert check(ledger).verdicts["snapshots"] == "ok"
+    over_floor = [place.begin < to_seq < place.end for place in covering(700)]
+    assert any(over_floor)
+    true, false = whole(to_seq).job_index(700), index_without(whole(to_seq), to_seq + 1)
+    roots = [bad if is_over else good for good, bad, is_over in zip(true, false, over_floor, strict=True)]
+    assert roots != true
+    signed = whole(to_seq).copy()
+    signed.sign(700, job_index=roots)
+    ledger.snapshots = signed.snapshots
+    verdict = check(ledger)
+    assert first(verdict) == ("snapshot-root", 700)
+    assert verdict.first_break is not None
+    assert "job_index" in verdict.first_break.detail
+
+
+@pytest.mark.parametrize("edit", ["none", "run", "key", "hash", "payload"])
+def test_what_is_not_known_of_the_index_of_entries_that_left_is_not_called_ok(of_many_runs: None, edit: str) -> None:
+    ledger = pruned(255)
+    kept = ledger.kept_index[255]
+    assert kept.runs
+    assert kept.keys
+    edited = {
+        "none": replace(kept, runs=[], keys=b"", hashes=b""),
+        "run": replace(kept, runs=[bytes(len(kept.runs[0])), *kept.runs[1:]]),
+        "key": replace(kept, keys=bytes(len(kept.keys))),
+        "hash": replace(kept, hashes=bytes(len(kept.hashes))),
+        "payload": replace(kept, payload=b"{}"),
+    }
+    ledger.kept_index[255] = edited[edit]
+    verdict = check(ledger)
+    assert verdict.first_break is None
+    assert [aspect for aspect, said in verdict.verdicts.items() if said != "ok"] == ["snapshots", "checkpoint"]
+
+
+def test_an_index_that_begins_at_the_floor_is_compared_as_a_whole(of_many_runs: None) -> None:
+    """That of a chain that was pruned before it had one."""
+    ledger = whole(255).copy()
+    claim = index_from(ledger, 255)
+    assert claim["job_index_from"] == 257
+    ledger.sign(700, **claim)
+    remove(ledger, 255)
+    ledger.kept_index = {}
+    for row in ledger.snapshots[:-1]:
+        assert row["to_seq"] <= 600
+    ledger.snapshots = [ledger.snapshots[-1]]
+    assert first(check(ledger)) == ("snapshot-chain", 256), "what is looked at here is the index alone"
+    assert check(ledger).breaks == {"snapshot-chain": 1}
+    wrong = whole(255).copy()
+    wrong.sign(700, job_index=[*claim["job_index"][:-1], "00" * 32], job_index_from=257)
+    ledger.snapshots = [wrong.snapshots[-1]]
+    assert check(ledger).breaks == {"snapshot-chain": 1, "snapshot-root": 1}
 
 
 def first(verdict: Verdict) -> tuple[str, int] | None:

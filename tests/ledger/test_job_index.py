@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ledger import job_index, native
 from ledger.errors import ProofError
 from ledger.job_index import (
+    begin_behind,
     block_leaves,
-    builder,
     covering,
     key_of,
     keys_of,
@@ -25,7 +25,7 @@ from ledger.job_index import (
     proof,
     root_of,
 )
-from ledger.job_index.builder import IndexBuilder, PartIndex
+from ledger.job_index.builder import IndexBuilder, PartIndex, in_order
 from ledger.job_index.proof import Directory, Neighbour, RunProof, pieces_of, prove, verify_job
 from tests.ledger import naive_job_index as naive
 from tests.ledger.blocks import BLOCK_ENTRIES as BLOCK
@@ -51,14 +51,14 @@ def entries_of(size: int, jobs: int, seed: int = 1) -> list[naive.Entry]:
     return [(f"job-{drawn.randrange(jobs)}", sha256(b"%d" % each).digest()) for each in range(size)]
 
 
-def grown(entries: list[naive.Entry], borders: list[int], cuts: list[int]) -> dict[int, builder.Roots]:
+def grown(entries: list[naive.Entry], borders: list[int], cuts: list[int]) -> dict[int, list[bytes | None]]:
     """Roots at the cuts, of a log that is taken in parts which end at the borders."""
     index, found = IndexBuilder(), {}
     for begin, end in zip([0, *borders], [*borders, len(entries)], strict=True):
         part = PartIndex(begin, [cut for cut in cuts if begin < cut <= end])
         for job_id, leaf in entries[begin:end]:
             part.append(key_of(job_id), leaf)
-        found |= index.add(part.finish())
+        found |= {size: in_order(roots, size) for size, roots in index.add(part.finish()).items()}
     return found
 
 
@@ -87,9 +87,46 @@ def test_an_index_that_begins_late_knows_the_runs_that_begin_behind_and_no_other
     index, part = IndexBuilder(first), PartIndex(first, [size])
     for job_id, leaf in entries[first:]:
         part.append(key_of(job_id), leaf)
-    found = index.add(part.finish())[size]
+    found = in_order(index.add(part.finish())[size], size)
     whole = naive.roots(entries, BLOCK)
     assert found == [root if place.begin >= first else None for place, root in zip(covering(size), whole, strict=True)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_an_index_of_which_entries_left_is_made_again_by_what_was_kept_of_them(data: st.DataObject) -> None:
+    left_to = data.draw(st.integers(1, 1100))
+    size = left_to + data.draw(st.integers(1, 1100))
+    entries = entries_of(size, 30, data.draw(st.integers(0, 99)))
+    before, behind = PartIndex(0, []), PartIndex(left_to, [size])
+    for part, some in ((before, entries[:left_to]), (behind, entries[left_to:])):
+        for job_id, leaf in some:
+            part.append(key_of(job_id), leaf)
+    index = IndexBuilder()
+    index.add(before.finish())
+    left = index.left()
+    assert left is not None
+    roots = {place: index.roots()[place] for place in covering(left_to)}
+    assert left.fits(left_to, roots)
+    found = IndexBuilder.behind(left, roots).add(behind.finish())[size]
+    assert in_order(found, size) == naive.roots(entries, BLOCK)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 1100), st.integers(1, 1100), st.booleans())
+def test_an_index_that_begins_behind_what_left_is_known_to_whoever_has_more(left_to: int, more: int, has: bool) -> None:
+    """By one that has all entries, and by one that has those behind alone."""
+    size, begin = left_to + more, begin_behind(left_to)
+    entries = entries_of(size, 30)
+    first = 0 if has else left_to
+    index, part = IndexBuilder(first, [begin]), PartIndex(first, [size])
+    for job_id, leaf in entries[first:]:
+        part.append(key_of(job_id), leaf)
+    found = in_order(index.add(part.finish())[size], size, begin)
+    assert found == [
+        root_of(b"".join(naive.leaves(entries, place.level, place.begin, place.end, BLOCK)))
+        for place in covering(size, begin)
+    ]
 
 
 @settings(deadline=None)

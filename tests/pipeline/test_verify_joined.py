@@ -47,8 +47,8 @@ def prune(ledger: Ledger, manifest: str) -> None:
     ledger.sign(COUNT)
     ledger.store_head()
     ledger.store_tree()
+    ledger.keep_index(FLOOR)
     ledger.entries = [row for row in ledger.entries if row["seq"] > FLOOR]
-    ledger.snapshots = [each for each in ledger.snapshots if each["from_seq"] > FLOOR]
     ledger.store_jobs()
 
 

@@ -34,7 +34,7 @@ from tests.conftest import Database
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import OPEN, SIGNER, STRANGER, Ledger, build, payload_digest
 from tests.ledger.pruned import enter as enter_retention
-from tests.ledger.pruned import finish, floor_facts, pruned_race, removed
+from tests.ledger.pruned import finish, floor_facts, pruned_race, removed, with_index, without
 from tests.ledger.test_carried import FLOOR as RACE_FLOOR
 from tests.ledger.test_carried import RACE, changed
 
@@ -359,6 +359,15 @@ def pruned(tenant_id: str, removed_to: int = FLOOR, signer: FileSigner | None = 
     return ledger
 
 
+def lacking(tenant_id: str) -> Ledger:
+    """The index of jobs in its last snapshot has a run over what left that lacks the first entry which stays."""
+    whole = pruned(tenant_id, 0)
+    ledger = with_index(whole, job_index=without(whole, FLOOR + 1).job_index(45))
+    remove(1, FLOOR)(ledger)
+    ledger.store_jobs()
+    return ledger
+
+
 def whole_without_prefix(tenant_id: str) -> Ledger:
     ledger = build(COUNT, tenant_id=tenant_id, snapshots_to=(FLOOR, 45))
     remove(1, FLOOR)(ledger)
@@ -400,6 +409,7 @@ PRUNED: dict[str, tuple[Callable[[str], Ledger], tuple[str, int] | None]] = {
     "another-snapshot": (lambda name: pruned(name, snapshot=ZEROS), ("snapshot-chain", FLOOR + 1)),
     "edited-above": (lambda name: edited(pruned(name), FLOOR + 1), ("payload-digest", FLOOR + 1)),
     "a-job-lost": (lambda name: without_job(pruned(name, 7)), ("projection", 60)),
+    "an-entry-left-out-of-the-index": (lacking, ("snapshot-root", 45)),
     "tiles-lost": (lambda name: without_tiles(pruned(name)), ("tree", 1)),
     "commitments": (race, None),
     "commitments-being-removed": (lambda name: race(name, 7), None),
@@ -408,6 +418,9 @@ PRUNED: dict[str, tuple[Callable[[str], Ledger], tuple[str, int] | None]] = {
     "commitments-that-are-none": (lambda name: race(name, commitments={}), ("projection", 7)),
 }
 """Ledgers of which a prefix left, or seems to have left, and the first break."""
+
+
+WHOLE = ("pruned", "being-removed", "not-removed-yet")
 
 
 async def test_a_pruned_chain_gets_the_verdict_of_the_service_from_its_floor_on(
@@ -429,7 +442,8 @@ async def test_a_pruned_chain_gets_the_verdict_of_the_service_from_its_floor_on(
         assert (None if told is None else (told.kind, told.seq)) == first, name
         assert without_time(found[name]) == service.to_json(0), name
         assert listed[name] == Counter(service.breaks), name
-    for name in ("pruned", "being-removed", "not-removed-yet"):
+    assert {found[name]["verdicts"]["snapshots"] for name in WHOLE} == {"ok"}
+    for name in WHOLE:
         assert (found[name]["verified_from_seq"], found[name]["pruned"]["to_seq"]) == (FLOOR + 1, FLOOR)
         assert set(found[name]["verdicts"].values()) <= {"ok", "not_checked"}
 

@@ -5,6 +5,7 @@ import {
   ANCHORS,
   BundleInvalid,
   CHECKPOINT,
+  JOB_INDEX,
   KEYS,
   MANIFEST,
   SNAPSHOTS,
@@ -13,6 +14,7 @@ import {
 } from "./container.js";
 import { Malformed, fromUtf8, toHex } from "./encoding.js";
 import { parseEntry } from "./entries.js";
+import { parseKept } from "./kept_index.js";
 import { judgeEnvelope } from "./dsse.js";
 import { ManifestForged, checkMembers, openManifest, readManifest } from "./manifest.js";
 import { Sha256, sha256 } from "./sha256.js";
@@ -55,6 +57,11 @@ export class Bundle {
   /** The bytes of statements of external witnesses about the log, null where the bundle has no such member. */
   async anchors() {
     return this.manifest.hasAnchors ? this.small(ANCHORS) : null;
+  }
+
+  /** What is kept of the index of jobs of entries that left, null where the bundle has no such member. */
+  async jobIndex() {
+    return this.manifest.hasJobIndex ? parseKept(await this.small(JOB_INDEX)) : null;
   }
 
   /** What the bundle itself says its keys are; nothing is verified with them. */

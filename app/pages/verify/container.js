@@ -9,13 +9,21 @@ export class BundleInvalid extends Malformed {}
 export const SNAPSHOTS = "snapshots.ndjson";
 export const CHECKPOINT = "checkpoint";
 export const ANCHORS = "anchors.json";
+/** What is kept of the index of jobs of entries that left before the first one. */
+export const JOB_INDEX = "job_index.json";
 export const KEYS = "keys.json";
 export const MANIFEST = "manifest.dsse.json";
 /** Stands where the manifest must in a file that is evidence of a broken chain, and no bundle. */
 export const EVIDENCE = "evidence.dsse.json";
-/** Members behind the entries, in this order; the second if external witnesses stated something. */
-export const TAIL = [SNAPSHOTS, CHECKPOINT, KEYS, MANIFEST];
-export const TAIL_ANCHORED = [SNAPSHOTS, CHECKPOINT, ANCHORS, KEYS, MANIFEST];
+/** Members behind the entries, in this order. */
+const TAIL = [SNAPSHOTS, CHECKPOINT, ANCHORS, JOB_INDEX, KEYS, MANIFEST];
+/** Those of them that a bundle may lack. */
+const OPTIONAL = [ANCHORS, JOB_INDEX];
+
+/** The members behind the entries of a bundle whose members have these names. */
+export function tailOf(names) {
+  return TAIL.filter((name) => !OPTIONAL.includes(name) || names.slice(-OPTIONAL.length - 1).includes(name));
+}
 
 export const ENTRY_PARTS_MAX = 100_000;
 export const ROWS_A_PART_MAX = 10_000;
@@ -43,6 +51,7 @@ export function memberBytesMax(name, entryParts) {
     [SNAPSHOTS]: 2 ** 33 - BLOCK_BYTES,
     [CHECKPOINT]: 1 << 20,
     [ANCHORS]: 16 << 20,
+    [JOB_INDEX]: 64 << 20,
     [KEYS]: 4 << 20,
     [MANIFEST]: (64 << 10) + 512 * entryParts,
   };
@@ -76,10 +85,9 @@ function parseTarHeader(block) {
 
 /** Names that may stand behind member ``name``, the ``members``-th; none behind the last. */
 function namesAfter(name, members) {
-  if (TAIL_ANCHORED.includes(name)) {
-    const behind = [TAIL, TAIL_ANCHORED].map((tail) => tail[tail.indexOf(name) + 1]);
-    if (name === MANIFEST) return [];
-    return [...new Set(name === ANCHORS ? [KEYS] : behind)];
+  if (TAIL.includes(name)) {
+    const behind = TAIL.slice(TAIL.indexOf(name) + 1);
+    return behind.slice(0, behind.findIndex((each) => !OPTIONAL.includes(each)) + 1);
   }
   return members === ENTRY_PARTS_MAX ? [SNAPSHOTS] : [entriesName(members + 1), SNAPSHOTS];
 }

@@ -6,7 +6,8 @@ const TEXT_BYTES_MAX = 4 << 20;
 const FIRST_MEMBER = "entries/000001.ndjson.gz";
 const MEMBERS = [
   FIRST_MEMBER,
-  ...["snapshots.ndjson", "checkpoint", "anchors.json", "keys.json", "manifest.dsse.json", "evidence.dsse.json"],
+  ...["snapshots.ndjson", "checkpoint", "anchors.json", "job_index.json", "keys.json"],
+  ...["manifest.dsse.json", "evidence.dsse.json"],
 ];
 const DAMAGED_MAX = 4;
 const RECEIPT_NAMES = ['{"receipt"', '"receipt":', '{"anchors":'];

@@ -14,16 +14,22 @@ const OF_PARTS = Uint8Array.of(3);
 
 const runEntries = (level) => BLOCK_ENTRIES * RUNS_MERGED ** level;
 
-/** Level, first and last leaf index (exclusive) of the runs over the first ``size`` entries. */
-export function coveringRuns(size) {
+/** Where the runs begin that a later one is merged of, in an index that ends at ``size``. */
+export const groupBegin = (size) => size - (size % runEntries(LEVEL_MAX));
+
+/** Where an index may begin: at a border of blocks. */
+export const isBegin = (begin) => begin % BLOCK_ENTRIES === 0;
+
+/** Level, first and last leaf index (exclusive) of the runs of an index of leaves ``begin..size - 1``. */
+export function coveringRuns(size, begin = 0) {
   const runs = [];
-  let begin = 0;
-  for (let level = LEVEL_MAX; level >= 0; level--) {
-    for (; size - begin >= runEntries(level); begin += runEntries(level)) {
-      runs.push({ level, begin, end: begin + runEntries(level) });
-    }
+  while (begin < size) {
+    let level = LEVEL_MAX;
+    while (level && (begin % runEntries(level) || size - begin < runEntries(level))) level--;
+    const end = Math.min(begin + runEntries(level), size);
+    runs.push({ level, begin, end });
+    begin = end;
   }
-  if (begin < size) runs.push({ level: 0, begin, end: size });
   return runs;
 }
 
@@ -57,8 +63,8 @@ function ofParts(parts) {
   return { count: parts.reduce((all, { count }) => all + count, 0), digest: sha256(OF_PARTS, ...records) };
 }
 
-/** Root of a run, whose leaves are in a map by key in hex. */
-function rootOf(leaves) {
+/** Root in hex of a run, whose leaves are in a map by key in hex. */
+export function rootOf(leaves) {
   const tree = new Frontier();
   for (const key of [...leaves.keys()].sort()) tree.append(jobLeafHash(fromHex(key), leaves.get(key)));
   return toHex(tree.root());
@@ -70,12 +76,18 @@ export class JobIndex {
   constructor(size) {
     this.size = size;
     this.runs = [];
+    /** Roots in hex of all runs that there were, by their places. */
+    this.known = new Map();
     this.block = size % BLOCK_ENTRIES ? null : new Map();
   }
 
   append(jobId, leaf) {
+    this.put(toHex(keyOf(jobId)), leaf);
+  }
+
+  /** Adds an entry of the job of this key. */
+  put(key, leaf) {
     if (this.block !== null) {
-      const key = toHex(keyOf(jobId));
       const entry = { index: this.size, leaf };
       if (this.block.has(key)) this.block.get(key).push(entry);
       else this.block.set(key, [entry]);
@@ -86,15 +98,22 @@ export class JobIndex {
     this.block = new Map();
   }
 
+  /** Adds a run of this root. */
+  restore({ level, begin, end, root }, leaves) {
+    this.runs.push({ level, begin, end, leaves });
+    this.known.set(nameOf({ level, begin, end }), root);
+  }
+
   #leavesOfBlock() {
     return new Map([...this.block].map(([key, entries]) => [key, ofEntries(entries)]));
   }
 
   /** Adds a run, and merges the last eight where they are those under one of the next level. */
   #add(level, begin, leaves) {
-    this.runs.push({ level, begin, leaves: level < LEVEL_MAX ? leaves : null, root: rootOf(leaves) });
+    const end = begin + runEntries(level);
+    this.restore({ level, begin, end, root: rootOf(leaves) }, level < LEVEL_MAX ? leaves : null);
     const last = this.runs.filter((run) => run.level === level).slice(-RUNS_MERGED);
-    const isGroup = last.length === RUNS_MERGED && (begin + runEntries(level)) % runEntries(level + 1) === 0;
+    const isGroup = last.length === RUNS_MERGED && end % runEntries(level + 1) === 0;
     if (level === LEVEL_MAX || !isGroup) return;
     const parts = new Map();
     for (const run of last) {
@@ -107,24 +126,28 @@ export class JobIndex {
     this.#add(level + 1, last[0].begin, new Map([...parts].map(([key, each]) => [key, ofParts(each)])));
   }
 
-  /** Roots of its runs in hex, null of those that are not known. */
+  /** Roots in hex of the runs that are known, by their places. */
   roots() {
-    return coveringRuns(this.size).map(({ level, begin, end }) => {
-      if (end - begin < BLOCK_ENTRIES) return this.block === null ? null : rootOf(this.#leavesOfBlock());
-      return this.runs.find((run) => run.level === level && run.begin === begin)?.root ?? null;
-    });
+    const { size, known } = this;
+    const open = this.block?.size ? rootOf(this.#leavesOfBlock()) : null;
+    const isOpen = ({ begin, end }) => end === size && begin === size - (size % BLOCK_ENTRIES);
+    return { get: (place) => (isOpen(place) ? open : (known.get(nameOf(place)) ?? null)) };
   }
 }
 
+const nameOf = ({ level, begin, end }) => `${level}:${begin}:${end}`;
+
 // --- proofs ---------------------------------------------------------------------------------------
 
-/** Throws unless the job has these entries, each an index and a leaf hash, among the first ``size``, and no others. */
-export function verifyJob(jobId, size, roots, entries, proofs) {
-  const places = coveringRuns(size);
+/**
+ * Throws unless the job has these entries, each an index and a leaf hash, among leaves ``begin..size - 1``, and no others.
+ */
+export function verifyJob(jobId, { begin, size, roots }, entries, proofs) {
+  const places = coveringRuns(size, begin);
   const key = keyOf(jobId);
   if (roots.length !== places.length) throw new ProofError(`an index of ${size} entries has other than its runs`);
   if (proofs.length !== places.length) throw new ProofError(`${proofs.length} runs are proved, of ${places.length}`);
-  if (entries.some(({ index }, at) => index >= size || (at && index <= entries[at - 1].index))) {
+  if (entries.some(({ index }, at) => index < begin || index >= size || (at && index <= entries[at - 1].index))) {
     throw new ProofError("the entries do not ascend, or one is not covered by the index");
   }
   places.forEach((place, at) => {

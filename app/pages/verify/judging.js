@@ -19,6 +19,7 @@ import { ASPECTS, Findings } from "./findings.js";
 import { floorOf, shownFloor } from "./floor.js";
 import { ManifestForged } from "./manifest.js";
 import { JobIndex } from "./job_index.js";
+import { indexBehind } from "./kept_index.js";
 import { Frontier, ProofError, leafHash, verifyConsistency } from "./merkle.js";
 import { judgeCheckpoint, judgeKept, otherSignatures, readCheckpoint } from "./note.js";
 import { withQuorum } from "./policy.js";
@@ -80,7 +81,8 @@ class Judging {
     const anchors = anchorBytes === null ? [] : parseAnchors(anchorBytes);
     // 3. The rows.
     const floor = await floorOf(this.bundle, this.keyring, this.findings);
-    const chain = new Chain(this, heads, floor);
+    const kept = floor === null ? null : await this.bundle.jobIndex();
+    const chain = new Chain(this, heads, floor, kept);
     const found = await chain.verdict(told);
     const undecided = untold ?? this.#belowFloor(floor);
     // 4. All of it together.
@@ -248,14 +250,14 @@ function aboutCheckpoint({ checkpoint, signers }) {
 
 /** The entries, snapshots and tree of a bundle, in one pass. */
 class Chain {
-  constructor({ bundle, manifest, keyring, findings, snapshotKeys }, heads, floor) {
+  constructor({ bundle, manifest, keyring, findings, snapshotKeys }, heads, floor, kept) {
     Object.assign(this, { bundle, manifest, keyring, findings, snapshotKeys, heads, floor });
     const firstSeq = manifest.from_seq;
     this.isFromStart = firstSeq === 1 || floor !== null;
     const prevLink = firstSeq === 1 ? null : floor?.link;
     this.callers = new CallerChecker(manifest.tenant_id, findings, keyring);
     this.checker = new EntryChecker(findings, firstSeq, prevLink);
-    this.judge = new SnapshotJudge(manifest.tenant_id, findings, firstSeq, floor?.snapshot ?? null);
+    this.judge = new SnapshotJudge(manifest.tenant_id, findings, firstSeq, floor?.snapshot ?? null, this.isFromStart);
     this.rows = bundle.snapshotRows();
     this.waiting = [];
     this.isLastRead = false;
@@ -264,7 +266,7 @@ class Chain {
     this.highestSeq = 0;
     this.covering = null;
     this.tree = floor?.tree ?? new Frontier();
-    this.jobIndex = new JobIndex(firstSeq - 1);
+    this.jobIndex = floor === null ? new JobIndex(firstSeq - 1) : indexBehind(floor, kept);
     this.roots = new Map(floor === null ? [] : [[floor.toSeq, toHex(floor.tree.root())]]);
     this.sizes = new Set([manifest.tree_size, ...heads.map((head) => head.size)]);
     this.passedSeq = firstSeq - 1;

@@ -4,16 +4,16 @@ import {
   ANCHORS,
   BundleInvalid,
   ENTRY_PARTS_MAX,
+  JOB_INDEX,
   MANIFEST,
   PART_BYTES_MAX,
   ROWS_A_PART_MAX,
   ROW_BYTES_MAX,
   SNAPSHOTS,
-  TAIL,
-  TAIL_ANCHORED,
   compressedBytesMax,
   entriesName,
   memberBytesMax,
+  tailOf,
 } from "./container.js";
 import { PAYLOAD_BYTES_MAX, PAYLOAD_TYPE } from "./dsse.js";
 import { HASH, Malformed, fromBase64, fromHex, fromUtf8, quoted, toHex } from "./encoding.js";
@@ -37,7 +37,7 @@ const isHash = (value) => isText(value) && HASH.test(value);
 const isHlcText = (value) => isText(value, HLC_CHARACTERS_MAX);
 
 const FIELDS = {
-  format_version: (value) => value === 1 || value === 2,
+  format_version: (value) => [1, 2, 3].includes(value),
   node_id: (value) => isText(value) && NODE_ID.test(value),
   log_origin: (value) => isText(value) && LOG_ORIGIN.test(value),
   tenant_id: (value) => isText(value) && TENANT_ID.test(value),
@@ -105,12 +105,13 @@ export function readManifest(payload) {
   if (canonical(statementOf(said)) !== fromUtf8(payload, "the statement")) {
     throw new BundleInvalid("the manifest's statement is not in canonical form, or its subject is another");
   }
-  const hasAnchors = tailOf(said.parts) === TAIL_ANCHORED;
+  const tail = tailOf(namesOf(said.parts));
   return {
     ...said,
     origin: `${said.log_origin}/${said.tenant_id}`,
-    hasAnchors,
-    entryParts: said.parts.slice(0, 1 - tailOf(said.parts).length),
+    hasAnchors: tail.includes(ANCHORS),
+    hasJobIndex: tail.includes(JOB_INDEX),
+    entryParts: said.parts.slice(0, 1 - tail.length),
   };
 }
 
@@ -125,13 +126,12 @@ function statementOf(said) {
   };
 }
 
-function tailOf(parts) {
-  return parts.slice(-2).some(({ name }) => name === ANCHORS) ? TAIL_ANCHORED : TAIL;
-}
+const namesOf = (parts) => parts.map(({ name }) => name);
 
 function checkManifest(said) {
   const entryParts = checkParts(said.parts);
-  const version = tailOf(said.parts) === TAIL_ANCHORED ? 2 : 1;
+  const tail = tailOf(namesOf(said.parts));
+  const version = tail.includes(JOB_INDEX) ? 3 : tail.includes(ANCHORS) ? 2 : 1;
   if (said.format_version !== version) {
     throw new BundleInvalid(`the manifest has parts that no bundle of version ${said.format_version} has`);
   }
@@ -147,7 +147,7 @@ function checkManifest(said) {
 
 /** Refuses parts that are not those of a bundle, its manifest left out; returns the number of entry parts. */
 function checkParts(parts) {
-  const tail = tailOf(parts);
+  const tail = tailOf(namesOf(parts));
   const entryParts = parts.length - tail.length + 1;
   if (entryParts < 1 || entryParts > ENTRY_PARTS_MAX) {
     throw new BundleInvalid(`a bundle has 1 to ${ENTRY_PARTS_MAX} entry parts`);

@@ -312,14 +312,20 @@ export async function judgeReceipt(file, { keyring, kept: keptNote, witnesses, p
   }
   verdict = withSignatures(verdict, signed, logSigned, whole);
   verdict = withQuorum(verdict, anchors, policy, Math.max(verdict.to_seq, whole?.toSeq ?? 0));
-  const completeTo = whole?.toSeq ?? null;
-  const told = { ...about, ...aboutReceipt(receipt, own, signed, logSigned), complete_to_seq: completeTo };
-  const later = `what came after seq ${completeTo}: of later entries a receipt shows those in it`;
-  const limits = completeTo === null ? LIMITS : [later, SAYS];
+  const complete = { complete_from_seq: whole?.fromSeq ?? null, complete_to_seq: whole?.toSeq ?? null };
+  const told = { ...about, ...aboutReceipt(receipt, own, signed, logSigned), ...complete };
+  const limits = limitsOf(complete);
   return {
     verdict: { ...verdict, not_checked: leftOut(verdict, own, keyring, kept), limits, receipt: told },
     receipt,
   };
+}
+
+/** What the receipt does not prove, in words. */
+function limitsOf({ complete_from_seq: first, complete_to_seq: last }) {
+  if (last === null) return LIMITS;
+  const before = first === 1 ? [] : [`what came before seq ${first}, where the index of jobs begins`];
+  return [`what came after seq ${last}: of later entries a receipt shows those in it`, ...before, SAYS];
 }
 
 /** Whether the receipt proves that there are no other entries, and up to which one; null if it does not say so. */
@@ -338,15 +344,18 @@ async function judgeCompleteness(receipt, own, keyring) {
     for (const [isWrong, detail] of faults) if (isWrong) throw new ProofError(detail);
     verifyConsistency(claim.tree_size, own.size, fromHex(claim.tree_root), own.root, said.consistency.map(fromHex));
     const entries = receipt.entries
-      .filter(({ row }) => row.seq <= claim.to_seq)
+      .filter(({ row }) => row.seq > claim.index_begin && row.seq <= claim.to_seq)
       .map(({ row }) => ({ index: row.seq - 1, leaf: leafHash(fromHex(row.chain_link)) }));
-    verifyJob(receipt.job_id, claim.to_seq, claim.job_index, entries, said.runs);
+    const index = { begin: claim.index_begin, size: claim.to_seq, roots: claim.job_index };
+    verifyJob(receipt.job_id, index, entries, said.runs);
   } catch (error) {
     if (!(error instanceof ProofError || error instanceof Malformed)) throw error;
     return { verdict: "broken", detail: `that there are no other entries: ${error.message}`, toSeq: null };
   }
   const { verdict, detail, claim } = opened;
-  if (verdict === "ok" || verdict === "not_checked") return { verdict, detail, toSeq: claim.to_seq };
+  if (verdict === "ok" || verdict === "not_checked") {
+    return { verdict, detail, fromSeq: claim.index_begin + 1, toSeq: claim.to_seq };
+  }
   const what = "the snapshot with the index of jobs";
   if (verdict === LACKS_ONE) return { verdict: "not_checked", detail: `${what} carries ${detail}`, toSeq: null };
   return { verdict, detail: `${what}: ${detail}`, toSeq: null };

@@ -5,7 +5,7 @@ import { BundleInvalid } from "./container.js";
 import { Forged, parseEnvelope, signersOf } from "./dsse.js";
 import { HASH, Malformed, fromUtf8, toHex, toUtf8 } from "./encoding.js";
 import { NODE_ID, TENANT_ID, parseHlc } from "./hlc.js";
-import { coveringRuns } from "./job_index.js";
+import { coveringRuns, isBegin } from "./job_index.js";
 import { canonical, hasMembers, isInteger, isObject, isText, parseJson } from "./json.js";
 import { UnknownKey } from "./keys.js";
 import { STATEMENT_TYPE } from "./manifest.js";
@@ -126,13 +126,7 @@ function claimOf(payload) {
     }
     claim[name] = said.predicate[name];
   }
-  if ("job_index" in said.predicate) {
-    claim.job_index = said.predicate.job_index;
-    if (!isIndex(claim.job_index)) throw new Malformed("the predicate of the snapshot is malformed: job_index");
-    if (claim.job_index.length !== coveringRuns(claim.to_seq).length) {
-      throw new Malformed("job_index of the snapshot has not the number of runs that its to_seq needs");
-    }
-  }
+  readIndex(claim, said.predicate);
   parseHlc(claim.snapshot_hlc);
   if (claim.to_seq - claim.from_seq + 1 !== claim.entry_count) {
     throw new Malformed("entry_count of the snapshot is not the size of its range");
@@ -146,6 +140,32 @@ function claimOf(payload) {
     throw new Malformed("subject of the statement is not what its predicate says");
   }
   return claim;
+}
+
+/** Adds what the predicate says of the index of jobs: where it begins, and its roots if there are any. */
+function readIndex(claim, predicate) {
+  const { job_index: roots, job_index_from: from } = predicate;
+  claim.index_begin = from === undefined ? 0 : from - 1;
+  const isRight = isInteger(from, 2) && isBegin(from - 1) && from <= claim.to_seq && roots !== undefined;
+  if ("job_index_from" in predicate && !isRight) {
+    throw new Malformed("job_index_from of the snapshot is not behind a full block below its to_seq");
+  }
+  if (!("job_index" in predicate)) return;
+  claim.job_index = roots;
+  if (!isIndex(roots)) throw new Malformed("the predicate of the snapshot is malformed: job_index");
+  if (roots.length !== coveringRuns(claim.to_seq, claim.index_begin).length) {
+    throw new Malformed("job_index of the snapshot has not the number of runs that its to_seq needs");
+  }
+}
+
+/** The claim in the payload of a snapshot, whoever signed it; null if there is none. */
+export function claimIn(payload) {
+  try {
+    return claimOf(payload);
+  } catch (error) {
+    if (!(error instanceof Malformed)) throw error;
+    return null;
+  }
 }
 
 /** The digest of an unsigned snapshot, which the next one names: that of its columns but the envelope. */
@@ -197,8 +217,12 @@ export function isNext(snapshot, coveredTo) {
 
 /** Judges the snapshots of one chain, one after another as they are stored. */
 export class SnapshotJudge {
-  /** ``previous`` is the digest of the snapshot that ends before ``firstSeq``, null where it is not known. */
-  constructor(tenantId, findings, firstSeq, previous = null) {
+  /**
+   * ``previous`` is the digest of the snapshot that ends before ``firstSeq``, null where it is not known;
+   * ``isIndexWhole``, whether snapshots are undecided where a root of their index of jobs is not known.
+   */
+  constructor(tenantId, findings, firstSeq, previous = null, isIndexWhole = false) {
+    this.isIndexWhole = isIndexWhole;
     this.tenantId = tenantId;
     this.findings = findings;
     this.isPreviousKnown = firstSeq === 1 || previous !== null;
@@ -236,6 +260,7 @@ export class SnapshotJudge {
       findings.leaveUndecided("snapshots");
       return;
     }
+    if (this.isIndexWhole && !isIndexKnown(snapshot.claim, computed.job_index)) findings.leaveUndecided("snapshots");
     for (const [detail, said] of differences(snapshot, computed)) {
       fits = false;
       if (findings.isChainBrokenBy(snapshot.toSeq)) findings.leaveUndecided("snapshots");
@@ -289,17 +314,22 @@ function* differences({ claim, row, name }, computed) {
     const said = { expected: computed.tree_root, actual: claim.tree_root };
     yield [`${name}: tree_root is not that of the entries`, said];
   }
-  yield* differencesOfIndex(claim, name, computed.job_index ?? []);
+  yield* differencesOfIndex(claim, name, computed.job_index);
+}
+
+function isIndexKnown(claim, roots) {
+  if (!claim?.job_index) return true;
+  return coveringRuns(claim.to_seq, claim.index_begin).every((place) => roots.get(place) !== null);
 }
 
 /** Where the claimed index of jobs, if there is one, has other roots than those that are known. */
 function* differencesOfIndex(claim, name, roots) {
   if (!claim?.job_index) return;
-  const places = coveringRuns(claim.to_seq);
-  for (const [at, expected] of roots.entries()) {
+  for (const [at, place] of coveringRuns(claim.to_seq, claim.index_begin).entries()) {
     const actual = claim.job_index[at];
+    const expected = roots.get(place);
     if (expected !== null && actual !== expected) {
-      const run = `of entries ${places[at].begin + 1} to ${places[at].end}`;
+      const run = `of entries ${place.begin + 1} to ${place.end}`;
       yield [`${name}: job_index ${run} is not that of the entries`, { expected, actual }];
     }
   }

@@ -134,7 +134,9 @@ function provedByReceipt(verdict, ok) {
   }
   if (ok("receipt", "completeness")) {
     const none = about.covers === "absent" ? "has no entry" : "has no other entries";
-    said.push(`Job ${about.job_id} ${none} among the first ${grouped(about.complete_to_seq)} of the log, says its index.`);
+    const { complete_from_seq: first, complete_to_seq: last } = about;
+    const among = first === 1 ? `the first ${grouped(last)}` : `entries ${grouped(first)} to ${grouped(last)}`;
+    said.push(`Job ${about.job_id} ${none} among ${among} of the log, says its index.`);
   }
   if (ok("receipt")) {
     const all =
@@ -169,8 +171,13 @@ function named(keyIds) {
 /** What no file proves, whatever was checked. */
 export function notProved(verdict) {
   if (verdict.verdicts.completeness === "ok") {
-    const { complete_to_seq: seq } = verdict.receipt;
-    return [`What came after seq ${grouped(seq)}: later entries of the job may not be in it.`, ...COMMON_LIMITS];
+    const { complete_from_seq: first, complete_to_seq: last } = verdict.receipt;
+    const before = first === 1 ? [] : [`What came before seq ${grouped(first)}, where the index of jobs begins.`];
+    return [
+      `What came after seq ${grouped(last)}: later entries of the job may not be in it.`,
+      ...before,
+      ...COMMON_LIMITS,
+    ];
   }
   if ("receipt" in verdict.verdicts) {
     return [

@@ -29,6 +29,7 @@ from app.runtime.tasks import Slots
 from app.store import anchors as anchors_store
 from app.store import chain_reads
 from app.store.chain_reader import PostgresChainReader
+from app.store.job_index import PostgresIndex
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
 from app.trust.retention import RetentionReader
@@ -46,6 +47,7 @@ from ledger.errors import (
 from ledger.machines.retention import NOTHING, Retention, archived
 from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
+from ledger.verification.left_index import index_at
 from ledger.verification.snapshot_check import SnapshotJudge, open_row
 from ledger.verification.verdict import Findings, damaged
 from signing import checkpoint as checkpoints
@@ -117,7 +119,8 @@ class BundleExporter:
         without_signing: bool = False,
     ) -> AsyncGenerator[bytes, None]:
         """The pieces of a bundle. The first, which is empty, comes after every check that can reject the export.
-        ``without_signing`` signs nothing if the stored checkpoint covers ``to_seq``.
+        ``without_signing`` signs nothing if the stored checkpoint covers ``to_seq``, and leaves out what is kept of the
+        index of jobs of entries that left, which nobody imports.
 
         The task that started the generator MUST close it. A file without its last pieces is no bundle. If rows after
         the first piece fail, the pieces end as evidence of that (docs/formats/bundle.md), which is no bundle either.
@@ -138,7 +141,8 @@ class BundleExporter:
             is_covered = without_signing and _is_covered(await chain_reads.head(connection, tenant_id), to_seq)
         if not is_covered:
             await self._sign_now(tenant_id)
-        async with self._slots.taken(), aclosing(self._export(tenant_id, from_seq, to_seq)) as pieces:
+        pieces_of = self._export(tenant_id, from_seq, to_seq, with_index=not without_signing)
+        async with self._slots.taken(), aclosing(pieces_of) as pieces:
             yield await anext(pieces)
             held = bytearray()
             async for piece in pieces:
@@ -180,21 +184,33 @@ class BundleExporter:
         return whole if len(whole) <= bytes_max else None
 
     async def _chosen(
-        self, connection: Connection, tenant_id: str, from_seq: int | None, to_seq: int | None
+        self,
+        connection: Connection,
+        tenant_id: str,
+        from_seq: int | None,
+        to_seq: int | None,
+        *,
+        with_index: bool = False,
     ) -> tuple[_Range, BundleEnd, str | None]:
-        """The range, what its bundle has besides the rows, and the link of the entry before."""
+        """The range, what its bundle has besides the rows, and the link of the entry before. ``with_index``: with what
+        is kept of the index of jobs, where the bundle begins at the floor."""
         known = await self._retention.read(connection, tenant_id)
         chosen = _choose(await chain_reads.head(connection, tenant_id), tenant_id, from_seq, to_seq, known)
         # Read after this state was fixed, so the keys include every key that signed in it.
         end = await _end(connection, tenant_id, chosen, await self._keyring(tenant_id))
+        floor = known.floor
+        if with_index and floor is not None and chosen.from_seq == floor.to_seq + 1 and floor.seq <= chosen.to_seq:
+            end = end._replace(job_index=await index_at(PostgresIndex(connection, tenant_id), floor.to_seq))
         return chosen, end, await _link_before(connection, tenant_id, chosen.from_seq, known)
 
-    async def _export(self, tenant_id: str, from_seq: int | None, to_seq: int | None) -> AsyncGenerator[bytes, None]:
+    async def _export(
+        self, tenant_id: str, from_seq: int | None, to_seq: int | None, *, with_index: bool
+    ) -> AsyncGenerator[bytes, None]:
         """The pieces, without signing what no checkpoint covers."""
         writer = BundleWriter(tenant_id=tenant_id, node_id=self._node.node_id, log_origin=self._log_origin)
         with closing(writer):
             async with reading(self._pool, timeout_s=EXPORT_TIMEOUT_S, snapshot=True) as connection:
-                chosen, end, before = await self._chosen(connection, tenant_id, from_seq, to_seq)
+                chosen, end, before = await self._chosen(connection, tenant_id, from_seq, to_seq, with_index=with_index)
                 reader = PostgresChainReader(connection, tenant_id)
                 async with aclosing(self._pieces(reader, writer, chosen[:2], Findings(), before)) as pieces:
                     # A broken row of the first part, or snapshots that cannot be spooled, give an error response, not a

@@ -24,7 +24,7 @@ from app.share.retention.archive import Archive, ArchivedTo
 from app.share.retention.planning import PLAN_TIMEOUT_S, Planned, Planner
 from app.store import Connection, retention
 from app.store.appended import ChainPosition
-from app.store.notary import read_link, read_tiles
+from app.store.notary import read_link, read_tiles, snapshot_ending_at
 from app.store.reading import Pool, reading
 from ledger.errors import (
     ArchiveInvalidError,
@@ -161,7 +161,7 @@ class Prunes:
         # A tile that ends behind the prefix is compared here.
         if [*verdict.frontiers.get(to_seq, compact_range)] != [*compact_range]:
             raise damaged(tenant_id, "tree", to_seq, "the stored tree is not that of the entries")
-        envelope = await retention.snapshot_ending_at(connection, tenant_id, to_seq)
+        envelope = await snapshot_ending_at(connection, tenant_id, to_seq)
         assert envelope is not None
         covering = next(each for each in archived if each.to_seq >= to_seq)
         return {
