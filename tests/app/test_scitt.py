@@ -35,6 +35,7 @@ from tests.app.signed_statements import PAYLOAD, parts_of, protected_of, stateme
 from tests.conftest import connected_to
 from tests.ledger.callers import ED25519, ML_DSA_44, P256, STRANGER, Signing
 from tests.signing.test_documented_examples import documented_ring
+from tests.tally import run_tally
 from tests.waiting import until
 
 DATABASE = "scitt"
@@ -176,6 +177,10 @@ def test_the_entry_holds_the_whole_statement_and_the_chain_verifies(site: Site, 
     bundle.write_bytes(site.client.post("/v1/bundles/export", json={"tenant_id": tenant}).content)
     assert exit_code(asyncio.run(verify_file(bundle, keys))) == 0
     assert twin_in(tmp_path)(bundle, keys) == 0
+    proof = tmp_path / "entry.cose"
+    done = run_tally("prove", "-t", tenant, "--seq", "1", "--cose", "-o", proof, "--url", site.url, "--no-state")
+    assert done.returncode == 0, done.stderr
+    assert checked(tmp_path, data, proof.read_bytes(), site.keys()).returncode == 0
 
 
 def test_a_statement_that_comes_again_in_any_spelling_is_there_once(site: Site) -> None:

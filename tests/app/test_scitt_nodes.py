@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
 import cbor2
 import httpx
+import pytest
 
+from app.runtime import tasks
+from app.share.bundle.receipts import RECEIPTS_AT_ONCE_MAX, ReceiptMaker
 from tests.app.admitting import admit_node
 from tests.app.chains import until
 from tests.app.served import Serve, Served
@@ -139,3 +143,18 @@ async def test_a_statement_longer_than_a_record_is_refused_and_begins_no_tenant(
         assert problem(await post(root, statement(ED25519, b"p" * 7000))) == (413, "payload-too-large")
         assert (await root.get("/v1/tenants")).json()["items"] == [{"tenant_id": "_system"}]
         assert (await post(root, statement(ED25519, b"p" * 1000))).is_success
+
+
+async def test_a_statement_is_registered_though_others_have_all_slots_for_receipts(
+    serve: Serve, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "WAIT_S", 0.1)
+    async with serve() as served, served.client(served.root) as root:
+        await register_caller(root)
+        async with AsyncExitStack() as held:
+            for _ in range(RECEIPTS_AT_ONCE_MAX):
+                await held.enter_async_context(served.services[ReceiptMaker]._slots.taken())
+            answer = await post(root)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (303, "1")
+            assert len(await registered(superuser)) == 1
+        assert (await root.get(PLACE)).status_code == 200
