@@ -410,7 +410,13 @@ class AirflowHooks:
     @hookspec
     def on_task_instance_success(self, previous_state: Any, task_instance: Any) -> None: ...
     @hookspec
+    def on_task_instance_skipped(self, previous_state: Any, task_instance: Any) -> None: ...
+    @hookspec
     def on_task_instance_failed(self, previous_state: Any, task_instance: Any, error: Any) -> None: ...
+    @hookspec
+    def on_dag_run_success(self, dag_run: Any, msg: str) -> None: ...
+    @hookspec
+    def on_dag_run_failed(self, dag_run: Any, msg: str) -> None: ...
 
 
 @pytest.mark.usefixtures("told")
@@ -433,6 +439,7 @@ def test_task_instances_of_airflow_are_on_record(ledger: str, monkeypatch: pytes
     hook = airflow.hook
     hook.on_task_instance_running(previous_state="queued", task_instance=task(1))
     hook.on_task_instance_failed(previous_state="running", task_instance=task(1), error=ValueError("no rows"))
+    hook.on_task_instance_failed(previous_state="queued", task_instance=task(1, task_id="lost"), error=None)
     hook.on_task_instance_running(previous_state="queued", task_instance=task(2))
     hook.on_task_instance_success(previous_state="running", task_instance=task(2))
     monkeypatch.delenv("TALLY_TENANT")
@@ -440,7 +447,7 @@ def test_task_instances_of_airflow_are_on_record(ledger: str, monkeypatch: pytes
 
     with Client(ledger) as client:
         states = [(job["spec"]["try"], job["status"], job["error"]) for job in client.list_jobs("airflow")]
-    assert states == [(2, "COMPLETED", None), (1, "FAILED", "ValueError: no rows")]
+    assert states == [(2, "COMPLETED", None), (1, "FAILED", "failed"), (1, "FAILED", "ValueError: no rows")]
     assert "etl.load is not on record" in logged.getvalue()
 
 
