@@ -395,6 +395,8 @@ def _write_services(
             record_bytes_max=settings.wal.record_bytes_max,
             default_period_s=_seconds(settings.retention.period),
             default_minimum_s=_seconds(settings.retention.minimum),
+            chained=frozenset(started.heads),
+            last_hlc=started.wal.highest_hlc(),
         ),
         Statements: Statements(
             system=service.system_entries,

@@ -97,6 +97,22 @@ async def signed_ends(connection: Connection, tenant_id: str, after_seq: int) ->
     )
 
 
+async def begun_at(connection: Connection, node_id: str, since_ms: int) -> set[str]:
+    """The tenants whose first entry is of this node, of ``since_ms`` or later."""
+    return set(
+        await fetch_column(
+            connection,
+            """
+            SELECT h.tenant_id FROM scheduler.chain_heads h
+              JOIN scheduler.scheduler_log l ON l.tenant_id = h.tenant_id AND l.seq = 1
+             WHERE l.hlc_node = $1 AND l.hlc_physical >= $2
+            """,
+            node_id,
+            since_ms,
+        )
+    )
+
+
 async def first_young(connection: Connection, tenant_id: str, after_seq: int, since_ms: int) -> tuple[int | None, int]:
     """The first entry after a seq whose time is ``since_ms`` or later, None if all are older, and the last one read."""
     while True:

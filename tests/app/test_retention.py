@@ -10,13 +10,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import asyncpg
 import httpx
 import orjson
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
+from app.store.retention import begun_at
 from ledger import canonical
 from ledger.machines.retention import SUBJECT
+from tests.app.chains import until as waiting
+from tests.app.conftest import MakeSettings, RunServer
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
 from tests.ledger.ledger_in_memory import link_of
@@ -178,6 +182,30 @@ def test_a_prefix_leaves_and_the_rest_verifies_and_says_where_it_is(site: Site) 
     assert verdict(site, tenant)["valid"]
     proof = site.client.get("/v1/chain/proof/inclusion", params={"tenant_id": tenant, "seq": 5})
     assert proof.status_code == 200
+
+
+async def test_a_tenant_that_begins_right_before_its_node_ends_gets_the_default_policy(
+    run_server: RunServer, make_settings: MakeSettings, superuser: asyncpg.Connection
+) -> None:
+    settings = make_settings(retention={"period": "400d"})
+    async with run_server(settings) as client:
+        body = {"tenant_id": "acme", "durability": "GLOBAL"}
+        (await client.post("/v1/jobs", json=body)).raise_for_status()
+    (first,) = await superuser.fetch("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = 'acme'")
+
+    async with run_server(settings) as client:
+
+        async def has_policy() -> bool:
+            answer = await client.get("/v1/retention", params={"tenant_id": "acme"})
+            return answer.json()["period"] == "400d"
+
+        await waiting(has_policy, "the tenant has the default policy")
+    node, at_ms = first["hlc_node"], first["hlc_physical"]
+    assert await begun_at(superuser, node, at_ms) >= {"acme"}
+    assert "acme" not in await begun_at(superuser, node, at_ms + 1)
+    assert await begun_at(superuser, "another", at_ms) == set()
+    policies = await superuser.fetch("SELECT tenant_id FROM scheduler.scheduler_log WHERE action = 'RETENTION_SET'")
+    assert [tenant_id for (tenant_id,) in policies] == ["acme"]
 
 
 def test_a_minimum_is_never_shortened(site: Site) -> None:

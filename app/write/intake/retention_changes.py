@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from ledger.errors import (
 )
 from ledger.facts import problems
 from ledger.facts.events import ACTOR, SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
+from ledger.hlc import Hlc
 from ledger.machines.retention import HOLDS_MAX, JOBS_A_HOLD_MAX, NO_ENTRY, SUBJECT, Hold, Place, Retention, archived
 from signing import retention_statement
 
@@ -44,6 +45,8 @@ ATTEMPTS_MAX: Final = 3
 """Entries that one change may take, if others are chained between each time."""
 NEW_TENANTS_INTERVAL_S: Final = 1.0
 """Pause between two searches for tenants that began at this node."""
+BEFORE_THE_END_MS: Final = 60_000
+"""Tenants that began so long before the last end of this node, as after PostgreSQL was away, may lack the policy."""
 _RECORD_TYPES = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
 
 Facts = dict[str, object]
@@ -64,6 +67,10 @@ class RetentionChanges:
     default_period_s: int | None = None
     default_minimum_s: int | None = None
     """Policy of tenants that begin at this node."""
+    chained: Collection[str] = ()
+    """The tenants with a chain at the start of this node."""
+    last_hlc: Hlc
+    """The highest that this node had given before."""
 
     async def read(self, tenant_id: str) -> Retention:
         """Policy, holds and floor of a tenant.
@@ -78,10 +85,17 @@ class RetentionChanges:
             return await self.reader.read(connection, tenant_id)
 
     async def run(self) -> None:
-        """Give tenants that begin at this node the default policy, until cancelled."""
-        known = {*self.system.tenants, SYSTEM_TENANT}
+        """Give tenants that begin at this node the default policy, until cancelled; those too that began right before
+        its last end."""
+        known, is_first = {*self.chained, SYSTEM_TENANT}, True
         while self.default_period_s is not None or self.default_minimum_s is not None:
             await asyncio.sleep(NEW_TENANTS_INTERVAL_S)
+            if is_first:
+                try:
+                    known -= await self._begun_before_the_end()
+                    is_first = False
+                except (LedgerError, *DATABASE_FAULTS) as error:
+                    log.warning("default_retention_delayed", tenant_id=None, error=text_of(error))
             for tenant_id in sorted(self.system.tenants - known):
                 try:
                     if (await self.read(tenant_id)).newest == NO_ENTRY:
@@ -89,6 +103,11 @@ class RetentionChanges:
                     known.add(tenant_id)
                 except (LedgerError, *DATABASE_FAULTS) as error:
                     log.warning("default_retention_delayed", tenant_id=tenant_id, error=text_of(error))
+
+    async def _begun_before_the_end(self) -> set[str]:
+        since_ms = self.last_hlc.physical_ms - BEFORE_THE_END_MS
+        async with reading(self.pool) as connection:
+            return await retention.begun_at(connection, self.last_hlc.node_id, since_ms) - {SYSTEM_TENANT}
 
     async def set_policy(
         self, tenant_id: str, period_s: int | None, minimum_s: int | None, actor: str | None
