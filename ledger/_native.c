@@ -3,7 +3,7 @@
  *
  * Each has a twin in Python, which is the specification (docs/decisions/0037): ledger.merkle, ledger.job_index,
  * ledger.canonical, ledger.chain.form, ledger.verification.entry_check, app.store.appended; for the lines of events,
- * app.edge.forms.requests with app.write.pending.requests; for COPY, the driver.
+ * app.edge.forms.requests with app.write.pending.requests; for COPY, the driver; for signatures, signing.keys.
  * A function here answers what its twin answers, byte for byte, or None, and then the twin is asked: so it may give up
  * on whatever is unusual, and need not name what is wrong.
  *
@@ -38,6 +38,71 @@ static int find_libraries(void)
     return (*(void **)&sha256_init = symbol_of(crypto, "SHA256_Init")) != NULL
         && (*(void **)&sha256_update = symbol_of(crypto, "SHA256_Update")) != NULL
         && (*(void **)&sha256_final = symbol_of(crypto, "SHA256_Final")) != NULL;
+}
+
+/* --- signatures: signing.keys -------------------------------------------------------------------------------------- */
+
+enum { KEY, KEY_DONE, DIGEST, DIGEST_DONE, VERIFY_INIT, VERIFY, SHA256, NO_ERRORS, EVP_COUNT };
+static void *evp[EVP_COUNT];
+
+static void find_signatures(void)
+{
+    static const char *const crypto[] = {"libcrypto.so.3", NULL};
+    static const char *const names[] = {"d2i_PUBKEY", "EVP_PKEY_free", "EVP_MD_CTX_new", "EVP_MD_CTX_free",
+        "EVP_DigestVerifyInit", "EVP_DigestVerify", "EVP_sha256", "ERR_clear_error"};
+    for (int i = 0; i < EVP_COUNT; i++)
+        evp[i] = symbol_of(crypto, names[i]);
+    PyErr_Clear();
+}
+
+static int made(void *key, int hashes, Text signature, Text message)
+{
+    void *digest = ((void *(*)(void))evp[DIGEST])();
+    const void *hash = hashes ? ((const void *(*)(void))evp[SHA256])() : NULL;
+    const int is_made = digest != NULL
+        && ((int (*)(void *, void **, const void *, void *, void *))evp[VERIFY_INIT])(digest, NULL, hash, NULL, key) == 1
+        && ((int (*)(void *, const char *, size_t, const char *, size_t))evp[VERIFY])(
+               digest, signature.bytes, (size_t)signature.count, message.bytes, (size_t)message.count) == 1;
+    ((void (*)(void *))evp[DIGEST_DONE])(digest);
+    return is_made;
+}
+
+PyDoc_STRVAR(signatures_made_doc,
+    "signatures_made(key, hashes, checks)\n--\n\nFor each (signature, message) of the tuple a byte: 1 when the key, a "
+    "SubjectPublicKeyInfo in DER, made it, over SHA-256 where hashes is true; 0 where signing.keys.PublicKey.made must "
+    "be asked. The interpreter's lock is free meanwhile.");
+
+static PyObject *signatures_made(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Text der;
+    int hashes, are_there = 1;
+    PyObject *checks;
+    if (!PyArg_ParseTuple(args, "y#pO!", &der.bytes, &der.count, &hashes, &PyTuple_Type, &checks))
+        return NULL;
+    const Py_ssize_t count = PyTuple_GET_SIZE(checks);
+    Text *texts = PyMem_Calloc((size_t)count + 1, 2 * sizeof *texts);
+    PyObject *found = texts == NULL ? PyErr_NoMemory() : PyBytes_FromStringAndSize(NULL, count);
+    for (int i = 0; i < EVP_COUNT; i++)
+        are_there = are_there && evp[i] != NULL;
+    for (Py_ssize_t i = 0; i < count && found != NULL && are_there; i++) {
+        PyObject *check = PyTuple_GET_ITEM(checks, i);
+        are_there = PyTuple_CheckExact(check) && PyTuple_GET_SIZE(check) == 2
+            && bytes_of(PyTuple_GET_ITEM(check, 0), &texts[2 * i])
+            && bytes_of(PyTuple_GET_ITEM(check, 1), &texts[2 * i + 1]);
+    }
+    if (found != NULL && are_there) {
+        char *each = PyBytes_AS_STRING(found);
+        Py_BEGIN_ALLOW_THREADS
+        const unsigned char *at = (const unsigned char *)der.bytes;
+        void *key = ((void *(*)(void *, const unsigned char **, long))evp[KEY])(NULL, &at, (long)der.count);
+        for (Py_ssize_t i = 0; i < count; i++)
+            each[i] = (char)(key != NULL && made(key, hashes, texts[2 * i], texts[2 * i + 1]));
+        ((void (*)(void *))evp[KEY_DONE])(key);
+        ((void (*)(void))evp[NO_ERRORS])();
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(texts);
+    return answer_of(found, are_there);
 }
 
 /* --- pieces ------------------------------------------------------------------------------------------------------- */
@@ -1996,6 +2061,7 @@ static PyObject *are_well_formed(PyObject *Py_UNUSED(module), PyObject *const *a
 /* --- the module --------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
+    {"signatures_made", signatures_made, METH_VARARGS, signatures_made_doc},
     {"leaves_of_entries", (PyCFunction)(void (*)(void))leaves_of_entries, METH_FASTCALL, leaves_of_entries_doc},
     {"paired", paired, METH_O, paired_doc},
     {"block_leaves", (PyCFunction)(void (*)(void))block_leaves, METH_FASTCALL, block_leaves_doc},
@@ -2022,5 +2088,6 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void)
 {
+    find_signatures();
     return find_libraries() ? PyModule_Create(&definition) : NULL;
 }

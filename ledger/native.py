@@ -31,6 +31,7 @@ rows_in_copy: Callable[[bytes, bytes], list[tuple[Any, ...]] | None] = _function
 entries_in_lines: Callable[..., Any] = _function("entries_in_lines")
 entries_in_columns: Callable[..., Any] = _function("entries_in_columns")
 leaves_of_entries: Callable[[bytes, Sequence[tuple[Any, ...]]], list[bytes] | None] = _function("leaves_of_entries")
+signatures_made: Callable[[bytes, bool, tuple[tuple[bytes, bytes], ...]], bytes | None] = _function("signatures_made")
 paired: Callable[..., list[bytes] | None] = _function("paired")
 are_well_formed: Callable[..., bool | None] = _function("are_well_formed")
 canonical: Callable[[object], bytes | None] = _function("canonical")

@@ -40,7 +40,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from msgspec import Meta
 
-from ledger import rfc3339
+from ledger import native, rfc3339
 from ledger.decoding import convert
 from ledger.errors import ConfigurationError, InvalidInputError, LedgerError, refuse, reported_as
 from ledger.hlc import Hlc
@@ -244,6 +244,11 @@ class PublicKey:
         """The key for `cryptography`."""
         return material_of(self.public_key_pem)
 
+    @cached_property
+    def der(self) -> bytes:
+        """Its SubjectPublicKeyInfo."""
+        return self.material.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
     @property
     def is_second(self) -> bool:
         """Whether a node signs with it only beside another key."""
@@ -301,6 +306,21 @@ class Caller(NamedTuple):
     name: str
     tenants: tuple[str, ...]
     """Patterns of the tenants whose events it may sign."""
+
+
+def made_all(checks: Sequence[tuple[PublicKey, bytes, bytes]]) -> list[bool]:
+    """``PublicKey.made`` for each (key, signature, message). Valid signatures of one key are found in one step, and the
+    interpreter's lock is free meanwhile."""
+    by_key: dict[str, list[int]] = {}
+    for number, (key, _, _) in enumerate(checks):
+        by_key.setdefault(key.key_id, []).append(number)
+    made = [False] * len(checks)
+    for numbers in by_key.values():
+        key, given = checks[numbers[0]][0], tuple(checks[number][1:] for number in numbers)
+        found = native.signatures_made(key.der, key.algorithm == ECDSA_P256, given) or bytes(len(given))
+        for number, is_made, each in zip(numbers, found, given, strict=True):
+            made[number] = bool(is_made) or key.made(*each)
+    return made
 
 
 def _milliseconds(time: datetime) -> int:

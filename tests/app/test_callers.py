@@ -4,6 +4,7 @@ and the WAL puts nothing into their mouths that any verifier believes."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from app.dev.embedded import EmbeddedPostgres
+from app.write.intake.caller_signatures import CheckingThreads
 from ledger import canonical, signed_events
 from ledger.chain import Linker
 from ledger.merkle import leaf_hash
@@ -30,7 +33,7 @@ from tallystick_client import Client, ProblemError
 from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
 from tests.conftest import connected_to
-from tests.ledger.callers import ED25519, ML_DSA_44, P256, STRANGER, Signing
+from tests.ledger.callers import ED25519, EVERYBODY, ML_DSA_44, P256, STRANGER, Signing
 from tests.ledger.ledger_in_memory import SIGNER, Ledger
 from tests.ledger.test_caller_check import SIGNED_SEQ, edit, mend, sign, signed_ledger
 from tests.tally import run_tally
@@ -190,6 +193,23 @@ def test_a_signed_event_that_is_sent_again_is_there_once(site: Site, durability:
     entries = site.client.get("/v1/chain/entries", params={"tenant_id": tenant}).json()["items"]
     assert [each["action"] for each in entries if each["action"] != "REFUSED"] == ["ENQUEUE"]
     assert verified(site, tenant)["valid"]
+
+
+async def test_signatures_of_one_turn_of_the_loop_are_answered_together_and_each_as_its_key_made_it() -> None:
+    threads, loop, given = CheckingThreads(), asyncio.get_running_loop(), [*EVERYBODY, STRANGER] * 5
+    answered: dict[int, bool] = {}
+    together: asyncio.Future[int] = loop.create_future()
+
+    def on_checked(number: int, made: bool) -> None:
+        answered[number] = made
+        if len(answered) == 1:
+            loop.call_soon(lambda: together.set_result(len(answered)))
+
+    for number, signing in enumerate(given):
+        signature = base64.b64decode(signing.sign(b"one" if number % 2 else b"another"))
+        threads.check(signing.caller.key, signature, b"one", partial(on_checked, number))
+    assert await together == len(given)
+    assert answered == {number: number % 2 == 1 for number in range(len(given))}
 
 
 def test_lines_are_signed_together_and_what_is_left_out_or_added_is_refused(site: Site) -> None:

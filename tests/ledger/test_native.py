@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from ledger.chain import Linker, record
 from ledger.errors import LedgerError
 from ledger.verification import ENTRY_COLUMNS, entry_check
 from ledger.verification.verdict import Break
+from signing.keys import ECDSA_P256, ML_DSA_44, PublicKey, made_all
+from tests.ledger.callers import ED25519, EVERYBODY, Signing
 from tests.ledger.damage import DAMAGE, damage
 from tests.ledger.ledger_in_memory import Ledger, build
 
@@ -52,6 +55,32 @@ def outcome(call: Any, *given: Any) -> Any:
         return call(*given)
     except (LedgerError, UnicodeEncodeError, AttributeError, TypeError, ValueError, OverflowError) as error:
         return type(error)
+
+
+# --- signatures -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVERYBODY), st.integers(0, 3), st.integers(0, 3)), max_size=12))
+def test_the_signatures_that_a_key_made_are_found_together_and_no_others(
+    checks: list[tuple[Signing, int, int]],
+) -> None:
+    def given_of(signing: Signing, signed: int, said: int) -> tuple[PublicKey, bytes, bytes]:
+        signature = base64.b64decode(signing.sign(b"%d" % signed)) if signed else b"\0" * 64
+        return signing.caller.key, signature, b"%d" % said
+
+    given = [given_of(*each) for each in checks]
+    assert made_all(given) == [key.made(*rest) for key, *rest in given] == [a == b != 0 for _, a, b in checks]
+    for key, signature, message in given:
+        found = native.signatures_made(key.der, key.algorithm == ECDSA_P256, ((signature, message),))
+        is_left = native.NAME == "python" or key.algorithm == ML_DSA_44
+        assert found in ((None, b"\0") if is_left else (bytes([key.made(signature, message)]),))
+
+
+@pytest.mark.parametrize("checks", [((b"s",),), (("s", b"m"),), ((b"s", None),), (b"sm",), (None,)])
+@pytest.mark.parametrize("der", [b"", b"\x30\x80", ED25519.caller.key.der])
+def test_what_is_no_signature_of_a_key_is_left_to_python(der: bytes, checks: Any) -> None:
+    assert native.signatures_made(der, False, checks) is None
+    assert native.signatures_made(der, False, ((b"s", b"m"), (b"", b""))) in (None, bytes(2))
 
 
 # --- entries by themselves ------------------------------------------------------------------------

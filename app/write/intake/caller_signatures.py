@@ -1,7 +1,9 @@
 """What callers signed, checked before it is taken: in threads, since a check costs a tenth of a millisecond or more.
 
-The event loop makes the bytes that must be signed, and puts them with the key into a queue; ``THREADS`` threads, which
-have the interpreter's lock only between checks, answer. Answers of one turn are collected with one wake-up of the loop.
+The event loop makes the bytes that must be signed, and hands all checks of one of its turns to one of ``THREADS``
+threads. That thread needs the interpreter's lock before and after them, not between two, and wakes the loop once. A
+thread that needed it after each check would wait for it until the loop has nothing to do, so they would never work at
+the same time.
 
 A signed event is entered under a key of its own route, made of its ``id``, so it is in a chain once. If the request has
 an Idempotency-Key, that is the id, and an earlier event is looked up; else the appender finds it.
@@ -13,7 +15,6 @@ import asyncio
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -29,7 +30,7 @@ from ledger.facts import problems
 from ledger.hlc import Hlc
 from ledger.signed_events import MEMBER, CallerSignature
 from signing.callers import refusal_of
-from signing.keys import Caller, PublicKey
+from signing.keys import Caller, PublicKey, made_all
 
 SIGNED_ROUTE: Final = 7
 """The route in the keys of signed events, whatever their request. The number is stored."""
@@ -47,10 +48,10 @@ class CheckingThreads:
     """Threads that check signatures for one event loop, started with the first."""
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[PublicKey, bytes, bytes, OnChecked]] = queue.SimpleQueue()
-        self._answered: deque[tuple[OnChecked, bool]] = deque()
+        self._gathered: list[tuple[PublicKey, bytes, bytes, OnChecked]] = []
+        """The checks of this turn of the loop."""
+        self._waiting: queue.SimpleQueue[list[tuple[PublicKey, bytes, bytes, OnChecked]]] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_woken = False
 
     def check(self, key: PublicKey, signature: bytes, message: bytes, on_checked: OnChecked) -> None:
         """Check whether ``key`` made the signature over ``message``."""
@@ -58,25 +59,28 @@ class CheckingThreads:
             self._loop = asyncio.get_running_loop()
             for number in range(THREADS):
                 threading.Thread(target=self._run, name=f"signatures-{number}", daemon=True).start()
-        self._waiting.put((key, signature, message, on_checked))
+        if not self._gathered:
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append((key, signature, message, on_checked))
+
+    def _hand_over(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        self._waiting.put(gathered)
 
     def _run(self) -> None:
+        assert self._loop is not None
         while True:
-            key, signature, message, on_checked = self._waiting.get()
-            self._answered.append((on_checked, key.made(signature, message)))
-            if not self._is_woken:
-                self._is_woken = True
-                assert self._loop is not None
-                try:
-                    self._loop.call_soon_threadsafe(self._answer)
-                except RuntimeError:
-                    return  # The loop has ended, so no request waits for the answer.
+            checks = self._waiting.get()
+            results = made_all([check[:3] for check in checks])
+            try:
+                self._loop.call_soon_threadsafe(_answer, [each for *_, each in checks], results)
+            except RuntimeError:
+                return  # The loop has ended, so no request waits for the answer.
 
-    def _answer(self) -> None:
-        self._is_woken = False
-        while self._answered:
-            on_checked, made = self._answered.popleft()
-            on_checked(made)
+
+def _answer(waiting: list[OnChecked], results: list[bool]) -> None:
+    for on_checked, made in zip(waiting, results, strict=True):
+        on_checked(made)
 
 
 class PreparedCheck(NamedTuple):
