@@ -1368,10 +1368,10 @@ static int is_of_commitments(Text action)
         && (memcmp(action.bytes + 8, "ACCEPTED", 8) == 0 || memcmp(action.bytes + 8, "REJECTED", 8) == 0);
 }
 
-/* Whether the payload names what only a caller's signature has: ledger.signed_events.MARK. */
+/* Whether the payload may have a caller's signature: ledger.signed_events.MARK. */
 static int has_mark(Text payload)
 {
-    static const char mark[] = "not_after_ms";
+    static const char mark[] = "signature";
     const size_t length = sizeof mark - 1;
     const char *at = payload.bytes, *const end = payload.bytes + payload.count;
     while ((size_t)(end - at) >= length && (at = memchr(at, mark[0], (size_t)(end - at) - length + 1)) != NULL) {

@@ -41,7 +41,7 @@ from ledger.merkle import HASH_BYTES
 
 MEMBER: Final = "signature"
 """Member of a payload that its caller signed."""
-MARK: Final = "not_after_ms"
+MARK: Final = MEMBER
 """Is in every payload that has the member, in whatever form JSON is nested."""
 UNSIGNED: Final = (ACTOR, keyed.MEMBER, MEMBER)
 """Members of a payload that the service adds."""

@@ -121,11 +121,11 @@ class CallerChecker:
         """``Signed`` of each entry with a signature."""
 
     def check_rows(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Check rows of ``ENTRY_COLUMNS``."""
+        """Check rows of ``ENTRY_COLUMNS``. Entries of link version 1 are older than signatures."""
         self.check(
             SignableEntry(row[0], row[1], row[5], row[6], row[11], row[12])
             for row in rows
-            if self.sees_all or (type(row[11]) is str and MARK in row[11])
+            if row[7] != 1 and (self.sees_all or (type(row[11]) is str and MARK in row[11]))
         )
 
     def check(self, entries: Iterable[Sequence[Any]]) -> None:
