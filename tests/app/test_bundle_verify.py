@@ -80,26 +80,6 @@ LATER = Hlc(LAST.physical_ms, LAST.logical + 1, LAST.node_id)
 A_MILLISECOND = timedelta(milliseconds=1)
 
 
-@pytest.mark.parametrize(
-    ("keyring", "code"),
-    [
-        (Keyring([STRANGER.public_key]), 4),
-        (Keyring([STRANGER.public_key, SIGNER.public_key]), 0),
-        (ring(not_before=BEGIN - A_MILLISECOND), 0),
-        (ring(not_before=BEGIN + timedelta(days=1)), 4),
-        (ring(not_after=BEGIN + timedelta(days=1)), 0),
-        (ring(not_after=BEGIN + timedelta(milliseconds=LAST.physical_ms - 1_704_931_200_000)), 0),
-        (ring(not_after=BEGIN + timedelta(milliseconds=LAST.physical_ms - 1_704_931_200_001)), 4),
-        (ring(revoked_from_hlc=LAST), 4),
-        (ring(revoked_from_hlc=LATER), 4),  # what carries no time, the manifest, does not count either
-    ],
-    ids=range(9),
-)
-def test_a_key_counts_in_its_time_only(keyring: Keyring, code: int, twin: Twin, tmp_path: Path) -> None:
-    path = store(tmp_path, GOOD)
-    assert (product(path, keyring), twin(path, keyring)) == (code, code)
-
-
 def test_a_p256_key_signs_bundles_and_its_log_key_their_checkpoints(twin: Twin, tmp_path: Path) -> None:
     signer = FileSigner(Path("no-file"), ec.derive_private_key(0x5EED, ec.SECP256R1()))
     ledger = build(10)

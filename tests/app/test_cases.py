@@ -89,7 +89,7 @@ BROKEN_WITHOUT_KEYS = {"kept: of a history that forked, by a stranger"}
 """With keys the signature is by nobody known; without, the root alone counts, and it differs."""
 
 
-@pytest.mark.parametrize("kind", FILE_KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", FILE_KINDS[:3], ids=lambda kind: kind.name)
 def test_without_keys_the_same_is_broken_but_for_signatures_and_the_rest_incomplete(
     kind: FileKind, tmp_path: Path
 ) -> None:
@@ -115,6 +115,7 @@ def test_the_readme_runs_the_second_implementation_on_a_kind_as_it_says(tmp_path
     (script,) = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
     own = script.replace('["python3", "../verify.py"]', repr([sys.executable, "../verify.py"]), 1)
     assert own != script
+    assert json.dumps([f"{kind.name}.json" for kind in FILE_KINDS]) in own
 
     def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", program, "short.json"]

@@ -20,11 +20,11 @@ from signing.keys import Keyring, PublicKey
 from signing.memory import Memory, Seen
 from signing.receipt_judging import ReceiptVerdict, judged
 from tests.app.bundles import checkpoint_of
-from tests.app.receipts import DOCUMENTED_WITNESS, opened, receipt_of, sealed
+from tests.app.receipts import DOCUMENTED_WITNESS, opened, sealed
 from tests.app.second_verifier import twin_in
 from tests.app.witness import Witness
 from tests.cases.receipts import GOOD, LEDGER, cases, changed
-from tests.ledger.ledger_in_memory import SIGNER, STRANGER
+from tests.ledger.ledger_in_memory import SIGNER
 
 RING = Keyring([SIGNER.public_key])
 CASES = cases()
@@ -120,23 +120,6 @@ def test_a_node_that_signs_what_is_not_so_can_change_only_what_has_no_meaning(bo
 def ring(**window: object) -> Keyring:
     """A ring with the held key alone, which holds in ``window``."""
     return Keyring([PublicKey.of(SIGNER.public_key_pem, **window)])  # type: ignore[arg-type]
-
-
-def test_a_key_that_was_revoked_at_any_time_does_not_count_and_one_that_expired_does(both: Both) -> None:
-    assert both(GOOD, ring(revoked_from_hlc=Hlc(9_999_999_999_999, 0, "node-7f3a"))) == (4, 4)
-    assert both(GOOD, ring(not_after=datetime(2024, 1, 1, tzinfo=UTC))) == (0, 0)
-    assert both(GOOD, ring(not_before=datetime(2025, 1, 1, tzinfo=UTC))) == (0, 0)
-
-
-def test_a_key_inside_the_receipt_is_never_used(both: Both) -> None:
-    assert opened(GOOD)["keys"]["keys"][0]["key_id"] == SIGNER.key_id
-    assert both(GOOD, Keyring([STRANGER.public_key])) == (4, 4)
-
-
-def test_a_receipt_of_one_node_and_a_checkpoint_of_another_need_both_keys(both: Both) -> None:
-    receipt = receipt_of(LEDGER, checkpoint=checkpoint_of(LEDGER, signer=STRANGER))
-    assert both(receipt, RING) == both(receipt, Keyring([STRANGER.public_key])) == (4, 4)
-    assert both(receipt, Keyring([SIGNER.public_key, STRANGER.public_key])) == (0, 0)
 
 
 # --- what the verdict says ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -57,12 +57,10 @@ from tests.cases.entries import SEQ, entry_forms
 from tests.cases.judges import by_product
 from tests.cases.kinds import FILE_KINDS, FileKind
 from tests.conftest import EXAMPLES, spread
-from tests.ledger.callers import ML_DSA_44, known
+from tests.ledger.callers import ML_DSA_44
 from tests.ledger.committed import RACE, RULES_RAISED, committed, flipped, mend, placement, with_history
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger, build
 from tests.ledger.pruned import pruned, pruned_race
-from tests.ledger.test_caller_check import ATTACKS, SIGNED_SEQ, edit, requirement, signed_ledger
-from tests.ledger.test_caller_check import mend as mend_signed
 from tests.ledger.test_carried import FLOOR, changed
 from tests.ledger.test_carried import RACE as RACE_AT_A_FLOOR
 from tests.ledger.test_commitment_check import PAYLOADS
@@ -287,49 +285,6 @@ def test_product_second_implementation_and_page_judge_every_form_of_a_prune_alik
         assert twin(store(tmp_path, each.file), RING) == of_product(each, tmp_path)[0], each.name
 
 
-CALLERS: Final = Keyring([SIGNER.public_key], callers=known(required=[requirement(5, "JobAccepted")]))
-
-
-def on_callers() -> dict[str, Ledger]:
-    """A ledger with what callers signed, and what was done to it by whoever has its keys."""
-    found = {"sound": signed_ledger()}
-    for name, attack in ATTACKS.items():
-        attack(found.setdefault(name, signed_ledger()))
-    edit(found.setdefault("a path", signed_ledger()).entry(10), completed=9)
-    edit(found.setdefault("changed, of ML-DSA-44", signed_ledger()).entry(5), fence_token=9)
-    edit(found.setdefault("unsigned", signed_ledger()).entry(SIGNED_SEQ), signature=None)
-    repeated = found["repeated"] = signed_ledger()
-    again = {**repeated.entry(SIGNED_SEQ), "seq": 13, "hlc_logical": 7}
-    again["t_hlc"] = f"{again['hlc_physical']}:7:{again['hlc_node']}"
-    repeated.entries.append(again)
-    return {name: mend_signed(ledger) for name, ledger in found.items()}
-
-
-def test_product_second_implementation_and_page_name_every_attack_on_what_a_caller_signed(
-    in_page: InPage, tmp_path: Path
-) -> None:
-    ledgers = on_callers()
-    whole = [Asked(name, bundle_of(ledger), CALLERS) for name, ledger in ledgers.items()]
-    unknown = [Asked(f"{name}, callers unknown", bundle_of(ledgers[name])) for name in ("sound", "repeated")]
-    shown = {name: ledger.entry(SIGNED_SEQ)["job_id"] for name, ledger in ledgers.items()}
-    receipts = [
-        Asked(f"receipt, {name}", receipt_of(ledgers[name], job_id), CALLERS)
-        for name, job_id in shown.items()
-        if name not in ("moved to another job", "another type", "a path", "changed, of ML-DSA-44")
-    ]
-    asked = whole + unknown + receipts
-    differing, by_page = compared(asked, in_page, tmp_path)
-    assert differing == []
-    twin = twin_in(tmp_path)
-    for each, (code_in_page, _) in zip(asked, by_page, strict=True):
-        code, verdict = of_product(each, tmp_path)
-        assert twin(store(tmp_path, each.file), each.keyring) == code, each.name
-        if "sound" not in each.name:
-            assert (code, code_in_page) == (2, 2), each.name
-            assert verdict["first_break"]["kind"] == "caller-signature", each.name
-    assert {of_product(each, tmp_path)[0] for each in asked if each.name in ("sound", "receipt, sound")} == {0}
-
-
 @pytest.mark.exhaustive
 def test_product_second_implementation_and_page_judge_every_form_of_an_entry_alike(
     in_page: InPage, tmp_path: Path
@@ -407,30 +362,6 @@ def test_they_agree_on_cosignatures_by_witnesses_that_were_given(in_page: InPage
     assert [verdict["anchors"][0]["status"] for _, verdict in by_page] == [
         *("ok", "ok", "ok", "invalid", "invalid", "invalid", "ok", "ok"),
     ]
-
-
-def test_they_agree_on_when_a_key_counts(in_page: InPage, tmp_path: Path) -> None:
-    last, begin = Hlc.parse(LEDGER.entry(30)["t_hlc"]), datetime.fromtimestamp(1_704_931_200, UTC)
-    ends = begin + timedelta(milliseconds=last.physical_ms - 1_704_931_200_000)
-    windows: list[dict[str, Any]] = [
-        {"not_before": begin + timedelta(days=1)},
-        {"not_before": begin - timedelta(microseconds=1), "not_after": ends},
-        {"not_after": ends - timedelta(milliseconds=1)},
-        {"not_after": ends.astimezone(timezone_of(-5)), "not_before": begin.astimezone(timezone_of(3))},
-        {"revoked_from_hlc": last},
-        {"revoked_from_hlc": Hlc(last.physical_ms, last.logical + 1, last.node_id)},
-    ]
-    rings = [Keyring([PublicKey.of(SIGNER.public_key_pem, **window)]) for window in windows]
-    rings += [Keyring([STRANGER.public_key]), Keyring([STRANGER.public_key, SIGNER.public_key]), Keyring([])]
-    asked = [Asked(f"ring {number}", GOOD, ring) for number, ring in enumerate(rings)]
-    differing, by_page = compared(asked, in_page, tmp_path)
-    assert differing == []
-    assert [code for code, _ in by_page] == [4, 0, 4, 0, 4, 4, 4, 0, 4]
-
-
-def timezone_of(hours: int) -> Any:
-    """A zone so many hours east."""
-    return datetime.fromisoformat(f"2024-01-01T00:00:00{hours:+03}:00").tzinfo
 
 
 def test_they_agree_on_every_spelling_of_a_p256_signature(in_page: InPage, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "formats" / "cases"
 WHOLE_BYTES_MAX: Final = 300
 """A shorter file is written whole."""
+_ZEROS: Final = re.compile(rb"(\0{8,})")
 _TOKEN: Final = re.compile(rb"\0{1,32}|[A-Za-z0-9+/=]{1,32}|[^\0A-Za-z0-9+/=]+", re.DOTALL)
 
 
@@ -114,7 +115,15 @@ class Files:
 
 
 def _content(data: bytes) -> Any:
-    """Bytes as text where they can be read, else in base64."""
+    """Bytes as text where they can be read, as a number where they are zeros, else in base64."""
+    pieces: list[Any] = []
+    for number, piece in enumerate(_ZEROS.split(data)):
+        if piece:
+            pieces.append(len(piece) if number % 2 else _text_or_base64(piece))
+    return pieces[0] if len(pieces) == 1 else pieces or ""
+
+
+def _text_or_base64(data: bytes) -> Any:
     encoded = {"base64": base64.b64encode(data).decode()}
     try:
         text = data.decode()
@@ -151,7 +160,11 @@ def edited(base: bytes, edits: Iterable[Sequence[Any]]) -> bytes:
 
 
 def content_of(content: Any) -> bytes:
-    """The bytes of a text, or of what stands in base64."""
+    """The bytes of a text, of so many zeros, of what stands in base64, or of several of these."""
+    if isinstance(content, list):
+        return b"".join(map(content_of, content))
+    if isinstance(content, int):
+        return bytes(content)
     return content.encode() if isinstance(content, str) else base64.b64decode(content["base64"], validate=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from signing.keys import Keyring
 from tests.app.second_verifier import as_saved
-from tests.cases import bundles, policies, receipts
+from tests.cases import bundles, callers, policies, receipts, windows
 from tests.cases.corpus import Case, Files, Found, file_cases, spelled, written
 from tests.cases.judges import by_product
 from tests.ledger.ledger_in_memory import SIGNER
@@ -67,6 +67,13 @@ FILE_KINDS: Final[Sequence[FileKind]] = (
         not_judged=NO_RECEIPTS,
     ),
     FileKind("policies", "[policies](../policy.md), with a receipt or a bundle each", policies.cases),
+    FileKind(
+        *("callers", "[events that callers signed](../signed-events.md), in bundles and receipts", callers.cases),
+        keys=callers.KEYS,
+    ),
+    FileKind(
+        "windows", "bundles and receipts by [keys](../keys.md) that count at other times", windows.cases, windows.KEYS
+    ),
 )
 KINDS: Final = (*FILE_KINDS,)
 

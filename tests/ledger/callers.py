@@ -15,6 +15,7 @@ from ledger import signed_events
 from ledger.merkle import leaf_hash
 from ledger.signed_events import MEMBER
 from signing.keys import Caller, KnownCallers, PublicKey, Requirement
+from tests.cases.signatures import remembered
 
 Private = Ed25519PrivateKey | ec.EllipticCurvePrivateKey | mldsa.MLDSA44PrivateKey
 
@@ -31,8 +32,12 @@ class Signing:
     def sign(self, message: bytes) -> str:
         """The signature as payloads have it."""
         if isinstance(self._private, ec.EllipticCurvePrivateKey):
-            return base64.b64encode(self._private.sign(message, ec.ECDSA(SHA256()))).decode()
-        return base64.b64encode(self._private.sign(message)).decode()
+            signature = self._private.sign(message, ec.ECDSA(SHA256(), deterministic_signing=True))
+        elif isinstance(self._private, mldsa.MLDSA44PrivateKey):
+            signature = remembered(self.key_id, message, self._private.sign)
+        else:
+            signature = self._private.sign(message)
+        return base64.b64encode(signature).decode()
 
     def said(self, physical_ms: int, identity: str | None = None) -> dict[str, Any]:
         """What it says of itself in a signature for a minute around this time."""
@@ -53,10 +58,14 @@ class Signing:
         return {**payload, MEMBER: {**said, "sig": self.sign(message)}}
 
     def signed_together(
-        self, tenant_id: str, events: Sequence[tuple[str, Mapping[str, Any]]], physical_ms: int
+        self,
+        tenant_id: str,
+        events: Sequence[tuple[str, Mapping[str, Any]]],
+        physical_ms: int,
+        identity: str | None = None,
     ) -> list[dict[str, Any]]:
         """The payloads of these events, (job id, payload) each, under one signature."""
-        said = self.said(physical_ms)
+        said = self.said(physical_ms, identity)
         payloads = [signed_events.signed_payload(payload) for _, payload in events]
         leaves = [
             leaf_hash(signed_events.message(tenant_id, job_id, said, payload))

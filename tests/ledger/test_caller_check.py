@@ -34,7 +34,7 @@ def sign(ledger: Ledger, seq: int, signing: Signing, identity: str | None = None
     """Have a caller sign an entry."""
     row = ledger.entry(seq)
     payload = {name: value for name, value in orjson.loads(row["payload"]).items() if name != MEMBER}
-    signed = signing.signed(ledger.tenant_id, row["job_id"], payload, row["hlc_physical"], identity)
+    signed = signing.signed(ledger.tenant_id, row["job_id"], payload, row["hlc_physical"], identity or f"id-{seq}")
     row["payload"] = canonical.encode(signed).decode()
 
 
@@ -56,7 +56,9 @@ def signed_ledger() -> Ledger:
         sign(ledger, seq, signing)
     rows = [ledger.entry(seq) for seq in range(9, 13)]
     events = [(row["job_id"], orjson.loads(row["payload"])) for row in rows]
-    for row, payload in zip(rows, ED25519.signed_together("acme", events, rows[0]["hlc_physical"]), strict=True):
+    for row, payload in zip(
+        rows, ED25519.signed_together("acme", events, rows[0]["hlc_physical"], "many"), strict=True
+    ):
         row["payload"] = canonical.encode(payload).decode()
     return mend(ledger)
 
@@ -117,7 +119,7 @@ def elsewhere(ledger: Ledger) -> None:
     """As if the event was one of tenant acme2."""
     row = ledger.entry(SIGNED_SEQ)
     payload = {name: value for name, value in orjson.loads(row["payload"]).items() if name != MEMBER}
-    signed = ED25519.signed("acme2", row["job_id"], payload, row["hlc_physical"])
+    signed = ED25519.signed("acme2", row["job_id"], payload, row["hlc_physical"], "elsewhere")
     row["payload"] = canonical.encode(signed).decode()
 
 
