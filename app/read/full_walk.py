@@ -9,11 +9,13 @@ completes its walk::
 
     {"version": 2, "began_at": 1700000000.0, "is_done": false, "tenant_id": "acme", "seq": 40000,
      "from_seq": 39800, "link": "64 hex digits", "snapshot": "64 hex digits", "frontier": ["64 hex digits"],
-     "is_valid": true}
+     "runs": {"0": "64 hex digits"}, "is_valid": true}
 
 The next range begins after ``from_seq``, the end of a snapshot. ``link`` is the link of that entry, ``snapshot`` the
 snapshot's payload digest, and ``frontier`` the right edge of the tree over the entries up to there, null without a
-tree. If the file cannot be read, the walk starts from the beginning.
+tree. The index of jobs passes from range to range in memory, so that runs over several ranges are compared as well;
+``runs`` has the roots of those that are not merged any more, by first leaf, and the rest is made again after a restart.
+If the file cannot be read, the walk starts from the beginning.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from app.runtime.state.found_breaks import DAMAGED
 from app.runtime.state.kept_files import WALK, KeptFile, Verified
 from app.runtime.tasks import paced
 from app.store.chain_reads import last_seq, list_tenants, next_seq
+from app.store.job_index import PostgresIndex
 from app.store.reading import Pool, reading
 from ledger.errors import (
     ArchivedError,
@@ -40,7 +43,10 @@ from ledger.errors import (
     StartRefusedError,
     TenantNotFoundError,
 )
+from ledger.job_index import LEVEL_MAX, full_run
+from ledger.job_index.builder import IndexBuilder
 from ledger.merkle import Frontier
+from ledger.verification.left_index import builder_at
 from ledger.verification.verdict import KINDS
 
 NAME: Final = "walk.json"
@@ -74,12 +80,13 @@ class _Position(msgspec.Struct):
     link: str | None = None
     snapshot: str | None = None
     frontier: list[str] | None = None
+    runs: dict[int, str] = {}
     is_valid: bool = True
     """Whether this tenant has had no break so far."""
 
     def begin(self, tenant_id: str) -> None:
         """Start with the chain of this tenant."""
-        self.tenant_id, self.seq, self.is_valid = tenant_id, 0, True
+        self.tenant_id, self.seq, self.is_valid, self.runs = tenant_id, 0, True, {}
         self.go_behind(0, None, None, [])
 
     def go_behind(self, seq: int, link: str | None, snapshot: str | None, frontier: Sequence[bytes] | None) -> None:
@@ -107,6 +114,8 @@ class FullWalk:
         self._folder = wal_folder
         self._interval_s = interval_s
         self._at = _load(wal_folder)
+        self._index: IndexBuilder | None = None
+        """The index of jobs up to the end of the last range, None if it must be made again."""
         self._stored_at_s = 0.0
         self.walks_done = 0
 
@@ -131,16 +140,20 @@ class FullWalk:
             tenants = [each for each in await list_tenants(connection) if each >= self._at.tenant_id]
         for tenant_id in tenants:
             if tenant_id != self._at.tenant_id:
-                self._at.begin(tenant_id)
+                self._begin(tenant_id)
             while not await self._next_range(tenant_id):
                 await self._store()
             # This tenant is done: continue at the next possible name.
-            self._at.begin(tenant_id + "\0")
+            self._begin(tenant_id + "\0")
             await self._store()
         self._at.is_done = True
         self.walks_done += 1
         await self._store(is_due=True)
         log.info("full_verification_done", tenants=len(tenants), took_s=round(time.time() - self._at.began_at, 1))
+
+    def _begin(self, tenant_id: str) -> None:
+        self._at.begin(tenant_id)
+        self._index = None
 
     async def _next_range(self, tenant_id: str) -> bool:
         """Verify the next range of the chain; True if it was the last."""
@@ -175,7 +188,11 @@ class FullWalk:
         at.seq = max(at.seq, before_first)
         to_seq = min(at.seq + RANGE_ENTRIES, end_seq)
         frontier = [bytes.fromhex(each) for each in at.frontier or ()]
-        done = await self._verifier.again(tenant_id, at.from_seq + 1, to_seq, at.link, at.snapshot, frontier)
+        expected = at.link, at.snapshot, frontier
+        index = await self._index_before(tenant_id)
+        done = await self._verifier.again(
+            tenant_id, at.from_seq + 1, to_seq, *expected, job_index=index, take_index=self._take_index
+        )
         verdict = done.verdict
         at.is_valid = at.is_valid and verdict.is_valid
         if to_seq >= end_seq:
@@ -200,6 +217,20 @@ class FullWalk:
                 to_seq, verdict.to_link if verdict.to_seq == to_seq else None, None, verdict.frontiers.get(to_seq)
             )
         return False
+
+    async def _index_before(self, tenant_id: str) -> IndexBuilder | None:
+        """The index of at least the entries before the next range; None of a chain that has just begun."""
+        at = self._at
+        if at.from_seq == 0 or (self._index is not None and self._index.size >= at.from_seq):
+            return self._index
+        async with reading(self._pool) as connection:
+            found = await builder_at(PostgresIndex(connection, tenant_id), at.from_seq)
+        found.knows({full_run(begin): bytes.fromhex(root) for begin, root in at.runs.items()})
+        return found
+
+    def _take_index(self, index: IndexBuilder) -> None:
+        self._index = index
+        self._at.runs = {place.begin: root.hex() for place, root in index.roots().items() if place.level == LEVEL_MAX}
 
     async def _store(self, *, is_due: bool = False) -> None:
         if not is_due and time.monotonic() < self._stored_at_s + STORE_INTERVAL_S:

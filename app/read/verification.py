@@ -46,6 +46,7 @@ from app.store.chain_reads import list_tenants
 from app.store.idempotency import KEY_ROW, NamedEntry, named_entries
 from app.store.reading import reading
 from ledger.errors import LedgerError, TenantNotFoundError
+from ledger.job_index.builder import IndexBuilder
 from ledger.machines.retention import retention_of
 from ledger.verification import Anchor, TreeHead, Verdict, verify
 from ledger.verification.commitment_check import judge_commitments
@@ -249,9 +250,12 @@ class ChainVerifier:
         by: str = NODE,
         *,
         is_leaving: bool = False,
+        job_index: IndexBuilder | None = None,
+        take_index: Callable[[IndexBuilder], object] | None = None,
     ) -> Verification:
-        """Verify a chain or a range of it, without the bound on concurrent verifications. The ``expected`` arguments
-        and ``is_leaving`` are those of ``ledger.verification.verify``; ``by`` is the principal that requested it.
+        """Verify a chain or a range of it, without the bound on concurrent verifications. The ``expected`` arguments,
+        ``is_leaving``, ``job_index`` and ``take_index`` are those of ``ledger.verification.verify``; ``by`` is the
+        principal that requested it.
 
         Raises: as ``full``, except for too many verifications.
         """
@@ -266,6 +270,8 @@ class ChainVerifier:
             expected_snapshot=expected_snapshot,
             expected_frontier=expected_frontier,
             is_leaving=is_leaving,
+            job_index=job_index,
+            take_index=take_index,
         )
         keyring = await self._keyring()
         verdict, found = await self._judged(keyring, tenant_id, verify_rows)

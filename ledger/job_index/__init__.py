@@ -77,6 +77,11 @@ def begin_behind(size: int) -> int:
     return -(-size // BLOCK_ENTRIES) * BLOCK_ENTRIES
 
 
+def full_run(begin: int) -> RunPlace:
+    """The run of ``LEVEL_MAX`` that begins there."""
+    return RunPlace(LEVEL_MAX, begin, begin + run_entries(LEVEL_MAX))
+
+
 def group_begin(size: int) -> int:
     """Where the runs begin that a later one is merged of, in an index that ends at ``size``: those before stay."""
     return size - size % run_entries(LEVEL_MAX)

@@ -123,6 +123,7 @@ async def verify(
     callers: CallerJudge = NOBODY_KNOWN,
     is_leaving: bool = False,
     job_index: IndexBuilder | None = None,
+    take_index: Callable[[IndexBuilder], object] | None = None,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that depends on them.
 
@@ -147,7 +148,8 @@ async def verify(
         callers: judges what callers signed. ``elsewhere`` has its own.
         is_leaving: whether a prune is to take these entries, from the first one on: what left before is taken as its
             PRUNED entry says, and the projection is judged. The reader then shows of it what depends on these entries.
-        job_index: the index of jobs of at least the entries before ``from_seq``, which grows with the range.
+        job_index: the index of jobs of at least the entries before ``from_seq``.
+        take_index: is called with the index of all entries up to the last one.
 
     Raises:
         ArchivedError: all of the range has left.
@@ -195,6 +197,8 @@ async def verify(
     if elsewhere is not None and has_projection:
         checks = elsewhere
     chain = await _fold_chain(reader, ends, checks, to_read, open_snapshot, findings)
+    if take_index is not None:
+        take_index(chain.job_index)
     # 3. The projection.
     if has_projection and (projection or chain.commitments):
         await _judge_projection(chain, checks, on_break, with_jobs=projection)

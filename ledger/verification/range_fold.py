@@ -184,8 +184,9 @@ class Fold:
         """The tree by size: at the sizes of other tree heads, and within the last added range."""
         self._repetitions = Repetitions()
         self._tiles = _SharedTiles({} if ends.left is None else ends.left.edge)
-        self.job_index = ends.job_index or IndexBuilder(ends.first_seq - 1, ends.index_begins)
-        """The index of jobs of the entries so far; that of ``ends`` grows."""
+        known = ends.job_index
+        self.job_index = IndexBuilder(ends.first_seq - 1, ends.index_begins) if known is None else known.copy()
+        """The index of jobs of the entries so far."""
         self._job_roots: dict[int, Roots] = {}
         """Roots of the index of jobs by size, at the ends of snapshots within the last added range."""
 

@@ -1,13 +1,19 @@
-"""Entries that whoever may write to the database puts behind the head of a chain."""
+"""Entries that whoever may write to the database puts behind the head of a chain, and snapshots signed by its key."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 
 import asyncpg
+import msgspec
 
+from app.node.service import Service
 from ledger.chain import Linker
+from ledger.verification.snapshot_check import SnapshotClaim
+from signing.snapshot import open_snapshot, sign_snapshot
+from tests.app.chain_builder import edit
 
 PAYLOAD = b'{"aggregate_metrics":{},"fence_token":1,"final_status":"forged","type":"JobCompleted"}'
 
@@ -45,3 +51,18 @@ async def forge(
             *(tenant_id, seq, link, hlc),
         )
     return seq
+
+
+async def forge_last_snapshot(
+    service: Service, superuser: asyncpg.Connection, tenant_id: str, **claimed: object
+) -> SnapshotClaim:
+    """Whoever has the database and the key of the node puts these claims into the newest snapshot, and signs it."""
+    where = "tenant_id = $1 AND to_seq = (SELECT max(to_seq) FROM scheduler.batch_snapshot WHERE tenant_id = $1)"
+    query = f"SELECT dsse_envelope::text FROM scheduler.batch_snapshot WHERE {where}"
+    claim = open_snapshot(await superuser.fetchval(query, tenant_id), None).claim
+    forged = msgspec.structs.replace(claim, **claimed)
+    async with service.notary.keys.signing() as signers:
+        envelope, _ = sign_snapshot(forged, *signers)
+    statement = f"UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE {where}"
+    await edit(superuser, statement, tenant_id, json.dumps(envelope))
+    return forged

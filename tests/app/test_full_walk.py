@@ -22,13 +22,18 @@ from app.read.full_walk import FullWalk
 from app.read.verification import ChainVerifier, Position, VerifiedPositions
 from app.runtime.settings.config import Settings
 from app.runtime.state.found_breaks import FoundBreaks
+from app.write.followers import job_indexer
+from ledger.merkle import leaf_hash
 from ledger.verification import TreeHead
 from ledger.verification.verdict import Break
 from tests.app.chain_builder import edit
 from tests.app.chains import Chains, followed, until
 from tests.app.conftest import MakeSettings, RunServer
+from tests.app.forging import forge_last_snapshot
 from tests.app.starting import wal_folder, write
 from tests.conftest import Database
+from tests.ledger import naive_job_index as naive
+from tests.ledger.blocks import BLOCK_ENTRIES, short_blocks
 
 DAMAGE = "UPDATE scheduler.scheduler_log SET payload = $2::text::json WHERE tenant_id = $3 AND seq = $1"
 
@@ -166,6 +171,36 @@ async def test_a_rewritten_chain_is_found_by_the_kept_checkpoint_where_the_walk_
         await until(
             lambda: any(each.kind == "rollback" for each in services[FoundBreaks].open("acme")), "the root differs"
         )
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["in memory", "made again"])
+async def test_an_entry_that_is_left_out_of_a_run_over_several_ranges_is_found_by_the_walk(
+    settings: Settings,
+    database: Database,
+    superuser: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    is_kept: bool,
+) -> None:
+    short_blocks(monkeypatch, job_indexer)
+    monkeypatch.setattr(full_walk, "RANGE_ENTRIES", 5)
+    if not is_kept:
+        monkeypatch.setattr(FullWalk, "_take_index", lambda *_: None)
+    async with running(settings, database.service_url) as (service, services):
+        await write(service, *range(41))
+        await service.notary.sign_now("acme")
+        await walked(services)
+        assert not services[FoundBreaks].open()
+        rows = await superuser.fetch(
+            "SELECT job_id, chain_link FROM scheduler.scheduler_log WHERE tenant_id = 'acme' ORDER BY seq"
+        )
+        log = [(row["job_id"], leaf_hash(bytes.fromhex(row["chain_link"]))) for row in rows]
+        log[2] = "of nobody", log[2][1]
+        roots = [root.hex() for root in naive.roots(log, BLOCK_ENTRIES)]
+        claim = await forge_last_snapshot(service, superuser, "acme", job_index=roots)
+        await until(services[FoundBreaks].open, "the walk finds it")
+        (found,) = services[FoundBreaks].open()
+    assert (found.kind, found.seq) == ("snapshot-root", claim.to_seq)
+    assert "job_index of entries 1 to 16" in found.detail
 
 
 async def test_a_walk_goes_on_where_the_last_process_left_it(

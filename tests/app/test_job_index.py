@@ -22,11 +22,12 @@ from ledger.job_index.proof import RunProof, verify_job
 from ledger.verification import Verdict
 from signing.keys import Keyring
 from signing.receipt_judging import judged
-from signing.snapshot import open_snapshot, sign_snapshot
+from signing.snapshot import open_snapshot
 from tests.app.chain_builder import edit as edit_behind_triggers
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings, RunNode
 from tests.app.drafts import GLOBAL, created
+from tests.app.forging import forge_last_snapshot
 from tests.app.shared import Shared, sharing
 from tests.app.test_notary import snapshots_of, write
 from tests.app.test_prunes import TENANT as PRUNED
@@ -325,19 +326,6 @@ async def test_the_index_goes_on_where_a_prune_ends_inside_a_block(
         assert await node.is_valid()
 
 
-async def forge_last_snapshot(node: Running, **claimed: object) -> None:
-    """Whoever has the database and the key of the node puts these claims into the newest snapshot and signs it."""
-    row = (await snapshots_of(node.superuser, PRUNED))[-1]
-    async with node.service.notary.keys.signing() as signers:
-        envelope, _ = sign_snapshot(msgspec.structs.replace(row["claim"], **claimed), *signers)
-    await edit_behind_triggers(
-        node.superuser,
-        "UPDATE scheduler.batch_snapshot SET dsse_envelope = $2 WHERE tenant_id = 'acme' AND to_seq = $1",
-        row["to_seq"],
-        json.dumps(envelope),
-    )
-
-
 async def verdict_of(node: Running) -> Verdict:
     verdict: Verdict = (await node.services[ChainVerifier].again(PRUNED)).verdict
     return verdict
@@ -369,7 +357,12 @@ async def test_an_entry_that_the_operator_leaves_out_of_a_run_over_what_left_is_
         over = [place.begin < to_seq for place in covering(len(log))]
         assert any(is_over and place.end > to_seq for is_over, place in zip(over, covering(len(log)), strict=True))
         pairs = zip(naive.roots(log, block), naive.roots(lacking, block), over, strict=True)
-        await forge_last_snapshot(node, job_index=[(bad if is_over else good).hex() for good, bad, is_over in pairs])
+        await forge_last_snapshot(
+            node.service,
+            superuser,
+            PRUNED,
+            job_index=[(bad if is_over else good).hex() for good, bad, is_over in pairs],
+        )
         verdict = await verdict_of(node)
         assert verdict.first_break is not None
         assert (verdict.first_break.kind, verdict.first_break.seq) == ("snapshot-root", len(log))
