@@ -63,6 +63,7 @@ class ArchivedList:
             asked["dc"],
             tuple(map(field_is, asked["where"])),
             asked["error"],
+            asked["id_part"],
             bool(asked["in_conflict"]),
         )
         since = moment("since", asked["since"], rfc3339.at_or_after)

@@ -60,6 +60,9 @@ def jobs(
     actor: Annotated[str | None, typer.Option("--actor", help="Created by this principal.")] = None,
     where: Where = None,
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="The error contains this.")] = None,
+    id_part: Annotated[
+        str | None, typer.Option("--id-part", metavar="TEXT", help="Its id or name contains this.")
+    ] = None,
     in_conflict: Annotated[bool, typer.Option("--in-conflict", help="Created more than once, differently.")] = False,
     limit: Limit = None,
     archive: Annotated[
@@ -84,6 +87,7 @@ def jobs(
       tally jobs -t acme --status failed --status timed_out --since 2026-11-01T00:00:00Z
       tally jobs -t acme --where spec.image=report:1 --where spec.labels.team=ml
       tally jobs -t acme --error OOMKilled --csv > failed.csv
+      tally jobs -t acme --id-part nightly
       tally jobs -t acme nightly-report-17
       tally jobs -t acme nightly-report-17 --archive s3://ledger-archive/prod --keys trusted-keys.json
     """
@@ -95,6 +99,7 @@ def jobs(
         "actor": actor,
         "where": [_condition(text) for text in where or ()],
         "error": error,
+        "id_part": id_part,
         "in_conflict": True if in_conflict else None,
     }
     if job is not None and (as_csv or limit is not None or any(asked.values())):
@@ -172,7 +177,7 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
             _local(job["created_at"]),
             _local(job["last_at"]),
             job["job_id"],
-            _short(_name(job["spec"])),
+            _short(job["name"]),
             " ".join(job["assigned_dcs"]),
             _short(job["actor"]),
             _short(job["error"]),
@@ -184,16 +189,6 @@ def _print_lines(found: Sequence[Mapping[str, Any]], limit: int) -> None:
         out.print(line, markup=False)
     if len(found) > limit:
         err.print(f"the newest {limit}; there are more (--limit)", markup=False)
-
-
-def _name(spec: object) -> str:
-    """What people call a job of this spec: a member that names it, or its command line."""
-    match spec:
-        case {"name": str(name)} | {"task": str(name)} | {"job": str(name)} | {"script": str(name)}:
-            return name
-        case {"command": list(parts)}:
-            return " ".join(map(str, parts))
-    return ""
 
 
 def _one(client: LedgerClient, tenant: str, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

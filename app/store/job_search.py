@@ -73,8 +73,8 @@ _CREATED_TWICE: Final = """
 def _query(source: str, condition: str = "") -> str:
     """The query for a part of the jobs of ``source`` of which ``condition`` holds.
 
-    An entry contains a text if its payload does, in lower case. A CONFLICT entry holds another event in another form,
-    so it may contain any text.
+    An entry contains a text if its payload does, in lower case; the id of a job counts as an entry. A CONFLICT entry
+    holds another event in another form, so it may contain any text.
     """
     listed = f"""
 SELECT j.*, size.bytes
@@ -82,7 +82,7 @@ SELECT j.*, size.bytes
  CROSS JOIN LATERAL ({size_of_job("j")}) AS size
  WHERE j.is_wanted AND NOT EXISTS (
        SELECT FROM unnest($10::text[]) AS wanted(fragment)
-        WHERE NOT EXISTS (
+        WHERE strpos(lower(j.job_id COLLATE "C"), wanted.fragment) = 0 AND NOT EXISTS (
               SELECT FROM scheduler.scheduler_log l
                WHERE l.tenant_id = $1 AND l.job_id = j.job_id
                  AND (strpos(lower(l.payload::text COLLATE "C"), wanted.fragment) > 0 OR l.action = 'CONFLICT')))

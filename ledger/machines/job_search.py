@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from ledger import canonical
 from ledger.errors import CanonicalError, InvalidInputError, refuse
-from ledger.machines.jobs import JobState, conflicts, dcs_of, outcome
+from ledger.machines.jobs import JobState, conflicts, dcs_of, name_of, outcome
 from ledger.private_fields import PATH_CHARACTERS_MAX, PATH_PARTS_MAX, PRIVATE_MARK, Path
 
 ELEMENTS_MAX: Final = 64
@@ -61,18 +61,22 @@ class JobFilter(NamedTuple):
     fields: tuple[FieldIs, ...] = ()
     error: str | None = None
     """Part of the job's error; ASCII letters match in either case."""
+    id_part: str | None = None
+    """Part of the job's id or of its name; ASCII letters match in either case."""
     in_conflict: bool = False
     """Whether there is a conflict about the job."""
 
     @property
     def looks_inside(self) -> bool:
         """Whether the job's entries must be read."""
-        return self.dc is not None or self.error is not None or self.in_conflict or bool(self.fields)
+        texts = (self.dc, self.error, self.id_part)
+        return self.in_conflict or bool(self.fields) or any(text is not None for text in texts)
 
     def fragments(self) -> list[str]:
-        """Texts in lower case (ASCII). Every job that is found has each of them in some entry, in any JSON escaping:
-        jobs without them need not be folded."""
-        wanted = (*(each.text for each in self.fields), *(text for text in (self.dc, self.error) if text is not None))
+        """Texts in lower case (ASCII). Every job that is found has each of them in its id or in some entry, in any JSON
+        escaping: jobs without them need not be folded."""
+        texts = (self.dc, self.error, *(self.id_part or "").split(" "))
+        wanted = (*(each.text for each in self.fields), *(text for text in texts if text))
         return [_lower(max(_ESCAPED.split(text), key=len)) for text in wanted]
 
     def terms(self, fields: Collection[str]) -> list[int]:
@@ -84,6 +88,10 @@ class JobFilter(NamedTuple):
         """Whether a job of matching status and creator is found."""
         if self.in_conflict and not conflicts(state):
             return False
+        if self.id_part is not None:
+            part = _lower(self.id_part)
+            if part not in _lower(state.job_id) and part not in _lower(name_of(state) or ""):
+                return False
         if self.dc is not None and self.dc not in dcs_of(state):
             return False
         if self.error is not None:

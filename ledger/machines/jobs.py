@@ -309,6 +309,22 @@ def outcome(state: JobState) -> Mapping[str, Any]:
     return state.end.outcome if state.end is not None and status(state) in ENDED else {}
 
 
+NAME_CHARACTERS_MAX: Final = 200
+"""How much of a job's name is shown and searched."""
+
+
+def name_of(state: JobState) -> str | None:
+    """What people call the job: the member of its spec that names it, else its command line; None without either."""
+    match state.created.spec if state.created is not None else None:
+        case {"name": str(name)} | {"task": str(name)} | {"job": str(name)} | {"script": str(name)}:
+            pass
+        case {"command": list(parts)}:
+            name = " ".join(str(part) for part in parts if isinstance(part, str | int))
+        case _:
+            return None
+    return name[:NAME_CHARACTERS_MAX] or None
+
+
 def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
     """The job's own fields of ``GET /v1/jobs/{job_id}``; the caller adds tenant and consistency. ``refusal`` is about
     an event of the job that PostgreSQL refused."""
@@ -318,6 +334,7 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
     ended = state.end.outcome if state.end is not None and now in ENDED else {}
     return {
         "job_id": state.job_id,
+        "name": name_of(state),
         "status": now,
         "spec": created.spec if created is not None else {},
         "assigned_dcs": created.assigned_dcs if created is not None else [],

@@ -62,6 +62,9 @@ def test_a_search_goes_through_all_pages(url: str, monkeypatch: pytest.MonkeyPat
     assert [row["job_id"] for row in rows] == odd
     assert tuple(rows[0]) == lists.CSV_JOB_COLUMNS
     assert json.loads(tally(url, "--error", "oom", "--status", "failed", "--status", "running", "--json"))["items"]
+    assert [row["job_id"] for row in csv.DictReader(io.StringIO(tally(url, "--csv", "--id-part", "PORT-6")))] == [
+        "job-6"
+    ]
     assert tally(url, "--since", "2999-01-01T00:00:00Z") == ""
     assert json.loads(tally(url, "--since", "2999-01-01T00:00:00Z", "--json")) == {"items": []}
     with jobs.LedgerClient(url) as client:

@@ -151,6 +151,41 @@ def test_all_conditions_must_hold_and_any_of_several_statuses(client: httpx.Clie
     assert found(client, where="spec.cpus:4", actor="nobody") == []
 
 
+NAMED: dict[str, Any] = {
+    "use1-0001": {"name": "Nightly report", "command": ["ls"]},
+    "use1-0002": {"task": "etl.load", "name": 7},
+    "use1-0003": {"command": ["python", 'nightly "job".py', 3, True, {"a": "nested"}]},
+    "nightly-4": {"image": "report"},
+    "use1-0005": {"name": "x" * 200 + "beyond"},
+    "use1-0006": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "ids"),
+    [
+        ("NIGHTLY", ["nightly-4", "use1-0003", "use1-0001"]),
+        ("ly rep", ["use1-0001"]),
+        ('python nightly "job".py 3', ["use1-0003"]),
+        (" ", ["use1-0003", "use1-0001"]),
+        ("load", ["use1-0002"]),
+        ("1-000", ["use1-0006", "use1-0005", "use1-0003", "use1-0002", "use1-0001"]),
+        ("ls", []),
+        ("nested", []),
+        ("beyond", []),
+        ("report", ["use1-0001"]),
+        ("%", []),
+    ],
+)
+def test_a_job_is_found_by_any_part_of_its_id_or_name(client: httpx.Client, part: str, ids: list[str]) -> None:
+    if client.get("/v1/jobs", params={"tenant_id": "named"}).status_code == 404:
+        send(client, "named", *({"type": "JobCreated", "job_id": each, "spec": spec} for each, spec in NAMED.items()))
+    assert found(client, tenant="named", id_part=part) == ids
+    assert found(client, tenant="named", id_part=part, where="spec.task:etl.load") == [
+        each for each in ids if each == "use1-0002"
+    ]
+
+
 def test_pages_of_a_search_have_each_job_once_however_many_are_looked_at(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,9 +209,9 @@ def test_what_was_answered_is_found_at_once(client: httpx.Client) -> None:
 
 
 def test_private_values_are_found_by_nothing_and_shown_to_who_reads(client: httpx.Client) -> None:
-    job = {"type": "JobCreated", "spec": {"user": "alice", "image": "x"}}
+    job = {"type": "JobCreated", "spec": {"user": "alice", "image": "x", "name": "alice-job"}}
     send(client, "private", job | {"job_id": "before"})
-    body = {"fields": ["spec.user", "error"], "subject": "spec.user"}
+    body = {"fields": ["spec.user", "spec.name", "error"], "subject": "spec.user"}
     client.put("/v1/tenants/private/privacy", json=body).raise_for_status()
     send(client, "private", job | {"job_id": "since"})
     failed = {"type": "JobFailed", "job_id": "since", "error": "alice was here", "subject": "alice"}
@@ -184,13 +219,14 @@ def test_private_values_are_found_by_nothing_and_shown_to_who_reads(client: http
     assert found(client, tenant="private", where="spec.image:x") == ["since", "before"]
     assert found(client, tenant="private", where="spec.user:alice") == ["before"]
     assert found(client, tenant="private", error="alice") == []
+    assert found(client, tenant="private", id_part="alice") == ["before"]
     sealed = stored_user(client)
     for member in ("key", "ciphertext", "alg"):
         assert found(client, tenant="private", where=f"spec.user.$private.{member}:{sealed[member]}") == []
     assert found(client, tenant="private", error=sealed["key"]) == []
     rows = list(csv.DictReader(io.StringIO(ask(client, "text/csv", "private").text)))
     assert [json.loads(row["spec"])["user"] for row in rows] == ["alice", "alice"]
-    assert rows[0]["error"] == "alice was here"
+    assert (rows[0]["error"], rows[0]["name"]) == ("alice was here", "")
 
 
 def stored_user(client: httpx.Client) -> dict[str, str]:
@@ -277,6 +313,8 @@ def test_the_form_is_the_one_that_accept_likes_best(accept: str, media_type: str
         ("status", "DONE"),
         ("status", ["FAILED", "DONE"]),
         ("error", ""),
+        ("id_part", ""),
+        ("id_part", "x" * 1025),
         ("dc", ""),
         ("dc", ["a", "b"]),
         ("since", "yesterday"),

@@ -138,6 +138,7 @@ def test_counters_sum_the_newest_report_of_each_data_centre() -> None:
 def test_a_view_has_the_fields_of_the_api() -> None:
     assert view(fold(CREATED, ACCEPTED, PROGRESS, COMPLETED)) == {
         "job_id": JOB,
+        "name": None,
         "status": "COMPLETED",
         "spec": {"image": "a"},
         "assigned_dcs": ["use1", "euw1"],

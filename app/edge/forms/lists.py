@@ -132,6 +132,7 @@ CSV_MEDIA_TYPE: Final = "text/csv"
 CSV_JOB_COLUMNS: Final = (
     "tenant_id",
     "job_id",
+    "name",
     "status",
     "created_at",
     "last_at",

@@ -283,6 +283,15 @@ ErrorQuery = Annotated[
     ),
 ]
 
+IdPartQuery = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=VALUE_CHARACTERS_MAX,
+        description="Part of their id or of their name; letters of ASCII in either case.",
+    ),
+]
+
 
 @router.get("/v1/jobs", responses=_FORMS)
 async def list_jobs(
@@ -300,6 +309,7 @@ async def list_jobs(
     dc: Annotated[Name | None, Query(description="Assigned to this data centre, or accepted by it.")] = None,
     where: WhereQuery = [],  # noqa: B006
     error: ErrorQuery = None,
+    id_part: IdPartQuery = None,
     in_conflict: Annotated[bool, Query(description="With a conflict, such as two creations that differ.")] = False,
     limit: Annotated[
         Limit | None, Query(description=f"Most items in the answer; {LIMIT} if left out, as CSV or NDJSON all.")
@@ -307,11 +317,11 @@ async def list_jobs(
     cursor: CursorQuery = None,
 ) -> Response:
     """Jobs of a tenant, newest first: all, or those of which all is true that is asked for. With `Accept: text/csv` or
-    `application/x-ndjson` and no `limit`, every job is sent. A page of what `dc`, `where`, `error` or `in_conflict`
-    ask for may have fewer than `limit` items and still a `next_cursor`: so many jobs are looked at for one. A job of
-    which what is stored is not what was chained is not among the items: `damaged` names it and says why. As NDJSON it
-    is a line with `damaged` instead of what the job is, as CSV a row whose status is `DAMAGED`."""
-    wanted = JobFilter(tuple(dict.fromkeys(status)), actor, dc, _conditions(where), error, in_conflict)
+    `application/x-ndjson` and no `limit`, every job is sent. A page of what `dc`, `where`, `error`, `id_part` or
+    `in_conflict` ask for may have fewer than `limit` items and still a `next_cursor`: so many jobs are looked at for
+    one. A job of which what is stored is not what was chained is not among the items: `damaged` names it and says why.
+    As NDJSON it is a line with `damaged` instead of what the job is, as CSV a row whose status is `DAMAGED`."""
+    wanted = JobFilter(tuple(dict.fromkeys(status)), actor, dc, _conditions(where), error, id_part, in_conflict)
     scope = f"{tenant_id}/{hashlib.sha256(repr((wanted, since, until)).encode()).hexdigest()[:32]}"
     first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
     begin = _JOBS.at(scope, cursor) or end

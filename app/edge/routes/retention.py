@@ -101,7 +101,7 @@ async def _found(jobs: JobReader, tenant_id: str, where: str) -> list[str]:
         InvalidInputError: ``where`` is no condition, or it is true of none, or of too many.
     """
     with reported_as(partial(InvalidInputError, path=("where",)), "where", InvalidInputError):
-        wanted = JobFilter((), None, None, (field_is(where),), None, False)
+        wanted = JobFilter(fields=(field_is(where),))
     found: list[str] = []
     below = None
     while len(found) <= JOBS_A_HOLD_MAX:

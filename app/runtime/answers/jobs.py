@@ -102,10 +102,12 @@ JobConflict = shape(
 
 ListedJobAnswer = shape(
     "ListedJobAnswer",
-    "One job: what all events about it say together. ``uncounted_seq`` is that of its newest event that does not\n"
-    "count, because its log is excluded.",
+    "One job: what all events about it say together. ``name`` is ``name``, ``task``, ``job`` or ``script`` of its\n"
+    "spec, else its ``command``. ``uncounted_seq`` is that of its newest event that does not count, because its log\n"
+    "is excluded.",
     tenant_id=str,
     job_id=str,
+    name=str | None,
     status=JobStatus,
     spec=Any,
     assigned_dcs=list[str],

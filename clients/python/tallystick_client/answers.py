@@ -56,6 +56,7 @@ class ListedJob(TypedDict):
 
     tenant_id: str
     job_id: str
+    name: str | None
     status: Status
     spec: Any
     assigned_dcs: list[str]
