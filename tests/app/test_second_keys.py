@@ -198,11 +198,13 @@ async def test_a_node_without_the_setting_signs_with_one_and_takes_the_same_key_
     found = []
     for signing in (BOTH, {}, BOTH):
         async with run_server(make_settings(signing=signing)) as client:
+            if not found:
+                await rotate(client, second_key=True)
             await add_jobs(client, 1)
             snapshot = await sign(client)
             found.append([*signers(snapshot)])
-            uses = {key["signs_snapshots"] for key in (await second_keys(client)).values()}
-            assert uses == {bool(signing)}
+            uses = [key["signs_snapshots"] for key in (await second_keys(client)).values()]
+            assert sum(uses) == len(signing)
             assert (await verdict_of(client))["verdicts"]["signatures"] == "ok"
     assert found[0] == found[2]
     assert found[1] == found[0][:1]
