@@ -477,7 +477,7 @@ def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: 
     return {
         EntryCheck: service.entry_check,
         JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report, service.retention),
-        JobTableWalk: JobTableWalk(pool, folded, report),
+        JobTableWalk: JobTableWalk(pool, folded, report, job_table.rewrite),
         CommitmentReader: CommitmentReader(copies, service.entry_check, promise_check, tables, service.retention),
         OverbookedNodes: overbooked,
     }

@@ -10,8 +10,10 @@ every row, at a bounded share of the time::
     every WALK_INTERVAL_S, for each tenant, as far as the table has followed
       WALK_RANGE_ENTRIES of the log at a time: the jobs whose last entry is among them
         all entries of each are folded, and its row MUST be what they fold to
+      the figures MUST be what all rows say together
 
-A row that differs is reported, and rebuilt from the entries. Verification finds rows of jobs that have no entry.
+A row that differs is reported, and rebuilt from the entries; for figures that differ, all rows of the tenant are.
+Verification finds rows of jobs that have no entry.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from app.runtime.tasks import paced
-from app.store import Connection, job_table
+from app.store import Connection, job_figures, job_table
 from app.store.chain_reads import list_tenants
 from app.store.entry_check import not_as_chained
 from app.store.job_table import Folded, JobFolds, JobSpan, ListedRow, ReadJob
@@ -34,6 +36,7 @@ from ledger.errors import ChainDamagedError
 from ledger.machines.exclusions import COUNT_ALL
 from ledger.machines.jobs import JobState
 from ledger.verification.projection_check import StoredJob, difference
+from ledger.verification.verdict import damaged
 
 LARGE_JOBS_A_PAGE_MAX: Final = 5
 """Most jobs of a page that are folded in parts: after these the page ends, and another follows."""
@@ -136,7 +139,15 @@ log = structlog.get_logger()
 class JobTableWalk:
     """The walk of one node; belongs to its event loop."""
 
-    def __init__(self, pool: Pool, folded: FoldedJobs, report: Callable[[ChainDamagedError, str], object]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        folded: FoldedJobs,
+        report: Callable[[ChainDamagedError, str], object],
+        rewrite: Callable[[str], object],
+    ) -> None:
+        """``rewrite`` receives tenants whose rows and figures must be rebuilt."""
+        self._rewrite = rewrite
         self._pool = pool
         self._folded = folded
         self._report = report
@@ -153,6 +164,7 @@ class JobTableWalk:
                 tenants = await list_tenants(connection)
             for tenant_id in tenants:
                 await self._walk(tenant_id)
+                await self._recount(tenant_id)
             self.walks_done += 1
             await asyncio.sleep(WALK_INTERVAL_S)
 
@@ -175,3 +187,14 @@ class JobTableWalk:
             for each in damaged:
                 self._report(each.error, "job_table_walk")
             after_seq = to_seq
+
+    async def _recount(self, tenant_id: str) -> None:
+        """Compare the figures of a tenant with its rows, in one state of the database."""
+        async with paced(WALK_SHARE), reading(self._pool, timeout_s=None, snapshot=True) as connection:
+            place = await job_table.place(connection, tenant_id)
+            is_followed = place is not None and not place.is_begun
+            found = await job_figures.difference(connection, tenant_id) if is_followed else None
+        if found is not None:
+            detail = f"the figures of jobs are not what the job table says together: {found}"
+            self._report(damaged(tenant_id, "projection", 1, detail), "job_table_walk")
+            self._rewrite(tenant_id)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
 from app.read.consistency import Promise, ReadLevel, UnfitError
 from app.read.copies import PRIMARY, Copies, Judge, Source
 from app.read.folded_jobs import DamagedJob, FoldedJobs
+from app.read.job_summary import Figures, summary_of
 from app.read.revealing import Revealing
-from app.store import Connection, job_search, reads
+from app.store import Connection, job_figures, job_search, reads
 from app.store.chain_reads import ListedEntry
 from app.store.following import Place
+from app.store.job_figures import BY_STATUS, Wanted
 from app.store.job_table import ListedRow
 from app.store.reading import Pool, json_in, reading
 from app.store.reads import CreatedHlc
@@ -23,15 +25,16 @@ from ledger import rfc3339
 from ledger.chain.conflict import held_event
 from ledger.errors import ChainDamagedError, InvalidInputError, JobNotFoundError, TenantNotFoundError
 from ledger.facts.events import ACTOR
-from ledger.facts.statuses import CANCELLING
+from ledger.facts.statuses import CANCELLING, STATUSES
 from ledger.hlc import Hlc
 from ledger.machines import jobs
 from ledger.machines.exclusions import Exclusions
 from ledger.machines.job_fold import HlcParts
-from ledger.machines.job_search import JobFilter
+from ledger.machines.job_search import SEARCHED, JobFilter
 from ledger.machines.jobs import Refusal
 
 State = jobs.JobState | None
+Value = TypeVar("Value")
 _FoundJob = tuple[State, Refusal | None, list[ListedEntry]]
 """A job, its refusal, and its creations if it has several."""
 
@@ -230,16 +233,52 @@ class JobReader:
         states, damaged, read = await self._folded.states_of(connection, tenant_id, rows, place.seq)
         return states, damaged, None if read == len(rows) else reads.created_of(rows[read - 1])
 
+    async def summary(self, promise: Promise, wanted: Wanted, limit: int) -> dict[str, Any]:
+        """The figures of the jobs of a tenant, as ``GET /v1/jobs/summary`` shows them, as fresh as a list: at most
+        ``limit`` groups, the newest hours or those of most jobs.
+
+        Raises:
+            InvalidInputError: the tenant is not searched by the field.
+            TenantNotFoundError: there is no such tenant; other errors as ``read``.
+        """
+
+        async def find(connection: Connection, place: Place) -> Figures:
+            if wanted.by.startswith(SEARCHED):
+                await job_search.require_built(connection, wanted.tenant_id, wanted.by)
+            by_status, _ = await job_figures.read(connection, wanted._replace(by=BY_STATUS), len(STATUSES))
+            if wanted.by == BY_STATUS:
+                return by_status, by_status, len(by_status)
+            return by_status, *await job_figures.read(connection, wanted, limit)
+
+        nothing: Figures = ({}, {}, 0)
+        found, consistency = await self._at_table(wanted.tenant_id, promise, find, nothing)
+        return summary_of(wanted, *found) | {"consistency": consistency}
+
     async def _listed(
         self, tenant_id: str, promise: Promise, find: Callable[[Connection, Place], Awaitable[_Found]]
     ) -> Page:
-        """The result of ``find`` on the job table, once the table is as far as ``promise`` demands."""
+        """The jobs that ``find`` finds in the job table, once the table is as far as ``promise`` demands."""
+        (states, damaged, last), consistency = await self._at_table(tenant_id, promise, find, _Found([], [], None))
+        for job in damaged:
+            self._report(job.error, "job_list")
+        shown = await self._revealing.states(tenant_id, states)
+        items = [
+            {"tenant_id": tenant_id, **jobs.view(each), "conflicts": jobs.conflicts(state)}
+            for state, each in zip(states, shown, strict=True)
+        ]
+        return Page(items, last, consistency, [job.shown() for job in damaged])
+
+    async def _at_table(
+        self, tenant_id: str, promise: Promise, find: Callable[[Connection, Place], Awaitable[Value]], nothing: Value
+    ) -> tuple[Value, dict[str, Any]]:
+        """The result of ``find`` on the job table, once the table is as far as ``promise`` demands, ``nothing`` before
+        its start; and the consistency of the answer."""
         awaited: tuple[int, float] | None = None
         """The end of the chain that the table must reach, from the first read, and the time of that read. If the
         promise bounds staleness, an older end is replaced."""
         is_bounded = promise.level is ReadLevel.BOUNDED_STALENESS
 
-        async def look(pool: Pool, judge: Judge) -> tuple[_Found, Place, int] | None:
+        async def look(pool: Pool, judge: Judge) -> tuple[Value, Place, int] | None:
             nonlocal awaited
             async with reading(pool, snapshot=True) as connection:
                 place, seen = await reads.place_and_seen(connection, tenant_id, *self._copies.asked_of(promise))
@@ -252,25 +291,17 @@ class JobReader:
                 if promise.level is not ReadLevel.EVENTUAL and place.seq < awaited[0]:
                     self._hurry(tenant_id)
                     raise UnfitError
-                found = _Found([], [], None) if place.is_begun else await find(connection, place)
+                found = nothing if place.is_begun else await find(connection, place)
                 # The list lacks the entries after the table's position; the oldest of them sets the staleness.
                 is_behind = place.seq < place.head_seq
                 return found, place, await reads.age_ms(connection, tenant_id, place.seq + 1) if is_behind else 0
 
-        found, source = await self._copies.read(tenant_id, look, promise)
-        if found is None:
+        result, source = await self._copies.read(tenant_id, look, promise)
+        if result is None:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}{_behind(source)}")
-        (states, damaged, last), place, behind_ms = found
-        for job in damaged:
-            self._report(job.error, "job_list")
-        shown = await self._revealing.states(tenant_id, states)
-        items = [
-            {"tenant_id": tenant_id, **jobs.view(each), "conflicts": jobs.conflicts(state)}
-            for state, each in zip(states, shown, strict=True)
-        ]
+        found, place, behind_ms = result
         as_of = {"as_of_seq": place.seq, "head_seq": place.head_seq}
-        staleness = {"staleness_ms": max(source.staleness_ms, behind_ms)}
-        return Page(items, last, _kept(promise, source) | staleness | as_of, [job.shown() for job in damaged])
+        return found, _kept(promise, source) | {"staleness_ms": max(source.staleness_ms, behind_ms)} | as_of
 
     async def list_events(
         self, tenant_id: str, job_id: str, promise: Promise, after: CreatedHlc | None, limit: int

@@ -180,6 +180,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
     ),
     Rule(Right.READ, Needs.NAMED): (
         "GET /v1/jobs",
+        "GET /v1/jobs/summary",
         "GET /v1/jobs/{job_id}/events",
         "GET /v1/jobs/{job_id}/receipt",
         "GET /v1/cancellations",

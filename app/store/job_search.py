@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from app.store.following import EMPTY_TIMEOUT_S
 from app.store.job_table import EVER, ListedRow, stored
 from app.store.reading import columns, fetch_as, fetch_column, fetch_value, page_of
 from app.store.reads import OLDEST, ORDER, CreatedHlc, size_of_job
-from ledger.errors import ChainDamagedError
+from ledger.errors import ChainDamagedError, InvalidInputError, refuse
 from ledger.facts.statuses import STATUSES
 from ledger.verification.projection_check import StoredJob
 
@@ -183,6 +184,27 @@ async def declared(connection: Connection, tenant_ids: Collection[str]) -> dict[
         if not isinstance(row.fields, list) or not all(isinstance(field, str) for field in row.fields):
             raise ChainDamagedError(row.tenant_id, f"its row in search_fields names {row.fields}, which are no fields")
     return {row.tenant_id: row for row in rows}
+
+
+async def require_built(connection: Connection, tenant_id: str, field: str) -> None:
+    """Return if all jobs of the tenant are indexed by this field.
+
+    Raises:
+        InvalidInputError: they are not.
+    """
+    fields = (await declared(connection, [tenant_id])).get(tenant_id)
+    path = f"/v1/tenants/{tenant_id}/search"
+    refuse(
+        partial(InvalidInputError, path=("by",)),
+        (
+            fields is None or field not in fields.fields,
+            f"by: jobs are not counted by {field[:100]!r}; PUT {path} declares",
+        ),
+        (
+            fields is not None and fields.built_to is not None,
+            f"by: jobs older than the declaration of {field[:100]!r} are being counted; GET {path}",
+        ),
+    )
 
 
 async def unbuilt(connection: Connection) -> list[str]:

@@ -15,13 +15,14 @@ folded: a fold that is interrupted, as by a timeout, resumes there the next time
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
 
 from app.runtime.tasks import keep_newest
+from app.store import job_figures
 from app.store.chaining import dropped
 from app.store.departed import departed
 from app.store.exclusions import FOLDED_AT, newest_statement, own_log, read_statements, statement_rows
@@ -113,6 +114,35 @@ BEYOND_ENTRIES = 100
 """Entries after the position of the table that are compared with it: if the position is too low, rows cover them."""
 EVER = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
+
+
+_COUNTED: Final = itemgetter(0, 1 + JOB_COLUMNS.index("status"), 1 + JOB_COLUMNS.index("figure"))
+# The statement sees the rows as they were before it.
+_STORE: Final = """
+WITH n AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[],
+                         $8::bigint[], $9::text[], $10::text[])
+           AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq,
+                figure, seqs)
+), stored AS (
+    INSERT INTO scheduler.jobs AS j
+           (tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, figure,
+            seqs)
+    SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, figure,
+           seqs::bigint[] FROM n
+        ON CONFLICT (tenant_id, job_id) DO UPDATE
+           SET status = excluded.status, created_physical = excluded.created_physical,
+               created_logical = excluded.created_logical, created_node = excluded.created_node,
+               created_by = excluded.created_by, last_seq = excluded.last_seq, figure = excluded.figure,
+               seqs = excluded.seqs, updated_at = now()
+        RETURNING j.tenant_id
+)
+SELECT tenant_id, NULL, NULL, false, count(*) FROM stored GROUP BY tenant_id
+ UNION ALL
+SELECT j.tenant_id, j.status, j.figure, true, count(*)
+  FROM n JOIN scheduler.jobs j ON j.tenant_id = n.tenant_id AND j.job_id = n.job_id
+ GROUP BY j.tenant_id, j.status, j.figure
+"""
 
 
 class JobSpan(NamedTuple):
@@ -253,8 +283,8 @@ async def rows_of(connection: Connection, tenant_id: str, job_ids: Sequence[str]
 
 
 async def add(connection: Connection, rows: Sequence[tuple[object, ...]]) -> bool:
-    """Add rows of (tenant, ``*JOB_COLUMNS``) of new jobs; returns whether all were. If one of the jobs has a row, none
-    is added."""
+    """Add rows of (tenant, ``*JOB_COLUMNS``) of new jobs, and count them; returns whether all were. If one of the jobs
+    has a row, none is added."""
     try:
         async with connection.transaction():
             added = await connection.copy_records_to_table(
@@ -262,48 +292,48 @@ async def add(connection: Connection, rows: Sequence[tuple[object, ...]]) -> boo
             )
     except asyncpg.UniqueViolationError:
         return False
-    return added == f"COPY {len(rows)}"
+    if added != f"COPY {len(rows)}":
+        return False
+    await job_figures.move(connection, Counter(map(_COUNTED, rows)))
+    return True
 
 
 async def store(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Store rows of (tenant, ``*JOB_COLUMNS``), in the order of their jobs.
+    """Store rows of (tenant, ``*JOB_COLUMNS``), in the order of their jobs, and count them instead of what they were.
 
     Raises:
         ChainDamagedError: not all were stored; names a tenant. The transaction MUST be rolled back.
     """
-    stored: Mapping[str, int] = await fetch_dict(
-        connection,
-        """
-        WITH stored AS (
-        INSERT INTO scheduler.jobs AS j
-               (tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, seqs)
-        SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq,
-               seqs::bigint[]
-          FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[],
-                      $8::bigint[], $9::text[])
-               AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq,
-                    seqs)
-            ON CONFLICT (tenant_id, job_id) DO UPDATE
-               SET status = excluded.status, created_physical = excluded.created_physical,
-                   created_logical = excluded.created_logical, created_node = excluded.created_node,
-                   created_by = excluded.created_by, last_seq = excluded.last_seq, seqs = excluded.seqs,
-                   updated_at = now()
-            RETURNING j.tenant_id
-        )
-        SELECT tenant_id, count(*) FROM stored GROUP BY tenant_id
-        """,
-        *turned([(*row[:-1], seqs_text(row[-1])) for row in rows], 1 + len(JOB_COLUMNS)),
-    )
+    columns = turned([(*row[:-1], seqs_text(row[-1])) for row in rows], 1 + len(JOB_COLUMNS))
+    counted, stored = Counter(map(_COUNTED, rows)), Counter[str]()
+    for tenant_id, status, figure, had, count in await connection.fetch(_STORE, *columns):
+        if had:
+            counted[tenant_id, status, figure] -= count
+        else:
+            stored[tenant_id] = count
     for tenant_id, count in Counter(str(row[0]) for row in rows).items():
-        if stored.get(tenant_id, 0) != count:
-            raise dropped(tenant_id, "job rows", count, stored.get(tenant_id, 0))
+        if stored[tenant_id] != count:
+            raise dropped(tenant_id, "job rows", count, stored[tenant_id])
+    await job_figures.move(connection, counted)
+
+
+async def remove(connection: Connection, tenant_id: str, job_ids: Sequence[str]) -> None:
+    """Remove the rows of these jobs, which are not counted any more."""
+    rows = await connection.fetch(
+        "DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND job_id = ANY($2::text[])"
+        " RETURNING tenant_id, status, figure",
+        tenant_id,
+        job_ids,
+    )
+    await job_figures.move(connection, {counted: -jobs for counted, jobs in Counter(map(tuple, rows)).items()})
 
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
-    """Remove the rows of these tenants, which are followed from their first entry on."""
+    """Remove the rows of these tenants, which are followed from their first entry on, and what they count as."""
     await connection.execute(
         "DELETE FROM scheduler.jobs WHERE tenant_id = ANY($1::text[])", tenant_ids, timeout=EMPTY_TIMEOUT_S
     )
+    await job_figures.empty(connection, tenant_ids)
 
 
 TENANTS_EXCLUDING_MAX: Final = 1000

@@ -303,18 +303,15 @@ async def _write_again(
     )
     spans = [JobSpan(tenant_id, job_id, removed_to[job_id], followed_seq) for job_id in left]
     states = await _folded(connection, spans, await folds.exclusions(connection, tenant_id)) if spans else []
-    await connection.execute(
-        "DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND job_id = ANY($2::text[])",
-        tenant_id,
-        sorted({*removed_to}.difference(state.job_id for state in states)),
-    )
-    await job_table.store(connection, [(tenant_id, *job_row(state)) for state in states])
+    await job_table.remove(connection, tenant_id, sorted({*removed_to}.difference(state.job_id for state in states)))
     declared = (await job_search.declared(connection, [tenant_id])).get(tenant_id)
+    fields = () if declared is None else declared.fields
+    await job_table.store(connection, [(tenant_id, *job_row(state, fields)) for state in states])
     terms = [
         (tenant_id, state.job_id, term, *state.created.order[:3])
         for state in states
-        if state.created is not None and declared is not None
-        for term in sorted(terms_of(state, declared.fields))
+        if state.created is not None
+        for term in sorted(terms_of(state, fields))
     ]
     await job_search.store_terms(connection, [(tenant_id, each) for each in removed_to], terms)
 
@@ -360,6 +357,6 @@ async def vacuum(connection: Connection, tenant_id: str, removed_entries: int) -
     for _ in range(2):
         # No page is used again before every transaction from before it was emptied has ended.
         await connection.execute("SELECT pg_current_xact_id()")
-        for name in (table["oid"], "scheduler.jobs", "scheduler.job_terms"):
+        for name in (table["oid"], "scheduler.jobs", "scheduler.job_terms", "scheduler.job_figures"):
             await connection.execute(f"VACUUM (TRUNCATE false) {name}", timeout=VACUUM_TIMEOUT_S)
     return True

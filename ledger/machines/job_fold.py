@@ -42,6 +42,8 @@ Order = tuple[int, int, str, str, int]
 
 CREATOR_CHARACTERS_MAX: Final = 256
 """Longest name by which jobs are listed; no principal has a longer one."""
+TRACE_SECONDS_MAX: Final = 10**11
+"""Later times of a trace, about 3,000 years, count as missing."""
 OTHERS_MAX: Final = 16
 """Most creations that a state keeps besides the first, if they differ from it: those of lowest order."""
 
@@ -54,6 +56,8 @@ class Created(NamedTuple):
     assigned_dcs: list[str]
     actor: Any = None
     """The job's creator, None if unknown; sealed if it is private."""
+    traced_ms: int | None = None
+    """The time of the event in a trace, if it carries one."""
 
 
 class End(NamedTuple):
@@ -62,6 +66,8 @@ class End(NamedTuple):
     rank: Rank
     action: str
     outcome: Mapping[str, Any]
+    traced_ms: int | None = None
+    """As in ``Created``."""
 
 
 class Progress(NamedTuple):
@@ -117,14 +123,27 @@ class JobState(NamedTuple):
     """Seq of the newest entry of that fence."""
     uncounted: int = 0
     """Seq of the newest entry whose fact does not count, because its log is excluded; 0 without one."""
+    traced_ms: Mapping[str, int] = {}
+    """By data centre, the time of its acceptance in a trace, if the event carries one."""
+
+
+_NOTHING: Final = JobState("", (0, 0, ""), 0, 0)
+"""The state of a job before its first event."""
+_ELSE: Final = slice(JobState._fields.index("created") + 1, JobState._fields.index("last_hlc_seq"))
+_NOTHING_ELSE: Final[Any] = _NOTHING[_ELSE]
+"""What the state of a job that is only created has besides its creation."""
 
 
 def seqs_of(state: JobState) -> list[int]:
     """Ascending seqs of the entries that determine ``state``: folding only these gives it again, except for its
     workflows. A job may have thousands of these; no shown field depends on them, and the log has them."""
     seqs = {state.last_seq, state.last_hlc_seq, state.fence_seq}
+    if state.created is not None:
+        seqs.add(state.created.order[-1])
     if state.uncounted:
         seqs.add(state.uncounted)
+    if state[_ELSE] == _NOTHING_ELSE:
+        return sorted(seqs)
     ranks: Mapping[str, Rank] | Mapping[Part, Rank] | Mapping[str, Order]
     for ranks in (state.accepted, state.ack, state.reached, state.others):
         if ranks:
@@ -134,8 +153,6 @@ def seqs_of(state: JobState) -> list[int]:
     for fact in (state.end, state.refused, *state.progress.values()):
         if fact is not None:
             seqs.add(fact.rank[-1])
-    if state.created is not None:
-        seqs.add(state.created.order[-1])
     return sorted(seqs)
 
 
@@ -217,7 +234,7 @@ def _binary64(value: Any, depth_left: int) -> Any:
 def created_state(job_id: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> JobState:
     """The fold of one JobCreated, which is all that most jobs are when they are first followed."""
     fence, created = _count(payload.get("fence_token")), _created((*hlc, digest, seq), payload)
-    return JobState(job_id, hlc, seq, fence, created, last_hlc_seq=seq, fence_seq=seq)
+    return JobState._make((job_id, hlc, seq, fence, created, *_NOTHING_ELSE, seq, seq, 0, _NOTHING.traced_ms))
 
 
 # --- folding --------------------------------------------------------------------------------------
@@ -229,8 +246,6 @@ CREATION: Final = JOB_EVENTS["JobCreated"].action
 
 
 _PARTS: Final = attrgetter(*JobState._fields)
-_NOTHING: Final = JobState("", (0, 0, ""), 0, 0)
-"""The state of a job before its first event."""
 
 
 class JobFold:
@@ -249,6 +264,7 @@ class JobFold:
         self.others = known.others
         self.refused, self.last_hlc_seq, self.fence_seq = known.refused, known.last_hlc_seq, known.fence_seq
         self.uncounted = known.uncounted
+        self.traced_ms = dict(known.traced_ms)
 
     def add(self, action: str, payload: Mapping[str, Any], hlc: HlcParts, digest: str, seq: int) -> None:
         """Merge one event.
@@ -298,7 +314,7 @@ class JobFold:
         if other.refused is not None and (self.refused is None or other.refused.rank > self.refused.rank):
             self.refused = other.refused
         for dc, rank in other.accepted.items():
-            _raise_rank(self.accepted, dc, rank)
+            _take_accepted(self, dc, rank, other.traced_ms.get(dc))
         for dc, rank in other.ack.items():
             _raise_rank(self.ack, dc, rank)
         _raise_facts(self.progress, other.progress)
@@ -326,7 +342,14 @@ def _created(order: Order, payload: Mapping[str, Any]) -> Created:
     assigned = payload.get("assigned_dcs")
     if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
         assigned = []
-    return Created(order, payload.get("spec", {}), assigned, payload.get(ACTOR))
+    return Created(order, payload.get("spec", {}), assigned, payload.get(ACTOR), traced_ms(payload))
+
+
+def traced_ms(payload: Mapping[str, Any]) -> int | None:
+    """The time of an event in a trace that its payload carries; None if it carries none."""
+    seconds: Any = payload.get("trace_time")
+    is_time = seconds.__class__ in (int, float) and abs(seconds) <= TRACE_SECONDS_MAX
+    return int(seconds * 1000 + (0.5 if seconds > 0 else -0.5)) if is_time else None
 
 
 def _take_cancelled(fold: JobFold, rank: Rank, *_: Any) -> None:
@@ -342,13 +365,25 @@ def _take_ended(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, An
     else:
         name = "error" if action == "FAIL" else "timeout_type"
         outcome = {"error": payload[name]} if name in payload else {}
-    fold.end = End(rank, action, outcome)
+    fold.end = End(rank, action, outcome, traced_ms(payload))
 
 
 def _take_of_dc(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:
     dc = payload.get("dc_id")
-    if dc.__class__ is str:
-        _raise_rank(fold.ack if EVENTS_BY_ACTION[action].part is Part.ACKNOWLEDGEMENT else fold.accepted, dc, rank)
+    if dc.__class__ is not str:
+        return
+    if EVENTS_BY_ACTION[action].part is Part.ACKNOWLEDGEMENT:
+        _raise_rank(fold.ack, dc, rank)
+    else:
+        _take_accepted(fold, dc, rank, traced_ms(payload))
+
+
+def _take_accepted(fold: JobFold, dc: str, rank: Rank, at_ms: int | None) -> None:
+    if (held := fold.accepted.get(dc)) is None or rank > held:
+        fold.accepted[dc] = rank
+        fold.traced_ms.pop(dc, None)
+        if at_ms is not None:
+            fold.traced_ms[dc] = at_ms
 
 
 def _take_reached(fold: JobFold, rank: Rank, action: str, payload: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from typing import Any, Final, NamedTuple
 
-from ledger.machines import job_search, jobs
+from ledger.machines import job_figures, job_search, jobs
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.job_fold import JobFold
 from ledger.machines.jobs import JobState
@@ -43,6 +43,7 @@ JOB_COLUMNS: Final = (
     "created_node",
     "created_by",
     "last_seq",
+    "figure",
     "seqs",
 )
 """Columns of one stored job as readers give it, ordered by job id; ``seqs`` is what PostgreSQL prints, ``{1,2,5}``."""
@@ -64,6 +65,7 @@ class StoredJob(NamedTuple):
     created_node: str | None
     created_by: str | None
     last_seq: int
+    figure: str | None
     seqs: str
     search_fields: Sequence[str] | None = None
     """The fields by which the tenant's jobs are indexed; None if there is no index, or if the reader has none."""
@@ -79,16 +81,17 @@ def terms_text(state: JobState, fields: Sequence[str]) -> str:
     return " ".join(f"{term}:{place}" for term in sorted(job_search.terms_of(state, fields)))
 
 
-def job_row(state: JobState) -> tuple[Any, ...]:
-    """The values of ``JOB_COLUMNS`` for a job of this state."""
+def job_row(state: JobState, fields: Sequence[str] = ()) -> tuple[Any, ...]:
+    """The values of ``JOB_COLUMNS`` for a job of this state, whose tenant is searched by ``fields``."""
     physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
-    creator, seqs = jobs.creator_of(state), jobs.seqs_of(state)
-    return state.job_id, jobs.status(state), physical, logical, node, creator, state.last_seq, seqs
+    status, creator, seqs = jobs.status(state), jobs.creator_of(state), jobs.seqs_of(state)
+    figure = job_figures.figure_of(state, status, fields)
+    return state.job_id, status, physical, logical, node, creator, state.last_seq, figure, seqs
 
 
-def stored_form(state: JobState) -> StoredJob:
-    """The row for a job of this state, as readers give it."""
-    row = job_row(state)
+def stored_form(state: JobState, fields: Sequence[str] = ()) -> StoredJob:
+    """The row of ``job_row`` as readers give it."""
+    row = job_row(state, fields)
     return StoredJob._make((*row[:-1], seqs_text(row[-1]), None, None))
 
 
@@ -142,7 +145,9 @@ def difference(state: JobState | None, stored: StoredJob | None) -> Break | None
         return None if stored is None else _break(stored.last_seq, f"job {stored.job_id} is stored but has no entries")
     if stored is None:
         return _break(state.last_seq, f"job {state.job_id} has entries but is not stored")
-    expected = stored_form(state)
+    expected = stored_form(state, stored.search_fields or ())
+    if stored.search_fields is None:
+        stored = stored._replace(figure=job_figures.without_fields(stored.figure))
     if stored[: len(JOB_COLUMNS)] != expected[: len(JOB_COLUMNS)]:
         column = next(name for name in JOB_COLUMNS if getattr(stored, name) != getattr(expected, name))
         return _break(

@@ -31,7 +31,7 @@ from ledger.facts.events import ACTOR, EVENTS_BY_ACTION, SYSTEM_TENANT, SystemAc
 from ledger.facts.statuses import ENDED, FAILED
 from ledger.machines import jobs
 from ledger.machines.exclusions import NO_STATEMENTS, SUBJECT, log_of, statements_of
-from ledger.machines.job_fold import HlcParts, JobFold
+from ledger.machines.job_fold import HlcParts, JobFold, traced_ms
 from ledger.machines.jobs import payload_of, said_of_row
 from ledger.private_fields import PRIVATE_MARK
 from pipeline.arrow import batched, ddl_of, rows_of
@@ -46,8 +46,6 @@ TEXT_CHARACTERS_MAX: Final = 500
 """Longest text, such as an error, in a table; the ledger holds the rest."""
 COUNT_MAX: Final = 10**9
 """A larger count, which no service writes, counts as missing, so that sums fit 64 bits."""
-TRACE_SECONDS_MAX: Final = 10**11
-"""Later times of a trace, about 3,000 years, count as missing."""
 COLUMNS: Final = (
     *("tenant_id", "seq", "job_id", "hlc_physical", "hlc_logical", "hlc_node"),
     *("action", "payload", "payload_digest"),
@@ -245,7 +243,7 @@ def _row(
         hlc,
         digest,
         _fields(given),
-        _trace_ms(given.get("trace_time")),
+        traced_ms(given),
         shown_text(given, "requestor"),
         shown_text(given, "reason"),
         shown_text(given, {"FAIL": "error", "TIMEOUT": "timeout_type"}.get(action, "")),
@@ -291,11 +289,6 @@ def _read(payload: Any) -> dict[str, Any]:
     if "job_id" in given and "events" not in given:
         counts["jobs"] = 1
     return {"actor": shown_text(given, ACTOR), "read": {"route": _string(given, "route"), **counts}}
-
-
-def _trace_ms(seconds: Any) -> int | None:
-    is_time = type(seconds) in (int, float) and abs(seconds) <= TRACE_SECONDS_MAX
-    return int(seconds * 1000 + (0.5 if seconds > 0 else -0.5)) if is_time else None
 
 
 def _string(given: Mapping[str, Any], name: str) -> str | None:

@@ -19,7 +19,8 @@ from ledger.positions import BEFORE_FIRST
 from tests.conftest import Database
 
 Event = tuple[str, str, int, Mapping[str, Any]]
-"""Job, type of the event, physical time in ms, and fields."""
+"""Job, type of the event or action, physical time in ms, and fields."""
+LOG_ORIGIN = "ledger.test/here"
 
 
 class FollowedChain:
@@ -34,7 +35,9 @@ class FollowedChain:
 
     def _new_follower(self) -> TableFollower:
         return TableFollower(
-            JobTable(lambda *_: None), lambda: following.connect(self._database.service_url, 30), lambda _: BEFORE_FIRST
+            JobTable(lambda *_: None, LOG_ORIGIN),
+            lambda: following.connect(self._database.service_url, 30),
+            lambda _: BEFORE_FIRST,
         )
 
     async def append(self, events: Iterable[Event], origin: str | None = None) -> None:
@@ -44,7 +47,7 @@ class FollowedChain:
         for number, (job_id, name, at_ms, fields) in enumerate(events):
             hlc = Hlc(at_ms, self._head.seq + number, "node-a" if origin is None else "node-b")
             payload = {"type": name, "fence_token": 1, **fields}
-            action = JOB_EVENTS[name].action
+            action = JOB_EVENTS[name].action if name in JOB_EVENTS else name
             appender.append(self.tenant, hlc, job_id, action, canonical.encode(payload), origin)
         appender.finish()
         if not appended.links:

@@ -47,7 +47,7 @@ async def table(superuser: asyncpg.Connection, tenants: str = "%") -> list[tuple
     """All that the job table holds, of tenants of such a name, but for when it was written."""
     rows = await superuser.fetch(
         "SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by,"
-        " last_seq, seqs::text FROM scheduler.jobs WHERE tenant_id LIKE $1 ORDER BY tenant_id, job_id",
+        " last_seq, figure, seqs::text FROM scheduler.jobs WHERE tenant_id LIKE $1 ORDER BY tenant_id, job_id",
         tenants,
     )
     return [tuple(row) for row in rows]
@@ -211,8 +211,8 @@ async def test_without_a_place_the_rows_of_a_tenant_do_not_count_and_are_made_ag
 
 async def test_a_row_that_is_stored_again_is_all_that_was_stored_last(superuser: asyncpg.Connection) -> None:
     rows = [
-        ("acme", "job-1", "SUBMITTED", 9, 0, "node-a", None, 1, [1]),
-        ("acme", "job-1", "RUNNING", 7, 1, "node-b", "ci", 3, [1, 3]),
+        ("acme", "job-1", "SUBMITTED", 9, 0, "node-a", None, 1, "[0,0,[]]", [1]),
+        ("acme", "job-1", "RUNNING", 7, 1, "node-b", "ci", 3, "[0,0,[],7]", [1, 3]),
     ]
     for row in rows:
         async with superuser.transaction():
@@ -221,7 +221,7 @@ async def test_a_row_that_is_stored_again_is_all_that_was_stored_last(superuser:
 
 
 async def test_rows_of_new_jobs_are_added_together_or_not_at_all(superuser: asyncpg.Connection) -> None:
-    first, second = (("acme", f"job-{n}", "SUBMITTED", n, 0, "node-a", None, n, [n]) for n in (1, 2))
+    first, second = (("acme", f"job-{n}", "SUBMITTED", n, 0, "node-a", None, n, "[0,0,[]]", [n]) for n in (1, 2))
     assert await job_table.add(superuser, [first])
     async with superuser.transaction():
         assert not await job_table.add(superuser, [second, first])
@@ -541,11 +541,11 @@ BEFORE_FOLLOWERS = """
 DROP INDEX scheduler.scheduler_log_prev_chain_link;
 CREATE INDEX jobs_newest ON scheduler.jobs (tenant_id, created_physical DESC);
 DROP TRIGGER followed_again ON scheduler.jobs;
-DROP TABLE scheduler.commitments, scheduler.job_terms, scheduler.search_fields;
+DROP TABLE scheduler.commitments, scheduler.job_terms, scheduler.search_fields, scheduler.job_figures;
 DROP INDEX scheduler.scheduler_log_commitments;
 DROP FUNCTION scheduler.follow_again();
 DROP TABLE scheduler.follower_positions;
-DROP FUNCTION scheduler.keep_behind_commitments(), scheduler.keep_behind_terms();
+DROP FUNCTION scheduler.keep_behind_commitments(), scheduler.keep_behind_terms(), scheduler.keep_behind_figures();
 REVOKE DELETE ON scheduler.jobs FROM tallystick_service;
 ALTER TABLE scheduler.scheduler_log
     DROP CONSTRAINT scheduler_log_hlc,
@@ -562,7 +562,7 @@ DROP FUNCTION scheduler.link_of, scheduler.link_prefix, scheduler.entry_fault, s
     scheduler.tree_root, scheduler.first_break, scheduler.chain_floor, scheduler.opened_snapshots,
     scheduler.snapshot_ranges, scheduler.verify_chain, scheduler.verify_entry, scheduler.job_history CASCADE;
 DROP TABLE scheduler.wal_leases;
-ALTER TABLE scheduler.jobs DROP COLUMN created_by;
+ALTER TABLE scheduler.jobs DROP COLUMN created_by, DROP COLUMN figure;
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;
 ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE json USING '{}';
 UPDATE scheduler.alembic_version SET version_num = '0007'

@@ -62,6 +62,7 @@ CALLS: dict[str, Call] = {
     "list_job_events": lambda _: (JOB, None),
     "prove_job": lambda seen: (JOB | {"Tally-Session": seen["report_event"].session, "extends": 1}, None),
     "prove_entry": lambda _: ({"tenant_id": "settled", "seq": 1}, None),
+    "summarise_jobs": lambda _: ({"tenant_id": "acme", "by": "hour"}, None),
     "list_cancellations": lambda _: ({"tenant_id": "acme", "dc": "use1"}, None),
     "set_capacity": lambda _: (
         {"node": "n1"},

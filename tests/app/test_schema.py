@@ -303,7 +303,7 @@ async def test_chains_that_say_who_created_jobs_are_followed_again_where_jobs_ge
         await connection.executemany(
             "INSERT INTO scheduler.follower_positions VALUES ('jobs', $1, 1)", [(each,) for each in payloads]
         )
-        await asyncio.to_thread(migrate, empty_database.owner_url)
+        await asyncio.to_thread(command.upgrade, config, "0010")
         left = await connection.fetch("SELECT tenant_id FROM scheduler.follower_positions")
         assert [row["tenant_id"] for row in left] == ["unsaid"]
 
@@ -434,13 +434,13 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
     } | {
         (name, "followed_again", b"O", f"CREATE TRIGGER followed_again AFTER TRUNCATE ON scheduler.{name} "
          "FOR EACH STATEMENT EXECUTE FUNCTION scheduler.follow_again()")
-        for name in ("jobs", "job_terms", "commitments")
+        for name in ("jobs", "job_terms", "job_figures", "commitments")
     } | {
         ("follower_positions", f"behind_{name}", b"O", f"CREATE TRIGGER behind_{name} BEFORE UPDATE ON "
          "scheduler.follower_positions FOR EACH ROW WHEN (((new.seq > old.seq) AND "
          f"(current_setting('tallystick.follows_{name}'::text, true) IS DISTINCT FROM 'yes'::text))) "
          f"EXECUTE FUNCTION scheduler.keep_behind_{name}()")
-        for name in ("commitments", "terms")
+        for name in ("commitments", "terms", "figures")
     }  # fmt: skip
 
 
@@ -563,10 +563,10 @@ async def test_the_service_has_these_rights_and_no_others(superuser: asyncpg.Con
     expected |= {name: ["SELECT"] for name in ("alembic_version", "log_entries")}
     expected["session_secret"] = expected["departed_jobs"] = ["INSERT", "SELECT"]
     expected["wal_leases"] = ["DELETE", "INSERT", "SELECT", "UPDATE"]
-    removable = ("idempotency", "jobs", "job_terms", "commitments", "webhooks", "webhook_dead_letters")
+    removable = ("idempotency", "jobs", "job_terms", "job_figures", "commitments", "webhooks", "webhook_dead_letters")
     expected |= {name: ["DELETE", "INSERT", "SELECT", "UPDATE"] for name in removable}
     if superuser.get_server_version().major >= 17:
-        for name in (*LOG_TABLES[1:], "jobs", "job_terms"):
+        for name in (*LOG_TABLES[1:], "jobs", "job_terms", "job_figures"):
             expected[name] = sorted([*expected.get(name, ()), "MAINTAIN"])
     expected |= {name: ["DELETE", "INSERT", "SELECT"] for name in ("job_index_left", "job_index_piece")}
     assert {row["relname"]: sorted(row["rights"]) for row in rows} == expected

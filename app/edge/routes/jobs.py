@@ -17,6 +17,7 @@ from app.edge.forms.fields import (
     JOB_ID_PATTERN,
     ActorName,
     CursorQuery,
+    FieldName,
     Limit,
     Moment,
     Name,
@@ -49,14 +50,23 @@ from app.edge.writes import CANCELLATION, CREATION, REPORT, EventWrites, Write, 
 from app.read.consistency import Consistency, Promise, ReadLevel
 from app.read.jobs import JobReader, Page
 from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc, shape
-from app.runtime.answers.jobs import DurabilityAnswer, JobAnswer, JobEventList, JobList, JobStatus
+from app.runtime.answers.jobs import DurabilityAnswer, JobAnswer, JobEventList, JobList, JobStatus, JobSummary
 from app.runtime.principals import Right
 from app.runtime.state.session import SessionTokens
+from app.store.job_figures import BY_DC, BY_HOUR, BY_STATUS, ERROR, Wanted
 from app.store.reads import CreatedHlc
 from ledger import rfc3339
 from ledger.errors import InvalidInputError, reported_as
 from ledger.facts.statuses import STATUSES
-from ledger.machines.job_search import CONDITIONS_MAX, VALUE_CHARACTERS_MAX, FieldIs, JobFilter, field_is
+from ledger.machines.job_figures import HOUR_MAX, HOUR_MS
+from ledger.machines.job_search import (
+    CONDITIONS_MAX,
+    VALUE_CHARACTERS_MAX,
+    FieldIs,
+    JobFilter,
+    check_field,
+    field_is,
+)
 from ledger.positions import Epoch, Lsn
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
@@ -165,6 +175,40 @@ async def promise_of(
 
 
 PromiseDep = Annotated[Promise, Depends(promise_of)]
+
+
+@router.get("/v1/jobs/summary", responses=answered(JobSummary))
+async def summarise_jobs(
+    accepted: AcceptedDep,
+    jobs: Service[JobReader],
+    promise: PromiseDep,
+    tenant_id: TenantQuery,
+    by: Annotated[
+        FieldName, Query(description="`status`, `hour`, `dc`, `error`, or a declared search field inside `spec`.")
+    ] = BY_STATUS,
+    dc: Annotated[Name | None, Query(description="Only jobs assigned to this data centre, or accepted by it.")] = None,
+    since: Annotated[
+        Moment | None, Query(description="Only jobs from the hour of this HLC or time on, or later.")
+    ] = None,
+    until: Annotated[
+        Moment | None, Query(description="Only jobs of the hours that begin before this HLC or time.")
+    ] = None,
+    limit: Annotated[Limit, Query()] = 100,
+) -> Response:
+    """How many jobs of a tenant have which status, how long they ran, and with which errors they failed: by status,
+    hour of creation, data centre, error, or value of a search field. As fresh as a list."""
+    first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
+    wanted = Wanted(tenant_id, by, dc or "")
+    if by not in (BY_STATUS, BY_HOUR, BY_DC, ERROR):
+        with reported_as(partial(InvalidInputError, path=("by",)), "by", InvalidInputError):
+            check_field(by)
+    if first is not None:
+        wanted = wanted._replace(first=min(first.physical_ms // HOUR_MS, HOUR_MAX))
+    if end is not None:
+        wanted = wanted._replace(below=min(-(-end.physical_ms // HOUR_MS), HOUR_MAX + 1))
+    found = await jobs.summary(promise, wanted, limit)
+    await accepted.record_read(tenant_id, jobs=found["all"]["jobs"])
+    return json_answer(found)
 
 
 @router.get("/v1/jobs/{job_id}", responses=answered(JobAnswer))

@@ -161,6 +161,52 @@ JobList = list_shape(
     consistency=ListConsistencyAnswer,
 )
 
+RunTimesAnswer = shape(
+    "RunTimesAnswer",
+    "Run times of so many ended jobs, each within 1 %.",
+    jobs=int,
+    p50_ms=int,
+    p95_ms=int,
+    max_ms=int,
+)
+
+_COUNTED: dict[str, Any] = {
+    "jobs": int,
+    "by_trace_time": int,
+    "statuses": {str: int},
+    "run_times": RunTimesAnswer | None,
+}
+
+CountedJobs = shape(
+    "CountedJobs",
+    "So many jobs, so many of each status that there is. Of ``by_trace_time`` jobs the hour is that of the\n"
+    "``trace_time`` of their creation, of the others that of its HLC.",
+    **_COUNTED,
+)
+
+JobGroup = shape(
+    "JobGroup",
+    "The jobs of one ``value``, as ``CountedJobs``: a status, an hour, a data centre, an error, or a value of a\n"
+    "field. Null for errors without a text.",
+    value=str | None,
+    **_COUNTED,
+)
+
+JobSummary = shape(
+    "JobSummary",
+    "How many jobs of a tenant there are, by group: the newest hours, or the groups of most jobs. ``groups_left_out``\n"
+    "more have some. ``since`` and ``until`` are the hours that were counted, null without a bound.",
+    tenant_id=str,
+    by=str,
+    dc=str | None,
+    since=str | None,
+    until=str | None,
+    all=CountedJobs,
+    groups=[JobGroup],
+    groups_left_out=int,
+    consistency=ListConsistencyAnswer,
+)
+
 EventOrigin = shape(
     "EventOrigin",
     "Where an imported entry was first chained, and what brought it.",

@@ -14,7 +14,7 @@ from app.store import Connection, commitments, exclusions
 from app.store import job_search as terms_store
 from app.store import job_table as store
 from app.store.following import FollowedEntry
-from app.store.job_search import JobTerm
+from app.store.job_search import JobTerm, SearchFields
 from app.store.job_table import JobKey, JobSpan
 from app.store.retention import covered_to
 from ledger.errors import ChainDamagedError
@@ -59,6 +59,8 @@ class Turn:
     """Tenants that need another turn, even without new entries."""
     exclusions: dict[str, Exclusions] = field(default_factory=dict)
     """What is excluded in each chain with statements."""
+    declared: dict[str, SearchFields] = field(default_factory=dict)
+    """The search fields of tenants that declared some."""
     states: dict[JobKey, JobState] = field(default_factory=dict)
     """New states of jobs."""
     in_conflict: list[JobKey] = field(default_factory=list)
@@ -141,6 +143,7 @@ class JobTable:
             if tenant_id in turn.moved or is_other or first_seqs.get(tenant_id) != self._known_from.get(tenant_id):
                 self._known.pop(tenant_id, None)
         self._known_from |= first_seqs
+        turn.declared = await terms_store.declared(connection, turn.after)
         facts: defaultdict[JobKey, list[FollowedEntry]] = defaultdict(list)
         for tenant_id, entries in turn.entries.items():
             for entry in entries:
@@ -156,14 +159,14 @@ class JobTable:
         new = {job: facts[job] for job in facts if facts[job][0].action == CREATION and job not in before}
         if new and not turn.rewritten:
             states = await _folded_onto({}, new, turn)
-            if await store.add(connection, _rows(states)):
+            if await store.add(connection, _rows(turn, states)):
                 turn.states |= states
         touched = sorted({*turn.rewritten, *facts}.difference(turn.states))
         unknown = [job for job in touched if job not in before and turn.after[job[0]]]
         before |= await _folded(connection, turn, [JobSpan(*job, to_seq=turn.after[job[0]]) for job in unknown])
         states = await _folded_onto(before, {job: facts.get(job, ()) for job in touched}, turn)
         if states:
-            await store.store(connection, _rows(states))
+            await store.store(connection, _rows(turn, states))
         turn.states |= states
         for job, state in turn.states.items():
             if state.others and self._is_new_conflict(job, state, before.get(job)):
@@ -213,9 +216,10 @@ class JobTable:
         self._known.clear()
 
 
-def _rows(states: Mapping[JobKey, JobState]) -> list[tuple[Any, ...]]:
+def _rows(turn: Turn, states: Mapping[JobKey, JobState]) -> list[tuple[Any, ...]]:
     """Rows of (tenant, ``*JOB_COLUMNS``)."""
-    return [(job[0], *job_row(state)) for job, state in states.items()]
+    fields = {tenant_id: declared.fields for tenant_id, declared in turn.declared.items()}
+    return [(job[0], *job_row(state, fields.get(job[0], ()))) for job, state in states.items()]
 
 
 async def _folded_onto(
@@ -248,9 +252,9 @@ async def _folded(connection: Connection, turn: Turn, spans: Sequence[JobSpan]) 
 
 
 async def _follow_terms(connection: Connection, turn: Turn, before: Mapping[JobKey, JobState]) -> None:
-    """Store the terms of jobs whose terms changed since ``before``, and of at most ``BUILT_AT_ONCE`` jobs after
-    ``built_to``, which are older than the declaration of the fields."""
-    declared = await terms_store.declared(connection, turn.after)
+    """Store the terms of jobs whose terms changed since ``before``, and terms and rows of at most ``BUILT_AT_ONCE``
+    jobs after ``built_to``, which are older than the declaration of the fields."""
+    declared = turn.declared
     changed: dict[JobKey, list[JobTerm]] = {}
     async for job, state in in_turns(turn.states.items() if declared else (), TURN_S):
         if (fields := declared.get(job[0])) is not None:
@@ -264,6 +268,7 @@ async def _follow_terms(connection: Connection, turn: Turn, before: Mapping[JobK
         spans = [JobSpan(tenant_id, each, to_seq=turn.places[tenant_id]) for each in job_ids]
         built = await _folded(connection, turn, spans)
         changed |= {job: _terms(job, built.get(job), fields.fields) for job in ((tenant_id, each) for each in job_ids)}
+        await store.store(connection, _rows(turn, built))
         is_done = len(job_ids) < BUILT_AT_ONCE
         await terms_store.advance_terms(connection, fields, None if is_done else max(job_ids))
         if not is_done:

@@ -1,0 +1,51 @@
+"""The figures of jobs as ``GET /v1/jobs/summary`` shows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from app.store.job_figures import BY_HOUR, Group, Wanted
+from ledger import rfc3339
+from ledger.machines.job_figures import HOUR_MAX, HOUR_MS, run_times
+
+Figures = tuple[Mapping[str, Group], Mapping[str, Group], int]
+"""The groups by status, the wanted groups, and how many of these there are."""
+
+
+def summary_of(
+    wanted: Wanted, by_status: Mapping[str, Group], groups: Mapping[str, Group], found: int
+) -> dict[str, Any]:
+    """The answer without its consistency."""
+    return {
+        "tenant_id": wanted.tenant_id,
+        "by": wanted.by,
+        "dc": wanted.dc or None,
+        "since": _hour(wanted.first) if wanted.first else None,
+        "until": _hour(wanted.below) if wanted.below <= HOUR_MAX else None,
+        "all": _counted(by_status.values()),
+        "groups": [
+            {"value": _hour(int(name)) if wanted.by == BY_HOUR else name or None, **_counted([group])}
+            for name, group in groups.items()
+        ],
+        "groups_left_out": found - len(groups),
+    }
+
+
+def _counted(groups: Iterable[Group]) -> dict[str, Any]:
+    statuses, runs, traced = Counter[str](), Counter[int](), 0
+    for group in groups:
+        statuses.update(group.statuses)
+        runs.update(group.runs)
+        traced += group.traced
+    return {
+        "jobs": statuses.total(),
+        "by_trace_time": traced,
+        "statuses": dict(sorted(statuses.items())),
+        "run_times": None if (times := run_times(runs)) is None else times._asdict(),
+    }
+
+
+def _hour(hour: int) -> str | None:
+    return rfc3339.text_of(hour * HOUR_MS)

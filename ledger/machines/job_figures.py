@@ -1,0 +1,161 @@
+"""What one job counts as in the figures of its tenant, and the run times that such figures keep.
+
+A *figure* is all that a job adds to the counts, besides its status: a JSON array, one text for jobs that count alike::
+
+    [hour, traced, dcs, run, error, fields]      trailing nulls are left out
+
+    hour      of its creation, since 1970
+    traced    1 if that is the time of a trace (``trace_time``), 0 if it is that of the HLC
+    dcs       the data centres that it is assigned to or that accepted it, in order
+    run       the class of its run time
+    error     the text with which it failed or timed out
+    fields    the texts of each declared search field, by field
+
+Of each text its first TEXT_CHARACTERS_MAX characters are kept.
+
+For example ``[473211,0,["use1"],212,"OOMKilled"]``. A job without a creation has no figure: no list has it.
+
+*Run time* is from the first acceptance to the end that counts: of the acceptances whose fence is the highest that is
+not above that of the end, since a job that is tried again runs again. It is by the clock of a trace if all of these
+events carry a ``trace_time``, else by HLC. A job that no data centre accepted has none, nor has one that ends before it
+starts.
+
+*Classes* of run times: ``BOUNDS_MS[k] <= run time < BOUNDS_MS[k + 1]``, where both bounds differ by 1 ms or by at most
+2 %, so the middle of a class is within 1 % of all its times. Counts by class add up and can be subtracted
+(as DDSketch, Masson, Rim and Lee 2019), and integers give the same classes on all machines.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+from itertools import accumulate, pairwise, takewhile
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from ledger.facts.statuses import ENDED, FAILED, TIMED_OUT
+from ledger.machines.job_search import DC, texts_of
+from ledger.machines.jobs import JobState, dcs_of
+
+HOUR_MS: Final = 3_600_000
+PERIODS_HOURS: Final = (1, 24, 768)
+"""Lengths of the periods by which jobs are counted; each divides the next."""
+HOUR_MAX: Final = 2**31 // PERIODS_HOURS[-1] * PERIODS_HOURS[-1] - 1
+"""Latest hour of a figure; edited rows may name later ones."""
+TEXT_CHARACTERS_MAX: Final = 128
+"""Longest text in a figure, so that an index can hold three of them."""
+RUN_MS_MAX: Final = 2**53
+"""Longest run time; longer ones count as this."""
+FAILURES: Final = (FAILED, TIMED_OUT)
+"""The statuses of jobs that have an error."""
+
+
+def _bounds() -> Iterator[int]:
+    bound = 0
+    while True:
+        yield bound
+        bound = max(bound + 1, bound * 102 // 100)
+
+
+BOUNDS_MS: Final = (*takewhile(lambda bound: bound < 2 * RUN_MS_MAX, _bounds()),)
+"""Lower bounds of the classes of run times."""
+assert all(after - before <= max(1, before * 0.02) for before, after in pairwise(BOUNDS_MS))
+
+
+def run_class(run_ms: int) -> int:
+    """The class of a run time."""
+    return bisect_right(BOUNDS_MS, min(run_ms, RUN_MS_MAX)) - 1
+
+
+def middle_ms(of_class: int) -> int:
+    """A time within 1 % of all of this class."""
+    return (BOUNDS_MS[of_class] + BOUNDS_MS[of_class + 1] - 1) // 2
+
+
+class RunTimes(NamedTuple):
+    """Run times of so many jobs, each within 1 %; the ``p``-th percentile is the least that ``p`` % do not exceed."""
+
+    jobs: int
+    p50_ms: int
+    p95_ms: int
+    max_ms: int
+
+
+def run_times(counts: Mapping[int, int]) -> RunTimes | None:
+    """The run times of which so many are in each class; None without any."""
+    classes = sorted(of_class for of_class, jobs in counts.items() if jobs > 0)
+    upto = list(accumulate(counts[of_class] for of_class in classes))
+    if not classes:
+        return None
+    jobs = upto[-1]
+    p50, p95, last = (bisect_right(upto, (jobs * percent + 99) // 100 - 1) for percent in (50, 95, 100))
+    return RunTimes(jobs, *(middle_ms(classes[at]) for at in (p50, p95, last)))
+
+
+def run_ms(state: JobState) -> int | None:
+    """The run time of an ended job."""
+    if (end := state.end) is None:
+        return None
+    fence = max((rank[0] for rank in state.accepted.values() if rank[0] <= end.rank[0]), default=None)
+    if fence is None:
+        return None
+    started = {dc: rank[1] for dc, rank in state.accepted.items() if rank[0] == fence}
+    if end.traced_ms is not None and started.keys() <= state.traced_ms.keys():
+        ran_ms = end.traced_ms - min(state.traced_ms[dc] for dc in started)
+    else:
+        ran_ms = end.rank[1] - min(started.values())
+    return ran_ms if ran_ms >= 0 else None
+
+
+def figure_of(state: JobState, status: str, fields: Collection[str] = ()) -> str | None:
+    """The figure of a job of this status, whose tenant is searched by ``fields``."""
+    if (created := state.created) is None:
+        return None
+    at_ms = created.order[0] if created.traced_ms is None else created.traced_ms
+    hour = min(max(at_ms // HOUR_MS, 0), HOUR_MAX)
+    dcs = [*created.assigned_dcs]
+    if state.accepted or len(dcs) != 1 or not 0 < len(dcs[0]) <= TEXT_CHARACTERS_MAX:
+        dcs = sorted({kept(dc) for dc in dcs_of(state) if dc})
+    run, error = None, None
+    if state.end is not None and status in ENDED:
+        ran_ms = run_ms(state)
+        run = None if ran_ms is None else run_class(ran_ms)
+        if status in FAILURES:
+            text = state.end.outcome.get("error")
+            error = kept(text) if isinstance(text, str) else None
+    if not fields:
+        return _figure(hour, created.traced_ms is not None, (*dcs,), run, error)
+    found = {
+        kept(field): sorted({kept(text) for text in texts_of(state, (*field.split("."),))})
+        for field in sorted(fields)
+        if field != DC
+    }
+    return _json([hour, int(created.traced_ms is not None), dcs, run, error, found])
+
+
+def without_fields(figure: str | None) -> str | None:
+    """The figure without its fields; a text that is no figure as it is."""
+    try:
+        parts = orjson.loads(figure or "null")
+    except orjson.JSONDecodeError:
+        return figure
+    return _json(parts[:5]) if isinstance(parts, list) else figure
+
+
+def kept(text: str) -> str:
+    """The part of a text that figures keep."""
+    return text[:TEXT_CHARACTERS_MAX]
+
+
+@lru_cache(maxsize=4096)
+def _figure(hour: int, is_traced: bool, dcs: tuple[str, ...], run: int | None, error: str | None) -> str:
+    return _json([hour, int(is_traced), dcs, run, error])
+
+
+def _json(parts: list[Any]) -> str:
+    while parts and parts[-1] in (None, {}):
+        parts.pop()
+    # PostgreSQL reads no U+0000 in JSON.
+    return orjson.dumps(parts).decode().replace("\\u0000", "\\ufffd")

@@ -1,0 +1,287 @@
+"""The figures of jobs are what a recount of the entries gives, whatever happened to the chain and its follower."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from app.store import job_figures, job_search
+from app.store.entry_check import EntryCheck
+from app.store.job_figures import Wanted, covered, read
+from app.store.job_table import JobFolds
+from app.store.retention import _write_again
+from ledger.hlc import Hlc
+from ledger.machines import jobs
+from ledger.machines.exclusions import SUBJECT
+from ledger.machines.job_figures import (
+    BOUNDS_MS,
+    HOUR_MAX,
+    HOUR_MS,
+    PERIODS_HOURS,
+    RUN_MS_MAX,
+    middle_ms,
+    run_class,
+    run_times,
+)
+from tests.app.followed_chain import LOG_ORIGIN, Event, FollowedChain
+from tests.conftest import Database, connected_to
+from tests.ledger.job_facts import fact_of, merge
+
+BEGIN_MS = 473_000 * HOUR_MS
+HOURS = 2000
+OTHER_LOG = "ledger.test/elsewhere"
+FIELD = "spec.image"
+
+_numbers = itertools.count(1)
+
+
+# --- run times ------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, RUN_MS_MAX))
+@example(0)
+@example(RUN_MS_MAX)
+def test_the_middle_of_a_class_is_within_one_per_cent_of_its_times(run_ms: int) -> None:
+    of_class = run_class(run_ms)
+    assert BOUNDS_MS[of_class] <= run_ms
+    assert abs(middle_ms(of_class) - run_ms) <= run_ms * 0.01
+
+
+@given(st.lists(st.integers(0, 10**7), min_size=1))
+def test_percentiles_are_within_one_per_cent_of_those_of_the_times(times_ms: list[int]) -> None:
+    found = run_times(Counter(map(run_class, times_ms)))
+    ranked = sorted(times_ms)
+    assert found is not None
+    assert found.jobs == len(ranked)
+    for percent, given_ms in ((50, found.p50_ms), (95, found.p95_ms), (100, found.max_ms)):
+        exact_ms = ranked[-(-len(ranked) * percent // 100) - 1]
+        assert abs(given_ms - exact_ms) <= exact_ms * 0.01
+
+
+# --- periods --------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000))
+def test_periods_cover_each_hour_of_a_range_once(first: int, hours: int) -> None:
+    found: Counter[int] = Counter()
+    for length, begin, below in covered(first, first + hours):
+        assert begin % length == below % length == 0
+        assert begin < below
+        found.update(range(begin, below))
+    assert found == Counter(range(first, first + hours))
+    assert covered(0, HOUR_MAX + 1) == [(PERIODS_HOURS[-1], 0, HOUR_MAX + 1)]
+
+
+# --- recounts -------------------------------------------------------------------------------------
+
+_jobs = st.sampled_from([f"job-{number}" for number in range(6)])
+_dcs = st.sampled_from(["use1", "euw1", "x" * 200])
+_fence = st.integers(1, 2)
+_ms = st.integers(0, HOURS * HOUR_MS).map(lambda at_ms: BEGIN_MS + at_ms)
+_traced = st.none() | st.integers(0, 5000 * 3600) | st.floats(0, 1e6)
+_kinds: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "JobCreated": {
+        "assigned_dcs": st.lists(_dcs, max_size=2),
+        "spec": st.fixed_dictionaries({"image": st.sampled_from(["a", "b", ["a", "c"], 4, {"$private": {}}])}),
+    },
+    "JobAccepted": {"dc_id": _dcs},
+    "JobProgressReported": {"dc_id": _dcs},
+    "JobCancellationRequested": {},
+    "JobCancellationAcked": {"dc_id": _dcs},
+    "JobCompleted": {},
+    "JobFailed": {"error": st.sampled_from(["OOMKilled", "", 'a\t"\\', "y" * 300, {"$private": {}}])},
+    "JobTimedOut": {"timeout_type": st.just("wall")},
+}
+
+
+@st.composite
+def _events(draw: st.DrawFn) -> Event:
+    name = draw(st.sampled_from([*_kinds, "JobCreated", "JobCompleted"]))
+    fields = {"fence_token": draw(_fence), **{field: draw(values) for field, values in _kinds[name].items()}}
+    if (seconds := draw(_traced)) is not None:
+        fields["trace_time"] = seconds
+    return draw(_jobs), name, draw(_ms), fields
+
+
+_steps = st.one_of(
+    st.tuples(st.just("append"), st.lists(_events(), min_size=1, max_size=12)),
+    st.tuples(st.just("import"), st.lists(_events(), min_size=1, max_size=4)),
+    st.tuples(st.sampled_from(["follow", "restart", "exclude", "include", "declare", "undeclare", "empty"]), st.none()),
+    st.tuples(st.just("prune"), st.integers(1, 6)),
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(_steps, min_size=3, max_size=14))
+def test_figures_are_what_a_recount_of_the_entries_gives(
+    shared_database: Database, steps: list[tuple[str, Any]]
+) -> None:
+    asyncio.run(_check(shared_database, f"figures-{next(_numbers)}", steps))
+
+
+async def _check(database: Database, tenant: str, steps: Sequence[tuple[str, Any]]) -> None:
+    async with connected_to(database.superuser_url) as superuser:
+        chain = FollowedChain(database, superuser, tenant)
+        await chain.append([("job-0", "JobCreated", BEGIN_MS, {})])
+        try:
+            for step, what in steps:
+                await _take(chain, superuser, step, what)
+            await chain.follow()
+            await chain.follow()
+            await _compare(superuser, tenant, await _recount(superuser, tenant))
+        finally:
+            chain.end()
+
+
+async def _take(chain: FollowedChain, superuser: asyncpg.Connection, step: str, what: Any) -> None:
+    other = json.dumps({"log": f"{OTHER_LOG}/{chain.tenant}"})
+    if step == "append":
+        await chain.append(what)
+    elif step == "import":
+        await chain.append(what, other)
+    elif step in ("exclude", "include"):
+        said = {"log": f"{OTHER_LOG}/{chain.tenant}", "reason": "it lies"}
+        await chain.append([(SUBJECT, f"LOG_{step.upper()}D", BEGIN_MS + next(_numbers), said)])
+    elif step == "follow":
+        await chain.follow()
+    elif step == "restart":
+        chain.restart()
+    elif step in ("declare", "undeclare"):
+        await job_search.declare(superuser, chain.tenant, [FIELD] if step == "declare" else [])
+    elif step == "empty":
+        await superuser.execute("DELETE FROM scheduler.follower_positions WHERE tenant_id = $1", chain.tenant)
+    else:
+        await chain.follow()
+        await _prune(superuser, chain.tenant, what)
+
+
+async def _prune(superuser: asyncpg.Connection, tenant: str, count: int) -> None:
+    """Remove the first entries and all others of their jobs but the newest of the chain, as a prune does."""
+    async with superuser.transaction():
+        head_seq = await superuser.fetchval("SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $1", tenant)
+        await superuser.execute("SET LOCAL session_replication_role = replica")
+        rows = await superuser.fetch(
+            """
+            WITH first AS (
+                SELECT job_id FROM scheduler.scheduler_log
+                 WHERE tenant_id = $1 AND seq < (SELECT coalesce(min(seq), $3) FROM scheduler.scheduler_log
+                                                  WHERE tenant_id = $1 AND job_id = $4)
+                 ORDER BY seq LIMIT $2)
+            DELETE FROM scheduler.scheduler_log
+             WHERE tenant_id = $1 AND job_id IN (SELECT job_id FROM first) AND job_id <> $4 AND seq < $3
+            RETURNING job_id, seq
+            """,
+            tenant,
+            count,
+            head_seq,
+            SUBJECT,
+        )
+        removed_to: dict[str, int] = {}
+        for job_id, seq in rows:
+            removed_to[job_id] = max(seq, removed_to.get(job_id, 0))
+        if removed_to:
+            folds = JobFolds(EntryCheck(lambda _: None), LOG_ORIGIN)
+            await _write_again(superuser, tenant, removed_to, head_seq, folds)
+
+
+_Job = tuple[str, int | None, bool]
+"""Status and run time of a job, and whether its hour is that of a trace."""
+
+
+async def _recount(superuser: asyncpg.Connection, tenant: str) -> dict[str, defaultdict[str, list[_Job]]]:
+    """The jobs by each kind of group, from the entries that the log has, merged one by one."""
+    entries = await superuser.fetch("SELECT * FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", tenant)
+    statements = [
+        (entry["hlc_physical"], entry["seq"], entry["action"]) for entry in entries if entry["job_id"] == SUBJECT
+    ]
+    is_excluded = bool(statements) and max(statements)[2] == "LOG_EXCLUDED"
+    states: dict[str, jobs.JobState] = {}
+    payloads = {entry["seq"]: json.loads(entry["payload"]) for entry in entries}
+    for entry in entries:
+        if entry["job_id"] == SUBJECT or (entry["origin"] is not None and is_excluded):
+            continue
+        hlc = Hlc.parse(entry["t_hlc"])
+        payload, digest = payloads[entry["seq"]], entry["payload_digest"]
+        fact = fact_of(entry["action"], payload, hlc, digest, entry["job_id"], entry["seq"])
+        assert fact is not None
+        known = states.get(entry["job_id"])
+        states[entry["job_id"]] = fact if known is None else merge(known, fact)
+    found: defaultdict[str, defaultdict[str, list[_Job]]] = defaultdict(lambda: defaultdict(list))
+    for state in states.values():
+        if state.created is None:
+            continue
+        payload, status = payloads[state.created.order[-1]], jobs.status(state)
+        seconds = payload.get("trace_time")
+        at_ms = state.created.order[0] if seconds is None else int(seconds * 1000 + 0.5) if seconds else 0
+        job = status, _run_ms(state, payloads), seconds is not None
+        found["status"][status].append(job)
+        found["hour"][str(at_ms // HOUR_MS)].append(job)
+        for dc in {*payload.get("assigned_dcs", []), *state.accepted}:
+            found["dc"][dc[:128]].append(job)
+        if status in ("FAILED", "TIMED_OUT"):
+            assert state.end is not None
+            ended = payloads[state.end.rank[-1]]
+            error = ended.get("error", ended.get("timeout_type"))
+            found["error"][error[:128] if isinstance(error, str) else ""].append(job)
+        image = payload.get("spec", {}).get("image")
+        for value in (
+            {*(image if isinstance(image, list) else [image])} if not isinstance(image, dict) and image else ()
+        ):
+            found[FIELD][str(value)].append(job)
+    return found
+
+
+def _run_ms(state: jobs.JobState, payloads: dict[int, Any]) -> int | None:
+    if state.end is None or jobs.status(state) not in ("COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED"):
+        return None
+    tries = [rank for rank in state.accepted.values() if rank[0] <= state.end.rank[0]]
+    started = [rank for rank in tries if rank[0] == max(tries)[0]]
+    if not started:
+        return None
+    traced = [payloads[rank[-1]].get("trace_time") for rank in (state.end.rank, *started)]
+    if None in traced:
+        run_ms = state.end.rank[1] - min(rank[1] for rank in started)
+    else:
+        end_ms, *start_ms = (int(seconds * 1000 + 0.5) if seconds else 0 for seconds in traced)
+        run_ms = end_ms - min(start_ms)
+    return run_ms if run_ms >= 0 else None
+
+
+async def _compare(
+    superuser: asyncpg.Connection, tenant: str, expected: dict[str, defaultdict[str, list[_Job]]]
+) -> None:
+    assert await job_figures.difference(superuser, tenant) is None
+    declared = (await job_search.declared(superuser, [tenant])).get(tenant)
+    fields = () if declared is None else declared.fields
+    for by in ("status", "hour", "dc", "error", FIELD):
+        groups, count = await read(superuser, Wanted(tenant, by), 1000)
+        wanted = expected[by] if by != FIELD or FIELD in fields else {}
+        assert {*groups} == {*wanted}, by
+        assert count == len(wanted)
+        for name, group in groups.items():
+            _compare_group(group, wanted[name])
+    # Each hour alone, and all from the middle on, of one data centre.
+    for hour, listed in expected["hour"].items():
+        groups, _ = await read(superuser, Wanted(tenant, "status", first=int(hour), below=int(hour) + 1), 1000)
+        assert sum((group.statuses for group in groups.values()), Counter()) == Counter(job[0] for job in listed)
+    for first in (473_999, 474_500):
+        groups, _ = await read(superuser, Wanted(tenant, "status", first=first), 1000)
+        later = [job for hour, listed in expected["hour"].items() if int(hour) >= first for job in listed]
+        assert sum((group.statuses for group in groups.values()), Counter()) == Counter(job[0] for job in later)
+    for dc, listed in expected["dc"].items():
+        groups, _ = await read(superuser, Wanted(tenant, "status", dc=dc), 1000)
+        assert sum((group.statuses for group in groups.values()), Counter()) == Counter(job[0] for job in listed)
+
+
+def _compare_group(group: job_figures.Group, listed: Sequence[_Job]) -> None:
+    assert group.statuses == Counter(job[0] for job in listed)
+    assert group.traced == sum(job[2] for job in listed)
+    assert group.runs == Counter(run_class(job[1]) for job in listed if job[1] is not None)
