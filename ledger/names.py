@@ -37,6 +37,9 @@ JOB_ID = (
 PROMISE_NAME = "[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,119}"
 """A capsule, gang, node, mission or module: two of them and a few words fit into the name of an entry."""
 
+SPAN = "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
+"""A span as ``traceparent`` of W3C Trace Context names it; its second part is its trace."""
+
 _is_readable_tenant = re.compile(READABLE_TENANT_ID).fullmatch
 
 

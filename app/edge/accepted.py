@@ -17,6 +17,7 @@ object of each kind; the application does not start if a route names a missing o
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -37,6 +38,7 @@ from app.trust.callers import CallerSource, check, is_outdated, named_tenants
 from app.trust.quotas import Quotas
 from app.write.intake.access_records import AccessRecords, RecordedRequest
 from app.write.pending.requests import EventLines
+from ledger import names
 from ledger.errors import ForbiddenError, NotReadyError, QuotaExceededError, UnauthenticatedError
 
 ACCEPTED: Final = "tally.accepted"
@@ -45,6 +47,8 @@ FAULT: Final = "tally.fault"
 """Key of the error that the fast path met, in the scope: the route raises it."""
 CUT_OFF: Final = "tally.cut_off"
 """Key of the function that ends the request's connection now, with unsent data, in its scope."""
+_SPAN: Final = re.compile(names.SPAN)
+_NO_SPAN: Final = re.compile("ff|..-0{32}|.{35}-0{16}")
 REFUSALS: Final = (UnauthenticatedError, ForbiddenError, QuotaExceededError)
 """Errors that are recorded: they are about the rights of a caller."""
 
@@ -65,6 +69,15 @@ class Accepted:
     is_tenant_charged: bool = False
     held_bytes: int = 0
     """Bytes that the body holds of the memory budget, until the request is answered."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """The caller's span (W3C Trace Context), None without one; a header that names none is passed over."""
+        for given, value in self.scope["headers"]:
+            if given == b"traceparent":
+                span = value.decode("latin-1")
+                return span if _SPAN.fullmatch(span) and not _NO_SPAN.match(span) else None
+        return None
 
     def header_values(self, name: bytes) -> list[str]:
         """The values of a header, whose ``name`` is in small letters."""

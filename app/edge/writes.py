@@ -49,9 +49,10 @@ from app.write.pending.linking import DuplicateLineError
 from app.write.pending.requests import Draft, Receipt, RequestKey, draft_of
 from ledger import rfc3339
 from ledger.errors import CommitmentConflictError, InvalidInputError
-from ledger.facts.events import JOB_EVENTS, Durability, EventType
+from ledger.facts.events import JOB_EVENTS, TRACEPARENT, Durability, EventType
 from ledger.machines.promises import RULES
 from ledger.positions import Epoch, Lsn
+from ledger.signed_events import MEMBER as SIGNATURE
 
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
 _JOB_ID = re.compile(JOB_ID_PATTERN)
@@ -146,7 +147,10 @@ class EventWrites:
 
     def _draft(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Draft:
         """The event in the body, charged to the quota of its tenant."""
-        draft = draft_of(write.read(body), write.event, job_id, accepted.caller.id)
+        given = write.read(body)
+        if TRACEPARENT not in given and SIGNATURE not in given and (span := accepted.traceparent) is not None:
+            given[TRACEPARENT] = span
+        draft = draft_of(given, write.event, job_id, accepted.caller.id)
         accepted.charge_tenant(draft.tenant_id, len(body))
         return draft
 

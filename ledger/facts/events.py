@@ -42,6 +42,7 @@ class Kind(Enum):
     COUNT = auto()
     NUMBER = auto()
     HLC = auto()
+    TRACEPARENT = auto()
     OBJECT = auto()
 
 
@@ -91,11 +92,15 @@ class EventType(NamedTuple):
     """How the console colours it."""
 
 
+TRACEPARENT: Final = "traceparent"
+"""Member of a payload with the span of W3C Trace Context that the event belongs to."""
+
 COMMON_FIELDS: Final = (
     Field("tenant_id", Kind.TENANT, is_required=True),
     Field("fence_token", Kind.COUNT),
     Field("trace_time", Kind.NUMBER),
     Field("subject", Kind.NAME),
+    Field(TRACEPARENT, Kind.TRACEPARENT),
 )
 """The members that every event may have."""
 

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ledger import canonical
 from ledger.canonical import INTEGER_MAX, NESTING_MAX
 from ledger.errors import CanonicalError, InvalidInputError
-from ledger.facts.events import ACTIONS, ACTOR, EVENTS_BY_ACTION, JOB_EVENTS, Part, SystemAction
+from ledger.facts.events import ACTIONS, ACTOR, EVENTS_BY_ACTION, JOB_EVENTS, TRACEPARENT, Part, SystemAction
 from ledger.machines.exclusions import UNCOUNTED
 from ledger.private_fields import PRIVATE_MARK
 
@@ -58,6 +58,8 @@ class Created(NamedTuple):
     """The job's creator, None if unknown; sealed if it is private."""
     traced_ms: int | None = None
     """The time of the event in a trace, if it carries one."""
+    traceparent: Any = None
+    """The span that created the job, None if it named none."""
 
 
 class End(NamedTuple):
@@ -342,7 +344,8 @@ def _created(order: Order, payload: Mapping[str, Any]) -> Created:
     assigned = payload.get("assigned_dcs")
     if assigned.__class__ is not list or not all(dc.__class__ is str for dc in assigned):
         assigned = []
-    return Created(order, payload.get("spec", {}), assigned, payload.get(ACTOR), traced_ms(payload))
+    said = payload.get(ACTOR), traced_ms(payload), payload.get(TRACEPARENT)
+    return Created(order, payload.get("spec", {}), assigned, *said)
 
 
 def traced_ms(payload: Mapping[str, Any]) -> int | None:

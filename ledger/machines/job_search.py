@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from ledger import canonical
+from ledger import canonical, names
 from ledger.errors import CanonicalError, InvalidInputError, refuse
 from ledger.machines.jobs import JobState, conflicts, dcs_of, name_of, outcome
 from ledger.private_fields import PATH_CHARACTERS_MAX, PATH_PARTS_MAX, PRIVATE_MARK, Path
@@ -32,9 +32,12 @@ SEARCHED: Final = "spec."
 
 DC: Final = "dc"
 """The field for the data centres of a job in an index."""
+TRACE: Final = "trace"
+"""The field for the id of the trace in which a job was created."""
 FIELDS_MAX: Final = 16
 """Most fields by which the jobs of one tenant are indexed."""
 
+_SPAN: Final = re.compile(names.SPAN)
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 
 
@@ -122,12 +125,14 @@ def check_field(field: str) -> None:
     Raises:
         InvalidInputError: they cannot.
     """
+    if field == TRACE:
+        return
     parts = field.split(".")
     refuse(
         InvalidInputError,
         (
             not field.startswith(SEARCHED) or not all(parts),
-            f"{field[:100]!r} is no field that jobs are searched by: those are inside spec",
+            f"{field[:100]!r} is no field that jobs are searched by: those are inside spec, and {TRACE}",
         ),
         (
             len(field) > PATH_CHARACTERS_MAX or len(parts) > PATH_PARTS_MAX,
@@ -163,6 +168,9 @@ def texts_of(state: JobState, path: Path) -> frozenset[str]:
     """The texts of a job's field; none for a job without a creation."""
     if state.created is None:
         return frozenset()
+    if path == (TRACE,):
+        span = state.created.traceparent
+        return frozenset([span.split("-")[1]]) if span.__class__ is str and _SPAN.fullmatch(span) else frozenset()
     found = (_text_of(value) for value in _values_at({"spec": state.created.spec}, path))
     return frozenset(text for text in found if text is not None)
 

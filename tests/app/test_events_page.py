@@ -9,7 +9,7 @@ from ledger.facts.events import COMMON_FIELDS, JOB_EVENTS
 from ledger.facts.statuses import ENDED, STATUSES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
-COMMON = {"tenant_id", "job_id", "fence_token", "trace_time", "subject", "type"}
+COMMON = {"tenant_id", "job_id", "fence_token", "trace_time", "subject", "traceparent", "type"}
 
 
 def rows(heading: str) -> list[list[str]]:

@@ -658,6 +658,7 @@ def test_what_stays_refused_is_known_so_that_it_holds_up_nothing_behind_it_in_a_
         "payload-too-large",
         "signature-invalid",
         "signature-required",
+        "statement-rejected",
         "write-lost",
     }
 

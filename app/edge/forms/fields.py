@@ -68,6 +68,11 @@ TimeText = Annotated[str, Field(pattern=names.anchored(rfc3339.TEXT), examples=[
 StatsName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$", examples=["requests"])]
 """The name of a counter or measurement."""
 StatsValue = Annotated[float, Field(allow_inf_nan=False)]
+TraceParent = Annotated[
+    str,
+    Field(pattern=names.anchored(names.SPAN), examples=["00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"]),
+]
+"""A span of W3C Trace Context."""
 JsonObject = dict[str, Any]
 """Any JSON object; what it holds is checked when it becomes canonical bytes."""
 Level = Literal["LOCAL", "REGIONAL", "GLOBAL"]
@@ -81,6 +86,7 @@ FORM_OF_KIND: Mapping[Kind, Any] = {
     Kind.COUNT: Count,
     Kind.NUMBER: Number,
     Kind.HLC: HlcText,
+    Kind.TRACEPARENT: TraceParent,
     Kind.OBJECT: JsonObject,
 }
 """The fields of events."""

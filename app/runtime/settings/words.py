@@ -30,6 +30,7 @@ WORDS: Final[Mapping[str, str]] = {
     names.anchored(names.JOB_ID): "must be a job id: 1 to 128 of A-Z, a-z, 0-9, . _ : and -, but neither . nor ..",
     names.anchored(OVERCOMMIT_FACTOR): 'must be a number from 1 to 999.999 as text, such as "1.5"',
     names.anchored(names.PROMISE_NAME): "must be 1 to 120 of A-Z, a-z, 0-9, . _ : and -, the first other than .",
+    names.anchored(names.SPAN): "must be a traceparent of W3C Trace Context: 00, trace, span and flags",
     names.anchored(hlc.TEXT): "must be an HLC, such as 1704931200000:1:node-7f3a: milliseconds, a counter and a node",
     names.anchored(rfc3339.TEXT): "must be a time of RFC 3339, such as 2026-11-21T13:40:00.250Z",
     rfc3339.MOMENT_PATTERN: "must be an HLC, or a time of RFC 3339, such as 2026-11-21T13:40:00.250Z",

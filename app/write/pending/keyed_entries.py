@@ -35,7 +35,7 @@ from app.write.pending.requests import LEDGER_ROUTE, Draft, EventLines, RequestK
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import KeyRowError, LedgerError, ProblemError
-from ledger.facts.events import ACTIONS, ACTOR
+from ledger.facts.events import ACTIONS, ACTOR, TRACEPARENT
 from ledger.facts.problems import IDEMPOTENCY_KEY_UNPROVEN
 from ledger.hlc import Hlc
 from ledger.signed_events import MEMBER as SIGNATURE
@@ -263,9 +263,10 @@ def _event_of(line: ChainedLine, draft: Draft, key: RequestKey) -> keyed.KeptEve
     if draft.seal is not None or line.body_digest != key.body_digest:
         return event if facts["type"] == draft.event.name else None
     asked = {"type": draft.event.name, "fence_token": facts["fence_token"], **draft.fields, **said}
-    # Any client that may write for the tenant may repeat the request; the event keeps its first actor.
-    asked.pop(ACTOR, None)
-    asked |= {ACTOR: facts[ACTOR]} if ACTOR in facts else {}
+    # Any client that may write for the tenant may repeat the request, in any span; the event keeps its first of both.
+    for member in (ACTOR, TRACEPARENT):
+        asked.pop(member, None)
+        asked |= {member: facts[member]} if member in facts else {}
     # So may a caller that signs it again: the event keeps its first signature.
     asked |= {SIGNATURE: facts[SIGNATURE]} if SIGNATURE in facts and SIGNATURE in asked else {}
     return event if canonical.encode(asked).decode() == event.payload else None

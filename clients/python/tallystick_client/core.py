@@ -13,9 +13,11 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import random
 import re
 import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -53,6 +55,8 @@ PAGE = 1000
 QUOTED_CHARACTERS = 60
 """How much of an answer that is not a ledger's is shown."""
 JSON, NDJSON = "application/json", "application/x-ndjson"
+
+_SPAN = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 OnWait = Callable[[Exception, float], object]
 """Called with the reason for a retry, and the seconds before it."""
@@ -104,9 +108,10 @@ class Core:
         patience_s: float | None = None,
         timeout_s: float | None = None,
         signature: str | None = None,
+        traceparent: str | None = None,
     ) -> Reply:
         """Send a request and return its successful answer. Parameters that are None are left out; ``files`` are sent in
-        place of ``content``.
+        place of ``content``. The span of the request is ``traceparent``, by default that which is current.
 
         Raises:
             ProblemError: the ledger rejected the request.
@@ -120,10 +125,11 @@ class Core:
         timeout = httpx.Timeout(within_s)
         if files is not None:
             within_s, timeout = None, httpx.Timeout(timeout.connect, read=UPLOAD_ANSWER_MAX_S)
-        failures = 0
+        failures, span = 0, traceparent or current_span()
         while True:
             headers = self._headers(None if content is None else content_type, key, session)
             headers |= {} if signature is None else {"Tally-Signature": signature}
+            headers |= {} if span is None else {"traceparent": span}
             call = Call(method, self._url(path, params), headers, content, timeout, within_s, files)
             try:
                 reply = await self.transport.exchange(call)
@@ -285,6 +291,17 @@ def bearer(token: str | None, place: str) -> str | None:
         reason = f": it has {found} inside" if (found := control_character(token)) else ""
         raise ValueError(f"{place} is no token{reason}; a token is one word of ASCII")
     return token or None
+
+
+def current_span() -> str | None:
+    """The span in which the program is, as W3C Trace Context writes it: that of OpenTelemetry, if it is used, else that
+    of the environment, ``TRACEPARENT``; None without one."""
+    if (tracing := sys.modules.get("opentelemetry.trace")) is not None:
+        span = tracing.get_current_span().get_span_context()
+        if span.is_valid:
+            return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
+    given = os.environ.get("TRACEPARENT", "")
+    return given if _SPAN.fullmatch(given) else None
 
 
 def control_character(value: str) -> str | None:

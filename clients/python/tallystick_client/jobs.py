@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from tallystick_client.answers import Recorded
-from tallystick_client.core import Core, json_of, new_key, value_of
+from tallystick_client.core import Core, current_span, json_of, new_key, value_of
 from tallystick_client.errors import JobEndedError, TallystickError
 from tallystick_client.facts import ENDED
 from tallystick_client.outbox import Outbox
@@ -196,7 +196,8 @@ class JobMethods:
 
     def _request(self, path: str, key: str, body: dict[str, Any]) -> Request:
         signing = self._ledger[0].signing
-        return Request(path=path, key=key, body=json_of(body if signing is None else signing.body(path, body, key)))
+        request = Request(path=path, key=key, body=json_of(body if signing is None else signing.body(path, body, key)))
+        return request if (span := current_span()) is None else {**request, "traceparent": span}
 
     def _completion(self, final_status: str, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
         said: dict[str, Any] = {}

@@ -247,6 +247,7 @@ class Outbox:
         replies, unshown = list[Reply](), None
         for each in requests:
             how: dict[str, Any] = {"content": each["body"], "key": each["key"], "session": session, **waits}
+            how["traceparent"] = each.get("traceparent")
             try:
                 reply = await self._core.ask("POST", each["path"], **how)
             except CopiesRemovedError as error:

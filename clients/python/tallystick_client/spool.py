@@ -48,6 +48,8 @@ class Request(TypedDict):
     path: str
     key: str
     body: str
+    traceparent: NotRequired[str]
+    """The span that it is of, sent in the header: a repetition in another span is the same request."""
 
 
 class Kept(TypedDict):
@@ -120,7 +122,10 @@ class Spool:
                 and kept["part"] in ("begin", "event", "end")
                 and all(isinstance(kept[field], str) for field in ("tenant_id", "job_id"))
                 and all(
-                    _PATH.fullmatch(each["path"]) and KEY.fullmatch(each["key"]) and each["body"]
+                    _PATH.fullmatch(each["path"])
+                    and KEY.fullmatch(each["key"])
+                    and each["body"]
+                    and KEY.fullmatch(each.get("traceparent", "-"))
                     for each in kept["requests"]
                 )
             )
