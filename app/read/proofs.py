@@ -128,18 +128,17 @@ async def job(
     job_id: str,
     snapshot_id: int | None,
 ) -> dict[str, Any]:
-    """All entries of a job up to the end of a snapshot, or none, proved by the index of jobs that this one signed: by
-    default the newest with an index.
+    """All entries of a job that are in the index of jobs of a snapshot, or none, proved by that index: by default the
+    newest.
 
     Raises:
         TenantNotFoundError: no such tenant.
         NotFoundError: there is no such snapshot, or none with an index, or its runs were merged since.
-        ArchivedError: an entry of the job has left with a prune.
+        ArchivedError: an entry of the job that the index covers has left with a prune.
         ChainDamagedError: entries or runs are not those that were signed.
     """
     async with reading(pool, snapshot=True) as connection:
         await chain_reads.require_tenant(connection, tenant_id)
-        await retention.refuse_departed(connection, [(tenant_id, job_id)])
         snapshot = await job_index.indexed_snapshot(connection, tenant_id, SEQ_MAX, snapshot_id)
         if snapshot is None:
             which = "no snapshot" if snapshot_id is None else f"no snapshot {snapshot_id}"
@@ -152,11 +151,16 @@ async def job(
                 raise NotFoundError(f"of snapshot {snapshot.id}, {error}; snapshot {newest.id} is newer") from error
             raise damaged(tenant_id, "tree", 0, f"the stored index of jobs is damaged: {error}") from error
         with _damage_named(tenant_id):
-            entries = await job_index.indexed_entries(connection, tenant_id, job_id, snapshot.size)
-            verify_job(job_id, snapshot.size, snapshot.roots, entries, runs)
+            entries = await job_index.indexed_entries(connection, tenant_id, job_id, snapshot)
+            try:
+                verify_job(job_id, snapshot.size, snapshot.roots, entries, runs, snapshot.begin)
+            except ProofError:
+                await retention.refuse_departed(connection, [(tenant_id, job_id)])
+                raise
     return {
         "tenant_id": tenant_id,
         "job_id": job_id,
+        "from_seq": snapshot.begin + 1,
         "tree_size": snapshot.size,
         "entries": [{"leaf_index": index, "leaf_hash": each.hex()} for index, each in entries],
         "runs": [msgspec.to_builtins(run) for run in runs],

@@ -14,7 +14,6 @@ from ledger.job_index import (
     LEAF_BYTES,
     PIECE_LEAVES,
     RunPlace,
-    covering,
     key_of,
     keys_of,
     root_of,
@@ -133,13 +132,18 @@ class IndexedSnapshot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of entries that the index covers."""
+        """The last entry that the index covers."""
         return self.claim.to_seq
+
+    @property
+    def begin(self) -> int:
+        """Leaf index of the first entry that it covers."""
+        return self.claim.index_begin
 
     @property
     def roots(self) -> list[bytes]:
         """Roots of its runs."""
-        return [bytes.fromhex(root) for root in self.claim.job_index or ()]
+        return [*self.claim.index_roots.values()]
 
 
 async def indexed_snapshot(
@@ -174,7 +178,7 @@ async def prove_runs(connection: Connection, tenant_id: str, job_id: str, snapsh
         ProofError: a run is not stored, and cannot be made from the entries that are there.
     """
     key, stored = key_of(job_id), await directories(connection, tenant_id)
-    places = [*covering(snapshot.size)]
+    places = snapshot.claim.index_places
     known = {
         place: directory
         for place, root in zip(places, snapshot.roots, strict=True)
@@ -199,8 +203,10 @@ async def prove_runs(connection: Connection, tenant_id: str, job_id: str, snapsh
     return found
 
 
-async def indexed_entries(connection: Connection, tenant_id: str, job_id: str, size: int) -> list[tuple[int, bytes]]:
-    """Leaf index and leaf hash of each entry of a job among the first ``size``, as stored.
+async def indexed_entries(
+    connection: Connection, tenant_id: str, job_id: str, snapshot: IndexedSnapshot
+) -> list[tuple[int, bytes]]:
+    """Leaf index and leaf hash of each entry of a job that the index of a snapshot covers, as stored.
 
     Raises:
         ProofError: there are more than a proof may have, or one has no link.
@@ -208,12 +214,14 @@ async def indexed_entries(connection: Connection, tenant_id: str, job_id: str, s
     rows = await fetch_tuples(
         connection,
         """
-        SELECT seq - 1, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND seq <= $3
-         ORDER BY seq LIMIT $4
+        SELECT seq - 1, chain_link FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND job_id = $2 AND seq > $3 AND seq <= $4
+         ORDER BY seq LIMIT $5
         """,
         tenant_id,
         job_id,
-        size,
+        snapshot.begin,
+        snapshot.size,
         ENTRIES_MAX + 1,
     )
     if len(rows) > ENTRIES_MAX:

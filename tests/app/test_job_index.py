@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import httpx
 import msgspec
 import pytest
 
+from app.read import proofs
 from app.read.verification import ChainVerifier
 from app.store import job_index as store
 from app.write.followers import job_indexer
 from app.write.followers.job_indexer import JobIndexer
 from app.write.pending.requests import EventLines
+from ledger.errors import ArchivedError
 from ledger.exit_code import ExitCode, exit_code_of_receipt, exit_code_of_verdict
-from ledger.job_index import covering
+from ledger.job_index import covering, root_of
 from ledger.job_index.proof import RunProof, verify_job
+from ledger.machines.retention import SUBJECT
 from ledger.verification import Verdict
 from signing.keys import Keyring
 from signing.receipt_judging import judged
@@ -331,6 +335,10 @@ async def verdict_of(node: Running) -> Verdict:
     return verdict
 
 
+async def proof_of(node: Running, job_id: str) -> dict[str, Any]:
+    return await proofs.job(node.service._pool, node.service.retention, PRUNED, job_id, None)
+
+
 async def log_of(superuser: asyncpg.Connection) -> list[naive.Entry]:
     rows = await superuser.fetch(
         "SELECT job_id, chain_link FROM scheduler.scheduler_log WHERE tenant_id = $1 ORDER BY seq", PRUNED
@@ -352,6 +360,8 @@ async def test_an_entry_that_the_operator_leaves_out_of_a_run_over_what_left_is_
         await node.service.submitter.submit_lines(EventLines.of([created(PRUNED, 97)]), durability=GLOBAL, key=None)
         await node.service.notary.sign_now(PRUNED)
         assert (await verdict_of(node)).verdicts["snapshots"] == "ok"
+        with pytest.raises(ArchivedError):
+            await proof_of(node, before[0][0])
         log = before[:to_seq] + await log_of(superuser)
         lacking = [*log[:to_seq], ("of nobody", log[to_seq][1]), *log[to_seq + 1 :]]
         over = [place.begin < to_seq for place in covering(len(log))]
@@ -372,3 +382,69 @@ async def test_an_entry_that_the_operator_leaves_out_of_a_run_over_what_left_is_
         unknown = await verdict_of(node)
         assert (unknown.first_break, unknown.verdicts["snapshots"]) == (None, "not_checked")
         assert exit_code_of_verdict(unknown.to_json(0.0)) == ExitCode.INCOMPLETE
+
+
+@pytest.mark.parametrize("block", [4, LONGER_BLOCK])
+async def test_a_chain_that_was_pruned_before_it_had_an_index_gets_one_from_its_floor_on(
+    run: RunSite, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Compared as a whole, also with another prune above; proofs say where they begin."""
+    short_blocks(monkeypatch, job_indexer, entries=block)
+    with pytest.MonkeyPatch.context() as before:
+
+        async def none(*_: object, **__: object) -> None:
+            return None
+
+        before.setattr(JobIndexer, "grown", none)
+        async with run() as node:
+            await fill(node)
+            log = await log_of(superuser)
+            to_seq = (await node.prune()).planned.plan.to_seq
+            await node.removed(to_seq)
+    await superuser.execute("DELETE FROM scheduler.job_index_left")
+    begin = -(-to_seq // block) * block
+    async with run() as node:
+        while True:
+            await write(node.service, PRUNED, 3)
+            await node.service.notary.sign_now(PRUNED)
+            claim = (await snapshots_of(superuser, PRUNED))[-1]["claim"]
+            if isinstance(claim.job_index, list):
+                break
+            assert claim.to_seq <= begin + 100
+        entries = log[:to_seq] + await log_of(superuser)
+        assert (claim.index_begin, claim.job_index_from) == (begin, begin + 1)
+        assert claim.job_index == [
+            root_of(b"".join(naive.leaves(entries, place.level, place.begin, place.end, block))).hex()
+            for place in covering(claim.to_seq, begin)
+        ]
+        assert (await verdict_of(node)).verdicts["snapshots"] == "ok"
+        for job_id in (SUBJECT, entries[-1][0], "of nobody"):
+            proved = await proof_of(node, job_id)
+            mine = [index for index in range(begin, claim.to_seq) if entries[index][0] == job_id]
+            assert (proved["from_seq"], proved["tree_size"]) == (begin + 1, claim.to_seq)
+            assert [each["leaf_index"] for each in proved["entries"]] == mine
+        await forge_last_snapshot(node.service, superuser, PRUNED, job_index=["00" * 32, *claim.job_index[1:]])
+        assert (await verdict_of(node)).breaks == {"snapshot-root": 1}
+
+
+async def test_an_index_is_made_again_behind_a_floor_by_what_was_kept(
+    run: RunSite, superuser: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_indexer, "RETRY_PAUSE_S", 0.0)
+    async with run() as node:
+        await fill(node)
+        before = await log_of(superuser)
+        to_seq = (await node.prune()).planned.plan.to_seq
+        await node.removed(to_seq)
+        await superuser.execute("UPDATE scheduler.job_index_piece SET leaves = ''::bytea WHERE tenant_id = $1", PRUNED)
+        for _ in range(6):
+            await write(node.service, PRUNED, 3)
+            await node.service.notary.sign_now(PRUNED)
+        await until(lambda: not node.service.notary._indexer.behind, "the index has reached the snapshots")
+        await write(node.service, PRUNED, 1)
+        await node.service.notary.sign_now(PRUNED)
+        log = before[:to_seq] + await log_of(superuser)
+        claim = (await snapshots_of(superuser, PRUNED))[-1]["claim"]
+        assert claim.index_begin == 0
+        assert claim.job_index == [root.hex() for root in naive.roots(log[: claim.to_seq], BLOCK_ENTRIES)]
+        assert await node.is_valid()

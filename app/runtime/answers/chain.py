@@ -63,9 +63,10 @@ RunProofAnswer = shape(
 
 JobProofAnswer = shape(
     "JobProofAnswer",
-    "All entries of a job among the first ``tree_size``, or none, proved by the index of jobs of a snapshot.",
+    "All entries of a job from ``from_seq`` to ``tree_size``, or none, proved by the index of jobs of a snapshot.",
     tenant_id=str,
     job_id=str,
+    from_seq=int,
     tree_size=int,
     entries=list[JobEntryAnswer],  # type: ignore[valid-type]
     runs=list[RunProofAnswer],  # type: ignore[valid-type]

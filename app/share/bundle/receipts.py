@@ -263,8 +263,8 @@ async def _indexed(
         return None
     try:
         runs = await job_index.prove_runs(connection, tenant_id, wanted.job_id, snapshot)
-        entries = await job_index.indexed_entries(connection, tenant_id, wanted.job_id, snapshot.size)
-        verify_job(wanted.job_id, snapshot.size, snapshot.roots, entries, runs)
+        entries = await job_index.indexed_entries(connection, tenant_id, wanted.job_id, snapshot)
+        verify_job(wanted.job_id, snapshot.size, snapshot.roots, entries, runs, snapshot.begin)
     except ProofError as error:
         raise damaged(
             tenant_id, "tree", 0, f"the stored index of jobs is not the one that was signed: {error}"

@@ -1,4 +1,5 @@
-"""Makes the index of jobs that snapshots sign (docs/formats/job-index.md), from entry 1 on, without a gap.
+"""Makes the index of jobs that snapshots sign (docs/formats/job-index.md), from entry 1 on, without a gap; of a chain
+whose entries left before that, from what was kept of the index, else from the first border of blocks behind them.
 
 The state in memory is trusted: roots of the runs over the full blocks, and the entries behind them. It comes from the
 newest snapshot, if a trusted key signed that one and its index, else from the entries. Stored runs are not trusted: one
@@ -15,18 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from app.store import Connection
 from app.store import job_index as store
 from app.store import notary as notary_store
-from app.store.job_index import StoredRun
+from app.store.job_index import PostgresIndex, StoredRun
 from app.store.notary import LinkRow
+from app.store.retention import retention_rows
 from app.trust.key_in_use import KeyInUse
 from app.write.followers.signed_chain import proved_root
 from app.write.followers.tree_follower import FollowedTenant, IndexedTenant
@@ -35,6 +38,7 @@ from ledger.job_index import (
     BLOCK_ENTRIES,
     LEVEL_MAX,
     RunPlace,
+    begin_behind,
     covering,
     keys_of,
     merged_leaves,
@@ -42,10 +46,13 @@ from ledger.job_index import (
     run_entries,
 )
 from ledger.job_index.builder import OpenBlock
+from ledger.machines.retention import Floor, retention_of
 from ledger.merkle import HASH_BYTES
 from ledger.verification.entry_check import ENTRY_COLUMNS, leaves_of
+from ledger.verification.left_index import index_at, index_at_floor
 from ledger.verification.snapshot_check import SnapshotClaim, SnapshotRow
 from ledger.verification.verdict import Break
+from signing import retention_statement
 from signing.snapshot import ENVELOPE, open_snapshot
 
 ENTRIES_A_TURN: Final = 16 * BLOCK_ENTRIES
@@ -71,7 +78,14 @@ class GrownIndex(NamedTuple):
         """As a snapshot has them, in hex."""
         open_block, size = self.state.open, self.state.size
         partial = root_of(open_block.leaves()) if open_block.keys else b""
-        return [self.state.roots.get(each[:2], partial).hex() for each in covering(size)]
+        return [self.state.roots.get(each[:2], partial).hex() for each in covering(size, self.state.begin)]
+
+    def claimed(self) -> dict[str, Any]:
+        """Members of a ``SnapshotClaim``, none if no entry is in the index yet."""
+        begin = self.state.begin
+        if not (roots := self.roots()):
+            return {}
+        return {"job_index": roots, **({"job_index_from": begin + 1} if begin else {})}
 
 
 class StoredRunError(ValueError):
@@ -83,6 +97,8 @@ class JobIndexer:
     """Makes the indexes for the notary, whose tenants' locks the caller holds."""
 
     keys: KeyInUse
+    origin: Callable[[str], str]
+    """Returns the name of a tenant's log."""
     behind: set[str] = field(default_factory=set, init=False)
     """Tenants whose index has not reached their snapshots."""
     _made_again: set[str] = field(default_factory=set, init=False)
@@ -125,10 +141,13 @@ class JobIndexer:
     async def follow(self, connection: Connection, tenant_id: str, tenant: FollowedTenant) -> None:
         """Take one turn for an index that is behind the snapshots of its tenant, in one transaction."""
         assert tenant.tree is not None
+        signed_seq, stored = tenant.signed_seq or 0, dict[StoredRun, bytes]()
         state = await self._loaded(connection, tenant_id, tenant)
-        signed_seq, begin_size = tenant.signed_seq or 0, state.size
-        stored: dict[StoredRun, bytes] = {}
-        merged: list[StoredRun] = []
+        if (floor := await self._floor(connection, tenant_id, state)) is not None:
+            state = await self._behind(connection, tenant_id, floor, stored)
+        if state.size > signed_seq:
+            return  # Snapshots have not come to the first entry that can be in an index.
+        begin_size, merged = state.size, list[StoredRun]()
         try:
             while state.size < min(signed_seq, begin_size + ENTRIES_A_TURN):
                 count = min(BLOCK_ENTRIES - state.size % BLOCK_ENTRIES, signed_seq - state.size)
@@ -197,7 +216,7 @@ class JobIndexer:
         if claim is None or claim.tenant_id != tenant_id or not isinstance(claim.job_index, list):
             return None
         size, begin = claim.to_seq, claim.to_seq - claim.to_seq % BLOCK_ENTRIES
-        roots = {each[:2]: bytes.fromhex(root) for each, root in zip(covering(size), claim.job_index, strict=True)}
+        roots = {place[:2]: root for place, root in claim.index_roots.items()}
         open_block: OpenBlock | None = OpenBlock(begin)
         if begin < size:
             open_block = await store.entries_under(connection, tenant_id, RunPlace(0, begin, size))
@@ -205,7 +224,7 @@ class JobIndexer:
                 log.warning("job_index_delayed", tenant_id=tenant_id, error=f"entries behind {begin} were changed")
                 return None
         assert open_block is not None
-        return IndexedTenant(roots, open_block)
+        return IndexedTenant(roots, open_block, claim.index_begin)
 
     async def _claim(self, connection: Connection, row: SnapshotRow) -> SnapshotClaim | None:
         if not isinstance(row[ENVELOPE], str):
@@ -214,6 +233,26 @@ class JobIndexer:
             opened = open_snapshot(row[ENVELOPE], await self.keys.counting(connection))
             return opened.claim if opened.verdict == "ok" else None
         return None
+
+    async def _floor(self, connection: Connection, tenant_id: str, state: IndexedTenant) -> Floor | None:
+        """What left a chain, by an admitted key, if it left before it was in the index."""
+        if not (rows := await retention_rows(connection, tenant_id)):
+            return None
+        judge = partial(retention_statement.judge, self.origin(tenant_id), await self.keys.counting(connection))
+        floor = retention_of(rows, judge).floor
+        return floor if floor is not None and floor.to_seq > state.size else None
+
+    async def _behind(
+        self, connection: Connection, tenant_id: str, floor: Floor, stored: dict[StoredRun, bytes]
+    ) -> IndexedTenant:
+        """The index of what left, of which ``stored`` takes the runs, if it was kept and is the one that was signed;
+        else one of no entries, which begins behind."""
+        known = index_at_floor(floor, await index_at(PostgresIndex(connection, tenant_id), floor.to_seq), ())
+        if (left := known.left()) is None:
+            return IndexedTenant(open=OpenBlock(begin := begin_behind(floor.to_seq)), begin=begin)
+        stored |= {place[:2]: leaves for place, leaves in zip(left.places(), left.runs, strict=True)}
+        roots = {place[:2]: root for place, root in known.roots().items() if place.end % BLOCK_ENTRIES == 0}
+        return IndexedTenant(roots, left.open, left.begin)
 
     # --- growing ----------------------------------------------------------------------------------
 
@@ -246,7 +285,7 @@ async def with_entries(
     Raises:
         StoredRunError: a stored run is not the one of the state.
     """
-    found = GrownIndex(IndexedTenant(dict(state.roots), state.open), {}, [])
+    found = GrownIndex(IndexedTenant(dict(state.roots), state.open, state.begin), {}, [])
     at = 0
     while at < len(keys):
         count = BLOCK_ENTRIES * HASH_BYTES - len(found.state.open.keys)
@@ -264,6 +303,8 @@ async def _close(connection: Connection, tenant_id: str, found: GrownIndex, unst
     state.open = OpenBlock(state.open.end)
     while level < LEVEL_MAX and state.size % (above := run_entries(level + 1)) == 0:
         first = state.size - above
+        if first < state.begin:
+            break
         group = []
         for run in [(level, each) for each in range(first, begin, run_entries(level))]:
             stored = found.stored.get(run) or unstored.get(run) or await store.stored_leaves(connection, tenant_id, run)

@@ -117,7 +117,7 @@ class Notary:
             origin=self.origin,
             batch_size=batch_size,
         )
-        self._indexer = JobIndexer(keys=self.keys)
+        self._indexer = JobIndexer(keys=self.keys, origin=self.origin)
         self._snapshots = Snapshotter(
             self.node.node_id, self.keys, batch_size, self.settings.sign_snapshots, self.metrics, self._indexer
         )

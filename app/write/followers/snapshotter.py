@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
-from msgspec import UNSET
 
 from app.runtime.metrics import Metrics
 from app.store import Connection
@@ -160,7 +159,7 @@ class Snapshotter:
             previous_snapshot=tenant.signed_digest,
             node_id=self.node_id,
             key_id=key_id,
-            job_index=UNSET if grown is None else grown.roots(),
+            **({} if grown is None else grown.claimed()),
         )
         return _Claimed(claim, grown)
 

@@ -61,16 +61,18 @@ TREES_CACHED_MAX = 1000
 
 @dataclass(slots=True, eq=False)
 class IndexedTenant:
-    """The index of jobs of the first ``size`` entries of one tenant."""
+    """The index of jobs of entries ``begin + 1..size`` of one tenant."""
 
     roots: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Roots of the runs over its full blocks, by level and first leaf index."""
     open: OpenBlock = field(default_factory=lambda: OpenBlock(0))
     """The entries behind them."""
+    begin: int = 0
+    """Leaf index of its first entry; above 0 if entries left before there was an index."""
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """The last entry."""
         return self.open.end
 
 
