@@ -24,6 +24,7 @@ from benchmarks import (
     ingest,
     ingest_created,
     job_index,
+    job_proof,
     machine,
     proof,
     propose,
@@ -80,6 +81,7 @@ BY_NAME: tuple[Row, ...] = (
     exchange.LAG,
     flood.ROW,
     herds.ROW,
+    job_proof.ROW,
     spark_verify.SCALING_ARCHIVE,
     spark_verify.SCALING_POSTGRES,
 )

@@ -66,7 +66,7 @@ class Chain(NamedTuple):
 def measure_rate(bench: Bench) -> Outcome:
     """Verification without projection against a bare fetch, with projection beside them."""
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
-        chain = _build(bench, database, folder, _TENANT, ROWS)
+        chain = build(bench, database, folder, _TENANT, ROWS)
         with_projection: list[float] = []
 
         def ours() -> float:
@@ -86,7 +86,7 @@ def measure_service(bench: Bench) -> Outcome:
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
         # The service has the key that signed the chain, from its start on: entries come after that.
         begin_ms = int((time.time() + AFTER_START_S) * 1000)
-        chain = _build(bench, database, folder, _TENANT, ROWS, begin_ms)
+        chain = build(bench, database, folder, _TENANT, ROWS, begin_ms)
         signing = {"TALLY_SIGNING__KEY_URI": f"file:{folder / _TENANT}.pem"}
         with tally_serve(database.service_url, folder / "data", signing) as url:
 
@@ -120,8 +120,8 @@ async def _ask(url: str, chain: Chain) -> float:
 def measure_growth(bench: Bench) -> Outcome:
     """How much more memory a whole verification takes for ten times the rows."""
     with bench.fresh_database() as database, bench.fresh_folder() as folder:
-        small = _build(bench, database, folder, "small", SMALL_ROWS)
-        large = _build(bench, database, folder, "large", LARGE_ROWS)
+        small = build(bench, database, folder, "small", SMALL_ROWS)
+        large = build(bench, database, folder, "large", LARGE_ROWS)
         growths_mib: list[float] = []
         rates: list[float] = []
         for run in range(1, RUNS_OF_LIKE + 1):
@@ -143,9 +143,10 @@ def measure_growth(bench: Bench) -> Outcome:
     )
 
 
-def _build(
+def build(
     bench: Bench, database: Database, folder: Path, tenant_id: str, entries: int, begin_ms: int = BEGIN_MS
 ) -> Chain:
+    """A chain in this database, signed by a key in the folder."""
     began_s = time.monotonic()
     signer = private_keys.generate(folder / f"{tenant_id}.pem")
     wait_for(build_chain(database.superuser_url, tenant_id, entries, signer, begin_ms))
