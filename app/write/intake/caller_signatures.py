@@ -1,9 +1,9 @@
 """What callers signed, checked before it is taken: in threads, since a check costs a tenth of a millisecond or more.
 
-The event loop makes the bytes that must be signed, and hands all checks of one of its turns to one of ``THREADS``
-threads. That thread needs the interpreter's lock before and after them, not between two, and wakes the loop once. A
-thread that needed it after each check would wait for it until the loop has nothing to do, so they would never work at
-the same time.
+The event loop makes the bytes that must be signed, and collects checks until a turn ends and one of ``THREADS`` threads
+is idle, which gets them all. It needs the interpreter's lock before and after them, not between two, and wakes the loop
+once. A thread that needed it after each check would wait for it until the loop has nothing to do, so they would never
+work at the same time.
 
 A signed event is entered under a key of its own route, made of its ``id``, so it is in a chain once. If the request has
 an Idempotency-Key, that is the id, and an earlier event is looked up; else the appender finds it.
@@ -38,7 +38,8 @@ STATEMENT_ROUTE: Final = 8
 """That of signed statements."""
 MARGIN_MS: Final = 60_000
 """How long before the end of its times an event is refused, as it may get a later HLC than now."""
-THREADS: Final = min(4, os.cpu_count() or 1)
+THREADS: Final = max(1, min(4, (os.cpu_count() or 1) - 1))
+"""The loop takes a processor by itself."""
 
 OnChecked = Callable[[bool], object]
 """Called on the loop with whether the key made the signature."""
@@ -49,7 +50,9 @@ class CheckingThreads:
 
     def __init__(self) -> None:
         self._gathered: list[tuple[PublicKey, bytes, bytes, OnChecked]] = []
-        """The checks of this turn of the loop."""
+        """The checks that no thread has yet."""
+        self._idle = THREADS
+        """Threads without checks."""
         self._waiting: queue.SimpleQueue[list[tuple[PublicKey, bytes, bytes, OnChecked]]] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -64,8 +67,10 @@ class CheckingThreads:
         self._gathered.append((key, signature, message, on_checked))
 
     def _hand_over(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        self._waiting.put(gathered)
+        if self._gathered and self._idle:
+            gathered, self._gathered = self._gathered, []
+            self._idle -= 1
+            self._waiting.put(gathered)
 
     def _run(self) -> None:
         assert self._loop is not None
@@ -73,14 +78,15 @@ class CheckingThreads:
             checks = self._waiting.get()
             results = made_all([check[:3] for check in checks])
             try:
-                self._loop.call_soon_threadsafe(_answer, [each for *_, each in checks], results)
+                self._loop.call_soon_threadsafe(self._answer, [each for *_, each in checks], results)
             except RuntimeError:
                 return  # The loop has ended, so no request waits for the answer.
 
-
-def _answer(waiting: list[OnChecked], results: list[bool]) -> None:
-    for on_checked, made in zip(waiting, results, strict=True):
-        on_checked(made)
+    def _answer(self, waiting: list[OnChecked], results: list[bool]) -> None:
+        self._idle += 1
+        self._hand_over()
+        for on_checked, made in zip(waiting, results, strict=True):
+            on_checked(made)
 
 
 class PreparedCheck(NamedTuple):
