@@ -17,14 +17,22 @@ from tests.app.second_verifier import twin_in
 from tests.cases import bundles
 from tests.cases.corpus import FOLDER, Case, read_file
 from tests.cases.judges import by_product
-from tests.cases.kinds import FILE_KINDS, KINDS, FileKind, readme
+from tests.cases.kinds import FILE_KINDS, KINDS, PART_KINDS, FileKind, PartKind, readme
 from tests.ledger.ledger_in_memory import SIGNER
 
 CASES_MIN = 400
 BYTES_MAX = 2_000_000
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", PART_KINDS, ids=lambda kind: kind.name)
+def test_product_and_second_implementation_judge_every_part_as_the_corpus_says(kind: PartKind) -> None:
+    assert kind.written() == (FOLDER / f"{kind.name}.json").read_text()
+    for case in kind.found():
+        found = kind.by_product(case.given), kind.by_verify_py(case.given)
+        assert found == (case.expected, case.expected), f"{case.name}: {case.why}"
+
+
+@pytest.mark.parametrize("kind", FILE_KINDS, ids=lambda kind: kind.name)
 def test_a_file_of_the_corpus_is_what_its_table_makes(kind: FileKind, tmp_path: Path) -> None:
     """``make cases`` writes it."""
     for made, found in zip_longest(kind.made(tmp_path), kind.found()):

@@ -9,13 +9,14 @@ from typing import Any, Final, NamedTuple
 
 from signing.keys import Keyring
 from tests.app.second_verifier import as_saved
-from tests.cases import bundles, callers, policies, receipts, windows
-from tests.cases.corpus import Case, Files, Found, file_cases, spelled, written
+from tests.cases import bundles, callers, entries, part_judges, parts, policies, receipts, windows
+from tests.cases.corpus import Case, Files, Found, Part, file_cases, part_cases, spelled, written
 from tests.cases.judges import by_product
 from tests.ledger.ledger_in_memory import SIGNER
 
 EVERYBODY: Final[Mapping[str, str]] = {}
 NO_RECEIPTS: Final = {"Spark": "it verifies bundles; receipts are verified one by one"}
+NO_PARTS: Final = {"Spark": "it calls the product for these"}
 SIGNER_ALONE: Final = {"signer": Keyring([SIGNER.public_key])}
 
 
@@ -53,6 +54,30 @@ class FileKind(NamedTuple):
         return written(self.head(), cases)
 
 
+class PartKind(NamedTuple):
+    """Cases of one part of a verifier, with what it must find."""
+
+    name: str
+    about: str
+    expected: str
+    """What ``expected`` means."""
+    cases: Callable[[], Iterable[Part]]
+    by_product: Callable[[Mapping[str, Any]], Any]
+    by_verify_py: Callable[[Mapping[str, Any]], Any]
+    in_page: str
+    """A function of the page's modules and what is given, in script."""
+    not_judged: Mapping[str, str] = NO_PARTS
+
+    def written(self) -> str:
+        """The file that is checked in."""
+        spelled = ({"id": each.name, "why": each.why, **each.given, "expected": each.expected} for each in self.cases())
+        return written({"about": self.about, "expected": self.expected}, spelled)
+
+    def found(self) -> list[Part]:
+        """The cases as they are checked in."""
+        return part_cases(self.name)
+
+
 def first_break(case: Case, keyring: Keyring | None, folder: Path) -> tuple[str, int] | None:
     """Kind and seq of the first break, as the product names it; None where nothing is broken or judged."""
     _, verdict = by_product(case.file, folder, keyring, case.kept, case.policy)
@@ -75,7 +100,62 @@ FILE_KINDS: Final[Sequence[FileKind]] = (
         "windows", "bundles and receipts by [keys](../keys.md) that count at other times", windows.cases, windows.KEYS
     ),
 )
-KINDS: Final = (*FILE_KINDS,)
+HOLDS: Final = "whether the proof holds"
+PART_KINDS: Final[Sequence[PartKind]] = (
+    PartKind(
+        *(
+            "entries",
+            "rows of [entries](../chain-link.md), one each",
+            "the kind of the first break, or null",
+        ),
+        *(entries.parts, part_judges.entry_by_product, part_judges.entry_by_verify_py),
+        in_page="""({entries, findings}, {row}) => {
+            const found = new findings.Findings();
+            new entries.EntryChecker(found, row.seq, row.prev_chain_link).check(row);
+            const kinds = ["payload-digest", "hlc-columns", "link", "malformed"];
+            return kinds.find((kind) => found.counts.has(kind)) ?? null;
+        }""",
+    ),
+    PartKind(
+        *("inclusion", "[inclusion proofs](../merkle.md)", HOLDS, parts.inclusions),
+        *(part_judges.inclusion_by_product, part_judges.inclusion_by_verify_py),
+        in_page="""({merkle, encoding}, given) => holds(merkle.ProofError, () => merkle.verifyInclusion(
+            given.leaf_index, given.tree_size, encoding.fromHex(given.leaf_hash),
+            given.hashes.map(encoding.fromHex), encoding.fromHex(given.root_hash)))""",
+    ),
+    PartKind(
+        *("consistency", "[consistency proofs](../merkle.md)", HOLDS, parts.consistencies),
+        *(part_judges.consistency_by_product, part_judges.consistency_by_verify_py),
+        in_page="""({merkle, encoding}, given) => holds(merkle.ProofError, () => merkle.verifyConsistency(
+            given.first, given.second, encoding.fromHex(given.first_root), encoding.fromHex(given.second_root),
+            given.hashes.map(encoding.fromHex)))""",
+    ),
+    PartKind(
+        *(
+            "json",
+            "texts in JSON",
+            "their [canonical form](../canonical-json.md), null where they have none",
+            parts.texts,
+        ),
+        *(part_judges.text_by_product, part_judges.text_by_verify_py),
+        in_page="""({json, encoding}, {text}) => {
+            try { return json.canonical(json.parseJson(text, "it")); }
+            catch (error) { if (error instanceof encoding.Malformed) return null; throw error; }
+        }""",
+    ),
+    PartKind(
+        *(
+            "hlc",
+            "[clocks](../hlc.md)",
+            "whether it is an HLC; of two, -1, 0 or 1 as one is earlier, the same, or later",
+        ),
+        *(parts.clocks, part_judges.clock_by_product, part_judges.clock_by_verify_py),
+        in_page="""({hlc, encoding}, given) => "one" in given
+            ? hlc.compareHlcs(hlc.parseHlc(given.one), hlc.parseHlc(given.other))
+            : holds(encoding.Malformed, () => hlc.parseHlc(given.hlc))""",
+    ),
+)
+KINDS: Final = (*FILE_KINDS, *PART_KINDS)
 
 
 def table() -> str:
