@@ -37,7 +37,7 @@ import orjson
 
 from ledger.facts.statuses import ENDED, FAILED, TIMED_OUT
 from ledger.machines.job_search import DC, texts_of
-from ledger.machines.jobs import JobState, dcs_of
+from ledger.machines.jobs import JobState, dcs_of, run_ms
 
 HOUR_MS: Final = 3_600_000
 PERIODS_HOURS: Final = (1, 24, 768)
@@ -92,21 +92,6 @@ def run_times(counts: Mapping[int, int]) -> RunTimes | None:
     jobs = upto[-1]
     p50, p95, last = (bisect_right(upto, (jobs * percent + 99) // 100 - 1) for percent in (50, 95, 100))
     return RunTimes(jobs, *(middle_ms(classes[at]) for at in (p50, p95, last)))
-
-
-def run_ms(state: JobState) -> int | None:
-    """The run time of an ended job."""
-    if (end := state.end) is None:
-        return None
-    fence = max((rank[0] for rank in state.accepted.values() if rank[0] <= end.rank[0]), default=None)
-    if fence is None:
-        return None
-    started = {dc: rank[1] for dc, rank in state.accepted.items() if rank[0] == fence}
-    if end.traced_ms is not None and started.keys() <= state.traced_ms.keys():
-        ran_ms = end.traced_ms - min(state.traced_ms[dc] for dc in started)
-    else:
-        ran_ms = end.rank[1] - min(started.values())
-    return ran_ms if ran_ms >= 0 else None
 
 
 def figure_of(state: JobState, status: str, fields: Collection[str] = ()) -> str | None:

@@ -309,6 +309,29 @@ def outcome(state: JobState) -> Mapping[str, Any]:
     return state.end.outcome if state.end is not None and status(state) in ENDED else {}
 
 
+def run_ms(state: JobState) -> int | None:
+    """The run time of an ended job: from the first acceptance to the end that counts, of the try that ended. None if no
+    data centre accepted it, or if it ends before it starts."""
+    if (end := state.end) is None:
+        return None
+    fence = max((rank[0] for rank in state.accepted.values() if rank[0] <= end.rank[0]), default=None)
+    if fence is None:
+        return None
+    started = {dc: rank[1] for dc, rank in state.accepted.items() if rank[0] == fence}
+    if end.traced_ms is not None and started.keys() <= state.traced_ms.keys():
+        ran_ms = end.traced_ms - min(state.traced_ms[dc] for dc in started)
+    else:
+        ran_ms = end.rank[1] - min(started.values())
+    return ran_ms if ran_ms >= 0 else None
+
+
+def ended_ms(state: JobState) -> int:
+    """When an ended job ended: with its end, or the last acknowledgement of its cancellation."""
+    if state.end is not None:
+        return state.end.rank[1]
+    return max(rank[1] for rank in (state.cancel, *state.ack.values()) if rank is not None)
+
+
 NAME_CHARACTERS_MAX: Final = 200
 """How much of a job's name is shown and searched."""
 
@@ -331,7 +354,8 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
     created, now = state.created, status(state)
     if created is None and refusal is not None and refusal.is_creation:
         now = REFUSED
-    ended = state.end.outcome if state.end is not None and now in ENDED else {}
+    is_over = now in ENDED and now != REFUSED
+    ended = state.end.outcome if state.end is not None and is_over else {}
     return {
         "job_id": state.job_id,
         "name": name_of(state),
@@ -347,6 +371,8 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
         "last_hlc": "{}:{}:{}".format(*state.last_hlc),
         "last_at": rfc3339.text_of(state.last_hlc[0]),
         "last_seq": state.last_seq,
+        "ended_at": rfc3339.text_of(ended_ms(state)) if is_over else None,
+        "run_ms": run_ms(state) if is_over else None,
         "result": {name: ended[name] for name in ("final_status", "aggregate_metrics") if name in ended} or None,
         "error": ended.get("error"),
         "refused": _refused(state.refused, refusal),

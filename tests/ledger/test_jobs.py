@@ -135,6 +135,16 @@ def test_counters_sum_the_newest_report_of_each_data_centre() -> None:
     assert view(fold(*most))["completed"] == INTEGER_MAX, "which every reader of JSON can hold"
 
 
+def test_a_job_ended_with_its_end_or_the_last_acknowledgement_of_its_cancellation() -> None:
+    cancelled = fact("JobCancellationRequested", 3, reason="no need", requestor="ada")
+    acks = [fact("JobCancellationAcked", 5 + n, dc_id=dc) for n, dc in enumerate(("use1", "euw1"))]
+    open_ = fold(CREATED, cancelled, acks[0])
+    assert (status(open_), view(open_)["ended_at"], view(open_)["run_ms"]) == ("CANCELLING", None, None)
+    done = view(fold(CREATED, cancelled, *acks))
+    assert (done["status"], done["ended_at"], done["run_ms"]) == ("CANCELLED", "1970-01-01T00:00:00.006Z", None)
+    assert view(fold(CREATED, ACCEPTED, FAILED))["ended_at"] is not None
+
+
 def test_a_view_has_the_fields_of_the_api() -> None:
     assert view(fold(CREATED, ACCEPTED, PROGRESS, COMPLETED)) == {
         "job_id": JOB,
@@ -151,6 +161,8 @@ def test_a_view_has_the_fields_of_the_api() -> None:
         "last_hlc": "5:0:n1",
         "last_at": "1970-01-01T00:00:00.005Z",
         "last_seq": 3,
+        "ended_at": "1970-01-01T00:00:00.005Z",
+        "run_ms": 3,
         "uncounted_seq": None,
         "result": {"final_status": "SUCCEEDED", "aggregate_metrics": {"cpu_s": 1.5}},
         "error": None,

@@ -136,6 +136,8 @@ CSV_JOB_COLUMNS: Final = (
     "status",
     "created_at",
     "last_at",
+    "ended_at",
+    "run_ms",
     "actor",
     "assigned_dcs",
     "completed",

@@ -104,7 +104,7 @@ ListedJobAnswer = shape(
     "ListedJobAnswer",
     "One job: what all events about it say together. ``name`` is ``name``, ``task``, ``job`` or ``script`` of its\n"
     "spec, else its ``command``. ``uncounted_seq`` is that of its newest event that does not count, because its log\n"
-    "is excluded.",
+    "is excluded. ``run_ms`` is from the first acceptance to the end, of the try that ended.",
     tenant_id=str,
     job_id=str,
     name=str | None,
@@ -120,6 +120,8 @@ ListedJobAnswer = shape(
     last_hlc=HlcText,
     last_at=TimeOfHlc,
     last_seq=int,
+    ended_at=TimeOfHlc,
+    run_ms=int | None,
     result=dict[str, Any] | None,
     error=Any,
     refused=RefusedEvent | None,

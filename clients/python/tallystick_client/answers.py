@@ -69,6 +69,8 @@ class ListedJob(TypedDict):
     last_hlc: str
     last_at: str
     last_seq: int
+    ended_at: str | None
+    run_ms: int | None
     result: dict[str, Any] | None
     error: Any
 
