@@ -73,11 +73,7 @@ class Accepted:
     @property
     def traceparent(self) -> str | None:
         """The caller's span (W3C Trace Context), None without one; a header that names none is passed over."""
-        for given, value in self.scope["headers"]:
-            if given == b"traceparent":
-                span = value.decode("latin-1")
-                return span if _SPAN.fullmatch(span) and not _NO_SPAN.match(span) else None
-        return None
+        return span_of(self.scope)
 
     def header_values(self, name: bytes) -> list[str]:
         """The values of a header, whose ``name`` is in small letters."""
@@ -351,3 +347,12 @@ def kinds_named_by(dependant: Dependant) -> Iterator[Any]:
         if hasattr(part.call, _KIND):
             yield getattr(part.call, _KIND)
         yield from kinds_named_by(part)
+
+
+def span_of(scope: Scope) -> str | None:
+    """The span that the header ``traceparent`` of a request names; None for a header that names none."""
+    for name, value in scope["headers"]:
+        if name == b"traceparent":
+            span: str = value.decode("latin-1")
+            return span if _SPAN.fullmatch(span) and not _NO_SPAN.match(span) else None
+    return None

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.edge.accepted import ACCEPTED, Accepted, AccessControl, Services, kinds_named_by
+from app.edge.accepted import ACCEPTED, Accepted, AccessControl, Services, kinds_named_by, span_of
 from app.edge.answers import IS_HEAD
 from app.edge.forms.body import SCHEMA_REF
 from app.edge.forms.requests import CAPACITY, EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
@@ -282,4 +282,5 @@ class Observed:
                 UNMATCHED_ROUTE if route is None else route.path,
                 status or CLIENT_GONE_STATUS,
                 time.perf_counter() - began_s,
+                span_of(scope),
             )

@@ -233,5 +233,5 @@ class FastWrite:
             return None
         if answer is not None:
             took_s = time.perf_counter() - self.accepted.began_s
-            self.path.metrics.observe_request("POST", self.write.path, answer.status, took_s)
+            self.path.metrics.observe_request("POST", self.write.path, answer.status, took_s, self.accepted.traceparent)
         return answer

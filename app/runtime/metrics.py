@@ -12,7 +12,7 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -24,7 +24,6 @@ from wal.replication.leading import Shipper
 # Else each counter and histogram also exports its time of creation.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 UNMATCHED_ROUTE = "unmatched"
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
@@ -87,15 +86,21 @@ class Metrics:
         """Call ``values`` at each scrape, and serve its result."""
         self.registry.register(_ReadValues(values))
 
-    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one answered request. ``route`` is a template such as ``/v1/jobs/{job_id}``."""
+    def observe_request(self, method: str, route: str, status: int, seconds: float, span: str | None = None) -> None:
+        """Count one answered request. ``route`` is a template such as ``/v1/jobs/{job_id}``; its ``span``
+        (W3C Trace Context) becomes the exemplar of its bucket."""
         counter, histogram = self._of_requests(method if method in METHODS else "other", route, status)
         counter.inc()
-        histogram.observe(seconds)
+        if span is None:
+            histogram.observe(seconds)
+        else:
+            _, trace_id, span_id, _ = span.split("-")
+            histogram.observe(seconds, {"trace_id": trace_id, "span_id": span_id})
 
-    def render(self) -> bytes:
-        """Everything in the text format of Prometheus."""
-        return generate_latest(self.registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """All metrics as text of Prometheus, or of OpenMetrics where ``accept`` names it, and the content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
 
 @dataclass(eq=False)

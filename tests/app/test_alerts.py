@@ -138,7 +138,7 @@ class Measured:
         }
 
     def text(self) -> str:
-        return self.metrics.render().decode()
+        return self.metrics.render()[0].decode()
 
     def work(self) -> None:
         """What a healthy node does in a minute."""
@@ -268,7 +268,7 @@ async def test_a_node_that_was_fenced_says_so_once_it_is_started_again(
     make_settings: MakeSettings, run_node: RunNode
 ) -> None:
     def text_of(service: Service) -> str:
-        return service.metrics.render().decode()
+        return service.metrics.render()[0].decode()
 
     async with run_node(make_settings()) as service:
         scrapes = times(lambda: text_of(service), 8, [])
@@ -308,7 +308,7 @@ def test_alerts_on_the_quorum_of_a_log_fire_when_members_go(replicated: Replicat
     until(lambda: node.is_held_by_all(1), "all follow")
 
     def now(number: int) -> Scrape:
-        return scrape(BEGAN_S + EVERY_S * number, metrics.render().decode())
+        return scrape(BEGAN_S + EVERY_S * number, metrics.render()[0].decode())
 
     scrapes = [now(0)]
     assert firing(scrapes) == set()

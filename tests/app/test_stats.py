@@ -178,7 +178,7 @@ async def test_under_pressure_lines_are_sampled_weighted_and_counted() -> None:
     assert [weights.count(weight) for weight in (1, 2, 4)] == [receipt["accepted"] for receipt in receipts[:3]]
     # What was kept stands for all that came, as near as chance allows.
     assert 300 < sum(weights) < 700
-    said = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines())
+    said = dict(line.rsplit(" ", 1) for line in metrics.render()[0].decode().splitlines())
     assert said["stats_reports_total"] == "500.0"
     dropped = [float(said[f'stats_dropped_total{{reason="{reason}"}}']) for reason in ("sampled", "full")]
     assert sum(dropped) == 500 - len(kept)
@@ -189,7 +189,7 @@ async def test_what_finds_no_room_is_counted() -> None:
     metrics, intake = Metrics(), StatsIntake(1000)
     receipt = await take([lines_of(FULL)] * 10, False, SKEW_MS, allowed, intake, metrics)
     assert receipt == {"accepted": 0, "dropped": 10, "sample_rate": 1.0}
-    assert 'stats_dropped_total{reason="full"} 10.0' in metrics.render().decode()
+    assert 'stats_dropped_total{reason="full"} 10.0' in metrics.render()[0].decode()
 
 
 async def test_while_too_much_waits_to_be_checked_the_next_is_dropped_unread_and_counted(

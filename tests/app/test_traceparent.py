@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from app.dev.embedded import EmbeddedPostgres
 from tallystick_client import Client
@@ -133,3 +134,20 @@ def test_a_chain_whose_events_name_spans_verifies(url: str) -> None:
     submit(url, "verified", "traced", SPAN)
     found = httpx.get(f"{url}/v1/chain/verify", params={"tenant_id": "verified"}, timeout=60).json()
     assert (found["valid"], found["first_break"]) == (True, None)
+
+
+def test_metrics_have_the_trace_of_a_request_as_exemplar_where_openmetrics_is_asked_for(url: str) -> None:
+    submit(url, "measured", "traced", SPAN)
+    httpx.get(f"{url}/v1/jobs", params={"tenant_id": "measured"}, headers={"traceparent": OTHER}, timeout=60)
+    asked = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    answer = httpx.get(f"{url}/metrics", headers=asked, timeout=60)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    parse: Any = text_string_to_metric_families
+    families = {family.name: family for family in parse(answer.text)}
+    exemplars = {
+        sample.labels["route"]: sample.exemplar.labels["trace_id"]
+        for sample in families["http_request_duration_seconds"].samples
+        if sample.exemplar is not None
+    }
+    assert (exemplars["/v1/jobs"], TRACE in answer.text) == (OTHER.split("-")[1], True)
+    assert "trace_id" not in httpx.get(f"{url}/metrics", timeout=60).text

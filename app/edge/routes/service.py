@@ -19,7 +19,7 @@ from app.edge.routing import (
 from app.read.readiness import Readiness
 from app.runtime.answers import Time, shape
 from app.runtime.answers.node import NodeAnswer
-from app.runtime.metrics import CONTENT_TYPE, Metrics
+from app.runtime.metrics import Metrics
 from app.runtime.principals import EVERY_TENANT, Right
 from app.runtime.settings.config import Settings
 from app.runtime.state.kept_files import LastVerified
@@ -172,15 +172,20 @@ async def read_readiness(
     response_class=Response,
     responses={
         200: {
-            "description": "Text format of Prometheus",
-            "content": {TEXT_MEDIA_TYPE: {"schema": {"type": "string"}}},
+            "description": "Text format of Prometheus, or OpenMetrics with exemplars where that is accepted",
+            "content": {
+                TEXT_MEDIA_TYPE: {"schema": {"type": "string"}},
+                "application/openmetrics-text": {"schema": {"type": "string"}},
+            },
         }
     },
 )
-async def read_metrics(metrics: Service[Metrics], readiness: Service[Readiness]) -> Response:
-    """Metrics in the text format of Prometheus."""
+async def read_metrics(request: Request, metrics: Service[Metrics], readiness: Service[Readiness]) -> Response:
+    """Metrics in the text format of Prometheus. With ``Accept: application/openmetrics-text`` they have exemplars: the
+    trace of the last request in each bucket that named one."""
     await readiness.ask_database()
-    return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    content, media_type = metrics.render(request.headers.get("accept", ""))
+    return Response(content, headers={"Content-Type": media_type, "Vary": "Accept"})
 
 
 def _verified(
