@@ -34,6 +34,8 @@ class Case(NamedTuple):
     keys: str | None = "signer"
     """A name in the kind's ``keys``; None where no keys are given."""
     policy: str | None = None
+    signatures: str = "any"
+    """Whether one held key is enough, or both must have signed."""
 
 
 class Part(NamedTuple):
@@ -61,7 +63,8 @@ def written(head: Mapping[str, Any], cases: Iterable[Mapping[str, Any]]) -> str:
 
 def spelled(case: Case, first_break: tuple[str, int] | None, files: Files) -> dict[str, Any]:
     """A case as JSON."""
-    given = {"checkpoint": case.kept, "policy": case.policy}
+    demanded = None if case.signatures == "any" else case.signatures
+    given = {"checkpoint": case.kept, "policy": case.policy, "signatures": demanded}
     return {
         "id": case.name,
         "why": case.why,
@@ -192,7 +195,7 @@ def file_cases(kind: str) -> list[Found]:
             files[item["id"]] = edited(files[spelled["like"]], spelled["edits"])
         else:
             files[item["id"]] = content_of(spelled)
-        given = item.get("checkpoint"), item["keys"], item.get("policy")
+        given = item.get("checkpoint"), item["keys"], item.get("policy"), item.get("signatures", "any")
         case = Case(item["id"], files[item["id"]], item["exit_code"], item["why"], *given)
         broken = item.get("first_break")
         found.append(Found(case, None if broken is None else (broken["kind"], broken["seq"])))

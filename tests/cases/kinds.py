@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from signing.keys import Keyring
+from signing.keys import Keyring, demanding
 from tests.app.second_verifier import as_saved
-from tests.cases import bundles, callers, entries, part_judges, parts, policies, receipts, windows
+from tests.cases import bundles, callers, entries, part_judges, parts, policies, receipts, second, windows
 from tests.cases.corpus import Case, Files, Found, Part, file_cases, part_cases, spelled, written
 from tests.cases.judges import by_product
 from tests.ledger.ledger_in_memory import SIGNER
@@ -32,7 +32,7 @@ class FileKind(NamedTuple):
 
     def ring(self, case: Case) -> Keyring | None:
         """The keys that a case is judged by."""
-        return None if case.keys is None else self.keys[case.keys]
+        return demanding(case.signatures, None if case.keys is None else self.keys[case.keys])
 
     def head(self) -> dict[str, Any]:
         """What stands before the cases."""
@@ -98,6 +98,9 @@ FILE_KINDS: Final[Sequence[FileKind]] = (
     ),
     FileKind(
         "windows", "bundles and receipts by [keys](../keys.md) that count at other times", windows.cases, windows.KEYS
+    ),
+    FileKind(
+        "second", "[second signatures](../keys.md#second-keys), and witnesses of ML-DSA-44", second.cases, second.KEYS
     ),
 )
 HOLDS: Final = "whether the proof holds"
