@@ -123,7 +123,7 @@ def test_the_readme_runs_the_second_implementation_on_a_kind_as_it_says(tmp_path
     (script,) = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
     own = script.replace('["python3", "../verify.py"]', repr([sys.executable, "../verify.py"]), 1)
     assert own != script
-    assert json.dumps([f"{kind.name}.json" for kind in FILE_KINDS]) in own
+    assert " ".join(f"{kind.name}.json" for kind in FILE_KINDS) in own
 
     def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", program, "short.json"]
