@@ -3,11 +3,15 @@
 One receipt, in order::
 
     1. the manifests of the tenant; a held key signed each
-    2. the newest checkpoint in them whose whole tree is archived: only then are these all entries of the job under it
-    3. one pass over the files: the requested entries, and the tiles of that tree which their proofs need
-    4. each entry is compared with its link, each proof with the root of the checkpoint; then the statement is signed
+    2. the newest checkpoint in them whose whole tree is archived: only then are these all entries of the job under it;
+       and for a job the newest snapshot up to it with an index of jobs, by a held key
+    3. one pass over the files: the requested entries, the tiles of that tree which their proofs need, and the runs of
+       that index, each with the place of the job in it
+    4. each entry is compared with its link, each proof with the root of the checkpoint, each run with its root; then
+       the statement is signed
 
-Memory holds the tiles above the leaves, 32 bytes for 256 entries, and those of leaves that the proofs need.
+Memory holds the tiles above the leaves, 32 bytes for 256 entries, those of leaves that the proofs need, and one run of
+the index, at most 136 bytes for each of half a million entries.
 """
 
 from __future__ import annotations
@@ -35,19 +39,23 @@ from ledger.errors import (
     SigningUnavailableError,
     reported_as,
 )
+from ledger.job_index import RunPlace, key_of, keys_of, run_leaves
+from ledger.job_index.proof import Directory, RunProof, pieces_of, prove, verify_job
 from ledger.machines.jobs import refused_job_id
-from ledger.merkle import tiles
+from ledger.merkle import HASH_BYTES, leaf_hash, tiles
 from ledger.merkle.tiles import TileCoordinates, TileTree
 from ledger.verification.entry_check import ENTRY_COLUMNS
+from ledger.verification.snapshot_check import SnapshotClaim
 from objects.store import ArchiveStore
 from pipeline.archive import Manifest
-from pipeline.archive.reader import TenantArchive, entries_of
+from pipeline.archive.reader import TenantArchive, entries_of, snapshots_of
 from pipeline.arrow import Row, rows_of
 from signing.anchors import StoredAnchor
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.keys import Keyring, Signer
-from signing.receipt import ENTRIES_MAX, ENTRY, JOB, Material, draft_of, make
+from signing.receipt import ENTRIES_MAX, ENTRY, JOB, IndexProof, Material, draft_of, make
+from signing.snapshot import ENVELOPE, open_snapshot
 
 _SEQ, _JOB_ID, _LINK = map(ENTRY_COLUMNS.index, ("seq", "job_id", "chain_link"))
 _LEAVES: Final = 0
@@ -65,12 +73,16 @@ class Wanted(NamedTuple):
         """The scope of the receipt."""
         return JOB if self.seq is None else ENTRY
 
+    @property
+    def names(self) -> list[str]:
+        """The job, and what substitutes for its refused events are about; none for an entry."""
+        return [] if self.job_id is None else [self.job_id, refused_job_id(self.job_id)]
+
     def within(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of ``batch`` that may be proved, substitutes for refused events of the job among them."""
         if self.job_id is None:
             return batch.filter(pc.equal(batch.column(_SEQ), self.seq))
-        names = pa.array([self.job_id, refused_job_id(self.job_id)])
-        return batch.filter(pc.is_in(batch.column(_JOB_ID), names))
+        return batch.filter(pc.is_in(batch.column(_JOB_ID), pa.array(self.names)))
 
 
 def archived_receipt(
@@ -92,7 +104,9 @@ def archived_receipt(
     size = checkpoint.size
     extends = extends if extends is not None and extends <= size else None
     said = _said(archive, checkpoint)
-    found = _Found(wanted, size, [each.size for each in said] + ([] if extends is None else [extends]))
+    index = None if wanted.job_id is None else _index(archive, size, keyring, wanted.names)
+    firsts = [each.size for each in said] + ([] if extends is None else [extends])
+    found = _Found(wanted, size, firsts + ([] if index is None else [index.size]), index)
     with _as_signed(tenant_id):
         for batch in _entries(archive, size):
             found.add(batch)
@@ -107,7 +121,8 @@ def archived_receipt(
         keys=keyring,
     )
     with _as_signed(tenant_id):
-        return make(Material(draft, rows, said, extends), tiles.getter(found.stored), signer)
+        indexed = None if index is None else index.proof(rows)
+        return make(Material(draft, rows, said, extends, indexed), tiles.getter(found.stored), signer)
 
 
 def _as_signed(tenant_id: str) -> AbstractContextManager[None]:
@@ -147,6 +162,62 @@ def _entries(archive: TenantArchive, to_seq: int) -> Iterator[pa.RecordBatch]:
         yield from entries_of(archive.store, file, ENTRY_COLUMNS, {"seq": (None, to_seq)})
 
 
+def _index(archive: TenantArchive, size: int, keyring: Keyring, names: Sequence[str]) -> _Index | None:
+    """The index of jobs of the newest snapshot of at most ``size`` entries that has one, by a key of ``keyring``."""
+    for sealed in reversed(archive.sealed):
+        file = sealed.manifest.snapshot_file
+        rows = [row for batch in snapshots_of(archive.store, file, {"to_seq": (None, size)}) for row in rows_of(batch)]
+        for row in reversed(rows):
+            if (envelope := row[ENVELOPE]) is not None:
+                opened = open_snapshot(envelope, keyring)
+                if opened.verdict == "ok" and opened.claim.index_roots:
+                    return _Index(envelope, opened.claim, names)
+    return None
+
+
+class _Index:
+    """Makes the runs of an index of jobs as its entries pass, and keeps the place of a job in each."""
+
+    def __init__(self, envelope: str, claim: SnapshotClaim, names: Sequence[str]) -> None:
+        self.size = claim.to_seq
+        self._envelope, self._claim = envelope, claim
+        self._left = [*claim.index_roots.items()]
+        self._end = claim.index_begin
+        self._keys, self._hashes = bytearray(), bytearray()
+        self._proofs: dict[str, list[RunProof]] = {name: [] for name in names}
+
+    def add(self, begin: int, job_ids: Sequence[str], hashes: Sequence[bytes]) -> None:
+        """The next entries of the log, from leaf index ``begin`` on."""
+        known = max(0, self._end - begin)
+        count = max(0, min(len(job_ids), self.size - begin) - known)
+        self._keys += keys_of(job_ids[known : known + count])
+        self._hashes += b"".join(hashes[known : known + count])
+        self._end += count
+        while self._left and self._left[0][0].end <= self._end:
+            self._close(*self._left.pop(0))
+
+    def _close(self, place: RunPlace, root: bytes) -> None:
+        size = (place.end - place.begin) * HASH_BYTES
+        leaves = run_leaves(place, bytes(self._keys[:size]), bytes(self._hashes[:size]))
+        del self._keys[:size], self._hashes[:size]
+        directory, pieces = Directory.of(leaves), pieces_of(leaves)
+        if merkle.root(directory.roots) != root:
+            raise ProofError(
+                f"the index of jobs of entries {place.begin + 1} to {place.end} is not that of the entries"
+            )
+        for name, proofs in self._proofs.items():
+            proofs.append(prove(key_of(name), directory, pieces))
+
+    def proof(self, rows: Sequence[Row]) -> IndexProof:
+        """That the job of these rows, at least one, has no other entries."""
+        claim, job_id = self._claim, rows[0][_JOB_ID]
+        inside = [row for row in rows if claim.index_begin < row[_SEQ] <= claim.to_seq]
+        entries = [(row[_SEQ] - 1, leaf_hash(bytes.fromhex(row[_LINK]))) for row in inside]
+        roots, runs = [*claim.index_roots.values()], self._proofs[job_id]
+        verify_job(job_id, claim.to_seq, roots, entries, runs, claim.index_begin)
+        return IndexProof(claim.to_seq, self._envelope, runs)
+
+
 @dataclass
 class _Found:
     """What a pass over the entries has found."""
@@ -155,6 +226,7 @@ class _Found:
     size: int
     earlier: Sequence[int]
     """Sizes of trees that the one of ``size`` is proved to extend."""
+    index: _Index | None
     stored: dict[TileCoordinates, bytes] = field(default_factory=dict)
     """The tiles that proofs need, and perhaps more."""
     _rows: list[Row] = field(default_factory=list)
@@ -174,8 +246,10 @@ class _Found:
             self._kept.add((_LEAVES, (row[_SEQ] - 1) // tiles.TILE_WIDTH))
         if len(self._rows) > ENTRIES_MAX:
             raise ReceiptTooLargeError(f"job {self.wanted.job_id} has more entries than one receipt holds")
-        links = [bytes.fromhex(link) for link in batch.column(_LINK).to_pylist()]
-        self._tree.append_leaf_hashes(merkle.leaf_hashes(links))
+        hashes = merkle.leaf_hashes([bytes.fromhex(link) for link in batch.column(_LINK).to_pylist()])
+        if self.index is not None:
+            self.index.add(self._tree.size, batch.column(_JOB_ID).to_pylist(), hashes)
+        self._tree.append_leaf_hashes(hashes)
         self.stored |= {at: tile for at, tile in self._tree.changed.items() if at[0] > _LEAVES or at in self._kept}
         self._tree.forget_changed()
 

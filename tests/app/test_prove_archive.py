@@ -43,6 +43,7 @@ def test_the_refusal_of_a_receipt_of_what_left_says_how_it_is_made_and_it_verifi
     receipt, _ = read((tmp_path / "receipt.json").read_bytes())
     assert (receipt.covers, receipt.seqs) == ("job", [1, 2, 3])
     assert max(receipt.seqs) <= FLOOR
+    assert receipt.format_version == 2, "it proves that nothing was left out"
     verified = run_tally("verify-proof", tmp_path / "receipt.json", "--no-state", "--keys", pruned.folder / "keys.json")
     assert (verified.returncode, "PROVED" in verified.stdout) == (0, True), verified.stdout + verified.stderr
 

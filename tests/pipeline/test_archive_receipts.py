@@ -18,6 +18,8 @@ from ledger.errors import (
     TenantNotFoundError,
     UnknownKeyError,
 )
+from ledger.job_index import BLOCK_ENTRIES, covering, key_of
+from ledger.job_index.proof import Directory, pieces_of, prove
 from ledger.merkle import tiles
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from objects.store import ArchiveStore
@@ -25,10 +27,11 @@ from pipeline.archive import receipts
 from pipeline.archive.parquet import ENTRY_FILE_SCHEMA
 from pipeline.archive.receipts import Wanted, archived_receipt
 from signing.keys import Keyring
-from signing.receipt import Material, draft_of, make
+from signing.receipt import IndexProof, Material, draft_of, make
 from signing.receipt_judging import judged
 from tests.app.bundles import checkpoint_of
 from tests.conftest import Database
+from tests.ledger import naive_job_index as naive
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger
 from tests.pipeline.archived_ledgers import LOG_ORIGIN, RING, archive_here, days, ledger_of, store
 from tests.pipeline.test_archive_reading import manifest_files, rewrite
@@ -82,7 +85,18 @@ def by_ledger(ledger: Ledger, wanted: Wanted, extends: int | None) -> bytes:
         checkpoint=checkpoint_of(ledger, COVERED, log_origin=LOG_ORIGIN),
         keys=RING,
     )
-    return make(Material(draft, rows, (), extends), tiles.getter(ledger.tiles), SIGNER)
+    indexed = None if wanted.job_id is None else index_proof(ledger, wanted.job_id)
+    return make(Material(draft, rows, (), extends, indexed), tiles.getter(ledger.tiles), SIGNER)
+
+
+def index_proof(ledger: Ledger, job_id: str) -> IndexProof:
+    """By the newest snapshot under the checkpoint, of runs that the naive twin makes."""
+    snapshot = [each for each in ledger.snapshots if each["to_seq"] <= COVERED][-1]
+    size = snapshot["to_seq"]
+    log = list(zip([row["job_id"] for row in ledger.entries], ledger.leaf_hashes(), strict=True))
+    runs = [b"".join(naive.leaves(log, *place, BLOCK_ENTRIES)) for place in covering(size)]
+    proofs = [prove(key_of(job_id), Directory.of(run), pieces_of(run)) for run in runs]
+    return IndexProof(size, snapshot["dsse_envelope"], proofs)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +115,17 @@ async def test_a_receipt_of_an_archive_is_the_one_that_the_ledger_would_make(
         assert receipt == by_ledger(ledger, wanted, extends)
     verdict = judged(receipt, RING).verdict
     assert (verdict["valid"], verdict["first_break"]) == (True, None)
-    assert {verdict["verdicts"][each] for each in ("receipt", "tree", "links", "signatures")} == {"ok"}
+    of_job = () if wanted.job_id is None else ("completeness",)
+    assert {verdict["verdicts"][each] for each in ("receipt", "tree", "links", "signatures", *of_job)} == {"ok"}
+
+
+async def test_an_entry_that_the_archive_hides_in_another_job_is_found_by_the_index(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    """Its link is of another job then, but nobody asks for that one."""
+    rewrite(tmp_path, 0, lambda rows: rows[6].update(job_id="of nobody"), ENTRY_FILE_SCHEMA)
+    with pytest.raises(ArchiveInvalidError, match="index of jobs of entries 1 to 600 is not that"):
+        made(tmp_path, Wanted(ledger.entry(7)["job_id"], None))
 
 
 async def test_a_tree_that_is_newer_than_the_checkpoint_is_left_out(ledger: Ledger, tmp_path: Path) -> None:
