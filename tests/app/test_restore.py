@@ -200,6 +200,32 @@ async def test_a_database_from_before_the_node_was_first_started_gets_all_of_it_
     assert await rows(older) == lost
 
 
+async def test_a_second_key_that_was_made_after_the_backup_comes_back_with_its_entry(
+    run_node: RunNode, settings: Settings, make_settings: MakeSettings, database: Database, back_up: BackUp
+) -> None:
+    async with run_node(settings) as service:
+        await write(service, 1)
+    older = await back_up()
+    both = make_settings(chain={"batch_size": 4, "batch_interval": "100ms"}, signing={"second": "ml-dsa-44"})
+    async with run_node(both) as service:
+        await service.key_changes.recorded.wait()
+        second = service.keys.node_keys.second
+        assert second is not None
+        await write(service, 2)
+    lost = await rows(database)
+    await assert_refused(run_node, both, older)
+
+    await restore_from_wal(both, older.service_url)
+
+    assert await rows(older) == lost
+    async with run_node(both, url=older.service_url) as service:
+        await service.key_changes.recorded.wait()
+        await write(service, 3)
+        admitted = {each.key.key_id: each for each in (await service.trust.published()).admitted}
+        assert (admitted[second.key_id].signs_snapshots, len(admitted)) == (True, 2)
+    await assert_sound(older, "acme", "_system")
+
+
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A restore waits for a lock no longer than a moment."""
