@@ -123,6 +123,7 @@ async def _verify(
                 checkpoints=[*heads, *(() if look is None else look.heads)],
                 anchors=anchors,
                 judge_statement=partial(retention_statement.judge, log, keyring),
+                archived_index=request.archived,
             )
             is_whole = (request.from_seq, request.to_seq) == (None, None)
             callers = judge_of(ring)

@@ -18,7 +18,7 @@ from ledger.verification.caller_check import NOBODY_KNOWN, CallerJudge
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
 from ledger.verification.floor_check import from_floor, judged_floors
-from ledger.verification.left_index import index_at_floor, index_begins
+from ledger.verification.left_index import IndexSource, index_at_floor, index_begins, index_of_left
 from ledger.verification.projection_check import CHAIN_ASPECTS, OnBreak, compare_jobs, conclude
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.range_fold import ChainBounds, Fold
@@ -124,6 +124,7 @@ async def verify(
     is_leaving: bool = False,
     job_index: IndexBuilder | None = None,
     take_index: Callable[[IndexBuilder], object] | None = None,
+    archived_index: IndexSource | None = None,
 ) -> Verdict:
     """Verify entries ``from_seq..to_seq`` of a tenant and all that depends on them.
 
@@ -150,6 +151,7 @@ async def verify(
             PRUNED entry says, and the projection is judged. The reader then shows of it what depends on these entries.
         job_index: the index of jobs of at least the entries before ``from_seq``.
         take_index: is called with the index of all entries up to the last one.
+        archived_index: has the entries that left, for their index of jobs, where the reader does not have it.
 
     Raises:
         ArchivedError: all of the range has left.
@@ -189,6 +191,8 @@ async def verify(
         is_unbuilt = ends.tree_size < floor.to_seq and await _entry_at(reader, 1) is not None
         ends = await from_floor(ends, None if is_unbuilt else reader.tiles, floor, findings, with_left=not is_leaving)
         behind = index_at_floor(floor, await reader.index_at(floor.to_seq), ends.index_begins)
+        if behind.left() is None and archived_index is not None:
+            behind = await index_of_left([archived_index], floor, ends.index_begins)
         ends = ends._replace(job_index=behind)
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq

@@ -110,6 +110,16 @@ async def builder_at(source: IndexSource, size: int, index_begin: int = 0) -> In
     return builder
 
 
+async def index_of_left(sources: Iterable[IndexSource], floor: Floor, begins: Sequence[int]) -> IndexBuilder:
+    """The index of jobs of the entries that left, by the first source that has all of it."""
+    found = IndexBuilder(floor.to_seq, begins)
+    for source in sources:
+        found = index_at_floor(floor, await index_at(source, floor.to_seq), begins)
+        if found.left() is not None:
+            break
+    return found
+
+
 def index_at_floor(floor: Floor, kept: IndexAtFloor | None, begins: Sequence[int]) -> IndexBuilder:
     """The index of jobs of the entries that left, as far as what is kept of it is the one that was signed."""
     if kept is None or sha256(kept.payload).hexdigest() != floor.snapshot:

@@ -8,7 +8,8 @@ elsewhere, and its stored tiles prove the tree of what left::
     database         to_seq of PRUNED + 1 ... the head       its tree begins with the archive's
 
 Entries in both are verified twice. The commitments that PRUNED carries must be those that the archive's entries up to
-its ``to_seq`` lead to.
+its ``to_seq`` lead to. Where the database has not kept what the index of jobs needs of the entries that left, these
+give it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any, Final
 
 from ledger.errors import ArchiveInvalidError, TenantNotFoundError
 from ledger.facts.events import CommitmentAction
+from ledger.job_index import keys_of
 from ledger.machines.carried import carry_commitments, digest_of_carried
+from ledger.merkle import leaf_hashes
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.tree_check import TreeHead
 from ledger.verification.verdict import Break, with_archive
@@ -28,11 +31,16 @@ from pipeline.archive import SealedManifest
 from pipeline.archive.reader import ARCHIVE, OF_A_COPY, TenantArchive, verify_tenant
 from pipeline.arrow import Row
 from signing.keys import Keyring
+from signing.snapshot import ENVELOPE, TO_SEQ, payload_of
 
-EntriesTo = Callable[[int], Iterator[Sequence[Row]]]
-"""Gives batches of ``ENTRY_COLUMNS`` of the archived entries up to a seq."""
+Entries = Callable[[int, int], Iterator[Sequence[Row]]]
+"""Gives batches of ``ENTRY_COLUMNS`` of the archived entries of this range."""
+SnapshotAt = Callable[[int], str | None]
+"""Gives the envelope of the archived snapshot that ends at a seq."""
 _PROMISES: Final = (CommitmentAction.PROPOSE_ACCEPTED, CommitmentAction.CAPACITY_SET)
-_SEQ, _ACTION, _PAYLOAD, _ORIGIN = map(ENTRY_COLUMNS.index, ("seq", "action", "payload", "origin"))
+_SEQ, _JOB_ID, _ACTION, _LINK, _PAYLOAD, _ORIGIN = map(
+    ENTRY_COLUMNS.index, ("seq", "job_id", "action", "chain_link", "payload", "origin")
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,8 @@ class ArchivedPart:
     """Its manifests, none if the archive does not have the tenant, or if they cannot be read."""
     verdict: Mapping[str, Any] | None
     """The verdict object on it; None if the archive does not have the tenant."""
-    entries_to: EntriesTo = lambda seq: iter(())
+    rows: Entries = lambda from_seq, to_seq: iter(())
+    snapshot_at: SnapshotAt = lambda to_seq: None
 
     @property
     def heads(self) -> list[TreeHead]:
@@ -114,7 +123,7 @@ class ArchivedPart:
     def _carried(self, to_seq: int) -> str | None:
         """Digest of what the PRUNED entry about the entries up to a seq must carry."""
         state: dict[str, Any] | None = None
-        for rows in self.entries_to(to_seq):
+        for rows in self.rows(1, to_seq):
             promises = [
                 (row[_SEQ], row[_ACTION], row[_PAYLOAD])
                 for row in rows
@@ -123,6 +132,25 @@ class ArchivedPart:
             if promises:
                 state = carry_commitments(state, promises)
         return digest_of_carried(state)
+
+    # --- as the source of an index of jobs ---
+
+    async def kept(self) -> None:
+        """All entries are here, so nothing is kept of them."""
+
+    async def payload_at(self, to_seq: int) -> bytes:
+        """The payload of the archived snapshot that ends there."""
+        return payload_of(self.snapshot_at(to_seq))
+
+    async def left_hashes(self, begin: int, end: int) -> bytes:
+        """None: see ``kept``."""
+        return b""
+
+    async def entries(self, begin: int, end: int) -> tuple[bytes, bytes]:
+        """Keys and leaf hashes of the archived entries."""
+        found = [row for batch in self.rows(begin + 1, end) for row in batch]
+        hashes = leaf_hashes([bytes.fromhex(row[_LINK]) for row in found])
+        return keys_of([row[_JOB_ID] for row in found]), b"".join(hashes)
 
 
 CARRIED: Final = "carried"
@@ -144,4 +172,9 @@ async def archived_part(store: ArchiveStore, tenant_id: str, keyring: Keyring | 
         archive = TenantArchive.read(store, tenant_id, keyring)
     except ArchiveInvalidError:
         return ArchivedPart(tenant_id, store.url, NO_MANIFESTS, verdict)
-    return ArchivedPart(tenant_id, store.url, archive.sealed, verdict, lambda seq: archive.entry_batches(None, seq))
+
+    def snapshot_at(to_seq: int) -> str | None:
+        rows = (row for batch in archive.snapshot_batches(None, to_seq) for row in batch)
+        return next((row[ENVELOPE] for row in rows if row[TO_SEQ] == to_seq), None)
+
+    return ArchivedPart(tenant_id, store.url, archive.sealed, verdict, archive.entry_batches, snapshot_at)

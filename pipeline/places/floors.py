@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.machines.retention import Floor
 from ledger.verification.floor_check import from_floor, judged_floors
-from ledger.verification.left_index import IndexSource, index_at, index_at_floor, index_begins
+from ledger.verification.left_index import IndexSource, index_begins, index_of_left
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Break, Findings, Found
 from pipeline.arrow import Row
@@ -61,9 +61,9 @@ def begun_at(
     ends: ChainBounds,
     at: FoundFloor,
     read: Callable[[int, int, int], Mapping[int, bytes]],
-    source: IndexSource,
+    sources: Sequence[IndexSource],
 ) -> ChainBounds:
-    """``ends`` of a chain that begins at a floor, which has its tiles from ``read`` and its index from ``source``."""
+    """``ends`` of a chain that begins at a floor: its tiles are from ``read``, its index from one of ``sources``."""
     breaks = [*at.breaks]
     findings = Findings(breaks.append)
     findings.merge(at.found)
@@ -74,8 +74,7 @@ def begun_at(
     ends = ends._replace(index_begins=index_begins(at.floors))
     if at.floor is not None:
         ends = _finished(from_floor(ends, tiles, at.floor, findings))
-        kept = _finished(index_at(source, at.floor.to_seq))
-        ends = ends._replace(job_index=index_at_floor(at.floor, kept, ends.index_begins))
+        ends = ends._replace(job_index=_finished(index_of_left(sources, at.floor, ends.index_begins)))
     return ends._replace(found=findings.found, breaks=breaks)
 
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ledger.errors import ArchiveInvalidError, InvalidInputError
 from ledger.machines.retention import Floor
+from ledger.verification.left_index import IndexSource
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Anchor
 from pipeline.archive import SealedManifest
@@ -88,12 +89,16 @@ class OpenLedgers(OpenPlace):
             for tenant, floor in self._ledgers[name].floors(some).items()
         }
 
-    def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:
+    def begun(
+        self, ends: Mapping[str, ChainBounds], keyring: Keyring | None, archived: Mapping[str, IndexSource]
+    ) -> dict[str, ChainBounds]:
         """As in each ledger, by the names of chains."""
         begun: dict[str, ChainBounds] = {}
         for name, some in self._by_ledger(ends):
-            of_ledger = {tenant: ends[str(ChainName(name, tenant))] for tenant in some}
-            found = self._ledgers[name].begun(of_ledger, keyring)
+            chains = {tenant: str(ChainName(name, tenant)) for tenant in some}
+            of_ledger = {tenant: ends[chain] for tenant, chain in chains.items()}
+            left = {tenant: archived[chain] for tenant, chain in chains.items() if chain in archived}
+            found = self._ledgers[name].begun(of_ledger, keyring, left)
             begun |= {str(ChainName(name, tenant)): each for tenant, each in found.items()}
         return begun
 

@@ -290,14 +290,17 @@ class OpenPostgres(OpenPlace):
         found = ((tenant, self._floors[tenant].floor) for tenant in tenants)
         return {tenant: floor for tenant, floor in found if floor is not None}
 
-    def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:
+    def begun(
+        self, ends: Mapping[str, ChainBounds], keyring: Keyring | None, archived: Mapping[str, IndexSource]
+    ) -> dict[str, ChainBounds]:
         """Floors are compared with the stored tiles."""
         self._read_floors([*ends], keyring)
-        return {tenant: self._begun(each) for tenant, each in ends.items()}
+        return {tenant: self._begun(each, archived.get(tenant)) for tenant, each in ends.items()}
 
-    def _begun(self, ends: ChainBounds) -> ChainBounds:
+    def _begun(self, ends: ChainBounds, archived: IndexSource | None) -> ChainBounds:
         reader = self.reader(Piece(ends.tenant_id, None, None, 0, True, self.state))
-        return begun_at(ends, self._floors[ends.tenant_id], reader.tiles, _Index(self.connection, reader))
+        sources = [_Index(self.connection, reader), *([] if archived is None else [archived])]
+        return begun_at(ends, self._floors[ends.tenant_id], reader.tiles, sources)
 
     def _read_floors(self, tenants: Sequence[str], keyring: Keyring | None) -> None:
         rows = [*self._rows(partial(statements.about_retention, self._types), tenants)]

@@ -17,6 +17,7 @@ from ledger.errors import ArchiveInvalidError, TenantNotFoundError
 from ledger.machines.exclusions import COUNT_ALL, Exclusions
 from ledger.machines.retention import Floor
 from ledger.verification import ENTRY_COLUMNS, Head, StoredTree
+from ledger.verification.left_index import IndexSource
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Anchor
 from signing.anchors import ExternalWitnesses
@@ -256,9 +257,11 @@ class OpenPlace(Protocol):
         """What left these chains with a prune; chains of which nothing did are left out."""
         return {}
 
-    def begun(self, ends: Mapping[str, ChainBounds], keyring: Keyring | None) -> dict[str, ChainBounds]:
+    def begun(
+        self, ends: Mapping[str, ChainBounds], keyring: Keyring | None, archived: Mapping[str, IndexSource]
+    ) -> dict[str, ChainBounds]:
         """``ends`` of chains, each from its first entry that has not left, as entries say whose statements ``keyring``
-        judges."""
+        judges. ``archived`` have what left some of them."""
         return dict(ends)
 
     def reader(self, piece: Piece) -> PieceReader:

@@ -28,6 +28,7 @@ from msgspec.msgpack import decode, encode
 
 from ledger.errors import ArchiveInvalidError, ArchiveSignatureError, NotABundleError
 from ledger.exit_code import ExitCode
+from ledger.verification.left_index import IndexSource
 from ledger.verification.projection_check import CHAIN_ASPECTS
 from ledger.verification.range_check import RangeTask
 from ledger.verification.range_fold import ChainBounds
@@ -161,6 +162,7 @@ def verify(
     external: ExternalWitnesses = NOBODY,
     rows_a_piece: int = ROWS_A_PIECE,
     passed: Accumulator[int] | None = None,
+    archived: Mapping[str, IndexSource] | None = None,
 ) -> Verified:
     """Verify the ledgers of ``place``, which MUST stay open until the breaks were read.
 
@@ -176,6 +178,7 @@ def verify(
         external: witnesses whose cosignatures count, and the policy over them.
         rows_a_piece: entries that a task checks.
         passed: counts checked entries.
+        archived: have the entries that left chains, for their index of jobs.
 
     Raises:
         InvalidInputError: ``place`` is a bundle.
@@ -191,7 +194,7 @@ def verify(
         )
         for tenant, each in judged.items()
     }
-    ends = place.begun(ends, keyring)
+    ends = place.begun(ends, keyring, archived or {})
     rings = {name: each.named_keys() if keyring is None else keyring for name, each in place.ledgers().items()}
     pieces = place.pieces([*ends], rows_a_piece=rows_a_piece)
     left = [] if place.is_copy else place.left_pieces([*ends], rows_a_piece)

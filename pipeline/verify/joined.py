@@ -16,6 +16,7 @@ from pipeline.source import open_pieces
 from pipeline.verify import Verified, verify
 from signing.anchors import NOBODY, ExternalWitnesses
 from signing.keys import Keyring
+from signing.snapshot import ENVELOPE, TO_SEQ
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -47,7 +48,14 @@ def verify_joined(
     heads = {chain: [*checkpoints.get(chain, ()), *part.heads] for chain, part in parts.items()}
     chains = [chain for chain in tenants if chain in there]
     of_databases = verify(
-        spark, place, tenants=chains, keyring=keyring, checkpoints=heads, external=external, passed=passed
+        spark,
+        place,
+        tenants=chains,
+        keyring=keyring,
+        checkpoints=heads,
+        external=external,
+        passed=passed,
+        archived={chain: part for chain, part in parts.items() if part.sealed},
     )
     found = {_chain_of(each): each for each in of_databases.objects}
     # 3. Both as one.
@@ -81,11 +89,17 @@ def _part(archives: OpenPlace, chain: str, verdict: Mapping[str, Any] | None) ->
     except ArchiveInvalidError:
         sealed = NO_MANIFESTS
 
-    def entries_to(seq: int) -> Iterator[Sequence[Row]]:
-        for _, reader in open_pieces(archives.pieces([chain], to_seq=seq)):
+    def rows(from_seq: int, to_seq: int) -> Iterator[Sequence[Row]]:
+        for _, reader in open_pieces(archives.pieces([chain], from_seq=from_seq, to_seq=to_seq)):
             yield from ([*rows_of(batch)] for batch in reader.entries())
 
-    return ArchivedPart(ChainName.parse(chain).tenant_id, str(archives), sealed, verdict, entries_to)
+    def snapshot_at(to_seq: int) -> str | None:
+        for _, reader in open_pieces(archives.pieces([chain], from_seq=to_seq, to_seq=to_seq)):
+            found = (row for batch in reader.snapshots() for row in rows_of(batch))
+            return next((row[ENVELOPE] for row in found if row[TO_SEQ] == to_seq), None)
+        return None
+
+    return ArchivedPart(ChainName.parse(chain).tenant_id, str(archives), sealed, verdict, rows, snapshot_at)
 
 
 def _chain_of(verdict: Mapping[str, Any]) -> str:

@@ -22,8 +22,8 @@ from pipeline.verify.joined import verify_joined
 from tests.conftest import Database
 from tests.ledger.committed import RACE
 from tests.ledger.ledger_in_memory import SIGNER, Ledger
-from tests.ledger.pruned import enter, floor_facts, judged_entries, pruned_race, removed
-from tests.pipeline.archived_ledgers import LOG_ORIGIN, RING, archive_here, days, ledger_of, store
+from tests.ledger.pruned import enter, floor_facts, judged_entries, pruned_race, removed, without
+from tests.pipeline.archived_ledgers import LOG_ORIGIN, RING, archive_here, days, ledger_of, query, store
 from tests.tally import run_tally
 
 FLOOR = 30
@@ -39,12 +39,12 @@ def grown(tenant_id: str) -> tuple[Ledger, Ledger]:
     return ledger_of(tenant_id, days(40)), ledger_of(tenant_id, days(COUNT))
 
 
-def prune(ledger: Ledger, manifest: str) -> None:
-    """Remove the first entries by the last one."""
+def prune(ledger: Ledger, manifest: str, lacks: int | None = None) -> None:
+    """Remove the first entries by the last one; the index of jobs that is signed then may lack an entry."""
     facts = floor_facts(ledger, FLOOR) | {"manifests": [manifest]}
     ledger.snapshots = [each for each in ledger.snapshots if each["to_seq"] <= COUNT - 10]
     enter(ledger, COUNT, "PRUNED", facts, log=f"{LOG_ORIGIN}/{ledger.tenant_id}")
-    ledger.sign(COUNT)
+    ledger.sign(COUNT, job_index=(ledger if lacks is None else without(ledger, lacks)).job_index(COUNT))
     ledger.store_head()
     ledger.store_tree()
     ledger.keep_index(FLOOR)
@@ -55,16 +55,40 @@ def prune(ledger: Ledger, manifest: str) -> None:
 TENANTS = ("joined", "misnamed", "older", "rolled-back", "lost", "whole")
 
 
-async def archived_and_pruned(database: Database, folder: Path, tenant: str, archived_to: int = 40) -> Ledger:
+async def archived_and_pruned(
+    database: Database, folder: Path, tenant: str, archived_to: int = 40, lacks: int | None = None
+) -> Ledger:
     """A tenant of which entries 1 to ``archived_to`` are archived, and then those up to ``FLOOR`` left."""
     await store(database, ledger_of(tenant, days(archived_to)))
     archive_here(database, folder)
     end = archived_end(ArchiveStore(str(folder)), tenant, RING)
     assert end is not None
     ledger = ledger_of(tenant, days(COUNT))
-    prune(ledger, end.manifest)
+    prune(ledger, end.manifest, lacks)
     await store(database, ledger)
     return ledger
+
+
+@pytest.mark.parametrize("lacks", [None, FLOOR + 1])
+async def test_the_archive_gives_the_index_of_what_left_where_the_database_has_not_kept_it(
+    spark: SparkSession, database: Database, tmp_path: Path, lacks: int | None
+) -> None:
+    await archived_and_pruned(database, tmp_path / "archive", "acme", lacks=lacks)
+    await query(database, "DELETE FROM scheduler.job_index_left")
+    keys = tmp_path / "keys.pem"
+    keys.write_text(SIGNER.public_key_pem)
+    command = ["verify", "-t", "acme", "--dsn", database.service_url, "--keys", keys, "--no-state", "--json"]
+    archive = ["--with-archive", "--archive", tmp_path / "archive"]
+    alone, joined = (json.loads(run_tally(*command, *more).stdout) for more in ([], archive))
+    with parse_place(database.service_url).open() as place, parse_place(str(tmp_path / "archive")).open() as there:
+        (on_spark,) = verify_joined(spark, place, there, tenants=["acme"], keyring=RING, checkpoints={}).objects
+    assert (alone["verdicts"]["snapshots"], alone["first_break"]) == ("not_checked", None)
+    for found in (joined, on_spark):
+        if lacks is None:
+            assert (found["verdicts"]["snapshots"], found["first_break"]) == ("ok", None)
+        else:
+            assert (found["first_break"]["kind"], found["first_break"]["seq"]) == ("snapshot-root", COUNT)
+            assert "job_index of entries" in found["first_break"]["detail"]
 
 
 async def test_a_report_reads_what_left_from_the_archive_once_or_says_from_where_it_speaks(

@@ -49,7 +49,7 @@ from ledger.job_index.builder import OpenBlock
 from ledger.machines.retention import Floor, retention_of
 from ledger.merkle import HASH_BYTES
 from ledger.verification.entry_check import ENTRY_COLUMNS, leaves_of
-from ledger.verification.left_index import index_at, index_at_floor
+from ledger.verification.left_index import index_of_left
 from ledger.verification.snapshot_check import SnapshotClaim, SnapshotRow
 from ledger.verification.verdict import Break
 from signing import retention_statement
@@ -247,7 +247,7 @@ class JobIndexer:
     ) -> IndexedTenant:
         """The index of what left, of which ``stored`` takes the runs, if it was kept and is the one that was signed;
         else one of no entries, which begins behind."""
-        known = index_at_floor(floor, await index_at(PostgresIndex(connection, tenant_id), floor.to_seq), ())
+        known = await index_of_left([PostgresIndex(connection, tenant_id)], floor, ())
         if (left := known.left()) is None:
             return IndexedTenant(open=OpenBlock(begin := begin_behind(floor.to_seq)), begin=begin)
         stored |= {place[:2]: leaves for place, leaves in zip(left.places(), left.runs, strict=True)}
