@@ -1096,7 +1096,7 @@ def _notes() -> Iterator[Case]:
 
 
 def _lines_of_others(count: int) -> str:
-    line = _b64(bytes(68))
+    line = _b64(bytes(5))
     return "".join(f"\u2014 other{number}.example {line}\n" for number in range(count))
 
 
@@ -1227,7 +1227,7 @@ def _anchors() -> Iterator[Case]:
     yield Case("anchors behind the keys", swapped, 2, "anchors.json stands between checkpoint and keys.json.")
     held = json.loads(member)
     first = held["anchors"][0]
-    little = {**first, "checkpoint": "", "consistency": []}
+    little = {**first, "by": "", "checkpoint": "", "consistency": [], "time": ""}
     for name, changed, why in (
         ("that are none", {"anchors": []}, "anchors.json is left out where there are none."),
         ("of which there are 128", {"anchors": [little] * 128}, ""),

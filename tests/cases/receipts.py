@@ -605,7 +605,7 @@ def _anchors() -> Iterator[Case]:
         ),
     ):
         yield Case(name, of(change), code, why)
-    little = {**opened(GOOD)["anchors"][0], "checkpoint": "", "consistency": []}
+    little = {**opened(GOOD)["anchors"][0], "by": "", "checkpoint": "", "consistency": [], "time": ""}
     why = "There are at most 128 statements, and these are 129."
     yield Case("too many anchors", changed(lambda said: said.update(anchors=[little] * 129)), 2, why)
 
