@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from signing.keys import Keyring, demanding
 from tests.app.second_verifier import as_saved
-from tests.cases import bundles, callers, entries, part_judges, parts, policies, receipts, second, windows
+from tests.cases import bundles, callers, cose, entries, part_judges, parts, policies, receipts, second, windows
 from tests.cases.corpus import Case, Files, Found, Part, file_cases, part_cases, spelled, written
 from tests.cases.judges import by_product
 from tests.ledger.ledger_in_memory import SIGNER
@@ -17,6 +17,7 @@ from tests.ledger.ledger_in_memory import SIGNER
 EVERYBODY: Final[Mapping[str, str]] = {}
 NO_RECEIPTS: Final = {"Spark": "it verifies bundles; receipts are verified one by one"}
 NO_PARTS: Final = {"Spark": "it calls the product for these"}
+NO_CBOR: Final = dict.fromkeys(("verify.py", "the page", "Spark"), "it reads no CBOR")
 SIGNER_ALONE: Final = {"signer": Keyring([SIGNER.public_key])}
 
 
@@ -63,8 +64,8 @@ class PartKind(NamedTuple):
     """What ``expected`` means."""
     cases: Callable[[], Iterable[Part]]
     by_product: Callable[[Mapping[str, Any]], Any]
-    by_verify_py: Callable[[Mapping[str, Any]], Any]
-    in_page: str
+    by_verify_py: Callable[[Mapping[str, Any]], Any] | None
+    in_page: str | None
     """A function of the page's modules and what is given, in script."""
     not_judged: Mapping[str, str] = NO_PARTS
 
@@ -118,6 +119,7 @@ PART_KINDS: Final[Sequence[PartKind]] = (
             const kinds = ["payload-digest", "hlc-columns", "link", "malformed"];
             return kinds.find((kind) => found.counts.has(kind)) ?? null;
         }""",
+        not_judged=EVERYBODY,
     ),
     PartKind(
         *("inclusion", "[inclusion proofs](../merkle.md)", HOLDS, parts.inclusions),
@@ -156,6 +158,11 @@ PART_KINDS: Final[Sequence[PartKind]] = (
         in_page="""({hlc, encoding}, given) => "one" in given
             ? hlc.compareHlcs(hlc.parseHlc(given.one), hlc.parseHlc(given.other))
             : holds(encoding.Malformed, () => hlc.parseHlc(given.hlc))""",
+    ),
+    PartKind(
+        *("cose", "[COSE receipts](../receipt.md#in-the-forms-of-other-programs) of one entry"),
+        *("holds, refused, or unknown key", cose.parts, cose.judge, None, None),
+        not_judged=NO_CBOR,
     ),
 )
 KINDS: Final = (*FILE_KINDS, *PART_KINDS)
