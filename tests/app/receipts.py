@@ -15,7 +15,7 @@ from app.write.intake.caller_signatures import STATEMENT_ROUTE
 from ledger import canonical, keyed
 from ledger.bundle.rows import encode_entry
 from ledger.chain.record import IdempotencyKey
-from ledger.job_index import covering, key_of, keys_of, run_leaves
+from ledger.job_index import covering, key_of, keys_of, root_of, run_leaves
 from ledger.job_index.proof import Directory, pieces_of, prove
 from ledger.merkle import tiles
 from ledger.positions import Seq, leaf_index_of
@@ -66,16 +66,18 @@ def receipt_of(ledger: Ledger, job_id: str = JOB, signer: FileSigner = SIGNER, *
     return make(material, lambda level, index: ledger.tiles.get((level, index), b""), signer)
 
 
-def indexed(ledger: Ledger, job_id: str = JOB, size: int | None = None, signer: FileSigner = SIGNER) -> IndexProof:
-    """The proof of a job by the index of the first ``size`` entries, which a snapshot of all of these signs."""
-    size = len(ledger.entries) if size is None else size
-    envelope_json = ledger.signed(1, size, None, signer)["dsse_envelope"]
-    runs = []
-    for place in covering(size):
+def indexed(
+    ledger: Ledger, job_id: str = JOB, size: int | None = None, signer: FileSigner = SIGNER, begin: int = 0
+) -> IndexProof:
+    """The proof of a job by the index of leaves ``begin..size - 1``, which a snapshot of all up to there signs."""
+    size, runs, roots = len(ledger.entries) if size is None else size, [], []
+    for place in covering(size, begin):
         keys = keys_of([row["job_id"] for row in ledger.entries[place.begin : place.end]])
         leaves = run_leaves(place, keys, b"".join(ledger.leaf_hashes(place.begin + 1, place.end)))
         runs.append(prove(key_of(job_id), Directory.of(leaves), pieces_of(leaves)))
-    return IndexProof(size, envelope_json, runs)
+        roots.append(root_of(leaves).hex())
+    said = {"job_index": roots, **({"job_index_from": begin + 1} if begin else {})}
+    return IndexProof(size, ledger.signed(1, size, None, signer, **said)["dsse_envelope"], runs)
 
 
 def rows_of(ledger: Ledger, job_id: str) -> Sequence[tuple[Any, ...]]:

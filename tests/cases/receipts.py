@@ -110,6 +110,17 @@ def _complete() -> Iterator[Case]:
         found = receipt_of(_IN_RUNS, job_id, indexed=indexed(_IN_RUNS, job_id))
         why = f"The log of 8,300 entries has two runs; the job of seq {seq} is in one and not in the other."
         yield Case(f"without other entries in several runs, seq {seq}", found, 0, why)
+    for seq, why in (
+        (1, "The index begins with entry 2049 and says nothing of those before; it has no entry of this job."),
+        (5_000, "The index begins with entry 2049, and the entries of this job come behind."),
+    ):
+        job_id = _IN_RUNS.entry(seq)["job_id"]
+        later = indexed(_IN_RUNS, job_id, begin=2_048)
+        found = receipt_of(_IN_RUNS, job_id, indexed=later)
+        yield Case(f"an index that begins behind what left, seq {seq}", found, 0, why)
+    found = receipt_of(_IN_RUNS, job_id, rows=rows_of(_IN_RUNS, job_id)[1:], indexed=later)
+    why = "The index, which begins with entry 2049, counts one more entry of the job."
+    yield Case("an index that begins behind what left, an entry left out", found, 2, why)
     stranger = receipt_of(LEDGER, indexed=indexed(LEDGER, signer=STRANGER))
     yield Case("an index that a stranger signed", stranger, 4, "No held key signed the snapshot of the proof.")
     # What an operator would do.
