@@ -132,14 +132,14 @@ assert EVENTS == CONNECTIONS * JOBS_A_CONNECTION * EVENTS_A_JOB
 CHECK = Row(
     "sign_check",
     "requests/s",
-    0.4,
+    0.44,
     "single POST /v1/jobs at LOCAL, 64 connections, each signed by its caller with Ed25519, against the same without",
     measure,
 )
 LINES = Row(
     "ingest_signed",
     "events/s",
-    0.22,
+    0.33,
     f"POST /v1/events, {LINES_A_REQUEST} lines a request under one signature, until the last row is chained, against "
     "the same without",
     measure_lines,
