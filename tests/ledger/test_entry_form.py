@@ -7,13 +7,11 @@ import asyncio
 import pytest
 
 from ledger import native
-from ledger.bundle.rows import encode_entry
 from ledger.chain import form
 from ledger.facts.events import ACTIONS, TYPE_OF_ACTION, CommitmentAction, SystemAction
 from ledger.verification import ENTRY_COLUMNS, verify
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.verdict import Findings
-from tests.app.second_verifier import second_verifier
 from tests.cases.entries import SEQ, EntryForm, entry_forms
 from tests.ledger.ledger_in_memory import OPEN, MemoryReader
 from tests.ledger.test_packed_entries import Copied, copied, known_at, lines_of
@@ -74,16 +72,3 @@ def test_c_takes_nearly_all_that_a_ledger_writes() -> None:
         "good: a conflict of a proposal",
         "good: a conflict of an unknown action",
     }
-
-
-@pytest.mark.parametrize("entry", FORMS, ids=lambda entry: entry.name)
-def test_the_second_implementation_judges_each_alike(entry: EntryForm) -> None:
-    ledger = entry.ledger()
-    verifier = second_verifier()
-    line = encode_entry("acme", [ledger.entry(SEQ)[name] for name in ENTRY_COLUMNS])
-    row = verifier.parse_row(line, verifier.ENTRY_MEMBERS, "acme")
-    if entry.is_well_formed:
-        verifier.check_columns(row)
-    else:
-        with pytest.raises(verifier.MALFORMED):
-            verifier.check_columns(row)
