@@ -24,13 +24,14 @@ from ledger.facts.checks import CHECKS, Stops
 from ledger.machines.retention import Why
 from ledger.verification import ASPECTS, KINDS
 from tests.app.bundles import bundle_of
-from tests.app.console_page import WIDE, ZONE, Console, barriers, book, consoling, job
+from tests.app.console_page import WIDE, ZONE, Console, barriers, book, consoling, job, send
 from tests.app.oidc_issuer import AUDIENCE, GRANTS, Issuer, issuing
 from tests.browser import PHONE
 from tests.conftest import execute
 from tests.ledger.callers import ML_DSA_44
 from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.tally import run_tally
+from tests.waiting import until
 
 DATABASE = "console"
 TENANT = "acme"
@@ -190,6 +191,7 @@ PLACES = {
     f"jobs/{TENANT}": "Jobs",
     f"job/{TENANT}/nightly-1": "nightly-1",
     f"nodes/{TENANT}": "Nodes",
+    f"webhooks/{TENANT}": "Webhooks",
     f"verify/{TENANT}?run=1": "Verify",
     f"retention/{TENANT}": "Retention",
     "bundles": "Bundles",
@@ -303,6 +305,81 @@ def test_jobs_are_searched_and_the_address_says_for_what(console: Console) -> No
     assert rows(console.go(f"jobs/{TENANT}?since=2099-01-01T00%3A00%3A00Z")) == []
 
 
+def test_a_job_is_found_by_part_of_its_name_counted_and_sorted_and_exported_without_formulas(
+    console: Console,
+) -> None:
+    for name, ran_s in (("one", 3), ("two", 3725), ("three", 60)):
+        about = {"job_id": f"id-{name}", "trace_time": 0}
+        ended = {"type": "JobCompleted", "job_id": f"id-{name}", "trace_time": ran_s}
+        send(
+            console,
+            "sorted",
+            {"type": "JobCreated", "spec": {"name": f"=Nightly {name}"}, **about},
+            {"type": "JobAccepted", "dc_id": "use1", **about},
+            ended,
+        )
+    send(console, "sorted", {"type": "JobCreated", "job_id": "id-four", "spec": {"command": ["nightly", "four"]}})
+    page = console.go("jobs/sorted?id_part=nightly")
+    expect(page.get_by_role("rowheader")).to_have_text(["id-four", "id-three", "id-two", "id-one"])
+    expect(page.get_by_role("row").filter(has_text="id-two")).to_contain_text("=Nightly two")
+    expect(page.get_by_text("found: 4 jobs")).to_be_visible()
+    for first, ids in (
+        ("the longest", ["id-two", "id-three", "id-one"]),
+        ("the last to end", ["id-three", "id-two", "id-one"]),
+    ):
+        page.get_by_label("First").select_option(first)
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("rowheader")).to_have_text(ids)
+    assert page.url.endswith("?id_part=nightly&sort=ended")
+    expect(page.get_by_role("row").filter(has_text="id-two")).to_contain_text("1 h 2 min")
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Save as CSV").click()
+    table = [*csv.DictReader(Path(downloading.value.path()).read_text().splitlines())]
+    assert [(row["name"], row["run_ms"]) for row in table][1:] == [
+        ("'=Nightly three", "60000"), ("'=Nightly two", "3725000"), ("'=Nightly one", "3000")
+    ]  # fmt: skip
+    page = console.go("jobs/sorted?id_part=id-o")
+    expect(page.get_by_text("found: 1 job")).to_be_visible()
+
+
+def test_pages_of_jobs_say_how_many_were_found_so_far(console: Console) -> None:
+    send(console, "many", *({"type": "JobCreated", "job_id": f"j-{number:03}"} for number in range(60)))
+    page = console.go("jobs/many?id_part=j-")
+    expect(page.get_by_text("found: more than 50 jobs")).to_be_visible()
+    page.get_by_role("link", name="Older jobs").click()
+    expect(page.get_by_text("found: 60 jobs")).to_be_visible()
+
+
+def test_who_goes_back_is_where_he_was(console: Console) -> None:
+    page = console.go(f"job/{TENANT}/nightly-1")
+    page.set_viewport_size(PHONE)
+    page.mouse.wheel(0, 300)
+    until(lambda: page.evaluate("history.state?.top") == 300, "the place is kept")
+    page.get_by_role("link", name=f"Jobs of {TENANT}").dispatch_event("click")
+    expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
+    assert page.evaluate("window.scrollY") == 0
+    page.go_back()
+    expect(page.get_by_role("heading", name="nightly-1", level=1)).to_be_visible()
+    until(lambda: page.evaluate("window.scrollY") == 300, "the place is the same")
+
+
+def test_an_address_that_is_none_is_named(console: Console) -> None:
+    expect(console.go("nowhere/at-all").locator("main")).to_contain_text("The console has no page at #/nowhere/at-all.")
+
+
+def test_what_is_printed_says_of_which_ledger_it_is_and_of_when(console: Console) -> None:
+    page = console.go(f"job/{TENANT}/nightly-1")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    foot = page.locator("footer")
+    root = console.api.get("/v1/keys").json()["root_key_id"]
+    expect(foot).to_contain_text(f"Ledger {root}")
+    expect(foot).to_contain_text(
+        re.compile(r"Printed \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ UTC from " + re.escape(page.url))
+    )
+    expect(page.locator(".printed")).to_be_visible()
+
+
 def test_a_percent_sign_that_somebody_typed_in_an_address_is_one(console: Console) -> None:
     page = console.load(f"job/{TENANT}/100%")
     expect(page.get_by_role("alert")).to_contain_text("job_id: ")
@@ -325,6 +402,7 @@ def test_a_jobs_timeline_says_what_happened_by_whom_and_how_far_it_has_come(cons
     console.api.post("/v1/jobs/told/cancel", json=cancelled).raise_for_status()
     last = page.locator(".timeline > li").nth(1)
     expect(last).to_contain_text("Cancellation requested")
+    expect(last).to_contain_text(re.compile(r"\d+ (ms|s) later"))
     expect(last).to_contain_text("by root")
     expect(last).to_contain_text("no need, asked by ada")
     expect(last).to_contain_text("chained")

@@ -115,17 +115,17 @@ export async function metrics(signal) {
 }
 
 /**
- * Entries of a chain as they come, until `signal` is aborted: `onEntry(entry)`, `onState(is_open, silent_since)`. While
+ * Entries of a chain as they come, until `signal` is aborted: `onEntry(entry)`, `onState(is_open, heard_at)`. While
  * the page is in the background there is none, as a browser has six connections to a service for all of its tabs.
  *
  * Read by hand: the browser's EventSource hides the comments by which the node shows every 15 seconds that the stream is
- * alive, so behind a proxy that went silent it stays open for ever. `silent_since` is when the last byte came of a
- * stream that was given up for that.
+ * alive, so behind a proxy that went silent it stays open for ever. `heard_at` is when the last byte came, at first when
+ * the page was drawn.
  */
 export function watch(query, signal, onEntry, onState) {
   let reading = null;
   let timer = null;
-  let silentSince = null;
+  let heardAt = new Date();
   let lastId = null;
   const close = () => {
     clearTimeout(timer);
@@ -133,13 +133,12 @@ export function watch(query, signal, onEntry, onState) {
     reading = null;
   };
   const closed = (reopenAfterMs, from) => {
-    onState(false, silentSince);
+    onState(false, heardAt);
     timer = setTimeout(() => open(from), reopenAfterMs);
   };
   const open = async (from) => {
     const mine = new AbortController();
     reading = mine;
-    let heardAt = new Date();
     let silence;
     const listen = () => {
       clearTimeout(silence);
@@ -149,8 +148,7 @@ export function watch(query, signal, onEntry, onState) {
     let isOpen = false;
     const onBytes = () => {
       heardAt = new Date();
-      silentSince = null;
-      if (!isOpen) onState(true, null);
+      if (!isOpen) onState(true, heardAt);
       isOpen = true;
       listen();
     };
@@ -169,7 +167,6 @@ export function watch(query, signal, onEntry, onState) {
     } catch (error) {
       if (reading !== mine) return;
       const isSilent = mine.signal.reason === "silent";
-      if (isSilent) silentSince ??= heardAt;
       closed(isSilent ? 0 : error instanceof Problem ? REOPEN_AFTER_MS : RECONNECT_AFTER_MS);
     } finally {
       clearTimeout(silence);
@@ -177,7 +174,7 @@ export function watch(query, signal, onEntry, onState) {
   };
   const follow = () => {
     close();
-    if (document.hidden) onState(false, silentSince);
+    if (document.hidden) onState(false, heardAt);
     else open();
   };
   follow();

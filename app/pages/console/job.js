@@ -6,7 +6,7 @@ import { count, facts, fill, h, json, panel, refill, short, table, tag, waiting 
 import { EVENTS } from "./facts.js";
 import { showLive, shownActor, statusTag } from "./jobs.js";
 import { named } from "./pick_tenant.js";
-import { ago, time } from "./times.js";
+import { ago, duration, time } from "./times.js";
 import { belowQuorum, witnessesOf } from "./witnesses.js";
 
 const EVENTS_PAGE = 500;
@@ -46,8 +46,8 @@ export async function job(ctx) {
     ]);
     lastSeq = state.last_seq;
     refill(places.status, statusTag(state.status));
-    refill(places.summary, summary(ctx, tenant, state));
-    refill(places.timeline, panel("What happened", timeline(ctx, tenant, events)));
+    refill(places.summary, summary(ctx, tenant, state, events.items));
+    refill(places.timeline, panel("Timeline", timeline(ctx, tenant, events)));
     return events.items.map((event) => event.seq);
   };
   const seqs = await draw();
@@ -67,8 +67,8 @@ export async function job(ctx) {
       ctx.say(`${id}: ${entry.action}`);
       again();
     },
-    (isOpen, silentSince) => {
-      showLive(places.live, isOpen, silentSince);
+    (isOpen, heardAt) => {
+      showLive(places.live, isOpen, heardAt);
       if (isOpen && !isLive) again();
       isLive = isOpen;
     },
@@ -158,7 +158,8 @@ function actions(ctx, tenant, id, places, lastSeq) {
   );
 }
 
-function summary(ctx, tenant, state) {
+function summary(ctx, tenant, state, events) {
+  const trace = String(events.find((event) => event.payload?.traceparent)?.payload.traceparent ?? "").split("-")[1];
   return [
     h(
       "div",
@@ -166,6 +167,7 @@ function summary(ctx, tenant, state) {
       panel(
         "About",
         facts({
+          Name: state.name,
           Status: state.status,
           Tenant: h("a", { href: `#/tenant/${named(tenant)}` }, tenant),
           Created:
@@ -174,6 +176,8 @@ function summary(ctx, tenant, state) {
               : "no creation that counts is known here",
           By: shownActor(state.actor),
           "Last event": [time(state.last_at, state.last_hlc), ", ", entryLink(ctx, tenant, state.last_seq)],
+          Ran: state.run_ms === null ? null : duration(state.run_ms),
+          Trace: trace && h("a", { href: `#/jobs/${named(tenant)}?where=trace:${trace}` }, h("code", {}, trace)),
           "Data centres": state.assigned_dcs.join(", "),
           "Done, failed": state.completed || state.failed ? `${count(state.completed)}, ${count(state.failed)}` : null,
           "Fence token": count(state.fence_token),
@@ -209,7 +213,8 @@ function timeline(ctx, tenant, page) {
     h(
       "ol",
       { class: "timeline" },
-      page.items.map((event) => {
+      page.items.map((event, nth) => {
+        const before = page.items[nth - 1];
         const { past, tone } = EVENTS[event.type] ?? { past: event.type ?? event.action };
         const [state, stateKind, why] = STATES[event.state];
         const { type, ...said } =
@@ -222,7 +227,11 @@ function timeline(ctx, tenant, page) {
             { class: "line" },
             h("b", {}, past),
             time(event.at, event.hlc),
-            h("span", { class: "soft" }, ago(event.at)),
+            h(
+              "span",
+              { class: "soft" },
+              before ? `${duration(new Date(event.at) - new Date(before.at))} later` : ago(event.at),
+            ),
             event.actor !== null && h("span", {}, "by ", h("b", {}, shownActor(event.actor))),
             h("span", { title: why }, tag(state, stateKind)),
             !event.counts && h("span", { title: "its log is excluded" }, tag("does not count", "warn")),
@@ -232,7 +241,7 @@ function timeline(ctx, tenant, page) {
           h(
             "details",
             {},
-            h("summary", {}, "All that was said"),
+            h("summary", {}, "All fields"),
             json(said),
             event.origin &&
               h("p", { class: "soft" }, `from ${event.origin.log}, seq ${event.origin.seq}, by ${event.origin.node_id}`),

@@ -1,12 +1,19 @@
 // Jobs of a tenant: searched, paged, and followed as they come.
 
 import { address, get, oneAtATime, save, watch } from "./api.js";
-import { field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
+import { count, field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
 import { STATUSES } from "./facts.js";
 import { named, pickTenant } from "./pick_tenant.js";
-import { ago, fromLocal, time, toLocal } from "./times.js";
+import { ago, duration, fromLocal, time, toLocal } from "./times.js";
 
 const PAGE = 50;
+const SORTED_OF = 500;
+/** Orders besides the newest first, of which the service has no index: what comes first, and by what. */
+const ORDERS = {
+  ended: ["the last to end", (job) => job.ended_at && Date.parse(job.ended_at)],
+  duration: ["the longest", (job) => job.run_ms],
+};
+const NONE_YET = { items: [], damaged: [], next_cursor: null, isNew: true };
 const REFRESH_AFTER_MS = 600;
 const DRAW_AGAIN_AFTER_MS = 5000;
 
@@ -29,7 +36,7 @@ export async function jobs(ctx) {
       "p",
       { class: "row between" },
       cursor
-        ? h("a", { href: `#/jobs/${named(name)}?${without(ctx.query, "cursor")}` }, "To the newest")
+        ? h("a", { href: `#/jobs/${named(name)}?${without(ctx.query, "cursor", "seen")}` }, "To the newest")
         : h("span", { class: "row" }, places.live, places.pause),
       h(
         "button",
@@ -47,7 +54,7 @@ export async function jobs(ctx) {
       name,
       places,
       drawn,
-      await get("/v1/jobs", { tenant_id: name, limit: PAGE, cursor, ...asked(ctx.query) }, ctx.signal),
+      await found(ctx, name, cursor),
     );
   await draw();
   if (!cursor) follow(ctx, name, places, draw);
@@ -56,13 +63,26 @@ export async function jobs(ctx) {
 /** What the address asks for, as the API has it. */
 function asked(query) {
   const said = { status: query.getAll("status"), where: query.getAll("where") };
-  for (const name of ["actor", "since", "until", "dc", "error", "in_conflict"]) said[name] = query.get(name);
+  for (const name of ["id_part", "actor", "since", "until", "dc", "error", "in_conflict"]) said[name] = query.get(name);
   return said;
 }
 
-function without(query, name) {
+/** A page of jobs; none of a tenant that has no event yet. */
+async function found(ctx, name, cursor) {
+  const limit = orderOf(ctx.query) ? SORTED_OF : PAGE;
+  try {
+    return await get("/v1/jobs", { tenant_id: name, limit, cursor, ...asked(ctx.query) }, ctx.signal);
+  } catch (error) {
+    if (error.kind === "tenant-not-found") return NONE_YET;
+    throw error;
+  }
+}
+
+const orderOf = (query) => (Object.hasOwn(ORDERS, query.get("sort") ?? "") ? ORDERS[query.get("sort")] : null);
+
+function without(query, ...names) {
   const rest = new URLSearchParams(query);
-  rest.delete(name);
+  for (const name of names) rest.delete(name);
   return rest;
 }
 
@@ -81,6 +101,7 @@ async function searchForm(ctx, name) {
     "form",
     { class: "row", role: "search", "aria-label": "Search jobs", onsubmit: search },
     await pickTenant(ctx, name, (tenant) => `#/jobs/${named(tenant)}`),
+    text("Id or name has", "id_part"),
     field(
       "Status",
       h(
@@ -101,6 +122,17 @@ async function searchForm(ctx, name) {
     field(
       "In conflict",
       h("input", { type: "checkbox", name: "in_conflict", value: "true", checked: query.get("in_conflict") === "true" }),
+    ),
+    field(
+      "First",
+      h(
+        "select",
+        { name: "sort" },
+        h("option", { value: "" }, "the newest"),
+        Object.entries(ORDERS).map(([key, [first]]) =>
+          h("option", { value: key, selected: key === query.get("sort") }, first),
+        ),
+      ),
     ),
     h("button", { class: "main" }, "Search"),
     query.size > 0 && h("a", { class: "button quiet", href: `#/jobs/${named(name)}` }, "Clear"),
@@ -127,16 +159,22 @@ function drawJobs(ctx, name, places, drawn, page) {
     last.set(item.job_id, item.last_hlc);
     return isNew && "fresh";
   };
+  const seen = Number(ctx.query.get("seen") ?? 0) + page.items.length;
   const next = page.next_cursor && new URLSearchParams(ctx.query);
-  if (next) next.set("cursor", page.next_cursor);
+  if (next) {
+    next.set("cursor", page.next_cursor);
+    next.set("seen", seen);
+  }
+  const total = `${next ? "more than " : ""}${plural(seen, "job")}`;
+  const shown = inOrder(page.items, ctx.query);
+  const caption = orderOf(ctx.query)
+    ? `Of ${count(page.items.length)} jobs, ${orderOf(ctx.query)[0]} first; found: ${total}`
+    : `Jobs of ${name}, newest first; found: ${total}`;
   refill(
     places.list,
-    page.items.length
-      ? panel(null, table(`Jobs of ${name}, newest first`, columns(name), page.items, { kind: fresh }))
-      : panel(
-          null,
-          h("p", {}, page.next_cursor ? "None among those that were looked at so far." : "There is no such job."),
-        ),
+    shown.length
+      ? panel(null, table(caption, columns(name), shown, { kind: fresh }))
+      : panel(null, h("p", {}, nothing(name, page))),
     page.damaged.length > 0 &&
       panel(
         "Damaged: what is stored of these jobs is not what was chained",
@@ -145,11 +183,29 @@ function drawJobs(ctx, name, places, drawn, page) {
     next &&
       h("a", { class: "button", href: `#/jobs/${named(name)}?${next}` }, page.items.length ? "Older jobs" : "Look on"),
   );
-  if (isFirst) ctx.say(plural(page.items.length, "job"));
+  if (isFirst) ctx.say(total);
 }
 
+function inOrder(items, query) {
+  if (!orderOf(query)) return items;
+  const [, by] = orderOf(query);
+  return items
+    .filter((job) => by(job) !== null)
+    .sort((one, other) => by(other) - by(one))
+    .slice(0, PAGE);
+}
+
+function nothing(name, { isNew, items, next_cursor: next }) {
+  if (isNew) return `${name} has no event yet. Its jobs show here as soon as the first one comes.`;
+  if (items.length) return `None of the ${plural(items.length, "job")} has ended.`;
+  return next ? "None among the jobs that were searched so far." : "There is no such job.";
+}
+
+export const jobLink = (tenant, { job_id: id }) => h("a", { href: `#/job/${named(tenant)}/${named(id)}` }, id);
+
 const columns = (name) => [
-  { name: "Job", heads: true, of: (job) => h("a", { href: `#/job/${named(name)}/${named(job.job_id)}` }, job.job_id) },
+  { name: "Job", heads: true, of: (job) => jobLink(name, job) },
+  { name: "Name", of: (job) => job.name ?? "–" },
   {
     name: "Status",
     of: (job) => [statusTag(job.status), job.conflicts.length > 0 && [" ", tag("conflict", "warn")]],
@@ -159,6 +215,7 @@ const columns = (name) => [
     name: "Last event",
     of: (job) => [time(job.last_at, job.last_hlc), h("span", { class: "soft" }, ` ${ago(job.last_at)}`)],
   },
+  { name: "Ran", number: true, of: (job) => (job.run_ms === null ? "–" : duration(job.run_ms)) },
   { name: "Created by", minor: true, of: (job) => shownActor(job.actor) },
   { name: "Where", minor: true, of: (job) => job.assigned_dcs.join(", ") || "–" },
   { name: "Outcome", of: (job) => outcome(job) },
@@ -181,7 +238,7 @@ function follow(ctx, name, places, draw) {
   let timer = null;
   let isPaused = false;
   let isBehind = false;
-  let live = [false, null];
+  let live = [false, new Date()];
   const redraw = oneAtATime(async () => {
     try {
       await draw();
@@ -206,22 +263,19 @@ function follow(ctx, name, places, draw) {
   const soon = () => {
     timer ??= setTimeout(again, REFRESH_AFTER_MS);
   };
-  watch({ tenant_id: name }, ctx.signal, soon, (isOpen, silentSince) => {
+  watch({ tenant_id: name }, ctx.signal, soon, (isOpen, heardAt) => {
     // What came between the page and the stream is drawn once that is open.
     if (isOpen && !live[0]) soon();
-    live = [isOpen, silentSince];
+    live = [isOpen, heardAt];
     showLive(places.live, ...live);
   });
 }
 
-/** Say whether a page follows what happens; `silentSince` is when the last byte of a stream came that fell silent. */
-export function showLive(place, isOpen, silentSince) {
+/** Say whether a page follows what happens, and since when it does not: `heardAt` is when the last byte came. */
+export function showLive(place, isOpen, heardAt) {
   place.classList.toggle("on", isOpen);
   if (isOpen) fill(place, "Live: changes show as they come");
-  else if (silentSince) {
-    const since = time(silentSince.toISOString());
-    fill(place, "Not live: nothing has come since ", since, "; the stream is being opened again");
-  } else fill(place, "Not live now: the stream is being opened again");
+  else fill(place, "Not live since ", time(heardAt.toISOString()), ": the stream is being opened again");
 }
 
 async function download(ctx, name, button, told) {

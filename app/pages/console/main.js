@@ -1,6 +1,6 @@
 // The frame: which page stands at which address, who is signed in, and what is said when something goes wrong.
 
-import { Problem, signedOut, Unreachable } from "./api.js";
+import { get, Problem, signedOut, Unreachable } from "./api.js";
 import { fill, h } from "./dom.js";
 import { access, tokens } from "./access.js";
 import { bundles } from "./bundles.js";
@@ -16,14 +16,16 @@ import { retention } from "./retention.js";
 import { currentSession, signOut } from "./session.js";
 import { signInPage } from "./sign_in.js";
 import { tenant, tenants } from "./tenants.js";
-import { ZONE } from "./times.js";
+import { time, ZONE } from "./times.js";
 import { verify } from "./verify.js";
+import { webhooks } from "./webhooks.js";
 
 const NAV = [
   ["Overview", () => "#/", () => true],
   ["Tenants", () => "#/tenants", (session) => session.may("audit")],
   ["Jobs", (named) => `#/jobs/${named}`, (session) => session.may("read")],
   ["Nodes", (named) => `#/nodes/${named}`, (session) => session.may("read")],
+  ["Webhooks", (named) => `#/webhooks/${named}`, (session) => session.may("admin")],
   ["Verify", (named) => `#/verify/${named}`, (session) => session.may("audit")],
   ["Retention", (named) => `#/retention/${named}`, (session) => session.may("audit")],
   ["Bundles", () => "#/bundles", (session) => session.may("audit") || session.may("operate")],
@@ -47,14 +49,20 @@ const PAGES = {
   replicas: replicas,
   access: access,
   tokens: tokens,
+  webhooks: webhooks,
 };
-const NEEDS_TENANT = new Set(["jobs", "nodes", "verify", "retention", "access"]);
+const NEEDS_TENANT = new Set(["jobs", "nodes", "webhooks", "verify", "retention", "access"]);
+const RETRY_AFTER_MS = 5000;
+const SCROLLED_AFTER_MS = 50;
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const menu = document.getElementById("menu");
 let session = null;
 let leaving = new AbortController();
+let retry = null;
+let failedAt = null; // Since when the service has not answered.
+let scrolled = null;
 
 /** Say something to who cannot see it change. */
 function say(text) {
@@ -81,6 +89,9 @@ async function route() {
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
+  const top = history.state?.top ?? 0;
+  clearTimeout(retry);
+  clearTimeout(scrolled);
   closeMenu();
   try {
     session ??= await currentSession();
@@ -94,7 +105,11 @@ async function route() {
     const page = Object.hasOwn(PAGES, name) ? PAGES[name] : notFound;
     main.setAttribute("aria-busy", "true");
     await page(context(signal, rest, query));
-    if (rest[0] && !signal.aborted) remember(rest[0]);
+    if (signal.aborted) return;
+    failedAt = null;
+    if (rest[0]) remember(rest[0]);
+    // Back to an entry of the history: to where its reader was.
+    if (top) window.scrollTo(0, top);
   } catch (error) {
     if (error.name !== "AbortError" && !signal.aborted) fail(error);
   } finally {
@@ -156,7 +171,12 @@ async function chooseTenant(name) {
 }
 
 function notFound(ctx) {
-  ctx.show("Not found", h("h1", {}, "There is no such page"), h("p", {}, h("a", { href: "#/" }, "To the overview")));
+  ctx.show(
+    "Not found",
+    h("h1", {}, "There is no such page"),
+    h("p", {}, "The console has no page at ", h("code", {}, location.hash), "."),
+    h("p", {}, h("a", { href: "#/" }, "To the overview")),
+  );
 }
 
 /** Say what went wrong, and what to do, in place of the page or in `place`. */
@@ -174,6 +194,11 @@ function fail(error, place = main) {
       ? "See whether it runs, and whether you reach it."
       : "";
   if (!known && !(error instanceof Unreachable)) console.error(error);
+  const isAway = place === main && (error instanceof Unreachable || error.status === 503);
+  if (isAway) {
+    failedAt ??= new Date();
+    retry = setTimeout(route, RETRY_AFTER_MS);
+  }
   fill(
     place,
     h(place === main ? "h1" : "h2", { tabindex: "-1" }, title),
@@ -182,6 +207,7 @@ function fail(error, place = main) {
       { class: "panel fault", role: "alert" },
       h("p", {}, what),
       todo && h("p", { class: "do" }, todo),
+      isAway && h("p", {}, "No answer since ", time(failedAt.toISOString()), ". This page asks again every 5 seconds."),
       place === main && h("p", {}, h("button", { type: "button", onclick: route }, "Try again")),
     ),
   );
@@ -215,8 +241,10 @@ function drawFrame() {
   fill(
     document.getElementById("foot"),
     h("span", {}, ZONE === "UTC" ? "Times in UTC" : `Times in ${ZONE}; UTC in their titles`),
+    session.ledger && h("span", { title: "the id of its root key" }, "Ledger ", h("code", {}, session.ledger)),
     h("a", { href: "docs" }, "API"),
     h("a", { href: "verify" }, "Verify a file offline"),
+    h("span", { class: "printed" }),
   );
 }
 
@@ -257,5 +285,15 @@ document.addEventListener("visibilitychange", async () => {
   const now = await currentSession().catch(() => session);
   if (now.principal !== session?.principal) location.reload();
 });
+// In the entry of the history that it is of, for who comes back to it.
+window.addEventListener("scroll", () => {
+  clearTimeout(scrolled);
+  scrolled = setTimeout(() => history.replaceState({ top: window.scrollY }, ""), SCROLLED_AFTER_MS);
+});
+window.addEventListener("beforeprint", () => {
+  const now = time(new Date().toISOString()).title;
+  document.querySelector(".printed")?.replaceChildren(`Printed ${now} from ${location.href}`);
+});
+history.scrollRestoration = "manual";
 window.addEventListener("hashchange", route);
 route();

@@ -5,13 +5,14 @@ import { ask, get, getIfAllowed } from "./api.js";
 const TENANTS_LISTED_MAX = 500;
 
 export class Session {
-  constructor(how, who) {
+  constructor(how, who, ledger) {
     this.mode = how.auth_mode;
     this.oidc = how.oidc_sign_in;
     this.expiresAt = how.expires_at;
     this.principal = who?.principal ?? null;
     this.grants = who?.grants ?? [];
     this.known = Boolean(who);
+    this.ledger = ledger;
     this.listed = null;
   }
 
@@ -48,7 +49,8 @@ export class Session {
 export async function currentSession() {
   const how = await get("/v1/console/session");
   const who = how.auth_mode === "none" || how.principal !== null ? await getIfAllowed("/v1/whoami") : null;
-  return new Session(how, who);
+  const keys = who && (await getIfAllowed("/v1/keys").catch(() => null));
+  return new Session(how, who, keys?.root_key_id);
 }
 
 export const signIn = (token) => ask("POST", "/v1/console/session", { json: { token } });
