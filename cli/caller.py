@@ -109,7 +109,8 @@ def require(
       tally caller require -t nightly
     """
     answer = client.send("PUT", f"/v1/tenants/{tenant}/signatures", {"types": event or []}, CallerList)
-    tell(answer, f"tenant {tenant}: {_required({'types': event or []})} from now on", as_json=as_json)
+    newest = answer["signatures_required"][-1]
+    tell(answer, f"tenant {tenant}: {_required(newest)} from HLC {newest['from_hlc']} on", as_json=as_json)
 
 
 def _public_pem(path: Path) -> str:

@@ -8,8 +8,8 @@ The facts, as payloads of entries (docs/formats/signed-events.md)::
 
 All count only with a statement by a key that may change keys (:mod:`signing.key_statement`), and no statement names
 them. Of several entries with one ``change_id`` the first counts, so nobody can repeat a change. A key is registered
-once: a revoked one never counts again. From ``from_hlc`` on, and not before the HLC of its own entry, callers sign the
-events of ``types``, and no other need be signed.
+once: a revoked one never counts again. From ``from_hlc`` on, and not before the HLC of its own entry nor before earlier
+ones of the tenant apply, callers sign the events of ``types``, and no other need be signed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ledger import names
 from ledger.decoding import convert
 from ledger.errors import InvalidInputError, reported_as
 from ledger.facts.events import JOB_EVENTS, SystemAction
-from ledger.hlc import Hlc
+from ledger.hlc import PHYSICAL_MS_MAX, Hlc
 from ledger.signed_events import CallerSignature
 from ledger.verification.caller_check import CallerJudge, Judged
 from signing.key_statement import given
@@ -136,13 +136,19 @@ def known_callers(changes: Iterable[tuple[CallerChange, Hlc]]) -> KnownCallers:
         if isinstance(change, RegisteredCaller):
             callers.setdefault(change.caller.key.key_id, change.caller)
         elif isinstance(change, RequiredSignatures):
-            from_hlc = max(Hlc.parse(change.from_hlc), hlc)
+            earlier = [_behind(each.from_hlc) for each in required if each.tenant_id == change.tenant_id]
+            from_hlc = max(Hlc.parse(change.from_hlc), hlc, *earlier)
             required.append(Requirement(from_hlc, change.tenant_id, tuple(change.types)))
         elif (caller := callers.get(change.key_id)) is not None:
             from_hlc = Hlc.parse(change.revoked_from_hlc)
             ends = min(from_hlc, caller.key.revoked_from_hlc or from_hlc)
             callers[change.key_id] = caller._replace(key=replace(caller.key, revoked_from_hlc=ends))
     return KnownCallers(callers, tuple(sorted(required)))
+
+
+def _behind(hlc: Hlc) -> Hlc:
+    """An HLC of a later time, if there is one."""
+    return hlc._replace(physical_ms=min(hlc.physical_ms + 1, PHYSICAL_MS_MAX))
 
 
 class SavedCallers(msgspec.Struct):

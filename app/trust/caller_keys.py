@@ -1,16 +1,20 @@
 """Registers and revokes keys of callers, and says which events they must sign, by entries of ``_system``.
 
 The chain is the authority (``signing.callers``): each node reads it at its start and once a second. While it is
-damaged, what was known last stays. A node applies a change once it has read it, so a requirement counts for verifiers
-only ``REQUIRED_AFTER_MS`` later: until then a node that has not read it takes events that nobody signed.
+damaged, what was known last stays. A node demands a signature once it has read that it is required, and verifiers only
+``REQUIRED_AFTER_MS`` later: until then a node that has not read it takes events that nobody signed. A node takes them
+unsigned again only at HLCs at which no verifier demands a signature.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from operator import attrgetter
 
 import structlog
 
@@ -20,7 +24,7 @@ from ledger.errors import InvalidInputError, KeyConflictError, LedgerError, NotF
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing.callers import CALLER_PREFIX, RegisteredCaller, RequiredSignatures, RevokedCaller
-from signing.keys import Caller, KnownCallers, PublicKey
+from signing.keys import Caller, KnownCallers, PublicKey, Requirement
 
 FOLLOW_INTERVAL_S = 1.0
 """Pause between two reads of the chain."""
@@ -37,8 +41,8 @@ class CallerKeys:
 
     keys: KeyChanges
     known: KnownCallers = field(default_factory=KnownCallers)
-    required: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By tenant, the types of event that must be signed now."""
+    required: dict[str, list[Requirement]] = field(default_factory=dict)
+    """By tenant, ascending."""
 
     async def refresh(self) -> None:
         """Take over what the chain now says.
@@ -49,7 +53,9 @@ class CallerKeys:
         history = await self.keys.history()
         if self.keys.chain.fault is None and history.callers != self.known:
             self.known = history.callers
-            self.required = {each.tenant_id: frozenset(each.types) for each in self.known.required}
+            self.required = {}
+            for each in self.known.required:
+                self.required.setdefault(each.tenant_id, []).append(each)
 
     async def run(self) -> None:
         """Follow the chain until cancelled."""
@@ -102,14 +108,30 @@ class CallerKeys:
         log.warning("caller_revoked", key_id=key_id, from_hlc=ends, reason=reason, by=by.id)
         return self.known.by_key[key_id]
 
+    def required_of(self, tenant_id: str) -> dict[str, Hlc | None]:
+        """The types of event that callers must sign now, or at any later HLC that is known; each with the HLC from
+        which it need not be signed, if there is one."""
+        if (listed := self.required.get(tenant_id)) is None:
+            return {}
+        node, found = self.keys.node, dict[str, Hlc | None]()
+        now = max(node.clock.last, Hlc(node.wall.now_ms(), 0, node.node_id))
+        applying = max(0, bisect_right(listed, now, key=attrgetter("from_hlc")) - 1)
+        for each, ends in zip_longest(listed[applying:], (later.from_hlc for later in listed[applying + 1 :])):
+            found |= dict.fromkeys(each.types, ends)
+        return found
+
     async def require(self, tenant_id: str, types: Sequence[str], by: Principal) -> None:
-        """Have callers sign events of these types, and no others.
+        """Have callers sign events of these types, and no others: in ``REQUIRED_AFTER_MS``, or at once if they had to
+        sign all of these before.
 
         Raises:
             KeyConflictError, NotReadyError, DatabaseUnavailableError, DurabilityTimeoutError, ChainDamagedError: as
                 ``_enter``.
         """
-        change = RequiredSignatures(_new_id(), tenant_id, sorted(set(types)), self._from_now(REQUIRED_AFTER_MS), by.id)
+        await self.refresh()
+        before = self.required[tenant_id][-1].types if tenant_id in self.required else ()
+        after_ms = 0 if set(types) <= set(before) else REQUIRED_AFTER_MS
+        change = RequiredSignatures(_new_id(), tenant_id, sorted(set(types)), self._from_now(after_ms), by.id)
         await self._enter(SystemAction.SIGNATURES_REQUIRED, tenant_id, change.facts())
         log.info("signatures_required", tenant_id=tenant_id, types=change.types, by=by.id)
 

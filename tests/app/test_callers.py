@@ -268,8 +268,36 @@ def test_what_must_be_signed_is_refused_without_and_by_every_way_in(site: Site) 
         ledger.send_event(tenant, "plain", "JobCompleted", final_status="ok")
         assert ledger.create_job(tenant, {})["type"] == "JobCreated"
     assert verified(site, tenant)["valid"]
+
+
+def test_what_need_no_longer_be_signed_is_taken_unsigned_only_once_verifiers_agree(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, body = "t-lifted", {"tenant_id": "t-lifted", "durability": "GLOBAL"}
+    with monkeypatch.context() as patched:
+        patched.setattr("app.trust.caller_keys.REQUIRED_AFTER_MS", 0)
+        site.tally("caller", "require", "-t", tenant, "--event", "JobCreated", "--event", "JobCompleted")
+    site.tally("caller", "require", "-t", tenant, "--event", "JobCreated")
+    assert problem(site.client.post("/v1/jobs", json=body)) == (403, "signature-required")
+    site.tally("caller", "require", "-t", tenant, "--event", "JobFailed")
+    assert problem(site.client.post("/v1/jobs", json=body)) == (403, "signature-required")
     site.tally("caller", "require", "-t", tenant)
-    assert site.client.post("/v1/jobs", json=body | {"job_id": "free"}).status_code == 201
+    answer = site.client.post("/v1/jobs", json=body)
+    assert problem(answer) == (403, "signature-required")
+    assert "from HLC" in answer.json()["detail"]
+
+
+def test_a_requirement_in_force_is_lifted_at_once_and_the_chain_stays_valid(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, body = "t-freed", {"tenant_id": "t-freed", "durability": "GLOBAL"}
+    with monkeypatch.context() as patched:
+        patched.setattr("app.trust.caller_keys.REQUIRED_AFTER_MS", 0)
+        site.tally("caller", "require", "-t", tenant, "--event", "JobCreated")
+    assert problem(site.client.post("/v1/jobs", json=body)) == (403, "signature-required")
+    site.tally("caller", "require", "-t", tenant)
+    assert site.client.post("/v1/jobs", json=body).status_code == 201
+    assert verified(site, tenant)["valid"]
 
 
 def test_a_revoked_key_signs_nothing_more_and_what_it_signed_before_counts(site: Site) -> None:

@@ -15,13 +15,13 @@ import pytest
 from ledger import canonical
 from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
 from ledger.chain.record import IdempotencyKey
-from ledger.hlc import Hlc
+from ledger.hlc import PHYSICAL_MS_MAX, Hlc
 from ledger.keyed import key_digest, members
 from ledger.merkle import leaf_hash, root, root_of_path
 from ledger.signed_events import MEMBER, WINDOW_MS_MAX, leaf_hashes, message, paths_of, signed_payload, tree_of
 from ledger.verification import Verdict, driver, verify
 from ledger.verification.caller_check import KIND
-from signing.callers import KeyedJudge
+from signing.callers import KeyedJudge, RequiredSignatures, known_callers
 from signing.keys import Keyring, KnownCallers, Requirement
 from tests.ledger.callers import ED25519, EVERYBODY, ML_DSA_44, P256, STRANGER, Signing, known
 from tests.ledger.ledger_in_memory import OPEN, Ledger, MemoryReader, Row, build, origin_of
@@ -304,3 +304,16 @@ def test_the_times_of_a_signature_have_a_longest_distance(excess_ms: int, expect
     said = {**ED25519.said(begin_ms), "not_before_ms": begin_ms, "not_after_ms": begin_ms + WINDOW_MS_MAX + excess_ms}
     edit(row, signature={**said, "sig": ED25519.sign(message("acme", row["job_id"], said, payload))})
     assert found(ledger) == expected
+
+
+def test_of_requirements_for_one_time_the_last_of_the_chain_is_that_which_stays() -> None:
+    at = Hlc(1_000, 0, "node-1")
+    changes = [
+        RequiredSignatures(f"{number:016x}", "acme", types, at.text())
+        for number, types in enumerate((["JobCreated"], []))
+    ]
+    judge = KeyedJudge(known_callers((change, at) for change in changes))
+    assert judge.is_required("acme", "JobCreated", at)
+    assert not judge.is_required("acme", "JobCreated", at._replace(physical_ms=1_001))
+    last = known_callers((change, at._replace(physical_ms=PHYSICAL_MS_MAX)) for change in changes).to_json()
+    assert Keyring.from_json({"keys": [], **last}).callers is not None

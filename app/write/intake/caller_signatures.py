@@ -15,7 +15,7 @@ import asyncio
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -184,8 +184,8 @@ class CallerSignatures:
         Raises:
             ProblemError: it must.
         """
-        if draft.event.name in self.callers.required.get(draft.tenant_id, ()):
-            raise _required(draft.tenant_id, draft.event.name)
+        if draft.event.name in (required := self.callers.required_of(draft.tenant_id)):
+            raise _required(draft.tenant_id, draft.event.name, required)
 
     def refuse_unsigned_lines(self, lines: EventLines) -> None:
         """As ``refuse_unsigned``, for the lines of a request.
@@ -193,12 +193,10 @@ class CallerSignatures:
         Raises:
             ProblemError: names the first line that must be signed.
         """
-        required = self.callers.required
-        if required.keys().isdisjoint(lines.tenants):
-            return
-        for number, (tenant_id, _) in enumerate(lines.jobs):
+        required = {tenant_id: found for tenant_id in lines.tenants if (found := self.callers.required_of(tenant_id))}
+        for number, (tenant_id, _) in enumerate(lines.jobs if required else ()):
             if (name := lines.type_name(number)) in required.get(tenant_id, ()):
-                raise _required(tenant_id, name, f"line {number + 1}: ")
+                raise _required(tenant_id, name, required[tenant_id], f"line {number + 1}: ")
 
     def _read(self, signature: CallerSignature) -> CallerSignature:
         if signature.is_of_many:
@@ -264,7 +262,7 @@ def _named(lines: EventLines, number: int) -> tuple[str, str]:
     return tenant_id, job_id
 
 
-def _required(tenant_id: str, type_name: str, place: str = "") -> ProblemError:
-    return ProblemError(
-        problems.SIGNATURE_REQUIRED, f"{place}callers of tenant {tenant_id} sign {type_name}, and this is not signed"
-    )
+def _required(tenant_id: str, type_name: str, required: Mapping[str, Hlc | None], place: str = "") -> ProblemError:
+    why = f"{place}callers of tenant {tenant_id} sign {type_name}, and this is not signed"
+    ends = "" if (hlc := required[type_name]) is None else f"; from HLC {hlc} on it need not be"
+    return ProblemError(problems.SIGNATURE_REQUIRED, why + ends)
