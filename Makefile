@@ -96,15 +96,16 @@ sanitize: debian-tools $(NATIVE) $(DEV) $(CLASSES)
 # at pages, without a window, which takes half the processor time; Debian's PostgreSQL is the oldest that the ledger is
 # tested on, and gets no cluster of its own; Spin searches the model of replication, which it writes in C, and tcc compiles
 # at once; what is in C here is compiled, too; systemd-analyze judges units; leases are kept in a real etcd, too;
-# PgBouncer is a pooler before PostgreSQL.
-DEBIAN := strace softhsm2 chromium-headless-shell postgresql etcd-server spin tcc gcc libc6-dev python3-dev systemd pgbouncer
+# PgBouncer is a pooler before PostgreSQL; rsyslog receives messages over TLS.
+DEBIAN := strace softhsm2 chromium-headless-shell postgresql etcd-server spin tcc gcc libc6-dev python3-dev systemd pgbouncer \
+  rsyslog rsyslog-openssl
 HEADER = $$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
 CLUSTERS := /etc/postgresql-common/createcluster.d
 debian-tools:
 	@command -v strace >/dev/null && command -v softhsm2-util >/dev/null && \
 	  command -v chromium-headless-shell >/dev/null && command -v etcd >/dev/null && command -v spin >/dev/null && \
 	  command -v tcc >/dev/null && command -v gcc >/dev/null && command -v systemd-analyze >/dev/null && \
-	  [ -x /usr/sbin/pgbouncer ] && \
+	  [ -x /usr/sbin/pgbouncer ] && [ -x /usr/sbin/rsyslogd ] && ls /usr/lib/*/rsyslog/lmnsd_ossl.so >/dev/null 2>&1 && \
 	  [ -f "$(HEADER)" ] && \
 	  ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 import structlog
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from app.edge.accepted import AccessControl, Services
 from app.edge.connection.deadlines import ConnectionBounds
@@ -234,6 +235,8 @@ class LoadedFiles(NamedTuple):
     by_certificate: Callable[[Sequence[str]], Principal | None]
     issuer: OidcIssuer | None
     bounds: ConnectionBounds
+    receiver_authorities: bytes
+    """Certificates (DER) that receivers of webhooks may be traced to, beside those of the system."""
 
     @classmethod
     def of(cls, settings: Settings) -> LoadedFiles:
@@ -243,7 +246,7 @@ class LoadedFiles(NamedTuple):
             ConfigurationError: a file or setting is invalid, or cannot be read.
             StartRefusedError: this process may open too few descriptors for connections.
         """
-        cert, key, auth = settings.tls.cert, settings.tls.key, settings.auth
+        cert, key, auth, ca = settings.tls.cert, settings.tls.key, settings.auth, settings.webhooks.ca
         if settings.bundle.trusted_keys is not None:
             # Each import and exchange reads it again. A peer that has not started yet has no key.
             Keyring.load(settings.bundle.trusted_keys, may_be_absent=bool(settings.exchange.peers))
@@ -255,6 +258,7 @@ class LoadedFiles(NamedTuple):
             principals_by_name((each.name, each.grant) for each in auth.certificates),
             issuer_of(auth.oidc) if auth.mode == "oidc" else None,
             connection_bounds(settings),
+            b"".join(each.public_bytes(Encoding.DER) for each in load_authorities(ca)) if ca else b"",
         )
 
 
@@ -587,7 +591,9 @@ def _sharing_services(
                 keys=knowledge.keys,
                 note=service.system_entries.note,
                 follow=follow,
+                log_origin=started.log_origin,
                 networks=service.settings.webhooks.networks,
+                authorities=files.receiver_authorities,
                 metrics=service.metrics,
                 report=service.breaks.report_error,
             )

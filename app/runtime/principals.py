@@ -276,6 +276,9 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "DELETE /v1/tokens/{token_id}",
         "DELETE /v1/webhooks/{webhook_id}",
         "POST /v1/webhooks/{webhook_id}/redeliver",
+        "POST /v1/webhooks/{webhook_id}/pause",
+        "POST /v1/webhooks/{webhook_id}/resume",
+        "POST /v1/webhooks/{webhook_id}/replay",
     ),
 }
 

@@ -191,7 +191,7 @@ async def first_needed(connection: Connection, tenant_id: str, after_seq: int) -
         FirstNeeded,
         """
         SELECT (SELECT min(seq) FROM scheduler.idempotency WHERE tenant_id = $1 AND seq > $2),
-               (SELECT min(least(w.delivered_seq + 1, letters.seq)) FROM scheduler.webhooks w
+               (SELECT min(least(w.delivered_seq + 1, w.replay_seq, letters.seq)) FROM scheduler.webhooks w
                   LEFT JOIN scheduler.webhook_dead_letters letters USING (webhook_id)
                  WHERE w.tenant_id = $1 AND w.stopped_at IS NULL)
         """,

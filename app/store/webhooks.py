@@ -45,6 +45,7 @@ class Webhook(NamedTuple):
     url: str
     actions: list[str] | None
     job: str | None
+    format: str
 
 
 class DeadLetter(NamedTuple):
@@ -57,7 +58,8 @@ class DeadLetter(NamedTuple):
 
 
 class ShownWebhook(NamedTuple):
-    """A receiver as lists show it, with the number of its refused entries and the first of them."""
+    """A receiver as lists show it, with the number of its refused entries and the first of them. One that is stopped
+    without an error was paused."""
 
     webhook: Webhook
     delivered_seq: int
@@ -73,11 +75,13 @@ class ShownWebhook(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The position of a delivery: the confirmed seq, the end of the batch being sent, the dead letter to send first."""
+    """The position of a delivery: the confirmed seq, the end of the batch being sent, the dead letter to send first,
+    the entry to go back to before all else."""
 
     delivered_seq: int
     sending_seq: int
     again_seq: int | None
+    replay_seq: int | None
     head_seq: int
 
 
@@ -119,11 +123,11 @@ async def add(
     return bool(
         await connection.fetchval(
             """
-            INSERT INTO scheduler.webhooks (webhook_id, tenant_id, url, actions, job, delivered_seq, created_by)
-            SELECT $1, $2, $3, $4, $5,
-                   coalesce($6::bigint - 1, (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $2), 0), $7
-             WHERE (SELECT count(*) FROM scheduler.webhooks) < $8
-               AND (SELECT count(*) FROM scheduler.webhooks WHERE tenant_id = $2) < $9
+            INSERT INTO scheduler.webhooks (webhook_id, tenant_id, url, actions, job, format, delivered_seq, created_by)
+            SELECT $1, $2, $3, $4, $5, $6,
+                   coalesce($7::bigint - 1, (SELECT head_seq FROM scheduler.chain_heads WHERE tenant_id = $2), 0), $8
+             WHERE (SELECT count(*) FROM scheduler.webhooks) < $9
+               AND (SELECT count(*) FROM scheduler.webhooks WHERE tenant_id = $2) < $10
             RETURNING true
             """,
             *webhook,
@@ -141,7 +145,8 @@ async def shown(
     """The tenant's receivers, oldest first, or the one of this id."""
     rows = await connection.fetch(
         f"""
-        SELECT {", ".join(f"w.{name}" for name in Webhook._fields)}, w.delivered_seq, coalesce(h.head_seq, 0),
+        SELECT {", ".join(f"w.{name}" for name in Webhook._fields)},
+               coalesce(w.replay_seq - 1, w.delivered_seq), coalesce(h.head_seq, 0),
                {told("w.delivered_at")}, {told("w.failing_since")}, w.last_error, w.stopped_at IS NOT NULL,
                w.created_by, {clamped("w.created_at")},
                (SELECT count(*) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id)
@@ -179,8 +184,19 @@ async def remove(connection: Connection, webhook_id: str) -> None:
         await connection.execute("DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1", webhook_id)
 
 
-async def send_again(connection: Connection, webhook_id: str) -> None:
-    """Retry its dead letters, and resume a stopped delivery."""
+async def pause(connection: Connection, webhook_id: str) -> None:
+    """Stop the delivery until an administrator resumes it; one that was stopped stays as it is."""
+    await connection.execute(
+        """
+        UPDATE scheduler.webhooks SET stopped_at = now(), failing_since = NULL, last_error = NULL
+         WHERE webhook_id = $1 AND stopped_at IS NULL
+        """,
+        webhook_id,
+    )
+
+
+async def resume(connection: Connection, webhook_id: str, *, with_dead_letters: bool) -> None:
+    """Resume a delivery that was stopped, and retry its dead letters if asked."""
     async with connection.transaction():
         await connection.execute(
             """
@@ -189,9 +205,36 @@ async def send_again(connection: Connection, webhook_id: str) -> None:
             """,
             webhook_id,
         )
-        await connection.execute(
-            "UPDATE scheduler.webhook_dead_letters SET is_again = true WHERE webhook_id = $1", webhook_id
+        if with_dead_letters:
+            await connection.execute(
+                "UPDATE scheduler.webhook_dead_letters SET is_again = true WHERE webhook_id = $1", webhook_id
+            )
+
+
+async def replay(connection: Connection, webhook_id: str, from_seq: int) -> None:
+    """Have all entries from ``from_seq`` on sent again, once the message that is being sent is answered."""
+    await connection.execute(
+        "UPDATE scheduler.webhooks SET replay_seq = $2 WHERE webhook_id = $1", webhook_id, from_seq
+    )
+
+
+async def go_back(connection: Connection, webhook_id: str, holder: str) -> bool:
+    """Move the position back to before the entry from which all is to be sent again, dead letters too."""
+    async with connection.transaction():
+        after_seq = await connection.fetchval(
+            f"""
+            UPDATE scheduler.webhooks SET delivered_seq = replay_seq - 1, sending_seq = 0, replay_seq = NULL
+             WHERE {_HELD} AND replay_seq IS NOT NULL RETURNING delivered_seq
+            """,
+            webhook_id,
+            holder,
         )
+        if after_seq is None:
+            return False
+        await connection.execute(
+            "DELETE FROM scheduler.webhook_dead_letters WHERE webhook_id = $1 AND seq > $2", webhook_id, after_seq
+        )
+        return True
 
 
 async def hold(connection: Connection, holder: str, held_s: float) -> list[Webhook]:
@@ -228,6 +271,7 @@ async def place(connection: Connection, webhook_id: str, holder: str) -> Place |
         f"""
         SELECT delivered_seq, sending_seq,
                (SELECT min(seq) FROM scheduler.webhook_dead_letters d WHERE d.webhook_id = w.webhook_id AND is_again),
+               replay_seq,
                coalesce((SELECT head_seq FROM scheduler.chain_heads h WHERE h.tenant_id = w.tenant_id), 0)
           FROM scheduler.webhooks w WHERE {_HELD}
         """,

@@ -64,6 +64,8 @@ class Receiver:
         self.judge: Callable[[Received], int] = lambda _: 200
         self.more: dict[str, str] = {}
         """Headers of answers."""
+        self.held: asyncio.Event | None = None
+        """What answers wait for."""
         self.stalled = 0
         self.asked: set[str] = set()
         """First lines of requests."""
@@ -115,6 +117,8 @@ class Receiver:
     async def _answer(self, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
         status = self.judge(Received(headers, body, 0))
         self.requests.append(Received(headers, body, status))
+        if self.held is not None:
+            await self.held.wait()
         if status == STALLED:
             self.stalled += 1
             await asyncio.Event().wait()

@@ -233,7 +233,7 @@ async def test_a_receiver_that_answers_with_interim_heads_without_end_costs_one_
     stranger = Stranger(b"", then=INTERIM * 4096)
     networks = [ip_network("127.0.0.0/8")]
     async with strangers(stranger) as [url], client() as webhook_client:
-        message = message_of(Webhook("5f0c9a1e2b3d4c5f", "acme", url, None, None), [ENTRY])
+        message = message_of(Webhook("5f0c9a1e2b3d4c5f", "acme", url, None, None, "standard"), [ENTRY], "log/acme")
         asked = asyncio.create_task(attempt(webhook_client, url, message, b"secret", Names(), networks))
         waited_s = await longest_turn_s(asked)
         answer = await asked

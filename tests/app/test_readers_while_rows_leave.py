@@ -351,7 +351,7 @@ async def test_a_webhook_that_was_stopped_says_where_what_it_missed_is(run: RunS
     async with receiving() as receiver, run(**LOOPBACK) as node:
         receiver.judge = lambda _: 410
         registry: WebhookRegistry = node.services[WebhookRegistry]
-        webhook = new_webhook(TENANT, receiver.url, None, None)
+        webhook = new_webhook(TENANT, receiver.url, None, None, "standard")
         await registry.add(webhook, 1, EVERYBODY)
         await fill(node)
 
@@ -362,9 +362,9 @@ async def test_a_webhook_that_was_stopped_says_where_what_it_missed_is(run: RunS
         await until(state, "the receiver is gone")
         await prune(node)
         with pytest.raises(ArchivedError):
-            await registry.send_again(webhook.webhook_id, EVERYBODY)
+            await registry.resume(webhook.webhook_id, EVERYBODY, with_dead_letters=False)
         with pytest.raises(ArchivedError):
-            await registry.add(new_webhook(TENANT, receiver.url, None, None), LEFT, EVERYBODY)
+            await registry.add(new_webhook(TENANT, receiver.url, None, None, "standard"), LEFT, EVERYBODY)
         # A row that says less than was delivered leads to no damage, and nothing is passed over.
         asked = len(receiver.requests)
         await node.superuser.execute("UPDATE scheduler.webhooks SET stopped_at = NULL, last_error = NULL")

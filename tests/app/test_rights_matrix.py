@@ -94,6 +94,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/holds": _body(reason="a lawsuit"),
     "POST /v1/prunes": _body(dry_run=True),
     "POST /v1/webhooks": _body(url="https://receiver.example.org/"),
+    "POST /v1/webhooks/{webhook_id}/replay": lambda _: {"json": {"from_seq": 1}},
     "POST /v1/console/session": lambda _: {"json": {}},
     "POST /v1/tenants/{tenant_id}/scitt/entries": lambda _: {
         "content": "no statement",

@@ -414,6 +414,7 @@ async def test_what_is_removed_gets_nothing_more(
             "tenant_id": "acme",
             "url": receiver.url,
             "actions": ["ENQUEUE"],
+            "format": "standard",
             "from_seq": 1,
         }
         assert (gone["actor"], gone["webhook_id"]) == ("root", webhook["webhook_id"])
@@ -444,8 +445,8 @@ async def test_the_connection_goes_to_the_address_that_was_looked_at() -> None:
         asked.append(request)
         return httpx.Response(200, stream=httpx.ByteStream(b""))
 
-    webhook = Webhook("5f0c9a1e2b3d4c5f", "acme", "https://localhost:8443/hook?a=b", None, None)
-    message = message_of(webhook, [ENTRY])
+    webhook = Webhook("5f0c9a1e2b3d4c5f", "acme", "https://localhost:8443/hook?a=b", None, None, "standard")
+    message = message_of(webhook, [ENTRY], "log/acme")
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
         allowed = await sending.attempt(client, webhook.url, message, b"key", Names(), [ip_network("127.0.0.0/8")])
         refused = await sending.attempt(client, webhook.url, message, b"key", Names(), [])
@@ -463,7 +464,7 @@ async def test_a_name_of_other_letters_is_looked_up_as_dns_has_it(monkeypatch: p
         raise socket.gaierror(socket.EAI_NONAME, "there is none")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    message = message_of(Webhook("5f0c9a1e2b3d4c5f", "acme", "", None, None), [ENTRY])
+    message = message_of(Webhook("5f0c9a1e2b3d4c5f", "acme", "", None, None, "standard"), [ENTRY], "log/acme")
     async with httpx.AsyncClient() as client:
         answer = await sending.attempt(client, "https://xn--strae-oqa.example/", message, b"key", Names(), [])
     assert asked == ["xn--strae-oqa.example"]
@@ -579,8 +580,8 @@ async def test_over_tls_the_receiver_must_have_the_name_that_the_url_has(
 
 def test_the_receiver_of_the_page_takes_what_is_signed_and_nothing_else(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/webhooks.md").read_text(), re.DOTALL)
-    webhook = Webhook("5f0c9a1e2b3d4c5f", "acme", "https://receiver.example.org/", None, None)
-    message = message_of(webhook, [ENTRY])
+    webhook = Webhook("5f0c9a1e2b3d4c5f", "acme", "https://receiver.example.org/", None, None, "standard")
+    message = message_of(webhook, [ENTRY], "log/acme")
     port = free_port()
     environment = os.environ | {"SECRET": secret_text(b"k" * 32), "PORT": str(port)}
     with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE) as receiver:

@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 
+from tests.app.certificates import Authority
 from tests.app.chains import until
 from tests.app.receiver import STALLED, Receiver, is_signed, receiving
+from tests.app.syslog_receiver import Does, receiving_syslog
 from tests.conftest import Database
 from tests.crash.conftest import Launch
 from tests.crash.serve_process import ServeProcess
@@ -85,3 +87,37 @@ async def test_when_the_delivering_node_is_killed_another_goes_on_and_nothing_is
         for child, client in nodes.values():
             await client.aclose()
             assert await child.terminate() == 0
+
+
+async def test_a_syslog_server_has_every_entry_after_a_kill_and_twice_only_what_was_not_confirmed(
+    launch: Launch, database: Database, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "certificates")
+    settings = {"webhooks__networks": "127.0.0.0/8", "webhooks__ca": str(authority.ca_file)}
+
+    async def begin() -> tuple[ServeProcess, httpx.AsyncClient]:
+        child = await launch(tmp_path / "node", database.service_url, **settings)
+        return child, httpx.AsyncClient(base_url=await child.ready(), trust_env=False, timeout=60)
+
+    async with receiving_syslog(authority) as syslog:
+        child, client = await begin()
+        added = await client.post("/v1/webhooks", json={"tenant_id": "acme", "url": syslog.url, "from_seq": 1})
+        assert added.status_code == 201, added.text
+        await write(client, 600)
+        await until(lambda: syslog.taken[-1:] == [600], "the first are delivered")
+        for kill in range(KILLS):
+            stalled, before = syslog.stalled, len(syslog.taken)
+            syslog.judge = lambda: Does.STALL
+            await write(client, 300)
+            await until(lambda stalled=stalled: syslog.stalled > stalled, "a batch is under way")
+            await child.kill()
+            await client.aclose()
+            syslog.judge = lambda: Does.READ
+            child, client = await begin()
+            upto = 900 + 300 * kill
+            await until(lambda upto=upto: syslog.taken[-1:] == [upto], "it goes on")
+            # The server had read none of the batch that was under way, and confirmed all before it.
+            assert syslog.taken[before:] == [*range(upto - 299, upto + 1)]
+        assert syslog.taken == [*range(1, upto + 1)]
+        await client.aclose()
+        assert await child.terminate() == 0

@@ -39,7 +39,7 @@ from app.edge.forms.fields import (
     TimeText,
 )
 from app.runtime.principals import Right
-from app.runtime.settings.types import PATTERNS_MAX, FetchedUrl, TenantsPattern
+from app.runtime.settings.types import PATTERNS_MAX, ReceiverUrl, TenantsPattern
 from app.trust.console_sessions import TOKEN_BYTES_MAX
 from ledger import names
 from ledger.canonical import INTEGER_MAX
@@ -429,13 +429,21 @@ WebhookRequest = _strict(
     "Body of ``POST /v1/webhooks``: what to deliver where. Without ``actions`` or ``job`` it is all, without\n"
     "``from_seq`` what is chained from now on.",
     tenant_id=Required[ReadableTenantId],
-    url=Required[Annotated[FetchedUrl, Field(max_length=2048, examples=["https://receiver.example.org/ledger"])]],
+    url=Required[Annotated[ReceiverUrl, Field(max_length=2048, examples=["https://receiver.example.org/ledger"])]],
     actions=Annotated[
         list[Annotated[str, Field(pattern="^[A-Z][A-Z_]{0,63}$", examples=["COMPLETE"])]],
         Field(min_length=1, max_length=64),
     ],
     job=Name,
+    format=Literal["standard", "cloudevents", "cloudevents-batch", "ocsf"],
     from_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX)],
+)
+
+
+ReplayRequest = _strict(
+    "ReplayRequest",
+    "Body of ``POST /v1/webhooks/{webhook_id}/replay``: the entry from which all are delivered again.",
+    from_seq=Required[Annotated[int, Field(ge=1, le=INTEGER_MAX)]],
 )
 
 

@@ -28,7 +28,7 @@ from app.edge.forms.fields import (
     WholeNumber,
 )
 from app.edge.forms.lists import page
-from app.edge.forms.requests import WebhookRequest
+from app.edge.forms.requests import ReplayRequest, WebhookRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.runtime.answers import Time, list_shape, shape
 from app.runtime.principals import Right
@@ -36,6 +36,7 @@ from app.runtime.state.node import Node
 from app.share.watch import Watcher, Watchers
 from app.share.watch.blocks import Wanted
 from app.share.webhooks import WebhookRegistry, new_webhook
+from app.share.webhooks.formats import Format
 from app.share.webhooks.sending import secret_text
 from app.store.reading import reading
 from app.store.sessions import NodePool
@@ -75,7 +76,8 @@ WebhookAnswer = shape(
     url=str,
     actions=list[str] | None,
     job=str | None,
-    state=Literal["delivering", "failing", "stopped"],
+    format=str,
+    state=Literal["delivering", "failing", "stopped", "paused"],
     delivered_seq=int,
     backlog_entries=int,
     delivered_at=Time | None,
@@ -247,7 +249,13 @@ async def add_webhook(
 ) -> Response:
     """Deliver a tenant's entries to a receiver from now on, or from a seq on. The answer has its secret, and nothing
     else ever."""
-    webhook = new_webhook(wanted["tenant_id"], wanted["url"], wanted.get("actions"), wanted.get("job"))
+    webhook = new_webhook(
+        wanted["tenant_id"],
+        wanted["url"],
+        wanted.get("actions"),
+        wanted.get("job"),
+        wanted.get("format", Format.STANDARD),
+    )
     shown, secret = await webhooks.add(webhook, wanted.get("from_seq"), accepted.caller)
     return json_answer({**_webhook_answer(shown), "secret": secret_text(secret)}, 201, {"Cache-Control": "no-store"})
 
@@ -275,13 +283,50 @@ async def redeliver_webhook(
     """Deliver a webhook's dead letters once more, before all else; one that was stopped goes on where it stood."""
     node.check_writable()
     await accepted.allow()
-    return json_answer(_webhook_answer(await webhooks.send_again(webhook_id, accepted.caller)))
+    return json_answer(_webhook_answer(await webhooks.resume(webhook_id, accepted.caller, with_dead_letters=True)))
+
+
+@webhooks_router.post("/v1/webhooks/{webhook_id}/pause", responses=answered(WebhookAnswer))
+async def pause_webhook(
+    node: Service[Node], webhooks: Service[WebhookRegistry], accepted: AcceptedDep, webhook_id: WebhookId
+) -> Response:
+    """Deliver nothing to a webhook until it is resumed; its position stays, and a prune does not wait for it."""
+    node.check_writable()
+    await accepted.allow()
+    return json_answer(_webhook_answer(await webhooks.pause(webhook_id, accepted.caller)))
+
+
+@webhooks_router.post("/v1/webhooks/{webhook_id}/resume", responses=answered(WebhookAnswer))
+async def resume_webhook(
+    node: Service[Node], webhooks: Service[WebhookRegistry], accepted: AcceptedDep, webhook_id: WebhookId
+) -> Response:
+    """Let a webhook that was paused or stopped go on where it stood; its dead letters stay."""
+    node.check_writable()
+    await accepted.allow()
+    return json_answer(_webhook_answer(await webhooks.resume(webhook_id, accepted.caller, with_dead_letters=False)))
+
+
+@webhooks_router.post("/v1/webhooks/{webhook_id}/replay", responses=answered(WebhookAnswer))
+async def replay_webhook(
+    webhooks: Service[WebhookRegistry],
+    accepted: AcceptedDep,
+    webhook_id: WebhookId,
+    wanted: Annotated[dict[str, Any], json_body(ReplayRequest)],
+) -> Response:
+    """Deliver all entries from a seq on again, its dead letters among them, once the message under way is answered."""
+    return json_answer(_webhook_answer(await webhooks.replay(webhook_id, wanted["from_seq"], accepted.caller)))
+
+
+def _state(shown: ShownWebhook) -> str:
+    if shown.is_stopped:
+        return "stopped" if shown.last_error is not None else "paused"
+    return "delivering" if shown.failing_since is None else "failing"
 
 
 def _webhook_answer(shown: ShownWebhook) -> dict[str, Any]:
     return {
         **shown.webhook._asdict(),
-        "state": "stopped" if shown.is_stopped else "failing" if shown.failing_since else "delivering",
+        "state": _state(shown),
         "delivered_seq": shown.delivered_seq,
         "backlog_entries": max(0, shown.head_seq - shown.delivered_seq),
         "delivered_at": shown.delivered_at,

@@ -214,3 +214,4 @@ class WebhookSettings(_Section):
     """``webhooks.*``."""
 
     networks: Annotated[CommaSeparated[Network], Field(max_length=32)] = []
+    ca: Path | None = None

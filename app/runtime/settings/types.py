@@ -30,10 +30,9 @@ _CLOCK_DURATION = re.compile(r"(?:(?P<d>\d{1,5})\.)?(?P<h>\d{2}):(?P<m>[0-5]\d):
 _UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"(?P<amount>\d{1,18}) ?(?P<unit>B|KiB|MiB|GiB)?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?", re.ASCII)
-_FETCHED_URL = re.compile(
-    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>\d{1,5}))?(?:/[!-~]{0,2000})?",
-    re.ASCII,
-)
+_URL_HOST = r"(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>\d{1,5}))?"
+_FETCHED_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?:/[!-~]{{0,2000}})?", re.ASCII)
+_SYSLOG_URL = re.compile(rf"syslog\+tls://{_URL_HOST}", re.ASCII)
 
 
 def parse_duration(value: object) -> timedelta:
@@ -171,18 +170,26 @@ def is_loopback(host: str) -> bool:
 def is_fetched_url(value: str) -> bool:
     """Whether what is behind this URL may be believed: it is one of https, or of http on this machine."""
     url = _FETCHED_URL.fullmatch(value)
-    if url is None or int(url["port"] or 0) > 65535 or not _has_host(value):
+    if url is None or not _has_place(url):
         return False
     return url["scheme"] == "https" or url["host"].lower() in {"localhost", "127.0.0.1", "[::1]"}
 
 
-def _has_host(url: str) -> bool:
-    """Whether its host is an address or a name, also one that Punycode spells."""
+def is_syslog_url(value: str) -> bool:
+    """Whether it names a syslog server that is reached over TLS: ``syslog+tls://HOST[:PORT]``."""
+    url = _SYSLOG_URL.fullmatch(value)
+    return url is not None and _has_place(url)
+
+
+def _has_place(url: re.Match[str]) -> bool:
+    """Whether the port is one, and the host an address or a name, also one that Punycode spells."""
+    if int(url["port"] or 0) > 65535:
+        return False
     # Imported here: it takes a while, and most settings have no such URL.
     import httpx
 
     try:
-        return bool(httpx.URL(url).host)
+        return bool(httpx.URL(url[0]).host)
     except (httpx.InvalidURL, UnicodeError, IndexError):
         return False
 
@@ -248,6 +255,15 @@ FetchedUrl = Annotated[
     _fitting(is_fetched_url, "must be an https:// URL without a user; http:// only of localhost, 127.0.0.1 or [::1]"),
 ]
 """Whence the service fetches what it then believes."""
+ReceiverUrl = Annotated[
+    str,
+    _fitting(
+        lambda value: is_fetched_url(value) or is_syslog_url(value),
+        "must be an https:// URL without a user, http:// only of localhost, 127.0.0.1 or [::1], or "
+        "syslog+tls://HOST:PORT",
+    ),
+]
+"""Where webhooks are delivered to."""
 AuthorityUrl = Annotated[
     str,
     _fitting(

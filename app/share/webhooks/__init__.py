@@ -1,4 +1,5 @@
-"""Registering, listing and removing webhooks. Each change is recorded in ``_system`` before it is made."""
+"""Registering, listing, pausing, replaying and removing webhooks. Each change is recorded in ``_system`` before it is
+made."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from secrets import token_hex
 
 from app.runtime.principals import Principal, Right
 from app.share.webhooks.delivery import Deliveries, WebhookServices
+from app.share.webhooks.formats import is_receiver
 from app.store import webhooks as store
 from app.store.reading import reading
 from app.store.webhooks import ShownWebhook, Webhook
@@ -58,6 +60,7 @@ class WebhookRegistry:
                 url=webhook.url,
                 actions=webhook.actions,
                 job=webhook.job,
+                format=webhook.format,
                 from_seq=from_seq,
             )
         self.deliveries.changed.set()
@@ -93,8 +96,8 @@ class WebhookRegistry:
             await store.remove(connection, webhook_id)
         return shown
 
-    async def send_again(self, webhook_id: str, by: Principal) -> ShownWebhook:
-        """Redeliver the entries that the webhook rejected, and resume it if it was stopped.
+    async def resume(self, webhook_id: str, by: Principal, *, with_dead_letters: bool) -> ShownWebhook:
+        """Resume the webhook if it was stopped or paused, and redeliver the entries that it rejected if asked.
 
         Raises:
             NotFoundError: as ``find``.
@@ -102,13 +105,51 @@ class WebhookRegistry:
         """
         found = await self.find(webhook_id, by)
         async with reading(self._services.pool) as connection:
-            first_seq = min((each.seq for each in found.refused), default=found.delivered_seq + 1)
+            again = [each.seq for each in found.refused if with_dead_letters or each.is_again]
+            first_seq = min([*again, found.delivered_seq + 1])
             await self._services.retention.refuse_left(connection, found.webhook.tenant_id, first_seq)
-            await store.send_again(connection, webhook_id)
+            await store.resume(connection, webhook_id, with_dead_letters=with_dead_letters)
         self.deliveries.changed.set()
         return await self.find(webhook_id, by)
 
+    async def pause(self, webhook_id: str, by: Principal) -> ShownWebhook:
+        """Deliver nothing to the webhook until it is resumed; a message that is being sent may still arrive.
 
-def new_webhook(tenant_id: str, url: str, actions: Sequence[str] | None, job: str | None) -> Webhook:
-    """A webhook under a new id; ``actions`` in order and once each."""
-    return Webhook(token_hex(8), tenant_id, url, sorted(set(actions)) if actions else None, job)
+        Raises:
+            NotFoundError: as ``find``.
+        """
+        await self.find(webhook_id, by)
+        async with reading(self._services.pool) as connection:
+            await store.pause(connection, webhook_id)
+        return await self.find(webhook_id, by)
+
+    async def replay(self, webhook_id: str, from_seq: int, by: Principal) -> ShownWebhook:
+        """Deliver all entries from ``from_seq`` on again, which the webhook's position has passed; while the webhook is
+        stopped, once it is resumed.
+
+        Raises:
+            NotFoundError: as ``find``.
+            InvalidInputError: the position is before that entry.
+            ArchivedError: that entry has left.
+        """
+        found = await self.find(webhook_id, by)
+        if from_seq > found.delivered_seq:
+            raise InvalidInputError(
+                f"from_seq: up to {found.delivered_seq} is delivered, so there is nothing to deliver again",
+                ("from_seq",),
+            )
+        async with reading(self._services.pool) as connection:
+            await self._services.retention.refuse_left(connection, found.webhook.tenant_id, from_seq)
+            await store.replay(connection, webhook_id, from_seq)
+        return await self.find(webhook_id, by)
+
+
+def new_webhook(tenant_id: str, url: str, actions: Sequence[str] | None, job: str | None, form: str) -> Webhook:
+    """A webhook under a new id; ``actions`` in order and once each.
+
+    Raises:
+        InvalidInputError: entries cannot be delivered there in this format.
+    """
+    if not is_receiver(url, form):
+        raise InvalidInputError(f"format: a message of syslog is one entry, so {form} is not for it", ("format",))
+    return Webhook(token_hex(8), tenant_id, url, sorted(set(actions)) if actions else None, job, form)

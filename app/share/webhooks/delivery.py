@@ -5,6 +5,7 @@ Invariants::
     delivered_seq moves only past entries that the receiver confirmed, does not ask for, or is known to have rejected
     a batch is sent again with the same bytes until it is confirmed or rejected, by any node
     a node sends nothing after its hold of the webhook has expired
+    the position goes back where an administrator asks for a replay, by the node that delivers, between two messages
 
 Meaning of the answer::
 
@@ -43,9 +44,11 @@ import structlog
 from app.runtime.metrics import Metrics
 from app.runtime.outgoing import client_of
 from app.runtime.postgres import DATABASE_FAULTS
-from app.runtime.settings.types import IpNetwork
+from app.runtime.settings.types import IpNetwork, is_syslog_url
 from app.runtime.tasks import kept_running
-from app.share.webhooks.sending import Answer, Names, Outcome, attempt, context_of_secret, message_of
+from app.share.webhooks import sending, syslog
+from app.share.webhooks.formats import Format, is_receiver
+from app.share.webhooks.sending import Answer, Names, Outcome, context_of_secret, message_of
 from app.store import webhooks as store
 from app.store.chain_reads import ListedEntry
 from app.store.entry_check import EntryCheck
@@ -93,7 +96,10 @@ class WebhookServices:
     note: Callable[[SystemAction, str, dict[str, object]], Awaitable[None]]
     """Writes an entry of ``_system``."""
     follow: Follow
+    log_origin: str
     networks: Sequence[IpNetwork]
+    authorities: bytes
+    """Certificates (DER) beside those of the system that receivers' are traced to."""
     metrics: Metrics
     report: Callable[[BaseException, str], object]
     """Called with each error about damaged stored rows, and the part that met it."""
@@ -130,12 +136,21 @@ class Delivery:
     held_until_s: float = 0.0
     """Time of ``time.monotonic`` from which nothing is sent."""
     failing_since: datetime | None = None
-    _entries_max: int = BATCH_ENTRIES_MAX
+    _entries_max: int = field(init=False)
     _failures: int = 0
     _refusals: int = 0
     _client: httpx.AsyncClient = field(init=False)
     task: asyncio.Task[None] = field(init=False)
     """The task that delivers."""
+
+    def __post_init__(self) -> None:
+        self._entries_max = self._batch_max
+
+    @property
+    def _batch_max(self) -> int:
+        """Most entries of a message."""
+        is_single = self.webhook.format == Format.CLOUDEVENTS and not is_syslog_url(self.webhook.url)
+        return 1 if is_single else BATCH_ENTRIES_MAX
 
     async def run(self) -> None:
         """Deliver until another node holds the webhook, it is stopped or removed, or PostgreSQL is unavailable."""
@@ -184,6 +199,9 @@ class Delivery:
                 f"a message to webhook {self.webhook.webhook_id} would end at seq {ends_seq}, and the chain ends at "
                 f"{place.head_seq}",
             )
+        if place.replay_seq is not None:
+            await self._ask(store.go_back)
+            return True
         if place.again_seq is not None:
             await self._send_again(place.again_seq)
             return True
@@ -214,7 +232,7 @@ class Delivery:
         answer = await self._answer(entries)
         if answer.outcome is Outcome.TAKEN:
             await self._confirm(entries[-1].seq, len(entries))
-            self._entries_max = min(2 * self._entries_max, BATCH_ENTRIES_MAX)
+            self._entries_max = min(2 * self._entries_max, self._batch_max)
         elif answer.outcome is Outcome.GONE:
             await self._stop(answer)
         elif len(entries) > 1:
@@ -267,14 +285,25 @@ class Delivery:
         return answer
 
     async def _try(self, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Answer:
-        message = message_of(self.webhook, entries, redelivered=redelivered)
+        webhook, services = self.webhook, self._services
+        if not is_receiver(webhook.url, webhook.format):
+            return Answer(
+                Outcome.AWAY,
+                f"{webhook.url} is no address for a webhook of format {webhook.format}: remove the webhook and add it "
+                "again",
+            )
+        source = f"{services.log_origin}/{webhook.tenant_id}"
         if monotonic() >= self.held_until_s:
-            raise NotHeldError(f"webhook {self.webhook.webhook_id} may be another node's by now")
+            raise NotHeldError(f"webhook {webhook.webhook_id} may be another node's by now")
+        if is_syslog_url(webhook.url):
+            messages = syslog.framed(webhook.format, entries, source)
+            return await syslog.attempt(self._context, webhook.url, messages, self._names, services.networks)
         try:
-            secret = self._services.secret(self.webhook)
+            secret = services.secret(webhook)
         except LedgerError as error:
             return Answer(Outcome.AWAY, str(error))
-        return await attempt(self._client, self.webhook.url, message, secret, self._names, self._services.networks)
+        message = message_of(webhook, entries, source, redelivered=redelivered)
+        return await sending.attempt(self._client, webhook.url, message, secret, self._names, services.networks)
 
     async def _confirm(self, seq: int, taken: int, refused: Sequence[int] = (), reason: str = "") -> None:
         await self._ask(store.confirm, seq, refused, reason)
@@ -356,7 +385,7 @@ class Deliveries:
             webhooks = await store.hold(connection, self._holder, HOLD_S)
         if webhooks and self._context is None:
             # It reads the certificate authorities, which takes longer than a turn of the event loop may.
-            self._context = await asyncio.to_thread(ssl.create_default_context)
+            self._context = await asyncio.to_thread(_context_of, self._services.authorities)
         rows = {webhook.webhook_id: webhook for webhook in webhooks}
         # A webhook without a row may be locked now: its delivery lasts until the hold expires, and detects a removal
         # itself.
@@ -384,3 +413,11 @@ class Deliveries:
         now = datetime.now(UTC)
         failing_s = [(now - held.failing_since).total_seconds() for held in self._held.values() if held.failing_since]
         return {"webhooks_held": len(self._held), "webhook_failing_seconds": max(failing_s, default=0.0)}
+
+
+def _context_of(authorities: bytes) -> ssl.SSLContext:
+    """The TLS context of connections to receivers."""
+    context = ssl.create_default_context()
+    if authorities:
+        context.load_verify_locations(cadata=authorities)
+    return context

@@ -1,13 +1,11 @@
-"""The message to a receiver, in the form of Standard Webhooks 1.0, and one attempt to send it::
+"""The message to a receiver over HTTP, in the form of Standard Webhooks 1.0, and one attempt to send it::
 
     webhook-id: 5f0c9a1e2b3d4c5f_17-42          the webhook, and the seqs of the first and the last entry
     webhook-timestamp: 1704931200               of this attempt, seconds since 1970
     webhook-signature: v1,<base64>              HMAC-SHA256 of "id.timestamp.body"
 
-    {"type": "chain.entries", "webhook_id", "tenant_id", "redelivered", "entries": [as GET /v1/chain/entries has them]}
-
-The body is determined by the webhook, the seqs and whether it is a redelivery, whose id ends with ``-again``. So one id
-always means the same bytes.
+The body (``formats``) is determined by the webhook, the seqs and whether it is a redelivery, whose id ends with
+``-again``. So one id always means the same bytes.
 
 The name of a receiver is resolved for each attempt, and the connection goes to the checked address, so DNS rebinding
 has no effect. Redirects are not followed. Only so much of an answer is read that the connection can be reused.
@@ -31,53 +29,50 @@ from typing import NamedTuple
 
 import httpx
 
-from app.runtime.answers import json_bytes
 from app.runtime.outgoing import NO_ANSWER, NoAnswerError, pieces_of, reason_of, retry_after_s
-from app.runtime.settings.types import IpNetwork, is_fetched_url
+from app.runtime.settings.types import IpNetwork
 from app.runtime.tasks import in_own_thread
+from app.share.webhooks.formats import Format, http_body
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
 from ledger import canonical
 from ledger.errors import reported_as
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 (says what follows)
-TYPE = "chain.entries"
 
 
 class Message(NamedTuple):
     """A message, sent repeatedly until it is confirmed."""
 
     message_id: str
+    media_type: str
     body: bytes
 
     def headers(self, secret: bytes, at_s: int) -> dict[str, str]:
         """Headers of an attempt at ``at_s``, in seconds since 1970."""
         signed = f"{self.message_id}.{at_s}.".encode() + self.body
         return {
-            "Content-Type": "application/json",
+            "Content-Type": self.media_type,
             "webhook-id": self.message_id,
             "webhook-timestamp": str(at_s),
             "webhook-signature": f"v1,{base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()}",
         }
 
 
-def message_of(webhook: Webhook, entries: Sequence[ListedEntry], *, redelivered: bool = False) -> Message:
-    """The message with these entries, at least one."""
-    said = {
-        "type": TYPE,
-        "webhook_id": webhook.webhook_id,
-        "tenant_id": webhook.tenant_id,
-        "redelivered": redelivered,
-        "entries": [entry.as_listed() for entry in entries],
-    }
+def message_of(webhook: Webhook, entries: Sequence[ListedEntry], source: str, *, redelivered: bool = False) -> Message:
+    """The message with these entries, at least one, of the log ``source``."""
     again = "-again" if redelivered else ""
-    return Message(f"{webhook.webhook_id}_{entries[0].seq}-{entries[-1].seq}{again}", json_bytes(said))
+    return Message(
+        f"{webhook.webhook_id}_{entries[0].seq}-{entries[-1].seq}{again}",
+        *http_body(webhook.format, webhook.webhook_id, entries, source, redelivered=redelivered),
+    )
 
 
 def context_of_secret(webhook: Webhook) -> bytes:
     """The input of a webhook's secret besides the ledger's own: all fields of its registration. If an attacker changes
-    the row, messages are signed with another secret than the receiver's."""
-    return canonical.encode(["tallystick.webhook-secret.v1", *webhook])
+    the row, messages are signed with another secret than the receiver's. Webhooks had no format at first."""
+    *before, form = webhook
+    return canonical.encode(["tallystick.webhook-secret.v1", *before, *([] if form == Format.STANDARD else [form])])
 
 
 def secret_text(secret: bytes) -> str:
@@ -152,8 +147,6 @@ async def attempt(
     client: httpx.AsyncClient, url: str, message: Message, secret: bytes, names: Names, networks: Sequence[IpNetwork]
 ) -> Answer:
     """Send the message once. ``client`` is for this URL alone, because its connections are keyed by address."""
-    if not is_fetched_url(url):
-        return Answer(Outcome.AWAY, f"{url} is no address for a webhook: remove the webhook and add it again")
     target = httpx.URL(url)
     # The raw name as DNS uses it: decoding and encoding it by IDNA may give another name.
     host = target.raw_host.decode()
