@@ -576,10 +576,57 @@ def _rows() -> Iterator[Case]:
     why = "From seq 9 on links have version 1, which stand only before all of version 2."
     yield Case("version 1 after version 2, made to fit", with_rows(GOOD, _relinked(reverted)), 2, why)
 
+    for name, edit, why in (
+        (
+            "a row removed",
+            lambda rows: rows.pop(5),
+            "seq 6 is missing, and links, root and checkpoint are those of the rest.",
+        ),
+        (
+            "a row twice",
+            lambda rows: rows.insert(5, {**rows[5]}),
+            "seq 6 stands there twice, and links, root and checkpoint fit.",
+        ),
+        (
+            "two rows swapped",
+            lambda rows: rows.insert(5, rows.pop(6)),
+            "seq 7 stands before seq 6, and all the rest fits.",
+        ),
+        (
+            "a first seq of 2",
+            lambda rows: rows.pop(0),
+            "The first row has seq 2 and follows nothing, and all the rest fits.",
+        ),
+    ):
+        rows = rows_of(GOOD)
+        edit(rows)
+        yield Case(f"rows with {name}, made to fit", _made_to_fit(rows), 2, why)
+
+
+def _made_to_fit(rows: list[Row]) -> bytes:
+    """The bundle of these rows, linked in their order, without snapshots; its checkpoint is of as many leaves as the
+    last seq says, with the root of the rows."""
+    ledger, to_seq = Ledger("acme", rows), rows[-1]["seq"]
+    ledger.relink()
+    root = ledger.checkpoint().root
+    said = {
+        "from_seq": rows[0]["seq"],
+        "to_seq": to_seq,
+        "tree_size": to_seq,
+        "entry_count": to_seq - rows[0]["seq"] + 1,
+        "first_hlc": rows[0]["t_hlc"],
+        "last_hlc": rows[-1]["t_hlc"],
+        "to_chain_link": rows[-1]["chain_link"],
+        "snapshot_count": 0,
+        "tree_root": root.hex(),
+    }
+    note = note_of(Checkpoint(f"{LOG_ORIGIN}/acme", to_seq, root)).encode()
+    return reseal(GOOD, {ENTRIES: zipped(lines_of(rows)), SNAPSHOTS: b"", CHECKPOINT: note}, **said)
+
 
 def _edited() -> list[Row]:
     rows = rows_of(GOOD)
-    rows[5]["payload"] = '{"fence_token":2,"type":"JobCreated"}'
+    rows[4]["payload"] = '{"fence_token":2,"type":"JobCreated"}'
     return rows
 
 
