@@ -15,7 +15,7 @@ import typer
 
 from app.edge.forms import lists
 from app.runtime.answers.chain import EntryAnswer
-from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList
+from app.runtime.answers.jobs import JobAnswer, JobEventList, JobList, JobSummary
 from cli.client import LedgerClient, Service, print_wait, trusted_keys
 from cli.options import Keys, Tenant, Url
 from ledger.errors import InvalidInputError
@@ -36,6 +36,8 @@ TEXT_CHARACTERS = 60
 """How much of an error or a payload a line shows."""
 _SAID_ELSEWHERE: Final = frozenset({"type", "actor", "fence_token", "idempotency"})
 """Members of a payload that a timeline shows elsewhere, or not at all."""
+
+_RUN_TIMES: Final = ("p50_ms", "p95_ms", "max_ms")
 
 Where = Annotated[
     list[str] | None,
@@ -64,6 +66,11 @@ def jobs(
         str | None, typer.Option("--id-part", metavar="TEXT", help="Its id or name contains this.")
     ] = None,
     in_conflict: Annotated[bool, typer.Option("--in-conflict", help="Created more than once, differently.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Count jobs instead of listing them.")] = False,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", help="Count by this: status, hour, day, dc, error or spec.FIELD.", show_default="status"),
+    ] = None,
     limit: Limit = None,
     archive: Annotated[
         str | None,
@@ -88,6 +95,7 @@ def jobs(
       tally jobs -t acme --where spec.image=report:1 --where spec.labels.team=ml
       tally jobs -t acme --error OOMKilled --csv > failed.csv
       tally jobs -t acme --id-part nightly
+      tally jobs -t acme --summary --by error --since 2026-11-01T00:00:00Z
       tally jobs -t acme nightly-report-17
       tally jobs -t acme nightly-report-17 --archive s3://ledger-archive/prod --keys trusted-keys.json
     """
@@ -102,6 +110,13 @@ def jobs(
         "id_part": id_part,
         "in_conflict": True if in_conflict else None,
     }
+    if summary or by is not None:
+        counted = {name: asked.pop(name) for name in ("since", "until", "dc")}
+        if job is not None or as_csv or archive is not None or any(asked.values()):
+            raise InvalidInputError("--summary goes with --by, --since, --until, --dc, --limit and --json alone")
+        params = {"tenant_id": tenant, "by": by or "status", "limit": limit, **counted}
+        _print_summary(client.get("/v1/jobs/summary", JobSummary, **params), as_json)
+        return
     if job is not None and (as_csv or limit is not None or any(asked.values())):
         raise InvalidInputError("a job is shown by its name and tenant alone; the other options are of lists")
     if as_csv and as_json:
@@ -123,6 +138,35 @@ def jobs(
         _print_lines(list(islice(found, (limit or SHOWN) + 1)), limit or SHOWN)
     for each in damaged:
         err.print(printable(f"job {each['job_id']} is left out, it is damaged: {each['detail']}"), markup=False)
+
+
+def _print_summary(found: Mapping[str, Any], as_json: bool) -> None:
+    """Print a line for each group, and one for all jobs."""
+    rows = [
+        (
+            name,
+            str(counted["jobs"]),
+            *([_seconds(counted["run_times"][of]) for of in _RUN_TIMES] if counted["run_times"] else ["-"] * 3),
+            " ".join(f"{status} {count}" for status, count in counted["statuses"].items()),
+        )
+        for name, counted in (
+            *((_short(group["value"] or "-"), group) for group in found["groups"]),
+            ("all", found["all"]),
+        )
+    ]
+    lines = aligned([(found["by"].upper(), "JOBS", "P50", "P95", "MAX", "STATUSES"), *rows])
+    left_out, traced = found["groups_left_out"], found["all"]["by_trace_time"]
+    tell(
+        found,
+        *lines,
+        *([f"{left_out} more groups have jobs (--limit)"] if left_out else ()),
+        *([f"{traced} jobs count by the times of a trace"] if traced else ()),
+        as_json=as_json,
+    )
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:,.1f} s" if milliseconds >= 1000 else f"{milliseconds} ms"
 
 
 def _archived(url: str, tenant: str, keys: Path | None, client: LedgerClient) -> ArchivedList:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.store.job_figures import BY_HOUR, Group, Wanted
+from app.store.job_figures import BY_DAY, BY_HOUR, Group, Wanted
 from ledger import rfc3339
 from ledger.machines.job_figures import HOUR_MAX, HOUR_MS, run_times
 
@@ -26,7 +26,7 @@ def summary_of(
         "until": _hour(wanted.below) if wanted.below <= HOUR_MAX else None,
         "all": _counted(by_status.values()),
         "groups": [
-            {"value": _hour(int(name)) if wanted.by == BY_HOUR else name or None, **_counted([group])}
+            {"value": _hour(int(name)) if wanted.by in (BY_HOUR, BY_DAY) else name or None, **_counted([group])}
             for name, group in groups.items()
         ],
         "groups_left_out": found - len(groups),

@@ -16,15 +16,16 @@ moves the cells in the same transaction, by the figures that the rows had and ha
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import asyncpg
 
 from app.store.following import EMPTY_TIMEOUT_S
-from app.store.reading import turned
+from app.store.reading import json_in, turned
 from ledger.machines.job_figures import FAILURES, HOUR_MAX, PERIODS_HOURS, kept
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 BY_STATUS: Final = "status"
 BY_HOUR: Final = "hour"
+BY_DAY: Final = "day"
 BY_DC: Final = "dc"
 ERROR: Final = "error"
 """The field of the errors of jobs that failed or timed out."""
@@ -39,87 +41,150 @@ Counted = tuple[str, str, str | None]
 """Tenant, status and figure of a job."""
 
 _KEY: Final = "tenant_id, field, hours, hour, dc, value, status"
-# The cells of ``counted`` (tenant_id, status, figure, jobs), each with a class of run times or without.
-_CELLS: Final = f"""
-SELECT tenant_id, field, hours, each.hour / hours * hours AS hour, dc, value, status, run,
-       sum(jobs)::bigint AS jobs, sum(jobs * traced)::bigint AS traced
-  FROM (SELECT tenant_id, status, jobs, figure::json AS parts FROM counted WHERE figure IS NOT NULL) AS counted
- CROSS JOIN LATERAL (SELECT (parts ->> 0)::integer AS hour, (parts ->> 1)::integer AS traced,
-                            (parts ->> 3)::smallint AS run) AS each
- CROSS JOIN LATERAL (SELECT '' UNION ALL SELECT json_array_elements_text(parts -> 2)) AS d(dc)
- CROSS JOIN LATERAL (SELECT '', ''
-                      UNION ALL SELECT '{ERROR}', coalesce(parts ->> 4, '')
-                                 WHERE status = ANY('{{{",".join(FAILURES)}}}')
-                      UNION ALL SELECT key, json_array_elements_text(value) FROM json_each(parts -> 5)
-                     ) AS f(field, value)
- CROSS JOIN unnest('{{{",".join(map(str, PERIODS_HOURS))}}}'::integer[]) AS p(hours)
- GROUP BY tenant_id, field, hours, each.hour / hours * hours, dc, value, status, run
-"""
+# Each cell is found by the primary key, whatever PostgreSQL expects of the parameters.
 _MOVE: Final = f"""
-WITH counted AS (
-    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS c(tenant_id, status, figure, jobs)
-), change AS MATERIALIZED ({_CELLS}), moved AS (
-    SELECT {_KEY}, sum(jobs) AS jobs, sum(traced) AS traced FROM change GROUP BY {_KEY}
-), run_times AS (
-    SELECT {_KEY}, array_agg(run ORDER BY run) AS runs, array_agg(jobs ORDER BY run) AS run_jobs
-      FROM (SELECT {_KEY}, run, sum(jobs)::integer AS jobs
-              FROM (SELECT {_KEY}, run, jobs FROM change WHERE run IS NOT NULL
-                     UNION ALL
-                    SELECT {_KEY}, kept.run, kept.jobs
-                      FROM moved JOIN scheduler.job_figures f USING ({_KEY})
-                     CROSS JOIN unnest(f.runs, f.run_jobs) AS kept(run, jobs)) AS each
-             GROUP BY {_KEY}, run HAVING sum(jobs) <> 0) AS of_class
-     GROUP BY {_KEY}
-)
-MERGE INTO scheduler.job_figures AS f
-USING (SELECT * FROM moved LEFT JOIN run_times USING ({_KEY})) AS n
-   ON (f.tenant_id, f.field, f.hours, f.hour, f.dc, f.value, f.status)
-    = (n.tenant_id, n.field, n.hours, n.hour, n.dc, n.value, n.status)
- WHEN MATCHED AND f.jobs + n.jobs = 0 THEN DELETE
- WHEN MATCHED THEN UPDATE SET jobs = f.jobs + n.jobs, traced = f.traced + n.traced,
-                              runs = coalesce(n.runs, '{{}}'), run_jobs = coalesce(n.run_jobs, '{{}}')
- WHEN NOT MATCHED AND n.jobs <> 0 THEN
-      INSERT ({_KEY}, jobs, traced, runs, run_jobs)
-      VALUES (n.tenant_id, n.field, n.hours, n.hour, n.dc, n.value, n.status, n.jobs, n.traced,
-              coalesce(n.runs, '{{}}'), coalesce(n.run_jobs, '{{}}'))
+INSERT INTO scheduler.job_figures AS f ({_KEY}, jobs, traced, runs, run_jobs)
+SELECT {_KEY}, jobs, traced, runs::smallint[], run_jobs::integer[]
+  FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+              $9::bigint[], $10::text[], $11::text[])
+       AS n({_KEY}, jobs, traced, runs, run_jobs)
+    ON CONFLICT ({_KEY}) DO UPDATE
+       SET jobs = f.jobs + excluded.jobs, traced = f.traced + excluded.traced,
+           (runs, run_jobs) = (
+           SELECT coalesce(array_agg(run ORDER BY run), '{{}}'), coalesce(array_agg(jobs ORDER BY run), '{{}}')
+             FROM (SELECT run, sum(jobs)::integer AS jobs
+                     FROM (SELECT * FROM unnest(f.runs, f.run_jobs)
+                            UNION ALL SELECT * FROM unnest(excluded.runs, excluded.run_jobs)) AS each(run, jobs)
+                    GROUP BY run HAVING sum(jobs) <> 0) AS of_class)
 """
+_CLEAR: Final = f"""
+DELETE FROM scheduler.job_figures f
+ USING unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::text[]) AS n({_KEY})
+ WHERE {" AND ".join(f"f.{name} = n.{name}" for name in _KEY.split(", "))} AND f.jobs = 0
+"""
+# Hours are compared with the rows, longer periods with the hours.
 _DIFFERENCE: Final = f"""
 WITH counted AS (
-    SELECT tenant_id, status, figure, count(*) AS jobs FROM scheduler.jobs WHERE tenant_id = $1
-     GROUP BY tenant_id, status, figure
+    SELECT tenant_id, status, figure::json AS parts, count(*) AS jobs FROM scheduler.jobs
+     WHERE tenant_id = $1 AND figure IS NOT NULL GROUP BY tenant_id, status, figure
 ), expected AS (
-    SELECT {_KEY}, run, jobs, traced FROM ({_CELLS}) AS cells
+    SELECT tenant_id, field, 1 AS hours, each.hour, dc, value, status, run, sum(jobs)::bigint AS jobs,
+           sum(jobs * traced)::bigint AS traced
+      FROM counted
+     CROSS JOIN LATERAL (SELECT (parts ->> 0)::integer AS hour, (parts ->> 1)::integer AS traced,
+                                (parts ->> 3)::smallint AS run) AS each
+     CROSS JOIN LATERAL (SELECT '' UNION ALL SELECT json_array_elements_text(parts -> 2)) AS d(dc)
+     CROSS JOIN LATERAL (SELECT '', ''
+                          UNION ALL SELECT '{ERROR}', coalesce(parts ->> 4, '')
+                                     WHERE status = ANY('{{{",".join(FAILURES)}}}')
+                          UNION ALL SELECT key, json_array_elements_text(value) FROM json_each(parts -> 5)
+                         ) AS f(field, value)
+     GROUP BY tenant_id, field, each.hour, dc, value, status, run
 ), stored AS (
-    SELECT {_KEY}, jobs, traced, runs, run_jobs FROM scheduler.job_figures WHERE tenant_id = $1
+    SELECT {_KEY}, NULL::smallint AS run, jobs, traced FROM scheduler.job_figures WHERE tenant_id = $1
+     UNION ALL
+    SELECT {_KEY}, kept.run, kept.jobs, 0 FROM scheduler.job_figures
+     CROSS JOIN unnest(runs, run_jobs) AS kept(run, jobs) WHERE tenant_id = $1
 ), difference AS (
     SELECT {_KEY}, NULL::smallint AS run, jobs, traced FROM expected
      UNION ALL SELECT {_KEY}, run, jobs, 0 FROM expected WHERE run IS NOT NULL
-     UNION ALL SELECT {_KEY}, NULL, -jobs, -traced FROM stored
-     UNION ALL SELECT {_KEY}, kept.run, -kept.jobs, 0 FROM stored CROSS JOIN unnest(runs, run_jobs) AS kept(run, jobs)
+     UNION ALL SELECT tenant_id, field, p.hours, hour / p.hours * p.hours, dc, value, status, run, jobs, traced
+                 FROM stored JOIN unnest('{{{",".join(map(str, PERIODS_HOURS[1:]))}}}'::integer[]) AS p(hours)
+                   ON stored.hours = 1
+     UNION ALL SELECT {_KEY}, run, -jobs, -traced FROM stored
 )
 SELECT {_KEY}, coalesce(sum(jobs) FILTER (WHERE run IS NULL), 0)::bigint AS lacking
   FROM difference GROUP BY {_KEY}, run HAVING sum(jobs) <> 0 OR sum(traced) <> 0 LIMIT 1
 """
-# Groups of jobs by ``name``: the first so many of them, and how many there are.
+# Groups of jobs by ``name``: the first so many of them, and how many there are. OFFSET 0 has each range found by the
+# primary key, whatever PostgreSQL expects of the parameters.
 _READ: Final = """
 WITH cell AS (
     SELECT {name} AS name, status, jobs, traced, runs, run_jobs
       FROM unnest($4::integer[], $5::integer[], $6::integer[]) AS p(hours, first, below)
-      JOIN scheduler.job_figures f
-        ON f.tenant_id = $1 AND f.field = $2 AND f.hours = p.hours AND f.hour >= p.first AND f.hour < p.below
-     WHERE {of_dc}
+     CROSS JOIN LATERAL (
+           SELECT * FROM scheduler.job_figures f
+            WHERE f.tenant_id = $1 AND f.field = $2 AND f.hours = p.hours AND f.hour >= p.first AND f.hour < p.below
+              AND {of_dc} OFFSET 0) AS f
 ), wanted AS (
-    SELECT name, count(*) OVER () AS found FROM cell GROUP BY name ORDER BY {order} LIMIT $7
+    SELECT name, count(*) OVER () AS found, row_number() OVER (ORDER BY {order}) AS place
+      FROM cell GROUP BY name ORDER BY place LIMIT $7
 )
-SELECT name, status, jobs, traced, runs, run_jobs, found FROM wanted JOIN cell USING (name)
+SELECT name, status, jobs, traced, runs, run_jobs, found FROM wanted JOIN cell USING (name) ORDER BY place
 """
 
 
 async def move(connection: Connection, jobs: Mapping[Counted, int]) -> None:
     """Move the cells by so many jobs more, or fewer, of each tenant, status and figure. The caller MUST hold the
     positions of the job table's follower in the chains of these tenants."""
-    if moved := [(*counted, count) for counted, count in jobs.items() if count and counted[-1] is not None]:
-        await connection.execute(_MOVE, *turned(moved, 4))
+    changes = {key: change for key, change in _changes(jobs).items() if change.jobs or change.traced or change.runs}
+    if rows := [
+        (*key, change.jobs, change.traced, _array(change.runs), _array(change.runs.values()))
+        for key, change in changes.items()
+    ]:
+        await connection.execute(_MOVE, *turned(rows, 11))
+    if fewer := [key for key, change in changes.items() if change.jobs < 0]:
+        await connection.execute(_CLEAR, *turned(fewer, 7))
+
+
+_Cell = tuple[str, str, int, int, str, str, str]
+"""The values of ``_KEY``."""
+
+
+@dataclass(slots=True)
+class _Change:
+    """So many jobs more in a cell, or of one figure whatever its run time."""
+
+    parts: Sequence[Any] = ()
+    jobs: int = 0
+    traced: int = 0
+    runs: Counter[int] = field(default_factory=Counter)
+
+    def add(self, other: _Change) -> None:
+        self.jobs += other.jobs
+        self.traced += other.traced
+        for run, jobs in other.runs.items():
+            self.runs[run] += jobs
+            if not self.runs[run]:
+                del self.runs[run]
+
+
+def _array(numbers: Iterable[int]) -> str:
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+def _changes(jobs: Mapping[Counted, int]) -> dict[_Cell, _Change]:
+    """The changes of all cells; many jobs differ only in the class of their run times."""
+    alike: defaultdict[tuple[str, str, str], _Change] = defaultdict(_Change)
+    for (tenant_id, status, figure), count in jobs.items():
+        if count and figure is not None:
+            parts = json_in(figure)
+            run = parts[3] if len(parts) > 3 else None
+            if run is not None:
+                parts[3] = None
+            change = alike[tenant_id, status, repr(parts)]
+            change.parts = parts
+            change.jobs += count
+            change.traced += count * parts[1]
+            if run is not None:
+                change.add(_Change(runs=Counter({run: count})))
+    changes: defaultdict[_Cell, _Change] = defaultdict(_Change)
+    for (tenant_id, status, _), change in alike.items():
+        for key in _cells(change.parts, status):
+            changes[tenant_id, *key, status].add(change)
+    return changes
+
+
+def _cells(parts: Sequence[Any], status: str) -> Iterator[tuple[str, int, int, str, str]]:
+    """Field, period, data centre and value of each cell in which a job of this figure counts."""
+    hour, _, dcs, _, error, fields = (*parts, None, None, None)[:6]
+    values = [("", ""), *((name, value) for name, of_field in (fields or {}).items() for value in of_field)]
+    if status in FAILURES:
+        values.append((ERROR, error or ""))
+    for hours in PERIODS_HOURS:
+        for dc in ("", *dcs):
+            for name, value in values:
+                yield name, hours, hour // hours * hours, dc, value
 
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
@@ -154,25 +219,31 @@ class Wanted(NamedTuple):
 
     tenant_id: str
     by: str
-    """``status``, ``hour``, ``dc``, ``error``, or a field by which the tenant is searched."""
+    """``status``, ``hour``, ``day``, ``dc``, ``error``, or a field by which the tenant is searched."""
     dc: str = ""
     first: int = 0
     below: int = HOUR_MAX + 1
 
 
 async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict[str, Group], int]:
-    """At most ``limit`` groups, the newest hours or those of most jobs, in this order; and how many there are."""
-    name = {BY_STATUS: "status", BY_HOUR: "f.hour", BY_DC: "f.dc"}.get(wanted.by, "value")
+    """At most ``limit`` groups, the newest hours or days or those of most jobs, in this order; and how many there
+    are."""
+    name, lengths = {
+        BY_STATUS: ("status", PERIODS_HOURS),
+        BY_HOUR: ("f.hour", PERIODS_HOURS[:1]),
+        BY_DAY: (f"f.hour / {PERIODS_HOURS[1]} * {PERIODS_HOURS[1]}", PERIODS_HOURS[:2]),
+        BY_DC: ("f.dc", PERIODS_HOURS),
+    }.get(wanted.by, ("value", PERIODS_HOURS))
     rows = await connection.fetch(
         _READ.format(
             name=name,
             of_dc="f.dc <> '' AND $3 IN ('', f.dc)" if wanted.by == BY_DC else "f.dc = $3",
-            order="name DESC" if wanted.by == BY_HOUR else "sum(jobs) DESC, name",
+            order="name DESC" if wanted.by in (BY_HOUR, BY_DAY) else "sum(jobs) DESC, name",
         ),
         wanted.tenant_id,
         "" if name != "value" else kept(wanted.by),
         kept(wanted.dc),
-        *turned(covered(wanted.first, wanted.below, PERIODS_HOURS[:1] if wanted.by == BY_HOUR else PERIODS_HOURS), 3),
+        *turned(covered(wanted.first, wanted.below, lengths), 3),
         limit,
     )
     groups: dict[str, Group] = {}

@@ -72,6 +72,16 @@ def test_a_search_goes_through_all_pages(url: str, monkeypatch: pytest.MonkeyPat
         assert len(list(jobs._found(client, {"tenant_id": "acme"}, None, []))) == 8
 
 
+def test_jobs_are_counted(url: str) -> None:
+    head, failed, submitted, every = tally(url, "--summary").splitlines()
+    assert head.split() == ["STATUS", "JOBS", "P50", "P95", "MAX", "STATUSES"]
+    assert {failed.split()[0], submitted.split()[0]} == {"FAILED", "SUBMITTED"}
+    assert every.split()[:2] == ["all", "8"]
+    assert r"OOM\x1b[2J [red]killed" in tally(url, "--by", "error")
+    assert json.loads(tally(url, "--by", "dc", "--json"))["groups"][0]["value"] == "use1"
+    assert "alone" in tally(url, "--summary", "--status", "failed", code=1)
+
+
 def test_one_job_is_shown_with_what_happened_to_it(url: str) -> None:
     shown = tally(url, "job-7")
     assert shown.startswith(r"job-7 of acme is FAILED: OOM\x1b[2J [red]killed")

@@ -224,6 +224,7 @@ async def _recount(superuser: asyncpg.Connection, tenant: str) -> dict[str, defa
         job = status, _run_ms(state, payloads), seconds is not None
         found["status"][status].append(job)
         found["hour"][str(at_ms // HOUR_MS)].append(job)
+        found["day"][str(at_ms // HOUR_MS // 24 * 24)].append(job)
         for dc in {*payload.get("assigned_dcs", []), *state.accepted}:
             found["dc"][dc[:128]].append(job)
         if status in ("FAILED", "TIMED_OUT"):
@@ -261,7 +262,7 @@ async def _compare(
     assert await job_figures.difference(superuser, tenant) is None
     declared = (await job_search.declared(superuser, [tenant])).get(tenant)
     fields = () if declared is None else declared.fields
-    for by in ("status", "hour", "dc", "error", FIELD):
+    for by in ("status", "hour", "day", "dc", "error", FIELD):
         groups, count = await read(superuser, Wanted(tenant, by), 1000)
         wanted = expected[by] if by != FIELD or FIELD in fields else {}
         assert {*groups} == {*wanted}, by

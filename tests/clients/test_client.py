@@ -109,6 +109,8 @@ def test_a_job_is_created_reported_on_ended_and_listed(ledger: str) -> None:
         client.cancel_job("plain", created["job_id"], reason="deleted", requestor="me")
         assert [job["job_id"] for job in client.list_cancellations("plain", "use1")] == [created["job_id"]]
         assert [job["status"] for job in client.list_jobs("plain", status="CANCELLING")] == ["CANCELLING"]
+        summary = client.jobs_summary("plain", by="dc", dc="use1")
+        assert [(group["value"], group["statuses"]) for group in summary["groups"]] == [("use1", {"CANCELLING": 1})]
 
 
 def test_the_same_code_is_awaited(ledger: str) -> None:

@@ -53,7 +53,7 @@ from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc, shape
 from app.runtime.answers.jobs import DurabilityAnswer, JobAnswer, JobEventList, JobList, JobStatus, JobSummary
 from app.runtime.principals import Right
 from app.runtime.state.session import SessionTokens
-from app.store.job_figures import BY_DC, BY_HOUR, BY_STATUS, ERROR, Wanted
+from app.store.job_figures import BY_DAY, BY_DC, BY_HOUR, BY_STATUS, ERROR, Wanted
 from app.store.reads import CreatedHlc
 from ledger import rfc3339
 from ledger.errors import InvalidInputError, reported_as
@@ -184,7 +184,8 @@ async def summarise_jobs(
     promise: PromiseDep,
     tenant_id: TenantQuery,
     by: Annotated[
-        FieldName, Query(description="`status`, `hour`, `dc`, `error`, or a declared search field inside `spec`.")
+        FieldName,
+        Query(description="`status`, `hour`, `day`, `dc`, `error`, or a declared search field inside `spec`."),
     ] = BY_STATUS,
     dc: Annotated[Name | None, Query(description="Only jobs assigned to this data centre, or accepted by it.")] = None,
     since: Annotated[
@@ -196,10 +197,10 @@ async def summarise_jobs(
     limit: Annotated[Limit, Query()] = 100,
 ) -> Response:
     """How many jobs of a tenant have which status, how long they ran, and with which errors they failed: by status,
-    hour of creation, data centre, error, or value of a search field. As fresh as a list."""
+    hour or day of creation, data centre, error, or value of a search field. As fresh as a list."""
     first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
     wanted = Wanted(tenant_id, by, dc or "")
-    if by not in (BY_STATUS, BY_HOUR, BY_DC, ERROR):
+    if by not in (BY_STATUS, BY_HOUR, BY_DAY, BY_DC, ERROR):
         with reported_as(partial(InvalidInputError, path=("by",)), "by", InvalidInputError):
             check_field(by)
     if first is not None:

@@ -196,8 +196,9 @@ JobGroup = shape(
 
 JobSummary = shape(
     "JobSummary",
-    "How many jobs of a tenant there are, by group: the newest hours, or the groups of most jobs. ``groups_left_out``\n"
-    "more have some. ``since`` and ``until`` are the hours that were counted, null without a bound.",
+    "How many jobs of a tenant there are, by group: the newest hours or days, or the groups of most jobs.\n"
+    "``groups_left_out`` more have some. ``since`` and ``until`` are the hours that were counted, null without a\n"
+    "bound.",
     tenant_id=str,
     by=str,
     dc=str | None,

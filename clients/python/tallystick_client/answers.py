@@ -81,6 +81,36 @@ class JobState(ListedJob):
     consistency: dict[str, Any]
 
 
+class CountedJobs(TypedDict):
+    """So many jobs, by status; of ``by_trace_time`` the hour is that of a trace. ``run_times`` has ``jobs``,
+    ``p50_ms``, ``p95_ms`` and ``max_ms``, None if none is known."""
+
+    jobs: int
+    by_trace_time: int
+    statuses: dict[str, int]
+    run_times: dict[str, int] | None
+
+
+class JobGroup(CountedJobs):
+    """The jobs of one status, hour, day, data centre, error or value of a field."""
+
+    value: str | None
+
+
+class JobsSummary(TypedDict):
+    """How many jobs of a tenant there are."""
+
+    tenant_id: str
+    by: str
+    dc: str | None
+    since: str | None
+    until: str | None
+    all: CountedJobs
+    groups: list[JobGroup]
+    groups_left_out: int
+    consistency: dict[str, Any]
+
+
 class JobEvent(TypedDict):
     """An event of a job, as chained."""
 

@@ -19,6 +19,7 @@ from tallystick_client.answers import (
     Consistency,
     Entry,
     JobEvent,
+    JobsSummary,
     JobState,
     ListedJob,
     Recorded,
@@ -273,6 +274,14 @@ class LedgerMethods(Generic[J]):
     def list_jobs(self, /, tenant_id: str, *, status: Status | None = None, **filters: Any) -> Values[ListedJob]:
         """Jobs, newest first; ``filters`` are the other parameters of ``GET /v1/jobs``."""
         return self._listed("/v1/jobs", {"tenant_id": tenant_id, "status": status, **filters})
+
+    @operation
+    async def jobs_summary(self, /, tenant_id: str, *, by: str = "status", **filters: Any) -> JobsSummary:
+        """How many jobs there are, by status, hour, day, dc, error or declared field; ``filters`` are the other
+        parameters of ``GET /v1/jobs/summary``."""
+        params = {"tenant_id": tenant_id, "by": by, **filters}
+        summary: JobsSummary = value_of(await self._core.ask("GET", "/v1/jobs/summary", params=params))
+        return summary
 
     @listing
     def list_events(self, tenant_id: str, job_id: str) -> Values[JobEvent]:

@@ -1,0 +1,131 @@
+"""``summary_1m``: ``GET /v1/jobs/summary`` of a tenant of 1,000,000 jobs, whichever way they are grouped.
+
+The rows of the jobs go where the follower of the job table puts those of new jobs, by the same function, which counts
+them: whole lives through the service would take minutes. The jobs are of 30 days, which begin and end within periods of
+the figures, and their run times are spread over four powers of ten, so that all cells are there and are full. Counted
+is the slowest of the groupings, by the median of its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+
+from app.store import job_table
+from benchmarks.bench import Bench, wait_for
+from benchmarks.http_client import Client, Target, post
+from benchmarks.load import followed
+from benchmarks.processes import tally_serve
+from benchmarks.row import Outcome, Row, expect
+from ledger.machines.job_figures import HOUR_MS
+from ledger.machines.job_fold import JobFold
+from ledger.verification.projection_check import job_row
+
+TENANT = "bench"
+JOBS = 1_000_000
+JOBS_AT_ONCE = 20_000
+DAYS = 30
+BEGIN_MS = 473_005 * HOUR_MS
+MEDIAN_RUN_MS = 60_000
+SIGMA = 1.7
+"""Of the logarithm of run times."""
+DCS = ("use1", "euw1", "aps1")
+ERRORS = tuple(f"exit code {number}" for number in range(20))
+REQUESTS = 15
+MS_MAX = 50.0
+SINCE, UNTIL = "2023-12-19T07:30:00Z", "2024-01-14T15:30:00Z"
+"""Within the 30 days."""
+QUERIES = (
+    *(f"by={by}" for by in ("status", "hour", "day", "dc", "error")),
+    f"by=status&since={SINCE}&until={UNTIL}",
+    f"by=day&since={SINCE}&until={UNTIL}",
+    f"by=error&dc=use1&since={SINCE}&until={UNTIL}",
+)
+
+
+def measure(bench: Bench) -> Outcome:
+    """Milliseconds of the slowest grouping, against ``MS_MAX``."""
+    with (
+        bench.fresh_database() as database,
+        bench.fresh_folder() as folder,
+        tally_serve(database.service_url, folder) as url,
+    ):
+        took_ms, filled_s = wait_for(_ask(url, database.superuser_url))
+    slowest = max(took_ms.values())
+    each = ", ".join(
+        f"{query.partition('&since')[0]}{'*' * ('since' in query)} {ms:.0f}" for query, ms in took_ms.items()
+    )
+    note = f"{JOBS:,} jobs of {DAYS} days, stored in {filled_s:.0f} s; ms: {each} (*: of a part of the days)"
+    return Outcome(slowest, MS_MAX, MS_MAX / slowest, REQUESTS, note)
+
+
+async def _ask(url: str, database_url: str) -> tuple[dict[str, float], float]:
+    """Median milliseconds by query, and the seconds in which the jobs were stored."""
+    client = await Client.connect(Target.of(url))
+    await client.ask(post("/v1/jobs", b'{"tenant_id":"%s","durability":"GLOBAL"}' % TENANT.encode()), 201)
+    await followed(url)
+    client.close()
+    began_s = time.perf_counter()
+    await _fill(database_url)
+    filled_s = time.perf_counter() - began_s
+    client = await Client.connect(Target.of(url))
+    try:
+        return {query: await _median_ms(client, query) for query in QUERIES}, filled_s
+    finally:
+        client.close()
+
+
+async def _median_ms(client: Client, query: str) -> float:
+    took_s = []
+    for _ in range(REQUESTS):
+        began_s = time.perf_counter()
+        found = await client.get(f"/v1/jobs/summary?tenant_id={TENANT}&{query}")
+        took_s.append(time.perf_counter() - began_s)
+        expect("&" in query or found["all"]["jobs"] == JOBS + 1, f"{found['all']['jobs']} jobs are counted")
+        expect(bool(found["groups"]), f"there are no groups {query}")
+    return statistics.median(took_s) * 1000
+
+
+async def _fill(database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    try:
+        numbers = random.Random(1)
+        for first in range(0, JOBS, JOBS_AT_ONCE):
+            rows = [(TENANT, *row) for row in _rows(numbers, range(first, first + JOBS_AT_ONCE))]
+            async with connection.transaction():
+                expect(await job_table.add(connection, rows), "a job is there already")
+            await asyncio.sleep(0)
+        await connection.execute("VACUUM (ANALYZE) scheduler.job_figures")
+    finally:
+        await connection.close()
+
+
+def _rows(numbers: random.Random, jobs: range) -> Iterator[tuple[Any, ...]]:
+    """Rows of jobs at the first entry of the chain, as it has no others."""
+    for number in jobs:
+        at_ms = BEGIN_MS + number * DAYS * 24 * HOUR_MS // JOBS
+        run_ms = int(numbers.lognormvariate(0, SIGMA) * MEDIAN_RUN_MS)
+        dc, kind = numbers.choice(DCS), numbers.random()
+        fold = JobFold(f"job-{number:07d}")
+        fold.add("ENQUEUE", {"assigned_dcs": [dc]}, (at_ms, 0, "n"), "", 1)
+        fold.add("DEQUEUE", {"dc_id": dc}, (at_ms + 1000, 0, "n"), "", 1)
+        if kind < 0.9:
+            fold.add("COMPLETE", {}, (at_ms + 1000 + run_ms, 0, "n"), "", 1)
+        elif kind < 0.97:
+            fold.add("FAIL", {"error": numbers.choice(ERRORS)}, (at_ms + 1000 + run_ms, 0, "n"), "", 1)
+        yield job_row(fold.state())
+
+
+ROW = Row(
+    "summary_1m",
+    "ms",
+    1.0,
+    f"GET /v1/jobs/summary of a tenant of {JOBS:,} jobs: the slowest of its groupings, against {MS_MAX:.0f} ms",
+    measure,
+)
