@@ -20,8 +20,8 @@ from tests.cases.judges import by_product
 from tests.cases.kinds import FILE_KINDS, KINDS, PART_KINDS, FileKind, PartKind, readme
 from tests.ledger.ledger_in_memory import SIGNER
 
-CASES_MIN = 400
-BYTES_MAX = 2_000_000
+CASES_MIN = 1_200
+BYTES_MAX = 2_200_000
 
 
 @pytest.mark.parametrize("kind", PART_KINDS, ids=lambda kind: kind.name)
