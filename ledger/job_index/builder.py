@@ -13,7 +13,8 @@ was kept (``LeftIndex``). Memory: 72 bytes for each job of each run below ``LEVE
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -36,7 +37,7 @@ from ledger.job_index import (
 from ledger.merkle import HASH_BYTES
 
 Roots = Mapping[RunPlace, bytes]
-"""Roots of all runs that are known at a size, among them those of its index."""
+"""Roots of the runs that are known, by their places, among them those of an index of a size."""
 
 _GROUP_ENTRIES: Final = run_entries(1)
 
@@ -189,9 +190,8 @@ class LeftIndex(msgspec.Struct, frozen=True):
 class IndexBuilder:
     """The index of the first entries of a log, which grows by parts."""
 
-    def __init__(self, size: int = 0, begins: Iterable[int] = ()) -> None:
-        """``size`` entries came before, of which nothing is known. ``begins`` are where an index may begin besides: the
-        roots of its first runs are kept when these are merged."""
+    def __init__(self, size: int = 0) -> None:
+        """``size`` entries came before, of which nothing is known."""
         self.size = size
         self.begin = begin_behind(size)
         """Where the index begins, by what is known."""
@@ -199,27 +199,27 @@ class IndexBuilder:
         """By level and first leaf index, the known runs over full blocks that are not merged yet."""
         self._open: OpenBlock | None = None if size % BLOCK_ENTRIES else OpenBlock(size)
         """The entries behind the full blocks, None if not all are known."""
-        self._kept: dict[RunPlace, bytes | None] = {
-            place: None for begin in begins for place in covering(group_begin(begin) + run_entries(LEVEL_MAX), begin)
-        }
+        self._known: dict[RunPlace, bytes] = {}
+        """Roots of all runs over full blocks that there were: an index that begins later has some that were merged."""
 
     @classmethod
-    def behind(cls, left: LeftIndex, roots: Mapping[RunPlace, bytes], begins: Iterable[int] = ()) -> IndexBuilder:
+    def behind(cls, left: LeftIndex, roots: Roots) -> IndexBuilder:
         """The index of a log whose first entries left, given its roots there; ``left`` MUST fit them."""
-        found = cls(left.open.end, begins)
+        found = cls(left.open.end)
         found.begin = left.begin
         found._runs = {place[:2]: _Run(root, b"") for place, root in roots.items() if place.end % BLOCK_ENTRIES == 0}
         found._runs |= {
             place[:2]: _Run(roots[place], leaves) for place, leaves in zip(left.places(), left.runs, strict=True)
         }
         found._open = left.open
+        found.knows(roots)
         return found
 
     def copy(self) -> IndexBuilder:
         """One that grows by itself."""
         found = IndexBuilder(self.size)
         found.begin = self.begin
-        found._runs, found._open, found._kept = {**self._runs}, self._open, {**self._kept}
+        found._runs, found._open, found._known = {**self._runs}, self._open, {**self._known}
         return found
 
     @property
@@ -236,13 +236,13 @@ class IndexBuilder:
         return LeftIndex(self.begin, runs, self._open) if len(runs) == len(places) else None
 
     def knows(self, roots: Roots) -> None:
-        """Take these roots as known, of runs that are not merged any more, or of which the leaves are not known."""
-        self._kept |= roots
+        """Take the roots of these runs over full blocks as known."""
+        self._known |= {place: root for place, root in roots.items() if place.end % BLOCK_ENTRIES == 0}
 
     def roots(self) -> Roots:
         """The roots at this size."""
-        is_whole = self._open is None or not self._open.keys
-        return self._roots(self.size, (), None if is_whole or self._open is None else root_of(self._open.leaves()))
+        is_any = self._open is not None and self._open.keys
+        return self._roots(self.size, root_of(self._open.leaves()) if self._open is not None and is_any else None)
 
     def add(self, part: IndexPart) -> dict[int, Roots]:
         """Add the next part; returns the roots at its cuts, by size."""
@@ -253,27 +253,28 @@ class IndexBuilder:
         while cuts and (cuts[0][0] < head_end or (cuts[0][0] == head_end and head_end % BLOCK_ENTRIES)):
             size = cuts.pop(0)[0]
             partial = None if self._open is None else root_of(self._open.up_to(size).leaves())
-            found[size] = self._roots(size, (), partial)
+            found[size] = self._roots(size, partial)
         if head_end % BLOCK_ENTRIES:
             return found
         if self._open is not None and self._open.keys:
             self._put(0, self._open.begin, self._open.leaves())
         for run in part.runs:
+            for at, root in enumerate(run.block_roots):
+                begin = run.begin + at * BLOCK_ENTRIES
+                self._known[RunPlace(0, begin, begin + BLOCK_ENTRIES)] = root
             while cuts and cuts[0][0] < run.end:
                 size, partial = cuts.pop(0)
-                found[size] = self._roots(size, run.block_roots, partial, run.begin)
-            for at, root in enumerate(run.block_roots):
-                self._keep(_block_at(run.begin + at * BLOCK_ENTRIES), root)
+                found[size] = self._roots(size, partial)
             self._put(run.level, run.begin, run.leaves)
         self._open = part.tail
-        found.update((size, self._roots(size, (), partial)) for size, partial in cuts)
+        found.update((size, self._roots(size, partial)) for size, partial in cuts)
         return found
 
     def _put(self, level: int, begin: int, leaves: bytes) -> None:
         """Add a run, and merge it with its neighbours where they are all there."""
         root, end = root_of(leaves), begin + run_entries(level)
         self._runs[level, begin] = _Run(root, leaves if level < LEVEL_MAX else b"")
-        self._keep(RunPlace(level, begin, end), root)
+        self._known[RunPlace(level, begin, end)] = root
         above = run_entries(level + 1)
         if level == LEVEL_MAX or end % above:
             return
@@ -286,28 +287,15 @@ class IndexBuilder:
         if level + 1 == LEVEL_MAX:
             place = RunPlace(LEVEL_MAX, end - above, end)
             self._runs[place[:2]] = _Run(merged_root(known), b"")
-            self._keep(place, self._runs[place[:2]].root)
+            self._known[place] = self._runs[place[:2]].root
         else:
             self._put(level + 1, end - above, merged_leaves(known))
 
-    def _keep(self, place: RunPlace, root: bytes) -> None:
-        if place in self._kept:
-            self._kept[place] = root
-
-    def _roots(self, size: int, blocks: Sequence[bytes], partial: bytes | None, first: int = 0) -> Roots:
-        """Roots at ``size``; ``blocks`` are those of the blocks from leaf index ``first`` on, not added yet, and
-        ``partial`` that of the run over the entries behind the full blocks."""
-        found = {place: root for place, root in self._kept.items() if root is not None and place.end <= size}
-        found |= {RunPlace(level, at, at + run_entries(level)): run.root for (level, at), run in self._runs.items()}
-        places = (_block_at(first + at * BLOCK_ENTRIES) for at in range(len(blocks)))
-        found |= {place: root for place, root in zip(places, blocks, strict=True) if place.end <= size}
-        if partial is not None:
-            found[RunPlace(0, size - size % BLOCK_ENTRIES, size)] = partial
-        return found
-
-
-def _block_at(begin: int) -> RunPlace:
-    return RunPlace(0, begin, begin + BLOCK_ENTRIES)
+    def _roots(self, size: int, partial: bytes | None) -> Roots:
+        """Roots at ``size``, of which ``partial`` is that of the run over the entries behind the full blocks. Runs that
+        are added later may be among them: no index of ``size`` has these."""
+        behind = {} if partial is None else {RunPlace(0, size - size % BLOCK_ENTRIES, size): partial}
+        return ChainMap(behind, self._known)
 
 
 def in_order(roots: Roots, size: int, begin: int = 0) -> list[bytes | None]:

@@ -17,8 +17,8 @@ from ledger.machines.retention import Floor, Judge, archived
 from ledger.verification.caller_check import NOBODY_KNOWN, CallerJudge
 from ledger.verification.commitment_check import judge_commitments
 from ledger.verification.entry_check import EntryRow, PackedEntries
-from ledger.verification.floor_check import from_floor, judged_floors
-from ledger.verification.left_index import IndexSource, index_at_floor, index_begins, index_of_left
+from ledger.verification.floor_check import floor_of, from_floor
+from ledger.verification.left_index import IndexSource, index_at_floor, index_of_left
 from ledger.verification.projection_check import CHAIN_ASPECTS, OnBreak, compare_jobs, conclude
 from ledger.verification.range_check import SEQ_MAX, RangeChecker, RangeSummary, RangeTask
 from ledger.verification.range_fold import ChainBounds, Fold
@@ -159,8 +159,7 @@ async def verify(
     findings = Findings(on_break)
     # 1. The ends of the chain. Of the entries that left with a prune nothing is read.
     about_retention = () if tenant_id == SYSTEM_TENANT else await reader.retention_entries()
-    floors = judged_floors(about_retention, judge_statement, findings)
-    floor = floors[-1] if floors else None
+    floor = floor_of(about_retention, judge_statement, findings)
     if is_all_read and floor is not None and floor.to_seq + 1 != (from_seq or 1):
         floor = None
     if floor is not None and to_seq is not None and to_seq <= floor.to_seq:
@@ -184,15 +183,14 @@ async def verify(
         expected_frontier=expected_frontier,
         floor=floor,
         job_index=job_index,
-        index_begins=index_begins(floors),
     )
     if floor is not None and first == start:
         # A restore brings back what left, and the tree is made again from that.
         is_unbuilt = ends.tree_size < floor.to_seq and await _entry_at(reader, 1) is not None
         ends = await from_floor(ends, None if is_unbuilt else reader.tiles, floor, findings, with_left=not is_leaving)
-        behind = index_at_floor(floor, await reader.index_at(floor.to_seq), ends.index_begins)
+        behind = index_at_floor(floor, await reader.index_at(floor.to_seq))
         if behind.left() is None and archived_index is not None:
-            behind = await index_of_left([archived_index], floor, ends.index_begins)
+            behind = await index_of_left([archived_index], floor)
         ends = ends._replace(job_index=behind)
     # 2. Entries, and with them snapshots, tree and checkpoints; the head.
     to_read = None if is_to_end else to_seq

@@ -15,9 +15,9 @@ from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Findings
 
 
-def judged_floors(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) -> Sequence[Floor]:
-    """What left the chain, by the PRUNED entries that count of ``rows``, its entries about retention in seq order: the
-    last one is its floor. Reports statements that no admitted key made."""
+def floor_of(rows: Sequence[EntryRow], judge: Judge | None, findings: Findings) -> Floor | None:
+    """What left the chain, by the newest PRUNED entry that counts of ``rows``, its entries about retention in seq
+    order; reports statements that no admitted key made."""
     found = retention_of(rows, judge or (lambda *_: "not_checked"), is_strict=False)
     if any(map(can_loosen, rows)):
         findings.begin("signatures")
@@ -29,7 +29,7 @@ def judged_floors(rows: Sequence[EntryRow], judge: Judge | None, findings: Findi
             findings.add("snapshot-signature", seq, detail, is_key_unknown=True)
         else:
             findings.add("malformed", seq, f"{action} has no statement of an admitted key about what it says")
-    return found.floors
+    return found.floor
 
 
 async def from_floor(

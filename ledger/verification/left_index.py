@@ -12,12 +12,13 @@ PRUNED entry names::
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from ledger.job_index import begin_behind, group_begin
+from ledger.job_index import group_begin
 from ledger.job_index.builder import IndexBuilder, LeftIndex, OpenBlock, PartIndex
 from ledger.machines.retention import Floor
 from ledger.merkle import HASH_BYTES
@@ -70,18 +71,15 @@ class IndexSource(Protocol):
         """Keys of the jobs and leaf hashes of the entries of these leaf indexes, of those that are there."""
 
 
-def index_begins(floors: Iterable[Floor]) -> list[int]:
-    """Where an index of jobs may begin, since entries before left."""
-    return [begin_behind(floor.to_seq) for floor in floors]
-
-
 async def index_at(source: IndexSource, to_seq: int) -> IndexAtFloor | None:
     """What is kept of the index of entries up to ``to_seq``, which left or are about to; None if the snapshot there has
     none."""
     claim = claim_in(payload := await source.payload_at(to_seq))
     if claim is None or not claim.index_roots:
         return None
-    left = (await builder_at(source, to_seq, claim.index_begin)).left()
+    left = None
+    with suppress(TypeError, ValueError):  # An edited row can hold anything.
+        left = (await builder_at(source, to_seq, claim.index_begin)).left()
     return IndexAtFloor(payload=payload) if left is None else at_floor(payload, left)
 
 
@@ -110,32 +108,32 @@ async def builder_at(source: IndexSource, size: int, index_begin: int = 0) -> In
     return builder
 
 
-async def index_of_left(sources: Iterable[IndexSource], floor: Floor, begins: Sequence[int]) -> IndexBuilder:
+async def index_of_left(sources: Iterable[IndexSource], floor: Floor) -> IndexBuilder:
     """The index of jobs of the entries that left, by the first source that has all of it."""
-    found = IndexBuilder(floor.to_seq, begins)
+    found = IndexBuilder(floor.to_seq)
     for source in sources:
-        found = index_at_floor(floor, await index_at(source, floor.to_seq), begins)
+        found = index_at_floor(floor, await index_at(source, floor.to_seq))
         if found.left() is not None:
             break
     return found
 
 
-def index_at_floor(floor: Floor, kept: IndexAtFloor | None, begins: Sequence[int]) -> IndexBuilder:
+def index_at_floor(floor: Floor, kept: IndexAtFloor | None) -> IndexBuilder:
     """The index of jobs of the entries that left, as far as what is kept of it is the one that was signed."""
     if kept is None or sha256(kept.payload).hexdigest() != floor.snapshot:
-        return IndexBuilder(floor.to_seq, begins)
-    return index_behind(floor.to_seq, kept, begins)
+        return IndexBuilder(floor.to_seq)
+    return index_behind(floor.to_seq, kept)
 
 
-def index_behind(to_seq: int, kept: IndexAtFloor, begins: Sequence[int] = ()) -> IndexBuilder:
+def index_behind(to_seq: int, kept: IndexAtFloor) -> IndexBuilder:
     """The index of jobs of the first ``to_seq`` entries, as far as what is kept of it is that of its snapshot, which
     the caller MUST trust."""
-    found, claim = IndexBuilder(to_seq, begins), claim_in(kept.payload)
+    found, claim = IndexBuilder(to_seq), claim_in(kept.payload)
     if claim is None or claim.to_seq != to_seq or len(roots := claim.index_roots) != len(claim.index_places):
         return found
     block_begin = to_seq - len(kept.keys) // HASH_BYTES
     left = LeftIndex(claim.index_begin, [*kept.runs], OpenBlock(block_begin, kept.keys, kept.hashes))
     if left.fits(to_seq, roots):
-        return IndexBuilder.behind(left, roots, begins)
+        return IndexBuilder.behind(left, roots)
     found.knows({place: root for place, root in roots.items() if place.end <= group_begin(to_seq)})
     return found

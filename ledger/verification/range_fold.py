@@ -69,8 +69,6 @@ class ChainBounds(NamedTuple):
     """The stored tree of what left, None where it is not known."""
     job_index: IndexBuilder | None = None
     """The index of jobs of the entries before the first one, or of more; None where nothing of it is known."""
-    index_begins: Sequence[int] = ()
-    """Where an index of jobs may begin: behind entries that left."""
     found: Found = _NOTHING
     """What was found before the ranges are checked."""
     breaks: Sequence[Break] = ()
@@ -185,7 +183,7 @@ class Fold:
         self._repetitions = Repetitions()
         self._tiles = _SharedTiles({} if ends.left is None else ends.left.edge)
         known = ends.job_index
-        self.job_index = IndexBuilder(ends.first_seq - 1, ends.index_begins) if known is None else known.copy()
+        self.job_index = IndexBuilder(ends.first_seq - 1) if known is None else known.copy()
         """The index of jobs of the entries so far."""
         self._job_roots: dict[int, Roots] = {}
         """Roots of the index of jobs by size, at the ends of snapshots within the last added range."""
@@ -232,11 +230,11 @@ class Fold:
 
     def _grow_job_index(self, summary: RangeSummary) -> None:
         part, end = summary.job_index, summary.runs[-1][1] if summary.runs else self._passed_seq
-        if part is not None and part.head.begin == self.job_index.size:
-            self._job_roots = self.job_index.add(part)
+        is_next = part is not None and part.head.begin == self.job_index.size
+        self._job_roots = self.job_index.add(part) if part is not None and is_next else {}
         if self.job_index.size < end:
             # An entry is missing.
-            self.job_index = IndexBuilder(end, self.ends.index_begins)
+            self.job_index = IndexBuilder(end)
 
     def add_unreached(self, snapshots: Sequence[OpenedRow]) -> None:
         """Add snapshots that begin after the last range."""

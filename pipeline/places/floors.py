@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.machines.retention import Floor
-from ledger.verification.floor_check import from_floor, judged_floors
-from ledger.verification.left_index import IndexSource, index_begins, index_of_left
+from ledger.verification.floor_check import floor_of, from_floor
+from ledger.verification.left_index import IndexSource, index_of_left
 from ledger.verification.range_fold import ChainBounds
 from ledger.verification.verdict import Break, Findings, Found
 from pipeline.arrow import Row
@@ -27,17 +27,12 @@ Result = TypeVar("Result")
 class FoundFloor(NamedTuple):
     """What the entries about retention of one chain say of its beginning."""
 
-    floors: Sequence[Floor]
+    floor: Floor | None
     found: Found
     breaks: tuple[Break, ...]
 
-    @property
-    def floor(self) -> Floor | None:
-        """The newest."""
-        return self.floors[-1] if self.floors else None
 
-
-NOWHERE = FoundFloor((), Found(), ())
+NOWHERE = FoundFloor(None, Found(), ())
 
 
 def floors_of(rows: Iterable[Row], origin: str | None, keyring: Keyring | None) -> dict[str, FoundFloor]:
@@ -50,10 +45,8 @@ def floors_of(rows: Iterable[Row], origin: str | None, keyring: Keyring | None) 
         breaks: list[Break] = []
         findings = Findings(breaks.append)
         log = "" if origin is None else f"{origin}/{tenant_id}"
-        floors = judged_floors(
-            [row[1:] for row in of_tenant], partial(retention_statement.judge, log, keyring), findings
-        )
-        found[tenant_id] = FoundFloor(floors, findings.found, tuple(breaks))
+        floor = floor_of([row[1:] for row in of_tenant], partial(retention_statement.judge, log, keyring), findings)
+        found[tenant_id] = FoundFloor(floor, findings.found, tuple(breaks))
     return found
 
 
@@ -71,10 +64,9 @@ def begun_at(
     async def tiles(level: int, first: int, last: int) -> Mapping[int, bytes]:
         return read(level, first, last)
 
-    ends = ends._replace(index_begins=index_begins(at.floors))
     if at.floor is not None:
         ends = _finished(from_floor(ends, tiles, at.floor, findings))
-        ends = ends._replace(job_index=_finished(index_of_left(sources, at.floor, ends.index_begins)))
+        ends = ends._replace(job_index=_finished(index_of_left(sources, at.floor)))
     return ends._replace(found=findings.found, breaks=breaks)
 
 

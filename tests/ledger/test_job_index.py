@@ -119,7 +119,7 @@ def test_an_index_that_begins_behind_what_left_is_known_to_whoever_has_more(left
     size, begin = left_to + more, begin_behind(left_to)
     entries = entries_of(size, 30)
     first = 0 if has else left_to
-    index, part = IndexBuilder(first, [begin]), PartIndex(first, [size])
+    index, part = IndexBuilder(first), PartIndex(first, [size])
     for job_id, leaf in entries[first:]:
         part.append(key_of(job_id), leaf)
     found = in_order(index.add(part.finish())[size], size, begin)

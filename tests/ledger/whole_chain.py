@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Sequence
 
 from ledger import merkle
+from ledger.job_index import BLOCK_ENTRIES, covering
+from ledger.job_index.builder import Roots
 from ledger.merkle.tiles import TileTree
 from ledger.verification import ENTRY_COLUMNS, SNAPSHOT_COLUMNS, Anchor, Head, OpenSnapshot, TreeHead, Verdict
 from ledger.verification.entry_check import EntryChecker
@@ -17,6 +19,7 @@ from ledger.verification.projection_check import compare_jobs, conclude
 from ledger.verification.snapshot_check import OpenedRow, Recomputed, SnapshotJudge, has_place, open_row
 from ledger.verification.tree_check import check_head, compare_heads, readable_ends, report, tile_break
 from ledger.verification.verdict import Findings, begin_aspects
+from tests.ledger import naive_job_index as naive
 from tests.ledger.ledger_in_memory import Ledger, MemoryReader, Row, in_stored_order
 
 
@@ -38,16 +41,17 @@ def verdict_of_the_whole(
     begin_aspects(findings, is_from_start=is_from_start)
     stored = [[row[name] for name in SNAPSHOT_COLUMNS] for row in in_stored_order(_wholly(ledger, first_seq))]
     opened = [open_row(row, open_snapshot, findings) for row in stored if has_place(row, findings)]
-    snapshots = SnapshotJudge(ledger.tenant_id, findings, first_seq=first_seq)
+    snapshots = SnapshotJudge(ledger.tenant_id, findings, first_seq=first_seq, is_index_whole=is_from_start)
     entries = EntryChecker(ledger.tenant_id, findings, first_seq=first_seq, prev_link=None, is_prev_known=is_from_start)
     links: dict[int, bytes] = {}
     hlcs: dict[int, object] = {}
+    jobs: dict[int, str] = {}
     runs: list[tuple[int, int]] = []
     # 1. All entries, one at a time.
     for row in rows:
         for run in entries.check([[row[name] for name in ENTRY_COLUMNS]]):
             seq = run.first_seq
-            links[seq], hlcs[seq] = run.links[0], run.hlcs[0]
+            links[seq], hlcs[seq], jobs[seq] = run.links[0], run.hlcs[0], str(run.jobs[0])
             runs.append((runs.pop()[0] if runs and runs[-1][1] == seq - 1 else seq, seq))
     leaves = {seq: merkle.leaf_hash(link) for seq, link in links.items()}
 
@@ -67,7 +71,12 @@ def verdict_of_the_whole(
             "entry_count": to_seq - from_seq + 1,
             "merkle_root": root(from_seq, to_seq).hex(),
             "tree_root": root(1, to_seq).hex() if to_seq <= reach else None,
+            "job_index": job_index(to_seq) if to_seq <= reach else {},
         }
+
+    def job_index(size: int) -> Roots:
+        log = [(jobs[seq], leaves[seq]) for seq in range(1, size + 1)]
+        return dict(zip(covering(size), naive.roots(log, BLOCK_ENTRIES), strict=True))
 
     for snapshot in opened:
         snapshots.judge(snapshot, recomputed)

@@ -247,7 +247,7 @@ class JobIndexer:
     ) -> IndexedTenant:
         """The index of what left, of which ``stored`` takes the runs, if it was kept and is the one that was signed;
         else one of no entries, which begins behind."""
-        known = await index_of_left([PostgresIndex(connection, tenant_id)], floor, ())
+        known = await index_of_left([PostgresIndex(connection, tenant_id)], floor)
         if (left := known.left()) is None:
             return IndexedTenant(open=OpenBlock(begin := begin_behind(floor.to_seq)), begin=begin)
         stored |= {place[:2]: leaves for place, leaves in zip(left.places(), left.runs, strict=True)}
