@@ -23,7 +23,7 @@ from app.edge.answers import IS_HEAD
 from app.edge.forms.body import SCHEMA_REF
 from app.edge.forms.requests import CAPACITY, EVENT_LINE, EVENT_REQUEST, PROPOSAL, STATS_REPORT
 from app.edge.forms.validation import invalid_parameter
-from app.edge.problems import concise, problem_response, respond
+from app.edge.problems import problem_response, respond
 from app.edge.routes import (
     access,
     archive,
@@ -135,8 +135,8 @@ def create_app(services: Services) -> FastAPI:
 
 def _responded(error: Exception, scope: Scope) -> Response:
     """The answer to an error, in the form that the route's clients read."""
-    response = respond(error)
-    return concise(response) if getattr(scope.get("route"), "has_concise_problems", False) else response
+    response, route = respond(error), scope.get("route")
+    return route.problem(response, scope) if isinstance(route, RightedRoute) else response
 
 
 def _methods_at(path: str, routes: list[APIRoute]) -> list[str]:

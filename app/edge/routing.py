@@ -23,7 +23,7 @@ from app.edge.answers import JSON_MEDIA_TYPE
 from app.edge.forms.body import SCHEMA_REF, JsonBody
 from app.edge.forms.fields import IDEMPOTENCY_KEY_PATTERN, SESSION_PATTERN
 from app.edge.library_internals import Dependant
-from app.edge.problems import PROBLEM_MEDIA_TYPE
+from app.edge.problems import PROBLEM_MEDIA_TYPE, concise
 from app.runtime.principals import ACTS, RULES, UNLISTED, Needs
 from app.runtime.settings.words import nearest
 from ledger.errors import InvalidInputError
@@ -80,14 +80,16 @@ WRITE_HEADERS: dict[str, Any] = {
 class RightedRoute(APIRoute):
     """A route that authenticates and authorizes the caller before it reads a request. Has one method."""
 
-    has_concise_problems = False
-
     def __init__(self, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
         described["operation_id"] = described.get("operation_id") or endpoint.__name__
         super().__init__(path, endpoint, **described)
         (method,) = self.methods or {"GET"}
         self.rule = RULES.get(f"{method} {path}", UNLISTED)
         self.is_act = f"{method} {path}" in ACTS
+
+    def problem(self, problem: Response, scope: Scope) -> Response:
+        """The answer to an error, in the form that the clients of the route read."""
+        return problem
 
     async def authorize(self, scope: Scope) -> None:
         """Accept the request, unless the fast path has; raise the error that it met, if any.
@@ -138,7 +140,9 @@ class OpenRoute(StrictRoute):
 class ConciseRoute(StrictRoute):
     """A route whose problems are Concise Problem Details (RFC 9290): its clients read CBOR."""
 
-    has_concise_problems = True
+    def problem(self, problem: Response, scope: Scope) -> Response:
+        """As Concise Problem Details."""
+        return concise(problem)
 
 
 class LeanRoute(RightedRoute):

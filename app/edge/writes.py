@@ -7,12 +7,13 @@ same answer.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -39,6 +40,7 @@ from app.runtime.answers import json_bytes
 from app.runtime.settings.words import WORDS
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens, Token
+from app.store.job_table import JobKey
 from app.write.intake.answers import Awaited, Entered
 from app.write.intake.caller_signatures import SIGNED_ROUTE, STATEMENT_ROUTE
 from app.write.intake.home_regions import HomeRegions
@@ -54,6 +56,10 @@ from ledger.machines.promises import RULES
 from ledger.positions import Epoch, Lsn
 from ledger.signed_events import MEMBER as SIGNATURE
 
+JOBS_AT_ONCE: Final = 32
+"""Jobs of one request whose reported events are recorded beside each other."""
+Report = TypeVar("Report")
+Outcome = TypeVar("Outcome")
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
 _JOB_ID = re.compile(JOB_ID_PATTERN)
 
@@ -177,6 +183,47 @@ class EventWrites:
         }
         headers = {**write_headers(session, receipt.replayed), "location": f"{self.root_path}/v1/jobs/{receipt.job_id}"}
         return Answer.of(201, json_bytes(body), headers)
+
+
+@dataclass(kw_only=True, eq=False)
+class Reports:
+    """Takes facts that other systems report in their own forms, each once, by a key that is made of it."""
+
+    submitter: Submitter
+    sealing: Sealing
+
+    async def record(self, given: dict[str, Any], key: RequestKey, actor: str | None) -> None:
+        """Take the event ``given``, which has its type, tenant and job, and wait for its level. An event of this key
+        that was taken before is not taken again.
+
+        A cancellation is not taken before its job is known: the report of its creation may be lost, or on its way.
+
+        Raises:
+            LedgerError: as ``Sealing.prepare`` and ``Submitter.submit``.
+        """
+        draft = await self.sealing.prepare(draft_of(given, None, None, actor))
+        await self.submitter.submit(draft, key=self.sealing.key_of(key, draft.seal is not None), takes_early=False)
+
+
+async def for_each_job(
+    reports: Mapping[JobKey, Sequence[Report]], record: Callable[[JobKey, Sequence[Report]], Awaitable[Outcome]]
+) -> list[Outcome]:
+    """The results of ``record``, which is called for each job, ``JOBS_AT_ONCE`` beside each other. After an error no
+    job is begun; the first error is raised once the jobs under way are done."""
+    at_once, errors = asyncio.Semaphore(JOBS_AT_ONCE), list[Exception]()
+
+    async def record_one(job: JobKey, told: Sequence[Report]) -> Outcome | None:
+        async with at_once:
+            try:
+                return None if errors else await record(job, told)
+            except Exception as error:
+                errors.append(error)
+                return None
+
+    results = await asyncio.gather(*(record_one(job, told) for job, told in reports.items()))
+    if errors:
+        raise errors[0]
+    return cast(list[Outcome], results)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from app.edge.accepted import AccessControl, Services
 from app.edge.connection.deadlines import ConnectionBounds
 from app.edge.library_internals import check_libraries
 from app.edge.listener import connection_bounds
-from app.edge.writes import EventWrites, ProposalWrites
+from app.edge.writes import EventWrites, ProposalWrites, Reports
 from app.node.readiness import readiness_checks, reported_checks
 from app.node.service import Service
 from app.node.start.connecting import went_away
@@ -418,6 +418,7 @@ def _write_services(
             event_bytes_max=settings.event_bytes_max,
             root_path=settings.http.root_path,
         ),
+        Reports: Reports(submitter=service.submitter, sealing=sealing),
         ProposalWrites: ProposalWrites(
             node=node,
             proposals=Proposals(

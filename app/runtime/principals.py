@@ -80,6 +80,15 @@ class Principal:
         """The patterns of tenants for which the caller has the right."""
         return [pattern for grant in self.grants if right in grant.rights for pattern in grant.tenants]
 
+    @property
+    def own_tenant(self) -> str | None:
+        """The only tenant that the caller may write to; None if there are several, or none."""
+        match self.patterns(Right.WRITE):
+            # The ledger's own chain has no jobs, whatever a token says.
+            case [tenant_id] if tenant_id != SYSTEM_TENANT and not tenant_id.endswith("*"):
+                return tenant_id
+        return None
+
     def may(self, right: Right, tenant_id: str) -> bool:
         """Whether the caller has the right for the tenant, or for all tenants that a pattern matches."""
         needed = Right.AUDIT if right is Right.READ and tenant_id == SYSTEM_TENANT else right

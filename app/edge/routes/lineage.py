@@ -17,7 +17,6 @@ schemas into facets; only the names and measures of a run are kept::
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from collections import Counter, defaultdict
@@ -33,14 +32,13 @@ from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import read_body
 from app.edge.forms.fields import JOB_ID_PATTERN, NAME_CHARACTERS_MAX
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.edge.writes import Route
+from app.edge.writes import Reports, Route, for_each_job
 from app.runtime.answers import shape
-from app.runtime.principals import Principal, Right
+from app.runtime.principals import Principal
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
-from app.write.intake.sealing import Sealing
-from app.write.intake.submit import Submitter
-from app.write.pending.requests import RequestKey, draft_of
+from app.store.job_table import JobKey
+from app.write.pending.requests import RequestKey
 from ledger import canonical, rfc3339
 from ledger.canonical import INTEGER_MAX
 from ledger.errors import (
@@ -53,7 +51,6 @@ from ledger.errors import (
     ProblemError,
     reported_as,
 )
-from ledger.facts.events import SYSTEM_TENANT
 from ledger.facts.problems import PAYLOAD_TOO_LARGE
 
 log = structlog.get_logger()
@@ -61,8 +58,6 @@ router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_R
 
 EVENTS_MAX: Final = 1000
 """Most events in one request."""
-RUNS_AT_ONCE: Final = 32
-"""Runs of one request whose events are recorded beside each other."""
 
 
 LineageAnswer = shape(
@@ -97,15 +92,14 @@ async def record_lineage(
     accepted: AcceptedDep,
     node: Service[Node],
     settings: Service[Settings],
-    sealing: Service[Sealing],
-    submitter: Service[Submitter],
+    reports: Service[Reports],
 ) -> Response:
     """Record what run events of OpenLineage say, as events of the job that has the id of the run. The tenant is the one
     that `lineage.tenants` names for the namespace of the job, else the only one of the token. What adds nothing (said
     before, about a run that has ended, or about none) is counted and well."""
     node.check_writable()
     body = await read_body(request, JSON_MEDIA_TYPE, settings.http.body_bytes_max)
-    by_run: defaultdict[tuple[str, str], list[RunEvent]] = defaultdict(list)
+    by_run: defaultdict[JobKey, list[RunEvent]] = defaultdict(list)
     tenants: Counter[str] = Counter()
     try:
         events = [read_event(value) for value in _values(body)]
@@ -120,16 +114,13 @@ async def record_lineage(
         raise
     if accepted.access.quotas.bounds_tenants and tenants:
         accepted.access.quotas.admit_tenants(tenants, dict.fromkeys(tenants, len(body) // len(tenants)))
-    at_once = asyncio.Semaphore(RUNS_AT_ONCE)
 
     async def submit(tenant_id: str, event: RunEvent, types: Sequence[str]) -> None:
         for event_type in types:
             given = event.fields(event_type) | {"tenant_id": tenant_id}
             digest = hashlib.sha256(canonical.encode(given)).digest()
-            draft = await sealing.prepare(draft_of(given, None, event.run_id, accepted.caller.id))
             key = RequestKey(Route.LINEAGE, event.key(event_type), digest)
-            # A cancellation is not taken before its run is known: a run that was lost is created first.
-            await submitter.submit(draft, key=sealing.key_of(key, draft.seal is not None), takes_early=False)
+            await reports.record(given | {"job_id": event.run_id}, key, accepted.caller.id)
 
     async def record(tenant_id: str, event: RunEvent) -> bool:
         """Record the facts of the event. Returns whether the ledger has all of them now, by this request or another."""
@@ -143,11 +134,10 @@ async def record_lineage(
             return False
         return True
 
-    async def record_run(tenant_id: str, told: Sequence[RunEvent]) -> int:
-        async with at_once:
-            return sum([await record(tenant_id, event) for event in told])
+    async def record_run(run: JobKey, told: Sequence[RunEvent]) -> int:
+        return sum([await record(run[0], event) for event in told])
 
-    recorded = await asyncio.gather(*(record_run(tenant_id, told) for (tenant_id, _), told in by_run.items()))
+    recorded = await for_each_job(by_run, record_run)
     return json_answer({"events": len(events), "recorded": sum(recorded)})
 
 
@@ -162,10 +152,8 @@ def tenant_of(namespace: str, tenants: Mapping[str, str], caller: Principal) -> 
         return tenants[namespace]
     if begun := [name for name in tenants if name.endswith("*") and namespace.startswith(name[:-1])]:
         return tenants[max(begun, key=len)]
-    match caller.patterns(Right.WRITE):
-        # The ledger's own chain has no jobs, whatever a token says.
-        case [tenant_id] if tenant_id != SYSTEM_TENANT and not tenant_id.endswith("*"):
-            return tenant_id
+    if (own := caller.own_tenant) is not None:
+        return own
     raise InvalidInputError(
         f"lineage.tenants names no tenant for namespace {namespace[:100]!r}: add one to that setting, or give the "
         "emitter a token that may write to one tenant alone"
