@@ -52,7 +52,7 @@ SESSION_PARAMETER: dict[str, Any] = {
 }
 
 
-def answered(shape: Any, status: int = 200, **more: Any) -> dict[int | str, dict[str, Any]]:
+def answered(shape: Any, status: int | str = 200, **more: Any) -> dict[int | str, dict[str, Any]]:
     """Describes the answer that an operation gives: a ``shape``."""
     return {
         status: {"content": {JSON_MEDIA_TYPE: {"schema": {"$ref": SCHEMA_REF.format(model=shape.__name__)}}}, **more}

@@ -73,6 +73,7 @@ class Route(IntEnum):
     EVENTS = 4
     COMMITMENTS = 5
     LINEAGE = 6
+    LOGS = 9
     SIGNED = SIGNED_ROUTE
     """Of signed events, whichever route takes them."""
     STATEMENTS = STATEMENT_ROUTE

@@ -211,6 +211,7 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "POST /v1/commitments",
         "PUT /v1/nodes/{node}/capacity",
         "POST /api/v1/lineage",
+        "POST /v1/logs",
     ),
     Rule(Right.AUDIT, Needs.NAMED): (
         "GET /v1/chain/verify",

@@ -227,6 +227,12 @@ JOB_EVENTS: Final[Mapping[str, EventType]] = {
 """Events of jobs by name. JobCreated stays the first, which the forms of the edge assert. A required field is of a kind
 that is text, a name, a list or an object: the forms of the edge have no required numbers or HLCs."""
 
+EVENT_FIELDS: Final[Mapping[str, Kind]] = {
+    "job_id": Kind.JOB_ID,
+    **{field.name: field.kind for event in JOB_EVENTS.values() for field in (*COMMON_FIELDS, *event.fields)},
+}
+"""Every member of events of jobs, with its kind, which is the same in all."""
+
 EVENTS_BY_ACTION: Final = {event.action: event for event in JOB_EVENTS.values()}
 """Events of jobs by the action of their entries; entries with other actions change no job."""
 

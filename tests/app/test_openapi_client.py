@@ -23,6 +23,7 @@ from app.node.wiring import running
 from app.runtime.settings.config import load_settings
 from tests.app.bundles import bundle_of
 from tests.app.chains import until
+from tests.app.otlp_requests import record, request_of
 from tests.app.service_thread import serving
 from tests.app.signed_statements import statement
 from tests.app.witness import Witness
@@ -56,6 +57,7 @@ CALLS: dict[str, Call] = {
     ),
     "submit_events": lambda _: ({"durability": "GLOBAL"}, LINE),
     "record_lineage": lambda _: (None, RUN_EVENT),
+    "record_logs": lambda _: (None, request_of(record("JobCreated", "job-of-logs", tenant_id="acme"))),
     "cancel_job": lambda _: ({"job_id": "job-2"}, {"tenant_id": "acme", "reason": "no need", "durability": "GLOBAL"}),
     "read_job": lambda seen: (JOB | {"consistency": "session", "tally-session": seen["report_event"].session}, None),
     "list_jobs": lambda _: ({"tenant_id": "acme", "status": ["CANCELLING"], "where": ["spec.a:b"], "limit": 1}, None),

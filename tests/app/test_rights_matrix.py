@@ -19,6 +19,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.runtime.principals import ACTS, RULES, Needs, Right
 from ledger.facts.events import SystemAction
 from tests.app.bundles import bundle_of
+from tests.app.otlp_requests import record, request_of
 from tests.app.served import Serve, Served
 from tests.app.service_thread import serving
 from tests.app.test_access_records import entries
@@ -69,6 +70,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /api/v1/lineage": lambda tenant: {
         "json": {"eventType": "START", "run": {"runId": "run"}, "job": {"namespace": tenant, "name": "job"}}
     },
+    "POST /v1/logs": lambda tenant: {"json": request_of(record("JobCreated", "log", tenant_id=tenant))},
     "POST /v1/stats": lambda tenant: {"json": {"tenant_id": tenant, "job_id": "one", "dc_id": "use1"}},
     "POST /v1/bundles/export": _body(),
     "POST /v1/bundles/import": _import,

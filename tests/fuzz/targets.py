@@ -19,12 +19,15 @@ from pathlib import Path
 from zlib import crc32
 
 import pyarrow as pa
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from app.edge.forms.otlp import records_of
 from app.edge.forms.requests import EVENT_FORMS
 from app.write.pending.requests import EventLines
 from ledger import canonical, hlc, native, rfc3339
 from ledger.bundle.rows import EntryLines
-from ledger.errors import CanonicalError, InvalidInputError, LedgerError
+from ledger.errors import CanonicalError, InvalidInputError, LedgerError, ProblemError
 from ledger.facts.events import JOB_EVENTS
 from ledger.hlc import node_hash
 from ledger.positions import Epoch, Lsn
@@ -35,6 +38,7 @@ from signing.bundle.reader import BundleReader
 from signing.cose import read_statement
 from signing.note import VerifierKey
 from signing.policy import Policy
+from tests.app.otlp_requests import SPAN_ID, TRACE_ID, protobuf_of, record, request_of
 from tests.app.signed_statements import statement
 from tests.app.test_event_lines import BYTES_MAX, columns_of, plain_members, read_slowly
 from tests.app.witness import Witness
@@ -54,6 +58,12 @@ from wal.replication import messages
 from wal.replication.frames import Budget, ConnectionOverError, FrameSocket
 from wal.replication.messages import Ack, Append, Frame, Position
 
+LOGS = request_of(
+    record("JobCreated", "job-1", at_ns=1, spec={"n": [1, 2.5, True], "by": {"team": "data"}})
+    | {"traceId": TRACE_ID, "spanId": SPAN_ID, "flags": 1},
+    record("JobCompleted", "job-1", at_ns=2**63),
+    service_name="use1",
+)
 FORMATS = Path(__file__).parents[2] / "docs" / "formats"
 
 
@@ -326,6 +336,17 @@ def check_statement(data: bytes) -> None:
         assert found.subject
 
 
+def check_log_records(data: bytes) -> None:
+    """As many log records are read in either encoding as the library of OpenTelemetry reads, if it reads the body."""
+    with contextlib.suppress(InvalidInputError, ProblemError):
+        count = sum(record is not None for record in records_of(data, is_protobuf=True))
+        with contextlib.suppress(DecodeError):
+            read = ExportLogsServiceRequest.FromString(data)
+            assert count == sum(len(each.log_records) for logs in read.resource_logs for each in logs.scope_logs)
+    with contextlib.suppress(InvalidInputError, ProblemError):
+        list(records_of(data, is_protobuf=False))
+
+
 def check_policy(data: bytes) -> None:
     """A policy that is read is judged, whatever was cosigned."""
     with contextlib.suppress(LedgerError):
@@ -383,6 +404,7 @@ TARGETS: dict[str, Target] = {
     "control": Target(_control_seeds(), check_control, reseal_end),
     "notes": Target([_CHECKPOINT.encode()], check_note),
     "statements": Target([statement(signing) for signing in EVERYBODY], check_statement),
+    "log_records": Target([protobuf_of(LOGS), json.dumps(LOGS).encode()], check_log_records),
     "policies": Target([_POLICY.encode()], check_policy),
     "bundles": Target([(FORMATS / "example.bundle.tar").read_bytes()], check_bundle, reseal_tar),
     "receipts": Target([(FORMATS / "example.receipt.json").read_bytes()], check_receipt),

@@ -9,6 +9,7 @@ bytes of an upload beside those of its files <= FRAMING_BYTES_MAX, or it is read
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from email.message import Message
@@ -40,34 +41,61 @@ _PARAMETERS = {COSE_MEDIA_TYPE: ("cose-type=cose-sign1", 'cose-type="cose-sign1"
 """By media type, the parameters that a Content-Type may have; those of any other are ``_UTF_8``."""
 FREE_BYTES = 64 * 1024
 """A body up to this length is always taken: clients that send large or endless bodies must not lock out the others."""
+PIECE_BYTES = 256 * 1024
+"""Most bytes that are decoded in one turn."""
 SCHEMA_REF = "#/components/schemas/{model}"
 COMMAND_BYTES_MAX = 128 * 1024
 """Longest body of a request that is neither events nor files; the bounds of its fields are lower."""
 
 
-async def read_body(request: Request, media_type: str, bytes_max: int) -> bytes:
+async def read_body(request: Request, media_type: str, bytes_max: int, *, takes_gzip: bool = False) -> bytes:
     """The whole body, if it is of ``media_type`` and no longer than ``bytes_max`` bytes.
 
+    ``takes_gzip`` allows the encoding gzip (RFC 1952, one member); then ``bytes_max`` bounds the decoded bytes, too.
+
     Raises:
-        ProblemError: another media type, an encoding, another charset than UTF-8, or too long.
+        ProblemError: another media type, another encoding, another charset than UTF-8, or too long.
+        InvalidInputError: the body is not gzip.
         NotReadyError: other requests hold as many bytes as may be in memory.
     """
     headers = request.headers
     if (content_type := headers.get("content-type", "")) != media_type:
         _check_media_type(content_type, media_type)
-    if "content-encoding" in headers:
-        raise ProblemError(UNSUPPORTED_MEDIA_TYPE, "send the body plain, without a Content-Encoding")
+    encoding = headers.get("content-encoding")
+    if encoding is not None and not (takes_gzip and encoding == "gzip"):
+        plain = "plain or as gzip" if takes_gzip else "plain, without a Content-Encoding"
+        raise ProblemError(UNSUPPORTED_MEDIA_TYPE, f"send the body {plain}")
     declared = headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > bytes_max):
         raise _too_large(bytes_max)
+    body = await _read(request, body_chunks(request), bytes_max)
+    return body if encoding is None else await _read(request, _decoded(body), bytes_max)
+
+
+async def _read(request: Request, chunks: AsyncIterator[bytes], bytes_max: int) -> bytes:
     body = bytearray()
-    async for chunk in body_chunks(request):
+    async for chunk in chunks:
         body += chunk
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
         if (counted := min(len(chunk), len(body) - FREE_BYTES)) > 0:
             request.scope[ACCEPTED].hold(counted)
     return bytes(body)
+
+
+async def _decoded(body: bytes) -> AsyncIterator[bytes]:
+    """The pieces of ``body``, which is gzip; other requests go first between two."""
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    while not decoder.eof:
+        with reported_as(InvalidInputError, "the body is not gzip", zlib.error):
+            piece = decoder.decompress(body, PIECE_BYTES)
+        body = decoder.unconsumed_tail
+        if not (piece or body or decoder.eof):
+            raise InvalidInputError("the body is not gzip: it is truncated")
+        yield piece
+        await asyncio.sleep(0)
+    if decoder.unused_data:
+        raise InvalidInputError("the body has bytes behind its gzip")
 
 
 class JsonBody:

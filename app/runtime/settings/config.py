@@ -16,7 +16,7 @@ import os
 import tomllib
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -65,6 +65,7 @@ from app.runtime.settings.types import (
 )
 from app.runtime.settings.words import ENV_PREFIX, explain, unknown_variables
 from ledger.errors import ConfigurationError, refuse
+from ledger.facts.events import EVENT_FIELDS, JOB_EVENTS
 from ledger.names import TENANT_ID, anchored
 from signing.policy import WITNESSES_MAX
 from terminal.outcome import readable
@@ -341,6 +342,20 @@ class LineageSettings(_Section):
     ] = {}
 
 
+_MappedField: Any = Literal[("type", *EVENT_FIELDS)]
+_EventName: Any = Literal[tuple(JOB_EVENTS)]
+_AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class OtlpSettings(_Section):
+    """``otlp.*``: what attributes of log records of OpenTelemetry mean."""
+
+    attributes: dict[_MappedField, _AttributeName] = {}
+    types: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=256)], _EventName], Field(max_length=PATTERNS_MAX)
+    ] = {}
+
+
 class TopologySettings(_Section):
     """``topology.*``: what the operator says of the machines below, since the service cannot see it."""
 
@@ -394,6 +409,7 @@ class Settings(BaseSettings):
     exchange: ExchangeSettings = ExchangeSettings()
     webhooks: WebhookSettings = WebhookSettings()
     lineage: LineageSettings = LineageSettings()
+    otlp: OtlpSettings = OtlpSettings()
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
