@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -58,6 +59,11 @@ def _events_table() -> str:
             for event in JOB_EVENTS.values()
         ),
     )
+
+
+def _actions_list() -> str:
+    names = ", ".join(f"`{action}`" for action, name in TYPE_OF_ACTION.items() if action == name)
+    return textwrap.fill(names, 120, break_long_words=False) + "\n"
 
 
 def _fields(event: EventType) -> str:
@@ -204,6 +210,7 @@ PARTLY: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "docs/events.md": {"events": _events_table, "statuses": _statuses_table},
     "docs/metrics.md": {"metrics": _metrics_table},
     "docs/problems.md": {"problems": _problems_table},
+    "docs/formats/chain-link.md": {"actions": _actions_list},
     "docs/formats/verify.py": {"actions": _actions_in_python},
     "ledger/_entry_form.h": {"actions": _actions_in_c},
 }
