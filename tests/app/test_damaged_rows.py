@@ -276,7 +276,7 @@ async def test_a_list_for_other_programs_has_a_row_for_the_job_that_is_damaged(l
     [line] = (await listed("application/x-ndjson")).splitlines()
     assert "payload-digest at seq 1" in json.loads(line)["damaged"]
     _, row = (await listed("text/csv")).splitlines()
-    assert row.startswith('"","job-1","DAMAGED"')
+    assert row.startswith('"","job-1","","DAMAGED"')
     assert "payload-digest at seq 1" in row
 
 

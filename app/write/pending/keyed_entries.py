@@ -34,6 +34,7 @@ from app.write.pending.backlog import Pending
 from app.write.pending.requests import LEDGER_ROUTE, Draft, EventLines, RequestKey, RequestName
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
+from ledger.decoding import decoder_of
 from ledger.errors import KeyRowError, LedgerError, ProblemError
 from ledger.facts.events import ACTIONS, ACTOR, TRACEPARENT
 from ledger.facts.problems import IDEMPOTENCY_KEY_UNPROVEN
@@ -63,7 +64,7 @@ class _Keyed(msgspec.Struct):
     idempotency: str | None = None
 
 
-_KEYED: Final = msgspec.json.Decoder(_Keyed)
+_KEYED: Final = decoder_of(_Keyed)
 assert _Keyed.__struct_fields__ == (keyed.MEMBER,)
 
 
