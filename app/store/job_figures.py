@@ -96,21 +96,20 @@ WITH counted AS (
 SELECT {_KEY}, coalesce(sum(jobs) FILTER (WHERE run IS NULL), 0)::bigint AS lacking
   FROM difference GROUP BY {_KEY}, run HAVING sum(jobs) <> 0 OR sum(traced) <> 0 LIMIT 1
 """
-# Groups of jobs by ``name``: the first so many of them, and how many there are. OFFSET 0 has each range found by the
-# primary key, whatever PostgreSQL expects of the parameters.
-_READ: Final = """
-WITH cell AS (
-    SELECT {name} AS name, status, jobs, traced, runs, run_jobs
-      FROM unnest($4::integer[], $5::integer[], $6::integer[]) AS p(hours, first, below)
-     CROSS JOIN LATERAL (
-           SELECT * FROM scheduler.job_figures f
-            WHERE f.tenant_id = $1 AND f.field = $2 AND f.hours = p.hours AND f.hour >= p.first AND f.hour < p.below
-              AND {of_dc} OFFSET 0) AS f
-), wanted AS (
-    SELECT name, count(*) OVER () AS found, row_number() OVER (ORDER BY {order}) AS place
-      FROM cell GROUP BY name ORDER BY place LIMIT $7
-)
-SELECT name, status, jobs, traced, runs, run_jobs, found FROM wanted JOIN cell USING (name) ORDER BY place
+# Cells of groups by ``name``. OFFSET 0 has each range found by the primary key, whatever PostgreSQL expects of the
+# parameters.
+_CELLS: Final = """
+  FROM unnest($4::integer[], $5::integer[], $6::integer[]) AS p(hours, first, below)
+ CROSS JOIN LATERAL (
+       SELECT * FROM scheduler.job_figures f
+        WHERE f.tenant_id = $1 AND f.field = $2 AND f.hours = p.hours AND f.hour >= p.first AND f.hour < p.below
+          AND {of_dc} OFFSET 0) AS f
+"""
+_GROUPS: Final = f"""
+SELECT ({{name}})::text, count(*) OVER () {_CELLS} GROUP BY {{name}} ORDER BY {{order}} LIMIT $7
+"""
+_READ: Final = f"""
+SELECT ({{name}})::text, status, jobs, traced, runs, run_jobs {_CELLS} WHERE ({{name}})::text = ANY($7::text[])
 """
 
 
@@ -229,31 +228,30 @@ async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict
     """At most ``limit`` groups, the newest hours or days or those of most jobs, in this order; and how many there
     are."""
     name, lengths = {
-        BY_STATUS: ("status", PERIODS_HOURS),
+        BY_STATUS: ("f.status", PERIODS_HOURS),
         BY_HOUR: ("f.hour", PERIODS_HOURS[:1]),
         BY_DAY: (f"f.hour / {PERIODS_HOURS[1]} * {PERIODS_HOURS[1]}", PERIODS_HOURS[:2]),
         BY_DC: ("f.dc", PERIODS_HOURS),
-    }.get(wanted.by, ("value", PERIODS_HOURS))
-    rows = await connection.fetch(
-        _READ.format(
-            name=name,
-            of_dc="f.dc <> '' AND $3 IN ('', f.dc)" if wanted.by == BY_DC else "f.dc = $3",
-            order="name DESC" if wanted.by in (BY_HOUR, BY_DAY) else "sum(jobs) DESC, name",
-        ),
+    }.get(wanted.by, ("f.value", PERIODS_HOURS))
+    form = {
+        "name": name,
+        "of_dc": "f.dc <> '' AND $3 IN ('', f.dc)" if wanted.by == BY_DC else "f.dc = $3",
+        "order": f"{name} DESC" if wanted.by in (BY_HOUR, BY_DAY) else f"sum(f.jobs) DESC, {name}",
+    }
+    given = (
         wanted.tenant_id,
-        "" if name != "value" else kept(wanted.by),
+        "" if name != "f.value" else kept(wanted.by),
         kept(wanted.dc),
         *turned(covered(wanted.first, wanted.below, lengths), 3),
-        limit,
     )
-    groups: dict[str, Group] = {}
-    for group, status, jobs, traced, runs, run_jobs, _ in rows:
-        known = groups.get(str(group)) or Group(Counter(), Counter(), 0)
+    found = await connection.fetch(_GROUPS.format(**form), *given, limit)
+    groups = {each[0]: Group(Counter(), Counter(), 0) for each in found}
+    for group, status, jobs, traced, runs, run_jobs in await connection.fetch(_READ.format(**form), *given, [*groups]):
+        known = groups[group]
         known.statuses[status] += jobs
-        for run, count in zip(runs, run_jobs, strict=True):
-            known.runs[run] += count
-        groups[str(group)] = known._replace(traced=known.traced + traced)
-    return groups, rows[0]["found"] if rows else 0
+        known.runs.update(dict(zip(runs, run_jobs, strict=True)))
+        groups[group] = known._replace(traced=known.traced + traced)
+    return groups, found[0][1] if found else 0
 
 
 def covered(first: int, below: int, lengths: Sequence[int] = PERIODS_HOURS) -> list[tuple[int, int, int]]:
