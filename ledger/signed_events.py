@@ -172,20 +172,7 @@ def signed_message(tenant_id: str, job_id: str, payload: Mapping[str, Any], sign
     return root_message(said, signature.size, root)
 
 
-Tree = Sequence[Sequence[bytes]]
-"""Of a tree of events a value for each node, by level, leaves first; the last level is the root alone."""
-
-
-def tree_of(leaves: Sequence[bytes]) -> Tree:
-    """The tree over these leaf hashes, at least one."""
-    levels: list[Sequence[bytes]] = [leaves]
-    while len(below := levels[-1]) > 1:
-        # A last node without a sibling is a node of the level above as it is.
-        levels.append([*merkle.paired(below), *below[len(below) & ~1 :]])
-    return levels
-
-
-def members_of_many(said: Mapping[str, Any], sig: str, tree: Tree) -> list[bytes]:
+def members_of_many(said: Mapping[str, Any], sig: str, tree: merkle.Levels) -> list[bytes]:
     """The members ``signature`` of the events of this tree, in order, as canonical JSON has them in a payload."""
     paths = paths_of(tree)
     rest = canonical.encode({name: said[name] for name in _NAMES[1:]})[1:-1]
@@ -196,7 +183,7 @@ def members_of_many(said: Mapping[str, Any], sig: str, tree: Tree) -> list[bytes
     ]
 
 
-def paths_of(tree: Tree) -> list[bytes]:
+def paths_of(tree: merkle.Levels) -> list[bytes]:
     """The path of each leaf of this tree, its hashes joined: each is its sibling and the path of the node above."""
     paths = [b""]
     for level in reversed(tree[:-1]):

@@ -33,7 +33,7 @@ from ledger.job_index import (
     leaf_of,
     piece_roots,
 )
-from ledger.merkle import HASH_BYTES, leaf_hash, paired, verify_inclusion
+from ledger.merkle import HASH_BYTES, Levels, leaf_hash, levels_of, verify_inclusion
 
 HASHES_MAX: Final = 64
 """Of one proof: one a level of the tree."""
@@ -220,7 +220,7 @@ class _Run:
     def __init__(self, directory: Directory, pieces: Mapping[int, bytes]) -> None:
         self._pieces = pieces
         self._above = levels_of(directory.roots)
-        self._inside: dict[int, list[list[bytes]]] = {}
+        self._inside: dict[int, Levels] = {}
 
     def path(self, at: int) -> list[bytes]:
         """The path of leaf ``at``."""
@@ -240,16 +240,7 @@ class _Run:
         return Neighbour(count, digest.hex(), _hex(self.path(at)[:hashes]), leaf[:HASH_BYTES].hex())
 
 
-def levels_of(hashes: Sequence[bytes]) -> list[list[bytes]]:
-    """The nodes of the tree over these leaf hashes, from the leaves up; one without a sibling goes up as it is."""
-    levels = [[*hashes]]
-    while len(levels[-1]) > 1:
-        nodes = levels[-1]
-        levels.append(paired(nodes) + nodes[len(nodes) & ~1 :])
-    return levels
-
-
-def path_in(levels: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
+def path_in(levels: Levels, index: int) -> list[bytes]:
     """PATH(index, D) of RFC 9162 2.1.3.1, from the leaf's sibling up."""
     siblings = (((index >> level) ^ 1, nodes) for level, nodes in enumerate(levels[:-1]))
     return [nodes[sibling] for sibling, nodes in siblings if sibling < len(nodes)]

@@ -64,6 +64,18 @@ def root(leaves: Iterable[bytes]) -> bytes:
     return frontier.root()
 
 
+Levels = Sequence[Sequence[bytes]]
+"""The nodes of a tree by level, leaf hashes first; the last level is the root alone."""
+
+
+def levels_of(leaves: Sequence[bytes]) -> Levels:
+    """The nodes of the tree over these leaf hashes, at least one. One without a sibling is in the level above too."""
+    levels = [leaves]
+    while len(nodes := levels[-1]) > 1:
+        levels.append([*paired(nodes), *nodes[len(nodes) & ~1 :]])
+    return levels
+
+
 class Frontier:
     """The right edge of a growing tree: enough state to append and to compute the root.
 

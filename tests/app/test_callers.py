@@ -27,7 +27,7 @@ from app.dev.embedded import EmbeddedPostgres
 from app.write.intake.caller_signatures import CheckingThreads
 from ledger import canonical, signed_events
 from ledger.chain import Linker
-from ledger.merkle import leaf_hash
+from ledger.merkle import leaf_hash, levels_of
 from ledger.signed_events import MEMBER
 from tallystick_client import Client, ProblemError
 from tests.app.bundles import bundle_of
@@ -230,7 +230,7 @@ def test_lines_are_signed_together_and_what_is_left_out_or_added_is_refused(site
             leaf_hash(signed_events.message(tenant, each["job_id"], said, canonical.encode(payload)))
             for each, payload in zip(signed or lines, payloads, strict=True)
         ]
-        root = signed_events.tree_of(leaves)[-1][0]
+        root = levels_of(leaves)[-1][0]
         header = json.dumps({**said, "sig": P256.sign(signed_events.root_message(said, len(leaves), root))})
         headers = {"Content-Type": "application/x-ndjson", "Tally-Signature": header}
         content = b"\n".join(map(orjson.dumps, lines))

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from ledger import signed_events
-from ledger.merkle import leaf_hash
+from ledger.merkle import leaf_hash, levels_of
 from ledger.signed_events import MEMBER
 from signing.keys import Caller, KnownCallers, PublicKey, Requirement
 from tests.cases.signatures import remembered
@@ -71,7 +71,7 @@ class Signing:
             leaf_hash(signed_events.message(tenant_id, job_id, said, payload))
             for (job_id, _), payload in zip(events, payloads, strict=True)
         ]
-        tree = signed_events.tree_of(leaves)
+        tree = levels_of(leaves)
         sig = self.sign(signed_events.root_message(said, len(leaves), tree[-1][0]))
         members = signed_events.members_of_many(said, sig, tree)
         return [

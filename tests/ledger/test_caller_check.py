@@ -17,8 +17,8 @@ from ledger.chain.conflict import Event, conflict_hlc, conflict_payload
 from ledger.chain.record import IdempotencyKey
 from ledger.hlc import PHYSICAL_MS_MAX, Hlc
 from ledger.keyed import key_digest, members
-from ledger.merkle import leaf_hash, root, root_of_path
-from ledger.signed_events import MEMBER, WINDOW_MS_MAX, leaf_hashes, message, paths_of, signed_payload, tree_of
+from ledger.merkle import leaf_hash, levels_of, root, root_of_path
+from ledger.signed_events import MEMBER, WINDOW_MS_MAX, leaf_hashes, message, paths_of, signed_payload
 from ledger.verification import Verdict, driver, verify
 from ledger.verification.caller_check import KIND
 from signing.callers import KeyedJudge, RequiredSignatures, known_callers
@@ -185,7 +185,7 @@ def test_the_members_of_many_events_are_those_of_each(size: int) -> None:
     payloads = [canonical.encode({"n": number}) for number in range(size)]
     leaves = [leaf_hash(message(*job, said, each)) for job, each in zip(jobs, payloads, strict=True)]
     assert leaf_hashes(said, jobs, payloads) == leaves
-    tree = tree_of(leaves)
+    tree = levels_of(leaves)
     assert tree[-1] == [root(leaves)]
     for index, (leaf, path) in enumerate(zip(leaves, paths_of(tree), strict=True)):
         hashes = [path[at : at + 32] for at in range(0, len(path), 32)]

@@ -24,7 +24,7 @@ from app.runtime.sharing import LINES_PER_TURN, FairTurns
 from app.runtime.state.node import Node
 from app.trust.caller_keys import CallerKeys
 from app.write.pending.requests import Draft, EventLines, RequestKey
-from ledger import signed_events
+from ledger import merkle, signed_events
 from ledger.errors import InvalidEventError, InvalidInputError, ProblemError
 from ledger.facts import problems
 from ledger.hlc import Hlc
@@ -169,7 +169,7 @@ class CallerSignatures:
             here = range(first, min(first + LINES_PER_TURN, len(lines)))
             jobs = [_named(lines, number) for number in here]
             leaves += signed_events.leaf_hashes(said, jobs, list(map(lines.signed_payload, here)))
-        tree = signed_events.tree_of(leaves)
+        tree = merkle.levels_of(leaves)
         message = signed_events.root_message(said, len(leaves), tree[-1][0])
         entered = RequestKey(SIGNED_ROUTE, signature.id, sha256(signature.key_id.encode() + body_digest).digest())
         caller = self._caller(signature.key_id, lines.tenants)
