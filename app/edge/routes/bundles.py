@@ -180,7 +180,7 @@ async def prove_job(
     session, too."""
     if tokens := shown_session(accepted, sessions, consistency):
         await consistency.wait_for_session(tokens)
-    with notary.mending(tenant_id):
+    with notary.rebuilds_if_damaged(tenant_id):
         of_job = receipts.of_no_entry if absent else receipts.of_job
         made = await of_job(tenant_id, job_id, extends, wait_s)
     await accepted.record_read(tenant_id, job_id=job_id, entries=made.entries)
@@ -206,7 +206,7 @@ async def prove_entry(
     wait_s: WaitS = 0.0,
 ) -> Response:
     """A file that proves one entry, alone and offline."""
-    with notary.mending(tenant_id):
+    with notary.rebuilds_if_damaged(tenant_id):
         made = await receipts.of_entry(tenant_id, seq, extends, wait_s)
     await accepted.record_read(tenant_id, from_seq=seq, entries=made.entries)
     if form == "cose":

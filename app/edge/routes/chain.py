@@ -264,7 +264,7 @@ async def prove_inclusion(
     tree_size: Annotated[SeqNumber | None, Query(description="Leaves of the tree; the newest checkpoint's.")] = None,
 ) -> Response:
     """Prove that an entry stands in the tree; of the newest checkpoint when no size is given."""
-    with notary.mending(tenant_id):
+    with notary.rebuilds_if_damaged(tenant_id):
         return json_answer(await proofs.inclusion(pool, tenant_id, seq, tree_size))
 
 
@@ -277,7 +277,7 @@ async def prove_consistency(
     second: Annotated[SeqNumber | None, Query(description="Leaves of the larger; the newest checkpoint's.")] = None,
 ) -> Response:
     """Prove that the tree of ``second`` leaves, or of the newest checkpoint, begins with that of ``first``."""
-    with notary.mending(tenant_id):
+    with notary.rebuilds_if_damaged(tenant_id):
         return json_answer(await proofs.consistency(pool, tenant_id, first, second))
 
 
@@ -293,7 +293,7 @@ async def prove_job_by_index(
     ] = None,
 ) -> Response:
     """Prove that these are all entries of a job, or that it has none, up to the end of a snapshot."""
-    with notary.mending(tenant_id):
+    with notary.rebuilds_if_damaged(tenant_id):
         return json_answer(await proofs.job(pool, retention, tenant_id, job_id, snapshot_id))
 
 

@@ -338,6 +338,6 @@ async def list_lacking(
     ranges = [{"from_seq": each[0], "to_seq": each[1]} for each in found.ranges()]
     proof: dict[str, Any] = {"hashes": []}
     if first is not None:
-        with notary.mending(tenant_id):
+        with notary.rebuilds_if_damaged(tenant_id):
             proof = await proofs.consistency(pool, tenant_id, first, second)
     return json_answer({"items": ranges, "consistency": proof["hashes"]})

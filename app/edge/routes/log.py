@@ -77,7 +77,7 @@ async def read_checkpoint(
     With ``cosigned`` the newest one that a registered witness has cosigned.
     """
     read = proofs.cosigned_checkpoint if is_cosigned == "true" else proofs.served_checkpoint
-    with notary.mending(tenant_id):
+    with notary.rebuilds_if_damaged(tenant_id):
         note = await read(pool, tenant_id, external.witnesses)
         open_stored(tenant_id, note, await trust.log_keys(tenant_id), notary.origin(tenant_id))
     return Response(note, headers={"Cache-Control": "no-store"}, media_type=TEXT_MEDIA_TYPE)

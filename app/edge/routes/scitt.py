@@ -100,7 +100,7 @@ async def register_statement(
     accepted.charge_body(tenant_id, len(body))
     registered = await statements.register(tenant_id, body, accepted.caller.id)
     location = _location(request, settings, tenant_id, registered)
-    with notary.mending(tenant_id):
+    with notary.rebuilds_if_damaged(tenant_id):
         return await _receipt(location, receipts, tenant_id, registered, (201, 303))
 
 
@@ -122,7 +122,7 @@ async def resolve_receipt(
     """A fresh receipt of a registered statement."""
     registered = await statements.find(tenant_id, statement_id)
     location = _location(request, settings, tenant_id, registered)
-    with notary.mending(tenant_id):
+    with notary.rebuilds_if_damaged(tenant_id):
         answer = await _receipt(location, receipts, tenant_id, registered, (200, 302))
     await accepted.record_read(tenant_id, from_seq=registered.seq, entries=1)
     return answer

@@ -304,7 +304,7 @@ class Notary:
         self._wake.set()
 
     @contextmanager
-    def mending(self, tenant_id: str) -> Iterator[None]:
+    def rebuilds_if_damaged(self, tenant_id: str) -> Iterator[None]:
         """A read of the tenant's stored tree: if that is damaged, or no trusted key signed its checkpoint, both are
         rebuilt in the background."""
         try:

@@ -49,7 +49,7 @@ class CheckingThreads:
     """Threads that check signatures for one event loop, started with the first."""
 
     def __init__(self) -> None:
-        self._gathered: list[tuple[PublicKey, bytes, bytes, OnChecked]] = []
+        self._collected: list[tuple[PublicKey, bytes, bytes, OnChecked]] = []
         """The checks that no thread has yet."""
         self._idle = THREADS
         """Threads without checks."""
@@ -62,15 +62,15 @@ class CheckingThreads:
             self._loop = asyncio.get_running_loop()
             for number in range(THREADS):
                 threading.Thread(target=self._run, name=f"signatures-{number}", daemon=True).start()
-        if not self._gathered:
+        if not self._collected:
             self._loop.call_soon(self._hand_over)
-        self._gathered.append((key, signature, message, on_checked))
+        self._collected.append((key, signature, message, on_checked))
 
     def _hand_over(self) -> None:
-        if self._gathered and self._idle:
-            gathered, self._gathered = self._gathered, []
+        if self._collected and self._idle:
+            collected, self._collected = self._collected, []
             self._idle -= 1
-            self._waiting.put(gathered)
+            self._waiting.put(collected)
 
     def _run(self) -> None:
         assert self._loop is not None
