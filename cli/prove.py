@@ -79,8 +79,8 @@ def prove(
     --absent, that the job has no entry up to there.
 
     It holds the entries, a proof for each that a signed checkpoint covers it,
-    and what witnesses and time-stamping authorities said of the log. Whoever
-    has the ledger's public keys verifies it with tally verify-proof, or with
+    and what witnesses and time-stamping authorities said of the log. It is
+    verified with the ledger's public keys, by tally verify-proof or on
     the page /verify in a browser. Entries that no checkpoint covers yet are
     waited for.
 
@@ -91,7 +91,7 @@ def prove(
     With --archive it is made here, of an archive, also of what left the
     database: up to the newest checkpoint whose entries are all archived. The
     archive must be signed by --keys, else by keys that the service publishes,
-    which is asked for nothing else. Whoever verifies the receipt must trust
+    which is asked for nothing else. The verifier of the receipt must trust
     the key that signs it.
 
     With --policy the receipt is made once the quorum of the node's own policy
@@ -111,7 +111,7 @@ def prove(
         InvalidInputError,
         ((job is None) is (seq is None), "say what to prove: --job J, or --seq N"),
         (absent and job is None, "--absent goes with --job"),
-        (absent and archive is not None, "an archive has no index of jobs: --absent needs the service"),
+        (absent and archive is not None, "of an archive only what is in it is proved: --absent needs the service"),
         (archive is None and (keys, key) != (None, None), "--keys and --key go with --archive"),
         (as_tlog_proof and as_cose, "--tlog-proof and --cose are two files: ask for each by itself"),
         (wait is not None and (policy is None or archive is not None), "--wait goes with --policy, not with --archive"),
@@ -276,10 +276,9 @@ def _remembered(memory: Memory | None, tenant: str, keyring: Keyring) -> _Known:
 
 def _tell(outcome: ReceiptVerdict, form: str | None, output: Path, *, as_json: bool) -> None:
     assert outcome.receipt is not None
-    assert outcome.checkpoint is not None
     tell(
         {**outcome.to_json(), "file": str(output)},
-        *subject_of(outcome.receipt, outcome.checkpoint.size),
+        *subject_of(outcome),
         *(
             f"carries the word of {each['kind']} {each['by']} to seq {each['to_seq']}"
             for each in outcome.verdict["anchors"]

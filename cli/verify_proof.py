@@ -24,7 +24,7 @@ from signing.files import HEAD_BYTES, is_like_receipt, looks_like, open_regular,
 from signing.keys import Keyring, demanding
 from signing.memory import Memory, memory_of
 from signing.receipt import ABSENT, FILE_BYTES_MAX, JOB, Receipt
-from signing.receipt_judging import ReceiptVerdict, judged
+from signing.receipt_judging import COMPLETENESS, ReceiptVerdict, judged
 from terminal.outcome import CommandExit, counted, findings, marked, out, readable, tell, verdict_table
 from terminal.program import Json, NoState, Signatures, State
 
@@ -140,8 +140,8 @@ def _lines(found: ReceiptVerdict | str) -> list[RenderableType]:
     if isinstance(found, str):
         return [f"  {found}"]
     lines: list[RenderableType] = []
-    if found.receipt is not None and found.checkpoint is not None:
-        lines += [*subject_of(found.receipt, found.checkpoint.size), *_entries_of(found.receipt)]
+    if found.receipt is not None:
+        lines += [*subject_of(found), *_entries_of(found.receipt)]
     return [
         *lines,
         verdict_table(found.verdict["verdicts"]),
@@ -150,18 +150,25 @@ def _lines(found: ReceiptVerdict | str) -> list[RenderableType]:
     ]
 
 
-def subject_of(receipt: Receipt, size: int) -> list[str]:
-    """The subject of the receipt, in two lines."""
+def subject_of(found: ReceiptVerdict) -> list[str]:
+    """The subject of a receipt that could be read, and how far nothing is left out of it."""
+    receipt = found.receipt
+    assert receipt is not None
+    is_whole = found.verdict["verdicts"].get(COMPLETENESS) == "ok"
+    seqs = f"seq {found.complete_from_seq} to {found.complete_to_seq}"
     what = {JOB: f"all {counted(len(receipt.entries), 'entry', 'entries')}", ABSENT: "no entry"}.get(
         receipt.covers, "one entry"
     )
     return [
         f"{what} of job {receipt.job_id} of tenant {receipt.tenant_id}",
-        f"in log {receipt.origin}, up to its checkpoint of {size} entries, says {receipt.node_id}",
+        f"in log {receipt.origin}, up to its checkpoint of {receipt.tree_head.size} entries, says {receipt.node_id}",
+        *([f"proved by the index of jobs: nothing of this job is missing from {seqs}"] if is_whole else []),
     ]
 
 
 def _entries_of(receipt: Receipt) -> list[RenderableType]:
+    if not receipt.entries:
+        return []
     table = Table("seq", "time (UTC, of the node)", "what")
     for entry in receipt.entries[:ENTRIES_SHOWN_MAX]:
         row = entry.row

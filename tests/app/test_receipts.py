@@ -391,6 +391,9 @@ async def test_the_statement_opens_with_securesystemslib_and_its_signature_with_
 # --- the commands -------------------------------------------------------------------------------------
 
 
+WHOLE_JOB = "proved by the index of jobs: nothing of this job is missing from seq 1 to "
+
+
 async def tally(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(run_tally, *arguments)
 
@@ -409,6 +412,13 @@ async def test_prove_writes_what_verify_proof_finds_to_hold(client: Client, tmp_
     assert "JobAccepted" in verified.stdout
     assert "never shown by a receipt" in verified.stdout
     assert (await tally("verify-proof", receipt)).returncode == 3
+    # The receipt of a job that never was, once a snapshot signs which jobs there are.
+    await client.post("/v1/snapshots", json={"tenant_id": client.tenant})
+    absent = tmp_path / "absent.json"
+    done = await tally("prove", "-t", client.tenant, "--job", "job-404", "--absent", "-o", absent, "--url", url)
+    verified = await tally("verify-proof", absent, "--keys", keys)
+    unknown = await tally("verify-proof", absent)
+    assert [WHOLE_JOB in each.stdout for each in (done, verified, unknown)] == [True, True, False], verified.stdout
     # A checkpoint kept from then, and a receipt made later that says how the log went on from it.
     kept.write_text((await client.get(f"/v1/log/{client.tenant}/checkpoint")).text)
     await write(client, "job-2")
