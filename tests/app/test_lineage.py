@@ -168,6 +168,16 @@ def test_a_run_that_the_client_tells_of_is_a_job_that_is_found(ledger: Ledger, c
         assert [each["job_id"] for each in ledger.root.get("/v1/jobs", params=params).json()["items"]] == [run_id]
 
 
+def test_a_client_may_compress_what_it_sends(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", ledger.url)
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__AUTH", f'{{"type": "api_key", "apiKey": "{ledger.token}"}}')
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__COMPRESSION", "gzip")
+    run_id = new_id()
+    OpenLineageClient().emit(run_event(RunState.START, run_id))
+    assert ledger.types(run_id) == ["JobCreated", "JobAccepted"]
+
+
 def test_a_run_that_fails_says_why_and_one_that_is_aborted_is_cancelled(
     ledger: Ledger, client: OpenLineageClient
 ) -> None:

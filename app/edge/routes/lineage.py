@@ -98,7 +98,7 @@ async def record_lineage(
     that `lineage.tenants` names for the namespace of the job, else the only one of the token. What adds nothing (said
     before, about a run that has ended, or about none) is counted and well."""
     node.check_writable()
-    body = await read_body(request, JSON_MEDIA_TYPE, settings.http.body_bytes_max)
+    body = await read_body(request, JSON_MEDIA_TYPE, settings.http.body_bytes_max, takes_gzip=True)
     by_run: defaultdict[JobKey, list[RunEvent]] = defaultdict(list)
     tenants: Counter[str] = Counter()
     try:
