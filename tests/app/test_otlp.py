@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +28,9 @@ from opentelemetry.sdk.resources import Resource
 
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.forms.fields import TEXT_CHARACTERS_MAX
+from app.edge.forms.otlp import Record
 from app.edge.routes import otlp
+from app.runtime.settings.config import OtlpSettings
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import callers
 from tests.app.otlp_requests import SPAN_ID, TRACE_ID, pairs, protobuf_of, record, request_of
@@ -37,6 +42,7 @@ CONTEXT = trace.set_span_in_context(
         trace.SpanContext(int(TRACE_ID, 16), int(SPAN_ID, 16), is_remote=False, trace_flags=trace.TraceFlags.SAMPLED)
     )
 )
+PAGE = Path(__file__).parents[2] / "docs" / "otlp.md"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 SETTINGS = {
     "auth": {"mode": "tokens"},
@@ -79,6 +85,11 @@ def events(ledger: Ledger, job_id: str) -> list[dict[str, Any]]:
     return items
 
 
+def blocks(language: str) -> list[str]:
+    """The examples of the page in this language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
 def exporter(ledger: Ledger, **more: Any) -> OTLPLogExporter:
     headers = {"Authorization": f"Bearer {ledger.token}"}
     return OTLPLogExporter(f"{ledger.url}/v1/logs", headers=headers, **more)
@@ -114,6 +125,21 @@ def test_records_that_the_sdk_exports_are_a_job_that_is_found(ledger: Ledger, co
     assert (told[1]["worker_count"], told[2]["completed"], told[3]["final_status"]) == (4, 7, "0")
     params = {"tenant_id": "acme", "where": f"trace:{TRACE_ID}", "dc": "use1"}
     assert job_id in [each["job_id"] for each in ledger.root.get("/v1/jobs", params=params).json()["items"]]
+
+
+def test_the_example_of_the_page_puts_its_job_on_record(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", f"{ledger.url}/v1/logs")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_LOGS_HEADERS", f"Authorization=Bearer%20{ledger.token}")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "use1")
+    names: dict[str, Any] = {}
+    exec(blocks("python")[0], names)
+    names["provider"].shutdown()
+    job = ledger.job("load-7")
+    assert (job["status"], job["error"], job["spec"]) == ("FAILED", "disk full", {"image": "etl:3"})
+    given = tomllib.loads(blocks("toml")[0])["otlp"]
+    record = Record({"etl.run.id": "load-8", "k8s.cluster.name": "use1"}, "etl.run.started", None, 0, None)
+    event = {"type": "JobAccepted", "job_id": "load-8", "dc_id": "use1"}
+    assert otlp.event_of(record, OtlpSettings(**given)) == event
 
 
 @pytest.mark.parametrize("media_type", [JSON, PROTOBUF])

@@ -103,7 +103,9 @@ LogsAnswer = shape(
 LogsFailure = shape("LogsFailure", "``google.rpc.Status``: 429, 502, 503 and 504 are worth a retry.", message=str)
 _BINARY: Final = {PROTOBUF_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _LOGS: Final = {"description": "``ExportLogsServiceRequest`` of OTLP; what is not known counts nothing."}
-_ANSWERS = answered(LogsAnswer) | answered(LogsFailure, "default")
+_ANSWERS = answered(LogsAnswer, description="What of the request is not on record, if anything.") | answered(
+    LogsFailure, "default", description="Why nothing, or not all, is on record now."
+)
 for _answer, _more in ((_ANSWERS[200], {}), (_ANSWERS["default"], PROBLEM_RESPONSE["default"]["content"])):
     _answer["content"] |= {**_BINARY, **_more}
 
@@ -128,37 +130,10 @@ async def record_logs(
     node.check_writable()
     media_type = _media_type(request)
     body = await read_body(request, media_type, settings.http.body_bytes_max, takes_gzip=True)
-    intake = _Intake(accepted, settings.otlp)
-    parts = 0
-    async for record in in_turns(records_of(body, is_protobuf=media_type == PROTOBUF_MEDIA_TYPE)):
-        parts += 1
-        if parts > RECORDS_MAX:
-            raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {RECORDS_MAX} records go into one request")
-        if record is not None:
-            intake.add(record)
-    if intake.forbidden is not None:
-        if not intake.jobs:
-            raise intake.forbidden
-        accepted.access.record_refusal(request.scope, intake.forbidden)
-    if accepted.access.quotas.bounds_tenants and intake.sizes:
-        accepted.access.quotas.admit_tenants(intake.counts, intake.sizes)
-
-    async def record_job(job: JobKey, events: Sequence[LogEvent]) -> None:
-        is_whole = True
-        # The record of a creation may be behind those of other threads.
-        for event in sorted(events, key=lambda event: event.given["type"] != "JobCreated"):
-            try:
-                await reports.record(event.given, event.key, accepted.caller.id)
-            except LedgerError as error:
-                is_new = abs(node.wall.now_ms() - event.at_ms) < JOB_WAIT_MS
-                if isinstance(error, JobNotFoundError) and is_new and is_whole:
-                    raise NotReadyError(f"job {job[1]} is not known yet; send the records again") from error
-                if error.problem.retry is Retry.LATER:
-                    raise
-                intake.reject(str(error))
-                is_whole = False
-
-    await for_each_job(intake.jobs, record_job)
+    intake = _Intake(accepted, settings.otlp, reports, node)
+    await intake.read(body, is_protobuf=media_type == PROTOBUF_MEDIA_TYPE)
+    intake.admit()
+    await for_each_job(intake.jobs, intake.record)
     if intake.rejected:
         log.warning("logs_rejected", caller=accepted.caller.id, rejected=intake.rejected, reason=intake.message)
     content = success(intake.rejected, intake.message, is_protobuf=media_type == PROTOBUF_MEDIA_TYPE)
@@ -185,6 +160,8 @@ class _Intake:
 
     accepted: Accepted
     settings: OtlpSettings
+    reports: Reports
+    node: Node
     jobs: defaultdict[JobKey, list[LogEvent]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[str] = field(default_factory=Counter)
     sizes: Counter[str] = field(default_factory=Counter)
@@ -194,8 +171,56 @@ class _Intake:
     """The first error about a tenant that the caller may not write to."""
     _reasons: Counter[str] = field(default_factory=Counter)
 
-    def add(self, record: Record) -> None:
-        """Take a record as an event, or reject it."""
+    async def read(self, body: bytes, *, is_protobuf: bool) -> None:
+        """Make events of the records of a request, in turns.
+
+        Raises:
+            InvalidInputError, ProblemError: as ``records_of``, or too many records.
+        """
+        parts = 0
+        async for record in in_turns(records_of(body, is_protobuf=is_protobuf)):
+            parts += 1
+            if parts > RECORDS_MAX:
+                raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {RECORDS_MAX} records go into one request")
+            if record is not None:
+                self._add(record)
+
+    def admit(self) -> None:
+        """Charge the events to the quotas of their tenants.
+
+        Raises:
+            ForbiddenError: none is of a tenant that the caller may write to.
+            QuotaExceededError, RequestTooLargeError: as ``Quotas.admit_tenants``.
+        """
+        access = self.accepted.access
+        if self.forbidden is not None:
+            if not self.jobs:
+                raise self.forbidden
+            access.record_refusal(self.accepted.scope, self.forbidden)
+        if access.quotas.bounds_tenants and self.jobs:
+            access.quotas.admit_tenants(self.counts, self.sizes)
+
+    async def record(self, job: JobKey, events: Sequence[LogEvent]) -> None:
+        """Record the events of one job; one that the ledger refuses for good is rejected.
+
+        Raises:
+            LedgerError: the same request may succeed later.
+        """
+        is_whole = True
+        # A thread may have logged the creation of its job behind what others logged of it.
+        for event in sorted(events, key=lambda event: event.given["type"] != "JobCreated"):
+            try:
+                await self.reports.record(event.given, event.key, self.accepted.caller.id)
+            except LedgerError as error:
+                is_new = abs(self.node.wall.now_ms() - event.at_ms) < JOB_WAIT_MS
+                if isinstance(error, JobNotFoundError) and is_new and is_whole:
+                    raise NotReadyError(f"job {job[1]} is not known yet; send the records again") from error
+                if error.problem.retry is Retry.LATER:
+                    raise
+                self._reject(str(error))
+                is_whole = False
+
+    def _add(self, record: Record) -> None:
         try:
             given = event_of(record, self.settings)
             if "tenant_id" not in given and (own := self.accepted.caller.own_tenant) is not None:
@@ -206,12 +231,12 @@ class _Intake:
                 self.accepted.check_tenant(tenant_id)
             content = canonical.encode(given)
         except CanonicalError as error:
-            self.reject(f"{dotted(error.path)}: {error}")
+            self._reject(f"{dotted(error.path)}: {error}")
             return
         except LedgerError as error:
             if isinstance(error, ForbiddenError):
                 self.forbidden = self.forbidden or error
-            self.reject(str(error))
+            self._reject(str(error))
             return
         self.counts[tenant_id] += 1
         self.sizes[tenant_id] += len(content)
@@ -219,8 +244,7 @@ class _Intake:
         key = RequestKey(Route.LOGS, digest.hexdigest(), digest.digest())
         self.jobs[tenant_id, given["job_id"]].append(LogEvent(given, key, record.at_ns // 1_000_000))
 
-    def reject(self, reason: str) -> None:
-        """Count a record that is not recorded."""
+    def _reject(self, reason: str) -> None:
         self.rejected += 1
         reason = cut(reason, REASON_CHARACTERS_MAX)
         if reason in self._reasons or len(self._reasons) < REASONS_MAX:
