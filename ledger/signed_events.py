@@ -23,7 +23,6 @@ a verifier finds one that a forger chained again.
 from __future__ import annotations
 
 import base64
-import binascii
 from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -200,7 +199,9 @@ def replay_id(signature: CallerSignature, log: str | None) -> bytes:
 
 
 def _decoded(text: str, name: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise InvalidInputError(f"{name} of {MEMBER} is not base64") from error
+    """The bytes of which ``text`` is the one spelling: nobody signs it, and other verifiers refuse another."""
+    with reported_as(InvalidInputError, f"{name} of {MEMBER} is not base64", ValueError):
+        data = base64.b64decode(text, validate=True)
+    if b2a_base64(data, newline=False) != text.encode():
+        raise InvalidInputError(f"{name} of {MEMBER} is not base64: stray bits")
+    return data

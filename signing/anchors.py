@@ -306,7 +306,9 @@ def _judged(bundled: BundledAnchor, own: Checkpoint, keyring: Keyring | None, ex
     """The statement, verified; not yet compared with the log."""
     try:
         size = read_checkpoint(bundled.checkpoint).size
-        time = datetime.fromisoformat(bundled.time).astimezone(UTC)
+        stated = datetime.fromisoformat(bundled.time)
+        refuse(SignatureError, (stated.tzinfo is None, "its time has no zone"))
+        time = stated.astimezone(UTC)
         response = decode_base64(bundled.response, "the time stamp")
     except (SignatureError, ValueError, OverflowError) as error:
         name = bundled.by.partition("+")[0] if bundled.kind == WITNESS else bundled.by

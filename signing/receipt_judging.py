@@ -241,7 +241,7 @@ def _judge_completeness(receipt: Receipt, own: Checkpoint, keyring: Keyring | No
         rows = [entry.row for entry in receipt.entries if claim.index_begin < entry.row.seq <= claim.to_seq]
         entries = [(leaf_index_of(Seq(row.seq)), leaf_hash(bytes.fromhex(row.chain_link))) for row in rows]
         verify_job(receipt.job_id, claim.to_seq, roots, entries, said.runs, claim.index_begin)
-    except (ProofError, SignatureError, InvalidInputError) as error:
+    except (ProofError, SignatureError, InvalidInputError, ValueError) as error:
         return _Whole("broken", f"that there are no other entries: {error}")
     if opened.verdict == LACKS_ONE:
         return _Whole("not_checked", f"the snapshot with the index of jobs carries {opened.detail}")

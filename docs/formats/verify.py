@@ -1613,6 +1613,8 @@ def cosigned_size(anchor: dict[str, Any], witness: NoteKey, policy: Policy, own:
         time_s = cosigned_time(note, witness)
         counting = [key for key in keys if not key.is_revoked or time_s * 1000 < key.revoked_from[0]]
         said = open_checkpoint(note.encode(), Ring(replace(key, revoked_from=(NEVER, 0, "")) for key in counting))
+        milliseconds(anchor["time"])
+        decode_base64(anchor["response"])
         is_named = not policy.logs or any(signed_by(note, key) for key in policy.logs if key.name == said.origin)
     except MALFORMED:
         return 0

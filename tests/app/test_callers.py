@@ -32,6 +32,7 @@ from ledger.signed_events import MEMBER
 from tallystick_client import Client, ProblemError
 from tests.app.bundles import bundle_of
 from tests.app.service_thread import serving
+from tests.cases.callers import respelt
 from tests.conftest import connected_to
 from tests.ledger.callers import ED25519, EVERYBODY, ML_DSA_44, P256, STRANGER, Signing
 from tests.ledger.ledger_in_memory import SIGNER, Ledger
@@ -164,6 +165,16 @@ def test_a_signed_event_names_all_that_is_signed(site: Site, gone: str) -> None:
     body = signed_job(ED25519, "t-edge", f"job-without-{gone}", f"without-{gone}")
     del body[gone]
     assert problem(site.client.post("/v1/jobs", json=body)) == (422, "invalid-request")
+
+
+@pytest.mark.parametrize("durability", ["LOCAL", "GLOBAL"])
+def test_a_signature_in_another_spelling_is_refused(site: Site, durability: str) -> None:
+    body = signed_job(ED25519, "t-edge", f"job-spelt-{durability}", f"spelt-{durability}") | {"durability": durability}
+    respelled = body[MEMBER] | {"sig": respelt(body[MEMBER]["sig"])}
+    answer = site.client.post("/v1/jobs", json=body | {MEMBER: respelled})
+    assert problem(answer) == (422, "invalid-request"), answer.text
+    assert "stray bits" in answer.json()["detail"]
+    assert site.client.post("/v1/jobs", json=body).status_code == 201
 
 
 @pytest.mark.parametrize("durability", ["LOCAL", "GLOBAL"])

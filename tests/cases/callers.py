@@ -145,6 +145,16 @@ def _members() -> Iterator[Case]:
         ("a path of another size", signature(9, size=5), "The request had four events, and size says five."),
         ("a path of nothing", signature(9, path=""), "The path of one of four events has two hashes."),
         ("a path of 3 bytes", signature(9, path="AAAA"), "A path is whole hashes of 32 bytes."),
+        (
+            "a signature in another spelling",
+            signature(SIGNED_SEQ, sig=respelt(_signature_of(SIGNED_SEQ)["sig"])),
+            "The last character of the base64 has stray bits, which no byte has.",
+        ),
+        (
+            "a path in another spelling",
+            signature(9, path=respelt(_signature_of(9)["path"])),
+            "The last character of the base64 has stray bits, which no byte has.",
+        ),
         ("a path of an index beyond it", signature(9, index=4), "A request of four has the indexes 0 to 3."),
         ("a path without its padding", signature(9, path="A" * 43), "The base64 of the path lacks its padding."),
         ("a negative index", signature(9, index=-1), "Numbers of a signature are 0 or more."),
@@ -195,6 +205,18 @@ def _apart(distance_ms: int) -> Ledger:
     said = {**ED25519.said(begin_ms, "apart"), "not_before_ms": begin_ms, "not_after_ms": begin_ms + distance_ms}
     edit(row, signature={**said, "sig": ED25519.sign(message("acme", row["job_id"], said, payload))})
     return mend(ledger)
+
+
+def _signature_of(seq: int) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(signed_ledger().entry(seq)["payload"])["signature"]
+    return found
+
+
+def respelt(text: str) -> str:
+    """The same bytes in base64, with a bit in the last character that they do not have."""
+    characters = text.rstrip("=")
+    assert characters != text
+    return characters[:-1] + chr(ord(characters[-1]) + 1) + text[len(characters) :]
 
 
 def _repeated() -> Iterator[Case]:

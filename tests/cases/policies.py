@@ -275,6 +275,18 @@ def _receipts() -> Iterator[tuple[Any, ...]]:
         policy_text("any"),
         "The cosignature is by nobody, and says nothing.",
     )
+    for name, member in (
+        ("without a time", {"time": "yesterday"}),
+        ("without a time zone", {"time": "2024-01-11T00:00:10"}),
+        ("with a stamp that is none", {"response": "?"}),
+    ):
+        yield (
+            f"a cosignature {name}",
+            changed(lambda said, member=member: said["anchors"][0].update(member), by_one),
+            3,
+            policy_text("any"),
+            "The statement is malformed, and says nothing.",
+        )
     stamp = changed(lambda said: said["anchors"][0].update(kind="rfc3161"), by_one)
     yield (
         "a cosignature as a time stamp",

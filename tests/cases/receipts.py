@@ -162,6 +162,10 @@ def _complete() -> Iterator[Case]:
         "a member more in it": (lambda said: _whole(said).update(note="x"), "completeness has three members."),
         "null in its place": (lambda said: said.update(completeness=None), "completeness is left out or an object."),
         "of version 1": (lambda said: said.update(format_version=1), "A receipt with completeness is of version 2."),
+        "an entry whose link is no hash": (
+            lambda said: said["entries"][0]["row"].update(chain_link="no hash"),
+            "chain_link of the first entry is no hash, so it is no leaf.",
+        ),
         "for one entry": (
             lambda said: said.update(covers="entry", entries=said["entries"][:1]),
             "Completeness is about a job, and this receipt covers one entry.",
