@@ -152,6 +152,10 @@ def test_a_webhook_is_added_shows_its_secret_once_delivers_again_and_is_deleted(
         page.get_by_role("button", name="Deliver again").click()
         page.get_by_role("button", name="Deliver", exact=True).click()
         until(lambda: listed().json()["items"][0]["dead_letter_count"] == 0, "it is delivered")
+        console.api.post(f"/v1/webhooks/{listed().json()['items'][0]['webhook_id']}/pause").raise_for_status()
+        console.load("webhooks/hooked")
+        expect(row).to_contain_text("‖ paused")
+        expect(row).to_contain_text("standard")
         page.get_by_role("button", name="Delete").click()
         page.get_by_role("button", name="Keep it").click()
         assert len(listed().json()["items"]) == 1

@@ -10,6 +10,7 @@ const STATES = {
   delivering: ["✓ delivering", "ok"],
   failing: ["! failing", "warn"],
   stopped: ["✕ stopped", "bad"],
+  paused: ["‖ paused", "warn"],
 };
 
 export async function webhooks(ctx) {
@@ -44,7 +45,7 @@ const columns = (ctx, draw) => [
   {
     name: "Receiver",
     heads: true,
-    of: (each) => [each.url, h("div", { class: "soft" }, h("code", {}, each.webhook_id))],
+    of: (each) => [each.url, h("div", { class: "soft" }, `${each.format} · `, h("code", {}, each.webhook_id))],
   },
   { name: "Entries", of: (each) => [each.actions?.join(", ") ?? "all", each.job && ` of job ${each.job}`] },
   {
