@@ -336,6 +336,21 @@ def test_no_record_gets_into_the_chain_of_the_ledger_itself(ledger: Ledger) -> N
     assert ledger.job("log-of-system", "_system")["status"] == 404
 
 
+def test_a_tenant_whose_events_are_private_or_must_be_signed_is_no_exception(ledger: Ledger) -> None:
+    job_id, token = new_id(), ledger.issue("write", "private")
+    declared = {"fields": ["spec.user"], "subject": "spec.user"}
+    ledger.root.put("/v1/tenants/private/privacy", json=declared).raise_for_status()
+    created = request_of(record("JobCreated", job_id, spec={"user": "u-1"}))
+    for media_type in (JSON, PROTOBUF, JSON):
+        assert rejected(send(ledger, created, media_type, token=token)) == (0, "")
+    assert ledger.types(job_id, "private") == ["JobCreated"]
+    ledger.root.put("/v1/tenants/private/signatures", json={"types": ["JobFailed"]}).raise_for_status()
+    failed = request_of(record("JobFailed", job_id, error="disk full"))
+    count, message = rejected(send(ledger, failed, token=token))
+    assert (count, "sign" in message) == (1, True)
+    assert ledger.types(job_id, "private") == ["JobCreated"]
+
+
 def test_a_quota_that_is_used_up_is_answered_so_that_the_sdk_waits(
     postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
