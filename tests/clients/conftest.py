@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +27,21 @@ def ledger(
     name = request.module.__name__.rpartition(".")[2].replace("test_", "client_")
     with serving(postgres, tmp_path_factory.mktemp(name), name) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of programs of a virtual environment with the client and the packages that it is called with."""
+    folder = tmp_path_factory.mktemp("installed")
+    shutil.copytree(Path(__file__).parents[2] / "clients" / "python", folder / "client")
+
+    def install(*packages: str) -> Path:
+        programs = folder / hashlib.sha256(repr(packages).encode()).hexdigest()[:16] / "bin"
+        subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True)
+        subprocess.run([programs / "pip", "install", "--quiet", *packages, folder / "client"], check=True)
+        return programs
+
+    return install
 
 
 @pytest.fixture

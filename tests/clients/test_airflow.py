@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,14 +53,9 @@ def until(is_so: Callable[[], Any], what: str, within_s: float = 300.0) -> None:
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def airflow(installed: Callable[..., Path]) -> Path:
     """The programs of a virtual environment with Airflow and the client."""
-    folder = tmp_path_factory.mktemp("airflow")
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    shutil.copytree(ROOT / "clients" / "python", folder / "client")
-    packages = [f"apache-airflow=={VERSION}", folder / "client"]
-    subprocess.run([folder / "venv" / "bin" / "pip", "install", "--quiet", *packages], check=True)
-    return folder / "venv" / "bin"
+    return installed(f"apache-airflow=={VERSION}")
 
 
 @pytest.fixture

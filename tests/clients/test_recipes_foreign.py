@@ -1,0 +1,103 @@
+"""Recipes below the real scheduler, each in a virtual environment of its own: with a ledger, and with none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.dev.embedded import EmbeddedPostgres
+from tallystick_client import Client
+from tests.clients.test_recipes import AWAY, FAILED, RECIPES, WHOLE, actions
+from tests.conftest import fresh_database
+
+pytestmark = [pytest.mark.torture, pytest.mark.foreign, pytest.mark.timeout(900)]
+
+Install = Callable[..., Path]
+
+
+def run_program(programs: Path, recipe: str, program: str, url: str, **environment: str) -> list[str]:
+    """The lines that a Python program prints beside a recipe, with the ledger of ``url``."""
+    variables = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(RECIPES / recipe), "TALLY_URL": url}
+    done = subprocess.run(
+        [programs / "python", "-c", program],
+        env=os.environ | variables | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout.splitlines()
+
+
+def states(ledger: str, tenant: str) -> dict[str, tuple[str, str | None]]:
+    """Status and error of each job."""
+    with Client(ledger) as client:
+        return {job["job_id"]: (job["status"], job["error"]) for job in client.list_jobs(tenant)}
+
+
+PROCRASTINATE = """
+import asyncio, os, sys
+import procrastinate, tallystick_client, tally_procrastinate
+
+app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["DATABASE"]))
+ran = []
+
+@app.task(name="good")
+def good(): ran.append("good")
+
+@app.task(name="bad", retry=1)
+def bad():
+    ran.append("bad")
+    raise ValueError("no rows")
+
+@app.task(name="stopped")
+async def stopped():
+    ran.append("stopped")
+    await app.job_manager.cancel_job_by_id_async(4, abort=True)
+    await asyncio.Event().wait()
+
+async def main():
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()
+        recorder = tally_procrastinate.record("procrastinate")
+        await good.defer_async()
+        await bad.defer_async()
+        await app.configure_task("unknown", allow_unknown=True).defer_async()
+        await stopped.defer_async()
+        await good.configure(queue="later").batch_defer_async({}, {})
+        await app.job_manager.cancel_job_by_id_async(6)
+        await app.run_worker_async(queues=["default"], wait=False, abort_job_polling_interval=0.1)
+        try:
+            recorder.ended(await app.job_manager.list_jobs_async(status="cancelled"))
+        except tallystick_client.TallystickError:
+            print("away")
+        print(*ran)
+asyncio.run(main())
+"""
+
+
+def test_jobs_of_procrastinate_are_on_record_from_deferring_to_their_end(
+    ledger: str, postgres: EmbeddedPostgres, installed: Install
+) -> None:
+    programs = installed("procrastinate==3.10.0", "psycopg[binary]")
+    for url in (ledger, AWAY):
+        with fresh_database(postgres, "template0") as database:
+            lines = run_program(programs, "procrastinate", PROCRASTINATE, url, DATABASE=database.superuser_url)
+        assert sorted(lines[-1].split()) == ["bad", "bad", "good", "stopped"]
+    assert states(ledger, "procrastinate") == {
+        "procrastinate.1": ("COMPLETED", None),
+        "procrastinate.2": ("FAILED", "ValueError: no rows"),
+        "procrastinate.3": ("FAILED", "TaskNotFound: \n    Task cannot be imported.\n    "),
+        "procrastinate.4": ("FAILED", "CancelledError: "),
+        "procrastinate.5": ("SUBMITTED", None),
+        "procrastinate.6": ("FAILED", "it is cancelled"),
+    }
+    found = actions(ledger, "procrastinate")
+    assert found["procrastinate.1"] == WHOLE
+    assert found["procrastinate.2"] == FAILED
+    assert found["procrastinate.5"] == ["ENQUEUE"]
