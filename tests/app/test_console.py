@@ -7,6 +7,7 @@ import csv
 import io
 import re
 import tarfile
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -140,7 +141,7 @@ def test_who_may_read_one_tenant_alone_is_shown_nothing_else(console: Console) -
     page = console.stranger()
     console.sign_in(reader["token"], page)
     links = page.get_by_role("navigation").get_by_role("link")
-    expect(links).to_have_text(["Overview", "Jobs", "Nodes", "Keys", "Replicas"])
+    expect(links).to_have_text(["Overview", "Jobs", "Ledger", "Nodes", "Keys", "Replicas"])
     links.get_by_text("Jobs").click()
     expect(page.get_by_role("rowheader")).to_have_count(3)
     for place in ("jobs/other", "tenants", "verify/acme?run=1", "tokens", "tenant/other"):
@@ -186,6 +187,8 @@ def test_who_has_an_account_at_the_issuer_signs_in_there_and_goes_on_where_he_wa
 
 PLACES = {
     "": "Everything holds",
+    f"?tenant={TENANT}&days=0": f"Jobs of {TENANT}",
+    "ledger": "Everything holds",
     "tenants": "Tenants",
     f"tenant/{TENANT}": f"Tenant {TENANT}",
     f"jobs/{TENANT}": "Jobs",
@@ -274,6 +277,75 @@ def test_what_stands_in_a_job_is_text_whatever_it_looks_like(console: Console) -
         assert "\u202e" not in (page.locator("main").text_content() or "")
 
 
+# --- the first page -------------------------------------------------------------------------------
+
+
+def test_the_first_page_says_what_runs_what_failed_how_long_when_and_how_the_ledger_is(console: Console) -> None:
+    now_s = int(time.time())
+    for number, (ran_s, end) in enumerate([(5, "JobCompleted"), (3725, "JobCompleted"), (60, "JobFailed"), (0, "")]):
+        about = {"job_id": f"run-{number}", "trace_time": now_s - 7200}
+        send(
+            console,
+            "figures",
+            {"type": "JobCreated", "spec": {"name": f"report {number}"}, **about},
+            {"type": "JobAccepted", "dc_id": "use1", **about},
+        )
+        error = {"error": "OOMKilled"} if end == "JobFailed" else {}
+        if end:
+            send(console, "figures", {"type": end, **about, **error, "trace_time": now_s - 7200 + ran_s})
+    page = console.go("?tenant=figures")
+    expect(page.get_by_role("heading", name="Jobs of figures")).to_be_visible()
+    tiles = page.locator(".tiles li")
+    expect(tiles).to_have_text(["4jobs", "1accepted", "2completed", "1failed"])
+    failed = page.get_by_role("table", name="Failed last, the newest")
+    expect(failed.get_by_role("row").nth(1)).to_have_text(re.compile("run-2report 2.*OOMKilled"))
+    expect(page.get_by_role("table", name="By error").get_by_role("row").nth(1)).to_have_text("OOMKilled1")
+    expect(page.get_by_role("table", name="Running").get_by_role("row").nth(1)).to_contain_text("run-3")
+    expect(page.locator("section").filter(has_text="Median1 min")).to_contain_text(
+        re.compile(r"Longest1 h \d min.*Of3 jobs")
+    )
+    expect(page.get_by_role("row").filter(has=page.get_by_role("link", name="figures", exact=True))).to_contain_text(
+        "4"
+    )
+    page.get_by_text("As a table").click()
+    bars = page.get_by_role("table", name="Jobs created in each 4 hours").get_by_role("row")
+    expect(bars.nth(1)).to_contain_text(re.compile("4121$"))
+    expect(page.locator(".bars rect")).to_have_count(3)
+    expect(page.locator(".banner")).to_contain_text("Nothing waits to be chained")
+    page.get_by_label("Period").select_option("the last 24 hours")
+    expect(page).to_have_url(re.compile("tenant=figures&days=1$"))
+    page.get_by_role("link", name="1 failed").click()
+    expect(page.get_by_role("rowheader")).to_have_text(["run-2"])
+
+
+def test_the_first_page_of_a_tenant_without_jobs_says_so(console: Console) -> None:
+    page = console.go("?tenant=unborn")
+    expect(page.locator("main")).to_contain_text("unborn has no event yet.")
+    send(console, "old", {"type": "JobCreated", "job_id": "replayed", "trace_time": 0})
+    page = console.go("?tenant=old")
+    expect(page.locator("main")).to_contain_text("old has no job that was created in the last 7 days.")
+    page.get_by_role("link", name="All time").click()
+    expect(page.locator(".tiles li").first).to_have_text("1job")
+
+
+def test_figures_that_cannot_be_read_again_are_said_to_be_old(console: Console) -> None:
+    context = console.open()
+    page = console.sign_in(page=context.new_page())
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    page.clock.install()
+    console.go(f"?tenant={TENANT}&days=0", page)
+    expect(page.locator(".tiles li").first).to_be_visible()
+    context.set_offline(True)
+    page.clock.fast_forward(6000)
+    expect(page.locator(".banner")).to_contain_text(
+        re.compile(r"No answer since \d\d:\d\d:\d\d: what is shown is of then")
+    )
+    expect(page.locator(".tiles li").first).to_be_visible()
+    context.set_offline(False)
+    page.clock.fast_forward(6000)
+    expect(page.locator(".banner")).to_contain_text("Everything holds")
+
+
 # --- jobs -----------------------------------------------------------------------------------------
 
 
@@ -331,6 +403,10 @@ def test_a_job_is_found_by_part_of_its_name_counted_and_sorted_and_exported_with
         page.get_by_role("button", name="Search").click()
         expect(page.get_by_role("rowheader")).to_have_text(ids)
     assert page.url.endswith("?id_part=nightly&sort=ended")
+    expect(console.go("job/sorted/id-two").locator(".timeline > li").nth(2)).to_contain_text(
+        "1 h 2 min later in its trace"
+    )
+    page.go_back()
     expect(page.get_by_role("row").filter(has_text="id-two")).to_contain_text("1 h 2 min")
     with page.expect_download() as downloading:
         page.get_by_role("button", name="Save as CSV").click()
@@ -344,6 +420,8 @@ def test_a_job_is_found_by_part_of_its_name_counted_and_sorted_and_exported_with
 
 def test_pages_of_jobs_say_how_many_were_found_so_far(console: Console) -> None:
     send(console, "many", *({"type": "JobCreated", "job_id": f"j-{number:03}"} for number in range(60)))
+    page = console.go("jobs/many?status=SUBMITTED")
+    expect(page.get_by_text("found: 60 jobs")).to_be_visible()
     page = console.go("jobs/many?id_part=j-")
     expect(page.get_by_text("found: more than 50 jobs")).to_be_visible()
     page.get_by_role("link", name="Older jobs").click()
@@ -448,7 +526,7 @@ def test_a_falsified_row_is_named_with_what_it_should_be_and_what_to_do(console:
     expect(shown.get_by_role("heading", name="Stored rows of the tenant are damaged")).to_be_visible()
     expect(shown.get_by_role("alert")).to_contain_text("payload-digest at seq 4")
     expect(console.go("job/broken/nightly-0").get_by_text("its entries up to")).to_be_visible()
-    overview = console.go("")
+    overview = console.go("ledger")
     expect(overview.get_by_role("heading", name="What is on record was changed; requests are taken")).to_be_visible()
     expect(overview.locator("[data-check=breaks]")).to_contain_text("What to do: ")
     assert overview.title().startswith("✕")
@@ -458,7 +536,7 @@ def test_a_falsified_row_is_named_with_what_it_should_be_and_what_to_do(console:
     page.get_by_label("Reason").fill("falsified on purpose")
     page.get_by_role("button", name="Acknowledge").click()
     expect(page.get_by_text("Acknowledged, and recorded in _system")).to_be_visible()
-    expect(console.go("").locator("[data-check=breaks]")).to_contain_text("not mended")
+    expect(console.go("ledger").locator("[data-check=breaks]")).to_contain_text("not mended")
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, execute(superuser_url, MEND)).result()
     page = console.go("verify/broken")

@@ -230,7 +230,7 @@ function timeline(ctx, tenant, page) {
             h(
               "span",
               { class: "soft" },
-              before ? `${duration(new Date(event.at) - new Date(before.at))} later` : ago(event.at),
+              before ? later(before, event) : ago(event.at),
             ),
             event.actor !== null && h("span", {}, "by ", h("b", {}, shownActor(event.actor))),
             h("span", { title: why }, tag(state, stateKind)),
@@ -259,6 +259,15 @@ function timeline(ctx, tenant, page) {
     ),
     page.next_cursor && h("p", { class: "soft" }, `The first ${EVENTS_PAGE} events; the API lists all.`),
   ];
+}
+
+/** How long after another an event was: by the time of a trace where both carry one, else by their HLC. */
+function later(before, event) {
+  const [from, to] = [before, event].map(({ payload }) => payload?.trace_time);
+  const isTraced = typeof from === "number" && typeof to === "number";
+  const ms = isTraced ? (to - from) * 1000 : Date.parse(event.at) - Date.parse(before.at);
+  if (Number.isNaN(ms)) return "";
+  return `${duration(Math.abs(ms))} ${ms < 0 ? "earlier" : "later"}${isTraced ? " in its trace" : ""}`;
 }
 
 /** The few words of an event that somebody looks for: of its headline those parts whose fields are given, and no private

@@ -13,7 +13,7 @@ const ORDERS = {
   ended: ["the last to end", (job) => job.ended_at && Date.parse(job.ended_at)],
   duration: ["the longest", (job) => job.run_ms],
 };
-const NONE_YET = { items: [], damaged: [], next_cursor: null, isNew: true };
+const NONE_YET = { items: [], damaged: [], next_cursor: null, total: 0, isNew: true };
 const REFRESH_AFTER_MS = 600;
 const DRAW_AGAIN_AFTER_MS = 5000;
 
@@ -67,11 +67,19 @@ function asked(query) {
   return said;
 }
 
-/** A page of jobs; none of a tenant that has no event yet. */
+/** A page of jobs, and how many there are where figures say so; none of a tenant that has no event yet. */
 async function found(ctx, name, cursor) {
   const limit = orderOf(ctx.query) ? SORTED_OF : PAGE;
+  const { status, dc, ...more } = asked(ctx.query);
+  const isCounted = Object.values(more).every((value) => !value?.length);
   try {
-    return await get("/v1/jobs", { tenant_id: name, limit, cursor, ...asked(ctx.query) }, ctx.signal);
+    const [page, figures] = await Promise.all([
+      get("/v1/jobs", { tenant_id: name, limit, cursor, ...asked(ctx.query) }, ctx.signal),
+      isCounted && get("/v1/jobs/summary", { tenant_id: name, dc }, ctx.signal),
+    ]);
+    const counts = figures && Object.entries(figures.all.statuses);
+    const wanted = counts && counts.filter(([each]) => !status.length || status.includes(each));
+    return { ...page, total: wanted ? wanted.reduce((sum, [, jobs]) => sum + jobs, 0) : null };
   } catch (error) {
     if (error.kind === "tenant-not-found") return NONE_YET;
     throw error;
@@ -165,7 +173,7 @@ function drawJobs(ctx, name, places, drawn, page) {
     next.set("cursor", page.next_cursor);
     next.set("seen", seen);
   }
-  const total = `${next ? "more than " : ""}${plural(seen, "job")}`;
+  const total = page.total === null ? `${next ? "more than " : ""}${plural(seen, "job")}` : plural(page.total, "job");
   const shown = inOrder(page.items, ctx.query);
   const caption = orderOf(ctx.query)
     ? `Of ${count(page.items.length)} jobs, ${orderOf(ctx.query)[0]} first; found: ${total}`

@@ -6,6 +6,7 @@ import { access, tokens } from "./access.js";
 import { bundles } from "./bundles.js";
 import { callers } from "./callers.js";
 import { PROBLEMS } from "./facts.js";
+import { home } from "./home.js";
 import { job } from "./job.js";
 import { jobs } from "./jobs.js";
 import { keys } from "./keys.js";
@@ -22,8 +23,9 @@ import { webhooks } from "./webhooks.js";
 
 const NAV = [
   ["Overview", () => "#/", () => true],
-  ["Tenants", () => "#/tenants", (session) => session.may("audit")],
   ["Jobs", (named) => `#/jobs/${named}`, (session) => session.may("read")],
+  ["Ledger", () => "#/ledger", () => true],
+  ["Tenants", () => "#/tenants", (session) => session.may("audit")],
   ["Nodes", (named) => `#/nodes/${named}`, (session) => session.may("read")],
   ["Webhooks", (named) => `#/webhooks/${named}`, (session) => session.may("admin")],
   ["Verify", (named) => `#/verify/${named}`, (session) => session.may("audit")],
@@ -35,7 +37,8 @@ const NAV = [
   ["Access", (named) => `#/access/${named}`, (session) => session.may("audit") || session.may("admin")],
 ];
 const PAGES = {
-  "": overview,
+  "": home,
+  ledger: overview,
   tenants: tenants,
   tenant: tenant,
   jobs: jobs,

@@ -1,7 +1,7 @@
 // Nodes of a tenant's cluster: what each has, what is reserved of it, and which of them are overbooked.
 
 import { get } from "./api.js";
-import { count, fill, h, panel, plural, table, tag, waiting } from "./dom.js";
+import { count, facts, fill, h, panel, plural, table, tag, waiting } from "./dom.js";
 import { named, pickTenant } from "./pick_tenant.js";
 
 const PAGE = 50;
@@ -16,7 +16,7 @@ export async function nodes(ctx) {
   ctx.show(
     `Nodes of ${name}`,
     h("h1", {}, "Nodes"),
-    h("p", { class: "soft" }, "Machines on which the tenant's capsules are placed."),
+    h("p", { class: "soft" }, "Machines on which the tenant's capsules are placed, and the commitments that hold now."),
     h(
       "p",
       { class: "row actions" },
@@ -28,7 +28,11 @@ export async function nodes(ctx) {
     place,
   );
   const asked = { tenant_id: name, limit: PAGE, cursor: ctx.query.get("cursor"), overbooked: overbooked || null };
-  const found = await get("/v1/nodes", asked, ctx.signal);
+  const after = ctx.query.get("after");
+  const [found, active] = await Promise.all([
+    get("/v1/nodes", asked, ctx.signal),
+    get("/v1/commitments", { tenant_id: name, limit: PAGE, cursor: after }, ctx.signal),
+  ]);
   const more = { ...(overbooked && { overbooked }), cursor: found.next_cursor };
   fill(
     place,
@@ -36,7 +40,15 @@ export async function nodes(ctx) {
     found.items.length
       ? panel(null, table(captionOf(found, overbooked), COLUMNS, found.items, { kind: kindOf }))
       : h("p", {}, overbooked ? "No node is overbooked." : "The capacity of no node is recorded."),
-    found.next_cursor && h("a", { class: "button", href: address(name, more) }, "More nodes"),
+    found.next_cursor && h("p", {}, h("a", { class: "button", href: address(name, more) }, "More nodes")),
+    panel(
+      null,
+      active.items.length
+        ? table(`Active commitments, as of entry ${count(active.as_of_seq)}`, commitmentColumns(name), active.items)
+        : h("p", {}, after ? "There are no more active commitments." : "No commitment is active."),
+    ),
+    active.next_cursor &&
+      h("a", { class: "button", href: address(name, { after: active.next_cursor }) }, "More commitments"),
   );
 }
 
@@ -62,6 +74,21 @@ const COLUMNS = [
   { name: "Free", minor: true, of: (node) => dimensionsOf(node).map(free) },
   { name: "Set by entry", number: true, minor: true, of: (node) => count(node.index) },
 ];
+
+const commitmentColumns = (name) => [
+  {
+    name: "Entry",
+    heads: true,
+    of: ({ index }) => h("a", { href: `#/verify/${named(name)}?at=${index}` }, count(index)),
+  },
+  { name: "Commitment", of: ({ commitment }) => commitment.kind },
+  { name: "Says", of: ({ commitment: { kind, ...said } }) => facts(mapped(said)) },
+];
+
+const mapped = (said) =>
+  Object.fromEntries(
+    Object.entries(said).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value)]),
+  );
 
 /** Each dimension of which a node has, or has reserved, anything: `{dimension, reserved, free, excess, factor}`. */
 function dimensionsOf(node) {

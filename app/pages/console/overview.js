@@ -1,4 +1,4 @@
-// What is wrong and what to do about it, before anything else; then how the node does.
+// The ledger: what is wrong and what to do about it, before anything else; then how the node does.
 
 import { getIfAllowed, metrics, readiness, Unreachable } from "./api.js";
 import { count, facts, fill, h, panel, plural, refill, svg, tag, waiting } from "./dom.js";
@@ -6,7 +6,7 @@ import { CHECKS } from "./facts.js";
 import { named } from "./pick_tenant.js";
 import { time } from "./times.js";
 
-const ASK_EVERY_MS = 5000;
+export const ASK_EVERY_MS = 5000;
 const ANSWER_MAX_MS = 30_000;
 const SAMPLES_MAX = 60;
 const ICON = "console/icon.svg";
@@ -21,19 +21,22 @@ export async function overview(ctx) {
     checks: h("div"),
   };
   const seen = { told: null, samples: [], before: null };
-  ctx.show("Overview", Object.values(places));
-  ctx.signal.addEventListener("abort", () => icon(ICON));
-  await update(ctx, places, seen);
-  keepUp(ctx, places, seen).catch((error) => ctx.fail(error));
+  ctx.show("Ledger", Object.values(places));
+  await keepUp(ctx, () => update(ctx, places, seen));
 }
 
-/** Ask again until the page is left. */
-async function keepUp(ctx, places, seen) {
-  for (;;) {
-    await pause(ctx.signal);
-    if (ctx.signal.aborted) return;
-    if (!document.hidden) await update(ctx, places, seen);
-  }
+/** Draw, and again until the page is left. */
+export async function keepUp(ctx, draw) {
+  ctx.signal.addEventListener("abort", () => icon(ICON));
+  await draw();
+  const again = async () => {
+    for (;;) {
+      await pause(ctx.signal);
+      if (ctx.signal.aborted) return;
+      if (!document.hidden) await draw();
+    }
+  };
+  again().catch((error) => ctx.fail(error));
 }
 
 async function update(ctx, places, seen) {
@@ -52,8 +55,7 @@ async function update(ctx, places, seen) {
     if (!ctx.signal.aborted) drawUnknown(ctx, places, seen, error);
     return;
   }
-  const faults = Object.entries(state.checks).filter(([, check]) => !check.ok);
-  drawState(ctx, places, seen, state, faults);
+  drawState(ctx, places, seen, state);
   refill(places.checks, allChecks(state.checks));
   const [node, measured, exchange, archive] = (await asked).map((each) => each.value ?? null);
   if (ctx.signal.aborted) return;
@@ -68,23 +70,29 @@ function drawUnknown(ctx, places, seen, error) {
   const more = isAway ? "See whether it runs, and whether you reach it." : error.message;
   refill(places.banner, banner("bad", said, `${more} This page asks again every 5 seconds.`));
   for (const place of [places.faults, places.flow, places.about, places.checks]) fill(place);
-  tell(ctx, seen, said, true);
+  tell(ctx, seen, "Ledger", said, true);
 }
 
-function drawState(ctx, places, seen, state, faults) {
+/** What the checks of a node come to: `said`, the checks that fail, those of them that are urgent, and its kind. */
+export function judged(state) {
+  const faults = Object.entries(state.checks).filter(([, check]) => !check.ok);
   const urgent = faults.filter(([name]) => isUrgent(name));
-  const said = headline(state, faults, urgent);
   const more = faults.length
     ? faults.map(([name]) => CHECKS[name]?.title ?? name).join(", ")
     : `${Object.keys(state.checks).length} checks pass. Events are taken, chained and signed.`;
   const kind = !faults.length ? "ok" : urgent.length ? "bad" : "warn";
+  return { faults, urgent, kind, more, said: headline(state, faults, urgent) };
+}
+
+function drawState(ctx, places, seen, state) {
+  const { faults, urgent, kind, more, said } = judged(state);
   refill(places.banner, banner(kind, said, more, lastVerified(state.verified)));
   const ordered = [...urgent, ...faults.filter((each) => !urgent.includes(each))];
   refill(
     places.faults,
     ordered.map(([name, check]) => fault(name, check.detail)),
   );
-  tell(ctx, seen, faults.length ? `${said}: ${more}` : said, faults.length > 0);
+  tell(ctx, seen, "Ledger", faults.length ? `${said}: ${more}` : said, faults.length > 0);
 }
 
 const stops = (name) => CHECKS[name]?.stops ?? "NOTHING";
@@ -105,10 +113,11 @@ export function headline(state, faults, urgent) {
     : `${plural(faults.length, "thing")} to look at; requests are taken`;
 }
 
-function tell(ctx, seen, said, isFault) {
+/** Say what changed, to who does not see the page either. */
+export function tell(ctx, seen, page, said, isFault) {
   if (seen.told !== said) ctx.say(said);
   seen.told = said;
-  document.title = `${isFault ? "✕ " : ""}${isFault ? said.split(":")[0] : "Overview"} · Tallystick`;
+  document.title = `${isFault ? "✕ " : ""}${isFault ? said.split(":")[0] : page} · Tallystick`;
   icon(isFault ? ICON_FAULT : ICON);
 }
 
@@ -122,7 +131,7 @@ export function lastVerified(verified) {
   if (!verified) return null;
   const never = verified.never_verified;
   if (!verified.at) return h("p", { class: "verified" }, "No chain was verified from end to end yet.");
-  const by = { walk: " by this node's walk", node: " by this node", caller: " by a caller" }[verified.by];
+  const by = { walk: " by this node in the background", node: " by this node", caller: " by a caller" }[verified.by];
   return h(
     "p",
     { class: "verified" },
@@ -133,12 +142,12 @@ export function lastVerified(verified) {
   );
 }
 
-function banner(kind, title, text, more = null) {
+export function banner(kind, title, text, more = null, heading = "h1") {
   return h(
     "div",
     { class: `banner ${kind}` },
     h("span", { class: "mark", "aria-hidden": "true" }, kind === "ok" ? "✓" : kind === "bad" ? "✕" : "!"),
-    h("div", {}, h("h1", { tabindex: "-1" }, title), h("p", {}, text), more),
+    h("div", {}, h(heading, { tabindex: "-1" }, title), h("p", {}, text), more),
   );
 }
 
@@ -187,7 +196,7 @@ function drawNode(places, seen, node, measured, { exchange, archive }, checks) {
   fill(
     places.flow,
     panel(
-      "How far events have come",
+      "Positions in the log",
       h(
         "ol",
         { class: "steps" },
@@ -221,7 +230,7 @@ function drawNode(places, seen, node, measured, { exchange, archive }, checks) {
       }),
     ),
     panel(
-      "Around it",
+      "What it works with",
       facts({
         PostgreSQL: stateOf(checks.database),
         Signing: stateOf(checks.signing),

@@ -233,7 +233,7 @@ async function entriesAround(ctx, name, seq, broken) {
         ctx.session.may("operate", name) && acknowledgement(ctx, name, broken),
       ],
       table(
-        broken ? "The entries around it, as they are stored now" : `Entries around ${count(seq)}, as they are stored`,
+        broken ? "The entries before and after it, as they are stored now" : `Entries around ${count(seq)}, as they are stored`,
         [
           { name: "Entry", heads: true, of: (entry) => count(entry.seq) },
           { name: "At", of: (entry) => time(entry.at, entry.t_hlc) },

@@ -1,0 +1,268 @@
+// The first page: how the jobs of a tenant are, what runs and what failed, over time and by tenant; then a line on the
+// ledger.
+
+import { get, getIfAllowed, readiness } from "./api.js";
+import { count, facts, field, fill, h, panel, plural, refill, svg, table, tag, waiting } from "./dom.js";
+import { STATUSES } from "./facts.js";
+import { jobLink, statusTag } from "./jobs.js";
+import { ASK_EVERY_MS, banner, judged, keepUp, lastVerified, overview, tell } from "./overview.js";
+import { named, pickTenant } from "./pick_tenant.js";
+import { ago, duration, time } from "./times.js";
+
+const HOUR_MS = 3_600_000;
+const BARS_MAX = 48;
+const HOURS_MAX = 1000;
+const LISTED = 5;
+const TENANTS_MAX = 20;
+const PERIODS = { 1: "the last 24 hours", 7: "the last 7 days", 30: "the last 30 days", 0: "all time" };
+const RUNNING = ["ACCEPTED", "RUNNING", "CANCELLING"];
+const FAILED = ["FAILED", "TIMED_OUT"];
+const GROUPS = [
+  ["bad", "failed", (status) => STATUSES[status] === "bad"],
+  ["ok", "completed", (status) => STATUSES[status] === "ok"],
+  ["", "others", (status) => !["ok", "bad"].includes(STATUSES[status])],
+];
+
+export async function home(ctx) {
+  const { session, query } = ctx;
+  if (!session.may("read")) return overview(ctx);
+  const { names } = await session.tenants();
+  const tenants = names.filter((name) => name !== "_system");
+  const kept = query.get("tenant") || sessionStorage.getItem("tenant");
+  const tenant = (kept !== "_system" && kept) || tenants[0];
+  const days = Object.hasOwn(PERIODS, query.get("days") ?? "") ? Number(query.get("days")) : 7;
+  const address = (more) => `#/?${new URLSearchParams({ tenant, days, ...more })}`;
+  const period = h(
+    "select",
+    { name: "days", onchange: (event) => location.assign(address({ days: event.target.value })) },
+    [1, 7, 30, 0].map((each) => h("option", { value: each, selected: each === days }, PERIODS[each])),
+  );
+  const places = {
+    alarm: h("div"), // The line on the ledger, where something is wrong with it.
+    ledger: h("div"),
+    jobs: h("div", {}, waiting("Reading the figures")),
+    tenants: h("div"),
+  };
+  ctx.show(
+    "Overview",
+    places.alarm,
+    h("h1", {}, tenant ? `Jobs of ${tenant}` : "Jobs"),
+    tenant &&
+      h(
+        "p",
+        { class: "row actions" },
+        await pickTenant(ctx, tenant, (name) => address({ tenant: name })),
+        field("Period", period),
+      ),
+    places.jobs,
+    places.tenants,
+    places.ledger,
+  );
+  const seen = { told: null, answeredAt: new Date() };
+  await keepUp(ctx, async () => {
+    await drawLedger(ctx, places, seen);
+    if (!tenant) return void fill(places.jobs, h("p", {}, "No tenant has an event yet. One begins with its first."));
+    try {
+      refill(places.jobs, await jobsOf(ctx, tenant, days));
+      refill(places.tenants, await byTenant(ctx, tenants.slice(0, TENANTS_MAX), days, address));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      if (!places.jobs.querySelector(".panel")) fill(places.jobs);
+      ctx.say(`Not read: ${error.message}`);
+      refill(places.tenants, h("p", { role: "alert" }, `The figures are not as they are now: ${error.message}`));
+    }
+  });
+}
+
+const since = (days) => (days ? new Date(Date.now() - days * 24 * HOUR_MS).toISOString() : null);
+
+async function jobsOf(ctx, tenant, days) {
+  const ask = (path, more) => get(path, { tenant_id: tenant, since: since(days), ...more }, ctx.signal);
+  let answers;
+  try {
+    answers = await Promise.all([
+      ask("/v1/jobs/summary", { by: "hour", limit: HOURS_MAX }),
+      ask("/v1/jobs/summary", { by: "error", limit: LISTED }),
+      ask("/v1/jobs", { status: FAILED, limit: LISTED }),
+      ask("/v1/jobs", { status: RUNNING, limit: LISTED, since: null }),
+    ]);
+  } catch (error) {
+    if (error.kind !== "tenant-not-found") throw error;
+    return h("p", {}, `${tenant} has no event yet. Its jobs show here once the first one comes.`);
+  }
+  const [hours, errors, failed, running] = answers;
+  const { all } = hours;
+  const listed = (status) => `#/jobs/${named(tenant)}?${new URLSearchParams(since(days) ? { status, since: since(days) } : { status })}`;
+  if (!all.jobs)
+    return h("p", {}, `${tenant} has no job that was created in ${PERIODS[days]}. `, days > 0 && h("a", { href: `#/?${new URLSearchParams({ tenant, days: 0 })}` }, "All time"));
+  return [
+    h(
+      "ul",
+      { class: "tiles" },
+      h("li", {}, h("b", {}, count(all.jobs)), all.jobs === 1 ? "job" : "jobs"),
+      Object.keys(STATUSES)
+        .filter((status) => all.statuses[status])
+        .map((status) =>
+          h("li", { class: STATUSES[status] }, h("a", { href: listed(status) }, h("b", {}, count(all.statuses[status])), words(status))),
+        ),
+    ),
+    h(
+      "div",
+      { class: "grid" },
+      panel("Created over time", chart(hours, days)),
+      panel("Run time", runTimes(all.run_times), h("p", { class: "soft" }, asOf(hours))),
+    ),
+    h(
+      "div",
+      { class: "grid" },
+      panel(null, shortList("Failed last", tenant, failed.items, (job) => errorOf(job.error)), errorCounts(errors)),
+      panel(null, shortList("Running", tenant, running.items, (job) => [statusTag(job.status), " ", job.assigned_dcs.join(", ")])),
+    ),
+  ];
+}
+
+const words = (status) => status.toLowerCase().replace("_", " ");
+const errorOf = (error) => (typeof error === "string" ? error : error ? JSON.stringify(error) : "no error was given");
+const asOf = ({ consistency, all }) =>
+  `As of entry ${count(consistency.as_of_seq)}${all.by_trace_time ? `; ${plural(all.by_trace_time, "job")} by the time of a trace` : ""}.`;
+
+function runTimes(times) {
+  if (!times) return h("p", {}, "No job ran from its acceptance to its end.");
+  return facts({
+    Median: duration(times.p50_ms),
+    "95 % within": duration(times.p95_ms),
+    Longest: duration(times.max_ms),
+    Of: plural(times.jobs, "job"),
+  });
+}
+
+function shortList(caption, tenant, items, last) {
+  if (!items.length) return [h("h2", {}, caption), h("p", {}, "None.")];
+  const columns = [
+    { name: "Job", heads: true, of: (job) => [jobLink(tenant, job), job.name && h("div", { class: "soft" }, job.name)] },
+    { name: "When", of: (job) => [time(job.last_at, job.last_hlc), h("div", { class: "soft" }, ago(job.last_at))] },
+    { name: caption === "Running" ? "State" : "Error", of: last },
+  ];
+  return table(`${caption}, the newest`, columns, items);
+}
+
+function errorCounts({ groups }) {
+  if (!groups.length) return null;
+  const columns = [
+    { name: "Error", heads: true, of: (group) => group.value ?? "none, or private" },
+    { name: "Jobs", number: true, of: (group) => count(group.jobs) },
+  ];
+  return table("By error, the most frequent", columns, groups);
+}
+
+/** Bars of as many hours each that at most BARS_MAX cover the period: `{at, jobs, parts}`, `parts` as GROUPS has them. */
+export function barsOf(groups, first, end) {
+  const size = Math.max(1, Math.ceil((end - first) / HOUR_MS / BARS_MAX)) * HOUR_MS;
+  const bars = Array.from({ length: Math.max(1, Math.ceil((end - first) / size)) }, (_, nth) => ({
+    at: first + nth * size,
+    jobs: 0,
+    parts: GROUPS.map(() => 0),
+  }));
+  for (const { value, jobs, statuses } of groups) {
+    const bar = bars[Math.floor((Date.parse(value) - first) / size)];
+    if (!bar) continue;
+    bar.jobs += jobs;
+    for (const [status, number] of Object.entries(statuses)) bar.parts[GROUPS.findIndex(([, , is]) => is(status))] += number;
+  }
+  return bars;
+}
+
+function chart({ groups, since: from, groups_left_out: leftOut }, days) {
+  const dated = groups.filter(({ value }) => value);
+  if (!dated.length) return h("p", {}, "No job has a time of creation.");
+  const at = dated.map(({ value }) => Date.parse(value));
+  const first = from ? Date.parse(from) : Math.min(...at);
+  const end = days ? Math.max(Date.now(), ...at) : Math.max(...at) + HOUR_MS;
+  const bars = barsOf(dated, first, end);
+  const most = Math.max(...bars.map((bar) => bar.jobs));
+  const shown = bars.filter((bar) => bar.jobs);
+  const columns = [
+    { name: "From", heads: true, of: (bar) => time(new Date(bar.at).toISOString()) },
+    { name: "Jobs", number: true, of: (bar) => count(bar.jobs) },
+    ...GROUPS.map(([, name], nth) => ({ name, number: true, of: (bar) => count(bar.parts[nth]) })),
+  ];
+  const hours = bars.length > 1 ? (bars[1].at - bars[0].at) / HOUR_MS : 1;
+  const caption = `Jobs created in each ${hours === 1 ? "hour" : `${hours} hours`}`;
+  return [
+    svg(
+      "svg",
+      {
+        class: "bars",
+        viewBox: `0 0 ${bars.length * 10} 100`,
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": `${caption}, at most ${count(most)}; the table has the numbers`,
+      },
+      bars.map((bar, nth) => barAt(bar, nth * 10, most)),
+    ),
+    h(
+      "p",
+      { class: "row between soft" },
+      time(new Date(first).toISOString()),
+      h("span", {}, `at most ${count(most)}`),
+      time(new Date(end).toISOString()),
+    ),
+    h("ul", { class: "tags" }, GROUPS.map(([kind, name]) => h("li", {}, tag(name, kind)))),
+    leftOut > 0 && h("p", { class: "soft" }, `The newest ${HOURS_MAX} hours that have jobs.`),
+    h("details", {}, h("summary", {}, "As a table"), table(caption, columns, shown)),
+  ];
+}
+
+function barAt(bar, x, most) {
+  let top = 100;
+  return GROUPS.map(([kind], nth) => {
+    const height = (bar.parts[nth] / most) * 96;
+    top -= height;
+    return height > 0 && svg("rect", { x: x + 1, y: top, width: 8, height, class: kind || "other" });
+  });
+}
+
+async function byTenant(ctx, names, days, address) {
+  if (names.length < 2) return null;
+  const asked = names.map((name) =>
+    getIfAllowed("/v1/jobs/summary", { tenant_id: name, since: since(days) }, ctx.signal),
+  );
+  const rows = (await Promise.all(asked)).filter((found) => found?.all.jobs);
+  if (!rows.length) return null;
+  const sum = ({ all }, statuses) => statuses.reduce((total, status) => total + (all.statuses[status] ?? 0), 0);
+  const columns = [
+    { name: "Tenant", heads: true, of: (row) => h("a", { href: address({ tenant: row.tenant_id }) }, row.tenant_id) },
+    { name: "Jobs", number: true, of: (row) => count(row.all.jobs) },
+    { name: "Running", number: true, of: (row) => count(sum(row, RUNNING)) },
+    { name: "Failed", number: true, of: (row) => count(sum(row, FAILED)) },
+    { name: "Median run time", number: true, of: (row) => (row.all.run_times ? duration(row.all.run_times.p50_ms) : "–") },
+    { name: "95 % within", number: true, of: (row) => (row.all.run_times ? duration(row.all.run_times.p95_ms) : "–") },
+  ];
+  return panel(null, table(`By tenant, created in ${PERIODS[days]}`, columns, rows));
+}
+
+/** One line on the ledger: whether it is whole, when all was last verified, and what waits. */
+async function drawLedger(ctx, places, seen) {
+  try {
+    const [state, node] = await Promise.all([readiness(ctx.signal), getIfAllowed("/v1/node", {}, ctx.signal)]);
+    const { kind, said, more, faults } = judged(state);
+    const waits = node && node.positions.commit_lsn - node.positions.chained_lsn;
+    const line = [
+      node && h("p", {}, waits > 0 ? `${plural(waits, "event")} to be chained. ` : "Nothing waits to be chained. "),
+      lastVerified(state.verified),
+      h("p", {}, h("a", { href: "#/ledger" }, "All about the ledger")),
+    ];
+    seen.answeredAt = new Date();
+    const shown = banner(kind, said, more, line, "h2");
+    refill(places.alarm, kind !== "ok" && shown);
+    refill(places.ledger, kind === "ok" && shown);
+    tell(ctx, seen, "Overview", faults.length ? `${said}: ${more}` : said, faults.length > 0);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    const at = time(seen.answeredAt.toISOString());
+    const text = h("span", {}, "No answer since ", at, `: what is shown is of then. This page asks again every ${ASK_EVERY_MS / 1000} seconds.`);
+    refill(places.alarm, banner("bad", "The service does not answer", text, null, "h2"));
+    fill(places.ledger);
+    tell(ctx, seen, "Overview", "The service does not answer", true);
+  }
+}
