@@ -17,6 +17,7 @@ from playwright.sync_api import Route, expect
 
 from app.dev.embedded import EmbeddedPostgres
 from app.share.webhooks import delivery
+from app.share.webhooks.formats import Format
 from pipeline.archive import plan_path
 from tests.app.console_page import Console, barriers, book, consoling, job
 from tests.app.witness import Witness
@@ -131,6 +132,8 @@ def test_a_webhook_is_added_shows_its_secret_once_delivers_again_and_is_deleted(
         url = f"http://127.0.0.1:{server.server_port}/in"
         page = console.go("webhooks/hooked")
         expect(page.get_by_text("hooked has no webhook.")).to_be_visible()
+        formats = page.get_by_label("Format").locator("option").all_inner_texts()
+        assert formats == [each.value for each in Format]
         page.get_by_label("Address").fill("http://elsewhere.example/in")
         page.get_by_role("button", name="Add").click()
         expect(page.get_by_role("alert").filter(has_text="Not added: url: ")).to_be_visible()
@@ -152,10 +155,11 @@ def test_a_webhook_is_added_shows_its_secret_once_delivers_again_and_is_deleted(
         page.get_by_role("button", name="Deliver again").click()
         page.get_by_role("button", name="Deliver", exact=True).click()
         until(lambda: listed().json()["items"][0]["dead_letter_count"] == 0, "it is delivered")
-        console.api.post(f"/v1/webhooks/{listed().json()['items'][0]['webhook_id']}/pause").raise_for_status()
-        console.load("webhooks/hooked")
+        page.get_by_role("button", name="Pause").click()
         expect(row).to_contain_text("‖ paused")
         expect(row).to_contain_text("standard")
+        page.get_by_role("button", name="Resume").click()
+        expect(row).to_contain_text("✓ delivering")
         page.get_by_role("button", name="Delete").click()
         page.get_by_role("button", name="Keep it").click()
         assert len(listed().json()["items"]) == 1

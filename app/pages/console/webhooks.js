@@ -12,6 +12,7 @@ const STATES = {
   stopped: ["✕ stopped", "bad"],
   paused: ["‖ paused", "warn"],
 };
+const FORMATS = ["standard", "cloudevents", "cloudevents-batch", "ocsf"];
 
 export async function webhooks(ctx) {
   const [name] = ctx.rest;
@@ -63,8 +64,11 @@ const columns = (ctx, draw) => [
   {
     name: "Change",
     of: (each) => [
-      (each.dead_letter_count > 0 || each.state === "stopped") &&
-        button(`Deliver again`, each, () => again(ctx, each, draw)),
+      each.dead_letter_count > 0 && button("Deliver again", each, () => again(ctx, each, draw)),
+      " ",
+      ["stopped", "paused"].includes(each.state)
+        ? button("Resume", each, () => move(ctx, each, "resume", draw))
+        : button("Pause", each, () => move(ctx, each, "pause", draw)),
       " ",
       button("Delete", each, () => remove(ctx, each, draw), "danger"),
     ],
@@ -87,6 +91,17 @@ function deadLetters(ctx, name, { url, dead_letter_count: all, dead_letters: let
   ];
   const caption = `Dead letters of ${url}: ${plural(all, "entry", "entries")} that it refused${all > letters.length ? `, the first ${letters.length}` : ""}`;
   return panel(null, table(caption, columns, letters));
+}
+
+/** Pause a webhook, or let it go on: its position stays, so nothing is lost by either. */
+async function move(ctx, { webhook_id: id, url }, how, draw) {
+  try {
+    await ask("POST", `/v1/webhooks/${named(id)}/${how}`);
+    ctx.say(`${url}: ${how}d`);
+    await draw();
+  } catch (error) {
+    ctx.say(`Not ${how}d: ${error.message}`);
+  }
 }
 
 function again(ctx, { webhook_id: id, url }, draw) {
@@ -121,6 +136,11 @@ function addForm(ctx, name, places, drawn) {
   const actions = text("actions", { placeholder: "all" });
   const job = text("job", { placeholder: "all" });
   const from = text("from_seq", { type: "number", min: "1", placeholder: "from now on" });
+  const format = h(
+    "select",
+    { name: "format" },
+    FORMATS.map((each) => h("option", { value: each }, each)),
+  );
   const told = h("p", { role: "alert" });
   const run = async (event) => {
     event.preventDefault();
@@ -129,6 +149,7 @@ function addForm(ctx, name, places, drawn) {
     const words = actions.value.toUpperCase().split(/[ ,]+/).filter(Boolean);
     if (words.length) wanted.actions = words;
     if (job.value.trim()) wanted.job = job.value.trim();
+    if (format.value !== FORMATS[0]) wanted.format = format.value;
     if (from.value) wanted.from_seq = Number(from.value);
     try {
       const { secret } = await ask("POST", "/v1/webhooks", { json: wanted });
@@ -146,7 +167,7 @@ function addForm(ctx, name, places, drawn) {
       "form",
       { onsubmit: run },
       h("p", {}, "The receiver gets payloads of the tenant for good. That is on record with your name."),
-      h("div", { class: "row" }, field("Address", url), field("Actions", actions), field("Job", job), field("From entry", from)),
+      h("div", { class: "row" }, field("Address", url), field("Format", format), field("Actions", actions), field("Job", job), field("From entry", from)),
       told,
       h("button", { class: "main" }, "Add"),
     ),
