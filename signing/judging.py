@@ -205,12 +205,6 @@ async def judge_bundle(
     began_s = time.perf_counter()
     reader, manifest = rows.bundle, rows.bundle.manifest
     result = BundleVerdict(digest=reader.digest, size_bytes=reader.size_bytes, manifest=manifest)
-
-    def opened(text: str) -> OpenedSnapshot:
-        snapshot = open_snapshot(text, keyring)
-        result.snapshot_keys[snapshot.claim.key_id] += 1
-        return snapshot
-
     try:
         # 1. The manifest's signature.
         signed = Manifest.judge(reader.envelope, keyring)
@@ -228,7 +222,7 @@ async def judge_bundle(
             rows,
             tenant_id=manifest.tenant_id,
             from_seq=manifest.from_seq if manifest.from_seq > 1 else None,
-            open_snapshot=opened,
+            open_snapshot=partial(_opened, result, keyring),
             checkpoints=heads,
             projection=False,
             on_break=on_break,
@@ -250,6 +244,13 @@ async def judge_bundle(
         result.memory = observation.report(result.verdict)
     result.not_checked = _left_out(found, result.verdict, own, kept, keyring, undecided, observation)
     return result
+
+
+def _opened(result: BundleVerdict, keyring: Keyring | None, text: str) -> OpenedSnapshot:
+    """A snapshot of the bundle; its key is counted in ``result``."""
+    snapshot = open_snapshot(text, keyring)
+    result.snapshot_keys[snapshot.claim.key_id] += 1
+    return snapshot
 
 
 def refused(error: BundleInvalidError, digest: str, size_bytes: int, seconds: float = 0) -> BundleVerdict:

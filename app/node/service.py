@@ -276,6 +276,11 @@ class Service:
         lookups = EdgeLookups(pool, self.job_folds, self.breaks.report_error)
         self._keyed_entries = KeyedEntries(lookups.newest_keyed, self.node.wall.now_ms)
         self.keyed = KeyedRequests(self.node, lookups.find_lines, self._keyed_entries, self.breaks.report_error)
+        self._wire_imports(settings, started, pool)
+        self.submitter = self._make_submitter(settings, lookups)
+
+    def _wire_imports(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
+        """Wire the services that take the entries of other ledgers."""
         self.staging = Staging(started.wal.folder, settings.bundle.import_bytes_max, settings.bundle.disk_reserve_bytes)
         self.importer = BundleImporter(
             pool=pool,
@@ -303,7 +308,6 @@ class Service:
             sign_soon=self.notary.sign_soon,
         )
         self.notary.on_signed.append(self.regions.news.signed)
-        self.submitter = self._make_submitter(settings, lookups)
 
     def _wire_followers(self, settings: Settings, started: StartedNode, pool: Pool) -> None:
         """Wire the followers of the chain, and the services that entries of ``_system`` change."""

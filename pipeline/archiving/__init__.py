@@ -336,12 +336,11 @@ def manifest_of(
     entries: Sequence[FiledEntries],
     keyring: Keyring,
 ) -> tuple[Manifest, str]:
-    """The manifest of the range of ``plan``, folded from its files, and the digest of its last snapshot. The range
-    follows ``before``. Its snapshots are in the archive on return. ``keyring`` has the keys trusted for them.
+    """The manifest of the range of ``plan``, which follows ``before``, and the digest of its last snapshot. Its
+    snapshots are in the archive on return. ``keyring`` has the keys trusted for them.
 
     Raises:
-        BrokenRangeError: an entry or a snapshot is invalid, they do not cover the range, or the newest checkpoint
-            does not extend their tree.
+        BrokenRangeError: an entry or a snapshot is invalid or missing, or the checkpoint does not extend their tree.
         ArchiveConflictError: the plan does not fit these entries, or a different snapshot file exists.
         ArchiveInvalidError: an earlier archived file differs from its manifest.
         InvalidInputError: a snapshot holds a forbidden value.
@@ -355,14 +354,11 @@ def manifest_of(
     # 3. The months.
     highest = _highest_time(plan, before, entries)
     # 4. The newest checkpoint.
-    (claim, digest), tree, last = opened[-1][3:5], fold.frontier, fold.verdict().head
+    claim, digest, tree, last = opened[-1].claim, opened[-1].digest, fold.frontier, fold.verdict().head
     assert claim is not None
     assert digest is not None
     assert tree is not None
-    tile = cache(partial(ledger.tile, plan.tenant_id))
-    checkpoint, proof, said = _checkpoint(ledger, plan, tree.root(), keyring, tile)
-    end = (tree.size, tree.root())
-    extends = [] if before is None else _proof(_tree_of(before.manifest), end, tile)
+    proved = _proved_checkpoint(ledger, plan, before, tree.root(), keyring)
     # 5. The file of snapshots.
     files = [each.file for each in entries if each.file is not None]
     assert len(files) == len(entries), "what holds was written"
@@ -383,13 +379,13 @@ def manifest_of(
         tree_size=plan.to_seq,
         tree_root=tree.root().hex(),
         frontier=tuple(each.hex() for each in tree.hashes),
-        checkpoint=checkpoint,
-        consistency=tuple(each.hex() for each in proof),
-        extends=tuple(each.hex() for each in extends),
+        checkpoint=proved.checkpoint,
+        consistency=tuple(each.hex() for each in proved.consistency),
+        extends=tuple(each.hex() for each in proved.extends),
         previous_manifest=plan.previous_manifest,
         files=(*files, snapshots),
-        anchors=tuple(said) or UNSET,
-        format_version=ANCHORED_VERSION if said else FORMAT_VERSION,
+        anchors=tuple(proved.anchors) or UNSET,
+        format_version=ANCHORED_VERSION if proved.anchors else FORMAT_VERSION,
     )
     return manifest, digest
 
@@ -449,20 +445,34 @@ def worst(findings: Findings) -> Break | None:
     return min(others, key=lambda each: each.seq, default=UnjudgedBreak(*first))
 
 
-def _checkpoint(
-    ledger: Ledger, plan: Plan, root: bytes, keyring: Keyring, tile: tiles.GetTile
-) -> tuple[str, list[bytes], list[BundledAnchor]]:
-    """The newest checkpoint, the proof that it extends the range's tree, whose root is ``root``, and the newest
-    cosignature of each witness on a tree between both."""
+class _ProvedCheckpoint(NamedTuple):
+    """The newest checkpoint, and what connects it with the range."""
+
+    checkpoint: str
+    consistency: list[bytes]
+    """That it extends the tree at the end of the range."""
+    extends: list[bytes]
+    """That this tree extends the one at the end of the range before."""
+    anchors: list[BundledAnchor]
+    """The newest cosignature of each witness on a tree between both."""
+
+
+def _proved_checkpoint(
+    ledger: Ledger, plan: Plan, before: SealedManifest | None, root: bytes, keyring: Keyring
+) -> _ProvedCheckpoint:
+    """The newest checkpoint. ``root`` is that of the tree at the end of the range, which follows ``before``."""
     tenant_id, size = plan.tenant_id, plan.to_seq
+    tile = cache(partial(ledger.tile, tenant_id))
     with ledger.at_one_time():
         text = next((each.checkpoint for each in ledger.sealed(tenant_id)), None)
         checkpoint = None if text is None else checkpoint_of(plan.log_origin, tenant_id, text, keyring)
         if text is None or checkpoint is None or checkpoint.size < size:
             raise broken_at(size, "tree", f"the newest checkpoint does not cover seq {size} any more")
         proof = _proof((size, root), (checkpoint.size, checkpoint.root), tile)
-        said = ledger.cosignatures_between(tenant_id, size, checkpoint.size)
-        return text, proof, [each for key, note in said for each in _anchor(key, note, checkpoint, keyring, tile)]
+        cosigned = ledger.cosignatures_between(tenant_id, size, checkpoint.size)
+        anchors = [each for key, note in cosigned for each in _anchor(key, note, checkpoint, keyring, tile)]
+    extends = [] if before is None else _proof(_tree_of(before.manifest), (size, root), tile)
+    return _ProvedCheckpoint(text, proof, extends, anchors)
 
 
 def _anchor(key: str, note: str, own: Checkpoint, keyring: Keyring, tile: tiles.GetTile) -> Iterator[BundledAnchor]:

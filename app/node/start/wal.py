@@ -134,11 +134,7 @@ async def find_wal(
         # Records beyond the chained position are in the backlog anyway, unless a torn tail cut them.
         damage.lsns = {lsn for lsn in damage.lsns if lsn <= chained_lsn}
     if is_given_up:
-        lost += _not_found(held, range(0), chained_lsn)
-        held = _without_records(held)
-        LOST.store(folder, lost)
-        set_aside(folder, position)
-        quarantine.store(folder, held)
+        lost, held = _give_up(folder, position, lost, held, chained_lsn)
 
     # 5. b. recovery
     durable_lsn = max(chained_lsn, position.seen_durable_lsn if position else BEFORE_FIRST)
@@ -169,6 +165,17 @@ async def find_wal(
     return FoundWal(
         folder, node_id, known, is_given_up, recovered, chained_lsn, kept_lsn, last_lsn, lost, held, aside_hlc
     )
+
+
+def _give_up(
+    folder: Path, position: WalPosition | None, lost: list[LsnRange], held: dict[str, TenantDamage], chained_lsn: Lsn
+) -> tuple[list[LsnRange], dict[str, TenantDamage]]:
+    """Move the WAL away. Returns what is lost, with the records in it that ``held`` lists, and ``held`` without."""
+    lost, held = lost + _not_found(held, range(0), chained_lsn), _without_records(held)
+    LOST.store(folder, lost)
+    set_aside(folder, position)
+    quarantine.store(folder, held)
+    return lost, held
 
 
 def _gap(node_id: str, chained_lsn: Lsn, first_lsn: Lsn, *, accept_lost_wal: bool) -> LsnRange:
