@@ -2,8 +2,9 @@
 
 The rows of the jobs go where the follower of the job table puts those of new jobs, by the same function, which counts
 them: whole lives through the service would take minutes. The jobs are of 30 days, which begin and end within periods of
-the figures, and their run times are spread over four powers of ten, so that all cells are there and are full. Counted
-is the slowest of the groupings, by the median of its requests.
+the figures, and their run times are spread over four powers of ten, so that all cells are there and are full. Requests
+come one by one, so on a machine that does nothing else a request takes the processor time of service and PostgreSQL,
+which is what is compared: that of the dearest grouping. The note has the medians by the clock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -22,6 +23,7 @@ from benchmarks.bench import Bench, wait_for
 from benchmarks.http_client import Client, Target, post
 from benchmarks.load import followed
 from benchmarks.processes import tally_serve
+from benchmarks.processor_time import children_with, taken_s
 from benchmarks.row import Outcome, Row, expect
 from ledger.machines.job_figures import HOUR_MS
 from ledger.machines.job_fold import JobFold
@@ -37,7 +39,7 @@ SIGMA = 1.7
 """Of the logarithm of run times."""
 DCS = ("use1", "euw1", "aps1")
 ERRORS = tuple(f"exit code {number}" for number in range(20))
-REQUESTS = 15
+REQUESTS = 30
 MS_MAX = 50.0
 SINCE, UNTIL = "2023-12-19T07:30:00Z", "2024-01-14T15:30:00Z"
 """Within the 30 days."""
@@ -50,23 +52,32 @@ QUERIES = (
 
 
 def measure(bench: Bench) -> Outcome:
-    """Milliseconds of the slowest grouping, against ``MS_MAX``."""
+    """Milliseconds of the dearest grouping, against ``MS_MAX``."""
     with (
         bench.fresh_database() as database,
         bench.fresh_folder() as folder,
         tally_serve(database.service_url, folder) as url,
     ):
-        took_ms, filled_s = wait_for(_ask(url, database.superuser_url))
-    slowest = max(took_ms.values())
+        processes = [*children_with("cli"), bench.postgres_pid()]
+        took, filled_s = wait_for(_ask(url, database.superuser_url, processes))
+    dearest_ms = max(each.used_ms for each in took.values())
     each = ", ".join(
-        f"{query.partition('&since')[0]}{'*' * ('since' in query)} {ms:.0f}" for query, ms in took_ms.items()
+        f"{query.partition('&since')[0]}{'*' * ('since' in query)} {ms.used_ms:.0f}, {ms.median_ms:.0f}"
+        for query, ms in took.items()
     )
-    note = f"{JOBS:,} jobs of {DAYS} days, stored in {filled_s:.0f} s; ms: {each} (*: of a part of the days)"
-    return Outcome(slowest, MS_MAX, MS_MAX / slowest, REQUESTS, note)
+    note = f"{JOBS:,} jobs of {DAYS} days, stored in {filled_s:.0f} s; ms used, and by the clock: {each} (*: some days)"
+    return Outcome(dearest_ms, MS_MAX, MS_MAX / dearest_ms, REQUESTS, note)
 
 
-async def _ask(url: str, database_url: str) -> tuple[dict[str, float], float]:
-    """Median milliseconds by query, and the seconds in which the jobs were stored."""
+class _Took(NamedTuple):
+    """Milliseconds of one request: of processors, and the median by the clock."""
+
+    used_ms: float
+    median_ms: float
+
+
+async def _ask(url: str, database_url: str, processes: list[int]) -> tuple[dict[str, _Took], float]:
+    """What a request takes by query, and the seconds in which the jobs were stored."""
     client = await Client.connect(Target.of(url))
     await client.ask(post("/v1/jobs", b'{"tenant_id":"%s","durability":"GLOBAL"}' % TENANT.encode()), 201)
     await followed(url)
@@ -76,20 +87,21 @@ async def _ask(url: str, database_url: str) -> tuple[dict[str, float], float]:
     filled_s = time.perf_counter() - began_s
     client = await Client.connect(Target.of(url))
     try:
-        return {query: await _median_ms(client, query) for query in QUERIES}, filled_s
+        return {query: await _took(client, query, processes) for query in QUERIES}, filled_s
     finally:
         client.close()
 
 
-async def _median_ms(client: Client, query: str) -> float:
-    took_s = []
+async def _took(client: Client, query: str, processes: list[int]) -> _Took:
+    clock_s, used_s = [], taken_s(processes)
     for _ in range(REQUESTS):
         began_s = time.perf_counter()
         found = await client.get(f"/v1/jobs/summary?tenant_id={TENANT}&{query}")
-        took_s.append(time.perf_counter() - began_s)
+        clock_s.append(time.perf_counter() - began_s)
         expect("&" in query or found["all"]["jobs"] == JOBS + 1, f"{found['all']['jobs']} jobs are counted")
         expect(bool(found["groups"]), f"there are no groups {query}")
-    return statistics.median(took_s) * 1000
+    used_s = taken_s(processes) - used_s
+    return _Took(used_s / REQUESTS * 1000, statistics.median(clock_s) * 1000)
 
 
 async def _fill(database_url: str) -> None:
@@ -126,6 +138,7 @@ ROW = Row(
     "summary_1m",
     "ms",
     1.0,
-    f"GET /v1/jobs/summary of a tenant of {JOBS:,} jobs: the slowest of its groupings, against {MS_MAX:.0f} ms",
+    f"GET /v1/jobs/summary of a tenant of {JOBS:,} jobs: processor time of the dearest of its groupings, against "
+    f"{MS_MAX:.0f} ms",
     measure,
 )

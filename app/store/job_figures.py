@@ -20,13 +20,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import asyncpg
 
 from app.store.following import EMPTY_TIMEOUT_S
-from app.store.reading import json_in, turned
-from ledger.machines.job_figures import FAILURES, HOUR_MAX, PERIODS_HOURS, kept
+from app.store.reading import turned
+from ledger.machines.job_figures import FAILURES, HOUR_MAX, PERIODS_HOURS, Parts, kept, parts_of
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -132,18 +132,17 @@ _Cell = tuple[str, str, int, int, str, str, str]
 
 @dataclass(slots=True)
 class _Change:
-    """So many jobs more in a cell, or of one figure whatever its run time."""
+    """So many jobs more in a cell, or of figures that differ only in their run times."""
 
-    parts: Sequence[Any] = ()
     jobs: int = 0
     traced: int = 0
     runs: Counter[int] = field(default_factory=Counter)
 
-    def add(self, other: _Change) -> None:
-        self.jobs += other.jobs
-        self.traced += other.traced
-        for run, jobs in other.runs.items():
-            self.runs[run] += jobs
+    def add(self, jobs: int, traced: int, runs: Mapping[int, int]) -> None:
+        self.jobs += jobs
+        self.traced += traced
+        for run, count in runs.items():
+            self.runs[run] += count
             if not self.runs[run]:
                 del self.runs[run]
 
@@ -153,37 +152,28 @@ def _array(numbers: Iterable[int]) -> str:
 
 
 def _changes(jobs: Mapping[Counted, int]) -> dict[_Cell, _Change]:
-    """The changes of all cells; many jobs differ only in the class of their run times."""
-    alike: defaultdict[tuple[str, str, str], _Change] = defaultdict(_Change)
+    """The changes of all cells. An edited text that is no figure changes none: a recount finds what it should have."""
+    alike: defaultdict[tuple[str, str, Parts], _Change] = defaultdict(_Change)
     for (tenant_id, status, figure), count in jobs.items():
-        if count and figure is not None:
-            parts = json_in(figure)
-            run = parts[3] if len(parts) > 3 else None
-            if run is not None:
-                parts[3] = None
-            change = alike[tenant_id, status, repr(parts)]
-            change.parts = parts
-            change.jobs += count
-            change.traced += count * parts[1]
-            if run is not None:
-                change.add(_Change(runs=Counter({run: count})))
+        if count and figure is not None and (parts := parts_of(figure)) is not None:
+            runs = {} if parts.run is None else {parts.run: count}
+            alike[tenant_id, status, parts._replace(run=None)].add(count, count * parts.traced, runs)
     changes: defaultdict[_Cell, _Change] = defaultdict(_Change)
-    for (tenant_id, status, _), change in alike.items():
-        for key in _cells(change.parts, status):
-            changes[tenant_id, *key, status].add(change)
+    for (tenant_id, status, parts), change in alike.items():
+        for key in _cells(parts, status):
+            changes[tenant_id, *key, status].add(change.jobs, change.traced, change.runs)
     return changes
 
 
-def _cells(parts: Sequence[Any], status: str) -> Iterator[tuple[str, int, int, str, str]]:
+def _cells(parts: Parts, status: str) -> Iterator[tuple[str, int, int, str, str]]:
     """Field, period, data centre and value of each cell in which a job of this figure counts."""
-    hour, _, dcs, _, error, fields = (*parts, None, None, None)[:6]
-    values = [("", ""), *((name, value) for name, of_field in (fields or {}).items() for value in of_field)]
+    values = [("", ""), *parts.values]
     if status in FAILURES:
-        values.append((ERROR, error or ""))
+        values.append((ERROR, parts.error or ""))
     for hours in PERIODS_HOURS:
-        for dc in ("", *dcs):
+        for dc in ("", *parts.dcs):
             for name, value in values:
-                yield name, hours, hour // hours * hours, dc, value
+                yield name, hours, parts.hour // hours * hours, dc, value
 
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:

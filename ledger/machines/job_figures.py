@@ -120,6 +120,35 @@ def figure_of(state: JobState, status: str, fields: Collection[str] = ()) -> str
     return _json([hour, int(created.traced_ms is not None), dcs, run, error, found])
 
 
+class Parts(NamedTuple):
+    """A figure that was read."""
+
+    hour: int
+    traced: int
+    dcs: tuple[str, ...]
+    run: int | None
+    error: str | None
+    values: tuple[tuple[str, str], ...]
+    """Of each declared field, by field."""
+
+
+def parts_of(figure: str) -> Parts | None:
+    """The parts of a stored figure; None for an edited text that is none."""
+    try:
+        hour, traced, dcs, run, error, fields = (*orjson.loads(figure), None, None, None)[:6]
+        values = tuple((field, value) for field, of_field in (fields or {}).items() for value in of_field)
+        is_figure = (
+            hour.__class__ is int
+            and 0 <= hour <= HOUR_MAX
+            and traced in (0, 1)
+            and (run is None or (run.__class__ is int and 0 <= run < len(BOUNDS_MS)))
+            and all(isinstance(text, str) for text in (*dcs, error or "", *(value for _, value in values)))
+        )
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return Parts(hour, traced, tuple(dcs), run, error, values) if is_figure else None
+
+
 def without_fields(figure: str | None) -> str | None:
     """The figure without its fields; a text that is no figure as it is."""
     try:

@@ -140,6 +140,22 @@ async def test_figures_that_somebody_edited_are_reported_and_counted_again(
         assert {each.kind for each in shared.service.breaks.open(shared_client.tenant)} == {"projection"}
 
 
+@pytest.mark.parametrize(
+    "figure",
+    ["none", "7", "{}", "[]", "[1]", "[-1,0,[]]", "[1,2,[]]", "[1,0,5]", "[1,0,[5]]", '[1,0,[],"x"]', "[1,0,[],-1]"],
+)
+async def test_an_edited_row_keeps_nothing_from_being_followed(
+    shared_client: Client, shared_superuser: asyncpg.Connection, figure: str
+) -> None:
+    await send(shared_client, {"type": "JobCreated", "job_id": "a"})
+    await summary(shared_client)
+    await shared_superuser.execute(
+        "UPDATE scheduler.jobs SET figure = $2 WHERE tenant_id = $1", shared_client.tenant, figure
+    )
+    await send(shared_client, {"type": "JobCompleted", "job_id": "a"})
+    assert (await summary(shared_client))["all"]["statuses"]["COMPLETED"] == 1
+
+
 async def test_a_follower_that_knows_no_figures_stops_before_it_would_leave_jobs_out(
     shared_client: Client, shared_superuser: asyncpg.Connection
 ) -> None:
