@@ -101,3 +101,81 @@ def test_jobs_of_procrastinate_are_on_record_from_deferring_to_their_end(
     assert found["procrastinate.1"] == WHOLE
     assert found["procrastinate.2"] == FAILED
     assert found["procrastinate.5"] == ["ENQUEUE"]
+
+
+DBOS = """
+import os
+from dbos import DBOS, DBOSClient, SetWorkflowID
+import tallystick_client, tally_dbos
+
+database = os.environ["DATABASE"]
+DBOS(config={"name": "recorded", "system_database_url": database, "run_admin_server": False})
+ran = []
+
+@DBOS.workflow()
+def good(): ran.append("good")
+
+@DBOS.workflow()
+def bad():
+    ran.append("bad")
+    raise ValueError("no rows")
+
+@DBOS.workflow()
+def waits(): DBOS.recv("never", timeout_seconds=600)
+
+DBOS.listen_queues(["open"])
+DBOS.launch()
+queue, closed = (DBOS.register_queue(name, polling_interval_sec=0.1) for name in ("open", "closed"))
+watcher = tally_dbos.Watcher(DBOSClient(system_database_url=database), tallystick_client.Client(patience_s=0.0), "dbos")
+
+def read():
+    try:
+        watcher.read()
+    except tallystick_client.TallystickError:
+        print("away")
+
+def start(where, name, workflow):
+    with SetWorkflowID(name):
+        return where(workflow)
+
+good_one = start(queue.enqueue, "good one/1", good)
+bad_one = start(queue.enqueue, "bad", bad)
+start(DBOS.start_workflow, "running", waits)
+start(closed.enqueue, "later", good)
+start(closed.enqueue, "dropped", good)
+read()
+good_one.get_result()
+try:
+    bad_one.get_result()
+except ValueError:
+    pass
+DBOS.cancel_workflow("running")
+DBOS.cancel_workflow("dropped")
+read()
+read()
+watcher = tally_dbos.Watcher(watcher.workflows, watcher.ledger, "dbos")  # as after a restart
+read()
+print(*sorted(ran))
+os._exit(0)
+"""
+
+
+def test_workflows_of_dbos_are_on_record_once_also_after_the_watcher_was_restarted(
+    ledger: str, postgres: EmbeddedPostgres, installed: Install
+) -> None:
+    programs = installed("dbos==3.4.0")
+    for url in (ledger, AWAY):
+        with fresh_database(postgres, "template0") as database:
+            lines = run_program(programs, "dbos", DBOS, url, DATABASE=database.superuser_url)
+        assert lines[-1] == "bad good"
+    named = {job.partition(".")[0]: state for job, state in states(ledger, "dbos").items()}
+    assert named == {
+        "good_one_1": ("COMPLETED", None),
+        "bad": ("FAILED", "ValueError: no rows"),
+        "running": ("FAILED", "it is CANCELLED"),
+        "dropped": ("FAILED", "it is CANCELLED"),
+        "later": ("SUBMITTED", None),
+    }
+    found = {job.partition(".")[0]: events for job, events in actions(ledger, "dbos").items()}
+    assert (found["good_one_1"], found["bad"], found["running"]) == (WHOLE, FAILED, FAILED)
+    assert (found["dropped"], found["later"]) == (["ENQUEUE", "FAIL"], ["ENQUEUE"])
