@@ -126,6 +126,8 @@ def verify_cose(data: bytes, link: bytes, keyring: Keyring) -> CoseProof:
         origin, key_id = headers[CWT_CLAIMS][ISSUER], headers[KID].decode("ascii")
         if (tag.tag, payload, headers[ALG], headers[_VDS]) != (SIGN1_TAG, None, EDDSA, _RFC9162_SHA256):
             raise ValueError("it is no COSE_Sign1 with EdDSA over a detached root of RFC9162_SHA256")
+        if not type(size) is type(index) is int:
+            raise TypeError("size and index are not integers")
         root = root_of_path(index, size, leaf_hash(link), hashes)
     if (key := keyring.get(key_id)) is None:
         raise UnknownKeyError(f"the COSE receipt is signed by key {key_id[:32]}, which is not held")

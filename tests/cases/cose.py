@@ -47,9 +47,9 @@ def _given(cose: bytes, seq: int = SEQ, ledger: Ledger = LEDGER, signer: FileSig
     }
 
 
-def _changed(change: Callable[[list[Any]], object], tag: int = 18) -> bytes:
+def _changed(change: Callable[[list[Any]], object], tag: int = 18, seq: int = SEQ) -> bytes:
     """The receipt after a change to its four parts."""
-    parts = list(cbor2.loads(_made()).value)
+    parts = list(cbor2.loads(_made(seq=seq)).value)
     change(parts)
     return cbor2.dumps(cbor2.CBORTag(tag, parts), canonical=True)
 
@@ -70,7 +70,7 @@ def _with_header(**changes: Any) -> bytes:
     return _changed(change)
 
 
-def _with_proof(change: Callable[[list[Any]], object]) -> bytes:
+def _with_proof(change: Callable[[list[Any]], object], seq: int = SEQ) -> bytes:
     """The receipt after a change to size, index and hashes of its proof."""
 
     def inside(parts: list[Any]) -> None:
@@ -80,7 +80,7 @@ def _with_proof(change: Callable[[list[Any]], object]) -> bytes:
         change(said)
         parts[1] = {396: {-1: [cbor2.dumps(said, canonical=True)]}}
 
-    return _changed(inside)
+    return _changed(inside, seq=seq)
 
 
 def parts() -> Iterator[Part]:
@@ -92,6 +92,10 @@ def parts() -> Iterator[Part]:
     yield Part("the last entry", _given(_made(seq=13), 13), "holds", "The last leaf of thirteen has a shorter path.")
     why = "The size is signed by nobody: it is that of every tree in which the path has this form."
     yield Part("a size of the same form", _given(_with_proof(lambda it: it.__setitem__(0, 14))), "holds", why)
+    why = "Only a longer form of the tag: what is signed is as it was."
+    yield Part("a longer form", _given(b"\xd8\x12" + made[1:]), "holds", why)
+    why = "An index is an integer, and true is none, though some languages take it for 1."
+    yield Part("an index that is true", _given(_with_proof(lambda it: it.__setitem__(1, True), 2), 2), "refused", why)
     yield Part("another entry", _given(made, 7), "refused", "The link is that of seq 7, and the receipt of seq 6.")
     yield Part("a key that is not held", _given(made, signer=STRANGER), "unknown key", "Another key is held.")
     for name, cose, why in (
@@ -137,6 +141,7 @@ def parts() -> Iterator[Part]:
             _with_proof(lambda it: it[2].__setitem__(0, other[:-1])),
             "A hash has 32 bytes, and this 31.",
         ),
+        ("an indefinite length", b"\xd2\x9f" + made[2:] + b"\xff", "Lengths are definite."),
         ("cut short", made[:-1], "The last byte is missing."),
         ("a byte behind it", made + b"\0", "A byte follows the value."),
         ("nothing", b"", "There is no byte."),
