@@ -328,6 +328,25 @@ def test_the_first_page_of_a_tenant_without_jobs_says_so(console: Console) -> No
     expect(page.locator(".tiles li").first).to_have_text("1job")
 
 
+def test_figures_follow_the_chain_and_are_not_asked_for_while_nothing_comes(console: Console) -> None:
+    page = console.sign_in(page=console.open().new_page())
+    expect(page.get_by_text("Signed in as root")).to_be_visible()
+    page.clock.install()
+    send(console, "followed", {"type": "JobCreated", "job_id": "one"})
+    console.go("?tenant=followed", page)
+    expect(page.locator(".live")).to_have_text("Live: changes show as they come")
+    page.clock.fast_forward(3000)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with page.expect_response("**/readyz"):
+        page.clock.fast_forward(30_000)
+    assert not [url for url in asked if "/v1/jobs" in url]
+    send(console, "followed", {"type": "JobCreated", "job_id": "two"})
+    until(
+        lambda: page.clock.fast_forward(3000) or page.locator(".tiles li").first.inner_text() == "2\njobs", "it follows"
+    )
+
+
 def test_figures_that_cannot_be_read_again_are_said_to_be_old(console: Console) -> None:
     context = console.open()
     page = console.sign_in(page=context.new_page())

@@ -23,8 +23,7 @@ export async function jobs(ctx) {
   const [name] = ctx.rest;
   const places = {
     list: h("div", {}, waiting("Reading the jobs")),
-    live: h("span", { class: "live" }, "not live"),
-    pause: h("button", { type: "button", class: "quiet actions", "aria-pressed": "false" }, "Pause"),
+    ...liveParts(),
     told: h("p", { role: "alert" }),
   };
   const cursor = ctx.query.get("cursor");
@@ -59,6 +58,12 @@ export async function jobs(ctx) {
   await draw();
   if (!cursor) follow(ctx, name, places, draw);
 }
+
+/** Where `follow` says whether a page is live, and the button that pauses it. */
+export const liveParts = () => ({
+  live: h("span", { class: "live" }, "not live"),
+  pause: h("button", { type: "button", class: "quiet actions", "aria-pressed": "false" }, "Pause"),
+});
 
 /** What the address asks for, as the API has it. */
 function asked(query) {
@@ -241,8 +246,8 @@ function outcome(job) {
   return typeof text === "string" ? text : JSON.stringify(text);
 }
 
-/** Draw again soon after an entry of a job came, once for many; not while somebody wants to read in peace. */
-function follow(ctx, name, places, draw) {
+/** Draw again so long after an entry of a job came, once for many; not while the reader has paused it. */
+export function follow(ctx, name, places, draw, afterMs = REFRESH_AFTER_MS) {
   let timer = null;
   let isPaused = false;
   let isBehind = false;
@@ -269,7 +274,7 @@ function follow(ctx, name, places, draw) {
   });
   ctx.signal.addEventListener("abort", () => clearTimeout(timer));
   const soon = () => {
-    timer ??= setTimeout(again, REFRESH_AFTER_MS);
+    timer ??= setTimeout(again, afterMs);
   };
   watch({ tenant_id: name }, ctx.signal, soon, (isOpen, heardAt) => {
     // What came between the page and the stream is drawn once that is open.
