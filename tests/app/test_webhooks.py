@@ -430,12 +430,15 @@ async def test_who_administers_another_tenant_neither_sees_nor_changes_a_webhook
         async with served.client(stranger["token"]) as other:
             path = f"/v1/webhooks/{webhook['webhook_id']}"
             assert (await other.delete(path)).status_code == 404
-            assert (await other.post(f"{path}/redeliver")).status_code == 404
+            for act in ("redeliver", "pause", "resume"):
+                assert (await other.post(f"{path}/{act}")).status_code == 404
+            assert (await other.post(f"{path}/replay", json={"from_seq": 1})).status_code == 404
             assert (await other.get("/v1/webhooks?tenant_id=acme")).status_code == 403
             wanted = {"tenant_id": "acme", "url": receiver.url}
             assert (await other.post("/v1/webhooks", json=wanted)).status_code == 403
             assert (await other.get("/v1/webhooks?tenant_id=other")).json() == {"items": [], "next_cursor": None}
-        assert (await shown(client))["webhook_id"] == webhook["webhook_id"]
+        now = await shown(client)
+        assert (now["webhook_id"], now["state"]) == (webhook["webhook_id"], "delivering")
 
 
 async def test_the_connection_goes_to_the_address_that_was_looked_at() -> None:

@@ -40,6 +40,7 @@ from app.edge.forms.fields import (
 )
 from app.runtime.principals import Right
 from app.runtime.settings.types import PATTERNS_MAX, ReceiverUrl, TenantsPattern
+from app.share.webhooks.formats import Format
 from app.trust.console_sessions import TOKEN_BYTES_MAX
 from ledger import names
 from ledger.canonical import INTEGER_MAX
@@ -435,7 +436,7 @@ WebhookRequest = _strict(
         Field(min_length=1, max_length=64),
     ],
     job=Name,
-    format=Literal["standard", "cloudevents", "cloudevents-batch", "ocsf"],
+    format=Literal[*map(str, Format)],
     from_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX)],
 )
 
