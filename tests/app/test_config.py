@@ -139,6 +139,10 @@ def test_the_port_variable_moves_only_the_port(monkeypatch: pytest.MonkeyPatch) 
             '[{"claim": "groups"}]',
             ["auth.oidc.grants.0.value", "auth.oidc.grants.0.rights"],
         ),
+        ("TALLY_CONSOLE__TRACE_URL", "https://jaeger.example/trace/", ["console.trace_url", "{trace_id}"]),
+        ("TALLY_CONSOLE__TRACE_URL", "javascript:alert(1)//{trace_id}", ["console.trace_url", "https://"]),
+        ("TALLY_CONSOLE__TRACE_URL", "https://{trace_id}/trace", ["console.trace_url", "path"]),
+        ("TALLY_CONSOLE__TRACE_URL", "https://ada@jaeger.example/{trace_id}", ["console.trace_url", "without a user"]),
         ("TALLY_AUTH__MODE", "oidc", ["auth.oidc.issuer", "auth.oidc.audience"]),
     ],
 )

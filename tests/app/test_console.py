@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
@@ -68,7 +69,11 @@ def console(
     folder = tmp_path_factory.mktemp("console")
     (folder / "trusted.pem").write_text(SIGNER.public_key_pem)
     oidc = {"issuer": issuer_of_tokens.url, "audience": [AUDIENCE], "grants": GRANTS, "client_id": "console"}
-    settings = {"auth": {"mode": "oidc", "oidc": oidc}, "bundle": {"trusted_keys": folder / "trusted.pem"}}
+    settings = {
+        "auth": {"mode": "oidc", "oidc": oidc},
+        "bundle": {"trusted_keys": folder / "trusted.pem"},
+        "console": {"trace_url": "https://jaeger.example/trace/{trace_id}"},
+    }
     with consoling(postgres, folder, DATABASE, **settings) as console:
         for tenant in (TENANT, "broken", "other"):
             for number in range(3):
@@ -105,6 +110,20 @@ def test_who_is_nobody_is_asked_to_sign_in_and_told_why_a_token_does_not_count(c
     expect(page.get_by_role("navigation").get_by_role("link")).to_have_count(0)
     assert barriers(page) == []
     assert page.evaluate("document.cookie") == ""
+
+
+def test_each_event_of_a_trace_links_it_and_a_stranger_is_not_told_where_traces_are(console: Console) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    body = {**job(TENANT, "traced"), "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    console.api.post("/v1/jobs", json=body).raise_for_status()
+    done = {"tenant_id": TENANT, "type": "JobFailed", "error": "none of a trace", "durability": "GLOBAL"}
+    console.api.post("/v1/jobs/traced/events", json=done).raise_for_status()
+    link = console.go(f"job/{TENANT}/traced").get_by_role("link", name="Trace", exact=True)
+    expect(link).to_have_count(1)
+    expect(link).to_have_attribute("href", f"https://jaeger.example/trace/{trace}")
+    expect(link).to_have_attribute("rel", "noopener noreferrer")
+    asked = httpx.get(f"{console.url}/v1/console/session", timeout=60, trust_env=False).json()
+    assert asked["trace_url"] is None
 
 
 def test_who_signs_in_gets_to_see_what_he_came_for_and_no_script_sees_his_session(console: Console) -> None:

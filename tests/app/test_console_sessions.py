@@ -215,7 +215,7 @@ def test_a_token_that_no_cookie_holds_is_refused() -> None:
 
 async def test_where_nobody_is_asked_there_is_nothing_to_sign_in_to(client: httpx.AsyncClient) -> None:
     assert (await client.get(SESSION)).json() == {
-        "auth_mode": "none", "oidc_sign_in": False, "principal": None, "expires_at": None
+        "auth_mode": "none", "oidc_sign_in": False, "principal": None, "expires_at": None, "trace_url": None
     }  # fmt: skip
     answer = await client.post(SESSION, json={"token": "x"})
     assert (answer.status_code, "set-cookie" in answer.headers) == (201, False)

@@ -45,11 +45,13 @@ log = structlog.get_logger()
 ConsoleSessionAnswer = shape(
     "ConsoleSessionAnswer",
     "How people sign in to the console, and who has: by a cookie until ``expires_at``, null where there is none. No\n"
-    "``principal`` where nobody is asked, or nobody has signed in.",
+    "``principal`` where nobody is asked, or nobody has signed in. ``trace_url``: where a caller finds a trace, as\n"
+    "``console.trace_url`` has it.",
     auth_mode=Literal["none", "tokens", "oidc"],
     oidc_sign_in=bool,
     principal=str | None,
     expires_at=Time | None,
+    trace_url=str | None,
 )
 
 
@@ -187,6 +189,7 @@ def _answer(
         "oidc_sign_in": code_flow is not None,
         "principal": None if caller is None else caller.id,
         "expires_at": None if session is None else session.expires_at,
+        "trace_url": None if caller is None else settings.console.trace_url,
     }
 
 

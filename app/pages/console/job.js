@@ -238,6 +238,7 @@ function timeline(ctx, tenant, page) {
             entryLink(ctx, tenant, event.seq),
           ),
           headline(event.type, said),
+          traceLink(ctx.session.traceUrl, said.traceparent),
           h(
             "details",
             {},
@@ -268,6 +269,12 @@ function later(before, event) {
   const ms = isTraced ? (to - from) * 1000 : Date.parse(event.at) - Date.parse(before.at);
   if (Number.isNaN(ms)) return "";
   return `${duration(Math.abs(ms))} ${ms < 0 ? "earlier" : "later"}${isTraced ? " in its trace" : ""}`;
+}
+
+/** To where a trace is shown, as `console.trace_url` says. */
+function traceLink(url, traceparent) {
+  const trace = url && /^[0-9a-f]{2}-([0-9a-f]{32})-/.exec(traceparent)?.[1];
+  return trace && h("p", {}, h("a", { href: url.replaceAll("{trace_id}", trace), rel: "noopener noreferrer" }, "Trace"));
 }
 
 /** The few words of an event that somebody looks for: of its headline those parts whose fields are given, and no private

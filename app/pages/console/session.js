@@ -9,6 +9,7 @@ export class Session {
     this.mode = how.auth_mode;
     this.oidc = how.oidc_sign_in;
     this.expiresAt = how.expires_at;
+    this.traceUrl = how.trace_url;
     this.principal = who?.principal ?? null;
     this.grants = who?.grants ?? [];
     this.known = Boolean(who);

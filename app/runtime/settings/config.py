@@ -57,6 +57,7 @@ from app.runtime.settings.types import (
     Secret,
     Size,
     TenantsPattern,
+    TraceUrl,
     Witness,
     between,
     is_loopback,
@@ -356,6 +357,12 @@ class OtlpSettings(_Section):
     ] = {}
 
 
+class ConsoleSettings(_Section):
+    """``console.trace_url``: where the console's links to traces lead, with ``{trace_id}`` for the id."""
+
+    trace_url: TraceUrl | None = None
+
+
 class TopologySettings(_Section):
     """``topology.*``: what the operator says of the machines below, since the service cannot see it."""
 
@@ -410,6 +417,7 @@ class Settings(BaseSettings):
     webhooks: WebhookSettings = WebhookSettings()
     lineage: LineageSettings = LineageSettings()
     otlp: OtlpSettings = OtlpSettings()
+    console: ConsoleSettings = ConsoleSettings()
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:

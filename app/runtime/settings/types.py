@@ -272,5 +272,14 @@ AuthorityUrl = Annotated[
     ),
 ]
 """A time-stamping authority."""
+TraceUrl = Annotated[
+    str,
+    _fitting(
+        re.compile(r"(?=.*\{trace_id\})https?://[!-.0-?A-z|~]{1,255}/(?:[!-z|~]|\{trace_id\}){1,2000}").fullmatch,
+        "must be an https:// or http:// URL without a user whose path, query or fragment has {trace_id}, such as "
+        "https://jaeger.example/trace/{trace_id}",
+    ),
+]
+"""Where a trace is shown."""
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
 JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]
