@@ -179,3 +179,65 @@ def test_workflows_of_dbos_are_on_record_once_also_after_the_watcher_was_restart
     found = {job.partition(".")[0]: events for job, events in actions(ledger, "dbos").items()}
     assert (found["good_one_1"], found["bad"], found["running"]) == (WHOLE, FAILED, FAILED)
     assert (found["dropped"], found["later"]) == (["ENQUEUE", "FAIL"], ["ENQUEUE"])
+
+
+DAGSTER = """
+import os
+import dagster, tally_dagster
+
+@dagster.op
+def works(): return 1
+
+@dagster.op(retry_policy=dagster.RetryPolicy(max_retries=1))
+def fails(): raise ValueError("no rows")
+
+@dagster.job
+def good(): works()
+
+@dagster.job
+def bad(): fails()
+
+cursor = None
+
+def tick():
+    global cursor
+    context = dagster.build_sensor_context(instance, cursor=cursor, repository_def=repository)
+    try:
+        cursor = tally_dagster.tally.evaluate_tick(context).cursor
+    except Exception as error:
+        print("away", type(error).__name__)
+
+repository = dagster.Definitions(jobs=[good, bad], sensors=[tally_dagster.tally]).get_repository_def()
+with dagster.DagsterInstance.ephemeral() as instance:
+    queued = instance.create_run_for_job(good, run_id="00000000-0000-4000-8000-00000000000c")
+    runs = [good.execute_in_process(instance=instance)]
+    url = os.environ["TALLY_URL"]
+    os.environ["TALLY_URL"] = "http://127.0.0.1:9"
+    tick()
+    os.environ["TALLY_URL"] = url
+    tick()
+    runs.append(bad.execute_in_process(instance=instance, raise_on_error=False))
+    instance.report_run_canceling(queued)
+    instance.report_run_canceled(queued)
+    tick()
+    tick()
+    print(*(run.success for run in runs))
+    print(queued.run_id, *(run.run_id for run in runs))
+"""
+
+
+def test_runs_of_dagster_are_on_record_and_a_tick_without_the_ledger_is_repeated(
+    ledger: str, installed: Install
+) -> None:
+    programs = installed("dagster==1.13.29")
+    for url in (AWAY, ledger):
+        lines = run_program(programs, "dagster", DAGSTER, url, TALLY_TENANT="dagster")
+        assert lines[-2] == "True False"
+        assert sum("away" in line for line in lines) == (4 if url == AWAY else 1)
+    cancelled, good, bad = lines[-1].split()
+    assert states(ledger, "dagster") == {
+        good: ("COMPLETED", None),
+        bad: ("FAILED", "ValueError: no rows"),
+        cancelled: ("FAILED", "it was cancelled"),
+    }
+    assert actions(ledger, "dagster") == {good: WHOLE, bad: FAILED, cancelled: ["ENQUEUE", "FAIL"]}

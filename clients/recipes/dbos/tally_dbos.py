@@ -17,7 +17,6 @@ from dbos import DBOSClient  # type: ignore[import-not-found]
 from tallystick_client import Client, JobEndedError, TallystickError
 from tallystick_client.jobs import job_id_of
 
-PAUSE_S = 5.0
 OVERLAP = timedelta(minutes=1)  # longest from the time of an end to its commit
 WITHOUT_END = ["ENQUEUED", "DELAYED", "PENDING", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"]
 
@@ -42,7 +41,7 @@ class Watcher:
     def _record(self, workflow: Any) -> None:
         spec, job_id = {"workflow": workflow.name, "id": workflow.workflow_id}, job_id_of(workflow.workflow_id)
         job = self.ledger.job(self.tenant_id, spec, job_id=job_id, dc_id="dbos")
-        # Of a workflow that is cancelled nobody can read whether it had started.
+        # Whether a cancelled workflow had started is not in the database.
         job.create() if workflow.status in ("ENQUEUED", "DELAYED", "CANCELLED") else job.begin()
         if workflow.status == "SUCCESS":
             job.complete(metrics={"created_at_ms": workflow.created_at, "completed_at_ms": workflow.completed_at})
@@ -51,11 +50,11 @@ class Watcher:
 
 
 if __name__ == "__main__":
-    url, tenant = os.environ["DBOS_SYSTEM_DATABASE_URL"], os.environ["TALLY_TENANT"]
-    watcher = Watcher(DBOSClient(system_database_url=url), Client(), tenant)
+    database = DBOSClient(system_database_url=os.environ["DBOS_SYSTEM_DATABASE_URL"])
+    watcher = Watcher(database, Client(), os.environ["TALLY_TENANT"])
     while True:
         try:
             watcher.read()
         except TallystickError as error:
             logging.warning("workflows are not on record yet: %s", error)
-        time.sleep(PAUSE_S)
+        time.sleep(5)
