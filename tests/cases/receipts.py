@@ -432,6 +432,16 @@ def _said() -> Iterator[Case]:
         "a member more", changed(lambda said: said.update(more=1)), 2, "receipt has a member that no format gives it."
     )
     yield Case("a member less", changed(lambda said: said.pop("keys")), 2, "keys is missing, which may be empty.")
+    for name, change, why in (
+        ("a key with a member more", lambda keys: keys["keys"][0].update(more=1), "A key has six members."),
+        ("a key that is no text", lambda keys: keys["keys"][0].update(public_key_pem=1), "public_key_pem is a text."),
+        ("a key from a number on", lambda keys: keys["keys"][0].update(not_before=5), "not_before is a text or null."),
+        ("a root that is no text", lambda keys: keys.update(root_key_id=1), "root_key_id is a text or null."),
+    ):
+        yield Case(name, changed(lambda said, change=change: change(said["keys"])), 2, why)  # type: ignore[misc]
+    nonsense = changed(lambda said: said["keys"]["keys"][0].update(public_key_pem="nothing", not_after="tomorrow"))
+    why = "Nothing in keys is read as a key or a time, as none of it counts."
+    yield Case("a key that is none", nonsense, 0, why)
     fraction = changed(lambda said: said.update(format_version=1.5))
     yield Case("a version that is a fraction", fraction, 2, "format_version is an integer.")
     stranger = receipt_of(LEDGER, signer=STRANGER)
@@ -604,6 +614,12 @@ def _anchors() -> Iterator[Case]:
             lambda anchor: anchor.update(more=1),
             2,
             "A statement of a witness has six members.",
+        ),
+        (
+            "an anchor by too long a name",
+            lambda anchor: anchor.update(by="w" * 2049),
+            2,
+            "by has at most 2,048 characters.",
         ),
         ("an anchor of another kind", lambda anchor: anchor.update(kind="hearsay"), 2, "kind is witness or rfc3161."),
         (
