@@ -11,7 +11,7 @@ import orjson
 from ledger.hlc import Hlc
 from ledger.signed_events import WINDOW_MS_MAX, message, signed_payload
 from signing.keys import Keyring, KnownCallers
-from tests.app.receipts import receipt_of
+from tests.app.receipts import dishonest_receipt, receipt_of
 from tests.cases.bundles import bundle_of
 from tests.cases.corpus import Case
 from tests.ledger.callers import ED25519, ML_DSA_44, P256, STRANGER, known
@@ -175,6 +175,10 @@ def _members() -> Iterator[Case]:
         ("a signature that is null", _with_null(), "signature is null, and no object."),
     ):
         yield _case(name, ledger, 2, why)
+    entry = dishonest_receipt(of(_of_no_origin), SIGNED_SEQ)
+    yield Case(
+        "receipt, an origin that is no JSON", entry, 2, "The origin of the signed entry is no JSON.", keys="callers"
+    )
     why = "An entry of link version 1 is older than signatures: what its payload calls so is no caller's."
     yield _case("a signature in version 1", _of_version_1(), 0, why)
     for excess_ms, code, why in (
@@ -217,6 +221,10 @@ def respelt(text: str) -> str:
     characters = text.rstrip("=")
     assert characters != text
     return characters[:-1] + chr(ord(characters[-1]) + 1) + text[len(characters) :]
+
+
+def _of_no_origin(ledger: Ledger) -> None:
+    ledger.entry(SIGNED_SEQ)["origin"] = "no JSON"
 
 
 def _repeated() -> Iterator[Case]:

@@ -147,7 +147,13 @@ function checkTime(signature, hlc) {
   if (!(lengthMs >= 0 && lengthMs <= WINDOW_MS_MAX && isInside)) throw new Malformed("signature: is for other times");
 }
 
+/** The log in an origin; null where it has none, as it is then malformed, which is reported elsewhere. */
 function originLog(text) {
-  const origin = parseJson(text, "its origin");
-  return isObject(origin) && isText(origin.log) ? origin.log : null;
+  try {
+    const origin = parseJson(text, "its origin");
+    return isObject(origin) && isText(origin.log) ? origin.log : null;
+  } catch (error) {
+    if (error instanceof Malformed) return null;
+    throw error;
+  }
 }
