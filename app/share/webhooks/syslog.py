@@ -10,8 +10,8 @@
 32473 is the number that RFC 5612 reserves for examples: this software has no number of its own.
 
 Syslog has no answers. Each batch has a connection of its own, and counts as delivered once the receiver has ended it
-after the end of the batch (close_notify: RFC 5425, 4.4). A receiver that dies before it has read all resets the
-connection, so the batch is sent again. What it does with a message after reading it, nobody reports.
+after the end of the batch (close_notify: RFC 5425, 4.4): its TLS layer has read all. A receiver that dies before that
+resets the connection, so the batch is sent again. What its program does with a message, nothing reports.
 """
 
 from __future__ import annotations
