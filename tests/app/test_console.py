@@ -243,6 +243,8 @@ def test_every_page_keeps_nobody_out_light_and_dark_wide_and_narrow_and_in_print
         expect(page.locator("form:visible")).to_have_count(0)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", place
         page.emulate_media(color_scheme="light", media="screen")
+        page.set_viewport_size({"width": 1920, "height": 1080})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1920, place
         page.set_viewport_size(WIDE)
 
 

@@ -4,7 +4,7 @@
 import { get, getIfAllowed, readiness } from "./api.js";
 import { count, facts, field, fill, h, panel, plural, refill, svg, table, tag, waiting } from "./dom.js";
 import { STATUSES } from "./facts.js";
-import { follow, jobLink, liveParts, statusTag } from "./jobs.js";
+import { follow, jobLink, liveParts, statusTag, statusWords } from "./jobs.js";
 import { ASK_EVERY_MS, banner, judged, keepUp, lastVerified, overview, tell } from "./overview.js";
 import { named, pickTenant } from "./pick_tenant.js";
 import { ago, duration, time } from "./times.js";
@@ -104,7 +104,7 @@ async function jobsOf(ctx, tenant, days) {
       Object.keys(STATUSES)
         .filter((status) => all.statuses[status])
         .map((status) =>
-          h("li", { class: STATUSES[status] }, h("a", { href: listed(status) }, h("b", {}, count(all.statuses[status])), words(status))),
+          h("li", { class: STATUSES[status] }, h("a", { href: listed(status) }, h("b", {}, count(all.statuses[status])), statusWords(status))),
         ),
     ),
     h(
@@ -122,7 +122,6 @@ async function jobsOf(ctx, tenant, days) {
   ];
 }
 
-const words = (status) => status.toLowerCase().replace("_", " ");
 const errorOf = (error) => (typeof error === "string" ? error : error ? JSON.stringify(error) : "no error was given");
 const asOf = ({ consistency, all }) =>
   `As of entry ${count(consistency.as_of_seq)}${all.by_trace_time ? `; ${plural(all.by_trace_time, "job")} by the time of a trace` : ""}.`;

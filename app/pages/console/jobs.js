@@ -17,7 +17,8 @@ const NONE_YET = { items: [], damaged: [], next_cursor: null, total: 0, isNew: t
 const REFRESH_AFTER_MS = 600;
 const DRAW_AGAIN_AFTER_MS = 5000;
 
-export const statusTag = (status) => tag(status.toLowerCase().replace("_", " "), STATUSES[status] ?? "");
+export const statusWords = (status) => status.toLowerCase().replace("_", " ");
+export const statusTag = (status) => tag(statusWords(status), STATUSES[status] ?? "");
 
 export async function jobs(ctx) {
   const [name] = ctx.rest;
@@ -122,7 +123,7 @@ async function searchForm(ctx, name) {
         { name: "status" },
         h("option", { value: "" }, "any"),
         Object.keys(STATUSES).map((each) =>
-          h("option", { value: each, selected: each === chosen }, each.toLowerCase().replace("_", " ")),
+          h("option", { value: each, selected: each === chosen }, statusWords(each)),
         ),
       ),
     ),
