@@ -41,6 +41,7 @@ from tests.waiting import until
 DATABASE = "scitt"
 PAGE = Path(__file__).parents[2] / "docs" / "scitt.md"
 COSE = "application/cose"
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 CONCISE = "application/concise-problem-details+cbor"
 
 
@@ -128,6 +129,19 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
     (uri,) = (key for key in found if isinstance(key, str))
     assert found[uri]["status"] == answer.status_code
     return answer.status_code, uri.rpartition("/")[2]
+
+
+def test_the_other_form_of_an_es256_signature_is_a_statement_of_its_own(site: Site, tmp_path: Path) -> None:
+    protected, _, payload, signature = parts_of(P256, b"two forms")
+    other = signature[:32] + (P256_ORDER - int.from_bytes(signature[32:])).to_bytes(32)
+    receipts = []
+    for each in (signature, other):
+        data = cbor2.dumps(cbor2.CBORTag(18, [protected, {}, payload, each]))
+        receipts.append(site.receipt(data))
+        done = checked(tmp_path, data, receipts[-1], site.keys())
+        assert done.returncode == 0, done.stderr
+    assert receipts[0] != receipts[1]
+    assert checked(tmp_path, data, receipts[0], site.keys()).returncode != 0
 
 
 @pytest.mark.parametrize("signing", [ED25519, P256, ML_DSA_44], ids=lambda each: each.caller.key.algorithm)

@@ -596,6 +596,21 @@ def test_a_revoked_key_registers_no_caller_from_then_on(keys: Keys) -> None:
     assert (early.hlc < stolen.hlc, {*entries.history().callers.by_key}) == (True, {ED25519.key_id})
 
 
+def test_what_a_revoked_key_revoked_of_callers_from_then_on_is_to_be_revoked_again(keys: Keys) -> None:
+    entries = Entries.beginning_with(keys["root"])
+    entries.add(ADDED, facts_of(keys["one"]), keys["root"])
+    at = {"after": entries.events[1].at}
+    entries.add(REGISTERED, RegisteredCaller(f"{1:016x}", ED25519.caller).facts(), keys["root"], at)
+    gone = RevokedCaller(f"{2:016x}", ED25519.key_id, "1:0:node-1", "left")
+    by_stolen = entries.add(SystemAction.CALLER_REVOKED, gone.facts(), keys["one"], at)
+    assert entries.history().callers.by_key[ED25519.key_id].key.revoked_from_hlc is not None
+    entries.add(REVOKED, revoked_facts(keys["one"].key_id, "node-1", by_stolen.hlc, "stolen"), keys["root"], at)
+    assert entries.history().callers.by_key[ED25519.key_id].key.revoked_from_hlc is None
+    again = RevokedCaller(f"{3:016x}", gone.key_id, gone.revoked_from_hlc, gone.reason)
+    entries.add(SystemAction.CALLER_REVOKED, again.facts(), keys["root"], {"after": entries.history().newest})
+    assert entries.history().callers.by_key[ED25519.key_id].key.revoked_from_hlc is not None
+
+
 def test_what_a_revoked_key_said_of_regions_from_then_on_does_not_count(keys: Keys) -> None:
     entries = Entries.beginning_with(keys["root"])
     entries.add(ADDED, facts_of(keys["one"]), keys["root"])
