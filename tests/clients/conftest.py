@@ -37,6 +37,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     def install(*packages: str) -> Path:
         programs = folder / hashlib.sha256(repr(packages).encode()).hexdigest()[:16] / "bin"
+        if programs.exists():
+            return programs
         subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True)
         subprocess.run([programs / "pip", "install", "--quiet", *packages, folder / "client"], check=True)
         return programs

@@ -241,3 +241,200 @@ def test_runs_of_dagster_are_on_record_and_a_tick_without_the_ledger_is_repeated
         cancelled: ("FAILED", "it was cancelled"),
     }
     assert actions(ledger, "dagster") == {good: WHOLE, bad: FAILED, cancelled: ["ENQUEUE", "FAIL"]}
+
+
+PREFECT = """
+import asyncio, uuid
+import prefect, tally_prefect
+from prefect.client.schemas.objects import FlowRun
+from prefect.runner._hook_runner import HookRunner
+from prefect.states import Cancelling, Crashed
+
+hooks = tally_prefect.hooks("prefect")
+ran = []
+
+@prefect.flow(name="good", **hooks)
+def good(): ran.append("good")
+
+@prefect.flow(name="bad", retries=1, **hooks)
+def bad():
+    ran.append("bad")
+    raise ValueError("no rows")
+
+@prefect.flow(name="interrupted", **hooks)
+async def interrupted():
+    ran.append("interrupted")
+    raise KeyboardInterrupt
+
+good()
+for call in (bad, lambda: asyncio.run(interrupted())):
+    try:
+        call()
+    except BaseException as error:
+        print(type(error).__name__)
+
+async def resolve(_): return prefect.flow(name="stopped", **hooks)(lambda: None)
+
+async def stop():  # as the runner does for processes that it killed or lost
+    runner = HookRunner(resolve_flow=resolve)
+    await runner.run_cancellation_hooks(FlowRun(id=uuid.uuid4(), flow_id=uuid.uuid4()), Cancelling())
+    lost = Crashed(message="Flow run process exited with non-zero status code -9.")
+    await runner.run_crashed_hooks(FlowRun(id=uuid.uuid4(), flow_id=uuid.uuid4()), lost)
+asyncio.run(stop())
+print(*ran)
+"""
+
+
+def test_flow_runs_of_prefect_are_on_record(ledger: str, installed: Install, tmp_path: Path) -> None:
+    programs = installed("prefect==3.9.1")
+    home = {"PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    for url in (ledger, AWAY):
+        lines = run_program(programs, "prefect", PREFECT, url, **home)
+        assert lines[-3:] == ["ValueError", "KeyboardInterrupt", "good bad bad interrupted"]
+    with Client(ledger) as client:
+        jobs = [(job["spec"]["flow"], job["job_id"], job["error"]) for job in client.list_jobs("prefect")]
+    found = actions(ledger, "prefect")
+    assert sorted((flow, found[job], error) for flow, job, error in jobs) == [
+        ("bad", FAILED, "ValueError: no rows"),
+        ("good", WHOLE, None),
+        ("interrupted", FAILED, "Execution was aborted by an interrupt signal."),
+        ("stopped", ["ENQUEUE", "FAIL"], "Flow run process exited with non-zero status code -9."),
+        ("stopped", ["ENQUEUE", "FAIL"], "it is Cancelling"),
+    ]
+
+
+TEMPORAL = """
+import asyncio, dataclasses, sys
+from datetime import timedelta
+import tally_temporal
+from temporalio import activity
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
+
+class Last(ActivityInboundInterceptor):  # as the worker's own
+    def __init__(self): ...
+    async def execute_activity(self, input): return await input.fn(*input.args)
+
+inbound = tally_temporal.Recorded("temporal").intercept_activity(Last())
+ran = []
+
+async def good():
+    ran.append("good")
+    return 7
+
+async def bad():
+    ran.append("bad")
+    raise ValueError("no rows")
+
+async def refused():
+    raise ApplicationError("no such thing", type="Missing", non_retryable=True)
+
+begun = asyncio.Event()
+
+async def waits():
+    begun.set()
+    await asyncio.Event().wait()
+
+async def elsewhere(): activity.raise_complete_async()
+
+def run(name, function, attempt=1, after=None):
+    environment = ActivityEnvironment()
+    environment.info = dataclasses.replace(
+        environment.info, activity_id=name, activity_type=function.__name__, attempt=attempt,
+        workflow_run_id="r1", retry_policy=RetryPolicy(maximum_attempts=2),
+    )
+    call = ExecuteActivityInput(function, (), None, {})
+
+    async def main():
+        running = asyncio.ensure_future(environment.run(inbound.execute_activity, call))
+        if after:
+            await begun.wait()
+            begun.clear()
+            after(environment)
+        return await running
+    try:
+        return asyncio.run(main())
+    except BaseException as error:
+        return type(error).__name__
+
+print(run("1", good), run("2", bad), run("2", bad, attempt=2), run("3", refused), run("4", bad))
+print(run("5", waits, after=ActivityEnvironment.cancel), run("6", elsewhere))
+print(*ran)
+"""
+
+
+def test_activities_of_temporal_are_on_record_as_one_job_for_all_attempts(ledger: str, installed: Install) -> None:
+    programs = installed("temporalio==1.35.0")
+    for url in (ledger, AWAY):
+        lines = run_program(programs, "temporal", TEMPORAL, url)
+        assert lines == [
+            "7 ValueError ValueError ApplicationError ValueError",
+            "CancelledError _CompleteAsyncError",
+            "good bad bad bad",
+        ]
+    assert states(ledger, "temporal") == {
+        "r1.1": ("COMPLETED", None),
+        "r1.2": ("FAILED", "ValueError: no rows"),
+        "r1.3": ("FAILED", "ApplicationError: Missing: no such thing"),
+        "r1.4": ("ACCEPTED", None),
+        "r1.5": ("FAILED", "it was cancelled"),
+        "r1.6": ("ACCEPTED", None),
+    }
+    found = actions(ledger, "temporal")
+    assert (found["r1.1"], found["r1.2"]) == (WHOLE, FAILED)
+
+
+EXPORT = """
+import sys
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.export.v1 import WorkflowExecutions
+
+exported = WorkflowExecutions()
+
+def history(run, ends):
+    events = exported.items.add().history.events
+    first = events.add(event_type=EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
+    first.event_time.FromSeconds(1_000)
+    started = first.workflow_execution_started_event_attributes
+    started.workflow_type.name, started.workflow_id, started.original_execution_run_id = "Order", "order/1", run
+    if ends == "NONE":
+        return None
+    events.add(event_type=EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED)
+    last = events.add(event_type=EventType.Value(f"EVENT_TYPE_WORKFLOW_EXECUTION_{ends}"))
+    last.event_time.FromSeconds(1_007)
+    return last
+
+history("done", "COMPLETED")
+failure = history("failed", "FAILED").workflow_execution_failed_event_attributes.failure
+failure.message, failure.cause.message = "Activity task failed", "no rows"
+failure.cause.application_failure_info.type = "ValueError"
+history("ended", "TERMINATED").workflow_execution_terminated_event_attributes.reason = "wrong order"
+history("cancelled", "CANCELED")
+history("late", "TIMED_OUT")
+history("continued", "CONTINUED_AS_NEW")
+history("open", "NONE")
+open(sys.argv[-1], "wb").write(exported.SerializeToString())
+"""
+
+
+def test_an_export_of_temporals_histories_is_on_record_once(ledger: str, installed: Install, tmp_path: Path) -> None:
+    programs = installed("temporalio==1.35.0")
+    export = tmp_path / "export.proto"
+    subprocess.run([programs / "python", "-c", EXPORT, export], check=True)
+    script = RECIPES / "temporal" / "tally_temporal_export.py"
+    for _ in range(2):
+        environment = os.environ | {"TALLY_URL": ledger, "TALLY_TENANT": "temporal-export"}
+        subprocess.run([programs / "python", script, export], env=environment, check=True)
+    assert states(ledger, "temporal-export") == {
+        "done": ("COMPLETED", None),
+        "failed": ("FAILED", "ValueError: no rows"),
+        "ended": ("FAILED", "terminated: wrong order"),
+        "cancelled": ("FAILED", "canceled"),
+        "late": ("FAILED", "timed_out"),
+        "continued": ("COMPLETED", None),
+        "open": ("SUBMITTED", None),
+    }
+    found = actions(ledger, "temporal-export")
+    assert (found["done"], found["failed"], found["open"]) == (WHOLE, FAILED, ["ENQUEUE"])
