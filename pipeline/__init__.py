@@ -5,5 +5,6 @@ and places. Its tasks read and check the rows, and the driver combines their res
 or file, so little data crosses to the driver. The parts of a job that go from DataFrames to DataFrames are functions
 of their own, for notebooks.
 
-A node uses the packages that read and write archives (``archive``, ``archiving``, ``places``), which start no Spark.
+A node uses the packages that read and write archives (``archive``, ``archiving``, ``places``), and the form of pages
+(``page``), which start no Spark.
 """

@@ -29,8 +29,9 @@ from pipeline.cli.ledgers import (
 )
 from pipeline.cli.options import Master, Tenants
 from pipeline.cli.running import InterruptedBySignalError, running, shown
+from pipeline.page import SECOND_MS, duration_text
 from pipeline.places.protocol import ChainName
-from pipeline.report import SECOND_MS, UNITS_MS, Asked, Clock, asked, duration_text, parse_duration, width_text
+from pipeline.report import UNITS_MS, Asked, Clock, asked, parse_duration, width_text
 from terminal.outcome import CommandExit, counted, err, tell
 from terminal.program import Json
 

@@ -24,22 +24,16 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
+from pipeline.page import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, WEEK_MS
 
 WINDOWS_MAX: Final = 400
 """Most windows of a report; a plot of more cannot be read."""
 WINDOWS_AIMED: Final = 60
 """Approximate number of windows if no width is given."""
-
-SECOND_MS: Final = 1000
-MINUTE_MS: Final = 60 * SECOND_MS
-HOUR_MS: Final = 60 * MINUTE_MS
-DAY_MS: Final = 24 * HOUR_MS
-WEEK_MS: Final = 7 * DAY_MS
 
 _WIDTHS_MS: Final = (
     *(SECOND_MS * n for n in (1, 2, 5, 10, 30)),
@@ -191,9 +185,6 @@ def _width_for(span_ms: int) -> int:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_UNITS: Final = ((DAY_MS, "d"), (HOUR_MS, "h"), (MINUTE_MS, "min"), (SECOND_MS, "s"))
-_ROUND_FROM_DAYS: Final = 100
-NOTHING: Final = "–"
 
 
 def moment_text(at_ms: int, clock: Clock, of_day: str = "%H:%M:%S", zone: str = " UTC") -> str:
@@ -207,21 +198,6 @@ def moment_text(at_ms: int, clock: Clock, of_day: str = "%H:%M:%S", zone: str = 
         return f"{at_ms:,} ms after 1970"
 
 
-def duration_text(duration_s: float | None) -> str:
-    """A duration in its two largest units, ``3 d 4 h``; under a minute to three digits, ``1.25 s``, ``17 ms``."""
-    if duration_s is None:
-        return NOTHING
-    if (duration_ms := round(duration_s * 1000)) < SECOND_MS:
-        return f"{duration_ms} ms" if duration_ms else "0 s"
-    if duration_ms < MINUTE_MS:
-        return f"{duration_ms / SECOND_MS:.3g} s"
-    if duration_ms >= _ROUND_FROM_DAYS * DAY_MS:
-        return f"{round(duration_ms / DAY_MS):,} d"
-    (unit_ms, name), (smaller_ms, smaller) = next(each for each in pairwise(_UNITS) if duration_ms >= each[0][0])
-    count, rest = divmod(round(duration_ms / smaller_ms), unit_ms // smaller_ms)
-    return f"{count:,} {name} {rest} {smaller}" if rest else f"{count:,} {name}"
-
-
 def width_text(width_ms: int) -> str:
     """The width of a window: ``1 day``, ``6 hours``."""
     for unit_ms, name in ((7 * DAY_MS, "week"), (DAY_MS, "day"), (HOUR_MS, "hour"), (MINUTE_MS, "minute")):
@@ -232,22 +208,6 @@ def width_text(width_ms: int) -> str:
     return "1 second" if seconds == 1 else f"{seconds:g} seconds"
 
 
-def count_text(count: int | None) -> str:
-    """A count with separated thousands."""
-    return NOTHING if count is None else f"{count:,}"
-
-
 def amount_text(amount: float) -> str:
     """A sum or a rate, to three digits below a hundred."""
     return f"{amount:,.0f}" if amount >= 100 or amount == int(amount) else f"{amount:.3g}"
-
-
-def rate_text(rate: float | None) -> str:
-    """A share in percent; only exact zero reads 0 %, only exact one 100 %."""
-    if rate is None:
-        return NOTHING
-    if 0 < rate < 0.0005:
-        return "<0.1 %"
-    if 0.9995 <= rate < 1:
-        return ">99.9 %"
-    return f"{rate * 100:.1f} %" if rate not in (0, 1) else f"{rate * 100:.0f} %"

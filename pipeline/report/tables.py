@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from ledger.facts.statuses import CANCELLED, COMPLETED, ENDED, FAILED, STATUSES, TIMED_OUT
-from pipeline.report import DAY_MS, HOUR_MS, Clock, Period
+from pipeline.page import DAY_MS, HOUR_MS
+from pipeline.report import Clock, Period
 from pipeline.report.folder import in_order, write_table
 
 EXACT_JOBS_MAX: Final = 10_000

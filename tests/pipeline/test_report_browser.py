@@ -17,7 +17,7 @@ from pipeline.report.page import Some, folded, largest, page, templates
 from pipeline.report.tables import OUTCOMES, PERCENTILES, SPANS
 from tests.browser import browsing
 
-WIDTHS = (1280, 400)
+WIDTHS = (1280, 390)
 LONGEST = ("tenant_id", "job_id", "status", "dc", "run_s", "accepted", "ended")
 REASONS = ("status", "reason", "is_private", "jobs", "tenants", "ended", "tenant_id", "job_id")
 NAME_PX_MAX = 240

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,21 +11,11 @@ from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2 import Environment
 
-from pipeline.report import (
-    MINUTE_MS,
-    NOTHING,
-    Clock,
-    access,
-    amount_text,
-    count_text,
-    duration_text,
-    moment_text,
-    rate_text,
-    width_text,
-)
+from pipeline.page import MINUTE_MS, NOTHING
+from pipeline.page.templates import environment, inline
+from pipeline.report import Clock, access, amount_text, moment_text, width_text
 from pipeline.report.folder import Row, cut, named_rows_of, rows_of, table, with_chain
 from pipeline.report.page import plots
 from pipeline.report.tables import ENDED_JOBS_MIN, OUTCOMES, PERCENTILES, RATES, SPANS
@@ -37,13 +25,6 @@ NAME_MAX: Final = 24
 """Longest name of a tenant in a legend."""
 COMMAND_MAX: Final = 4_000
 """Longest command shown; a command is useful only if whole."""
-OUTCOME_LABELS: Final = {
-    "completed": "Completed",
-    "cancelled": "Cancelled",
-    "timed_out": "Timed out",
-    "failed": "Failed",
-}
-"""In the order in which they are drawn."""
 _HERE: Final = Path(__file__).parent
 
 
@@ -55,14 +36,9 @@ def write_page(report: dict[str, Any], folder: Path) -> None:
 def templates(period: dict[str, Any]) -> Environment:
     """The templates of a page, with the filters that write numbers, times and texts of ``period``."""
     clock, width_ms = Clock(period["clock"]), period["window_ms"]
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
+    templates = environment(_HERE)
+    templates.filters.update(
         amount=amount_text,
-        count=count_text,
-        rate=rate_text,
-        duration=duration_text,
         width=width_text,
         window=lambda at_ms: moment_text(at_ms, clock, "%H:%M:%S" if width_ms % MINUTE_MS else "%H:%M", zone=""),
         exact=lambda at_ms: moment_text(at_ms, clock),
@@ -72,7 +48,7 @@ def templates(period: dict[str, Any]) -> Environment:
         text=lambda value: NOTHING if value is None else cut(value, TEXT_MAX),
         command=lambda value: NOTHING if value is None else cut(value, COMMAND_MAX),
     )
-    environment.globals.update(
+    templates.globals.update(
         linear_axis=plots.linear_axis,
         duration_axis=plots.duration_axis,
         stacked=plots.stacked,
@@ -83,14 +59,12 @@ def templates(period: dict[str, Any]) -> Environment:
         plot_height=plots.HEIGHT,
         plot_view=plots.VIEW,
         bar_share=plots.BAR_SHARE,
-        outcomes=OUTCOME_LABELS,
     )
-    return environment
+    return templates
 
 
 def page(report: dict[str, Any], shown: Contents) -> str:
     """The page as HTML."""
-    style, script = ((_HERE / name).read_text() for name in ("style.css", "sort.js"))
     clock, width_ms = Clock(report["period"]["clock"]), report["period"]["window_ms"]
     by_tenant = [
         (cut(tenant, NAME_MAX), f"t{at}", counts) if tenant is not None else ("all others", "t-rest", counts)
@@ -108,17 +82,9 @@ def page(report: dict[str, Any], shown: Contents) -> str:
             on_trace=clock is Clock.TRACE,
             job_url=partial(_job_url, report["console"]),
             ended_jobs_min=ENDED_JOBS_MIN,
-            style=Markup(style),  # noqa: S704 (our own file)
-            style_hash=_hash(style),
-            script=Markup(script),  # noqa: S704 (our own file)
-            script_hash=_hash(script),
+            **inline(),
         )
     )
-
-
-def _hash(text: str) -> str:
-    """The hash by which a Content-Security-Policy allows an inline element."""
-    return base64.b64encode(sha256(text.encode()).digest()).decode()
 
 
 def _job_url(console: str | None, row: Row) -> str | None:

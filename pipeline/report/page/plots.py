@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from pipeline.report import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, WEEK_MS, Clock
+from pipeline.page import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, WEEK_MS
+from pipeline.report import Clock
 from pipeline.report.folder import Row
 
 HEIGHT: Final = 220
