@@ -7,8 +7,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from importlib.metadata import version
 from typing import NamedTuple
 
 import structlog
@@ -25,12 +26,14 @@ from app.node.start.connecting import went_away
 from app.node.start.procedure import StartedNode, start_node
 from app.node.start.quorum import Takeover
 from app.node.upkeep import compare_clocks
+from app.pages.job_report import Source
 from app.read import proofs
 from app.read.commitments import CommitmentReader
 from app.read.consistency import Consistency
 from app.read.copies import Copies, Replicas, replicas_at
 from app.read.folded_jobs import FoldedJobs, JobTableWalk
 from app.read.full_walk import FullWalk
+from app.read.job_reports import JobReports
 from app.read.jobs import JobReader
 from app.read.node_tables import NodeTables, OverbookedNodes
 from app.read.proofs import judged_anchors
@@ -94,6 +97,7 @@ from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
 from app.write.pending.keyed_entries import are_rows_whole
 from app.write.stats import StatsIntake
+from ledger import rfc3339
 from ledger.errors import ConfigurationError, DatabaseUnavailableError, InvalidInputError, reported_as
 from ledger.facts.events import ACTIONS, SystemAction
 from ledger.verification import Verdict
@@ -150,6 +154,7 @@ async def running(
         services = _services(service, started, pool, replicas, knowledge, files)
         services = {**services, **_prunes(service, services, pool)}
         stack.push_async_callback(services[ChainVerifier].close)
+        stack.push_async_callback(services[JobReports].close)
         service.start()
         _keep_running(service, services, replicas, knowledge, files)
         service.node.accepting = True
@@ -340,7 +345,7 @@ def _services(
         ),
         **_request_services(service, started, files),
         **_write_services(service, started, pool, knowledge, consistency),
-        **_read_services(service, pool, Copies(service.node, pool, consistency, replicas), knowledge),
+        **_read_services(service, started, pool, Copies(service.node, pool, consistency, replicas), knowledge),
         **_verification_services(service, started, pool, consistency, files),
         **_sharing_services(service, started, pool, knowledge, files),
     }
@@ -471,7 +476,9 @@ def _prunes(service: Service, services: Services, pool: NodePool) -> Services:
     }
 
 
-def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: PrivacyKnowledge) -> Services:
+def _read_services(
+    service: Service, started: StartedNode, pool: NodePool, copies: Copies, knowledge: PrivacyKnowledge
+) -> Services:
     """Services that read jobs and commitments."""
     report, job_table = service.breaks.report_error, service.job_table
     folded = FoldedJobs(service.job_folds, job_table.doubt, report)
@@ -479,9 +486,16 @@ def _read_services(service: Service, pool: NodePool, copies: Copies, knowledge: 
     tables = NodeTables(service.entry_check, promise_check)
     overbooked = OverbookedNodes(tables, pool)
     service.metrics.read(overbooked.values)
+    jobs = JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report, service.retention)
+
+    def source() -> Source:
+        made_at = rfc3339.written(datetime.now(UTC), "seconds")
+        return Source(started.log_origin, service.node.node_id, version("tallystick"), made_at)
+
     return {
         EntryCheck: service.entry_check,
-        JobReader: JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report, service.retention),
+        JobReader: jobs,
+        JobReports: JobReports(jobs=jobs, source=source),
         JobTableWalk: JobTableWalk(pool, folded, report, job_table.rewrite),
         CommitmentReader: CommitmentReader(copies, service.entry_check, promise_check, tables, service.retention),
         OverbookedNodes: overbooked,

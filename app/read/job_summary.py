@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from app.store.job_figures import BY_DAY, BY_HOUR, Group, Wanted
 from ledger import rfc3339
@@ -12,6 +12,7 @@ from ledger.machines.job_figures import HOUR_MAX, HOUR_MS, run_times
 
 Figures = tuple[Mapping[str, Group], Mapping[str, Group], int]
 """The groups by status, the wanted groups, and how many of these there are."""
+NO_FIGURES: Final[Figures] = ({}, {}, 0)
 
 
 def summary_of(
@@ -22,8 +23,7 @@ def summary_of(
         "tenant_id": wanted.tenant_id,
         "by": wanted.by,
         "dc": wanted.dc or None,
-        "since": _hour(wanted.first) if wanted.first else None,
-        "until": _hour(wanted.below) if wanted.below <= HOUR_MAX else None,
+        **dict(zip(("since", "until"), bounds_of(wanted), strict=True)),
         "all": _counted(by_status.values()),
         "groups": [
             {"value": _hour(int(name)) if wanted.by in (BY_HOUR, BY_DAY) else name or None, **_counted([group])}
@@ -31,6 +31,14 @@ def summary_of(
         ],
         "groups_left_out": found - len(groups),
     }
+
+
+def bounds_of(wanted: Wanted) -> tuple[str | None, str | None]:
+    """The first hour and the one after the last, None without a bound."""
+    return (
+        _hour(wanted.first) if wanted.first else None,
+        _hour(wanted.below) if wanted.below <= HOUR_MAX else None,
+    )
 
 
 def _counted(groups: Iterable[Group]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
@@ -11,7 +11,7 @@ import orjson
 from app.read.consistency import Promise, ReadLevel, UnfitError
 from app.read.copies import PRIMARY, Copies, Judge, Source
 from app.read.folded_jobs import DamagedJob, FoldedJobs
-from app.read.job_summary import Figures, summary_of
+from app.read.job_summary import NO_FIGURES, Figures, summary_of
 from app.read.revealing import Revealing
 from app.store import Connection, job_figures, job_search, reads
 from app.store.chain_reads import ListedEntry
@@ -243,16 +243,34 @@ class JobReader:
         """
 
         async def find(connection: Connection, place: Place) -> Figures:
-            if wanted.by.startswith(SEARCHED):
-                await job_search.require_built(connection, wanted.tenant_id, wanted.by)
-            by_status, _ = await job_figures.read(connection, wanted._replace(by=BY_STATUS), len(STATUSES))
-            if wanted.by == BY_STATUS:
-                return by_status, by_status, len(by_status)
-            return by_status, *await job_figures.read(connection, wanted, limit)
+            return await _figures(connection, wanted, limit)
 
-        nothing: Figures = ({}, {}, 0)
-        found, consistency = await self._at_table(wanted.tenant_id, promise, find, nothing)
+        found, consistency = await self._at_table(wanted.tenant_id, promise, find, NO_FIGURES)
         return summary_of(wanted, *found) | {"consistency": consistency}
+
+    async def report(
+        self, promise: Promise, limits: Mapping[Wanted, int], entries_max: int
+    ) -> tuple[Sequence[dict[str, Any]], int]:
+        """Summaries of the same jobs of one tenant in one state, each of at most so many groups; and the number of
+        entries that the jobs follow from. Without summaries if they are more than ``entries_max``.
+
+        Raises:
+            as ``summary``.
+        """
+        first = next(iter(limits))
+
+        async def find(connection: Connection, place: Place) -> tuple[Sequence[Figures], int]:
+            entries = await job_figures.entries(connection, first, entries_max)
+            if entries > entries_max:
+                return (), entries
+            return [await _figures(connection, wanted, limit) for wanted, limit in limits.items()], entries
+
+        nothing: tuple[Sequence[Figures], int] = ([NO_FIGURES for _ in limits], 0)
+        (found, entries), consistency = await self._at_table(first.tenant_id, promise, find, nothing)
+        return [
+            summary_of(wanted, *figures) | {"consistency": consistency}
+            for wanted, figures in zip(limits, found, strict=False)
+        ], entries
 
     async def _listed(
         self, tenant_id: str, promise: Promise, find: Callable[[Connection, Place], Awaitable[_Found]]
@@ -425,6 +443,15 @@ class JobReader:
                 f"tenant_id: several tenants have a job {job_id}; say whose is meant", ("tenant_id",)
             )
         return tenants[0]
+
+
+async def _figures(connection: Connection, wanted: Wanted, limit: int) -> Figures:
+    if wanted.by.startswith(SEARCHED):
+        await job_search.require_built(connection, wanted.tenant_id, wanted.by)
+    by_status, _ = await job_figures.read(connection, wanted._replace(by=BY_STATUS), len(STATUSES))
+    if wanted.by == BY_STATUS:
+        return by_status, by_status, len(by_status)
+    return by_status, *await job_figures.read(connection, wanted, limit)
 
 
 def _behind(source: Source) -> str:

@@ -201,7 +201,11 @@ _ROUTES: Final[Mapping[Rule, tuple[str, ...]]] = {
         "GET /v1/exclusions",
         "GET /v1/tenants/{tenant_id}/scitt/entries/{statement_id}",
     ),
-    Rule(Right.READ, Needs.ANY): ("GET /v1/jobs/{job_id}",),
+    Rule(Right.READ, Needs.ANY): (
+        "GET /v1/jobs/{job_id}",
+        "GET /v1/reports/{report_id}",
+    ),
+    Rule(Right.READ, Needs.IN_BODY): ("POST /v1/reports",),
     Rule(Right.WRITE, Needs.NAMED): ("POST /v1/tenants/{tenant_id}/scitt/entries",),
     Rule(Right.WRITE, Needs.IN_BODY): (
         "POST /v1/jobs",

@@ -113,6 +113,15 @@ SELECT ({{name}})::text, status, jobs, traced, runs, run_jobs {_CELLS} WHERE ({{
 """
 
 
+# Each job has an entry, so that few more rows than $4 are read whose hour is in the period.
+_ENTRIES: Final = """
+SELECT coalesce(sum(entries), 0)::bigint FROM (
+    SELECT cardinality(seqs) AS entries FROM scheduler.jobs
+     WHERE tenant_id = $1 AND substring(figure FROM '^.([0-9]{1,9}),')::integer BETWEEN $2 AND $3 - 1
+     LIMIT $4 + 1) AS counted
+"""
+
+
 async def move(connection: Connection, jobs: Mapping[Counted, int]) -> None:
     """Move the cells by so many jobs more, or fewer, of each tenant, status and figure. The caller MUST hold the
     positions of the job table's follower in the chains of these tenants."""
@@ -242,6 +251,12 @@ async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict
         known.runs.update(dict(zip(runs, run_jobs, strict=True)))
         groups[group] = known._replace(traced=known.traced + traced)
     return groups, found[0][1] if found else 0
+
+
+async def entries(connection: Connection, wanted: Wanted, entries_max: int) -> int:
+    """The number of entries that the jobs of these hours follow from; only a lower bound beyond ``entries_max``."""
+    count: int = await connection.fetchval(_ENTRIES, wanted.tenant_id, wanted.first, wanted.below, entries_max)
+    return count
 
 
 def covered(first: int, below: int, lengths: Sequence[int] = PERIODS_HOURS) -> list[tuple[int, int, int]]:

@@ -362,6 +362,15 @@ STATEMENT_REJECTED = ProblemType(
     Retry.NEVER,
     "the detail says why; [SCITT](scitt.md#what-is-registered) says what a signed statement must have and who signs it",
 )
+REPORT_TOO_LARGE = ProblemType(
+    "report-too-large",
+    422,
+    "The report is one for Spark",
+    Retry.AFTER_CHANGE,
+    "the jobs of the period follow from more than 1,000,000 entries: name a shorter period, or run the command that "
+    "the detail names ([pipeline](pipeline.md#report))",
+    advice="Name a shorter period, or run the command above.",
+)
 SUBJECT_NOT_FOUND = ProblemType(
     "subject-not-found",
     404,

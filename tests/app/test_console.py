@@ -462,6 +462,63 @@ def test_a_job_is_found_by_part_of_its_name_counted_and_sorted_and_exported_with
     expect(page.get_by_text("found: 1 job")).to_be_visible()
 
 
+def test_a_report_is_made_and_downloaded_and_its_tables_are_never_wider_than_the_page(
+    console: Console, tmp_path: Path
+) -> None:
+    dcs = [f"{name}-{'long' * 20}" for name in ("use1", "euw1")]
+    hour = {"trace_time": 0}
+    send(
+        console,
+        "reported",
+        {"type": "JobCreated", "job_id": "one", "assigned_dcs": dcs, **hour},
+        {"type": "JobAccepted", "job_id": "one", "dc_id": dcs[0], **hour},
+        {"type": "JobFailed", "job_id": "one", "error": f"{MARKUP} {TURNED} {'long' * 20}", "trace_time": 90},
+        {"type": "JobCreated", "job_id": "two", "trace_time": 3600},
+    )
+    page = console.go("jobs/reported?until=1970-01-01T01%3A00%3A00Z")
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Report").click()
+    expect(page.get_by_role("status").filter(has_text="reported.report.html is downloaded.")).to_be_visible()
+    assert barriers(page) == []
+    assert downloading.value.suggested_filename == "reported.report.html"
+    file = tmp_path / "report.html"
+    downloading.value.save_as(file)
+    asked: list[str] = []
+    context = console.browser.new_context(viewport=WIDE)
+    shown = context.new_page()
+    shown.on("request", lambda request: asked.append(request.url))
+    shown.goto(file.as_uri())
+    assert asked == [shown.url]
+    expect(shown.locator("h1")).to_have_text("Up to 1970-01-01 01:00")
+    errors = shown.get_by_role("region", name="By error").locator("tbody tr")
+    expect(errors).to_have_count(1)
+    expect(errors).to_contain_text(MARKUP)
+    expect(errors.get_by_role("cell").last).to_have_text("1 min 30 s")
+    for scheme in ("light", "dark"):
+        for size in (WIDE, PHONE):
+            shown.set_viewport_size(size)
+            shown.emulate_media(color_scheme=scheme)
+            assert shown.evaluate("document.documentElement.scrollWidth") <= size["width"]
+            assert barriers(shown) == []
+    shown.emulate_media(media="print")
+    shown.set_viewport_size({"width": 700, "height": 900})
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 700
+    context.close()
+
+
+def test_a_report_that_fails_says_why_on_the_page_and_can_be_asked_for_again(console: Console) -> None:
+    page = console.go(f"jobs/{TENANT}")
+    told = "run tally pipeline report --dest reports/acme -t acme"
+    problem = {"type": "/report-too-large", "title": "The report is one for Spark", "detail": told}
+    page.route("**/v1/reports", lambda route: route.fulfill(status=422, json=problem))
+    page.get_by_role("button", name="Report").click()
+    expect(page.get_by_role("alert").filter(has_text=f"No report: {told}")).to_be_visible()
+    page.unroute("**/v1/reports")
+    with page.expect_download():
+        page.get_by_role("button", name="Report").click()
+    expect(page.get_by_role("alert").filter(has_text="No report")).to_have_count(0)
+
+
 def test_pages_of_jobs_say_how_many_were_found_so_far(console: Console) -> None:
     send(console, "many", *({"type": "JobCreated", "job_id": f"j-{number:03}"} for number in range(60)))
     page = console.go("jobs/many?status=SUBMITTED")

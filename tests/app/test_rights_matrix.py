@@ -73,6 +73,7 @@ SENT: dict[str, Callable[[str], dict[str, Any]]] = {
     "POST /v1/logs": lambda tenant: {"json": request_of(record("JobCreated", "log", tenant_id=tenant))},
     "POST /v1/stats": lambda tenant: {"json": {"tenant_id": tenant, "job_id": "one", "dc_id": "use1"}},
     "POST /v1/bundles/export": _body(),
+    "POST /v1/reports": _body(),
     "POST /v1/bundles/import": _import,
     "POST /v1/snapshots": _body(),
     "POST /v1/chain/acknowledge": _body(reason="seen"),
@@ -116,6 +117,7 @@ QUERIES = {
 """What a request of each route asks beside a tenant."""
 PARTS = {
     "{job_id}": "one",
+    "{report_id}": "0" * 32,
     "{node}": "n1",
     "{region}": "eu1",
     "{key_id}": "0123456789abcdef",
@@ -198,6 +200,8 @@ async def test_every_route_is_answered_as_the_table_says_and_what_is_refused_cha
     witness = Witness("witness.example")
     given = {
         "bundle": {"trusted_keys": trusted},
+        # A report goes on behind its answer, while the next is asked for.
+        "quota": {"exports": 2},
         "log": {"witnesses": [witness.verifier_key]},
         "lineage": {"tenants": {tenant: tenant for tenant in (OWN, OTHER)}},
     }

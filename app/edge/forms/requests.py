@@ -28,6 +28,7 @@ from app.edge.forms.fields import (
     JobId,
     KeptText,
     Level,
+    Moment,
     Name,
     PrincipalName,
     ReadableTenantId,
@@ -52,6 +53,7 @@ from ledger.private_fields import FIELDS_MAX
 from ledger.signed_events import SIGNATURE_CHARACTERS_MAX
 from signing.manifest import LOG_ORIGIN
 
+REPORT_FIELDS_MAX = 5
 EVENT_TAGS = frozenset(JOB_EVENTS)
 """Parts of an error's path that name the model chosen by ``type``."""
 
@@ -370,6 +372,16 @@ ExportRequest = _strict(
     to_seq=Annotated[int, Field(ge=1, le=INTEGER_MAX)],
     evidence=bool,
     without_signing=bool,
+)
+
+
+ReportRequest = _strict(
+    "ReportRequest",
+    "Body of ``POST /v1/reports``; ``by`` are declared search fields inside ``spec``.",
+    tenant_id=Required[ReadableTenantId],
+    since=Moment,
+    until=Moment,
+    by=Annotated[list[FieldName], Field(max_length=REPORT_FIELDS_MAX)],
 )
 
 

@@ -177,6 +177,30 @@ async def promise_of(
 PromiseDep = Annotated[Promise, Depends(promise_of)]
 
 
+def within_hours(wanted: Wanted, since: str | None, until: str | None) -> Wanted:
+    """``wanted`` of the hours from that of ``since`` on that begin before ``until``.
+
+    Raises:
+        InvalidInputError: one is neither a time nor an HLC.
+    """
+    first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
+    if first is not None:
+        wanted = wanted._replace(first=min(first.physical_ms // HOUR_MS, HOUR_MAX))
+    if end is not None:
+        wanted = wanted._replace(below=min(-(-end.physical_ms // HOUR_MS), HOUR_MAX + 1))
+    return wanted
+
+
+def check_counted_field(by: str) -> None:
+    """Return if jobs can be counted by the values of this field.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
+    with reported_as(partial(InvalidInputError, path=("by",)), "by", InvalidInputError):
+        check_field(by)
+
+
 @router.get("/v1/jobs/summary", responses=answered(JobSummary))
 async def summarise_jobs(
     accepted: AcceptedDep,
@@ -198,15 +222,9 @@ async def summarise_jobs(
 ) -> Response:
     """How many jobs of a tenant have which status, how long they ran, and with which errors they failed: by status,
     hour or day of creation, data centre, error, or value of a search field. As fresh as a list."""
-    first, end = moment("since", since, rfc3339.at_or_after), moment("until", until, rfc3339.at_or_after)
-    wanted = Wanted(tenant_id, by, dc or "")
+    wanted = within_hours(Wanted(tenant_id, by, dc or ""), since, until)
     if by not in (BY_STATUS, BY_HOUR, BY_DAY, BY_DC, ERROR):
-        with reported_as(partial(InvalidInputError, path=("by",)), "by", InvalidInputError):
-            check_field(by)
-    if first is not None:
-        wanted = wanted._replace(first=min(first.physical_ms // HOUR_MS, HOUR_MAX))
-    if end is not None:
-        wanted = wanted._replace(below=min(-(-end.physical_ms // HOUR_MS), HOUR_MAX + 1))
+        check_counted_field(by)
     found = await jobs.summary(promise, wanted, limit)
     await accepted.record_read(tenant_id, jobs=found["all"]["jobs"])
     return json_answer(found)

@@ -87,8 +87,12 @@ export async function getIfAllowed(path, query, signal) {
 
 /** Have the browser save what an operation answers as a file. */
 export async function save(method, path, name, given = {}) {
+  saveBlob(await ask(method, path, { ...given, as: "blob" }), name);
+}
+
+export function saveBlob(blob, name) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(await ask(method, path, { ...given, as: "blob" }));
+  link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);

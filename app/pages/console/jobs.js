@@ -1,6 +1,6 @@
 // Jobs of a tenant: searched, paged, and followed as they come.
 
-import { address, get, oneAtATime, save, watch } from "./api.js";
+import { address, ask, get, oneAtATime, save, saveBlob, watch } from "./api.js";
 import { count, field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
 import { STATUSES } from "./facts.js";
 import { named, pickTenant } from "./pick_tenant.js";
@@ -16,6 +16,7 @@ const ORDERS = {
 const NONE_YET = { items: [], damaged: [], next_cursor: null, total: 0, isNew: true };
 const REFRESH_AFTER_MS = 600;
 const DRAW_AGAIN_AFTER_MS = 5000;
+const REPORT_AGAIN_AFTER_MS = 300;
 
 export const statusWords = (status) => status.toLowerCase().replace("_", " ");
 export const statusTag = (status) => tag(statusWords(status), STATUSES[status] ?? "");
@@ -26,6 +27,7 @@ export async function jobs(ctx) {
     list: h("div", {}, waiting("Reading the jobs")),
     ...liveParts(),
     told: h("p", { role: "alert" }),
+    report: h("p", { role: "status" }),
   };
   const cursor = ctx.query.get("cursor");
   ctx.show(
@@ -39,12 +41,22 @@ export async function jobs(ctx) {
         ? h("a", { href: `#/jobs/${named(name)}?${without(ctx.query, "cursor", "seen")}` }, "To the newest")
         : h("span", { class: "row" }, places.live, places.pause),
       h(
-        "button",
-        { type: "button", class: "quiet actions", onclick: (event) => download(ctx, name, event.target, places.told) },
-        "Save as CSV",
+        "span",
+        { class: "row" },
+        h(
+          "button",
+          { type: "button", class: "quiet actions", onclick: (event) => report(ctx, name, event.target, places) },
+          "Report",
+        ),
+        h(
+          "button",
+          { type: "button", class: "quiet actions", onclick: (event) => download(ctx, name, event.target, places.told) },
+          "Save as CSV",
+        ),
       ),
     ),
     places.told,
+    places.report,
     places.list,
   );
   const drawn = { isFirst: true, last: new Map() };
@@ -301,6 +313,29 @@ async function download(ctx, name, button, told) {
     });
   } catch (error) {
     fill(told, `Not saved: ${error.message}`);
+  } finally {
+    button.disabled = false;
+  }
+}
+
+/** The report on the jobs of the searched period, made by the service in the background. */
+async function report(ctx, name, button, places) {
+  button.disabled = true;
+  fill(places.told);
+  fill(places.report, h("progress", { "aria-label": "Making the report" }), " Making the report …");
+  try {
+    const { since, until } = asked(ctx.query);
+    const wanted = { tenant_id: name, ...(since && { since }), ...(until && { until }) };
+    const { report_id: id } = await ask("POST", "/v1/reports", { json: wanted, signal: ctx.signal });
+    let page;
+    while (typeof (page = await get(`/v1/reports/${id}`, {}, ctx.signal)) !== "string") {
+      await new Promise((resolve) => setTimeout(resolve, REPORT_AGAIN_AFTER_MS));
+    }
+    saveBlob(new Blob([page], { type: "text/html" }), `${name}.report.html`);
+    fill(places.report, `${name}.report.html is downloaded.`);
+  } catch (error) {
+    fill(places.report);
+    if (error.name !== "AbortError") fill(places.told, `No report: ${error.message}`);
   } finally {
     button.disabled = false;
   }

@@ -210,6 +210,14 @@ JobSummary = shape(
     consistency=ListConsistencyAnswer,
 )
 
+ReportAnswer = shape(
+    "ReportAnswer",
+    "A report that is being made; ``GET /v1/reports/{report_id}`` has its page once it is done.",
+    report_id=str,
+    tenant_id=str,
+    started_at=str,
+)
+
 EventOrigin = shape(
     "EventOrigin",
     "Where an imported entry was first chained, and what brought it.",
