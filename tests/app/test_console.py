@@ -483,6 +483,10 @@ def test_a_report_is_made_and_downloaded_and_its_tables_are_never_wider_than_the
     assert downloading.value.suggested_filename == "reported.report.html"
     file = tmp_path / "report.html"
     downloading.value.save_as(file)
+    page = console.go("?tenant=reported&days=0")
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Report").click()
+    assert "<h1>All jobs</h1>" in Path(downloading.value.path()).read_text()
     asked: list[str] = []
     context = console.browser.new_context(viewport=WIDE)
     shown = context.new_page()
@@ -512,11 +516,11 @@ def test_a_report_that_fails_says_why_on_the_page_and_can_be_asked_for_again(con
     problem = {"type": "/report-too-large", "title": "The report is one for Spark", "detail": told}
     page.route("**/v1/reports", lambda route: route.fulfill(status=422, json=problem))
     page.get_by_role("button", name="Report").click()
-    expect(page.get_by_role("alert").filter(has_text=f"No report: {told}")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text=f"No report: {told}")).to_be_visible()
     page.unroute("**/v1/reports")
     with page.expect_download():
         page.get_by_role("button", name="Report").click()
-    expect(page.get_by_role("alert").filter(has_text="No report")).to_have_count(0)
+    expect(page.get_by_role("status").filter(has_text="No report")).to_have_count(0)
 
 
 def test_pages_of_jobs_say_how_many_were_found_so_far(console: Console) -> None:

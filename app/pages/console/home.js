@@ -7,6 +7,7 @@ import { STATUSES } from "./facts.js";
 import { follow, jobLink, liveParts, statusTag, statusWords } from "./jobs.js";
 import { ASK_EVERY_MS, banner, judged, keepUp, lastVerified, overview, tell } from "./overview.js";
 import { named, pickTenant } from "./pick_tenant.js";
+import { reportParts } from "./report.js";
 import { ago, duration, time } from "./times.js";
 
 const HOUR_MS = 3_600_000;
@@ -40,6 +41,7 @@ export async function home(ctx) {
     { name: "days", onchange: (event) => location.assign(address({ days: event.target.value })) },
     [1, 7, 30, 0].map((each) => h("option", { value: each, selected: each === days }, PERIODS[each])),
   );
+  const report = reportParts(ctx, tenant, { since: since(days) });
   const places = {
     alarm: h("div"), // The line on the ledger, where something is wrong with it.
     ledger: h("div"),
@@ -57,8 +59,9 @@ export async function home(ctx) {
         { class: "row actions" },
         await pickTenant(ctx, tenant, (name) => address({ tenant: name })),
         field("Period", period),
-        h("span", { class: "row" }, places.live, places.pause),
+        h("span", { class: "row" }, places.live, places.pause, report.button),
       ),
+    tenant && report.told,
     places.jobs,
     places.tenants,
     places.ledger,

@@ -1,9 +1,10 @@
 // Jobs of a tenant: searched, paged, and followed as they come.
 
-import { address, ask, get, oneAtATime, save, saveBlob, watch } from "./api.js";
+import { address, get, oneAtATime, save, watch } from "./api.js";
 import { count, field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
 import { STATUSES } from "./facts.js";
 import { named, pickTenant } from "./pick_tenant.js";
+import { reportParts } from "./report.js";
 import { ago, duration, fromLocal, time, toLocal } from "./times.js";
 
 const PAGE = 50;
@@ -16,7 +17,6 @@ const ORDERS = {
 const NONE_YET = { items: [], damaged: [], next_cursor: null, total: 0, isNew: true };
 const REFRESH_AFTER_MS = 600;
 const DRAW_AGAIN_AFTER_MS = 5000;
-const REPORT_AGAIN_AFTER_MS = 300;
 
 export const statusWords = (status) => status.toLowerCase().replace("_", " ");
 export const statusTag = (status) => tag(statusWords(status), STATUSES[status] ?? "");
@@ -27,9 +27,9 @@ export async function jobs(ctx) {
     list: h("div", {}, waiting("Reading the jobs")),
     ...liveParts(),
     told: h("p", { role: "alert" }),
-    report: h("p", { role: "status" }),
   };
   const cursor = ctx.query.get("cursor");
+  const report = reportParts(ctx, name, { since: ctx.query.get("since"), until: ctx.query.get("until") });
   ctx.show(
     `Jobs of ${name}`,
     h("h1", {}, "Jobs"),
@@ -43,11 +43,7 @@ export async function jobs(ctx) {
       h(
         "span",
         { class: "row" },
-        h(
-          "button",
-          { type: "button", class: "quiet actions", onclick: (event) => report(ctx, name, event.target, places) },
-          "Report",
-        ),
+        report.button,
         h(
           "button",
           { type: "button", class: "quiet actions", onclick: (event) => download(ctx, name, event.target, places.told) },
@@ -56,7 +52,7 @@ export async function jobs(ctx) {
       ),
     ),
     places.told,
-    places.report,
+    report.told,
     places.list,
   );
   const drawn = { isFirst: true, last: new Map() };
@@ -313,29 +309,6 @@ async function download(ctx, name, button, told) {
     });
   } catch (error) {
     fill(told, `Not saved: ${error.message}`);
-  } finally {
-    button.disabled = false;
-  }
-}
-
-/** The report on the jobs of the searched period, made by the service in the background. */
-async function report(ctx, name, button, places) {
-  button.disabled = true;
-  fill(places.told);
-  fill(places.report, h("progress", { "aria-label": "Making the report" }), " Making the report …");
-  try {
-    const { since, until } = asked(ctx.query);
-    const wanted = { tenant_id: name, ...(since && { since }), ...(until && { until }) };
-    const { report_id: id } = await ask("POST", "/v1/reports", { json: wanted, signal: ctx.signal });
-    let page;
-    while (typeof (page = await get(`/v1/reports/${id}`, {}, ctx.signal)) !== "string") {
-      await new Promise((resolve) => setTimeout(resolve, REPORT_AGAIN_AFTER_MS));
-    }
-    saveBlob(new Blob([page], { type: "text/html" }), `${name}.report.html`);
-    fill(places.report, `${name}.report.html is downloaded.`);
-  } catch (error) {
-    fill(places.report);
-    if (error.name !== "AbortError") fill(places.told, `No report: ${error.message}`);
   } finally {
     button.disabled = false;
   }
