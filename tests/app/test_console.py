@@ -114,11 +114,11 @@ def test_who_is_nobody_is_asked_to_sign_in_and_told_why_a_token_does_not_count(c
 
 def test_each_event_of_a_trace_links_it_and_a_stranger_is_not_told_where_traces_are(console: Console) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    body = {**job(TENANT, "traced"), "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    body = {**job("spans", "traced"), "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
     console.api.post("/v1/jobs", json=body).raise_for_status()
-    done = {"tenant_id": TENANT, "type": "JobFailed", "error": "none of a trace", "durability": "GLOBAL"}
+    done = {"tenant_id": "spans", "type": "JobFailed", "error": "none of a trace", "durability": "GLOBAL"}
     console.api.post("/v1/jobs/traced/events", json=done).raise_for_status()
-    link = console.go(f"job/{TENANT}/traced").get_by_role("link", name="Trace", exact=True)
+    link = console.go("job/spans/traced").get_by_role("link", name="Trace", exact=True)
     expect(link).to_have_count(1)
     expect(link).to_have_attribute("href", f"https://jaeger.example/trace/{trace}")
     expect(link).to_have_attribute("rel", "noopener noreferrer")

@@ -96,9 +96,15 @@ async function jobsOf(ctx, tenant, days) {
   }
   const [hours, errors, failed, running] = answers;
   const { all } = hours;
-  const listed = (status) => `#/jobs/${named(tenant)}?${new URLSearchParams(since(days) ? { status, since: since(days) } : { status })}`;
+  const listed = (status) =>
+    `#/jobs/${named(tenant)}?${new URLSearchParams(since(days) ? { status, since: since(days) } : { status })}`;
   if (!all.jobs)
-    return h("p", {}, `${tenant} has no job that was created in ${PERIODS[days]}. `, days > 0 && h("a", { href: `#/?${new URLSearchParams({ tenant, days: 0 })}` }, "All time"));
+    return h(
+      "p",
+      {},
+      `${tenant} has no job that was created in ${PERIODS[days]}. `,
+      days > 0 && h("a", { href: `#/?${new URLSearchParams({ tenant, days: 0 })}` }, "All time"),
+    );
   return [
     h(
       "ul",
@@ -107,7 +113,11 @@ async function jobsOf(ctx, tenant, days) {
       Object.keys(STATUSES)
         .filter((status) => all.statuses[status])
         .map((status) =>
-          h("li", { class: STATUSES[status] }, h("a", { href: listed(status) }, h("b", {}, count(all.statuses[status])), statusWords(status))),
+          h(
+            "li",
+            { class: STATUSES[status] },
+            h("a", { href: listed(status) }, h("b", {}, count(all.statuses[status])), statusWords(status)),
+          ),
         ),
     ),
     h(
@@ -119,8 +129,15 @@ async function jobsOf(ctx, tenant, days) {
     h(
       "div",
       { class: "grid" },
-      panel(null, shortList("Failed last", tenant, failed.items, (job) => errorOf(job.error)), errorCounts(errors)),
-      panel(null, shortList("Running", tenant, running.items, (job) => [statusTag(job.status), " ", job.assigned_dcs.join(", ")])),
+      panel(
+        null,
+        shortList("Failed last", tenant, failed.items, (job) => errorOf(job.error)),
+        errorCounts(errors),
+      ),
+      panel(
+        null,
+        shortList("Running", tenant, running.items, (job) => [statusTag(job.status), " ", job.assigned_dcs.join(", ")]),
+      ),
     ),
   ];
 }
@@ -142,7 +159,11 @@ function runTimes(times) {
 function shortList(caption, tenant, items, last) {
   if (!items.length) return [h("h2", {}, caption), h("p", {}, "None.")];
   const columns = [
-    { name: "Job", heads: true, of: (job) => [jobLink(tenant, job), job.name && h("div", { class: "soft" }, job.name)] },
+    {
+      name: "Job",
+      heads: true,
+      of: (job) => [jobLink(tenant, job), job.name && h("div", { class: "soft" }, job.name)],
+    },
     { name: "When", of: (job) => [time(job.last_at, job.last_hlc), h("div", { class: "soft" }, ago(job.last_at))] },
     { name: caption === "Running" ? "State" : "Error", of: last },
   ];
@@ -170,7 +191,8 @@ export function barsOf(groups, first, end) {
     const bar = bars[Math.floor((Date.parse(value) - first) / size)];
     if (!bar) continue;
     bar.jobs += jobs;
-    for (const [status, number] of Object.entries(statuses)) bar.parts[GROUPS.findIndex(([, , is]) => is(status))] += number;
+    for (const [status, number] of Object.entries(statuses))
+      bar.parts[GROUPS.findIndex(([, , is]) => is(status))] += number;
   }
   return bars;
 }
@@ -210,7 +232,11 @@ function chart({ groups, since: from, groups_left_out: leftOut }, days) {
       h("span", {}, `at most ${count(most)}`),
       time(new Date(end).toISOString()),
     ),
-    h("ul", { class: "tags" }, GROUPS.map(([kind, name]) => h("li", {}, tag(name, kind)))),
+    h(
+      "ul",
+      { class: "tags" },
+      GROUPS.map(([kind, name]) => h("li", {}, tag(name, kind))),
+    ),
     leftOut > 0 && h("p", { class: "soft" }, `The newest ${HOURS_MAX} hours that have jobs.`),
     h("details", {}, h("summary", {}, "As a table"), table(caption, columns, shown)),
   ];
@@ -238,7 +264,11 @@ async function byTenant(ctx, names, days, address) {
     { name: "Jobs", number: true, of: (row) => count(row.all.jobs) },
     { name: "Running", number: true, of: (row) => count(sum(row, RUNNING)) },
     { name: "Failed", number: true, of: (row) => count(sum(row, FAILED)) },
-    { name: "Median run time", number: true, of: (row) => (row.all.run_times ? duration(row.all.run_times.p50_ms) : "–") },
+    {
+      name: "Median run time",
+      number: true,
+      of: (row) => (row.all.run_times ? duration(row.all.run_times.p50_ms) : "–"),
+    },
     { name: "95 % within", number: true, of: (row) => (row.all.run_times ? duration(row.all.run_times.p95_ms) : "–") },
   ];
   return panel(null, table(`By tenant, created in ${PERIODS[days]}`, columns, rows));
@@ -263,7 +293,13 @@ async function drawLedger(ctx, places, seen) {
   } catch (error) {
     if (error.name === "AbortError") return;
     const at = time(seen.answeredAt.toISOString());
-    const text = h("span", {}, "No answer since ", at, `: what is shown is of then. This page asks again every ${ASK_EVERY_MS / 1000} seconds.`);
+    const text = h(
+      "span",
+      {},
+      "No answer since ",
+      at,
+      `: what is shown is of then. This page asks again every ${ASK_EVERY_MS / 1000} seconds.`,
+    );
     refill(places.alarm, banner("bad", "The service does not answer", text, null, "h2"));
     fill(places.ledger);
     tell(ctx, seen, "Overview", "The service does not answer", true);

@@ -51,7 +51,11 @@ export async function job(ctx) {
     return events.items.map((event) => event.seq);
   };
   const seqs = await draw();
-  fill(places.head, actions(ctx, tenant, id, places, () => lastSeq), places.summary);
+  fill(
+    places.head,
+    actions(ctx, tenant, id, places, () => lastSeq),
+    places.summary,
+  );
   const notVerified = (error) =>
     error.name !== "AbortError" && fill(places.verdict, h("p", { class: "soft" }, `Not verified: ${error.message}`));
   verified(ctx, tenant, seqs)
@@ -227,11 +231,7 @@ function timeline(ctx, tenant, page) {
             { class: "line" },
             h("b", {}, past),
             time(event.at, event.hlc),
-            h(
-              "span",
-              { class: "soft" },
-              before ? later(before, event) : ago(event.at),
-            ),
+            h("span", { class: "soft" }, before ? later(before, event) : ago(event.at)),
             event.actor !== null && h("span", {}, "by ", h("b", {}, shownActor(event.actor))),
             h("span", { title: why }, tag(state, stateKind)),
             !event.counts && h("span", { title: "its log is excluded" }, tag("does not count", "warn")),
@@ -245,7 +245,11 @@ function timeline(ctx, tenant, page) {
             h("summary", {}, "All fields"),
             json(said),
             event.origin &&
-              h("p", { class: "soft" }, `from ${event.origin.log}, seq ${event.origin.seq}, by ${event.origin.node_id}`),
+              h(
+                "p",
+                { class: "soft" },
+                `from ${event.origin.log}, seq ${event.origin.seq}, by ${event.origin.node_id}`,
+              ),
             h(
               "p",
               { class: "soft" },
@@ -274,7 +278,9 @@ function later(before, event) {
 /** To where a trace is shown, as `console.trace_url` says. */
 function traceLink(url, traceparent) {
   const trace = url && /^[0-9a-f]{2}-([0-9a-f]{32})-/.exec(traceparent)?.[1];
-  return trace && h("p", {}, h("a", { href: url.replaceAll("{trace_id}", trace), rel: "noopener noreferrer" }, "Trace"));
+  return (
+    trace && h("p", {}, h("a", { href: url.replaceAll("{trace_id}", trace), rel: "noopener noreferrer" }, "Trace"))
+  );
 }
 
 /** The few words of an event that somebody looks for: of its headline those parts whose fields are given, and no private

@@ -56,14 +56,7 @@ export async function jobs(ctx) {
     places.list,
   );
   const drawn = { isFirst: true, last: new Map() };
-  const draw = async () =>
-    drawJobs(
-      ctx,
-      name,
-      places,
-      drawn,
-      await found(ctx, name, cursor),
-    );
+  const draw = async () => drawJobs(ctx, name, places, drawn, await found(ctx, name, cursor));
   await draw();
   if (!cursor) follow(ctx, name, places, draw);
 }
@@ -130,9 +123,7 @@ async function searchForm(ctx, name) {
         "select",
         { name: "status" },
         h("option", { value: "" }, "any"),
-        Object.keys(STATUSES).map((each) =>
-          h("option", { value: each, selected: each === chosen }, statusWords(each)),
-        ),
+        Object.keys(STATUSES).map((each) => h("option", { value: each, selected: each === chosen }, statusWords(each))),
       ),
     ),
     when("Created since", "since"),
@@ -143,7 +134,12 @@ async function searchForm(ctx, name) {
     text("Error has", "error"),
     field(
       "In conflict",
-      h("input", { type: "checkbox", name: "in_conflict", value: "true", checked: query.get("in_conflict") === "true" }),
+      h("input", {
+        type: "checkbox",
+        name: "in_conflict",
+        value: "true",
+        checked: query.get("in_conflict") === "true",
+      }),
     ),
     field(
       "First",

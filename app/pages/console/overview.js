@@ -259,10 +259,7 @@ function archiveOf(archive) {
   const behind = archive.lag_entries
     ? `${plural(archive.lag_entries, "entry", "entries")} behind, for ${Math.round(archive.lag_seconds)} s`
     : "has all that is signed";
-  return [
-    archive.error ?? behind,
-    failing > 0 ? `, ${plural(failing, "tenant")} not archived further` : "",
-  ];
+  return [archive.error ?? behind, failing > 0 ? `, ${plural(failing, "tenant")} not archived further` : ""];
 }
 
 function witnessesOf(measured, check) {

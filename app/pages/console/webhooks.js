@@ -121,7 +121,11 @@ function remove(ctx, { webhook_id: id, url }, draw) {
   confirm(
     ctx,
     { title: "Delete this webhook?", yes: "Delete", no: "Keep it" },
-    h("p", {}, `Nothing more is delivered to ${url}, and its dead letters are forgotten. The entries stay in the chain.`),
+    h(
+      "p",
+      {},
+      `Nothing more is delivered to ${url}, and its dead letters are forgotten. The entries stay in the chain.`,
+    ),
     async () => {
       await ask("DELETE", `/v1/webhooks/${named(id)}`);
       ctx.say(`${url} is deleted`);
@@ -132,7 +136,12 @@ function remove(ctx, { webhook_id: id, url }, draw) {
 
 function addForm(ctx, name, places, drawn) {
   const text = (key, more = {}) => h("input", { name: key, autocomplete: "off", spellcheck: "false", ...more });
-  const url = text("url", { type: "url", required: true, maxlength: "2048", placeholder: "receiver.example.org/ledger" });
+  const url = text("url", {
+    type: "url",
+    required: true,
+    maxlength: "2048",
+    placeholder: "receiver.example.org/ledger",
+  });
   const actions = text("actions", { placeholder: "all" });
   const job = text("job", { placeholder: "all" });
   const from = text("from_seq", { type: "number", min: "1", placeholder: "from now on" });
@@ -167,7 +176,15 @@ function addForm(ctx, name, places, drawn) {
       "form",
       { onsubmit: run },
       h("p", {}, "The receiver gets payloads of the tenant for good. That is on record with your name."),
-      h("div", { class: "row" }, field("Address", url), field("Format", format), field("Actions", actions), field("Job", job), field("From entry", from)),
+      h(
+        "div",
+        { class: "row" },
+        field("Address", url),
+        field("Format", format),
+        field("Actions", actions),
+        field("Job", job),
+        field("From entry", from),
+      ),
       told,
       h("button", { class: "main" }, "Add"),
     ),
