@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,7 @@ def test_jobs_of_procrastinate_are_on_record_from_deferring_to_their_end(
 
 DBOS = """
 import os
+import shutil
 from dbos import DBOS, DBOSClient, SetWorkflowID
 import tallystick_client, tally_dbos
 
@@ -183,6 +185,7 @@ def test_workflows_of_dbos_are_on_record_once_also_after_the_watcher_was_restart
 
 DAGSTER = """
 import os
+import shutil
 import dagster, tally_dagster
 
 @dagster.op
@@ -438,3 +441,120 @@ def test_an_export_of_temporals_histories_is_on_record_once(ledger: str, install
     }
     found = actions(ledger, "temporal-export")
     assert (found["done"], found["failed"], found["open"]) == (WHOLE, FAILED, ["ENQUEUE"])
+
+
+RIVER = """
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+	"github.com/riverqueue/river/rivertype"
+
+	"recorded/tally"
+)
+
+type Args struct{ Do string }
+
+func (Args) Kind() string { return "recorded" }
+
+type Worker struct{ river.WorkerDefaults[Args] }
+
+func (*Worker) NextRetry(*river.Job[Args]) time.Time { return time.Now() }
+
+func (*Worker) Work(ctx context.Context, job *river.Job[Args]) error {
+	switch job.Args.Do {
+	case "fail":
+		return errors.New("no rows")
+	case "cancel":
+		return river.JobCancel(errors.New("not wanted"))
+	case "panic":
+		panic("lost")
+	case "wait":
+		river.ClientFromContext[pgx.Tx](ctx).JobCancel(ctx, job.ID)
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+func main() {
+	ctx := context.Background()
+	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE")))
+	migrator := must(rivermigrate.New(riverpgxv5.New(pool), nil))
+	must(migrator.Migrate(ctx, rivermigrate.DirectionUp, nil))
+	workers := river.NewWorkers()
+	river.AddWorker(workers, &Worker{})
+	client := must(river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Plugins: []rivertype.Plugin{&tally.Recorder{}},
+		Queues:  map[string]river.QueueConfig{"default": {MaxWorkers: 4}},
+		Workers: workers,
+	}))
+	ended, stop := client.Subscribe(river.EventKindJobCompleted, river.EventKindJobFailed, river.EventKindJobCancelled)
+	defer stop()
+	must(client.Insert(ctx, Args{"later"}, &river.InsertOpts{Queue: "later"}))
+	for _, do := range []string{"good", "fail", "cancel", "panic", "wait"} {
+		attempts := map[string]int{"fail": 2}[do]
+		must(client.Insert(ctx, Args{do}, &river.InsertOpts{MaxAttempts: max(attempts, 1)}))
+	}
+	if err := client.Start(ctx); err != nil {
+		panic(err)
+	}
+	for range 6 {
+		<-ended
+	}
+	fmt.Println("ended")
+	client.Stop(ctx)
+}
+"""
+
+
+def test_jobs_of_river_are_on_record_as_one_job_for_all_attempts(
+    ledger: str, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    shutil.copytree(RECIPES / "river", tmp_path / "tally")
+    (tmp_path / "main.go").write_text(RIVER)
+
+    def go(*arguments: str, **environment: str) -> str:
+        command = ["go", *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    go("mod", "init", "recorded")
+    for module in ("", "/riverdriver/riverpgxv5"):
+        go("get", f"github.com/riverqueue/river{module}@v0.51.2")
+    go("mod", "tidy")
+    go("vet", "./...")
+    for url in (ledger, AWAY):
+        with fresh_database(postgres, "template0") as database:
+            environment = {"DATABASE": database.superuser_url, "TALLY_URL": url, "TALLY_TENANT": "river"}
+            assert go("run", ".", **environment).endswith("ended\n")
+    assert states(ledger, "river") == {
+        "river.1": ("SUBMITTED", None),
+        "river.2": ("COMPLETED", None),
+        "river.3": ("FAILED", "no rows"),
+        "river.4": ("FAILED", "JobCancelError: not wanted"),
+        "river.5": ("FAILED", "it panicked"),
+        "river.6": ("FAILED", "context canceled"),
+    }
+    found = actions(ledger, "river")
+    assert (found["river.2"], found["river.3"], found["river.6"]) == (WHOLE, FAILED, FAILED)
