@@ -14,7 +14,7 @@ from hashlib import sha256
 
 import asyncpg
 
-from app.store import job_index as store
+from app.store.jobs import index as store
 from app.write.followers.job_indexer import with_entries
 from app.write.followers.tree_follower import IndexedTenant
 from benchmarks.bench import Bench, wait_for

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from app.store import job_table
+from app.store.jobs import table as job_table
 from benchmarks.bench import Bench, wait_for
 from benchmarks.http_client import Client, Target, post
 from benchmarks.load import followed

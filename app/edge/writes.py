@@ -40,7 +40,7 @@ from app.runtime.answers import json_bytes
 from app.runtime.settings.words import WORDS
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens, Token
-from app.store.job_table import JobKey
+from app.store.jobs.table import JobKey
 from app.write.intake.answers import Awaited, Entered
 from app.write.intake.caller_signatures import SIGNED_ROUTE, STATEMENT_ROUTE
 from app.write.intake.home_regions import HomeRegions

@@ -39,7 +39,7 @@ from app.store import chaining, following, sessions
 from app.store.appended import AppendedEntries
 from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
-from app.store.job_table import JobFolds, JobKey
+from app.store.jobs.table import JobFolds, JobKey
 from app.store.reading import Pool
 from app.store.retention import VACUUM_SETTINGS
 from app.store.sessions import AT_A_NODE, STATEMENT_TIMEOUT_S

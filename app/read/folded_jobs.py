@@ -26,10 +26,12 @@ from typing import Final, NamedTuple
 import structlog
 
 from app.runtime.tasks import paced
-from app.store import Connection, job_figures, job_table
+from app.store import Connection
 from app.store.chain_reads import list_tenants
 from app.store.entry_check import not_as_chained
-from app.store.job_table import Folded, JobFolds, JobSpan, ListedRow, ReadJob
+from app.store.jobs import figures as job_figures
+from app.store.jobs import table as job_table
+from app.store.jobs.table import Folded, JobFolds, JobSpan, ListedRow, ReadJob
 from app.store.reading import Pool, reading
 from app.store.reads import JobRows
 from ledger.errors import ChainDamagedError

@@ -34,7 +34,7 @@ from app.runtime.state.found_breaks import DAMAGED
 from app.runtime.state.kept_files import WALK, KeptFile, Verified
 from app.runtime.tasks import paced
 from app.store.chain_reads import last_seq, list_tenants, next_seq
-from app.store.job_index import PostgresIndex
+from app.store.jobs.index import PostgresIndex
 from app.store.reading import Pool, reading
 from ledger.errors import (
     ArchivedError,

@@ -21,7 +21,7 @@ from app.read.consistency import Promise
 from app.read.job_summary import bounds_of
 from app.read.jobs import JobReader
 from app.runtime.tasks import keep_newest
-from app.store.job_figures import Wanted
+from app.store.jobs.figures import Wanted
 from ledger.errors import NotFoundError, NotReadyError, ProblemError
 from ledger.facts.problems import REPORT_TOO_LARGE
 from ledger.machines.job_search import SEARCHED

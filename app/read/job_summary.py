@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from app.store.job_figures import BY_DAY, BY_HOUR, Group, Wanted
+from app.store.jobs.figures import BY_DAY, BY_HOUR, Group, Wanted
 from ledger import rfc3339
 from ledger.machines.job_figures import HOUR_MAX, HOUR_MS, run_times
 

@@ -13,11 +13,13 @@ from app.read.copies import PRIMARY, Copies, Judge, Source
 from app.read.folded_jobs import DamagedJob, FoldedJobs
 from app.read.job_summary import NO_FIGURES, Figures, summary_of
 from app.read.revealing import Revealing
-from app.store import Connection, job_figures, job_search, reads
+from app.store import Connection, reads
 from app.store.chain_reads import ListedEntry
 from app.store.following import Place
-from app.store.job_figures import BY_STATUS, Wanted
-from app.store.job_table import ListedRow
+from app.store.jobs import figures as job_figures
+from app.store.jobs import search as job_search
+from app.store.jobs.figures import BY_STATUS, Wanted
+from app.store.jobs.table import ListedRow
 from app.store.reading import Pool, json_in, reading
 from app.store.reads import CreatedHlc
 from app.trust.retention import RetentionReader

@@ -30,8 +30,9 @@ import orjson
 from cryptography import x509
 
 from app.read.consistency import turns
-from app.store import Connection, chain_reads, job_index
+from app.store import Connection, chain_reads
 from app.store import anchors as store
+from app.store.jobs import index as job_index
 from app.store.notary import read_links, read_tiles
 from app.store.reading import Pool, reading
 from app.trust.retention import RetentionReader

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from app.runtime.sharing import turns
 from app.store import node
 from app.store.exclusions import newest_statement, own_log, statements
-from app.store.job_index import PostgresIndex
-from app.store.job_table import FOLLOWER
+from app.store.jobs.index import PostgresIndex
+from app.store.jobs.table import FOLLOWER
 from app.store.reading import ENTRIES
 from app.store.retention import retention_rows
 from ledger import native

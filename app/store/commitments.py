@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from app.runtime.tasks import keep_newest
 from app.store.entry_check import not_as_chained
 from app.store.following import EMPTY_TIMEOUT_S, FollowedEntry
-from app.store.job_table import COMMITMENT_PLACES, ENTRY
+from app.store.jobs.table import COMMITMENT_PLACES, ENTRY
 from app.store.reading import ENTRIES, turned
 from ledger.facts.events import CommitmentAction
 from ledger.machines.carried import CarriedCommitments

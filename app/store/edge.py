@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import asyncpg
 
-from app.store import Connection, idempotency, job_table
+from app.store import Connection, idempotency
 from app.store.departed import departed
 from app.store.entry_check import Report
 from app.store.idempotency import ChainedLine, KeyedEntry
-from app.store.job_table import JobFolds, JobKey
+from app.store.jobs import table as job_table
+from app.store.jobs.table import JobFolds, JobKey
 from app.store.reading import reading, whole
 from app.store.reads import find_refusal
 from ledger.errors import ChainDamagedError

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import asyncpg
 import orjson
 
-from app.store.job_table import ENTRY
+from app.store.jobs.table import ENTRY
 from app.store.reading import columns, fetch_as, fetch_column, fetch_one_as, fetch_tuples, fetch_value, json_in, turned
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyDamagedError, reported_as
 from ledger.facts.events import SystemAction

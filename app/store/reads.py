@@ -11,7 +11,7 @@ import orjson
 from app.store.chain_reads import ListedEntry
 from app.store.departed import departed_key
 from app.store.exclusions import newest_statement
-from app.store.job_table import (
+from app.store.jobs.table import (
     ENTRIES_MAX,
     ENTRY,
     EVER,

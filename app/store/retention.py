@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from app.store import job_search, job_table
 from app.store.departed import remember
 from app.store.following import lock_places
-from app.store.job_index import keep_left
-from app.store.job_table import FOLLOWER, JobFolds, JobSpan
+from app.store.jobs import search as job_search
+from app.store.jobs import table as job_table
+from app.store.jobs.index import keep_left
+from app.store.jobs.table import FOLLOWER, JobFolds, JobSpan
 from app.store.reading import ENTRIES, fetch_column, fetch_dict, fetch_one_as, fetch_tuples, fetch_value
 from ledger.facts.statuses import ENDED, STATUSES
 from ledger.hlc import Hlc

@@ -15,7 +15,7 @@ import pytest
 from app.read import folded_jobs
 from app.store import Connection
 from app.store.entry_check import EntryCheck
-from app.store.job_table import EntryRow, JobFolds
+from app.store.jobs.table import EntryRow, JobFolds
 from ledger import merkle
 from ledger.chain import Linker
 from ledger.merkle import HASH_BYTES
@@ -29,7 +29,7 @@ from tests.app.test_commitments import free, placement, propose
 from tests.app.test_damaged_rows import assert_damage_told
 from tests.conftest import Database, connected_to
 
-LIMITED = ("app.store.job_table",)
+LIMITED = ("app.store.jobs.table",)
 """Modules that know how many entries of a job are read at once."""
 FORGED = '{"error":"a forged one","failed_dc":"dc1","fence_token":1,"type":"JobFailed"}'
 
@@ -315,7 +315,7 @@ async def test_jobs_of_many_entries_are_whole_while_others_take_their_place_in_m
 ) -> None:
     for module in LIMITED:
         monkeypatch.setattr(f"{module}.ENTRIES_MAX", 3)
-    monkeypatch.setattr("app.store.job_table.LARGE_JOBS_MAX", 1)
+    monkeypatch.setattr("app.store.jobs.table.LARGE_JOBS_MAX", 1)
     jobs = ("job-1", "job-2")
     for job_id in jobs:
         assert (await ledger.create(job_id)).status_code == 201

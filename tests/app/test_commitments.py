@@ -17,7 +17,8 @@ import pytest
 from app.read.node_tables import OverbookedNodes
 from app.runtime.settings.config import Settings
 from app.share.bundle.recovery import export_from_wal, survey
-from app.store import Connection, job_table
+from app.store import Connection
+from app.store.jobs import table as job_table
 from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable, Turn
 from ledger.positions import BEFORE_FIRST

@@ -18,7 +18,7 @@ from app.read.revealing import Revealing
 from app.runtime.state.node import Node
 from app.runtime.state.session import Token
 from app.store.entry_check import EntryCheck
-from app.store.job_table import JobFolds
+from app.store.jobs.table import JobFolds
 from app.store.reads import TokenPosition
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.trust.retention import RetentionReader

@@ -11,8 +11,9 @@ import asyncpg
 import httpx
 import pytest
 
-from app.store import following, job_table
+from app.store import following
 from app.store.chain_reader import consistent_reader
+from app.store.jobs import table as job_table
 from app.store.migrate import migrate
 from app.write.followers import followers
 from app.write.followers.followers import TableFollower
@@ -166,7 +167,7 @@ async def test_another_node_refuses_at_the_edge_what_the_table_does_not_know_yet
 async def test_a_job_with_many_entries_beyond_the_table_is_read_whole(
     shared_client: Client, shared_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.store.job_table.ENTRIES_MAX", 3)
+    monkeypatch.setattr("app.store.jobs.table.ENTRIES_MAX", 3)
     assert (await create(shared_client)).status_code == 201
     async with halted(shared_database):
         for done in range(1, 6):

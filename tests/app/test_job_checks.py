@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from app.node.service import Service
-from app.store import edge, job_table
+from app.store import edge
 from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
-from app.store.job_table import JobFolds
+from app.store.jobs import table as job_table
+from app.store.jobs.table import JobFolds
 from app.write.intake.home_regions import HomeRegions
 from app.write.intake.job_checks import JobChecks, JobIndex
 from app.write.pending.requests import Draft, EventLines

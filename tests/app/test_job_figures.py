@@ -13,10 +13,11 @@ import asyncpg
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.store import job_figures, job_search
 from app.store.entry_check import EntryCheck
-from app.store.job_figures import Wanted, covered, read
-from app.store.job_table import JobFolds
+from app.store.jobs import figures as job_figures
+from app.store.jobs import search as job_search
+from app.store.jobs.figures import Wanted, covered, read
+from app.store.jobs.table import JobFolds
 from app.store.retention import _write_again
 from ledger.hlc import Hlc
 from ledger.machines import jobs

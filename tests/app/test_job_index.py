@@ -14,7 +14,7 @@ import pytest
 
 from app.read import proofs
 from app.read.verification import ChainVerifier
-from app.store import job_index as store
+from app.store.jobs import index as store
 from app.write.followers import job_indexer
 from app.write.followers.job_indexer import JobIndexer
 from app.write.pending.requests import EventLines

@@ -13,7 +13,7 @@ from app.edge.accepted import AccessControl
 from app.read.consistency import Promise, ReadLevel
 from app.read.job_reports import JobReports
 from app.read.jobs import JobReader
-from app.store.job_figures import BY_DAY, Wanted
+from app.store.jobs.figures import BY_DAY, Wanted
 from ledger.errors import NotFoundError, NotReadyError
 from tests.app.chains import until
 from tests.app.client import Client

@@ -25,10 +25,11 @@ from app.share.bundle.receipts import ReceiptMaker
 from app.share.watch import Watcher, Watchers, tail
 from app.share.watch.blocks import EVERYTHING
 from app.share.webhooks import WebhookRegistry, new_webhook
-from app.store import Connection, job_table
+from app.store import Connection
 from app.store.chain_reader import consistent_reader
 from app.store.chaining import read_heads
 from app.store.entry_check import EntryCheck
+from app.store.jobs import table as job_table
 from app.write.chain.commitments import CommitmentMemory
 from ledger.bundle.format import EVIDENCE
 from ledger.errors import ArchivedError

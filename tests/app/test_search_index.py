@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from app.read import jobs as read_jobs
-from app.store import job_search
+from app.store.jobs import search as job_search
 from app.write.followers import job_table
 from tests.app.chains import until
 from tests.app.client import Client

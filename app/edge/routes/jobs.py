@@ -53,7 +53,7 @@ from app.runtime.answers import HexHash, HlcText, JobId, TimeOfHlc, shape
 from app.runtime.answers.jobs import DurabilityAnswer, JobAnswer, JobEventList, JobList, JobStatus, JobSummary
 from app.runtime.principals import Right
 from app.runtime.state.session import SessionTokens
-from app.store.job_figures import BY_DAY, BY_DC, BY_HOUR, BY_STATUS, ERROR, Wanted
+from app.store.jobs.figures import BY_DAY, BY_DC, BY_HOUR, BY_STATUS, ERROR, Wanted
 from app.store.reads import CreatedHlc
 from ledger import rfc3339
 from ledger.errors import InvalidInputError, reported_as

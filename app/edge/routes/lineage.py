@@ -37,7 +37,7 @@ from app.runtime.answers import shape
 from app.runtime.principals import Principal
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
-from app.store.job_table import JobKey
+from app.store.jobs.table import JobKey
 from app.write.pending.requests import RequestKey
 from ledger import canonical, rfc3339
 from ledger.canonical import INTEGER_MAX

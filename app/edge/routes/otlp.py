@@ -40,7 +40,7 @@ from app.runtime.answers import optional, shape
 from app.runtime.settings.config import OtlpSettings, Settings
 from app.runtime.sharing import in_turns
 from app.runtime.state.node import Node
-from app.store.job_table import JobKey
+from app.store.jobs.table import JobKey
 from app.write.pending.requests import RequestKey
 from ledger import canonical
 from ledger.errors import (

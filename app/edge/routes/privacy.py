@@ -15,11 +15,9 @@ from app.edge.forms.requests import ErasureRequest, PrivacyRequest, SearchFields
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.runtime.answers import Time, shape
 from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
-from app.store import (
-    chain_reads,
-    job_search,
-)
-from app.store.job_search import SearchFields
+from app.store import chain_reads
+from app.store.jobs import search as job_search
+from app.store.jobs.search import SearchFields
 from app.store.reading import reading
 from app.store.sessions import NodePool
 from app.trust.privacy_knowledge import REFRESH_S

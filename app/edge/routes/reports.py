@@ -15,7 +15,7 @@ from app.edge.routes.jobs import PromiseDep, check_counted_field, within_hours
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read.job_reports import JobReport, JobReports
 from app.runtime.answers.jobs import ReportAnswer
-from app.store.job_figures import BY_DAY, BY_DC, BY_HOUR, ERROR, Wanted
+from app.store.jobs.figures import BY_DAY, BY_DC, BY_HOUR, ERROR, Wanted
 from ledger import rfc3339
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)

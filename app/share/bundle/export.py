@@ -29,7 +29,7 @@ from app.runtime.tasks import Slots
 from app.store import anchors as anchors_store
 from app.store import chain_reads
 from app.store.chain_reader import PostgresChainReader
-from app.store.job_index import PostgresIndex
+from app.store.jobs.index import PostgresIndex
 from app.store.notary import read_link, read_tiles
 from app.store.reading import reading
 from app.trust.retention import RetentionReader

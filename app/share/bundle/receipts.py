@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.runtime.tasks import Slots
-from app.store import anchors, chain_reads, job_index
+from app.store import anchors, chain_reads
+from app.store.jobs import index as job_index
 from app.store.notary import read_tiles
 from app.store.reading import reading
 from app.trust.key_chain import open_stored

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from app.runtime.tasks import keep_newest
 from app.share.retention.archive import Archive
 from app.share.retention.carrying import NOTHING_CARRIED, TENANTS_REMEMBERED_MAX, Carried, Carrying
-from app.store import Connection, chain_reads, job_table, retention
-from app.store.job_table import JobFolds
+from app.store import Connection, chain_reads, retention
+from app.store.jobs import table as job_table
+from app.store.jobs.table import JobFolds
 from app.store.reading import Pool, reading
 from app.trust.retention import RetentionReader
 from ledger.errors import LedgerError

@@ -29,7 +29,7 @@ from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.tasks import paced
 from app.store import notary, retention
 from app.store.departed import departed_tenants
-from app.store.job_table import JobFolds
+from app.store.jobs.table import JobFolds
 from app.store.reading import Pool, reading
 from app.store.sessions import NodeConnection
 from app.trust.retention import RetentionReader

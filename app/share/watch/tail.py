@@ -33,7 +33,7 @@ from app.store.appended import AppendedEntries
 from app.store.chain_reads import ListedEntry
 from app.store.chaining import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.entry_check import Report
-from app.store.job_table import JobFolds
+from app.store.jobs.table import JobFolds
 from app.store.reading import Pool, reading
 from app.trust.retention import RetentionReader
 from ledger.errors import ArchivedError, ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError

@@ -41,8 +41,8 @@ from app.store.appended import AppendedEntries
 from app.store.chaining import LOG_COLUMNS, RecentRows
 from app.store.entry_check import Report
 from app.store.following import FollowedEntry
-from app.store.job_search import unbuilt
-from app.store.job_table import FOLLOWER, first_unfollowed, is_beyond
+from app.store.jobs.search import unbuilt
+from app.store.jobs.table import FOLLOWER, first_unfollowed, is_beyond
 from app.store.sessions import NodeConnection
 from app.write.followers.job_table import JobTable, Turn
 from ledger.errors import ChainDamagedError, LedgerError

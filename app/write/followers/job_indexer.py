@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from app.store import Connection
-from app.store import job_index as store
 from app.store import notary as notary_store
-from app.store.job_index import PostgresIndex, StoredRun
+from app.store.jobs import index as store
+from app.store.jobs.index import PostgresIndex, StoredRun
 from app.store.notary import LinkRow
 from app.store.retention import retention_rows
 from app.trust.key_in_use import KeyInUse

@@ -11,11 +11,11 @@ import structlog
 
 from app.runtime.sharing import in_turns
 from app.store import Connection, commitments, exclusions
-from app.store import job_search as terms_store
-from app.store import job_table as store
 from app.store.following import FollowedEntry
-from app.store.job_search import JobTerm, SearchFields
-from app.store.job_table import JobKey, JobSpan
+from app.store.jobs import search as terms_store
+from app.store.jobs import table as store
+from app.store.jobs.search import JobTerm, SearchFields
+from app.store.jobs.table import JobKey, JobSpan
 from app.store.retention import covered_to
 from ledger.errors import ChainDamagedError
 from ledger.machines import jobs

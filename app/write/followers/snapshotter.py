@@ -23,7 +23,7 @@ import orjson
 from app.runtime.metrics import Metrics
 from app.store import Connection
 from app.store import notary as store
-from app.store.job_index import store_runs
+from app.store.jobs.index import store_runs
 from app.store.notary import LinkRow
 from app.trust.key_in_use import KeyInUse
 from app.write.followers.job_indexer import GrownIndex, JobIndexer

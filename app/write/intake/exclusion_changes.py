@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.store.exclusions import own_log
-from app.store.job_table import JobFolds
+from app.store.jobs.table import JobFolds
 from app.store.reading import Pool, reading
 from app.write.intake.answers import outcome_within
 from app.write.intake.system_entries import SystemEntries, facts_of

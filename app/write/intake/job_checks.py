@@ -17,7 +17,7 @@ from app.runtime.sharing import in_turns
 from app.runtime.state.node import Node
 from app.runtime.tasks import keep_newest
 from app.store.edge import ChainedJob
-from app.store.job_table import JobKey
+from app.store.jobs.table import JobKey
 from app.write.intake.home_regions import HomeRegions
 from app.write.pending.requests import CREATED, Draft, EventLines, JobOfLine, creation_of
 from ledger.errors import (

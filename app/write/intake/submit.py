@@ -29,7 +29,7 @@ from app.runtime.sharing import LINES_PER_TURN, TURN_S, FairTurns
 from app.runtime.state.node import Node
 from app.store.appended import AppendedEntries
 from app.store.chaining import LOG_COLUMNS
-from app.store.job_table import JobKey
+from app.store.jobs.table import JobKey
 from app.write.intake.answers import Answers, Awaited, Checked, Entered, Running, fence_token_of, raise_refusal, refused
 from app.write.intake.caller_signatures import CallerSignatures
 from app.write.intake.coalescing import WriteCoalescer

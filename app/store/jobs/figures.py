@@ -10,7 +10,7 @@ run times (``ledger.machines.job_figures``)::
 A job counts once in each cell that its figure names: in one period of each length, and in each of its data centres. So
 cells of one length add up to all jobs, and any range of hours is covered by few cells (``covered``).
 
-The cells are what the rows of the job table say together: ``app.store.job_table``, which writes and removes these,
+The cells are what the rows of the job table say together: ``app.store.jobs.table``, which writes and removes these,
 moves the cells in the same transaction, by the figures that the rows had and have.
 """
 

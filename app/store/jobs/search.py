@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from app.store.following import EMPTY_TIMEOUT_S
-from app.store.job_table import EVER, ListedRow, stored
+from app.store.jobs.table import EVER, ListedRow, stored
 from app.store.reading import columns, fetch_as, fetch_column, fetch_value, page_of
 from app.store.reads import OLDEST, ORDER, CreatedHlc, size_of_job
 from ledger.errors import ChainDamagedError, InvalidInputError, refuse
@@ -26,7 +26,7 @@ from ledger.verification.projection_check import StoredJob
 
 if TYPE_CHECKING:
     from app.store import Connection
-    from app.store.job_table import JobKey
+    from app.store.jobs.table import JobKey
 
 _BELOW: Final = "(created_physical, created_logical, created_node) < ($2, $3, $4)"
 _FROM: Final = "(created_physical, created_logical, created_node) >= ($6, $7, $8)"

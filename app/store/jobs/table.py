@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import asyncpg
 
 from app.runtime.tasks import keep_newest
-from app.store import job_figures
 from app.store.chaining import dropped
 from app.store.departed import departed
 from app.store.exclusions import FOLDED_AT, newest_statement, own_log, read_statements, statement_rows
 from app.store.following import EMPTY_TIMEOUT_S, Place
+from app.store.jobs import figures as job_figures
 from app.store.reading import fetch_column, fetch_dict, turned
 from ledger.errors import ChainDamagedError
 from ledger.facts.events import EVENTS_BY_ACTION

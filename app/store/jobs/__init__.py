@@ -1,0 +1,1 @@
+"""SQL of what is derived of jobs: their table, its figures, searches, and the index that snapshots sign."""
