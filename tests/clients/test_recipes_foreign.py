@@ -510,7 +510,7 @@ func main() {
 	defer stop()
 	must(client.Insert(ctx, Args{"later"}, &river.InsertOpts{Queue: "later"}))
 	for _, do := range []string{"good", "fail", "cancel", "panic", "wait"} {
-		attempts := map[string]int{"fail": 2}[do]
+		attempts := map[string]int{"fail": 2, "cancel": 2, "wait": 2}[do]
 		must(client.Insert(ctx, Args{do}, &river.InsertOpts{MaxAttempts: max(attempts, 1)}))
 	}
 	if err := client.Start(ctx); err != nil {
