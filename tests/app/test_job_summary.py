@@ -101,6 +101,7 @@ async def test_declared_fields_are_counted_once_all_jobs_are_indexed(shared_clie
     for wrong in ("image", "spec", "since"):
         answer = await shared_client.get("/v1/jobs/summary", params={**params, "by": wrong})
         assert (answer.status_code, answer.json()["path"]) == (422, "by")
+        assert "by is none of status, hour, day, dc, error, and no search field" in answer.json()["detail"]
 
 
 async def test_a_summary_says_up_to_which_entry_it_counts_and_keeps_sessions(shared_client: Client) -> None:

@@ -176,6 +176,9 @@ async def promise_of(
 
 PromiseDep = Annotated[Promise, Depends(promise_of)]
 
+_COUNTED_BY: Final = (BY_STATUS, BY_HOUR, BY_DAY, BY_DC, ERROR)
+"""What a summary counts by, besides a search field."""
+
 
 def within_hours(wanted: Wanted, since: str | None, until: str | None) -> Wanted:
     """``wanted`` of the hours from that of ``since`` on that begin before ``until``.
@@ -191,13 +194,14 @@ def within_hours(wanted: Wanted, since: str | None, until: str | None) -> Wanted
     return wanted
 
 
-def check_counted_field(by: str) -> None:
-    """Return if jobs can be counted by the values of this field.
+def check_counted_field(by: str, others: Sequence[str] = ()) -> None:
+    """Return if jobs can be counted by the values of this field, which is none of ``others`` that ``by`` may be.
 
     Raises:
         InvalidInputError: they cannot.
     """
-    with reported_as(partial(InvalidInputError, path=("by",)), "by", InvalidInputError):
+    said = f"by is none of {', '.join(others)}, and no search field" if others else "by"
+    with reported_as(partial(InvalidInputError, path=("by",)), said, InvalidInputError):
         check_field(by)
 
 
@@ -223,8 +227,8 @@ async def summarise_jobs(
     """How many jobs of a tenant have which status, how long they ran, and with which errors they failed: by status,
     hour or day of creation, data centre, error, or value of a search field. As fresh as a list."""
     wanted = within_hours(Wanted(tenant_id, by, dc or ""), since, until)
-    if by not in (BY_STATUS, BY_HOUR, BY_DAY, BY_DC, ERROR):
-        check_counted_field(by)
+    if by not in _COUNTED_BY:
+        check_counted_field(by, _COUNTED_BY)
     found = await jobs.summary(promise, wanted, limit)
     await accepted.record_read(tenant_id, jobs=found["all"]["jobs"])
     return json_answer(found)
