@@ -73,10 +73,10 @@ def status(tenant: Tenant, client: Service, as_json: Json = False) -> None:
     for each in answer["witnesses"]:
         table.add_row(each["name"], str(each["tree_size"]), each["time"] or "", each["status"], each["fault"] or "")
     if policy is None:
-        said = "the node has no policy: log.policy names no file"
+        said = "the node has no policy: its setting log.policy names no tlog-policy file (docs/formats/policy.md)"
     else:
         said = f"of {counted(size, 'entry', 'entries')}: {quorum_lines(answer)[0]}"
-    tell(answer, table, said, as_json=as_json)
+    tell(answer, *([table] if answer["witnesses"] else []), said, as_json=as_json)
     raise CommandExit(ExitCode.FINE if policy is not None and policy["met"] else ExitCode.INCOMPLETE)
 
 

@@ -238,6 +238,8 @@ _MAGIC_BYTES: Final = (
     (b"\x28\xb5\x2f\xfd", "a file compressed with zstd; decompress it first"),
     (b"PAR1", "a Parquet file, such as an archive has: tally pipeline verify --archive verifies that"),
     (b"\x7fELF", "a program"),
+    (b"c2sp.org/tlog-proof@v1\n", "a tlog-proof: a program that reads C2SP tlog-proofs verifies that (docs/proofs.md)"),
+    (b"\xd2\x84", "a COSE_Sign1: if it is a COSE receipt, a library for RFC 9942 verifies that (docs/proofs.md)"),
 )
 _TEXTS: Final = (
     (re.compile(rb"-----BEGIN "), "a PEM file, such as a key"),

@@ -240,6 +240,14 @@ def test_a_chain_is_incomplete_until_a_snapshot_signs_its_end(service: Service) 
     assert (after["unsigned_entries"], after["valid"]) == (0, True)
 
 
+def test_the_status_of_a_log_without_witnesses_names_what_sets_them_and_has_no_table(service: Service) -> None:
+    assert service.tally("run", "--tenant", "unwatched", "--", "true").returncode == 0
+    done = service.tally("witness", "status", "-t", "unwatched")
+    assert done.returncode == 3, done.stderr
+    said = "the node has no policy: its setting log.policy names no tlog-policy file (docs/formats/policy.md)"
+    assert " ".join(done.stdout.split()) == said
+
+
 def test_a_tenant_that_does_not_exist_could_not_be_verified(service: Service) -> None:
     assert service.tally("verify", "-t", "nobody").returncode == 1
     assert service.tally("verify", "-t", "nobody", "--dsn", service.superuser_url).returncode == 1

@@ -29,6 +29,7 @@ from signing import files
 from signing.anchors import ExternalWitnesses, load_authorities
 from signing.bundle.reader import BundleReader
 from signing.checkpoint import read_kept
+from signing.entry_proof import TLOG_PROOF_HEAD
 from signing.files import HEAD_BYTES, is_like_bundle, is_like_receipt, looks_like
 from signing.keys import Keyring
 from signing.memory import Memory
@@ -57,6 +58,10 @@ OTHER_FILES = {
     "a ZIP archive": b"PK\x03\x04" + bytes(99),
     "a file compressed with gzip; decompress it first": gzip.compress(GOOD),
     "a tar archive of something else": tar_of_text(),
+    "a tlog-proof: a program that reads C2SP tlog-proofs verifies that (docs/proofs.md)": f"{TLOG_PROOF_HEAD}\n".encode(),
+    "a COSE_Sign1: if it is a COSE receipt, a library for RFC 9942 verifies that (docs/proofs.md)": (
+        Path(__file__).parents[2] / "docs/formats/example.statement-receipt.cose"
+    ).read_bytes(),
     "a PEM file, such as a key": SIGNER.public_key_pem.encode(),
     "a page (HTML), such as a report of a verification": b"<!doctype html>\n<p>entries/000001.ndjson.gz</p>",
     "a text in Markdown, such as a report of a verification": b"# Report\n\nentries/000001.ndjson.gz\n",

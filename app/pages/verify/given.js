@@ -22,6 +22,8 @@ const MAGIC = [
   ["\x28\xb5\x2f\xfd", "a file compressed with zstd; decompress it first"],
   ["PAR1", "a Parquet file, such as an archive has"],
   ["\x7fELF", "a program"],
+  ["c2sp.org/tlog-proof@v1\n", "a tlog-proof, which programs that read C2SP tlog-proofs verify"],
+  ["\xd2\x84", "a COSE_Sign1, such as a COSE receipt, which libraries for RFC 9942 verify"],
 ];
 const TEXTS = [
   [/^-----BEGIN /, "a PEM file, such as a key"],
