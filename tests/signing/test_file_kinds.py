@@ -58,7 +58,9 @@ OTHER_FILES = {
     "a ZIP archive": b"PK\x03\x04" + bytes(99),
     "a file compressed with gzip; decompress it first": gzip.compress(GOOD),
     "a tar archive of something else": tar_of_text(),
-    "a tlog-proof: a program that reads C2SP tlog-proofs verifies that (docs/proofs.md)": f"{TLOG_PROOF_HEAD}\n".encode(),
+    "a tlog-proof: a program that reads C2SP tlog-proofs verifies that (docs/proofs.md)": (
+        f"{TLOG_PROOF_HEAD}\n".encode()
+    ),
     "a COSE_Sign1: if it is a COSE receipt, a library for RFC 9942 verifies that (docs/proofs.md)": (
         Path(__file__).parents[2] / "docs/formats/example.statement-receipt.cose"
     ).read_bytes(),
