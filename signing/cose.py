@@ -57,9 +57,18 @@ ALGORITHMS: Final = {
 """The algorithm of a key, by that of COSE (RFC 9053, RFC 9864, RFC 9964)."""
 DEPTH_MAX: Final = 16
 """Deepest nesting of values in CBOR."""
+ITEMS_MAX: Final = 256
+"""Most data items of one CBOR value, members of maps and arrays among them: a map of thousands of keys with one hash
+would take the square of their number to read."""
 
 _MALFORMED: Final = (cbor2.CBORError, ValueError, TypeError, LookupError, AttributeError)
 _P256_SCALAR_BYTES: Final = 32
+_REGULAR_EXPRESSION: Final = 35
+"""Tag whose text the decoder would compile; it is read as the text."""
+_STRINGS: Final = (2, 3)
+"""Major types of byte strings and texts."""
+_LONGER_ARGUMENTS: Final = {24: 1, 25: 2, 26: 4, 27: 8}
+"""Bytes of an argument behind its head, by the low five bits of the head."""
 _STATEMENT: Final = '"statement":"%s"'
 
 
@@ -174,14 +183,39 @@ def decoded(data: bytes) -> Any:
     """The value in ``data``, of definite lengths and without a name twice in one map.
 
     Raises:
-        cbor2.CBORError, ValueError, TypeError: it holds none, or more than one.
+        cbor2.CBORError, ValueError, TypeError: it holds none, more than one, or one of more than ``ITEMS_MAX`` items.
     """
+    _refuse_many_items(data)
     source = io.BytesIO(data)
-    decoder = cbor2.CBORDecoder(source, allow_indefinite=False, allow_duplicate_keys=False, max_depth=DEPTH_MAX)
+    decoder = cbor2.CBORDecoder(
+        source,
+        allow_indefinite=False,
+        allow_duplicate_keys=False,
+        max_depth=DEPTH_MAX,
+        semantic_decoders={_REGULAR_EXPRESSION: lambda text, _: text},
+    )
     value = decoder.decode()
     if source.tell() != len(data):
         raise ValueError(f"{len(data) - source.tell()} bytes follow it")
     return value
+
+
+def _refuse_many_items(data: bytes) -> None:
+    """Refuse more than ``ITEMS_MAX`` heads of data items (RFC 8949 3). The decoder refuses heads of indefinite length
+    and reserved ones, where this misreads what follows."""
+    at = items = 0
+    while at < len(data):
+        if items == ITEMS_MAX:
+            raise ValueError(f"it has more than {ITEMS_MAX} data items")
+        items += 1
+        major, argument = data[at] >> 5, data[at] & 0x1F
+        at += 1
+        if argument in _LONGER_ARGUMENTS:
+            width = _LONGER_ARGUMENTS[argument]
+            argument = int.from_bytes(data[at : at + width])
+            at += width
+        if major in _STRINGS:
+            at += argument
 
 
 _CLAIM: Final = f"a text of 1 to {CLAIM_CHARACTERS_MAX} characters without control characters"

@@ -236,6 +236,11 @@ def test_a_statement_is_found_by_its_entry_long_after_its_key_was_forgotten(site
     assert len(site.entries(tenant)) == 1
 
 
+def test_a_regular_expression_in_a_header_is_not_compiled(site: Site) -> None:
+    broken = cbor2.CBORTag(35, "(")
+    site.receipt(statement(ED25519, unprotected={"pattern": broken}, headers={"pattern": broken}), "t-pattern")
+
+
 REFUSED: dict[str, dict[str, Callable[[], bytes]]] = {
     "the signed statement is malformed": {
         "no CBOR": lambda: b"\xff\x00",
@@ -262,6 +267,13 @@ REFUSED: dict[str, dict[str, Callable[[], bytes]]] = {
         "a kid of text": lambda: statement(ED25519, headers={4: ED25519.key_id}),
         "a kid of no text": lambda: statement(ED25519, headers={4: b"\xff" * 8}),
         "no claims": lambda: statement(ED25519, headers={15: None}),
+    },
+    "it has more than 256 data items": {
+        "a protected header of many labels": lambda: statement(ED25519, headers=dict.fromkeys(range(100, 3_000), 0)),
+        "an unprotected header of many": lambda: statement(
+            ED25519, unprotected={n * (2**61 - 1): 0 for n in range(4_000)}
+        ),
+        "an array of many in one": lambda: statement(ED25519, unprotected={99: [0] * 300}),
     },
     "payload": {
         "a detached payload": lambda: cbor2.dumps(cbor2.CBORTag(18, [*parts_of(ED25519)[:2], None, b"s" * 64])),
