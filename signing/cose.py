@@ -104,8 +104,8 @@ def read_statement(data: bytes) -> SignedStatement:
         if not isinstance(tag, cbor2.CBORTag) or tag.tag != SIGN1_TAG:
             raise ValueError("it is no COSE_Sign1 with tag 18")
         protected, unprotected, payload, signature = tag.value
-        headers = _labelled(decoded(protected), "its protected header")
-        claims = _labelled(headers.get(CWT_CLAIMS), "its CWT claims (15)")
+        headers = labelled(decoded(protected), "its protected header")
+        claims = labelled(headers.get(CWT_CLAIMS), "its CWT claims (15)")
         if type(kid := headers.get(KID)) is not bytes or not kid.isascii():
             raise ValueError("its kid (4) is no id of a key in ASCII")
         if not isinstance(unprotected, Mapping) or type(signature) is not bytes:
@@ -200,6 +200,17 @@ def decoded(data: bytes) -> Any:
     return value
 
 
+def labelled(value: Any, what: str) -> Mapping[Any, Any]:
+    """A map of header parameters or claims: 1.0 and true are no labels, though Python takes them for 1.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, Mapping) or not all(type(label) in (int, str) for label in value):
+        raise ValueError(f"{what} is no map of labels")
+    return value
+
+
 def _refuse_many_items(data: bytes) -> None:
     """Refuse more than ``ITEMS_MAX`` heads of data items (RFC 8949 3). The decoder refuses heads of indefinite length
     and reserved ones, where this misreads what follows."""
@@ -225,13 +236,6 @@ _CLAIMS: Final = {ISSUER: "the issuer (iss)", SUBJECT: "the subject (sub)"}
 def _is_claim(value: object) -> bool:
     is_short = isinstance(value, str) and 0 < len(value) <= CLAIM_CHARACTERS_MAX
     return is_short and all(" " <= character != "\x7f" for character in str(value))
-
-
-def _labelled(value: Any, what: str) -> Mapping[Any, Any]:
-    """A map of header parameters or claims: 1.0 and true are no labels, though Python takes them for 1."""
-    if not isinstance(value, Mapping) or not all(type(label) in (int, str) for label in value):
-        raise ValueError(f"{what} is no map of labels")
-    return value
 
 
 def _as_der(signature: bytes) -> bytes:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import cbor2
 import msgspec
@@ -48,6 +48,7 @@ from signing.cose import (
     SUBJECT,
     decoded,
     encoded,
+    labelled,
     registration_in,
     to_be_signed,
 )
@@ -120,14 +121,15 @@ def verify_cose(data: bytes, link: bytes, keyring: Keyring) -> CoseProof:
     with reported_as(SignatureError, "the COSE receipt is malformed", *malformed):
         tag = decoded(data)
         protected, unprotected, payload, signature = tag.value
-        headers: dict[Any, Any] = decoded(protected)
+        headers = labelled(decoded(protected), "its protected header")
+        claims = labelled(headers[CWT_CLAIMS], "its CWT claims (15)")
         (proof,) = unprotected[_VDP][_INCLUSION]
         size, index, hashes = decoded(proof)
-        origin, key_id = headers[CWT_CLAIMS][ISSUER], headers[KID].decode("ascii")
+        origin, key_id = claims[ISSUER], headers[KID].decode("ascii")
         if (tag.tag, payload, headers[ALG], headers[_VDS]) != (SIGN1_TAG, None, EDDSA, _RFC9162_SHA256):
             raise ValueError("it is no COSE_Sign1 with EdDSA over a detached root of RFC9162_SHA256")
-        if not type(size) is type(index) is int:
-            raise TypeError("size and index are not integers")
+        if {*map(type, (size, index, headers[ALG], headers[_VDS]))} != {int}:
+            raise TypeError("size, index, algorithm and structure are not integers")
         root = root_of_path(index, size, leaf_hash(link), hashes)
     if (key := keyring.get(key_id)) is None:
         raise UnknownKeyError(f"the COSE receipt is signed by key {key_id[:32]}, which is not held")

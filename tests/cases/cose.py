@@ -7,8 +7,10 @@ from typing import Any, Final
 
 import cbor2
 
+from ledger import merkle
 from ledger.errors import SignatureError, UnknownKeyError
 from ledger.verification import ENTRY_COLUMNS
+from signing.cose import to_be_signed
 from signing.entry_proof import cose_receipt, verify_cose
 from signing.keys import Keyring
 from signing.private_keys import FileSigner
@@ -70,6 +72,17 @@ def _with_header(**changes: Any) -> bytes:
     return _changed(change)
 
 
+def _signed(old: bytes, new: bytes) -> bytes:
+    """The receipt with other bytes in its protected header, signed by its key."""
+
+    def change(parts: list[Any]) -> None:
+        assert parts[0].count(old) == 1
+        parts[0] = parts[0].replace(old, new)
+        parts[3] = SIGNER.sign(to_be_signed(parts[0], merkle.root(LEDGER.leaf_hashes())))
+
+    return _changed(change)
+
+
 def _with_proof(change: Callable[[list[Any]], object], seq: int = SEQ) -> bytes:
     """The receipt after a change to size, index and hashes of its proof."""
 
@@ -96,6 +109,18 @@ def parts() -> Iterator[Part]:
     yield Part("a longer form", _given(b"\xd8\x12" + made[1:]), "holds", why)
     why = "An index is an integer, and true is none, though some languages take it for 1."
     yield Part("an index that is true", _given(_with_proof(lambda it: it.__setitem__(1, True), 2), 2), "refused", why)
+    for name, old, new, why in (
+        ("a label that is true", b"\xa4\x01", b"\xa4\xf5", "A label is an integer or a text."),
+        ("a claim of a label that is true", b"\xa1\x01", b"\xa1\xf5", "A label of a claim is one too."),
+        ("a structure that is true", b"\x19\x01\x8b\x01", b"\x19\x01\x8b\xf5", "The structure is an integer."),
+        (
+            "an algorithm of a fraction",
+            b"\xa4\x01\x27",
+            b"\xa4\x01\xf9\xc8\x00",
+            "An algorithm is an integer, and this -8.0.",
+        ),
+    ):
+        yield Part(name, _given(_signed(old, new)), "refused", why)
     yield Part("another entry", _given(made, 7), "refused", "The link is that of seq 7, and the receipt of seq 6.")
     yield Part("a key that is not held", _given(made, signer=STRANGER), "unknown key", "Another key is held.")
     for name, cose, why in (
