@@ -24,6 +24,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -141,6 +142,15 @@ def facts_of(statement: SignedStatement) -> dict[str, str]:
         "key_id": statement.key_id,
         "statement": base64.b64encode(statement.registered).decode(),
     }
+
+
+def registers(payload: str, statement_id: str) -> bool:
+    """Whether this payload of an entry is of the statement of that id; its signature is not checked."""
+    with suppress(InvalidInputError, *_MALFORMED):
+        facts = orjson.loads(payload)
+        statement = read_statement(base64.b64decode(facts["statement"], validate=True))
+        return statement.id == statement_id and facts_of(statement).items() <= facts.items()
+    return False
 
 
 class Registration(NamedTuple):

@@ -218,15 +218,21 @@ async def last_seq_of_job(connection: Connection, tenant_id: str, job_id: str) -
     )
 
 
-async def first_seq_of_action(connection: Connection, tenant_id: str, job_id: str, action: str) -> int | None:
-    """Seq of the oldest entry with this job id and action, None when there is none."""
-    return await fetch_value(
+async def entries_of_action(
+    connection: Connection, tenant_id: str, job_id: str, action: str, limit: int
+) -> list[tuple[int, str | None]]:
+    """Seq of the oldest entries with this job id and action, those born in this log first; and of an imported one the
+    payload."""
+    return await fetch_tuples(
         connection,
-        int,
-        "SELECT min(seq) FROM scheduler.scheduler_log WHERE tenant_id = $1 AND job_id = $2 AND action = $3",
+        """
+        SELECT seq, CASE WHEN origin IS NOT NULL THEN payload END FROM scheduler.scheduler_log
+         WHERE tenant_id = $1 AND job_id = $2 AND action = $3 ORDER BY origin IS NOT NULL, seq LIMIT $4
+        """,
         tenant_id,
         job_id,
         action,
+        limit,
     )
 
 

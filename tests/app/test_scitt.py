@@ -22,11 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from app.dev.embedded import EmbeddedPostgres
-from signing.cose import STATEMENT_BYTES_MAX
+from ledger import canonical
+from signing.cose import STATEMENT_BYTES_MAX, facts_of, read_statement
 from signing.entry_proof import verify_cose
 from signing.judging import verify_file
 from signing.keys import Keyring
-from tests.app.bundles import exit_code
+from tests.app.bundles import bundle_of, exit_code
 from tests.app.cose_judge import CoseJudge
 from tests.app.receipts import example_statement
 from tests.app.second_verifier import twin_in
@@ -34,6 +35,7 @@ from tests.app.service_thread import serving
 from tests.app.signed_statements import PAYLOAD, parts_of, protected_of, statement
 from tests.conftest import connected_to
 from tests.ledger.callers import ED25519, ML_DSA_44, P256, STRANGER, Signing
+from tests.ledger.ledger_in_memory import SIGNER, build
 from tests.signing.test_documented_examples import documented_ring
 from tests.tally import run_tally
 from tests.waiting import until
@@ -91,7 +93,8 @@ class Site(NamedTuple):
 @pytest.fixture(scope="module")
 def site(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("scitt")
-    settings = {"chain": {"checkpoint_interval": "20ms"}}
+    (folder / "other.pem").write_text(SIGNER.public_key_pem)
+    settings = {"chain": {"checkpoint_interval": "20ms"}, "bundle": {"trusted_keys": folder / "other.pem"}}
     with (
         serving(postgres, folder / "data", DATABASE, **settings) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
@@ -234,6 +237,33 @@ def test_a_statement_is_found_by_its_entry_long_after_its_key_was_forgotten(site
     site.execute("DELETE FROM scheduler.idempotency WHERE tenant_id = $1", tenant)
     assert cbor2.loads(site.receipt(data, tenant)).value[1][-65537] == cbor2.loads(first).value[1][-65537]
     assert len(site.entries(tenant)) == 1
+
+
+def test_an_imported_entry_is_the_registration_of_the_statement_that_it_holds_and_of_no_other(site: Site) -> None:
+    tenant, data, carried = "t-imported", statement(ED25519, b"blocked"), statement(ED25519, b"carried")
+    other, right = facts_of(read_statement(carried)), facts_of(read_statement(data))
+    import_entries(
+        site, tenant, *((data, facts) for facts in (other, {"statement": "no"}, right | {"sub": "x"})), (carried, other)
+    )
+    place = f"/v1/tenants/{tenant}/scitt/entries/{id_of(data)}"
+    assert problem(site.client.get(place)) == (404, "not-found")
+    site.receipt(data, tenant)
+    site.receipt(data, tenant)
+    assert site.client.get(place).status_code == 200
+    site.receipt(carried, tenant)
+    assert [entry["seq"] for entry in site.entries(tenant) if entry["origin"] is None] == [5]
+
+
+def import_entries(site: Site, tenant: str, *about: tuple[bytes, dict[str, str]]) -> None:
+    """Import entries of another ledger about statements, with these facts."""
+    ledger = build(len(about), tenant_id=tenant)
+    for entry, (data, facts) in zip(ledger.entries, about, strict=True):
+        payload = canonical.encode({"type": "STATEMENT_REGISTERED", **facts}).decode()
+        entry |= {"job_id": f"statement:{id_of(data)}", "action": "STATEMENT_REGISTERED", "payload": payload}
+    ledger.relink()
+    ledger.store_tree()
+    ledger.sign(len(about))
+    site.client.post("/v1/bundles/import", files={"file": ("it.tar", bundle_of(ledger))}).raise_for_status()
 
 
 def test_a_regular_expression_in_a_header_is_not_compiled(site: Site) -> None:

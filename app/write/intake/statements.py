@@ -4,7 +4,8 @@ One registration, in order::
 
     1. the statement is parsed; its key is one that the tenant registered for a caller, for this algorithm
     2. the signature is checked, in a thread
-    3. an entry with the statement's id is its registration, whichever node made it; one that left is refused
+    3. an entry with the statement's id is its registration, whichever node made it, and an imported one if it holds
+       the statement; one that left is refused
     4. an entry is queued under the id as its key, so of several at once one is chained
     5. the answer waits until the entry is chained
 
@@ -33,6 +34,10 @@ from signing.cose import SUBJECT_PREFIX, SignedStatement, read_statement
 
 _ACTION = SystemAction.STATEMENT_REGISTERED
 _RECORD_TYPE = next(number for number, action in SYSTEM_RECORD_TYPES.items() if action is _ACTION)
+
+_ENTRIES_MAX = 8
+"""Most entries with the id of one statement that are read. Another ledger may have made what is imported, of any
+statement: behind more of those, one that holds this is not found, and the statement is registered again."""
 
 
 class Registered(NamedTuple):
@@ -82,8 +87,9 @@ class Statements:
         """
         subject = f"{SUBJECT_PREFIX}{statement_id}"
         async with reading(self.pool) as connection:
-            seq = await chain_reads.first_seq_of_action(connection, tenant_id, subject, _ACTION)
-            if seq is None:
+            entries = await chain_reads.entries_of_action(connection, tenant_id, subject, _ACTION, _ENTRIES_MAX)
+            seqs = (seq for seq, payload in entries if payload is None or cose.registers(payload, statement_id))
+            if (seq := next(seqs, None)) is None:
                 await self.retention.refuse_departed(connection, [(tenant_id, subject)])
                 raise NotFoundError(f"tenant {tenant_id} has registered no statement {statement_id}")
         return Registered(statement_id, seq)
