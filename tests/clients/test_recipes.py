@@ -27,6 +27,7 @@ import httpx
 import kubernetes_validate
 import pluggy
 import pytest
+import sqlalchemy
 import yaml  # type: ignore[import-untyped]
 from apscheduler.schedulers.background import BackgroundScheduler
 from celery import Celery, signals
@@ -34,7 +35,7 @@ from celery.contrib.testing.worker import start_worker
 from celery.utils.dispatch import Signal
 
 from cli.run import flush_spool as flush
-from tallystick_client import Client
+from tallystick_client import Client, TallystickError
 from tests.clients.way import problem, way_to
 from tests.tally import bare_environment
 
@@ -449,6 +450,33 @@ def test_task_instances_of_airflow_are_on_record(ledger: str, monkeypatch: pytes
         states = [(job["spec"]["try"], job["status"], job["error"]) for job in client.list_jobs("airflow")]
     assert states == [(2, "COMPLETED", None), (1, "FAILED", "failed"), (1, "FAILED", "ValueError: no rows")]
     assert "etl.load is not on record" in logged.getvalue()
+
+
+def test_rows_of_airflows_audit_log_are_on_record_once(ledger: str, tmp_path: Path) -> None:
+    module = recipe("airflow/tally_airflow_log.py")
+    columns = "dttm TEXT, event TEXT, owner TEXT, dag_id TEXT, task_id TEXT, run_id TEXT, map_index INT, try_number INT"
+    insert = sqlalchemy.text("INSERT INTO log (dttm, event, owner, dag_id) VALUES ('2026-11-30', :e, 'ada', 'etl')")
+    position = tmp_path / "position"
+    with sqlalchemy.create_engine("sqlite://").connect() as connection, Client(ledger) as client:
+        connection.execute(sqlalchemy.text(f"CREATE TABLE log (id INTEGER PRIMARY KEY, {columns}, extra TEXT)"))
+        for event in ("trigger", "clear"):
+            connection.execute(insert, {"e": event})
+        assert module.send(client, connection, "audit", position) == 2
+        assert module.send(client, connection, "audit", position) == 0
+        position.unlink()  # as after a restore of the machine
+        connection.execute(insert, {"e": "paused"})
+        assert module.send(client, connection, "audit", position) == 3
+        connection.execute(insert, {"e": "unpaused"})
+        with Client(AWAY, patience_s=0.0) as away, pytest.raises(TallystickError):
+            module.send(away, connection, "audit", position)
+        assert position.read_text() == "3"
+        found = [(job["job_id"], job["spec"]["name"], job["status"]) for job in client.list_jobs("audit")]
+    assert found == [
+        ("airflow-log.3", "paused by ada", "COMPLETED"),
+        ("airflow-log.2", "clear by ada", "COMPLETED"),
+        ("airflow-log.1", "trigger by ada", "COMPLETED"),
+    ]
+    assert list(actions(ledger, "audit").values()) == [WHOLE] * 3
 
 
 # --- Kubernetes ---------------------------------------------------------------------------------------
