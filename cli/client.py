@@ -26,7 +26,7 @@ from ledger.text import secret_text, token_in, token_text, without_login
 from signing import files
 from signing.keys import Keyring
 from tallystick_client import Client, NotTheLedgerError, ProblemError, Reply, TallystickError, UnreachableError
-from tallystick_client.command import in_words
+from tallystick_client.command import in_words, wait_line
 from tallystick_client.core import OnWait, no_ledger, value_of
 from tallystick_client.transport import listing
 from terminal.outcome import err
@@ -176,13 +176,13 @@ def said(error: Exception) -> str | None:
         return None
     text = in_words(error)
     if isinstance(error, ProblemError) and error.status == HTTPStatus.UNAUTHORIZED:
-        return f"{text} (tally shows what {TOKEN_VARIABLE} or --token-file holds)"
+        return f"{text} (tally sends the token in {TOKEN_VARIABLE} or --token-file)"
     return text
 
 
 def print_wait(error: Exception, delay_s: float) -> None:
     """For ``on_wait``: print it on the screen."""
-    err.print(f"trying again in {delay_s:.1f} s: {error}", markup=False)
+    err.print(wait_line(error, delay_s), markup=False)
 
 
 def given(values: Mapping[str, Value | None]) -> dict[str, Value]:
@@ -233,7 +233,7 @@ def _with_token_file(
             callback=_read_token,
             is_eager=True,
             expose_value=False,
-            help=f"File with the token to show the service; else {TOKEN_VARIABLE} holds it.",
+            help=f"File with the token to send; else {TOKEN_VARIABLE} holds it.",
         ),
     ] = None,
 ) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -346,6 +348,20 @@ def test_a_flush_that_was_cut_short_is_finished_by_the_next(ledger: str, way: Lo
     assert flush(ledger, folder, as_json=True)
     assert waiting(folder) == []
     assert [actions(ledger, "resumed", each.job_id) for each in made] == [CREATED_ACCEPTED_COMPLETED] * 2
+
+
+def test_a_flush_of_the_client_reports_each_wait_for_a_ledger_that_is_away(folder: Path) -> None:
+    ran(AWAY, folder, "reported")
+    tally_run = [sys.executable, "-c", "from tallystick_client.command import main; main()"]
+    arguments = [*tally_run, "--flush", "--spool", str(folder), "--url", AWAY]
+
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, env=bare_environment(), text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.kill()
+
+    assert re.match(rf"trying again in [0-9.]+ s: no answer from {AWAY}: ", line)
+    assert len(waiting(folder)) == 2
 
 
 def test_two_that_flush_at_once_send_each_job_once(ledger: str, folder: Path) -> None:

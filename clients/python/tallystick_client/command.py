@@ -278,7 +278,7 @@ def main() -> None:
             options.url,
             sign_with=options.sign,
             **(
-                {"spool": options.spool, "patience_s": FLUSH_PATIENCE_S}
+                {"spool": options.spool, "patience_s": FLUSH_PATIENCE_S, "on_wait": _say_wait}
                 if options.flush
                 else how_to_begin(options.spool, options.run_anyway)
             ),
@@ -369,6 +369,15 @@ def _flush(ledger: Client, options: argparse.Namespace) -> int:
 
 def _say(text: str, kind: str) -> None:
     _print(f"{kind}: {text}" if kind else text, sys.stderr)
+
+
+def wait_line(error: Exception, delay_s: float) -> str:
+    """For people, before a retry."""
+    return f"trying again in {delay_s:.1f} s: {error}"
+
+
+def _say_wait(error: Exception, delay_s: float) -> None:
+    _say(wait_line(error, delay_s), "")
 
 
 def _print(text: str, to: Any) -> None:
