@@ -40,6 +40,7 @@ from app.write.intake.access_records import AccessRecords, RecordedRequest
 from app.write.pending.requests import EventLines
 from ledger import names
 from ledger.errors import ForbiddenError, NotReadyError, QuotaExceededError, UnauthenticatedError
+from ledger.positions import Lsn
 
 ACCEPTED: Final = "tally.accepted"
 """Key of a request's ``Accepted`` in its scope."""
@@ -69,6 +70,8 @@ class Accepted:
     is_tenant_charged: bool = False
     held_bytes: int = 0
     """Bytes that the body holds of the memory budget, until the request is answered."""
+    lsn: Lsn | None = None
+    """The record of a write that is one event or proposal; None before its answer is made."""
 
     @property
     def traceparent(self) -> str | None:

@@ -280,11 +280,12 @@ class Observed:
             await response(scope, receive, send_observed)
         finally:
             self.access.release_memory(scope)
-            route = scope.get("route")
+            route, accepted = scope.get("route"), scope.get(ACCEPTED)
             self.metrics.observe_request(
                 asked,
                 UNMATCHED_ROUTE if route is None else route.path,
                 status or CLIENT_GONE_STATUS,
                 time.perf_counter() - began_s,
                 span_of(scope),
+                None if accepted is None else accepted.lsn,
             )

@@ -227,11 +227,13 @@ class FastWrite:
         """The answer once ``entered.reached`` is done, which is counted; None if the scope holds the error to answer
         with, or the framework can retry."""
         try:
-            answer = self.handler.answer(entered)
+            answer = self.handler.answer(entered, self.accepted)
         except Exception as error:
             self.accepted.scope[FAULT] = error
             return None
         if answer is not None:
-            took_s = time.perf_counter() - self.accepted.began_s
-            self.path.metrics.observe_request("POST", self.write.path, answer.status, took_s, self.accepted.traceparent)
+            accepted, took_s = self.accepted, time.perf_counter() - self.accepted.began_s
+            self.path.metrics.observe_request(
+                "POST", self.write.path, answer.status, took_s, accepted.traceparent, accepted.lsn
+            )
         return answer

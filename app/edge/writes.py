@@ -129,9 +129,9 @@ class EventWrites:
         draft = self._draft(write, accepted, body, job_id)
         return None if self.sealing.may_have_private(draft) else self.submitter.enter_known(draft)
 
-    def answer(self, entered: Entered[Receipt]) -> Answer:
+    def answer(self, entered: Entered[Receipt], accepted: Accepted) -> Answer:
         """The answer once ``entered.reached`` is done; errors as ``Awaited.answer``."""
-        return self._answer(entered.answer())
+        return self._answer(entered.answer(), accepted)
 
     async def submit(self, write: Write, request: Request, accepted: Accepted, job_id: str | None = None) -> Response:
         """Take the event of a request, and answer once it has reached its level.
@@ -150,7 +150,7 @@ class EventWrites:
         tokens = shown_session(accepted, self.sessions, self.consistency)
         if tokens and job_id is not None:
             await self.consistency.wait_for_session(tokens)
-        return self._answer(await self.submitter.submit(draft, key=key)).response()
+        return self._answer(await self.submitter.submit(draft, key=key), accepted).response()
 
     def _draft(self, write: Write, accepted: Accepted, body: bytes, job_id: str | None) -> Draft:
         """The event in the body, charged to the quota of its tenant."""
@@ -161,8 +161,9 @@ class EventWrites:
         accepted.charge_tenant(draft.tenant_id, len(body))
         return draft
 
-    def _answer(self, receipt: Receipt) -> Answer:
+    def _answer(self, receipt: Receipt, accepted: Accepted) -> Answer:
         """201 for one event. Equal receipts give equal bytes."""
+        accepted.lsn = receipt.lsn
         session = token_of(self.sessions, receipt.hlc, receipt.epoch, receipt.lsn)
         chain = receipt.chain
         body = {
@@ -244,7 +245,7 @@ class ProposalWrites:
         """
         return self.proposals.enter(*self._wanted(write, accepted, body))
 
-    def answer(self, entered: Awaited[Recorded]) -> Answer | None:
+    def answer(self, entered: Awaited[Recorded], accepted: Accepted) -> Answer | None:
         """The verdict, once ``entered.reached`` is done; None if the key was chained before, so that only ``submit`` of
         the same request can answer.
 
@@ -253,7 +254,7 @@ class ProposalWrites:
             LedgerError: as ``Submitter.submit``.
         """
         try:
-            return self._verdict(entered.answer())
+            return self._verdict(entered.answer(), accepted)
         except DuplicateLineError:
             return None
         except CommitmentConflictError as error:
@@ -269,7 +270,8 @@ class ProposalWrites:
         """
         self.node.check_writable()
         body = await read_body(request, JSON_MEDIA_TYPE, self.event_bytes_max)
-        return self._verdict(await self.proposals.propose(*self._wanted(write, accepted, body))).response()
+        recorded = await self.proposals.propose(*self._wanted(write, accepted, body))
+        return self._verdict(recorded, accepted).response()
 
     async def set_capacity(self, node: str, request: Request, accepted: Accepted) -> Response:
         """Record the capacity of a node.
@@ -312,7 +314,8 @@ class ProposalWrites:
             )
         return wanted, accepted.caller.id, key
 
-    def _verdict(self, recorded: Recorded) -> Answer:
+    def _verdict(self, recorded: Recorded, accepted: Accepted) -> Answer:
+        accepted.lsn = recorded.lsn
         return self._answer(recorded, 201, {"verdict": "accepted"})
 
     def _answer(self, recorded: Recorded, status: int, facts: Mapping[str, Any]) -> Answer:

@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -83,6 +84,9 @@ from wal.log import Log
 from wal.queue import NO_FD
 from wal.replication.configuration import AckMode
 
+if TYPE_CHECKING:
+    from app.runtime.tracing import Tracing
+
 WAL_CLOSE_TIMEOUT_S = 10.0
 CLOSE_RESERVE_S = 1.5
 """Part of ``shutdown_grace`` that is kept for cancelling tasks and closing connections."""
@@ -92,6 +96,15 @@ FENCE_HELD_IDLE_MAX_S = 5.0
 """How long a process that hangs inside a chaining transaction may keep its fence, and its successor, waiting."""
 
 log = structlog.get_logger()
+
+
+def _tracing_of(settings: Settings, node: Node) -> Tracing | None:
+    """None when nothing is traced."""
+    if settings.tracing.endpoint is None:
+        return None
+    from app.runtime.tracing import Tracing
+
+    return Tracing(settings.tracing.endpoint, node)
 
 
 class Service:
@@ -106,8 +119,10 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._persisting: asyncio.Task[None] | None = None
         """The task that stores the control file at intervals."""
-        self.metrics = Metrics()
-        self.backlog = Backlog(settings.wal.backlog_max_entries)
+        self._tracing = _tracing_of(settings, self.node)
+        self.metrics = Metrics(self._tracing)
+        rises = self.node.rises
+        self.backlog = Backlog(settings.wal.backlog_max_entries, None if rises is None else rises.entered)
         self.lifecycle = Lifecycle(
             node=self.node,
             backlog=self.backlog,
@@ -594,6 +609,8 @@ class Service:
         except OSError as error:
             log.error("control_file_not_written", error=str(error))
         await asyncio.to_thread(self.breaks.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close, CLOSE_RESERVE_S / 3)
         self._detach_writer()
         if self._started.lease is not None:
             await self._started.lease.release()

@@ -9,6 +9,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -255,6 +256,10 @@ class LoadedFiles(NamedTuple):
         if settings.bundle.trusted_keys is not None:
             # Each import and exchange reads it again. A peer that has not started yet has no key.
             Keyring.load(settings.bundle.trusted_keys, may_be_absent=bool(settings.exchange.peers))
+        if settings.tracing.endpoint is not None:
+            advice = "tracing.endpoint needs packages that are not installed: pip install 'tallystick[tracing]'"
+            with reported_as(ConfigurationError, advice, ImportError):
+                import_module("app.runtime.tracing")
         return cls(
             _witnesses(settings),
             _authorities(settings),

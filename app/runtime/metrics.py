@@ -6,9 +6,12 @@ elsewhere (the clock, the watermarks) are read at each scrape, so they cost the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,7 +22,11 @@ from prometheus_client.registry import Collector
 from app.runtime.settings.config import QUOTAS
 from app.runtime.state.node import Node
 from ledger.facts.metrics import METRICS, Kind
+from ledger.positions import Lsn
 from wal.replication.leading import Shipper
+
+if TYPE_CHECKING:
+    from app.runtime.tracing import Tracing
 
 # Else each counter and histogram also exports its time of creation.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -48,7 +55,9 @@ Values = Mapping[str, float | Mapping[str, float]]
 class Metrics:
     """All metrics of one process, in a registry of their own. A metric is named as ``METRICS`` declares it."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        """``tracing`` gets the requests and signings to make spans of; None if there are no spans."""
+        self._tracing = tracing
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._counters = {
@@ -86,9 +95,17 @@ class Metrics:
         """Call ``values`` at each scrape, and serve its result."""
         self.registry.register(_ReadValues(values))
 
-    def observe_request(self, method: str, route: str, status: int, seconds: float, span: str | None = None) -> None:
-        """Count one answered request. ``route`` is a template such as ``/v1/jobs/{job_id}``; its ``span``
-        (W3C Trace Context) becomes the exemplar of its bucket."""
+    def observe_request(
+        self,
+        method: str,
+        route: str,
+        status: int,
+        seconds: float,
+        span: str | None = None,
+        lsn: Lsn | None = None,
+    ) -> None:
+        """Count one request, answered now. ``route`` is a template such as ``/v1/jobs/{job_id}``; its ``span`` (W3C
+        Trace Context) becomes the exemplar of its bucket, and has a span of ours; ``lsn`` as of ``Accepted``."""
         counter, histogram = self._of_requests(method if method in METHODS else "other", route, status)
         counter.inc()
         if span is None:
@@ -96,6 +113,16 @@ class Metrics:
         else:
             _, trace_id, span_id, _ = span.split("-")
             histogram.observe(seconds, {"trace_id": trace_id, "span_id": span_id})
+            if self._tracing is not None:
+                self._tracing.request(span, method, route, status, seconds, lsn)
+
+    @contextmanager
+    def signing(self, what: str, tenants: int) -> Iterator[None]:
+        """Signs ``what`` of so many tenants: one span."""
+        began_s = time.perf_counter()
+        yield
+        if self._tracing is not None:
+            self._tracing.signed(what, tenants, time.perf_counter() - began_s)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """All metrics as text of Prometheus, or of OpenMetrics where ``accept`` names it, and the content type."""

@@ -142,7 +142,8 @@ class KeyInUse:
     async def sign_checkpoints(self, heads: Sequence[Checkpoint]) -> list[str]:
         """The notes of these checkpoints."""
         signers = self.node_keys.checkpoint_signers
-        return await self._beside_second(lambda: [sign_checkpoint(head, *signers) for head in heads])
+        with self._metrics.signing("checkpoints", len(heads)):
+            return await self._beside_second(lambda: [sign_checkpoint(head, *signers) for head in heads])
 
     async def _beside_second(self, work: Callable[[], Value]) -> Value:
         """The result of ``work``, which signs with keys in files. A second key takes 25 times as long, and a thread."""

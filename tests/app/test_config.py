@@ -139,6 +139,8 @@ def test_the_port_variable_moves_only_the_port(monkeypatch: pytest.MonkeyPatch) 
             '[{"claim": "groups"}]',
             ["auth.oidc.grants.0.value", "auth.oidc.grants.0.rights"],
         ),
+        ("TALLY_TRACING__ENDPOINT", "127.0.0.1:4317", ["tracing.endpoint", "/v1/traces"]),
+        ("TALLY_TRACING__ENDPOINT", "https://ada:x@otel.example/v1/traces", ["tracing.endpoint", "without a user"]),
         ("TALLY_CONSOLE__TRACE_URL", "https://jaeger.example/trace/", ["console.trace_url", "{trace_id}"]),
         ("TALLY_CONSOLE__TRACE_URL", "javascript:alert(1)//{trace_id}", ["console.trace_url", "https://"]),
         ("TALLY_CONSOLE__TRACE_URL", "https://{trace_id}/trace", ["console.trace_url", "path"]),

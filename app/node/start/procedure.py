@@ -55,7 +55,7 @@ from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
 from app.runtime.state.kept_files import Identity
 from app.runtime.state.losses import FORK, LOST, LsnRange, fork_subject
-from app.runtime.state.node import Node
+from app.runtime.state.node import Node, WriteRises
 from app.runtime.state.session import SECRET_BYTES
 from app.store import chaining
 from app.store import node as node_store
@@ -295,7 +295,10 @@ async def _start_locked(
     LOST.store(folder, wal.lost)
     await _forget_recorded_fork(connection, folder, origin, pending)
     quarantine.store(folder, wal.held)
-    node = Node(who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged)
+    rises = None if settings.tracing.endpoint is None else WriteRises()
+    node = Node(
+        who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged, rises=rises
+    )
     node.durable.advance(wal.last_lsn)
     node.committed.advance(max(control.committed_lsn, wal.chained_lsn))
     node.chained.advance(wal.chained_lsn)

@@ -56,6 +56,7 @@ from app.runtime.settings.types import (
     RootPath,
     Secret,
     Size,
+    SpansUrl,
     TenantsPattern,
     TraceUrl,
     Witness,
@@ -363,6 +364,12 @@ class ConsoleSettings(_Section):
     trace_url: TraceUrl | None = None
 
 
+class TracingSettings(_Section):
+    """``tracing.endpoint``: where spans of requests are sent by OTLP/HTTP; nothing is traced when not said."""
+
+    endpoint: SpansUrl | None = None
+
+
 class TopologySettings(_Section):
     """``topology.*``: what the operator says of the machines below, since the service cannot see it."""
 
@@ -418,6 +425,7 @@ class Settings(BaseSettings):
     lineage: LineageSettings = LineageSettings()
     otlp: OtlpSettings = OtlpSettings()
     console: ConsoleSettings = ConsoleSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:

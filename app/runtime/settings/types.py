@@ -281,5 +281,13 @@ TraceUrl = Annotated[
     ),
 ]
 """Where a trace is shown."""
+SpansUrl = Annotated[
+    str,
+    _fitting(
+        re.compile(r"https?://[!-?A-~]{1,2000}").fullmatch,
+        "must be an https:// or http:// URL without a user, such as http://127.0.0.1:4318/v1/traces",
+    ),
+]
+"""A receiver of OTLP/HTTP."""
 NodeId = Annotated[str, Field(pattern=anchored(NODE_ID))]
 JobIdPart = Annotated[str, Field(pattern=anchored(GATE))]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from bisect import bisect_right
+import time
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.runtime.state.wall_clock import WallClock
@@ -158,6 +160,50 @@ def expire(future: asyncio.Future[Any], message: str) -> None:
         future.set_exception(DurabilityTimeoutError(message))
 
 
+RISES_MAX: Final = 4096
+
+
+class Rises:
+    """The times of the last ``RISES_MAX`` rises of a position, by ``time.perf_counter``."""
+
+    def __init__(self) -> None:
+        self._rises: deque[tuple[Lsn, float]] = deque(maxlen=RISES_MAX)
+
+    def note(self, lsn: Lsn) -> None:
+        """The position is ``lsn`` from now on, higher than before."""
+        self._rises.append((lsn, time.perf_counter()))
+
+    def reached_s(self, lsn: Lsn) -> float | None:
+        """When the position reached ``lsn``; None if it has not, or that is forgotten."""
+        at = bisect_left(self._rises, lsn, key=_lsn_in)
+        is_known = at < len(self._rises) and (at > 0 or len(self._rises) < RISES_MAX)
+        return self._rises[at][1] if is_known else None
+
+
+_lsn_in = itemgetter(0)
+
+
+class WriteRises:
+    """When records entered the WAL, became durable and were chained: kept only while requests are traced."""
+
+    def __init__(self) -> None:
+        self.entered, self.durable, self.chained = Rises(), Rises(), Rises()
+
+
+class TimedWatermark(Watermark):
+    """A watermark whose rises are noted in ``rises``."""
+
+    def __init__(self, name: str, rises: Rises) -> None:
+        super().__init__(name)
+        self._rises = rises
+
+    def advance(self, lsn: Lsn, /) -> None:
+        """As of every watermark."""
+        if lsn > self.lsn:
+            self._rises.note(lsn)
+        super().advance(lsn)
+
+
 ROWS_LOCKED: Final = "another session keeps its row of scheduler.chain_heads locked (see pg_locks)"
 HISTORY_READ: Final = "its commitments are being read from the log, as once after each start"
 
@@ -195,6 +241,8 @@ class Node:
     accepting: bool = False
     """Whether requests are taken: false while starting and from the signal to stop on."""
     shutting_down: bool = False
+    rises: WriteRises | None = None
+    """None unless requests are traced."""
 
     def stop_accepting(self) -> None:
         """Take no request from now on: the service stops."""
@@ -233,3 +281,6 @@ class Node:
 
     def __post_init__(self) -> None:
         self.wall = WallClock(self.clock.max_clock_skew_ms)
+        if self.rises is not None:
+            self.durable = TimedWatermark(self.durable.name, self.rises.durable)
+            self.chained = TimedWatermark(self.chained.name, self.rises.chained)

@@ -127,7 +127,8 @@ class Snapshotter:
                     name: await self._claimed(connection, name, tenant, signers[0].key_id)
                     for name, tenant in tenants.items()
                 }
-                made = await self.keys.sign(partial(_signed, claimed, signers))
+                with self.metrics.signing("snapshots", len(claimed)):
+                    made = await self.keys.sign(partial(_signed, claimed, signers))
                 async with connection.transaction():
                     ends = [Hlc.parse(each.row[SNAPSHOT_HLC]) for each in made.values()]
                     await self.keys.check_window(connection, signers, ends)

@@ -21,6 +21,7 @@ from operator import attrgetter
 
 import msgspec
 
+from app.runtime.state.node import Rises
 from app.store.appended import ChainPosition
 from ledger.chain import record
 from ledger.chain.record import IdempotencyKey
@@ -96,8 +97,10 @@ _PAYLOAD = attrgetter("payload")
 class Backlog:
     """Bounded queue in LSN order. Belongs to one event loop."""
 
-    def __init__(self, entries_max: int) -> None:
+    def __init__(self, entries_max: int, entered: Rises | None = None) -> None:
+        """``entered`` gets the times of the entries; None if nobody reads them."""
         self.entries_max = entries_max
+        self._entered = entered
         self.bytes_max = max(BYTES_MAX_MIN, entries_max * BYTES_MAX_PER_ENTRY)
         self.kept_entries = entries_max // KEPT_PARTS
         self.kept_bytes = self.bytes_max // KEPT_PARTS
@@ -187,6 +190,8 @@ class Backlog:
         assert not self._queue or events[0].lsn > self._queue[-1].lsn
         self._queue.extend(events)
         self._count(events, 1)
+        if self._entered is not None:
+            self._entered.note(events[-1].lsn)
 
     def peek(self, committed_lsn: Lsn, entries_max: int, bytes_max: int, *, behind: int = 0) -> list[Pending]:
         """The first committed events behind the first ``behind``, in LSN order, within both bounds; at least one if

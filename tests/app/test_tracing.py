@@ -1,0 +1,207 @@
+"""Spans of requests, of their fsync and chaining, and of signing: as a receiver of OTLP/HTTP gets them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+import structlog
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from app.dev.embedded import EmbeddedPostgres
+from app.node.wiring import LoadedFiles
+from app.runtime.settings.config import load_settings
+from app.runtime.state import node
+from app.runtime.state.node import Rises
+from ledger.errors import ConfigurationError
+from ledger.positions import Lsn
+from tests.app.service_thread import serving
+from tests.waiting import until
+
+CALLER = "00f067aa0ba902b7"
+UNASKED = """
+import sys, app.node.serving
+of_tracing = ("opentelemetry.sdk", "opentelemetry.exporter", "app.runtime.tracing")
+print([name for name in sys.modules if name.startswith(of_tracing)])
+"""
+"""The framework imports the API of OpenTelemetry by itself, where it is installed."""
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes spans on a port of its own; while ``is_failing`` it refuses them for good."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Taking)
+        self.requests: list[ExportTraceServiceRequest] = []
+        self.is_failing = False
+        self.refused = 0
+        self.url = f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+    def spans(self, trace: str | None = None) -> list[Span]:
+        scopes = [scope for each in self.requests for part in each.resource_spans for scope in part.scope_spans]
+        found = [span for scope in scopes for span in scope.spans]
+        return [span for span in found if trace is None or span.trace_id.hex() == trace]
+
+    def named(self, trace: str, names: set[str]) -> dict[str, Span]:
+        """The spans of a trace, once there are these."""
+        until(lambda: {span.name for span in self.spans(trace)} >= names, f"the spans {names} are sent")
+        return {span.name: span for span in self.spans(trace)}
+
+
+class _Taking(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.is_failing:
+            self.server.refused += 1
+        else:
+            self.server.requests.append(ExportTraceServiceRequest.FromString(body))
+        self.send_response(400 if self.server.is_failing else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        thread = threading.Thread(target=collector.serve_forever, args=(0.05,))
+        thread.start()
+        yield collector
+        collector.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("tracing")
+    with serving(postgres, folder, "tracing", tracing={"endpoint": collector.url}) as url:
+        yield url
+
+
+def submit(url: str, job_id: str, trace: str, durability: str = "GLOBAL", flags: str = "01", **headers: str) -> None:
+    body = {"tenant_id": "acme", "job_id": job_id, "durability": durability}
+    span = {"traceparent": f"00-{trace}-{CALLER}-{flags}"}
+    httpx.post(f"{url}/v1/jobs", json=body, headers={**span, **headers}, timeout=60).raise_for_status()
+
+
+def attributes(span: Span) -> dict[str, str | int]:
+    return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
+
+
+# An unusual header makes the framework answer, the usual ones the fast path.
+@pytest.mark.parametrize("headers", [{}, {"X-Other": "1"}, {"Idempotency-Key": "once"}])
+def test_a_write_is_a_child_of_its_caller_and_has_fsync_and_chain_as_children(
+    url: str, collector: Collector, headers: dict[str, str]
+) -> None:
+    trace = f"{len(str(headers)):032x}"
+    submit(url, f"whole-{trace}", trace, **headers)
+    spans = collector.named(trace, {"POST /v1/jobs", "fsync", "chain"})
+    request, fsync, chain = spans["POST /v1/jobs"], spans["fsync"], spans["chain"]
+    assert (request.parent_span_id.hex(), request.kind) == (CALLER, Span.SPAN_KIND_SERVER)
+    assert attributes(request) == {
+        "http.request.method": "POST", "http.route": "/v1/jobs", "http.response.status_code": 201
+    }  # fmt: skip
+    assert fsync.parent_span_id == chain.parent_span_id == request.span_id
+    assert request.start_time_unix_nano <= fsync.start_time_unix_nano < fsync.end_time_unix_nano
+    assert fsync.end_time_unix_nano == chain.start_time_unix_nano < chain.end_time_unix_nano
+    assert chain.end_time_unix_nano <= request.end_time_unix_nano
+
+
+def test_a_write_that_is_answered_before_it_is_chained_has_no_span_of_that(url: str, collector: Collector) -> None:
+    trace = "b" * 32
+    submit(url, "local", trace, "LOCAL")
+    assert collector.named(trace, {"POST /v1/jobs", "fsync"}).keys() == {"POST /v1/jobs", "fsync"}
+
+
+def test_a_repeated_write_has_no_steps_of_the_first(url: str, collector: Collector) -> None:
+    first, again = "c" * 32, "d" * 32
+    for trace in (first, again):
+        submit(url, "repeated", trace, **{"Idempotency-Key": "repeated"})
+    collector.named(first, {"POST /v1/jobs", "fsync", "chain"})
+    assert collector.named(again, {"POST /v1/jobs"}).keys() == {"POST /v1/jobs"}
+
+
+def test_a_read_and_a_refusal_have_a_span_and_what_is_not_sampled_has_none(url: str, collector: Collector) -> None:
+    sampled, unsampled = "e" * 32, "f" * 32
+    for trace, flags in ((unsampled, "00"), (sampled, "01")):
+        headers = {"traceparent": f"00-{trace}-{CALLER}-{flags}"}
+        assert httpx.get(f"{url}/v1/jobs/none", headers=headers, timeout=60).status_code == 404
+    span = collector.named(sampled, {"GET /v1/jobs/{job_id}"})["GET /v1/jobs/{job_id}"]
+    assert attributes(span)["http.response.status_code"] == 404
+    assert collector.spans(unsampled) == []
+
+
+def test_signing_has_spans_of_its_own_with_how_many_tenants(url: str, collector: Collector) -> None:
+    submit(url, "signed", "a" * 32)
+    httpx.post(f"{url}/v1/snapshots", json={"tenant_id": "acme"}, timeout=60).raise_for_status()
+
+    def signed() -> set[str | int]:
+        found = [attributes(span) for span in collector.spans() if span.name == "sign" and not span.parent_span_id]
+        return {each["tallystick.signed"] for each in found if int(each["tallystick.tenants"]) >= 1}
+
+    until(lambda: signed() == {"checkpoints", "snapshots"}, "both kinds of signing have spans")
+
+
+def test_an_endpoint_that_refuses_spans_costs_a_request_nothing_and_is_logged_once(
+    url: str, collector: Collector
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+
+        def named(event: str) -> list[object]:
+            return [line["endpoint"] for line in lines if line["event"] == event]
+
+        collector.is_failing = True
+        for number in range(3):
+            submit(url, f"refused-{number}", f"{number + 1:x}" * 32)
+            until(lambda: collector.refused > number, "each is tried")  # noqa: B023
+        collector.is_failing = False
+        submit(url, "taken", "9" * 32)
+        collector.named("9" * 32, {"POST /v1/jobs"})
+        until(lambda: named("spans_sent_again"), "the end of it is logged")
+    assert named("spans_not_sent") == [collector.url]
+
+
+def test_a_node_serves_and_stops_while_no_collector_is_there(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    with Collector() as gone:
+        endpoint = gone.url
+    with serving(postgres, tmp_path, "untraced", tracing={"endpoint": endpoint}) as url:
+        submit(url, "served", "8" * 32)
+
+
+def test_without_an_endpoint_no_sdk_of_opentelemetry_is_imported() -> None:
+    run = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.strip() == "[]"
+
+
+def test_an_endpoint_without_the_packages_stops_the_start_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.delitem(sys.modules, "app.runtime.tracing", raising=False)
+    settings = load_settings(tracing={"endpoint": "http://127.0.0.1:4318/v1/traces"})
+    with pytest.raises(ConfigurationError, match=r"pip install 'tallystick\[tracing\]'"):
+        LoadedFiles.of(settings)
+
+
+def test_a_rise_that_is_forgotten_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "RISES_MAX", 3)
+    rises = Rises()
+    for lsn in (2, 4):
+        rises.note(Lsn(lsn))
+    assert rises.reached_s(Lsn(1)) == rises.reached_s(Lsn(2)) != rises.reached_s(Lsn(3))
+    assert rises.reached_s(Lsn(5)) is None
+    for lsn in (6, 8):
+        rises.note(Lsn(lsn))
+    assert rises.reached_s(Lsn(4)) is None
+    assert rises.reached_s(Lsn(5)) is not None
