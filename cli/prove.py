@@ -111,7 +111,6 @@ def prove(
         InvalidInputError,
         ((job is None) is (seq is None), "say what to prove: --job J, or --seq N"),
         (absent and job is None, "--absent goes with --job"),
-        (absent and archive is not None, "of an archive only what is in it is proved: --absent needs the service"),
         (archive is None and (keys, key) != (None, None), "--keys and --key go with --archive"),
         (as_tlog_proof and as_cose, "--tlog-proof and --cose are two files: ask for each by itself"),
         (wait is not None and (policy is None or archive is not None), "--wait goes with --policy, not with --archive"),
@@ -252,7 +251,7 @@ class _Archive(NamedTuple):
         # Imported here, because it loads Arrow.
         from pipeline.archive.receipts import Wanted, archived_receipt
 
-        of, extends = Wanted(wanted.job, wanted.seq), known.size or None
+        of, extends = Wanted(wanted.job, wanted.seq, wanted.is_absent), known.size or None
         return archived_receipt(ArchiveStore(self.url), wanted.tenant, of, extends, self.keyring, self.signer)
 
     def inclusion(self, receipt: Receipt) -> tuple[list[bytes], str]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,7 +54,7 @@ from signing.anchors import StoredAnchor
 from signing.checkpoint import Checkpoint, open_checkpoint
 from signing.checkpoint import read as read_checkpoint
 from signing.keys import Keyring, Signer
-from signing.receipt import ENTRIES_MAX, ENTRY, JOB, IndexProof, Material, draft_of, make
+from signing.receipt import ABSENT, ENTRIES_MAX, ENTRY, JOB, Covers, IndexProof, Material, draft_of, make
 from signing.snapshot import ENVELOPE, open_snapshot
 
 _SEQ, _JOB_ID, _LINK = map(ENTRY_COLUMNS.index, ("seq", "job_id", "chain_link"))
@@ -63,15 +63,16 @@ _LEAVES: Final = 0
 
 
 class Wanted(NamedTuple):
-    """What is proved: all entries of a job, or the entry of a seq."""
+    """What is proved: all entries of a job, that it has none, or the entry of a seq."""
 
     job_id: str | None
     seq: int | None
+    is_absent: bool = False
 
     @property
-    def covers(self) -> Literal["job", "entry"]:
+    def covers(self) -> Covers:
         """The scope of the receipt."""
-        return JOB if self.seq is None else ENTRY
+        return ABSENT if self.is_absent else JOB if self.seq is None else ENTRY
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +94,9 @@ def archived_receipt(
 
     Raises:
         TenantNotFoundError, JobNotFoundError, SeqOutOfRangeError: there is none in the archive.
-        SigningUnavailableError: no checkpoint of the archive covers it with all before it.
+        InvalidInputError: the job that is proved to be absent has entries.
+        SigningUnavailableError: no checkpoint of the archive covers it with all before it; or of an absent job no
+            snapshot has an index of jobs.
         ReceiptTooLargeError: the job is too large for one receipt.
         ArchiveInvalidError: the archive does not hold.
         UnknownKeyError: no key of ``keyring`` signed a manifest, or the checkpoint.
@@ -105,23 +108,28 @@ def archived_receipt(
     extends = extends if extends is not None and extends <= size else None
     said = _said(archive, checkpoint)
     index = None if wanted.job_id is None else _index(archive, size, keyring, wanted.names)
+    if wanted.is_absent and index is None:
+        raise SigningUnavailableError(
+            f"no archived snapshot of tenant {tenant_id} up to seq {size} has an index of jobs by a held key"
+        )
     firsts = [each.size for each in said] + ([] if extends is None else [extends])
     found = _Found(wanted, size, firsts + ([] if index is None else [index.size]), index)
     with _as_signed(tenant_id):
         for batch in _entries(archive, size):
             found.add(batch)
     rows = found.rows(archive)
+    job_id = rows[0][_JOB_ID] if rows else wanted.names[0]
     draft = draft_of(
         tenant_id=tenant_id,
         log_origin=manifest.log_origin,
         node_id=manifest.node_id,
         covers=wanted.covers,
-        job_id=rows[0][_JOB_ID],
+        job_id=job_id,
         checkpoint=manifest.checkpoint,
         keys=keyring,
     )
     with _as_signed(tenant_id):
-        indexed = None if index is None else index.proof(rows)
+        indexed = None if index is None else index.proof(job_id, rows)
         return make(Material(draft, rows, said, extends, indexed), tiles.getter(found.stored), signer)
 
 
@@ -208,9 +216,9 @@ class _Index:
         for name, proofs in self._proofs.items():
             proofs.append(prove(key_of(name), directory, pieces))
 
-    def proof(self, rows: Sequence[Row]) -> IndexProof:
-        """That the job of these rows, at least one, has no other entries."""
-        claim, job_id = self._claim, rows[0][_JOB_ID]
+    def proof(self, job_id: str, rows: Sequence[Row]) -> IndexProof:
+        """That the job has no other entries than these rows."""
+        claim = self._claim
         inside = [row for row in rows if claim.index_begin < row[_SEQ] <= claim.to_seq]
         entries = [(row[_SEQ] - 1, leaf_hash(bytes.fromhex(row[_LINK]))) for row in inside]
         roots, runs = [*claim.index_roots.values()], self._proofs[job_id]
@@ -254,7 +262,12 @@ class _Found:
         self._tree.forget_changed()
 
     def rows(self, archive: TenantArchive) -> list[Row]:
-        """The entries to be proved, at least one."""
+        """The entries to be proved; none of an absent job, else at least one."""
+        if self.wanted.is_absent:
+            if self._rows:
+                last = self._rows[-1][_SEQ]
+                raise InvalidInputError(f"job {self.wanted.job_id} has entries, the last is seq {last}", ("job_id",))
+            return []
         of_job = [row for row in self._rows if row[_JOB_ID] == self.wanted.job_id]
         if rows := of_job or self._rows:
             return rows

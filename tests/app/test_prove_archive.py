@@ -67,6 +67,21 @@ def test_an_entry_is_proved_without_the_ledger_and_compared_with_a_checkpoint_th
     assert verified.returncode == 4
 
 
+def test_a_job_is_proved_to_be_absent_by_the_archive_alone(
+    pruned: Site, command: list[str | Path], tmp_path: Path
+) -> None:
+    keys = ("--keys", pruned.folder / "keys.json")
+    alone = ("--absent", "--archive", pruned.folder / "archive", *keys, "--url", NOWHERE)
+    done = run_tally(*command, "--job", "job-404", *alone, **own(pruned))
+    assert done.returncode == 0, done.stderr
+    receipt, _ = read((tmp_path / "receipt.json").read_bytes())
+    assert (receipt.covers, receipt.job_id, receipt.entries) == ("absent", "job-404", [])
+    verified = run_tally("verify-proof", tmp_path / "receipt.json", "--no-state", *keys)
+    assert (verified.returncode, "no entry of job job-404" in verified.stdout) == (0, True), verified.stdout
+    refused = run_tally(*command, "--job", "job-0", *alone, **own(pruned))
+    assert (refused.returncode, "job job-0 has entries, the last is seq" in refused.stderr) == (1, True), refused.stderr
+
+
 def test_keys_are_named_for_an_archive_alone(command: list[str | Path], pruned: Site) -> None:
     done = run_tally(*command, "--seq", "5", "--keys", pruned.folder / "keys.json", "--url", NOWHERE)
     assert (done.returncode, "--archive" in done.stderr) == (1, True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ledger.errors import (
     ArchiveInvalidError,
+    InvalidInputError,
     JobNotFoundError,
     LedgerError,
     NotFoundError,
@@ -24,7 +28,7 @@ from ledger.merkle import tiles
 from ledger.verification.entry_check import ENTRY_COLUMNS
 from objects.store import ArchiveStore
 from pipeline.archive import receipts
-from pipeline.archive.parquet import ENTRY_FILE_SCHEMA
+from pipeline.archive.parquet import ENTRY_FILE_SCHEMA, UNSIGNED_FILE_SCHEMA, FileWriter
 from pipeline.archive.receipts import Wanted, archived_receipt
 from signing.keys import Keyring
 from signing.receipt import IndexProof, Material, draft_of, make
@@ -34,7 +38,7 @@ from tests.conftest import Database
 from tests.ledger import naive_job_index as naive
 from tests.ledger.ledger_in_memory import SIGNER, STRANGER, Ledger
 from tests.pipeline.archived_ledgers import LOG_ORIGIN, RING, archive_here, days, ledger_of, store
-from tests.pipeline.test_archive_reading import manifest_files, rewrite
+from tests.pipeline.test_archive_reading import manifest_files, replace, rewrite
 
 COVERED = 605
 """Entries under the checkpoint in the first of two manifests; 600 of them are in its range, 700 are archived."""
@@ -81,7 +85,7 @@ def by_ledger(ledger: Ledger, wanted: Wanted, extends: int | None) -> bytes:
         log_origin=LOG_ORIGIN,
         node_id="node-1",
         covers=wanted.covers,
-        job_id=rows[0][5],
+        job_id=wanted.job_id or rows[0][5],
         checkpoint=checkpoint_of(ledger, COVERED, log_origin=LOG_ORIGIN),
         keys=RING,
     )
@@ -104,6 +108,7 @@ def index_proof(ledger: Ledger, job_id: str) -> IndexProof:
     [
         *(Wanted(None, seq) for seq in (1, 256, 257, 512, 600, COVERED)),
         *(Wanted(f"job-{n}", None) for n in (0, 37, 86)),
+        *(Wanted(job, None, is_absent=True) for job in ("nobody", "job-99")),
     ],
     ids=lambda wanted: f"{wanted.job_id}-{wanted.seq}",
 )
@@ -137,6 +142,7 @@ async def test_a_tree_that_is_newer_than_the_checkpoint_is_left_out(ledger: Ledg
     [
         (Wanted("nobody", None), JobNotFoundError, "no job nobody"),
         (Wanted("job-99", None), JobNotFoundError, f"up to seq {COVERED}"),
+        (Wanted("job-0", None, is_absent=True), InvalidInputError, "job job-0 has entries, the last is seq "),
         (Wanted(None, COVERED + 1), NotFoundError, f"up to seq {COVERED}"),
         (Wanted(None, 701), SeqOutOfRangeError, "ends at seq 700"),
     ],
@@ -152,6 +158,18 @@ async def test_no_job_is_said_to_be_whole_under_a_checkpoint_beyond_the_archive(
     manifest_files(tmp_path)[1].unlink()
     with pytest.raises(SigningUnavailableError, match="tally snapshot --tenant acme, then tally archive run --once"):
         made(tmp_path, Wanted("job-0", None))
+
+
+async def test_no_job_is_said_to_be_absent_without_a_snapshot_with_an_index(ledger: Ledger, tmp_path: Path) -> None:
+    for file in sorted((tmp_path / "snapshots").rglob("*.parquet")):
+        rows = [row | {"dsse_envelope": None} for row in pq.ParquetFile(file).read().to_pylist()]
+        written = FileWriter(local := io.BytesIO(), UNSIGNED_FILE_SCHEMA)
+        for batch in pa.Table.from_pylist(rows, UNSIGNED_FILE_SCHEMA).to_batches():
+            written.add(batch)
+        written.finish("a")
+        replace(tmp_path, file, local.getvalue())
+    with pytest.raises(SigningUnavailableError, match=f"up to seq {COVERED} has an index of jobs"):
+        made(tmp_path, Wanted("nobody", None, is_absent=True))
 
 
 async def test_no_receipt_is_made_of_what_no_held_key_signed(ledger: Ledger, tmp_path: Path) -> None:
