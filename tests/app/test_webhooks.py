@@ -601,7 +601,7 @@ def test_the_receiver_of_the_page_takes_what_is_signed_and_nothing_else(tmp_path
                     answer = client.post(f"http://127.0.0.1:{port}/", content=body, headers=headers)
                     assert answer.status_code == status
             assert receiver.stdout is not None
-            assert receiver.stdout.readline() == b"7 CANCEL 7\n"
+            assert receiver.stdout.readline() == message.body + b"\n"
         finally:
             receiver.kill()
 
