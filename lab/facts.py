@@ -195,7 +195,7 @@ _PASTED_HEAD: Final = """\
 def _pasted_sql() -> str:
     """The functions of ``scheduler`` that verify, as functions of a session."""
     sql = (MIGRATIONS / "sql" / "0022_verify_in_sql.sql").read_text()
-    sql = re.sub(r"(?m)^DROP .*\n\n", "", sql)
+    sql = re.sub(r"(?ms)^DO .*?^END \$\$;\n\n", "", sql)
     names = "|".join(re.findall(r"CREATE OR REPLACE FUNCTION scheduler\.(\w+)", sql))
     return _PASTED_HEAD + re.sub(rf"\bscheduler\.({names})\(", r"pg_temp.\1(", sql)
 

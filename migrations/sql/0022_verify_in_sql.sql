@@ -2,7 +2,11 @@
 -- schema, so a role that may write rows cannot change it. A caller that trusts no function of the database pastes
 -- docs/formats/verify.sql, which makes the same functions in the schema of the session.
 
-DROP FUNCTION IF EXISTS scheduler.tree_append(bytea[], bigint, bytea[]);
+DO $$ BEGIN
+    IF to_regprocedure('scheduler.tree_append(bytea[], bigint, bytea[])') IS NOT NULL THEN
+        DROP FUNCTION scheduler.tree_append(bytea[], bigint, bytea[]);
+    END IF;
+END $$;
 
 -- The link of an entry of version 2 (docs/formats/chain-link.md). link_prefix is the header, tenant and length of seq;
 -- prev and digest are 64 hex digits, prev null for the first entry. PostgreSQL writes the body into the query of the caller

@@ -88,11 +88,15 @@ async def insert(connection: asyncpg.Connection, ledger: Ledger) -> None:
     # What is kept of the index of jobs, if entries left.
     before_first = min((row["seq"] for row in ledger.entries if isinstance(row["seq"], int)), default=1) - 1
     left = [(end, kept) for end, kept in sorted(ledger.kept_index.items()) if end >= before_first > 0]
-    await connection.executemany(
-        "INSERT INTO scheduler.job_index_left (tenant_id, first_leaf, keys, runs) VALUES ($1, $2, $3, $4)"
-        " ON CONFLICT DO NOTHING",
-        [(tenant, end - len(kept.keys) // HASH_BYTES, kept.keys, kept.runs) for end, kept in left[:1]],
-    )
+    for end, kept in left[:1]:
+        await connection.execute(
+            "INSERT INTO scheduler.job_index_left (tenant_id, first_leaf, keys, runs) VALUES ($1, $2, $3, $4)"
+            " ON CONFLICT DO NOTHING",
+            tenant,
+            end - len(kept.keys) // HASH_BYTES,
+            kept.keys,
+            kept.runs,
+        )
 
 
 def _given(column: str, value: object) -> object:

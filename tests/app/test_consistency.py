@@ -94,7 +94,7 @@ class World:
     async def store_job(self, job_id: str, tenant_id: str = "acme") -> None:
         await self.pool.execute(
             "INSERT INTO scheduler.jobs (tenant_id, job_id, status, created_physical, created_logical, created_node,"
-            " last_seq, seqs) VALUES ($3, $1, 'SUBMITTED', 7, 0, $2, 1, '{1}')",
+            " last_seq, seqs, figure) VALUES ($3, $1, 'SUBMITTED', 7, 0, $2, 1, '{1}', '[0,0,[]]')",
             job_id,
             HERE,
             tenant_id,

@@ -105,6 +105,7 @@ async def test_a_place_that_moves_while_it_is_locked_time_and_again_is_being_fol
     await chain_jobs(run_node, 4)
     monkeypatch.setattr("app.write.followers.followers.LOCK_REPORTED_AFTER_S", 0)
     place = "scheduler.follower_positions {} WHERE tenant_id = 'acme'"
+    await superuser.execute("SET session_replication_role = replica")
     await superuser.execute("UPDATE " + place.format("SET seq = 1"))
     follower = job_follower(database)
 

@@ -203,11 +203,11 @@ async def test_it_is_measured_whether_the_lease_is_renewed(database: Database) -
         await held.take()
         lost: list[LedgerError] = []
         keeping = asyncio.create_task(held.keep(lost.append))
-        assert b"\nwal_lease_reached 1.0\n" in metrics.render()
+        assert b"\nwal_lease_reached 1.0\n" in metrics.render()[0]
         await proxy.refuse()
-        await until(lambda: b"\nwal_lease_reached 0.0\n" in metrics.render(), "it cannot be renewed")
+        await until(lambda: b"\nwal_lease_reached 0.0\n" in metrics.render()[0], "it cannot be renewed")
         await proxy.accept()
-        await until(lambda: b"\nwal_lease_reached 1.0\n" in metrics.render(), "it is renewed again")
+        await until(lambda: b"\nwal_lease_reached 1.0\n" in metrics.render()[0], "it is renewed again")
         assert not lost
         keeping.cancel()
 

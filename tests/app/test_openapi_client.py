@@ -65,6 +65,8 @@ CALLS: dict[str, Call] = {
     "prove_job": lambda seen: (JOB | {"Tally-Session": seen["report_event"].session, "extends": 1}, None),
     "prove_entry": lambda _: ({"tenant_id": "settled", "seq": 1}, None),
     "summarise_jobs": lambda _: ({"tenant_id": "acme", "by": "hour"}, None),
+    "start_report": lambda _: (None, {"tenant_id": "acme"}),
+    "read_report": lambda seen: ({"report_id": seen["start_report"].report_id}, None),
     "list_cancellations": lambda _: ({"tenant_id": "acme", "dc": "use1"}, None),
     "set_capacity": lambda _: (
         {"node": "n1"},
