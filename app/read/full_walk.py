@@ -32,7 +32,7 @@ import structlog
 from app.read.verification import ChainVerifier
 from app.runtime.state.found_breaks import DAMAGED
 from app.runtime.state.kept_files import WALK, KeptFile, Verified
-from app.runtime.tasks import paced
+from app.runtime.tasks import end_if_cancelled, paced
 from app.store.chain_reads import last_seq, list_tenants, next_seq
 from app.store.jobs.index import PostgresIndex
 from app.store.reading import Pool, reading
@@ -172,6 +172,7 @@ class FullWalk:
             except Exception as error:
                 # Edited rows may hold anything and raise any error; the walk must go on.
                 self._verifier.failed(tenant_id, error)
+                end_if_cancelled()
                 return True
 
     async def _verify(self, tenant_id: str) -> bool:

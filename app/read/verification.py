@@ -40,7 +40,7 @@ from app.runtime.state.kept_files import (
     LastVerified,
     Verified,
 )
-from app.runtime.tasks import Slots
+from app.runtime.tasks import Slots, end_if_cancelled
 from app.store.chain_reader import consistent_reader
 from app.store.chain_reads import list_tenants
 from app.store.idempotency import KEY_ROW, NamedEntry, named_entries
@@ -215,6 +215,7 @@ class ChainVerifier:
             except Exception as error:
                 # Edited rows may hold anything and raise any error; the node must go on.
                 self.failed(tenant_id, error)
+                end_if_cancelled()
         return done
 
     def failed(self, tenant_id: str, error: Exception) -> None:

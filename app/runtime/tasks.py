@@ -34,6 +34,14 @@ PAUSE_MAX_S = 60.0
 log = structlog.get_logger()
 
 
+def end_if_cancelled() -> None:
+    """Raise CancelledError if this task was cancelled: where a database hangs, the driver may end a cancelled statement
+    with an error of its own, and code that catches it would go on."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def kept_running(
     work: Callable[[], Coroutine[Any, Any, None]],
     *,
@@ -55,6 +63,7 @@ async def kept_running(
             # Edited rows and files may hold anything; the trace shows what was not foreseen.
             log.error("task_failed", task=task, exc_info=error, retry_in_s=pause_s)
             report(error, task)
+        end_if_cancelled()
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import asyncpg
 import structlog
 
@@ -38,6 +40,23 @@ async def test_a_task_that_is_cancelled_though_nobody_stops_the_node_ends_it(ser
     service.lifecycle.spawn(service.appender.run()).cancel()
     await until(lambda: service.node.failure is not None, "what it was for is not done any more")
     assert "Appender.run was cancelled" in str(service.node.failure)
+
+
+async def test_a_task_whose_cancellation_the_driver_turned_into_an_error_ends() -> None:
+    began = asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise asyncpg.InterfaceError("the connection is closed") from None
+
+    running = asyncio.create_task(kept_running(work, pause_first_s=3600))
+    await began.wait()
+    running.cancel()
+    await asyncio.wait((running,), timeout=60)
+    assert running.cancelled()
 
 
 async def test_an_outage_is_told_in_a_line_and_what_was_not_foreseen_with_its_trace() -> None:
