@@ -71,6 +71,7 @@ def test_numbers_of_a_ledger_are_integers_and_all_else_is_text() -> None:
 )
 @example(None, 0)
 @example((4, 1, 0), 2)
+@example((8, 30, 261), 0)
 def test_columns_are_judged_as_their_rows_are(edit: tuple[int, int, int] | None, before: int) -> None:
     ledger = WHOLE.copy()
     if edit is not None:
@@ -82,7 +83,9 @@ def test_columns_are_judged_as_their_rows_are(edit: tuple[int, int, int] | None,
         return  # Arrow does not hold it.
     expected = outcome(by_rows, rows, known_at())
     found = ArrowEntries(batch.slice(before)).passed(*known_at())
-    is_whole = native.NAME == "c" and isinstance(expected, tuple)
+    # What is about no job may have a name beyond ASCII: such a batch is left to the rows, which judge it alike.
+    is_plain = all(str(row[ENTRY_COLUMNS.index("job_id")]).isascii() for row in rows)
+    is_whole = native.NAME == "c" and isinstance(expected, tuple) and is_plain
     assert (None if found is None else found) == ((*expected, len(rows)) if is_whole else None)
 
 

@@ -112,12 +112,25 @@ async function route() {
     failedAt = null;
     if (rest[0]) remember(rest[0]);
     // Back to an entry of the history: to where its reader was.
-    if (top) window.scrollTo(0, top);
+    if (top) scrollWhenTall(top, signal);
   } catch (error) {
     if (error.name !== "AbortError" && !signal.aborted) fail(error);
   } finally {
     if (!signal.aborted) main.removeAttribute("aria-busy");
   }
+}
+
+/** Scroll to `top` as soon as the page is tall enough, unless its reader scrolls or leaves first. */
+function scrollWhenTall(top, signal) {
+  const scroll = () => {
+    window.scrollTo(0, top);
+    if (window.scrollY >= top) stop();
+  };
+  const watching = new ResizeObserver(scroll);
+  const stop = () => watching.disconnect();
+  for (const name of ["wheel", "keydown", "pointerdown"]) window.addEventListener(name, stop, { once: true, signal });
+  signal.addEventListener("abort", stop);
+  watching.observe(document.body);
 }
 
 /** What a page is given. `show` puts it up and moves the focus to its heading. */
