@@ -11,10 +11,10 @@ WAIT_S = 120.0
 _PAUSE_S = 0.01
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """Wait until ``condition()`` is true; its value then. Fails after ``timeout_s``."""
+def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, *, pause_s: float = _PAUSE_S) -> Any:
+    """Wait until ``condition()`` is true; its value then. It is asked every ``pause_s``. Fails after ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(_PAUSE_S)
+        time.sleep(pause_s)
     return value

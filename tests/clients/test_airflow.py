@@ -7,8 +7,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import httpx
 import pytest
 
 from tallystick_client import Client, ProblemError
+from tests.waiting import until
 
 pytestmark = [pytest.mark.torture, pytest.mark.foreign, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 VERSION = "3.3.2"
-PAUSE_S = 2.0
+wait_for = partial(until, timeout_s=300, pause_s=2)
+"""Waits for another process, of which each question takes some of the processor."""
 DAG = """
 import os, signal
 from datetime import datetime
@@ -42,14 +44,6 @@ def recorded():
 
 recorded()
 """
-
-
-def until(is_so: Callable[[], Any], what: str, within_s: float = 300.0) -> None:
-    """Ask another process again and again, as it tells nobody."""
-    end = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < end, f"not in {within_s:g} s: {what}"
-        signal.sigtimedwait([], PAUSE_S)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +86,7 @@ def scheduler(airflow: Path, ledger: str, tmp_path: Path) -> Iterator[dict[str, 
                 return False
             return all(health[name]["status"] == "healthy" for name in ("scheduler", "dag_processor"))
 
-        until(is_healthy, (tmp_path / "log").read_text()[-2000:])
+        wait_for(is_healthy, (tmp_path / "log").read_text()[-2000:])
         yield environment
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -103,7 +97,9 @@ def test_every_task_of_a_run_ends_on_record_whatever_became_of_its_worker(
     ledger: str, scheduler: dict[str, str]
 ) -> None:
     trigger = ["airflow", "dags", "trigger", "recorded", "-r", "r1"]
-    until(lambda: subprocess.run(trigger, env=scheduler, capture_output=True, check=False).returncode == 0, "triggered")
+    wait_for(
+        lambda: subprocess.run(trigger, env=scheduler, capture_output=True, check=False).returncode == 0, "triggered"
+    )
     found: dict[str, tuple[str, str | None, Any]] = {}
 
     def are_ended() -> bool:
@@ -115,7 +111,7 @@ def test_every_task_of_a_run_ends_on_record_whatever_became_of_its_worker(
         found.update((job["spec"]["task"], (job["status"], job["error"], job["result"])) for job in jobs)
         return len(found) == 4 and {status for status, *_ in found.values()} == {"COMPLETED", "FAILED"}
 
-    until(are_ended, "all four tasks have ended")
+    wait_for(are_ended, "all four tasks have ended")
     assert found["good"][0] == "COMPLETED"
     assert (found["skips"][0], found["skips"][2]["final_status"]) == ("COMPLETED", "skipped")
     assert found["bad"][:2] == ("FAILED", "ValueError: no rows")
