@@ -1,1 +1,1 @@
-"""Alembic migrations; the SQL itself is in ``sql/``, one file a revision."""
+"""Alembic migrations, one a version; the SQL itself is in ``sql/``, one file a change."""

@@ -1,8 +1,8 @@
 """Migrates a database to the schema of this version.
 
 A run is one transaction under an advisory lock: concurrent runs wait for each other, and a failed run changes nothing.
-The SQL of each revision is a file in ``migrations/sql``. There is no downgrade: an older schema has no place for the
-data of a newer one.
+A revision runs the files of ``migrations/sql`` that are numbered after the revision before it, up to its own number.
+There is no downgrade: an older schema has no place for the data of a newer one.
 """
 
 from __future__ import annotations
@@ -98,8 +98,15 @@ def downgrade() -> None:
     )
 
 
+def run_sql_files(after: str | None, up_to: str) -> None:
+    """Run the files of ``migrations/sql`` numbered over ``after`` up to ``up_to``, in order; called by revisions."""
+    for path in sorted((MIGRATIONS / "sql").glob("[0-9]*_*.sql")):
+        if (after or "") < path.name.partition("_")[0] <= up_to:
+            run_sql_file(path.name)
+
+
 def run_sql_file(name: str) -> None:
-    """Run all statements of ``migrations/sql/<name>`` in the migration's transaction; called by revisions."""
+    """Run all statements of ``migrations/sql/<name>`` in the migration's transaction."""
     statements = (MIGRATIONS / "sql" / name).read_text(encoding="utf-8")
     if context.is_offline_mode():
         op.get_context().impl.static_output(statements)

@@ -28,6 +28,7 @@ from tests.app.client import Client
 from tests.app.conftest import MakeSettings, RunNode, RunServer
 from tests.app.drafts import GLOBAL, accepted, completed, created, progressed
 from tests.app.followed_chain import FollowedChain
+from tests.app.old_schemas import ran, stamped
 from tests.app.shared import Shared
 from tests.app.test_rows_counted import MENDED, dropping
 from tests.conftest import Database, connected_to
@@ -565,8 +566,7 @@ DROP FUNCTION scheduler.link_of, scheduler.link_prefix, scheduler.entry_fault, s
 DROP TABLE scheduler.wal_leases;
 ALTER TABLE scheduler.jobs DROP COLUMN created_by, DROP COLUMN figure;
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;
-ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE json USING '{}';
-UPDATE scheduler.alembic_version SET version_num = '0007'
+ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE json USING '{}'
 """
 
 
@@ -578,6 +578,8 @@ async def test_the_job_table_of_a_ledger_of_before_is_made_again(
         await service.submitter.submit(created("beta", 2), key=None)
     before = await table(superuser)
     await superuser.execute(BEFORE_FOLLOWERS)
+    await ran(database, 8, 10)
+    await stamped(superuser, "0010")
     await asyncio.to_thread(migrate, database.owner_url)
     assert await table(superuser) == []
     async with run_node() as service:

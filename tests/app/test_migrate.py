@@ -105,9 +105,18 @@ def test_the_newest_revision_is_the_head_of_the_migrations() -> None:
     assert script.get_heads() == [newest_revision()]
 
 
+def test_every_sql_file_has_a_number_that_a_revision_runs() -> None:
+    numbers = [path.name.partition("_")[0] for path in sorted((MIGRATIONS / "sql").iterdir())]
+    assert len({*numbers}) == len(numbers), "two files of one number have no order"
+    assert all(number.isdigit() for number in numbers)
+    assert numbers[-1] == newest_revision()
+
+
 def test_every_revision_says_that_there_is_no_way_back() -> None:
     revisions = list(ScriptDirectory(str(MIGRATIONS)).walk_revisions())
-    assert {getattr(revision.module, "downgrade", None) for revision in revisions} == {downgrade}, "see 0001_ledger.py"
+    assert {getattr(revision.module, "downgrade", None) for revision in revisions} == {downgrade}, (
+        "see 0010_version_0_1.py"
+    )
 
 
 async def test_a_database_without_the_schema_is_refused(empty_database: Database, database: Database) -> None:

@@ -14,12 +14,11 @@ from typing import Any, Final
 import asyncpg
 import orjson
 import pytest
-from alembic import command
-from alembic.config import Config
 
 from app.dev.cluster import OWNER, SERVICE, SERVICE_GROUP
 from app.store.migrate import migrate
 from app.store.schema import MIGRATIONS, SCHEMA, catalog, check_schema
+from tests.app.old_schemas import began, ran, stamped
 from tests.conftest import Database, connected_to
 
 LOG_COLUMNS = (
@@ -273,14 +272,15 @@ async def test_a_previous_link_of_no_form_is_stored_once_too(service: asyncpg.Co
 
 
 async def test_a_ledger_of_before_is_migrated_with_what_somebody_edited_in_it(empty_database: Database) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["url"] = empty_database.owner_url
-    await asyncio.to_thread(command.upgrade, config, "0008")
+    await began(empty_database)
+    await ran(empty_database, 1, 8)
     async with connected_to(empty_database.service_url) as connection:
         edited = entry("acme", 3, prev_chain_link="edited", chain_link="too")
         await insert(connection, *(entry(tenant_id, 1) for tenant_id in TENANTS), entry("acme", 1), edited)
         before = await connection.fetch("SELECT * FROM scheduler.scheduler_log ORDER BY tenant_id, seq")
+        await ran(empty_database, 9, 10)
+        async with connected_to(empty_database.owner_url) as owner:
+            await stamped(owner, "0010")
         await asyncio.to_thread(migrate, empty_database.owner_url)
         await check_schema(connection)
         assert await connection.fetch("SELECT * FROM scheduler.scheduler_log ORDER BY tenant_id, seq") == before
@@ -293,17 +293,15 @@ async def test_a_ledger_of_before_is_migrated_with_what_somebody_edited_in_it(em
 async def test_chains_that_say_who_created_jobs_are_followed_again_where_jobs_get_a_creator(
     empty_database: Database,
 ) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["url"] = empty_database.owner_url
-    await asyncio.to_thread(command.upgrade, config, "0009")
+    await began(empty_database)
+    await ran(empty_database, 1, 9)
     async with connected_to(empty_database.service_url) as connection:
         payloads = {"said": '{"actor":"ci"}', "sealed": '{"actor":{"$private":{}}}', "unsaid": '{"spec":"actor"}'}
         await insert(connection, *(entry(tenant_id, 1, payload=text) for tenant_id, text in payloads.items()))
         await connection.executemany(
             "INSERT INTO scheduler.follower_positions VALUES ('jobs', $1, 1)", [(each,) for each in payloads]
         )
-        await asyncio.to_thread(command.upgrade, config, "0010")
+        await ran(empty_database, 10, 10)
         left = await connection.fetch("SELECT tenant_id FROM scheduler.follower_positions")
         assert [row["tenant_id"] for row in left] == ["unsaid"]
 
