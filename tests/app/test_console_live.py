@@ -22,6 +22,7 @@ from pipeline.archive import plan_path
 from tests.app.console_page import Console, barriers, book, consoling, job
 from tests.app.witness import Witness
 from tests.app.witness_server import WitnessServer, serving_witness
+from tests.browser import PHONE
 from tests.waiting import until
 
 TENANT = "acme"
@@ -155,11 +156,7 @@ def test_a_webhook_is_added_shows_its_secret_once_delivers_again_and_is_deleted(
         page.get_by_role("button", name="Deliver again").click()
         page.get_by_role("button", name="Deliver", exact=True).click()
         until(lambda: listed().json()["items"][0]["dead_letter_count"] == 0, "it is delivered")
-        page.get_by_role("button", name="Pause").click()
-        expect(row).to_contain_text("‖ paused")
-        expect(row).to_contain_text("standard")
-        page.get_by_role("button", name="Resume").click()
-        expect(row).to_contain_text("✓ delivering")
+        expect(page.locator("main").get_by_role("status")).to_contain_text("gets its dead letters once more.")
         page.get_by_role("button", name="Delete").click()
         page.get_by_role("button", name="Keep it").click()
         assert len(listed().json()["items"]) == 1
@@ -167,6 +164,67 @@ def test_a_webhook_is_added_shows_its_secret_once_delivers_again_and_is_deleted(
         page.get_by_role("dialog").get_by_role("button", name="Delete").click()
         expect(page.get_by_text("hooked has no webhook.")).to_be_visible()
         server.shutdown()
+
+
+def test_a_webhook_is_paused_resumed_and_replayed_by_keyboard_alone_on_a_phone(console: Console) -> None:
+    for number in range(3):
+        console.api.post("/v1/jobs", json=job("replayed", f"job-{number}")).raise_for_status()
+    Refusing.REFUSES.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/in"
+        wanted = {"tenant_id": "replayed", "url": url, "from_seq": 1}
+        console.api.post("/v1/webhooks", json=wanted).raise_for_status()
+        listed = partial(console.api.get, "/v1/webhooks", params={"tenant_id": "replayed"})
+        until(lambda: listed().json()["items"][0]["delivered_seq"] == 3, "all is delivered")
+        console.page.set_viewport_size(PHONE)
+        page = console.load("webhooks/replayed")
+        row = page.get_by_role("row").filter(has_text=url)
+        said = page.locator("main").get_by_role("status")
+        page.get_by_role("button", name="Pause").focus()
+        page.keyboard.press("Enter")
+        expect(row).to_contain_text("‖ paused")
+        expect(page.get_by_role("button", name="Resume")).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("button", name="Replay")).to_be_focused()
+        page.keyboard.press("Enter")
+        asked = page.get_by_role("dialog", name="Replay from an entry on?")
+        expect(asked).to_contain_text("has confirmed all up to entry 3.")
+        expect(asked).to_contain_text("It is paused: it gets nothing until it is resumed.")
+        expect(asked.get_by_label("From entry")).to_be_focused()
+        assert barriers(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        page.keyboard.press("Control+A")
+        page.keyboard.type("4")
+        page.keyboard.press("Enter")
+        assert asked.get_by_label("From entry").evaluate("field => field.validity.rangeOverflow")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Replay")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("2")
+        page.keyboard.press("Enter")
+        expect(said).to_have_text(f"{url} gets all from entry 2 on once more, once it is resumed.")
+        expect(row.get_by_role("cell", name="Confirmed to 1")).to_be_visible()
+        expect(page.get_by_role("button", name="Replay")).to_be_focused()
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Enter")
+        expect(said).to_have_text(f"{url} is resumed.")
+        expect(row.get_by_role("cell", name="Confirmed to 3")).to_be_visible()
+        assert barriers(page) == []
+        console.api.delete(f"/v1/webhooks/{listed().json()['items'][0]['webhook_id']}").raise_for_status()
+        page.get_by_role("button", name="Pause").click()
+        expect(said).to_contain_text(f"{url} is not paused: there is no webhook")
+        server.shutdown()
+
+
+def test_who_administers_no_webhook_sees_none(console: Console) -> None:
+    page = console.sign_in(console.issue("reader", "read", "audit")["token"], console.stranger())
+    expect(page.get_by_text("Signed in as reader")).to_be_visible()
+    expect(page.get_by_role("link", name="Webhooks")).to_have_count(0)
+    console.go("webhooks/replayed", page)
+    expect(page.get_by_role("alert")).to_contain_text("admin")
+    expect(page.get_by_role("button", name=re.compile("Pause|Replay|Delete"))).to_have_count(0)
 
 
 def test_a_tenant_says_which_witnesses_cosigned_and_whether_they_are_enough(console: Console) -> None:

@@ -64,16 +64,22 @@ export function refill(place, ...children) {
   if (fresh.isEqualNode(place)) return place;
   const held = place.contains(document.activeElement) ? document.activeElement : null;
   const alike = () => [...place.querySelectorAll(held.localName)];
-  const at = held && alike().indexOf(held);
+  const before = held ? alike() : [];
   const scrolled = [...place.querySelectorAll("pre")].map((each) => each.scrollTop);
   fill(place, ...fresh.childNodes);
   place.querySelectorAll("pre").forEach((each, nth) => {
     each.scrollTop = scrolled[nth] ?? 0;
   });
-  const isSame = (each) =>
-    each?.textContent === held.textContent && each.getAttribute("href") === held.getAttribute("href");
-  if (held) [alike()[at], ...alike()].find(isSame)?.focus({ preventScroll: true });
+  if (held) sameOf(held, before.indexOf(held), before.length, alike())?.focus({ preventScroll: true });
   return place;
+}
+
+/** Of `fresh` the one that `held`, the `at`-th of so many, is now: the same, else what is in its place. */
+function sameOf(held, at, length, fresh) {
+  const isSame = (each) =>
+    each?.textContent === held.textContent &&
+    ["href", "aria-label"].every((name) => each.getAttribute(name) === held.getAttribute(name));
+  return [fresh[at], ...fresh].find(isSame) ?? (fresh.length === length ? fresh[at] : null);
 }
 
 export function panel(title, ...children) {

@@ -25,7 +25,7 @@ export async function overview(ctx) {
   await keepUp(ctx, () => update(ctx, places, seen));
 }
 
-/** Draw, and again until the page is left. */
+/** Draw, and again until the page is left; not while it asks something, so that its reader comes back to where he was. */
 export async function keepUp(ctx, draw) {
   ctx.signal.addEventListener("abort", () => icon(ICON));
   await draw();
@@ -33,7 +33,7 @@ export async function keepUp(ctx, draw) {
     for (;;) {
       await pause(ctx.signal);
       if (ctx.signal.aborted) return;
-      if (!document.hidden) await draw();
+      if (!document.hidden && !document.querySelector("dialog")) await draw();
     }
   };
   again().catch((error) => ctx.fail(error));

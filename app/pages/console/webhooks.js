@@ -2,7 +2,8 @@
 
 import { ask, get } from "./api.js";
 import { confirm } from "./confirm.js";
-import { count, field, fill, h, panel, plural, table, tag, waiting } from "./dom.js";
+import { count, field, fill, h, panel, plural, refill, table, tag, waiting } from "./dom.js";
+import { keepUp } from "./overview.js";
 import { named, pickTenant } from "./pick_tenant.js";
 import { time } from "./times.js";
 
@@ -16,7 +17,25 @@ const FORMATS = ["standard", "cloudevents", "cloudevents-batch", "ocsf"];
 
 export async function webhooks(ctx) {
   const [name] = ctx.rest;
-  const places = { secret: h("div", { role: "alert" }), list: h("div", {}, waiting("Reading the webhooks")) };
+  const places = {
+    secret: h("div", { role: "alert" }),
+    told: h("p", { role: "status" }),
+    list: h("div", {}, waiting("Reading the webhooks")),
+  };
+  const draw = async () => {
+    const { items } = await get("/v1/webhooks", { tenant_id: name }, ctx.signal);
+    const caption = `${plural(items.length, "webhook")} of ${name}`;
+    refill(
+      places.list,
+      panel(null, items.length ? table(caption, columns(ctx, changed), items) : h("p", {}, `${name} has no webhook.`)),
+      ...items.filter((each) => each.dead_letter_count).map((each) => deadLetters(ctx, name, each)),
+    );
+  };
+  /** Say what was done, or why not, and show the webhooks as they are then. */
+  const changed = (text) => {
+    fill(places.told, text);
+    draw().catch((error) => ctx.fail(error, places.list));
+  };
   ctx.show(
     `Webhooks of ${name}`,
     h("h1", {}, "Webhooks"),
@@ -27,22 +46,14 @@ export async function webhooks(ctx) {
     ),
     h("p", { class: "row actions" }, await pickTenant(ctx, name, (tenant) => `#/webhooks/${named(tenant)}`)),
     places.secret,
+    places.told,
     places.list,
-    addForm(ctx, name, places, () => draw().catch((error) => ctx.fail(error, places.list))),
+    addForm(ctx, name, places, changed),
   );
-  const draw = async () => {
-    const { items } = await get("/v1/webhooks", { tenant_id: name }, ctx.signal);
-    const caption = `${plural(items.length, "webhook")} of ${name}`;
-    fill(
-      places.list,
-      panel(null, items.length ? table(caption, columns(ctx, draw), items) : h("p", {}, `${name} has no webhook.`)),
-      ...items.filter((each) => each.dead_letter_count).map((each) => deadLetters(ctx, name, each)),
-    );
-  };
-  await draw();
+  await keepUp(ctx, draw);
 }
 
-const columns = (ctx, draw) => [
+const columns = (ctx, changed) => [
   {
     name: "Receiver",
     heads: true,
@@ -64,13 +75,15 @@ const columns = (ctx, draw) => [
   {
     name: "Change",
     of: (each) => [
-      each.dead_letter_count > 0 && button("Deliver again", each, () => again(ctx, each, draw)),
+      each.dead_letter_count > 0 && button("Deliver again", each, () => again(ctx, each, changed)),
       " ",
       ["stopped", "paused"].includes(each.state)
-        ? button("Resume", each, () => move(ctx, each, "resume", draw))
-        : button("Pause", each, () => move(ctx, each, "pause", draw)),
+        ? button("Resume", each, () => move(each, "resume", changed))
+        : button("Pause", each, () => move(each, "pause", changed)),
       " ",
-      button("Delete", each, () => remove(ctx, each, draw), "danger"),
+      each.delivered_seq > 0 && button("Replay", each, () => replay(ctx, each, changed)),
+      " ",
+      button("Delete", each, () => remove(ctx, each, changed), "danger"),
     ],
   },
 ];
@@ -94,30 +107,54 @@ function deadLetters(ctx, name, { url, dead_letter_count: all, dead_letters: let
 }
 
 /** Pause a webhook, or let it go on: its position stays, so nothing is lost by either. */
-async function move(ctx, { webhook_id: id, url }, how, draw) {
+async function move({ webhook_id: id, url }, how, changed) {
   try {
     await ask("POST", `/v1/webhooks/${named(id)}/${how}`);
-    ctx.say(`${url}: ${how}d`);
-    await draw();
+    changed(`${url} is ${how}d.`);
   } catch (error) {
-    ctx.say(`Not ${how}d: ${error.message}`);
+    changed(`${url} is not ${how}d: ${error.message}`);
   }
 }
 
-function again(ctx, { webhook_id: id, url }, draw) {
+function again(ctx, { webhook_id: id, url }, changed) {
   confirm(
     ctx,
     { title: "Deliver again?", yes: "Deliver", no: "Cancel", kind: "main" },
     h("p", {}, `${url} gets its dead letters once more, before all else; if it was stopped, it goes on.`),
     async () => {
       await ask("POST", `/v1/webhooks/${named(id)}/redeliver`);
-      ctx.say("They are being delivered again");
-      await draw();
+      changed(`${url} gets its dead letters once more.`);
     },
   );
 }
 
-function remove(ctx, { webhook_id: id, url }, draw) {
+/** Deliver all from an entry on again, for a receiver that lost what it had. */
+function replay(ctx, { webhook_id: id, url, delivered_seq: to, state }, changed) {
+  const from = h("input", { name: "from_seq", type: "number", min: "1", max: String(to), required: true, value: "1" });
+  const isHeld = ["stopped", "paused"].includes(state);
+  confirm(
+    ctx,
+    { title: "Replay from an entry on?", yes: "Replay", no: "Cancel", kind: "main" },
+    [
+      h(
+        "p",
+        {},
+        `${url} has confirmed all up to entry ${count(to)}. It gets what it takes of these once more, from the entry that you name on, as it came at first: a receiver that passes over what it has must forget its position before.`,
+      ),
+      isHeld && h("p", {}, `It is ${state}: it gets nothing until it is resumed.`),
+      field("From entry", from),
+    ],
+    async () => {
+      const first = Number(from.value);
+      await ask("POST", `/v1/webhooks/${named(id)}/replay`, { json: { from_seq: first } });
+      changed(
+        `${url} gets all from entry ${count(first)} on once more${isHeld ? ", once it is resumed" : ", after the message that is under way"}.`,
+      );
+    },
+  );
+}
+
+function remove(ctx, { webhook_id: id, url }, changed) {
   confirm(
     ctx,
     { title: "Delete this webhook?", yes: "Delete", no: "Keep it" },
@@ -128,13 +165,12 @@ function remove(ctx, { webhook_id: id, url }, draw) {
     ),
     async () => {
       await ask("DELETE", `/v1/webhooks/${named(id)}`);
-      ctx.say(`${url} is deleted`);
-      await draw();
+      changed(`${url} is deleted.`);
     },
   );
 }
 
-function addForm(ctx, name, places, drawn) {
+function addForm(ctx, name, places, changed) {
   const text = (key, more = {}) => h("input", { name: key, autocomplete: "off", spellcheck: "false", ...more });
   const url = text("url", {
     type: "url",
@@ -165,7 +201,7 @@ function addForm(ctx, name, places, drawn) {
       event.target.reset();
       fill(places.secret, secretOf(wanted.url, secret));
       places.secret.querySelector("code").focus();
-      drawn();
+      changed(`${wanted.url} is added.`);
     } catch (error) {
       fill(told, `Not added: ${error.message}`);
     }
