@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -116,8 +116,6 @@ class StartedNode:
     log_origin: str
     session_secret: bytes
     """The MAC key of this ledger's session tokens."""
-    lease: Lease | None
-    """The lease on the log; None if no other process may write it."""
     lead: Lead | None
     """The epoch as the safekeepers know it; None if this node keeps its log alone."""
     accepted_loss: bool
@@ -125,6 +123,8 @@ class StartedNode:
     node's."""
     connection: NodeConnection
     """The connection that this start used, still open."""
+    lease: Lease | None = None
+    """The lease on the log; None if no other process may write it."""
 
 
 async def start_node(
@@ -240,19 +240,9 @@ async def _start_locked(
     # 4. the safekeepers
     lead = None
     if members is not None:
-        lead = await to_its_end(
-            partial(
-                take_lead,
-                settings,
-                members,
-                folder,
-                who.node_id,
-                position,
-                lock,
-                accept_loss=takeover == "accepts loss",
-            ),
-            members.given_up.set,
-        )
+        accept_loss = takeover == "accepts loss"
+        take = partial(take_lead, settings, members, folder, who.node_id, position, lock, accept_loss=accept_loss)
+        lead = await to_its_end(take, members.given_up.set)
 
     # 5. the WAL  6. what is gone from it, what Postgres claims of it
     accepted_loss = lead is not None and lead.accepted_loss
@@ -262,6 +252,67 @@ async def _start_locked(
     await check_chained(connection, wal, trusted_lsn=wal.known.chained_lsn if wal.known else BEFORE_FIRST)
 
     # 7. chains and checkpoints
+    chains = await _judge_chains(connection, settings, folder, wal)
+
+    # 8. the clock
+    await refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
+    clock = await _start_clock(connection, settings, wal, chains, accept_lost_wal=accept_lost_wal)
+
+    # 9. a higher epoch
+    control = await take_epoch(connection, wal, position, lead)
+
+    # 10. the backlog
+    pending = await _unchained(connection, wal, chains.log_origin)
+    return StartedNode(
+        node=_node_of(settings, who, control, clock, wal, chains.damaged),
+        lock=lock,
+        control=control,
+        wal=wal,
+        recovered=pending,
+        heads=chains.heads,
+        faulty_trees=chains.faulty_trees,
+        checkpoints=chains.checkpoints,
+        key_chain=chains.key_chain,
+        not_admitted=chains.not_admitted,
+        role_fault=role_fault,
+        log_origin=chains.log_origin,
+        session_secret=await _session_secret(connection),
+        lead=lead,
+        accepted_loss=accept_lost_wal,
+        connection=connection,
+    )
+
+
+def _node_of(
+    settings: Settings, who: Identity, control: Control, clock: Clock, wal: FoundWal, damaged: dict[str, str]
+) -> Node:
+    """The node, its positions where the WAL has them."""
+    rises = None if settings.tracing.endpoint is None else WriteRises()
+    node = Node(
+        who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged, rises=rises
+    )
+    node.durable.advance(wal.last_lsn)
+    node.committed.advance(max(control.committed_lsn, wal.chained_lsn))
+    node.chained.advance(wal.chained_lsn)
+    return node
+
+
+class _Chains(NamedTuple):
+    """The chains as a start found them."""
+
+    log_origin: str
+    checkpoints: CheckpointJournal
+    key_chain: KeyChain
+    not_admitted: str | None
+    heads: dict[str, ChainHead]
+    """Of sound tenants."""
+    ends: dict[str, ChainEnd]
+    damaged: dict[str, str]
+    faulty_trees: dict[str, TreeState]
+
+
+async def _judge_chains(connection: Connection, settings: Settings, folder: Path, wal: FoundWal) -> _Chains:
+    """Step 7. Adds the damaged tenants to ``wal.held``."""
     keys = await to_its_end(partial(node_keys.open_keys, folder, settings))
     keys.expect_root(node_keys.offline_root(settings))
     checkpoints = CheckpointJournal(folder)
@@ -277,50 +328,11 @@ async def _start_locked(
         if (tree := await check_chain(connection, tenant_id, head, note, name, keys.log_signer)) != "whole":
             faulty_trees[tenant_id] = tree
     ends = await chaining.read_ends(connection, heads)
-    astray = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
-    damaged |= astray
-    _quarantine(astray, heads, wal.held)
+    dangling = {name: fault for name, head in heads.items() if (fault := chaining.end_fault(head, ends.get(name)))}
+    damaged |= dangling
+    _quarantine(dangling, heads, wal.held)
     not_admitted = await _check_keys(connection, key_chain)
-
-    # 8. the clock
-    await refuse_ahead(connection, settings.hlc.max_clock_skew_ms)
-    clock = await _start_clock(connection, settings, wal, heads, ends, accept_lost_wal=accept_lost_wal)
-
-    # 9. a higher epoch
-    control = await take_epoch(connection, wal, position, lead)
-
-    # 10. the backlog
-    pending = list(wal.unchained())
-    wal.lost = await _unrecorded(connection, who.node_id, wal.lost, pending)
-    LOST.store(folder, wal.lost)
-    await _forget_recorded_fork(connection, folder, origin, pending)
-    quarantine.store(folder, wal.held)
-    rises = None if settings.tracing.endpoint is None else WriteRises()
-    node = Node(
-        who.node_id, settings.region, who.gate, control.wal_id, control.epoch, clock, damaged=damaged, rises=rises
-    )
-    node.durable.advance(wal.last_lsn)
-    node.committed.advance(max(control.committed_lsn, wal.chained_lsn))
-    node.chained.advance(wal.chained_lsn)
-    return StartedNode(
-        node=node,
-        lock=lock,
-        control=control,
-        wal=wal,
-        recovered=pending,
-        heads=heads,
-        faulty_trees=faulty_trees,
-        checkpoints=checkpoints,
-        key_chain=key_chain,
-        not_admitted=not_admitted,
-        role_fault=role_fault,
-        log_origin=origin,
-        session_secret=await _session_secret(connection),
-        lease=None,
-        lead=lead,
-        accepted_loss=accept_lost_wal,
-        connection=connection,
-    )
+    return _Chains(origin, checkpoints, key_chain, not_admitted, heads, ends, damaged, faulty_trees)
 
 
 async def _session_secret(connection: Connection) -> bytes:
@@ -420,8 +432,7 @@ async def _start_clock(
     connection: Connection,
     settings: Settings,
     wal: FoundWal,
-    heads: dict[str, ChainHead],
-    ends: dict[str, ChainEnd],
+    chains: _Chains,
     *,
     accept_lost_wal: bool,
 ) -> Clock:
@@ -433,7 +444,7 @@ async def _start_clock(
     known = wal.highest_hlc()
     now_ms = time.time_ns() // 1_000_000
     # Without a chain the query is skipped: on a new connection it costs Postgres some 4 ms.
-    in_chain = await node_store.highest_hlc(connection, wal.node_id, known) if heads or wal.held else None
+    in_chain = await node_store.highest_hlc(connection, wal.node_id, known) if chains.heads or wal.held else None
     if in_chain is not None and in_chain.physical_ms > now_ms + settings.hlc.max_clock_skew_ms and not accept_lost_wal:
         raise StartRefusedError(
             f"Postgres holds an entry {in_chain} of this node, {in_chain.physical_ms - now_ms} ms ahead of the wall "
@@ -442,8 +453,8 @@ async def _start_clock(
             "it, or start once with --accept-lost-wal to go on above it"
         )
     clock = Clock(wal.node_id, settings.hlc.max_clock_skew_ms, last=max(known, in_chain or known))
-    for tenant_id, head in heads.items():
-        if head.hlc is not None and ends[tenant_id].is_by_node:
+    for tenant_id, head in chains.heads.items():
+        if head.hlc is not None and chains.ends[tenant_id].is_by_node:
             with contextlib.suppress(ClockSkewError, InvalidInputError):
                 clock.receive(Hlc.parse(head.hlc), now_ms)
     if (ahead_ms := clock.offset_ms(now_ms)) > clock.max_clock_skew_ms:
@@ -506,6 +517,16 @@ async def _claim_job_ids(connection: Connection, settings: Settings, who: Identi
             )
         who = kept_files.with_new_gate(settings.wal_dir, who)
     return who
+
+
+async def _unchained(connection: Connection, wal: FoundWal, origin: str) -> list[Pending]:
+    """Step 10: the records that the chain lacks. Stores what is lost and held, and forgets what is recorded."""
+    pending = list(wal.unchained())
+    wal.lost = await _unrecorded(connection, wal.node_id, wal.lost, pending)
+    LOST.store(wal.folder, wal.lost)
+    await _forget_recorded_fork(connection, wal.folder, origin, pending)
+    quarantine.store(wal.folder, wal.held)
+    return pending
 
 
 async def _forget_recorded_fork(connection: Connection, folder: Path, origin: str, pending: list[Pending]) -> None:
