@@ -8,20 +8,18 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.edge.accepted import Accepted
 from app.runtime.answers import json_bytes
+from app.runtime.logs import log
 from ledger.errors import LedgerError
 
 JSON_MEDIA_TYPE = "application/json"
 IS_HEAD = "tally.is_head"
 """In the scope of a HEAD request, whose answer's body is dropped."""
-
-log = structlog.get_logger()
 
 
 class Answer(NamedTuple):

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
-import structlog
 import uvicorn
 
 from app.edge.accepted import Services
@@ -22,6 +21,7 @@ from app.edge.connection.protocol import ProblemProtocol
 from app.edge.connection.tls import TlsConnection
 from app.edge.fast_path import FastPath, HeaderCache
 from app.read.copies import CONNECTIONS_MAX as REPLICA_CONNECTIONS_MAX
+from app.runtime.logs import log
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.share.exchange import Regions
@@ -37,8 +37,6 @@ TICKS_A_LOOK = 3
 """Tenths of a second between checks of connections for stalled clients."""
 CONNECTIONS_A_LOOK = 512
 """About how many connections each check covers; more take turns."""
-
-log = structlog.get_logger()
 
 
 class Server(uvicorn.Server):

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import structlog
-
 from app.node.start.procedure import StartedNode
 from app.node.start.quorum import Lead, regions_of
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics, member_values
 from app.runtime.settings.config import Settings
 from app.runtime.tasks import called_in
@@ -40,8 +39,6 @@ _LOG_LEVELS: Final = {
     "wal_replication_lag_threshold_exceeded": logging.WARNING,
 }
 """Log levels of the shipper's events; the others are logged as information."""
-
-log = structlog.get_logger()
 
 
 @dataclass(kw_only=True, eq=False)

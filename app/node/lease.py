@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.outgoing import NoAnswerError, client_of, read_answer
 from app.runtime.state.wall_clock import running_s
 from app.store.node import HeldLease
@@ -43,8 +43,6 @@ RATE_MARGIN = 0.001
 """Part of a TTL that is not relied on, because the clocks of the node and of the store may run at different rates."""
 
 HOLDER_NAME = "holder"
-
-log = structlog.get_logger()
 
 
 def holder_of(folder: Path) -> str:

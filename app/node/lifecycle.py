@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.state.kept_files import count_fenced
 from app.runtime.state.node import Node, expire
@@ -24,8 +23,6 @@ from ledger.errors import DurabilityTimeoutError, FencedError, LedgerError, WalP
 
 WAITING_SHARE = 0.4
 """Part of ``shutdown_grace`` after which writes that wait for their level are answered without it."""
-
-log = structlog.get_logger()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import structlog
-
 from app.node.leadership import Leadership
 from app.node.lifecycle import Lifecycle
 from app.node.start.kept_copies import OtherLogs
@@ -20,6 +18,7 @@ from app.node.start.procedure import StartedNode
 from app.node.start.quorum import quorum_survives, regions_of
 from app.node.start_entries import record_losses, record_start
 from app.node.upkeep import LogScrub, Upkeep
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics, node_values
 from app.runtime.settings.config import Settings
 from app.runtime.sharing import FairTurns, Share
@@ -94,8 +93,6 @@ FOLLOW_AT_STOP_S = 2.0
 """How long a stop waits for followers; the next start continues where they stopped."""
 FENCE_HELD_IDLE_MAX_S = 5.0
 """How long a process that hangs inside a chaining transaction may keep its fence, and its successor, waiting."""
-
-log = structlog.get_logger()
 
 
 def _tracing_of(settings: Settings, node: Node) -> Tracing | None:

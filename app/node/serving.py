@@ -18,10 +18,9 @@ import gc
 import sys
 from collections.abc import Callable
 
-import structlog
-
 from app.edge.listener import listening
 from app.node.wiring import running
+from app.runtime.logs import log
 from app.runtime.settings.config import Settings
 from terminal import stop_signals
 
@@ -30,8 +29,6 @@ GC_ALLOCATIONS = 250_000
 
 SWITCH_INTERVAL_S = 0.0005
 """Longest that the WAL's writer thread waits for a busy event loop: a tenth of the default, about one fsync."""
-
-log = structlog.get_logger()
 
 
 async def serve(

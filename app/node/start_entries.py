@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from app.node.start.procedure import StartedNode
+from app.runtime.logs import log
 from app.runtime.state.losses import (
     ASIDE,
     FORK,
@@ -35,8 +35,6 @@ from app.write.pending.backlog import Pending
 from ledger.errors import ChainDamagedError, EventRefusedError
 from ledger.facts.events import SystemAction
 from wal.truncation import mark_returned
-
-log = structlog.get_logger()
 
 
 async def record_start(started: StartedNode, system_entries: SystemEntries, key_changes: KeyChanges) -> None:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import structlog
-
 from app.node.start.procedure import StartedNode
 from app.node.start.wal import to_its_end
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.wall_clock import WallClock, read_clocks
 from app.store import idempotency
@@ -32,8 +31,6 @@ from wal.segment import Segment
 from wal.truncation import remove_segments
 
 HOURLY_S = 3600.0
-
-log = structlog.get_logger()
 
 
 @dataclass(eq=False)

@@ -13,7 +13,6 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
-import structlog
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from app.edge.accepted import AccessControl, Services
@@ -41,6 +40,7 @@ from app.read.proofs import judged_anchors
 from app.read.readiness import Readiness
 from app.read.revealing import Revealing
 from app.read.verification import ChainVerifier, VerifiedPositions
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.principals import Principal
@@ -114,8 +114,6 @@ WALKS_KEPT = 2
 """Intervals of full verifications in which a chain must have been verified whole, for a prune to verify what leaves."""
 LONGEST_BODIES_MAX = 16
 """How many request bodies of maximal length are in memory at once."""
-
-log = structlog.get_logger()
 
 
 @contextlib.asynccontextmanager

@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import structlog
-
 from app.read.checking_process import (
     LENGTH_BYTES,
     Begin,
@@ -27,6 +25,7 @@ from app.read.checking_process import (
     Request,
     framed,
 )
+from app.runtime.logs import log
 from app.store.chain_reader import PostgresChainReader
 from ledger.decoding import decode_packed
 from ledger.errors import LedgerError
@@ -51,8 +50,6 @@ LONG_ENTRIES: Final = 50_000
 """Length of a chain from which starting processes pays."""
 
 COMMAND: Final = (sys.executable, "-m", "app.read.checking_process")
-
-log = structlog.get_logger()
 
 
 class CheckingFailedError(LedgerError):

@@ -35,9 +35,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import structlog
-
 from app.read.consistency import Consistency, Promise, ReadLevel, UnfitError, turns
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.state.node import Node
 from app.runtime.state.session import Token
@@ -118,8 +117,6 @@ Judge = Callable[[Seen], None]
 """Raises ``UnfitError`` if a snapshot cannot keep the promise."""
 Look = Callable[[Pool, Judge], Awaitable[Value]]
 """Takes a snapshot of the pool's copy, shows it to the judge, and reads from it."""
-
-log = structlog.get_logger()
 
 
 class Source(NamedTuple):

@@ -23,8 +23,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-import structlog
-
 from app.runtime.tasks import paced
 from app.store import Connection
 from app.store.chain_reads import list_tenants
@@ -134,8 +132,6 @@ WALK_INTERVAL_S: Final = 3600.0
 """Pause between two walks over all tenants."""
 WALK_RANGE_ENTRIES: Final = 500
 """Entries of the log whose jobs are compared at a time."""
-
-log = structlog.get_logger()
 
 
 class JobTableWalk:

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
-import structlog
 
 from app.read.verification import ChainVerifier
+from app.runtime.logs import log
 from app.runtime.state.found_breaks import DAMAGED
 from app.runtime.state.kept_files import WALK, KeptFile, Verified
 from app.runtime.tasks import end_if_cancelled, paced
@@ -64,8 +64,6 @@ UNSIGNED_ENTRIES_MAX: Final = 100_000
 
 _COMPARED_IN_RANGES: Final = {*KINDS, DAMAGED} - {"projection"}
 """Kinds of break that a valid verdict in ranges rules out: all but job states, which are not compared."""
-
-log = structlog.get_logger()
 
 
 class _Position(msgspec.Struct):

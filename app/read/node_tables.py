@@ -11,8 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.metrics import Values
 from app.store import Connection, chain_reads, commitments
 from app.store.commitments import AtFloor, PromiseCheck, PromiseEntry
@@ -32,8 +31,6 @@ ENTRIES_AT_ONCE: Final = 500
 COUNT_INTERVAL_S: Final = 60.0
 COUNT_TIMEOUT_S: Final = 3600.0
 """Longest that counting the nodes of one tenant may take."""
-
-log = structlog.get_logger()
 
 
 class NodeTables:

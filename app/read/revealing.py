@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-import structlog
 
+from app.runtime.logs import log
 from app.store.chain_reads import ListedEntry
 from app.store.reading import json_in
 from app.trust.privacy_knowledge import PrivacyKnowledge
@@ -21,8 +21,6 @@ from ledger.facts.events import ACTOR
 from ledger.machines.jobs import JobState
 from ledger.private_fields import Path, SealedValue
 from signing.private_keys import DataKey
-
-log = structlog.get_logger()
 
 Keys = Mapping[str, DataKey | None]
 

@@ -25,9 +25,9 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import asyncpg
 import msgspec
-import structlog
 
 from app.read.checking import KeptProcesses, verified
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.found_breaks import DAMAGED, VERIFICATION, FoundBreaks
@@ -108,8 +108,6 @@ AnchorProvider = Callable[[str, Keyring], Awaitable[Sequence[Anchor]]]
 """Gives the judged statements of external witnesses about a tenant's tree."""
 CheckpointProvider = Callable[[str, Keyring], Sequence[TreeHead]]
 """Gives the tree heads of a tenant that are kept outside the database, each with its source."""
-
-log = structlog.get_logger()
 
 
 class Verification(NamedTuple):

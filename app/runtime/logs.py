@@ -38,6 +38,9 @@ DRAIN_S: Final = 2.0
 """How long the end of a process waits for its lines to be written."""
 _LEFT_OUT: Final = "log_lines_left_out"
 
+log = structlog.get_logger()
+"""The log of every room of ``app``; its lines go where ``configure_logs`` says."""
+
 
 @dataclass(eq=False)
 class LineBudget:

@@ -22,16 +22,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from ledger.errors import DatabaseUnavailableError, NotReadyError
 from ledger.exit_code import ExitCode
 
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
-
-log = structlog.get_logger()
 
 
 def end_if_cancelled() -> None:

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics, Values
 from app.runtime.settings.config import ArchiveSettings
 from app.runtime.tasks import in_own_thread
@@ -38,8 +37,6 @@ TENANTS_NAMED_MAX: Final = 10
 """Tenants that ``/readyz`` names."""
 LOOK_TIMEOUT_S: Final = 10.0
 """How long a request waits for the place to be read, if this node does not archive."""
-
-log = structlog.get_logger()
 
 
 def store_of(settings: ArchiveSettings) -> ArchiveStore | None:

@@ -8,7 +8,6 @@ There is no downgrade: an older schema has no place for the data of a newer one.
 from __future__ import annotations
 
 import asyncpg
-import structlog
 from alembic import command, context, op
 from alembic.config import Config
 from alembic.util import CommandError
@@ -19,12 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store import sessions
 from app.store.schema import MIGRATIONS, SCHEMA, SERVER_VERSION_MIN, check_server, newest_revision
 from ledger.errors import StartRefusedError
-
-log = structlog.get_logger()
 
 _LOCK = 0x7A11_5C4E_3A
 """Key of the advisory lock, one for each database."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import asyncpg
 import orjson
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS, is_of_a_value, text_of
 from app.store import Connection
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError
@@ -44,8 +44,6 @@ _LOST = (
 )
 """Errors that are not the fault of the statement."""
 _LOCKED = "another session keeps locked what is needed (see pg_locks)"
-
-log = structlog.get_logger()
 
 
 @asynccontextmanager

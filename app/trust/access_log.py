@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
-import structlog
 
+from app.runtime.logs import log
 from ledger.errors import NotReadyError, reported_as
 from wal.segment import FILE_MODE
 
@@ -35,8 +35,6 @@ WRITE_INTERVAL_S: Final = 0.2
 NAME: Final = "access.log"
 
 Line = dict[str, Any]
-
-log = structlog.get_logger()
 
 
 class AccessLog:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from operator import attrgetter
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.principals import Principal
 from app.trust.key_changes import TRY_AGAIN, KeyChanges
 from ledger.errors import InvalidInputError, KeyConflictError, LedgerError, NotFoundError
@@ -31,8 +30,6 @@ FOLLOW_INTERVAL_S = 1.0
 REQUIRED_AFTER_MS = 60_000
 REVOKED_AFTER_MS = 2_000
 """How long after a revocation that names no time the key counts, so that every node has read it by then."""
-
-log = structlog.get_logger()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.principals import EVERY_TENANT, EVERYBODY, Needs, Principal, Rule, grant_of
 from app.trust.console_sessions import ConsoleSessions, shown_cookie
 from app.trust.oidc import OidcIssuer
@@ -179,8 +178,6 @@ def _bearer(authorization: bytes) -> bytes:
 TOKEN_PREFIX = "tally_"  # noqa: S105 (says what follows)
 SECRET_BYTES = 32
 _TOKEN = re.compile(rb"tally_[A-Za-z0-9_-]{43}")
-
-log = structlog.get_logger()
 
 
 class NewToken(NamedTuple):

@@ -29,8 +29,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-import structlog
-
+from app.runtime.logs import log
 from app.store import Connection
 from app.store import keys as store
 from app.store import notary as notary_store
@@ -61,8 +60,6 @@ LOG_KEYS_MAX = 16
 
 _SEQ, _VERSION, _LINK = map(ENTRY_COLUMNS.index, ("seq", "link_version", "chain_link"))
 _ACTION, _JOB = map(ENTRY_COLUMNS.index, ("action", "job_id"))
-
-log = structlog.get_logger()
 
 
 class _Read(NamedTuple):

@@ -37,9 +37,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import structlog
 from msgspec import structs
 
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
@@ -100,8 +100,6 @@ TRY_AGAIN = (DatabaseUnavailableError, WalFullError, *DATABASE_FAULTS)
 Facts = dict[str, object]
 WriteEntry = Callable[[SystemAction, str, Facts], Awaitable[object]]
 """Writes an entry of ``_system`` about a subject, and waits until it is chained."""
-
-log = structlog.get_logger()
 
 
 async def publish_at_start(connection: Connection, node: Node, chain: KeyChain, oldest_ms: int | None) -> None:

@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.tasks import in_own_thread
 from app.store import Connection
@@ -37,8 +36,6 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 10.0
 """First and longest pause after a signer failed."""
 
 Value = TypeVar("Value")
-
-log = structlog.get_logger()
 
 
 class KeyInUse:

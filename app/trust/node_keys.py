@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import structlog
 from msgspec import Meta
 
+from app.runtime.logs import log
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
 from ledger.decoding import decode
@@ -52,8 +52,6 @@ from signing.private_keys import FileSigner
 from wal.segment import store_file
 
 NAME = "keys"
-
-log = structlog.get_logger()
 
 
 class Retired(msgspec.Struct, frozen=True):

@@ -39,13 +39,13 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 import orjson
-import structlog
 from cryptography.exceptions import UnsupportedAlgorithm
 from joserfc import jws
 from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 from joserfc.jwt import JWTClaimsRegistry
 
+from app.runtime.logs import log
 from app.runtime.outgoing import NoAnswerError, client_of, read_answer
 from app.runtime.principals import Principal
 from app.runtime.settings.sections import OidcSettings
@@ -63,8 +63,6 @@ RSA_BITS_MIN: Final = 2048
 """RFC 7518, 3.3."""
 
 PublicKey = RSAKey | ECKey | OKPKey
-
-log = structlog.get_logger()
 
 
 class KeySet:

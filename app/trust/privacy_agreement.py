@@ -29,8 +29,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
-import structlog
 
+from app.runtime.logs import log
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord, RowFault
 from app.store.privacy_history import erased_up_to, record_erasure
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 NO_REVISION = 0
 """Revision of keys that are destroyed while the ledger has no revisions, and of declarations that are in no table:
 below all others."""
-
-log = structlog.get_logger()
 
 Doubts = dict[str, str]
 """Why a tenant's declaration is uncertain, by tenant."""

@@ -22,8 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store import privacy as store
 from app.store.entry_check import EntryCheck
@@ -51,8 +50,6 @@ DOUBTS_S = 10.0
 """Pause between two tries to reconcile the tables with the chains, while tenants are in doubt."""
 AGREEMENT_TIMEOUT_S = 300.0
 """Longest that one such reconciliation may take."""
-
-log = structlog.get_logger()
 
 
 class PrivacyKnowledge:

@@ -24,8 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.tasks import keep_newest
 from app.store import privacy as store
 from app.store.reading import reading
@@ -56,8 +55,6 @@ DESTROYED_MAX = 50_000
 """Destroyed keys that are remembered, about 200 bytes each; the oldest is evicted first."""
 SUBJECTS_AT_ONCE = 5000
 """Keys found or made in one statement."""
-
-log = structlog.get_logger()
 
 
 Tag = bytes

@@ -21,9 +21,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import structlog
 from cryptography import x509
 
+from app.runtime.logs import log
 from app.runtime.principals import Grant, Principal
 from ledger import rfc3339
 from ledger.errors import ConfigurationError, reported_as
@@ -34,8 +34,6 @@ CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
 LOOK_INTERVAL_S: Final = 2.0
 """Pause between two checks of the files."""
 EXPIRY_TOLD_BEFORE: Final = timedelta(days=14)
-
-log = structlog.get_logger()
 
 
 class TlsFiles(NamedTuple):

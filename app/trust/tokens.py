@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.principals import EVERY_TENANT, Principal, Right, grant_of
 from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
 from app.trust import callers
@@ -33,8 +32,6 @@ FOLLOW_INTERVAL_S: Final = 1.0
 FIRST_ID: Final = "first"
 """Id of the first token, until the ledger has issued it."""
 _NOT_ISSUED: Final = Hlc(0, 0, "new")
-
-log = structlog.get_logger()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -51,8 +51,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from ledger.positions import Epoch
 
@@ -94,8 +93,6 @@ TRY_AGAIN_S = 1.0
 
 _CLOSED_NAME = re.compile(r"\d{8}T\d{6}Z-\d{8,}-\d{6,}" + re.escape(SUFFIX), re.ASCII)
 _OPEN_NAME = re.compile(r"\.(\d{8}T\d{6}Z-\d{8,}-\d{6,})" + re.escape(OPEN_SUFFIX), re.ASCII)
-
-log = structlog.get_logger()
 
 Item = TypeVar("Item")
 

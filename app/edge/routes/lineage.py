@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
-import structlog
 from fastapi import APIRouter, Request, Response
 
 from app.edge.accepted import AcceptedDep, Service
@@ -34,6 +33,7 @@ from app.edge.forms.fields import JOB_ID_PATTERN, NAME_CHARACTERS_MAX
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.edge.writes import Reports, Route, for_each_job
 from app.runtime.answers import shape
+from app.runtime.logs import log
 from app.runtime.principals import Principal
 from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
@@ -53,7 +53,6 @@ from ledger.errors import (
 )
 from ledger.facts.problems import PAYLOAD_TOO_LARGE
 
-log = structlog.get_logger()
 router = APIRouter(route_class=StrictRoute, tags=["events"], responses=PROBLEM_RESPONSE)
 
 EVENTS_MAX: Final = 1000

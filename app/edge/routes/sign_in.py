@@ -6,7 +6,6 @@ import time
 from typing import Final, Literal
 from urllib.parse import parse_qs
 
-import structlog
 from fastapi import APIRouter, Request, Response
 
 from app.edge.accepted import AccessControl, Service
@@ -16,6 +15,7 @@ from app.edge.forms.requests import SIGN_IN
 from app.edge.forms.validation import parse
 from app.edge.routing import PROBLEM_RESPONSE, OpenRoute, StrictRoute, answered
 from app.runtime.answers import Time, shape
+from app.runtime.logs import log
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import EVERYBODY, Principal
 from app.runtime.settings.config import Settings
@@ -38,8 +38,6 @@ callbacks = APIRouter(route_class=OpenRoute, include_in_schema=False)
 CALLBACK: Final = "/v1/console/oidc/callback"
 _NOT_KEPT: Final = {"Cache-Control": "no-store"}
 _COOKIE: Final = {"Set-Cookie": {"schema": {"type": "string"}, "description": "The session, or its end."}}
-
-log = structlog.get_logger()
 
 
 ConsoleSessionAnswer = shape(

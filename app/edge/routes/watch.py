@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-import structlog
 from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
@@ -31,6 +30,7 @@ from app.edge.forms.lists import page
 from app.edge.forms.requests import ReplayRequest, WebhookRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.runtime.answers import Time, list_shape, shape
+from app.runtime.logs import log
 from app.runtime.principals import Right
 from app.runtime.state.node import Node
 from app.share.watch import Watcher, Watchers
@@ -52,8 +52,6 @@ router = APIRouter(route_class=StrictRoute, tags=["chain"], responses=PROBLEM_RE
 MEDIA_TYPE: Final = "text/event-stream"
 RETRY_MS: Final = 1000
 """How long a client should wait before it comes back."""
-
-log = structlog.get_logger()
 
 Subject = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=r"^[^\x00-\x1f\x7f]+$")]
 

@@ -11,8 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.settings.config import Settings
 from app.runtime.state.losses import ASIDE, Aside
 from app.runtime.state.wall_clock import read_clocks
@@ -38,8 +37,6 @@ from wal.segment import FOLDER_MODE, list_segments
 
 if TYPE_CHECKING:
     from app.store import Connection
-
-log = structlog.get_logger()
 
 
 @contextmanager

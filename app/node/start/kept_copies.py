@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-import structlog
-
 from app.node.start.connecting import connected_for_now
 from app.node.start.quorum import members_of
+from app.runtime.logs import log
 from app.runtime.settings.config import Settings
 from app.store import node as node_store
 from app.store.chaining import WalPosition
@@ -35,8 +34,6 @@ LOOK_AGAIN_S = 60.0
 """Interval of the checks whether abandoned logs are chained by now."""
 LOOK_INTERVAL_S = 600.0
 """Interval of the checks while no log is abandoned."""
-
-log = structlog.get_logger()
 
 
 async def ask_members(members: Members) -> tuple[dict[str, StatusReport], dict[str, str]]:

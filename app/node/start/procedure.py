@@ -34,8 +34,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import structlog
-
 from app.node.lease import Lease
 from app.node.start.checks import (
     TreeState,
@@ -50,6 +48,7 @@ from app.node.start.checks import (
 from app.node.start.connecting import connected_for_now, connected_to_keep, remedy
 from app.node.start.quorum import Lead, Takeover, lease_of, members_of, take_lead
 from app.node.start.wal import FoundWal, check_chained, find_wal, to_its_end
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
@@ -88,8 +87,6 @@ STANDBY_CHECK_TIMEOUT_S = 10.0
 
 COSIGNED_ORIGIN_BYTES_MAX = COSIGNED_NAME_BYTES_MAX - 64
 """Longest origin of a ledger with a second key: a slash and the name of a tenant follow."""
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True)

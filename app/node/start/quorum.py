@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import structlog
-
 from app.node.lease import EtcdLeases, Lease, Leases, holder_of
 from app.node.start.checks import set_aside
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.config import Settings
 from app.store.chaining import WalPosition
@@ -33,8 +32,6 @@ ATTEMPTS_MAX = 3
 """Retries when the member that supplies the log fails during the copy."""
 
 _OTHER_WAL = "it is another WAL than Postgres knows"
-
-log = structlog.get_logger()
 
 
 Takeover = Literal["waits", "seizes", "accepts loss"]

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import asyncpg
-import structlog
 
 from app.node.start import procedure
 from app.node.start.checks import accepting, check_chain, files_usable, kept_origin
 from app.node.start.connecting import connected_for_now
 from app.node.start.wal import FoundWal, check_chained, find_wal
 from app.read import verification
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.settings.config import Settings
 from app.runtime.state import kept_files
@@ -62,8 +62,6 @@ from signing.judging import judge_bundle, refuse_unless_trusted
 from signing.keys import Keyring, Signer
 from wal import control as wal_control
 from wal.segment import FOLDER_MODE, FolderLock
-
-log = structlog.get_logger()
 
 
 class Grown(NamedTuple):

@@ -17,9 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import structlog
-
 from app.node.start.checks import accepting, judge_wal, load_control, set_aside
+from app.runtime.logs import log
 from app.runtime.state.losses import ASIDE, CUT, LOST, Aside, LsnRange, merged
 from app.store.chaining import WalPosition
 from app.write.chain import view
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from app.store import Connection
 
 Value = TypeVar("Value")
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True)

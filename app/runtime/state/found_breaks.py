@@ -24,8 +24,8 @@ from threading import Lock
 from typing import Final, Literal
 
 import msgspec
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.state.kept_files import KeptFile
 from ledger.errors import ChainBrokenError, ChainDamagedError, KnownDamageError
 from ledger.text import first_of
@@ -38,8 +38,6 @@ NAMED_MAX: Final = 3
 DAMAGED: Final = "damaged"
 """Kind of a break whose place is not known, at seq 0: stored rows contradict each other. Verification says where."""
 VERIFICATION: Final = "verification"
-
-log = structlog.get_logger()
 
 
 class FoundBreak(msgspec.Struct):

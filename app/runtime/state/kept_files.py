@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
-import structlog
 
+from app.runtime.logs import log
 from ledger.decoding import decode
 from ledger.errors import StartRefusedError
 from ledger.names import GATE, NODE_ID
@@ -40,7 +40,6 @@ from wal.control import CONTROL_NAME
 from wal.segment import store_file
 
 Value = TypeVar("Value")
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True)

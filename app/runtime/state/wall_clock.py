@@ -15,11 +15,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import structlog
+from app.runtime.logs import log
 
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-log = structlog.get_logger()
 
 
 class Reading(NamedTuple):

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.share.bundle.left import Departures
 from app.share.bundle.merging import ReadyBatch, Sorter, decide_and_link, read_existing
@@ -85,8 +85,6 @@ BYTES_A_TRANSACTION: Final = 8 << 20
 CONFLICTS_LISTED_MAX: Final = 1000
 """Conflicts listed in an answer; all are counted and chained."""
 BEGIN_TENANT_TIMEOUT_S: Final = 60.0
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ from functools import partial
 from time import monotonic
 
 import asyncpg
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
@@ -81,8 +81,6 @@ FAULTS_NAMED_MAX = 5
 FAULT_CHARACTERS_MAX = 1000
 """Characters kept of a tenant's fault: a hundred thousand tenants of a peer may fail."""
 _is_log_origin = re.compile(LOG_ORIGIN).fullmatch
-
-log = structlog.get_logger()
 
 
 Expect = Callable[[RangeManifest], None]

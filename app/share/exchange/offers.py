@@ -24,8 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.tasks import keep_newest
 from app.share.exchange.lacking import Lacking
@@ -45,8 +44,6 @@ OFFERS_S_MAX: Final = 1.0
 AT_ONCE_MAX: Final = 8
 KEPT_MAX: Final = 8
 _position = re.compile(f"([0-9]{{1,18}}) ([0-9]{{1,18}}) ({names.READABLE_TENANT_ID})").fullmatch
-
-log = structlog.get_logger()
 
 
 class Position(NamedTuple):

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.sections import PeerSettings
@@ -41,8 +40,6 @@ NEWS_TENANT_S = 0.0002
 """How much longer it is for each tenant in the answer: more than ten times what reading it takes the event loop."""
 CLAIMS_NAMED_MAX = 5
 """Tenants that are named with an impossible claim."""
-
-log = structlog.get_logger()
 
 
 @dataclass

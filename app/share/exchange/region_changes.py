@@ -12,8 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.principals import Principal
 from app.share.exchange import Regions
 from app.share.exchange.peer import Peer
@@ -31,8 +30,6 @@ FOLLOW_INTERVAL_S = 1.0
 KEYS_WAIT_S_MAX = 2.0
 """Longest wait for the keys of a peer before a revocation, which must not depend on peers that are away."""
 _NOT_CHAINED = Hlc(0, 0, "new")
-
-log = structlog.get_logger()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import structlog
-
+from app.runtime.logs import log
 from app.share.retention.archive import Archive, ArchivedTo
 from app.share.retention.planning import PLAN_TIMEOUT_S, Planned, Planner
 from app.store import Connection, retention
@@ -44,8 +43,6 @@ from signing.snapshot import open_snapshot
 
 PRUNES_AT_ONCE_MAX: Final = 1
 """Each verifies what leaves, and reads it back from the archive; others wait."""
-
-log = structlog.get_logger()
 
 Enter = Callable[[SystemAction, str, Mapping[str, object], Place, str | None], Awaitable[ChainPosition | None]]
 """Writes an entry that loosens behind the newest entry about retention; None if another came between."""

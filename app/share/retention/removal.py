@@ -23,8 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.tasks import paced
 from app.store import notary, retention
@@ -48,8 +47,6 @@ WAIT_PAUSE_S: Final = 0.2
 """Pause where another session follows or removes entries of a chain, or the tree has not reached the PRUNED entry."""
 WAITS_MAX: Final = 50
 """Such pauses for one tenant before the next search continues."""
-
-log = structlog.get_logger()
 
 
 @dataclass(kw_only=True, eq=False)

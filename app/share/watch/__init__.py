@@ -18,8 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-import structlog
-
 from app.runtime.answers import json_bytes
 from app.runtime.metrics import Metrics
 from app.share.watch.blocks import BLOCK_BYTES_MAX, EVERYTHING, Block, Chosen, Wanted
@@ -41,8 +39,6 @@ CUT_OFF_AFTER_S: Final = 1.0
 NO_END: Final = 2**63
 """Above every seq: the end of an unbounded watch."""
 BEAT: Final = b": still here\n\n"
-
-log = structlog.get_logger()
 
 MayWatch = Callable[[], Awaitable[bool]]
 """Whether a client may still watch."""

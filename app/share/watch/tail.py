@@ -23,8 +23,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.sharing import Share
 from app.runtime.tasks import kept_running
 from app.share.watch.blocks import Block, DcsOfJobs, Wanted, blocks_of, jobs_in_question
@@ -68,8 +67,6 @@ DCS_READ_S: Final = 30e-6
 """Estimated time to find the data centres of an entry."""
 
 _SEQ = LOG_COLUMNS.index("seq")
-
-log = structlog.get_logger()
 
 
 class Waiter(Protocol):

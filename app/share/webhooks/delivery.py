@@ -39,8 +39,8 @@ from time import monotonic
 from typing import NoReturn, TypeVar
 
 import httpx
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.outgoing import client_of
 from app.runtime.postgres import DATABASE_FAULTS
@@ -72,8 +72,6 @@ BEHIND_MAX = 10
 """Entries tried after a rejected one."""
 
 Value = TypeVar("Value")
-
-log = structlog.get_logger()
 
 Beyond = Callable[[int], Awaitable[None]]
 """Returns once the chain has an entry after a seq."""

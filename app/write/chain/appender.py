@@ -46,9 +46,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import asyncpg
-import structlog
 from asyncpg.transaction import Transaction
 
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import HISTORY_READ, Node
@@ -98,8 +98,6 @@ OVERDUE_S = 10.0
 """How long a batch may take before that is reported as a fault."""
 APPENDER = "appender"
 """The part of the node named in reports of breaks found here."""
-
-log = structlog.get_logger()
 
 ChainedCallback = Callable[[LinkedBatch], None]
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]

@@ -18,8 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import structlog
-
+from app.runtime.logs import log
 from app.store import Connection, chain_reads
 from app.store import commitments as store
 from app.store.chaining import ChainHead
@@ -41,8 +40,6 @@ READ_TIMEOUT_S = 3600.0
 """Longest that reading a history may take."""
 LIVE_MAX = 2_000_000
 """Commitments kept in memory for all tenants, some 1.5 KiB each; the least recently used tenant is evicted first."""
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True)

@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import asyncpg
-import structlog
 from asyncpg.transaction import Transaction
 
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.store.chaining import ChainHead
 from app.store.commit import copy_first
@@ -32,8 +32,6 @@ from ledger.errors import ChainDamagedError
 PAUSE_S = 5.0
 """How long no batch is pipelined after one was copied in vain: while another node writes to the same tenants, most
 would be."""
-
-log = structlog.get_logger()
 
 Connect = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 

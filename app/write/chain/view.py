@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.state.node import Node
 from app.store import Connection, chaining, idempotency, node
 from app.store.chain_reads import Chained, find_existing
@@ -30,8 +29,6 @@ from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from ledger.positions import Lsn
 from ledger.verification.verdict import damaged
-
-log = structlog.get_logger()
 
 EMPTY_HEAD = ChainHead(0, None, None)
 ReadHeads = Callable[[Connection, Sequence[str]], Awaitable[dict[str, ChainHead]]]

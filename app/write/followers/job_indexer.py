@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import structlog
-
+from app.runtime.logs import log
 from app.store import Connection
 from app.store import notary as notary_store
 from app.store.jobs import index as store
@@ -61,8 +60,6 @@ RETRY_PAUSE_S: Final = 600.0
 """Pause before an index is tried again that cannot be made from the entries that are there."""
 
 _JOB = ENTRY_COLUMNS.index("job_id")
-
-log = structlog.get_logger()
 
 
 class GrownIndex(NamedTuple):

@@ -28,8 +28,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import Node
 from app.runtime.tasks import paced
@@ -75,8 +74,6 @@ _WENT_BACK = (
     "the database was restored or failed over to an older copy, or history was rewritten. This node writes no more; "
     "bring the newer database back, or what is missing with tally restore"
 )
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)

@@ -31,8 +31,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import asyncpg
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.settings.config import ChainSettings
@@ -81,8 +81,6 @@ HOUSEKEEPING_INTERVAL_S = 1.0
 """How often tenants without new entries are checked, for ``chain.batch_interval`` and retries."""
 NOTARY = "notary"
 """The part of the node named in reports of breaks found here."""
-
-log = structlog.get_logger()
 
 Step = Callable[[Connection, Sequence[str]], Awaitable[None]]
 """A step for several tenants, which are locked."""

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-import structlog
 
+from app.runtime.logs import log
 from app.store import Connection
 from app.store import notary as store
 from app.store.notary import GrownTree, LinkRow, LockedTree, TileCoordinates
@@ -56,8 +56,6 @@ LINKS_A_READ = 10_000
 """Links read at once when a root is computed from the chain."""
 ENTRIES_A_READ = 1000
 """Entries read back at once when a tree is rebuilt."""
-
-log = structlog.get_logger()
 
 _SEQ, _T_HLC, _PHYSICAL, _NODE, _JOB = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "hlc_physical", "hlc_node", "job_id"))
 _ACTION, _DIGEST, _PAYLOAD, _ORIGIN, _CHAIN_LINK = map(

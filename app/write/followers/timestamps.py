@@ -20,9 +20,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import httpx
-import structlog
 from cryptography import x509
 
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.outgoing import client_of, read_answer
 from app.runtime.postgres import DATABASE_FAULTS
@@ -44,8 +44,6 @@ LOOK_INTERVAL_S = 60.0
 """Longest time between two reads of the due tenants."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 600.0
 """First and longest pause after an authority failed."""
-
-log = structlog.get_logger()
 
 
 class Authority(NamedTuple):

@@ -42,8 +42,8 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 import httpx
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.outgoing import NoAnswerError, Reply, client_of, read_reply, retry_after_s
 from app.runtime.postgres import DATABASE_FAULTS
@@ -90,8 +90,6 @@ REASON_CHARACTERS_MAX: Final = 200
 NAMED_MAX: Final = 10
 """Tenants that ``/readyz`` names."""
 _SIZE = re.compile(rb"(0|[1-9][0-9]{0,18})\n?")
-
-log = structlog.get_logger()
 
 
 class RefusedError(LedgerError):

@@ -18,8 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.principals import covers
 from app.trust.access_log import AccessLog
 from app.write.intake.system_entries import SystemEntries, facts_of
@@ -36,8 +35,6 @@ REFUSALS_INTERVAL_S: Final = 60.0
 """Shortest time between two such entries: a client that is refused all the time must not fill the chain."""
 PATH_CHARACTERS_MAX: Final = 512
 """Characters of a request's path that a line of the access log holds."""
-
-log = structlog.get_logger()
 
 
 class RecordedRequest(NamedTuple):

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.state.node import Node
 from app.store.idempotency import ChainedLine, key_row_error
 from app.write.pending.backlog import Pending
@@ -27,8 +26,6 @@ from ledger.facts.events import Durability
 
 IN_FLIGHT_MIN = 1000
 """Names in flight below which chained requests are not looked for."""
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)

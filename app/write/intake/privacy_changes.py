@@ -18,8 +18,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import structlog
-
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.node import Node
 from app.store import Connection
@@ -47,8 +46,6 @@ RETRY_PAUSE_S = 5.0
 """Pause before a start tries again to chain the noted entries."""
 
 _NOT_NOW = (ChainDamagedError, DatabaseUnavailableError, DurabilityTimeoutError, WalFullError, *DATABASE_FAULTS)
-
-log = structlog.get_logger()
 
 
 Facts = dict[str, object]

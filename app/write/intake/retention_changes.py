@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.store import retention
 from app.store.appended import ChainPosition
@@ -50,8 +50,6 @@ BEFORE_THE_END_MS: Final = 60_000
 _RECORD_TYPES = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
 
 Facts = dict[str, object]
-
-log = structlog.get_logger()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
-import structlog
 
+from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.state.losses import CUT, Aside, LsnRange, merged, without
 from app.runtime.state.node import Node
@@ -42,8 +42,6 @@ PAUSE_S = 0.2
 """Pause before it tries again, while the backlog is full or the database does not answer."""
 _Name = tuple[str, Hlc, bytes]
 _LEFT_OUT = (SystemAction.EPOCH_START, SystemAction.TENANT_CREATED)
-
-log = structlog.get_logger()
 
 
 @dataclass

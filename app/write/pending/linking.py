@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
-import structlog
 
+from app.runtime.logs import log
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition
 from app.store.chain_reads import Chained, ChainedEntry
 from app.store.chaining import ChainHead
@@ -65,8 +65,6 @@ _TENANT_CREATED = next(n for n, action in SYSTEM_RECORD_TYPES.items() if action 
 
 _NEVER_PLAIN = {_TENANT_CREATED, *DECIDED_RECORD_TYPES}
 _ENDING = {record_type for record_type, action in ACTIONS.items() if action in jobs.ENDING}
-
-log = structlog.get_logger()
 
 
 class FirstUseOfKey(NamedTuple):

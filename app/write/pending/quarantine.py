@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
-import structlog
 from msgspec import Meta
 
+from app.runtime.logs import log
 from app.runtime.state.kept_files import KeptFile
 from app.store.chaining import ChainHead
 from app.write.pending.backlog import Pending
@@ -44,8 +44,6 @@ NAME = "held.json"
 VERSION: Final = 2
 
 _Lsn = Annotated[Lsn, Meta(ge=1)]
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True)
