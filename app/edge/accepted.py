@@ -70,13 +70,18 @@ class Accepted:
     is_tenant_charged: bool = False
     held_bytes: int = 0
     """Bytes that the body holds of the memory budget, until the request is answered."""
-    lsn: Lsn | None = None
-    """The record of a write that is one event or proposal; None before its answer is made."""
+    lsns: tuple[Lsn, Lsn] | None = None
+    """The first and the last record that the answer is about; None before it is made, and if there are none."""
 
     @property
     def traceparent(self) -> str | None:
         """The caller's span (W3C Trace Context), None without one; a header that names none is passed over."""
         return span_of(self.scope)
+
+    def answers(self, first: Lsn, last: Lsn) -> None:
+        """The answer is about the records ``first`` to ``last``, too."""
+        known = self.lsns
+        self.lsns = (first, last) if known is None else (min(first, known[0]), max(last, known[1]))
 
     def header_values(self, name: bytes) -> list[str]:
         """The values of a header, whose ``name`` is in small letters."""

@@ -287,5 +287,5 @@ class Observed:
                 status or CLIENT_GONE_STATUS,
                 time.perf_counter() - began_s,
                 span_of(scope),
-                None if accepted is None else accepted.lsn,
+                None if accepted is None else accepted.lsns,
             )

@@ -234,6 +234,6 @@ class FastWrite:
         if answer is not None:
             accepted, took_s = self.accepted, time.perf_counter() - self.accepted.began_s
             self.path.metrics.observe_request(
-                "POST", self.write.path, answer.status, took_s, accepted.traceparent, accepted.lsn
+                "POST", self.write.path, answer.status, took_s, accepted.traceparent, accepted.lsns
             )
         return answer

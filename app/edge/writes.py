@@ -163,7 +163,7 @@ class EventWrites:
 
     def _answer(self, receipt: Receipt, accepted: Accepted) -> Answer:
         """201 for one event. Equal receipts give equal bytes."""
-        accepted.lsn = receipt.lsn
+        accepted.answers(receipt.lsn, receipt.lsn)
         session = token_of(self.sessions, receipt.hlc, receipt.epoch, receipt.lsn)
         chain = receipt.chain
         body = {
@@ -194,17 +194,20 @@ class Reports:
     submitter: Submitter
     sealing: Sealing
 
-    async def record(self, given: dict[str, Any], key: RequestKey, actor: str | None) -> None:
-        """Take the event ``given``, which has its type, tenant and job, and wait for its level. An event of this key
-        that was taken before is not taken again.
+    async def record(self, given: dict[str, Any], key: RequestKey, accepted: Accepted) -> None:
+        """Take the event ``given`` of a request, which has its type, tenant and job, and wait for its level. An event
+        of this key that was taken before is not taken again.
 
         A cancellation is not taken before its job is known: the report of its creation may be lost, or on its way.
 
         Raises:
             LedgerError: as ``Sealing.prepare`` and ``Submitter.submit``.
         """
-        draft = await self.sealing.prepare(draft_of(given, None, None, actor))
-        await self.submitter.submit(draft, key=self.sealing.key_of(key, draft.seal is not None), takes_early=False)
+        draft = await self.sealing.prepare(draft_of(given, None, None, accepted.caller.id))
+        own = self.sealing.key_of(key, draft.seal is not None)
+        receipt = await self.submitter.submit(draft, key=own, takes_early=False)
+        if not receipt.replayed:
+            accepted.answers(receipt.lsn, receipt.lsn)
 
 
 async def for_each_job(
@@ -315,7 +318,7 @@ class ProposalWrites:
         return wanted, accepted.caller.id, key
 
     def _verdict(self, recorded: Recorded, accepted: Accepted) -> Answer:
-        accepted.lsn = recorded.lsn
+        accepted.answers(recorded.lsn, recorded.lsn)
         return self._answer(recorded, 201, {"verdict": "accepted"})
 
     def _answer(self, recorded: Recorded, status: int, facts: Mapping[str, Any]) -> Answer:

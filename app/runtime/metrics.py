@@ -102,10 +102,10 @@ class Metrics:
         status: int,
         seconds: float,
         span: str | None = None,
-        lsn: Lsn | None = None,
+        lsns: tuple[Lsn, Lsn] | None = None,
     ) -> None:
         """Count one request, answered now. ``route`` is a template such as ``/v1/jobs/{job_id}``; its ``span`` (W3C
-        Trace Context) becomes the exemplar of its bucket, and has a span of ours; ``lsn`` as of ``Accepted``."""
+        Trace Context) becomes the exemplar of its bucket, and has a span of ours; ``lsns`` as of ``Accepted``."""
         counter, histogram = self._of_requests(method if method in METHODS else "other", route, status)
         counter.inc()
         if span is None:
@@ -114,7 +114,7 @@ class Metrics:
             _, trace_id, span_id, _ = span.split("-")
             histogram.observe(seconds, {"trace_id": trace_id, "span_id": span_id})
             if self._tracing is not None:
-                self._tracing.request(span, method, route, status, seconds, lsn)
+                self._tracing.request(span, method, route, status, seconds, lsns)
 
     @contextmanager
     def signing(self, what: str, tenants: int) -> Iterator[None]:

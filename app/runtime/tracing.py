@@ -2,11 +2,11 @@
 its packages are in the extra ``tracing``.
 
 A request has a span where its ``traceparent`` is sampled, as a child of the caller's. A write has two children, where
-their times are known when it is answered::
+their times are known when it is answered, however many records it has::
 
     METHOD route    from the first work on the request to its answer
-      fsync         from the record's entry into the WAL until it is durable
-      chain         from there until it is chained; only of answers that waited for it
+      fsync         from the first record's entry into the WAL until the last is durable
+      chain         from when the first is durable until the last is chained; only of answers that waited for it
 
     waiting spans <= QUEUE_MAX
 
@@ -72,9 +72,11 @@ class Tracing:
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("tallystick")
 
-    def request(self, span: str, method: str, route: str, status: int, seconds: float, lsn: Lsn | None) -> None:
-        """A request that was answered now with ``status``, after ``seconds``; ``span`` is its ``traceparent``, ``lsn``
-        the record that it entered, None if there is no single one."""
+    def request(
+        self, span: str, method: str, route: str, status: int, seconds: float, lsns: tuple[Lsn, Lsn] | None
+    ) -> None:
+        """A request that was answered now with ``status``, after ``seconds``; ``span`` is its ``traceparent``, ``lsns``
+        the first and the last record that the answer is about."""
         _, trace_id, span_id, flags = span.split("-")
         if not int(flags, 16) & _SAMPLED:
             return
@@ -91,17 +93,17 @@ class Tracing:
         )
         if status >= _SERVER_ERROR:
             made.set_status(StatusCode.ERROR)
-        if lsn is not None:
-            self._steps(made, lsn, began_s, now_ns - int(now_s * 1e9))
+        if lsns is not None:
+            self._steps(made, *lsns, began_s, now_ns - int(now_s * 1e9))
         made.end(now_ns)
 
-    def _steps(self, request: Span, lsn: Lsn, began_s: float, epoch_ns: int) -> None:
+    def _steps(self, request: Span, first: Lsn, last: Lsn, began_s: float, epoch_ns: int) -> None:
         """The children of a write that began at ``began_s`` of a clock that was 0 at ``epoch_ns``. A repeated request
-        has none: its record entered before it."""
+        has none: its records entered before it."""
         rises = self._node.rises
         assert rises is not None
-        times_s = [each.reached_s(lsn) for each in (rises.entered, rises.durable, rises.chained)]
-        for name, from_s, to_s in zip(("fsync", "chain"), times_s, times_s[1:], strict=False):
+        for name, begin, end in (("fsync", rises.entered, rises.durable), ("chain", rises.durable, rises.chained)):
+            from_s, to_s = begin.reached_s(first), end.reached_s(last)
             if from_s is None or to_s is None or not began_s <= from_s <= to_s:
                 return
             step = self._tracer.start_span(

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+import orjson
 import pytest
 import structlog
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -22,6 +23,7 @@ from app.runtime.state import node
 from app.runtime.state.node import Rises
 from ledger.errors import ConfigurationError
 from ledger.positions import Lsn
+from tests.app.otlp_requests import record, request_of
 from tests.app.service_thread import serving
 from tests.waiting import until
 
@@ -118,6 +120,53 @@ def test_a_write_is_a_child_of_its_caller_and_has_fsync_and_chain_as_children(
     assert request.start_time_unix_nano <= fsync.start_time_unix_nano < fsync.end_time_unix_nano
     assert fsync.end_time_unix_nano == chain.start_time_unix_nano < chain.end_time_unix_nano
     assert chain.end_time_unix_nano <= request.end_time_unix_nano
+
+
+LINES = b"".join(
+    b'{"tenant_id":"acme","type":"%b","job_id":"line-%d"%b}\n' % (type_, number, more)
+    for number in range(3)
+    for type_, more in ((b"JobCreated", b""), (b"JobAccepted", b',"dc_id":"use1","worker_count":1'))
+)
+LOGS = request_of(
+    *(record(type_, f"log-{number}", dc_id="use1") for number in range(3) for type_ in ("JobCreated", "JobAccepted")),
+    tallystick_tenant_id="acme",
+)
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "headers", "again_steps"),
+    [
+        ("/v1/events?durability=GLOBAL", LINES, {"Content-Type": "application/x-ndjson"}, {"fsync", "chain"}),
+        ("/v1/events", LINES, {"Content-Type": "application/x-ndjson", "Idempotency-Key": "batch"}, set()),
+        ("/v1/logs", orjson.dumps(LOGS), {"Content-Type": "application/json"}, set()),
+    ],
+)
+def test_a_batch_has_one_child_for_each_step_of_its_records_and_a_repeated_one_none(
+    url: str, collector: Collector, route: str, body: bytes, headers: dict[str, str], again_steps: set[str]
+) -> None:
+    first, again = (f"{number}{len(headers) + len(route):031x}" for number in (1, 2))
+    for trace in (first, again):
+        span = {"traceparent": f"00-{trace}-{CALLER}-01"}
+        answer = httpx.post(f"{url}{route}", content=body, headers={**headers, **span}, timeout=60)
+        assert answer.status_code == 200, answer.text
+    name = f"POST {route.partition('?')[0]}"
+    assert collector.named(again, {name}).keys() == {name, *again_steps}
+    spans = collector.named(first, {name, "fsync", "chain"})
+    assert len(collector.spans(first)) == 3
+    request = spans[name]
+    fsync, chain = spans["fsync"], spans["chain"]
+    assert fsync.parent_span_id == chain.parent_span_id == request.span_id
+    assert request.start_time_unix_nano <= fsync.start_time_unix_nano < chain.start_time_unix_nano
+    assert fsync.end_time_unix_nano < chain.end_time_unix_nano <= request.end_time_unix_nano
+
+
+def test_a_batch_of_which_a_part_was_sent_before_has_the_steps_of_the_others(url: str, collector: Collector) -> None:
+    part, whole = "6" * 32, "7" * 32
+    old, new = (record("JobCreated", job_id, tenant_id="acme") for job_id in ("sent-before", "sent-now"))
+    for trace, records in ((part, [old]), (whole, [old, new])):
+        headers = {"Content-Type": "application/json", "traceparent": f"00-{trace}-{CALLER}-01"}
+        httpx.post(f"{url}/v1/logs", json=request_of(*records), headers=headers, timeout=60).raise_for_status()
+    assert collector.named(whole, {"POST /v1/logs"}).keys() == {"POST /v1/logs", "fsync", "chain"}
 
 
 def test_a_write_that_is_answered_before_it_is_chained_has_no_span_of_that(url: str, collector: Collector) -> None:

@@ -119,6 +119,7 @@ async def submit_events(
         key=key if key is None or once is None else once,
         once=once,
     )
+    accepted.answers(receipt.first_lsn, receipt.last_lsn)
     return _answer(sessions, receipt, await homes.others(job_id for _, job_id in lines.jobs))
 
 

@@ -119,7 +119,7 @@ async def record_lineage(
             given = event.fields(event_type) | {"tenant_id": tenant_id}
             digest = hashlib.sha256(canonical.encode(given)).digest()
             key = RequestKey(Route.LINEAGE, event.key(event_type), digest)
-            await reports.record(given | {"job_id": event.run_id}, key, accepted.caller.id)
+            await reports.record(given | {"job_id": event.run_id}, key, accepted)
 
     async def record(tenant_id: str, event: RunEvent) -> bool:
         """Record the facts of the event. Returns whether the ledger has all of them now, by this request or another."""

@@ -210,7 +210,7 @@ class _Intake:
         # A thread may have logged the creation of its job behind what others logged of it.
         for event in sorted(events, key=lambda event: event.given["type"] != "JobCreated"):
             try:
-                await self.reports.record(event.given, event.key, self.accepted.caller.id)
+                await self.reports.record(event.given, event.key, self.accepted)
             except LedgerError as error:
                 is_new = abs(self.node.wall.now_ms() - event.at_ms) < JOB_WAIT_MS
                 if isinstance(error, JobNotFoundError) and is_new and is_whole:

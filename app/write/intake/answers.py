@@ -473,6 +473,7 @@ class Answers:
             entered[-1].hlc.text(),
             job_ids,
             entered[-1].epoch,
+            entered[0].lsn,
             entered[-1].lsn,
             replayed=False,
         )
@@ -491,6 +492,7 @@ class Answers:
             chained[-1].t_hlc,
             job_ids,
             last.epoch,
+            min(line.lsn for line in chained),
             last.lsn,
             replayed=replayed,
         )

@@ -137,6 +137,7 @@ class BatchReceipt(NamedTuple):
     last_hlc: str
     job_ids: list[str]
     epoch: Epoch
+    first_lsn: Lsn
     last_lsn: Lsn
     replayed: bool
 
