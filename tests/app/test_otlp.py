@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import time
 import tomllib
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,11 +28,12 @@ from opentelemetry.sdk.resources import Resource
 
 from app.dev.embedded import EmbeddedPostgres
 from app.edge.forms.fields import TEXT_CHARACTERS_MAX
-from app.edge.forms.otlp import Record
+from app.edge.forms.otlp import ATTRIBUTES_MAX, Record, records_of
 from app.edge.routes import otlp
 from app.runtime.settings.config import OtlpSettings
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import callers
+from ledger.errors import InvalidInputError
 from tests.app.otlp_requests import SPAN_ID, TRACE_ID, pairs, protobuf_of, record, request_of
 from tests.app.service_thread import serving
 from tests.app.test_lineage import Ledger, new_id
@@ -253,7 +254,6 @@ def test_a_body_that_is_no_request_is_refused_in_its_own_encoding_and_never_to_b
         "is not UTF-8": good.replace(b"bad-input", b"bad-inp\xff\xfe"),
         "there is no wire type 3": b"\x0b",
         "a number does not end": b"\x0a" + b"\xff" * 10,
-        "nested more than": protobuf_of(request_of(deep(30))),
     }.items():
         assert reason in Status.FromString(send(ledger, body, PROTOBUF, 400).content).message
     for reason, text in {
@@ -266,10 +266,76 @@ def test_a_body_that_is_no_request_is_refused_in_its_own_encoding_and_never_to_b
         "must be a number of 64 bits": orjson.dumps(logs).replace(b'"timeUnixNano":"', b'"timeUnixNano":"9999'),
         "no value of OTLP": orjson.dumps(logs).replace(b'{"stringValue":"JobCreated"}', b'{"stringValue":1}'),
         "intValue": orjson.dumps(logs).replace(b'{"stringValue":"JobCreated"}', b'{"intValue":"1e3"}'),
-        "nested more than": json.dumps(request_of(deep(100))).encode(),
     }.items():
         assert reason in send(ledger, text, status=400).json()["message"], reason
     assert ledger.head() == head
+
+
+@pytest.mark.parametrize("media_type", [JSON, PROTOBUF])
+def test_a_record_beyond_a_bound_is_rejected_and_those_of_other_programs_beside_it_are_taken(
+    ledger: Ledger, media_type: str
+) -> None:
+    good = new_id()
+    created = record("JobCreated", good)
+    named = {f"tallystick.spec.n{n}": "x" for n in range(ATTRIBUTES_MAX + 1)}
+    beyond = {
+        "nested more than 64 deep": deep(30 if media_type == PROTOBUF else 70),
+        "a record or resource has more than": {"attributes": pairs(named | {"job.id": "wide"})},
+    }
+    for reason, told in beyond.items():
+        count, message = rejected(send(ledger, request_of(told, created), media_type))
+        assert (count, reason in message) == (1, True), message
+    request = request_of(record("JobCreated", new_id()), **named)
+    request["resourceLogs"] += request_of(record("JobCompleted", good))["resourceLogs"]
+    assert rejected(send(ledger, request, media_type))[0] == 1
+    assert ledger.types(good) == ["JobCreated", "JobCompleted"]
+
+
+def test_the_attributes_of_a_resource_are_read_once_however_many_scopes_it_has() -> None:
+    request = request_of(**{f"a{n}": "x" for n in range(ATTRIBUTES_MAX)})
+    request["resourceLogs"][0]["scopeLogs"] *= 5000
+    body = orjson.dumps(request)
+    began_s = time.process_time()
+    assert len([*records_of(body, is_protobuf=False)]) == 5001
+    assert time.process_time() - began_s < 2
+
+
+def test_no_name_of_an_attribute_takes_long_or_much_memory() -> None:
+    record = Record({"job.id": "j", f"tallystick.spec.{'a.' * 2_000_000}z": 1}, "JobCreated", None, 0, None)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match="nested more than 64 deep"):
+            otlp.event_of(record, OtlpSettings())
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_field_of_one_record_is_in_no_other_record_of_its_resource() -> None:
+    above = {"tallystick.spec": {"by": {"team": "data"}}, "tallystick.spec.more": {"a": 1}}
+    own = {"tallystick.spec.by.user": "u-1", "tallystick.spec.more": {"b": 1}, "tallystick.spec.at": "x"}
+    specs = [
+        otlp.event_of(Record(above | each, "JobCreated", None, 0, None), OtlpSettings())["spec"] for each in (own, {})
+    ]
+    assert specs == [
+        {"by": {"team": "data", "user": "u-1"}, "more": {"b": 1}, "at": "x"},
+        {"by": {"team": "data"}, "more": {"a": 1}},
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tallystick.spec.a.b": 1, "tallystick.spec.a": 2},
+        {"tallystick.spec.a": 2, "tallystick.spec.a.b": 1},
+        {"tallystick.spec": {"a": {"b": 1}}, "tallystick.spec.a": 2},
+        {"tallystick.spec": {"a": 1}, "tallystick.spec.a": {"b": 2}},
+        {"tallystick.spec": "a", "tallystick.spec.a": 2},
+    ],
+)
+def test_a_field_that_is_a_value_and_an_object_is_rejected_in_any_order(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=r"is a value and an object|is given twice"):
+        otlp.event_of(Record(given, "JobCreated", None, 0, None), OtlpSettings())
 
 
 def test_bodies_are_plain_or_gzip_and_bounded_either_way(ledger: Ledger) -> None:
@@ -294,8 +360,6 @@ def test_bodies_are_plain_or_gzip_and_bounded_either_way(ledger: Ledger) -> None
     assert (answer.status_code, answer.json()["message"]) == (415, "send application/json, not text/plain")
     for body in (b"\x0a\x00" * (otlp.RECORDS_MAX + 1), b"\x0a\x04\x0a\x00\x0a\x00" * 20_000):
         send(ledger, body, PROTOBUF, 413)
-    wide = protobuf_of(request_of(record("JobCreated", "wide", assigned_dcs=["x"] * 20_000)))
-    assert "values go into one record" in Status.FromString(send(ledger, wide, PROTOBUF, 413).content).message
     send(ledger, b'{"resourceLogs": [' + b"{}," * 500_000 + b"{}]}", status=413)
     assert send(ledger, {"resourceLogs": []}).content == b"{}"
     assert ledger.head() == head

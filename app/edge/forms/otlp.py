@@ -6,7 +6,8 @@ the members of ``_RECORD`` and ``_RESOURCE`` are read; others are skipped, as th
 record by record, and no input makes reading take long or much memory::
 
     fields of protobuf around records <= PARTS_MAX        objects and lists of a JSON body <= JSON_PARTS_MAX
-    values in a record or resource <= VALUES_MAX          messages inside each other <= DEPTH_MAX
+    fields in a record or resource <= VALUES_MAX          messages inside each other <= DEPTH_MAX
+    attributes of a record or resource <= ATTRIBUTES_MAX
 
 https://opentelemetry.io/docs/specs/otlp/
 """
@@ -17,7 +18,8 @@ import base64
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -28,11 +30,18 @@ PROTOBUF_MEDIA_TYPE: Final = "application/x-protobuf"
 PARTS_MAX: Final = 50_000
 JSON_PARTS_MAX: Final = 500_000
 VALUES_MAX: Final = 10_000
+ATTRIBUTES_MAX: Final = VALUES_MAX // 4
+"""An attribute is four fields: itself, its name, its value, and what kind of value that is."""
 DEPTH_MAX: Final = 64
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TRACE_ID: Final = re.compile(r"(?!0{32})[0-9a-fA-F]{32}")
 _SPAN_ID: Final = re.compile(r"(?!0{16})[0-9a-fA-F]{16}")
+
+
+Made = TypeVar("Made")
+_Message = Callable[[], Mapping[str, Any]]
+"""Reads a message into its members."""
 
 
 class Record(NamedTuple):
@@ -47,36 +56,57 @@ class Record(NamedTuple):
     """Its trace and span (W3C Trace Context); None unless it has both."""
 
 
-def records_of(body: bytes, *, is_protobuf: bool) -> Iterator[Record | None]:
-    """The log records of a request. None stands for a resource or scope, so that a caller that works in turns has one
-    at each part.
+class RecordBoundError(InvalidInputError):
+    """A record, or the resource of records, is beyond a bound; the records beside it are not."""
+
+
+def records_of(body: bytes, *, is_protobuf: bool) -> Iterator[Record | RecordBoundError | None]:
+    """The log records of a request, an error in place of each that is beyond a bound. None stands for a resource or
+    scope, so that a caller that works in turns has one at each part.
 
     Raises:
         InvalidInputError: the body is not such a request.
         ProblemError: it has too many parts.
     """
+    above: Mapping[str, Any] | RecordBoundError = {}
     for resource, record in _protobuf_parts(body) if is_protobuf else _json_parts(body):
+        if resource is not None:
+            above = _bounded(_attributes, resource)
         if record is None:
-            attributes = _attributes(resource)
             yield None
+        elif isinstance(above, RecordBoundError):
+            yield above
         else:
-            yield Record(
-                attributes | _attributes(record),
-                _member(record, "eventName", str, ""),
-                value_of(_member(record, "body", dict, {})),
-                _unsigned(record, "timeUnixNano") or _unsigned(record, "observedTimeUnixNano"),
-                _traceparent(record),
-            )
+            yield _bounded(partial(_record, above), record)
+
+
+def _bounded(make: Callable[[Mapping[str, Any]], Made], message: _Message) -> Made | RecordBoundError:
+    """What ``make`` makes of a message, or the bound that it is beyond."""
+    try:
+        return make(message())
+    except RecordBoundError as error:
+        return error
+
+
+def _record(above: Mapping[str, Any], record: Mapping[str, Any]) -> Record:
+    return Record(
+        {**above, **_attributes(record)},
+        _member(record, "eventName", str, ""),
+        value_of(_member(record, "body", dict, {})),
+        _unsigned(record, "timeUnixNano") or _unsigned(record, "observedTimeUnixNano"),
+        _traceparent(record),
+    )
 
 
 def value_of(given: Mapping[str, Any], depth: int = 0) -> Any:
     """The plain value of an ``AnyValue``; bytes stay base64.
 
     Raises:
-        InvalidInputError: it is none, or too deep.
+        InvalidInputError: it is none.
+        RecordBoundError: it is too deep.
     """
     if depth > DEPTH_MAX:
-        raise InvalidInputError(f"a value is nested more than {DEPTH_MAX} deep")
+        raise RecordBoundError(f"a value is nested more than {DEPTH_MAX} deep")
     match given:
         case {"stringValue": str(text)} | {"bytesValue": str(text)}:
             return text
@@ -112,8 +142,8 @@ def failure(message: str, *, is_protobuf: bool) -> bytes:
 
 # --- JSON -----------------------------------------------------------------------------------------
 
-_Part = tuple[Mapping[str, Any], Mapping[str, Any] | None]
-"""A resource, and one of its records; without a record where a resource or scope begins."""
+_Part = tuple[_Message | None, _Message | None]
+"""A resource, or a record of the resource before; neither where a scope begins."""
 
 
 def _json_parts(body: bytes) -> Iterator[_Part]:
@@ -124,12 +154,11 @@ def _json_parts(body: bytes) -> Iterator[_Part]:
     if not isinstance(request, dict):
         raise InvalidInputError("the body is no object")
     for resource_logs in _objects(request, "resourceLogs"):
-        resource = _member(resource_logs, "resource", dict, {})
-        yield resource, None
+        yield partial(_member, resource_logs, "resource", dict, {}), None
         for scope_logs in _objects(resource_logs, "scopeLogs"):
-            yield resource, None
+            yield None, None
             for record in _objects(scope_logs, "logRecords"):
-                yield resource, record
+                yield None, partial(dict, record)
 
 
 def _objects(given: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -159,7 +188,10 @@ def _unsigned(given: Mapping[str, Any], name: str) -> int:
 
 def _attributes(given: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of a resource or record that have a value."""
-    return {name: value for name, value in _pairs(_objects(given, "attributes")).items() if value is not None}
+    pairs = _objects(given, "attributes")
+    if len(pairs) > ATTRIBUTES_MAX:
+        raise RecordBoundError(f"a record or resource has more than {ATTRIBUTES_MAX} attributes")
+    return {name: value for name, value in _pairs(pairs).items() if value is not None}
 
 
 def _pairs(pairs: Sequence[Mapping[str, Any]], depth: int = 0) -> dict[str, Any]:
@@ -227,26 +259,27 @@ _RECORD: Final = {
 def _protobuf_parts(body: bytes) -> Iterator[_Part]:
     left = iter(range(PARTS_MAX))
     for resource_logs in _messages(memoryview(body), 1, left):
-        resource: Mapping[str, Any] = {}
-        for data in _messages(resource_logs, 1, left):
-            resource = _read(data, _RESOURCE, iter(range(VALUES_MAX)))
-        yield resource, None
+        *_, resource = memoryview(b""), *_messages(resource_logs, 1, left)
+        yield partial(_read, resource, _RESOURCE), None
         for scope_logs in _messages(resource_logs, 2, left):
-            yield resource, None
+            yield None, None
             for record in _messages(scope_logs, 2, left):
-                yield resource, _read(record, _RECORD, iter(range(VALUES_MAX)))
+                yield None, partial(_read, record, _RECORD)
 
 
 def _messages(data: memoryview, number: int, left: Iterator[int]) -> Iterator[memoryview]:
     return (raw for found, wire, raw in _fields(data, left) if found == number and wire == _BYTES)
 
 
-def _read(data: memoryview, fields: Mapping[int, _Field], left: Iterator[int], depth: int = 0) -> dict[str, Any]:
+def _read(
+    data: memoryview, fields: Mapping[int, _Field], left: Iterator[int] | None = None, depth: int = 0
+) -> dict[str, Any]:
     """The members of a message that ``fields`` have. A field with another wire type is unknown, as for any reader."""
     if depth > DEPTH_MAX:
-        raise InvalidInputError(f"messages are nested more than {DEPTH_MAX} deep")
+        raise RecordBoundError(f"messages are nested more than {DEPTH_MAX} deep")
+    left = iter(range(VALUES_MAX)) if left is None else left
     members: dict[str, Any] = {}
-    for number, wire, raw in _fields(data, left):
+    for number, wire, raw in _fields(data, left, _TOO_MANY_VALUES):
         field = fields.get(number)
         if field is None or field.wire != wire:
             continue
@@ -260,16 +293,20 @@ def _read(data: memoryview, fields: Mapping[int, _Field], left: Iterator[int], d
     return members
 
 
-def _fields(data: memoryview, left: Iterator[int]) -> Iterator[tuple[int, int, Any]]:
+_TOO_MANY_VALUES: Final = partial(RecordBoundError, f"a record or resource has more than {VALUES_MAX} values")
+_TOO_MANY_PARTS: Final = partial(
+    ProblemError, PAYLOAD_TOO_LARGE, f"at most {PARTS_MAX} records, scopes and resources go into one request"
+)
+
+
+def _fields(
+    data: memoryview, left: Iterator[int], too_many: Callable[[], Exception] = _TOO_MANY_PARTS
+) -> Iterator[tuple[int, int, Any]]:
     """Number, wire type and bytes, of a varint its value, of each field. Each takes one of ``left``."""
     at = 0
     while at < len(data):
         if next(left, None) is None:
-            raise ProblemError(
-                PAYLOAD_TOO_LARGE,
-                f"at most {VALUES_MAX} values go into one record, {PARTS_MAX} records, "
-                "scopes and resources into one request",
-            )
+            raise too_many()
         tag, at = _varint_at(data, at)
         wire, begin = tag & 7, at
         if wire == _VARINT:

@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +31,15 @@ from app.edge.accepted import Accepted, AcceptedDep, Service
 from app.edge.answers import JSON_MEDIA_TYPE
 from app.edge.forms.body import read_body
 from app.edge.forms.fields import NAME_CHARACTERS_MAX, TEXT_CHARACTERS_MAX
-from app.edge.forms.otlp import PROTOBUF_MEDIA_TYPE, Record, failure, records_of, success
+from app.edge.forms.otlp import (
+    DEPTH_MAX,
+    PROTOBUF_MEDIA_TYPE,
+    Record,
+    RecordBoundError,
+    failure,
+    records_of,
+    success,
+)
 from app.edge.forms.requests import EVENT_LINE, EVENT_TAGS
 from app.edge.forms.validation import invalid
 from app.edge.problems import cut, dotted
@@ -182,7 +191,9 @@ class _Intake:
             parts += 1
             if parts > RECORDS_MAX:
                 raise ProblemError(PAYLOAD_TOO_LARGE, f"at most {RECORDS_MAX} records go into one request")
-            if record is not None:
+            if isinstance(record, RecordBoundError):
+                self._reject(str(record))
+            elif record is not None:
                 self._add(record)
 
     def admit(self) -> None:
@@ -315,20 +326,26 @@ def _attribute(record: Record, name: str, kind: Kind) -> Any:
     value = record.attributes.get(name)
     if kind is not Kind.OBJECT:
         return _fit(value, kind)
-    members = {
-        tuple(key[len(name) + 1 :].split(".")): each
-        for key, each in record.attributes.items()
-        if key.startswith(f"{name}.")
-    }
-    found = dict(value) if isinstance(value, dict) else {}
-    for (*above, last), each in members.items():
+    members = {key[len(name) + 1 :]: each for key, each in record.attributes.items() if key.startswith(f"{name}.")}
+    if not members:
+        return value
+    if not isinstance(value, dict | None):
+        raise InvalidInputError(f"{name}: is a value and an object")
+    # Copied, as records share the attributes of their resource.
+    found: dict[str, Any] = {} if value is None else deepcopy(value)
+    for key in sorted(members):
+        *above, last = key.split(".", DEPTH_MAX + 1)
+        if len(above) > DEPTH_MAX:
+            raise InvalidInputError(f"{name}.{key[:40]}: is nested more than {DEPTH_MAX} deep")
         place = found
         for part in above:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
                 raise InvalidInputError(f"{name}.{'.'.join(above)}: is a value and an object")
-        place[last] = each
-    return found or value
+        if isinstance(place.get(last), dict) or (last in place and isinstance(members[key], dict)):
+            raise InvalidInputError(f"{name}.{key}: is given twice")
+        place[last] = deepcopy(members[key])
+    return found
 
 
 def _fit(value: Any, kind: Kind) -> Any:
