@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +30,8 @@ from signing.key_statement import TOKEN_PREFIX, IssuedToken
 
 FOLLOW_INTERVAL_S: Final = 1.0
 """Pause between two reads of the chain."""
+FIRST_INTERVAL_S: Final = 0.05
+"""Pause between two checks for the file of a first token, while no token is valid."""
 FIRST_ID: Final = "first"
 """Id of the first token, until the ledger has issued it."""
 _NOT_ISSUED: Final = Hlc(0, 0, "new")
@@ -45,6 +48,8 @@ class Tokens:
     def __post_init__(self) -> None:
         self._kept, self._is_stored = KeptTokens(), True
         self._issued: dict[str, IssuedToken] = {}
+        self._had_first = False
+        """Whether the file of a first token was there when the chain was last read."""
         self._issuing_first = asyncio.Lock()
         self._keeping = asyncio.Lock()
         """Orders the writes of the file, so that an older state never comes last."""
@@ -63,13 +68,21 @@ class Tokens:
     async def run(self) -> None:
         """Follow the chain until cancelled."""
         while True:
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            await self._pause()
             try:
                 await self.refresh()
                 if self.keys.recorded.is_set():
                     await self._issue_first()
             except (LedgerError, *TRY_AGAIN) as error:
                 log.warning("tokens_not_followed", error=str(error))
+
+    async def _pause(self) -> None:
+        """Wait for the next read of the chain; it comes at once after a first token was made."""
+        until_s = time.monotonic() + FOLLOW_INTERVAL_S
+        while time.monotonic() < until_s:
+            await asyncio.sleep(FOLLOW_INTERVAL_S if self.counting() else FIRST_INTERVAL_S)
+            if self._has_first() and not self._had_first:
+                return
 
     async def refresh(self) -> None:
         """Take over the tokens that the chain now says are valid.
@@ -78,6 +91,7 @@ class Tokens:
             DatabaseUnavailableError: Postgres cannot be reached.
             StartRefusedError: the file of the first token cannot be read; all others are known by then.
         """
+        self._had_first = self._has_first()
         self._issued = (await self.keys.history()).tokens
         first = None
         try:
@@ -188,6 +202,9 @@ class Tokens:
             DurabilityTimeoutError(f"{action} of token {token_id} is in this node's log, and not in the chain yet"),
         )
         await self.refresh()
+
+    def _has_first(self) -> bool:
+        return (self.folder / FIRST_TOKEN.name).exists()
 
     def _first(self) -> IssuedToken | None:
         """The first token, if there is one. Blocks."""

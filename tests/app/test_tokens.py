@@ -72,6 +72,21 @@ async def test_the_first_token_counts_at_once_and_is_issued_by_the_ledger(serve:
     assert served.root not in payload
 
 
+async def test_a_first_token_made_beside_a_running_node_counts_before_the_next_read_of_the_chain(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_tokens, "FOLLOW_INTERVAL_S", 3600.0)
+    async with serve("without a first token") as served:
+        made = callers.new_token()
+        FIRST_TOKEN.store(served.services[Settings].data_dir, FirstToken("root", made.digest.hex()))
+        async with served.client(made.text) as root:
+
+            async def counts() -> bool:
+                return await status(root) == 200
+
+            await until(counts, "the first token counts")
+
+
 async def test_without_a_token_nothing_but_what_is_open_is_answered(served: Served) -> None:
     async with served.client(None) as nobody:
         for path in ("/livez", "/readyz", "/docs", "/v1/keys"):
