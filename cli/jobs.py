@@ -22,7 +22,7 @@ from ledger.errors import InvalidInputError
 from ledger.exit_code import ExitCode
 from ledger.text import printable
 from tallystick_client import Entry
-from terminal.outcome import CommandExit, aligned, err, out, tell
+from terminal.outcome import CommandExit, aligned, counted, err, out, tell
 from terminal.program import Json
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _SAID_ELSEWHERE: Final = frozenset({"type", "actor", "fence_token", "idempotency
 """Members of a payload that a timeline shows elsewhere, or not at all."""
 
 _RUN_TIMES: Final = ("p50_ms", "p95_ms", "max_ms")
+_UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 Where = Annotated[
     list[str] | None,
@@ -66,7 +67,9 @@ def jobs(
         str | None, typer.Option("--id-part", metavar="TEXT", help="Its id or name contains this.")
     ] = None,
     in_conflict: Annotated[bool, typer.Option("--in-conflict", help="Created more than once, differently.")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="Count jobs instead of listing them.")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Count jobs, with their run times, instead of listing them.")
+    ] = False,
     by: Annotated[
         str | None,
         typer.Option("--by", help="Count by this: status, hour, day, dc, error or spec.FIELD.", show_default="status"),
@@ -111,10 +114,10 @@ def jobs(
         "in_conflict": True if in_conflict else None,
     }
     if summary or by is not None:
-        counted = {name: asked.pop(name) for name in ("since", "until", "dc")}
+        kept = {name: asked.pop(name) for name in ("since", "until", "dc")}
         if job is not None or as_csv or archive is not None or any(asked.values()):
             raise InvalidInputError("--summary goes with --by, --since, --until, --dc, --limit and --json alone")
-        params = {"tenant_id": tenant, "by": by or "status", "limit": limit, **counted}
+        params = {"tenant_id": tenant, "by": by or "status", "limit": limit, **kept}
         _print_summary(client.get("/v1/jobs/summary", JobSummary, **params), as_json)
         return
     if job is not None and (as_csv or limit is not None or any(asked.values())):
@@ -145,28 +148,37 @@ def _print_summary(found: Mapping[str, Any], as_json: bool) -> None:
     rows = [
         (
             name,
-            str(counted["jobs"]),
-            *([_seconds(counted["run_times"][of]) for of in _RUN_TIMES] if counted["run_times"] else ["-"] * 3),
-            " ".join(f"{status} {count}" for status, count in counted["statuses"].items()),
+            str(group["jobs"]),
+            *([_duration(group["run_times"][of]) for of in _RUN_TIMES] if group["run_times"] else ["-"] * 3),
+            " ".join(f"{status} {count}" for status, count in group["statuses"].items()),
         )
-        for name, counted in (
+        for name, group in (
             *((_short(group["value"] or "-"), group) for group in found["groups"]),
             ("all", found["all"]),
         )
     ]
-    lines = aligned([(found["by"].upper(), "JOBS", "P50", "P95", "MAX", "STATUSES"), *rows])
+    lines = aligned([(found["by"].upper(), "JOBS", "RUN P50", "RUN P95", "RUN MAX", "STATUSES"), *rows])
     left_out, traced = found["groups_left_out"], found["all"]["by_trace_time"]
     tell(
         found,
         *lines,
         *([f"{left_out} more groups have jobs (--limit)"] if left_out else ()),
-        *([f"{traced} jobs count by the times of a trace"] if traced else ()),
+        *([f"by the trace_time of their events, not their HLC: {counted(traced, 'job')}"] if traced else ()),
         as_json=as_json,
     )
 
 
-def _seconds(milliseconds: int) -> str:
-    return f"{milliseconds / 1000:,.1f} s" if milliseconds >= 1000 else f"{milliseconds} ms"
+def _duration(milliseconds: int) -> str:
+    """A length of time in its two largest units, as the console has it: ``350 ms``, ``3.2 s``, ``3 d 4 h``."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    if milliseconds < 59_950:
+        return f"{milliseconds / 1000:.1f} s"
+    seconds = round(milliseconds / 1000)
+    at = next(nth for nth, (_, size) in enumerate(_UNITS) if seconds >= size)
+    (unit, size), (smaller_unit, smaller) = _UNITS[at : at + 2]
+    rest = seconds % size // smaller
+    return f"{seconds // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
 
 
 def _archived(url: str, tenant: str, keys: Path | None, client: LedgerClient) -> ArchivedList:
@@ -250,9 +262,10 @@ def _show(tenant: str, job: dict[str, Any], events: list[dict[str, Any]], as_jso
         f"{job['job_id']} of {tenant} is {job['status']}{ended}",
         *(["  created   no creation that counts is known here"] if _is_uncreated(job) else ()),
         f"  spec      {orjson.dumps(job['spec']).decode()}",
-        *([f"  for       {' '.join(job['assigned_dcs'])}"] if job["assigned_dcs"] else ()),
+        *([f"  dcs       {' '.join(job['assigned_dcs'])}"] if job["assigned_dcs"] else ()),
         *([f"  result    {orjson.dumps(job['result']).decode()}"] if job["result"] is not None else ()),
         *([f"  by        {_short(job['actor'])}"] if job["actor"] is not None else ()),
+        *([f"  ran       {_duration(job['run_ms'])}"] if job["run_ms"] is not None else ()),
         *(line for conflict in job.get("conflicts", ()) for line in _conflict_lines(conflict)),
         f"  times are of {_zone()}",
         "",

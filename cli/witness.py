@@ -92,4 +92,8 @@ def list_cosignatures(tenant: Tenant, client: Service, as_json: Json = False) ->
     table = Table("entries", "time", "holds", "witness")
     for each in answer["items"]:
         table.add_row(str(each["tree_size"]), each["time"], each["status"], each["witness"].partition("+")[0])
-    tell(answer, table, as_json=as_json)
+    none = (
+        f"no checkpoint of tenant {tenant} is cosigned: a node whose log.policy names a tlog-policy file asks its "
+        "witnesses (docs/formats/policy.md), and tally witness add hands in what another one signed"
+    )
+    tell(answer, table if answer["items"] else none, as_json=as_json)

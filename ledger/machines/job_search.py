@@ -132,7 +132,8 @@ def check_field(field: str) -> None:
         InvalidInputError,
         (
             not field.startswith(SEARCHED) or not all(parts),
-            f"{field[:100]!r} is no field that jobs are searched by: those are inside spec, and {TRACE}",
+            f"{field[:100]!r} is no field that jobs are searched by: those are members of spec, such as spec.image, "
+            f"and {TRACE}",
         ),
         (
             len(field) > PATH_CHARACTERS_MAX or len(parts) > PATH_PARTS_MAX,

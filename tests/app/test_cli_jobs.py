@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -72,14 +73,32 @@ def test_a_search_goes_through_all_pages(url: str, monkeypatch: pytest.MonkeyPat
         assert len(list(jobs._found(client, {"tenant_id": "acme"}, None, []))) == 8
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1000, "1.0 s"),
+        (59_949, "59.9 s"),
+        (59_950, "1 min"),
+        (237_000, "3 min 57 s"),
+        (3_600_000, "1 h"),
+        (1_331_259_500, "15 d 9 h"),
+    ],
+)
+def test_a_length_of_time_is_in_its_two_largest_units(milliseconds: int, text: str) -> None:
+    assert jobs._duration(milliseconds) == text
+
+
 def test_jobs_are_counted(url: str) -> None:
     head, failed, submitted, every = tally(url, "--summary").splitlines()
-    assert head.split() == ["STATUS", "JOBS", "P50", "P95", "MAX", "STATUSES"]
+    assert re.split(" {2,}", head) == ["STATUS", "JOBS", "RUN P50", "RUN P95", "RUN MAX", "STATUSES"]
     assert {failed.split()[0], submitted.split()[0]} == {"FAILED", "SUBMITTED"}
     assert every.split()[:2] == ["all", "8"]
     assert r"OOM\x1b[2J [red]killed" in tally(url, "--by", "error")
     assert json.loads(tally(url, "--by", "dc", "--json"))["groups"][0]["value"] == "use1"
     assert "alone" in tally(url, "--summary", "--status", "failed", code=1)
+    assert "PUT /v1/tenants/acme/search declares fields" in tally(url, "--by", "spec.image", code=1)
 
 
 def test_one_job_is_shown_with_what_happened_to_it(url: str) -> None:
@@ -98,7 +117,7 @@ def test_one_job_is_shown_with_what_happened_to_it(url: str) -> None:
     ("arguments", "said"),
     [
         (("--where", "spec.image"), "write FIELD=VALUE"),
-        (("--where", "image=x"), "inside spec"),
+        (("--where", "image=x"), "such as spec.image"),
         (("--status", "done"), "there is no status 'DONE'"),
         (("--since", "yesterday"), "neither an HLC"),
         (("job-7", "--status", "failed"), "the other options are of lists"),

@@ -252,6 +252,7 @@ def tally(client: httpx.Client, *arguments: str) -> subprocess.CompletedProcess[
 def test_tally_adds_and_lists_witnesses(client: httpx.Client, tenant: str, tmp_path: Path) -> None:
     file = tmp_path / "cosigned"
     file.write_text(ONE.watch(client, tenant, NOW_S - 5))
+    assert "tally witness add" in tally(client, "witness", "list", "-t", tenant).stdout
     other = tally(client, "witness", "add", "-t", tenant, "--verifier-key", TWO.verifier_key, str(file))
     assert other.returncode == 4, other.stderr
     assert stored(client, tenant) == []

@@ -198,11 +198,12 @@ async def require_built(connection: Connection, tenant_id: str, field: str) -> N
         partial(InvalidInputError, path=("by",)),
         (
             fields is None or field not in fields.fields,
-            f"by: jobs are not counted by {field[:100]!r}; PUT {path} declares",
+            f"by: jobs are counted by declared fields alone, and {field[:100]!r} is none: PUT {path} declares fields",
         ),
         (
             fields is not None and fields.built_to is not None,
-            f"by: jobs older than the declaration of {field[:100]!r} are being counted; GET {path}",
+            f"by: jobs older than the declaration of {field[:100]!r} are still being counted: ask again once "
+            f"GET {path} answers is_built true",
         ),
     )
 
