@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import hashlib
 import re
 import time
 import tomllib
@@ -30,13 +32,16 @@ from app.dev.embedded import EmbeddedPostgres
 from app.edge.forms.fields import TEXT_CHARACTERS_MAX
 from app.edge.forms.otlp import ATTRIBUTES_MAX, Record, records_of
 from app.edge.routes import otlp
+from app.edge.writes import Route
 from app.runtime.settings.config import OtlpSettings
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import callers
+from ledger import canonical
 from ledger.errors import InvalidInputError
 from tests.app.otlp_requests import SPAN_ID, TRACE_ID, pairs, protobuf_of, record, request_of
 from tests.app.service_thread import serving
 from tests.app.test_lineage import Ledger, new_id
+from tests.conftest import connected_to
 
 CONTEXT = trace.set_span_in_context(
     trace.NonRecordingSpan(
@@ -413,6 +418,28 @@ def test_a_tenant_whose_events_are_private_or_must_be_signed_is_no_exception(led
     count, message = rejected(send(ledger, failed, token=token))
     assert (count, "sign" in message) == (1, True)
     assert ledger.types(job_id, "private") == ["JobCreated"]
+
+
+def test_no_key_lets_a_private_value_be_guessed(ledger: Ledger, postgres: EmbeddedPostgres) -> None:
+    job_id, token, at_ns = new_id(), ledger.issue("write", "guessed"), time.time_ns()
+    ledger.root.put("/v1/tenants/guessed/privacy", json={"fields": ["spec.user"], "subject": "spec.user"})
+    guessed = [f"u-{number}" for number in range(3)]
+    told = record("JobCreated", job_id, at_ns=at_ns, spec={"user": guessed[1]}, tenant_id="guessed")
+    for _ in range(2):
+        assert rejected(send(ledger, request_of(told), token=token)) == (0, "")
+    assert ledger.types(job_id, "guessed") == ["JobCreated"]
+    event = {"type": "JobCreated", "job_id": job_id, "tenant_id": "guessed", "trace_time": at_ns / 1e9}
+    contents = [canonical.encode(event | {"spec": {"user": user}}) for user in guessed]
+    keys = [hashlib.sha256(b"%d\n%b" % (at_ns, content)).hexdigest() for content in contents]
+
+    async def known() -> set[str]:
+        async with connected_to(postgres.superuser_url("otlp")) as connection:
+            rows = await connection.fetch("SELECT key FROM scheduler.idempotency WHERE route = $1", Route.LOGS)
+            return {row["key"] for row in rows}
+
+    stored = asyncio.run(known())
+    assert stored
+    assert stored.isdisjoint(keys)
 
 
 def test_a_quota_that_is_used_up_is_answered_so_that_the_sdk_waits(

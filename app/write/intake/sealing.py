@@ -81,12 +81,15 @@ class Sealing:
         return bool(found)
 
     def key_of(self, key: RequestKey | None, is_sealed: bool) -> RequestKey | None:
-        """``key``; if an event was sealed, with a body digest that does not let an attacker guess private values."""
+        """``key``; if an event was sealed, with a body digest that does not let an attacker guess private values, also
+        where the key is made of that digest."""
         keyed = None if key is None else self._knowledge.keys.body_digest(key.body_digest)
         if key is None or keyed is None:
             return key
-        digest, other_digest = (keyed, key.body_digest) if is_sealed else (key.body_digest, keyed)
-        return key._replace(body_digest=digest, other_digest=other_digest)
+        if not is_sealed:
+            return key._replace(other_digest=keyed)
+        name = keyed.hex() if key.key == key.body_digest.hex() else key.key
+        return RequestKey(key.route, name, keyed, key.body_digest)
 
     def _examine(self, draft: Draft) -> tuple[Tag, list[tuple[Path, bytes]]] | None:
         """The tag of the event's subject, and its private values in canonical form; None if it has none."""
