@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -58,6 +59,12 @@ from ledger.signed_events import MEMBER as SIGNATURE
 
 JOBS_AT_ONCE: Final = 32
 """Jobs of one request whose reported events are recorded beside each other."""
+JOB_WAIT_S: Final = 30.0
+"""Longest that reports about an unknown job are to be sent again: the job's creation may be on its way."""
+JOB_WAIT_FORGOTTEN_S: Final = 120.0
+"""So long after it began, a wait that nothing was sent again for counts as none."""
+UNKNOWN_JOBS_MAX: Final = 100_000
+"""Unknown jobs with a wait; beyond, the one that was asked about least recently is forgotten."""
 Report = TypeVar("Report")
 Outcome = TypeVar("Outcome")
 _KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
@@ -193,6 +200,21 @@ class Reports:
 
     submitter: Submitter
     sealing: Sealing
+    _waits_s: dict[JobKey, float] = field(default_factory=dict)
+    """By unknown job, when a report was first about it."""
+
+    def may_be_created(self, job: JobKey) -> bool:
+        """Whether the creation of an unknown ``job`` may be on its way. Counted from the first report about it and not
+        from the time of that report: after an outage all of them are old, and arrive in any order."""
+        now_s, since_s = time.monotonic(), self._waits_s.pop(job, None)
+        if since_s is None or now_s - since_s >= JOB_WAIT_FORGOTTEN_S:
+            since_s = now_s
+        elif now_s - since_s >= JOB_WAIT_S:
+            return False
+        self._waits_s[job] = since_s
+        if len(self._waits_s) > UNKNOWN_JOBS_MAX:
+            del self._waits_s[next(iter(self._waits_s))]
+        return True
 
     async def record(self, given: dict[str, Any], key: RequestKey, accepted: Accepted) -> None:
         """Take the event ``given`` of a request, which has its type, tenant and job, and wait for its level. An event

@@ -29,15 +29,18 @@ from opentelemetry.sdk._logs.export import LogRecordExportResult, SimpleLogRecor
 from opentelemetry.sdk.resources import Resource
 
 from app.dev.embedded import EmbeddedPostgres
+from app.edge import writes
 from app.edge.forms.fields import TEXT_CHARACTERS_MAX
 from app.edge.forms.otlp import ATTRIBUTES_MAX, Record, records_of
+from app.edge.problems import respond
 from app.edge.routes import otlp
-from app.edge.writes import Route
 from app.runtime.settings.config import OtlpSettings
 from app.runtime.state.kept_files import FIRST_TOKEN, FirstToken
 from app.trust import callers
 from ledger import canonical
-from ledger.errors import InvalidInputError
+from ledger.errors import InvalidInputError, ProblemError
+from ledger.facts import problems
+from ledger.facts.problems import ProblemType, Retry
 from tests.app.otlp_requests import SPAN_ID, TRACE_ID, pairs, protobuf_of, record, request_of
 from tests.app.service_thread import serving
 from tests.app.test_lineage import Ledger, new_id
@@ -186,11 +189,11 @@ def test_what_is_sent_again_in_any_parts_adds_nothing(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("media_type", [JSON, PROTOBUF])
 def test_what_is_not_on_record_is_rejected_with_its_reason_and_the_others_are_taken(
-    ledger: Ledger, media_type: str
+    ledger: Ledger, media_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(writes, "JOB_WAIT_S", 0.0)
     good, ended, absent = new_id(), new_id(), new_id()
     send(ledger, request_of(record("JobCreated", ended), record("JobCompleted", ended)))
-    old_ns = time.time_ns() - (otlp.JOB_WAIT_MS + 1000) * 1_000_000
     told = {
         "about no job: a record without type is none of the events of jobs": record(None),
         "about no job: 'JobDone' is none of the events of jobs": record("JobDone", good),
@@ -202,10 +205,12 @@ def test_what_is_not_on_record_is_rejected_with_its_reason_and_the_others_are_ta
         "spec: ": record("JobCreated", good, spec=["no object"]),
         "spec.n: an integer is beyond": record("JobCreated", new_id(), spec={"n": 2**60}),
         f"job {ended} has ended": record("JobFailed", ended, error="late"),
-        absent: record("JobCompleted", absent, at_ns=old_ns),
+        absent: record("JobCompleted", absent),
     }
     with structlog.testing.capture_logs() as logged:
+        send(ledger, request_of(told[absent]), media_type, 503)
         answers = [send(ledger, request_of(each, record("JobCreated", new_id())), media_type) for each in told.values()]
+        send(ledger, request_of(told[absent]), media_type, 503)
         whole = send(ledger, request_of(*told.values(), record("JobCreated", good)), media_type)
     for reason, answer in zip(told, answers, strict=True):
         count, message = rejected(answer)
@@ -242,6 +247,57 @@ def test_a_record_of_a_job_whose_creation_is_on_its_way_is_sent_again_by_the_sdk
         emitting.result(30)
     assert results == [LogRecordExportResult.SUCCESS]
     assert ledger.types(job_id) == ["JobCreated", "JobCompleted"]
+
+
+def test_records_of_two_requests_that_wait_for_each_others_creation_are_all_taken_however_old_they_are(
+    ledger: Ledger,
+) -> None:
+    an_hour_ago_ns = time.time_ns() - 3_600_000_000_000
+    first, second, *others = (new_id() for _ in range(2 + 2 * writes.JOBS_AT_ONCE))
+
+    def created(*jobs: str) -> list[dict[str, Any]]:
+        return [record("JobCreated", job, at_ns=an_hour_ago_ns) for job in jobs]
+
+    def request(unknown: str, *jobs: str) -> dict[str, Any]:
+        return request_of(record("JobCompleted", unknown, at_ns=an_hour_ago_ns), *created(*jobs))
+
+    one, other = request(first, *others[::2], second), request(second, *others[1::2], first)
+    assert send(ledger, one, PROTOBUF, 503).headers["retry-after"] == "1"
+    assert rejected(send(ledger, other)) == rejected(send(ledger, one)) == (0, "")
+    assert [ledger.types(job) for job in (first, second)] == [["JobCreated", "JobCompleted"]] * 2
+
+
+PROBLEMS = [each for each in vars(problems).values() if isinstance(each, ProblemType)]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda each: each.name)
+def test_a_problem_has_a_status_by_which_exporters_retry_if_and_only_if_a_retry_may_solve_it(
+    problem: ProblemType,
+) -> None:
+    route = next(each for each in otlp.router.routes if isinstance(each, otlp.OtlpRoute))
+    answer = route.problem(respond(ProblemError(problem, "why")), {"type": "http", "headers": []})
+    assert (answer.status_code in (429, 502, 503, 504)) == (problem.retry is Retry.LATER)
+    assert orjson.loads(answer.body).keys() == {"message"}
+
+
+def test_a_wait_for_a_creation_ends_and_begins_anew_for_a_later_record(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = request_of(record("JobCompleted", new_id()))
+    for wait_s, forgotten_s, status in ((60, 120, 503), (0, 120, 200), (60, 120, 503), (0, 0, 503), (0, 120, 200)):
+        monkeypatch.setattr(writes, "JOB_WAIT_S", wait_s)
+        monkeypatch.setattr(writes, "JOB_WAIT_FORGOTTEN_S", forgotten_s)
+        assert rejected(send(ledger, absent, status=status))[0] == (status == 200)
+
+
+def test_unknown_jobs_beyond_the_bound_are_forgotten_the_least_recent_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writes, "UNKNOWN_JOBS_MAX", 2)
+    reports = writes.Reports(submitter=None, sealing=None)
+    jobs = [("acme", name) for name in "abc"]
+    assert all(reports.may_be_created(job) for job in jobs)
+    monkeypatch.setattr(writes, "JOB_WAIT_S", 0.0)
+    assert [reports.may_be_created(job) for job in jobs[1:]] == [False, False]
+    assert reports._waits_s == {}
 
 
 def deep(depth: int) -> dict[str, Any]:
@@ -434,7 +490,7 @@ def test_no_key_lets_a_private_value_be_guessed(ledger: Ledger, postgres: Embedd
 
     async def known() -> set[str]:
         async with connected_to(postgres.superuser_url("otlp")) as connection:
-            rows = await connection.fetch("SELECT key FROM scheduler.idempotency WHERE route = $1", Route.LOGS)
+            rows = await connection.fetch("SELECT key FROM scheduler.idempotency WHERE route = $1", writes.Route.LOGS)
             return {row["key"] for row in rows}
 
     stored = asyncio.run(known())

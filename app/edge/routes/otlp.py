@@ -66,8 +66,6 @@ from ledger.facts.problems import PAYLOAD_TOO_LARGE, Retry
 
 RECORDS_MAX: Final = 10_000
 """Most records, resources and scopes in one request."""
-JOB_WAIT_MS: Final = 30_000
-"""So long after its time, a record of an unknown job is to be sent again: the job's creation may be on its way."""
 REASONS_MAX: Final = 8
 """Most reasons in one answer."""
 REASON_CHARACTERS_MAX: Final = 300
@@ -86,15 +84,16 @@ log = structlog.get_logger()
 
 
 class OtlpRoute(StrictRoute):
-    """A route that answers problems as OTLP/HTTP demands: a ``Status`` in the encoding of the request, and 400 for a
-    body that can never be taken."""
+    """A route that answers problems as OTLP/HTTP demands: a ``Status`` in the encoding of the request, 400 for a body
+    that can never be taken, and 503 for each problem that a retry may solve and that has another status, by which an
+    exporter would drop the records."""
 
     def problem(self, problem: Response, scope: Scope) -> Response:
         """The status of a problem."""
         media_type = _media_type(Request(scope))
         content = failure(orjson.loads(problem.body)["detail"], is_protobuf=media_type == PROTOBUF_MEDIA_TYPE)
         kept = {name: value for name, value in problem.headers.items() if not name.startswith("content-")}
-        status = 400 if problem.status_code == 422 else problem.status_code
+        status = {422: 400, 408: 503, 500: 503}.get(problem.status_code, problem.status_code)
         return Response(content, status, kept, media_type=media_type)
 
 
@@ -139,10 +138,12 @@ async def record_logs(
     node.check_writable()
     media_type = _media_type(request)
     body = await read_body(request, media_type, settings.http.body_bytes_max, takes_gzip=True)
-    intake = _Intake(accepted, settings.otlp, reports, node)
+    intake = _Intake(accepted, settings.otlp, reports)
     await intake.read(body, is_protobuf=media_type == PROTOBUF_MEDIA_TYPE)
     intake.admit()
     await for_each_job(intake.jobs, intake.record)
+    if intake.unknown is not None:
+        raise intake.unknown
     if intake.rejected:
         log.warning("logs_rejected", caller=accepted.caller.id, rejected=intake.rejected, reason=intake.message)
     content = success(intake.rejected, intake.message, is_protobuf=media_type == PROTOBUF_MEDIA_TYPE)
@@ -160,7 +161,6 @@ class LogEvent(NamedTuple):
 
     given: dict[str, Any]
     key: RequestKey
-    at_ms: int
 
 
 @dataclass
@@ -170,7 +170,6 @@ class _Intake:
     accepted: Accepted
     settings: OtlpSettings
     reports: Reports
-    node: Node
     jobs: defaultdict[JobKey, list[LogEvent]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[str] = field(default_factory=Counter)
     sizes: Counter[str] = field(default_factory=Counter)
@@ -178,6 +177,9 @@ class _Intake:
     rejected: int = 0
     forbidden: ForbiddenError | None = None
     """The first error about a tenant that the caller may not write to."""
+    unknown: NotReadyError | None = None
+    """The last error about a job whose creation may be on its way. The records of other jobs do not wait for it: a
+    creation among them may be what another request waits for."""
     _reasons: Counter[str] = field(default_factory=Counter)
 
     async def read(self, body: bytes, *, is_protobuf: bool) -> None:
@@ -223,9 +225,9 @@ class _Intake:
             try:
                 await self.reports.record(event.given, event.key, self.accepted)
             except LedgerError as error:
-                is_new = abs(self.node.wall.now_ms() - event.at_ms) < JOB_WAIT_MS
-                if isinstance(error, JobNotFoundError) and is_new and is_whole:
-                    raise NotReadyError(f"job {job[1]} is not known yet; send the records again") from error
+                if isinstance(error, JobNotFoundError) and is_whole and self.reports.may_be_created(job):
+                    self.unknown = NotReadyError(f"job {job[1]} is not known yet; send the records again")
+                    return
                 if error.problem.retry is Retry.LATER:
                     raise
                 self._reject(str(error))
@@ -253,7 +255,7 @@ class _Intake:
         self.sizes[tenant_id] += len(content)
         digest = hashlib.sha256(b"%d\n%b" % (record.at_ns, content))
         key = RequestKey(Route.LOGS, digest.hexdigest(), digest.digest())
-        self.jobs[tenant_id, given["job_id"]].append(LogEvent(given, key, record.at_ns // 1_000_000))
+        self.jobs[tenant_id, given["job_id"]].append(LogEvent(given, key))
 
     def _reject(self, reason: str) -> None:
         self.rejected += 1
