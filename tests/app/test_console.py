@@ -160,7 +160,7 @@ def test_who_may_read_one_tenant_alone_is_shown_nothing_else(console: Console) -
     page = console.stranger()
     console.sign_in(reader["token"], page)
     links = page.get_by_role("navigation").get_by_role("link")
-    expect(links).to_have_text(["Overview", "Jobs", "Ledger", "Nodes", "Keys", "Replicas"])
+    expect(links).to_have_text(["Overview", "Jobs", "Nodes", "Ledger", "Replicas", "Keys"])
     links.get_by_text("Jobs").click()
     expect(page.get_by_role("rowheader")).to_have_count(3)
     for place in ("jobs/other", "tenants", "verify/acme?run=1", "tokens", "tenant/other"):
@@ -258,6 +258,19 @@ def test_the_console_is_used_with_a_keyboard_alone(console: Console) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_focused()
     expect(page.get_by_role("link", name="Jobs", exact=True)).to_have_attribute("aria-current", "page")
+
+
+def test_all_pages_are_named_in_one_column_beside_the_page(console: Console) -> None:
+    page = console.load("keys")
+    nav = page.get_by_role("navigation")
+    expect(nav.get_by_role("link")).to_have_count(13)
+    for width in (1024, WIDE["width"], 1920):
+        page.set_viewport_size({"width": width, "height": 600})
+        beside, shown = nav.bounding_box(), page.locator("main").bounding_box()
+        assert beside is not None
+        assert shown is not None
+        assert beside["x"] + beside["width"] <= shown["x"]
+        assert beside["y"] + beside["height"] <= 600, "none is out of sight"
 
 
 def test_a_phone_has_the_pages_behind_a_button_that_says_whether_it_is_open(console: Console) -> None:

@@ -21,20 +21,27 @@ import { time, ZONE } from "./times.js";
 import { verify } from "./verify.js";
 import { webhooks } from "./webhooks.js";
 
+/** Links to the pages, in groups: of jobs, of the ledger, of who is trusted with it. */
 const NAV = [
-  ["Overview", () => "#/", () => true],
-  ["Jobs", (named) => `#/jobs/${named}`, (session) => session.may("read")],
-  ["Ledger", () => "#/ledger", () => true],
-  ["Tenants", () => "#/tenants", (session) => session.may("audit")],
-  ["Nodes", (named) => `#/nodes/${named}`, (session) => session.may("read")],
-  ["Webhooks", (named) => `#/webhooks/${named}`, (session) => session.may("admin")],
-  ["Verify", (named) => `#/verify/${named}`, (session) => session.may("audit")],
-  ["Retention", (named) => `#/retention/${named}`, (session) => session.may("audit")],
-  ["Bundles", () => "#/bundles", (session) => session.may("audit") || session.may("operate")],
-  ["Keys", () => "#/keys", () => true],
-  ["Callers", () => "#/callers", (session) => session.may("audit")],
-  ["Replicas", () => "#/replicas", () => true],
-  ["Access", (named) => `#/access/${named}`, (session) => session.may("audit") || session.may("admin")],
+  [
+    ["Overview", () => "#/", () => true],
+    ["Jobs", (named) => `#/jobs/${named}`, (session) => session.may("read")],
+    ["Nodes", (named) => `#/nodes/${named}`, (session) => session.may("read")],
+    ["Webhooks", (named) => `#/webhooks/${named}`, (session) => session.may("admin")],
+  ],
+  [
+    ["Ledger", () => "#/ledger", () => true],
+    ["Tenants", () => "#/tenants", (session) => session.may("audit")],
+    ["Verify", (named) => `#/verify/${named}`, (session) => session.may("audit")],
+    ["Retention", (named) => `#/retention/${named}`, (session) => session.may("audit")],
+    ["Bundles", () => "#/bundles", (session) => session.may("audit") || session.may("operate")],
+    ["Replicas", () => "#/replicas", () => true],
+  ],
+  [
+    ["Keys", () => "#/keys", () => true],
+    ["Callers", () => "#/callers", (session) => session.may("audit")],
+    ["Access", (named) => `#/access/${named}`, (session) => session.may("audit") || session.may("admin")],
+  ],
 ];
 const PAGES = {
   "": home,
@@ -234,17 +241,24 @@ function drawFrame() {
   const named = encodeURIComponent(sessionStorage.getItem("tenant") || "");
   const here = parsed().name;
   const current = { tenant: "tenants", job: "jobs", tokens: "access" }[here] ?? here;
-  const shown = session.known ? NAV.filter(([, , when]) => when(session)) : [];
-  const links = shown.map(([text, to]) => [text, to(named), to(named).split("/")[1] === current]);
-  const key = JSON.stringify([links, session.principal]);
+  const linkOf = ([text, to]) => [text, to(named), to(named).split("/")[1] === current];
+  const allowed = (group) => group.filter(([, , when]) => when(session)).map(linkOf);
+  const groups = session.known ? NAV.map(allowed) : [];
+  const key = JSON.stringify([groups, session.principal]);
   // What is focused stays so where nothing changes.
   if (nav.dataset.key === key) return;
   nav.dataset.key = key;
   fill(
     nav,
-    links.map(([text, address, is]) => h("a", { href: address, "aria-current": is && "page" }, text)),
+    groups.map((links) =>
+      h(
+        "ul",
+        {},
+        links.map(([text, address, is]) => h("li", {}, h("a", { href: address, "aria-current": is && "page" }, text))),
+      ),
+    ),
   );
-  menu.hidden = shown.length === 0;
+  menu.hidden = groups.length === 0;
   const who =
     session.principal === null
       ? session.known &&
