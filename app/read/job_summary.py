@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from app.store.jobs.figures import BY_DAY, BY_HOUR, Group, Wanted
+from app.store.jobs.figures import BY_DAY, BY_HOUR, ERROR, Group, Wanted
 from ledger import rfc3339
 from ledger.machines.job_figures import HOUR_MAX, HOUR_MS, run_times
 
@@ -25,10 +25,7 @@ def summary_of(
         "dc": wanted.dc or None,
         **dict(zip(("since", "until"), bounds_of(wanted), strict=True)),
         "all": _counted(by_status.values()),
-        "groups": [
-            {"value": _hour(int(name)) if wanted.by in (BY_HOUR, BY_DAY) else name or None, **_counted([group])}
-            for name, group in groups.items()
-        ],
+        "groups": [{"value": _value(wanted.by, name), **_counted([group])} for name, group in groups.items()],
         "groups_left_out": found - len(groups),
     }
 
@@ -39,6 +36,13 @@ def bounds_of(wanted: Wanted) -> tuple[str | None, str | None]:
         _hour(wanted.first) if wanted.first else None,
         _hour(wanted.below) if wanted.below <= HOUR_MAX else None,
     )
+
+
+def _value(by: str, name: str) -> str | None:
+    """The value that a group has in common; a value of a field may be the empty text, an error that is none has it."""
+    if by in (BY_HOUR, BY_DAY):
+        return _hour(int(name))
+    return name if name or by != ERROR else None
 
 
 def _counted(groups: Iterable[Group]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ A *figure* is all that a job adds to the counts, besides its status: a JSON arra
     dcs       the data centres that it is assigned to or that accepted it, in order
     run       the class of its run time
     error     the text with which it failed or timed out
-    fields    the texts of each declared search field, by field
+    fields    the texts of each declared search field inside the spec, by field
 
-Of each text its first TEXT_CHARACTERS_MAX characters are kept.
+Of each text its first TEXT_CHARACTERS_MAX characters are kept. A longer name of a field is a hash of it, as no two
+fields may have one name.
 
 For example ``[473211,0,["use1"],212,"OOMKilled"]``. A job without a creation has no figure: no list has it.
 
@@ -27,16 +28,17 @@ starts.
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, chain, pairwise, takewhile
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from ledger.facts.statuses import ENDED, FAILED, TIMED_OUT
-from ledger.machines.job_search import DC, texts_of
+from ledger.machines.job_search import SEARCHED, texts_of
 from ledger.machines.jobs import JobState, dcs_of, run_ms
 
 HOUR_MS: Final = 3_600_000
@@ -101,7 +103,7 @@ def figure_of(state: JobState, status: str, fields: Collection[str] = ()) -> str
     at_ms = created.order[0] if created.traced_ms is None else created.traced_ms
     hour = min(max(at_ms // HOUR_MS, 0), HOUR_MAX)
     dcs = [*created.assigned_dcs]
-    if state.accepted or len(dcs) != 1 or not 0 < len(dcs[0]) <= TEXT_CHARACTERS_MAX:
+    if state.accepted or len(dcs) != 1 or not dcs[0] or kept(dcs[0]) != dcs[0]:
         dcs = sorted({kept(dc) for dc in dcs_of(state) if dc})
     run, error = None, None
     if state.end is not None and status in ENDED:
@@ -113,9 +115,9 @@ def figure_of(state: JobState, status: str, fields: Collection[str] = ()) -> str
     if not fields:
         return _figure(hour, created.traced_ms is not None, (*dcs,), run, error)
     found = {
-        kept(field): sorted({kept(text) for text in texts_of(state, (*field.split("."),))})
+        counted_name(field): sorted({kept(text) for text in texts_of(state, (*field.split("."),))})
         for field in sorted(fields)
-        if field != DC
+        if field.startswith(SEARCHED)
     }
     return _json([hour, int(created.traced_ms is not None), dcs, run, error, found])
 
@@ -142,7 +144,7 @@ def parts_of(figure: str) -> Parts | None:
             and 0 <= hour <= HOUR_MAX
             and traced in (0, 1)
             and (run is None or (run.__class__ is int and 0 <= run < len(BOUNDS_MS)))
-            and all(isinstance(text, str) for text in (*dcs, error or "", *(value for _, value in values)))
+            and all(isinstance(text, str) and kept(text) == text for text in (*dcs, error or "", *chain(*values)))
         )
     except (ValueError, TypeError, AttributeError):
         return None
@@ -159,8 +161,13 @@ def without_fields(figure: str | None) -> str | None:
 
 
 def kept(text: str) -> str:
-    """The part of a text that figures keep."""
-    return text[:TEXT_CHARACTERS_MAX]
+    """The part of a text that figures keep; PostgreSQL reads no U+0000."""
+    return text[:TEXT_CHARACTERS_MAX].replace("\0", "\ufffd")
+
+
+def counted_name(field: str) -> str:
+    """The name of a field in figures."""
+    return field if kept(field) == field else hashlib.sha256(field.encode()).hexdigest()
 
 
 @lru_cache(maxsize=4096)
@@ -171,5 +178,4 @@ def _figure(hour: int, is_traced: bool, dcs: tuple[str, ...], run: int | None, e
 def _json(parts: list[Any]) -> str:
     while parts and parts[-1] in (None, {}):
         parts.pop()
-    # PostgreSQL reads no U+0000 in JSON.
-    return orjson.dumps(parts).decode().replace("\\u0000", "\\ufffd")
+    return orjson.dumps(parts).decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,10 +99,32 @@ async def test_declared_fields_are_counted_once_all_jobs_are_indexed(shared_clie
     assert counts(await summary(shared_client, by="spec.image")) == {"i": 2}
     await send(shared_client, {"type": "JobCreated", "job_id": "d", "spec": {"image": ["i", "j"]}})
     assert counts(await summary(shared_client, by="spec.image")) == {"i": 3, "j": 1}
-    for wrong in ("image", "spec", "since"):
+    for wrong in ("image", "spec", "since", "trace"):
         answer = await shared_client.get("/v1/jobs/summary", params={**params, "by": wrong})
         assert (answer.status_code, answer.json()["path"]) == (422, "by")
         assert "by is none of status, hour, day, dc, error, and no search field" in answer.json()["detail"]
+
+
+async def test_groups_are_named_by_the_values_that_jobs_have(shared_client: Client) -> None:
+    path, deep = f"/v1/tenants/{shared_client.tenant}/search", "spec." + "k" * 200
+    fields = ["spec.x", f"{deep}.a", f"{deep}.b"]
+    (await shared_client.put(path, json={"fields": fields})).raise_for_status()
+    await send(
+        shared_client,
+        {"type": "JobCreated", "job_id": "a", "spec": {"x": ["", "\\u0000"], "k" * 200: {"a": "A", "b": "B"}}},
+    )
+
+    async def is_built() -> bool:
+        return bool((await shared_client.get(path)).json()["is_built"])
+
+    await until(is_built, "all jobs are indexed")
+    found = [counts(await summary(shared_client, by=field)) for field in fields]
+    assert found == [{"": 1, "\\u0000": 1}, {"A": 1}, {"B": 1}]
+
+
+async def test_no_job_is_in_a_data_centre_that_no_event_can_name(shared_client: Client) -> None:
+    await fill(shared_client)
+    assert (await summary(shared_client, dc="use1\0"))["all"]["jobs"] == 0
 
 
 async def test_a_summary_says_up_to_which_entry_it_counts_and_keeps_sessions(shared_client: Client) -> None:
@@ -143,7 +166,27 @@ async def test_figures_that_somebody_edited_are_reported_and_counted_again(
 
 @pytest.mark.parametrize(
     "figure",
-    ["none", "7", "{}", "[]", "[1]", "[-1,0,[]]", "[1,2,[]]", "[1,0,5]", "[1,0,[5]]", '[1,0,[],"x"]', "[1,0,[],-1]"],
+    [
+        *(
+            "none",
+            "7",
+            "{}",
+            "[]",
+            "[1]",
+            "[-1,0,[]]",
+            "[1,2,[]]",
+            "[1,0,5]",
+            "[1,0,[5]]",
+            '[1,0,[],"x"]',
+            "[1,0,[],-1]",
+        ),
+        *(
+            '[1,0,["a\\u0000"]]',
+            '[1,0,[],null,null,{"\\u0000":["a"]}]',
+            json.dumps([1, 0, [random.Random(1).randbytes(3000).hex()]]),
+        ),
+    ],
+    ids=lambda figure: figure[:40].replace("\\", ""),
 )
 async def test_an_edited_row_keeps_nothing_from_being_followed(
     shared_client: Client, shared_superuser: asyncpg.Connection, figure: str

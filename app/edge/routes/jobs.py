@@ -56,11 +56,12 @@ from app.runtime.state.session import SessionTokens
 from app.store.jobs.figures import BY_DAY, BY_DC, BY_HOUR, BY_STATUS, ERROR, Wanted
 from app.store.reads import CreatedHlc
 from ledger import rfc3339
-from ledger.errors import InvalidInputError, reported_as
+from ledger.errors import InvalidInputError, refuse, reported_as
 from ledger.facts.statuses import STATUSES
 from ledger.machines.job_figures import HOUR_MAX, HOUR_MS
 from ledger.machines.job_search import (
     CONDITIONS_MAX,
+    TRACE,
     VALUE_CHARACTERS_MAX,
     FieldIs,
     JobFilter,
@@ -203,6 +204,7 @@ def check_counted_field(by: str, others: Sequence[str] = ()) -> None:
     said = f"by is none of {', '.join(others)}, and no search field" if others else "by"
     with reported_as(partial(InvalidInputError, path=("by",)), said, InvalidInputError):
         check_field(by)
+        refuse(InvalidInputError, (by == TRACE, f"{TRACE} is another one for nearly every job"))
 
 
 @router.get("/v1/jobs/summary", responses=answered(JobSummary))

@@ -26,7 +26,7 @@ import asyncpg
 
 from app.store.following import EMPTY_TIMEOUT_S
 from app.store.reading import turned
-from ledger.machines.job_figures import FAILURES, HOUR_MAX, PERIODS_HOURS, Parts, kept, parts_of
+from ledger.machines.job_figures import FAILURES, HOUR_MAX, PERIODS_HOURS, Parts, counted_name, kept, parts_of
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -239,7 +239,7 @@ async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict
     }
     given = (
         wanted.tenant_id,
-        "" if name != "f.value" else kept(wanted.by),
+        "" if name != "f.value" else counted_name(wanted.by),
         kept(wanted.dc),
         *turned(covered(wanted.first, wanted.below, lengths), 3),
     )
