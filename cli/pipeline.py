@@ -6,7 +6,6 @@ environment. Its packages are large and rarely needed; in a checkout they are in
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -18,9 +17,9 @@ import typer
 from app.runtime.settings.config import Settings, load_settings
 from app.trust.node_keys import uri_in_use
 from ledger.errors import LedgerError
+from pipeline import is_installed
 from terminal.outcome import err, fail
 
-PACKAGES: Final = ("adbc_driver_postgresql", "boto3", "pandas", "pyarrow", "pyiceberg", "pyspark")
 _CHECKOUT: Final = Path(__file__).resolve().parents[1]
 
 
@@ -40,7 +39,7 @@ def pipeline(context: typer.Context) -> None:
 
 def prepared(settings: Settings) -> dict[str, str]:
     """Install the pipeline's packages if needed; returns the environment to execute it in."""
-    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+    if not is_installed():
         _install()
     return {**_known_of(settings), **os.environ}
 

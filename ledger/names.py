@@ -8,6 +8,9 @@ import re
 NODE_ID = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 """A node; it is the last part of an HLC, so it has no colon."""
 
+REPORT_ID = f"({NODE_ID})-[0-9a-f]{{32}}"
+"""A report: the node that keeps it, and a text that nobody guesses."""
+
 TENANT_ID = "[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?"
 """A tenant that may be written to."""
 

@@ -39,6 +39,7 @@ from app.read.node_tables import NodeTables, OverbookedNodes
 from app.read.proofs import judged_anchors
 from app.read.readiness import Readiness
 from app.read.revealing import Revealing
+from app.read.spark_reports import SparkReports
 from app.read.verification import ChainVerifier, VerifiedPositions
 from app.runtime.logs import log
 from app.runtime.metrics import Metrics
@@ -191,6 +192,7 @@ def _keep_running(
         services[FullWalk].run,
         services[JobTableWalk].run,
         services[OverbookedNodes].run,
+        services[SparkReports].clear,
         services[Watchers].run,
         *(peer.run for peer in service.regions.peers),
         service.importer.log_unfinished,
@@ -491,14 +493,18 @@ def _read_services(
     service.metrics.read(overbooked.values)
     jobs = JobReader(copies, Revealing(knowledge), folded, job_table.follow_now, report, service.retention)
 
+    data_dir, node_id = service.settings.data_dir, service.node.node_id
+    spark = SparkReports(folder=data_dir / "spark-report", logs=data_dir / "logs", database_url=service.database_url)
+
     def source() -> Source:
         made_at = rfc3339.written(datetime.now(UTC), "seconds")
-        return Source(started.log_origin, service.node.node_id, version("tallystick"), made_at)
+        return Source(started.log_origin, node_id, version("tallystick"), made_at)
 
     return {
         EntryCheck: service.entry_check,
         JobReader: jobs,
-        JobReports: JobReports(jobs=jobs, source=source),
+        SparkReports: spark,
+        JobReports: JobReports(jobs=jobs, source=source, spark=spark, node_id=node_id),
         JobTableWalk: JobTableWalk(pool, folded, report, job_table.rewrite),
         CommitmentReader: CommitmentReader(copies, service.entry_check, promise_check, tables, service.retention),
         OverbookedNodes: overbooked,

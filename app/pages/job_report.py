@@ -40,11 +40,15 @@ class Source(NamedTuple):
     made_at: str
 
 
-def spark_command(tenant_id: str, since: str | None, until: str | None, by: Sequence[str]) -> str:
-    """The command by which Spark makes a report on the same jobs."""
-    named = [("--from", since), ("--to", until), *(("--by", field) for field in by)]
-    options = [part for name, value in named if value is not None for part in (name, value)]
-    return shlex.join(["tally", "pipeline", "report", "--dest", f"reports/{tenant_id}", "-t", tenant_id, *options])
+def spark_options(tenant_id: str, since: str | None, until: str | None, by: Sequence[str]) -> list[str]:
+    """What ``tally pipeline report`` is to report on: the same jobs."""
+    named = [("-t", tenant_id), ("--from", since), ("--to", until), *(("--by", field) for field in by)]
+    return [part for name, value in named if value is not None for part in (name, value)]
+
+
+def spark_command(options: Sequence[str]) -> str:
+    """The command by which Spark makes a report with these ``spark_options``."""
+    return shlex.join(["tally", "pipeline", "report", "--dest", f"reports/{options[1]}", *options])
 
 
 def to_html(figures: ReportFigures, source: Source) -> str:
@@ -63,7 +67,7 @@ def to_html(figures: ReportFigures, source: Source) -> str:
             consistency=first["consistency"],
             entries=figures.entries,
             source=source,
-            command=spark_command(first["tenant_id"], first["since"], first["until"], fields),
+            command=spark_command(spark_options(first["tenant_id"], first["since"], first["until"], fields)),
             policy=_POLICY.format(**form),
             **form,
         )

@@ -362,13 +362,22 @@ STATEMENT_REJECTED = ProblemType(
     Retry.NEVER,
     "the detail says why; [SCITT](scitt.md#what-is-registered) says what a signed statement must have and who signs it",
 )
+REPORT_ELSEWHERE = ProblemType(
+    "report-elsewhere",
+    421,
+    "Another node keeps the report",
+    Retry.LATER,
+    "its id begins with the node that made it: ask that node, or again where a balancer chooses the node "
+    "([reports](search.md#a-report-of-them))",
+    advice="Ask again, or open the console of the node that is named above.",
+)
 REPORT_TOO_LARGE = ProblemType(
     "report-too-large",
     422,
     "The report is one for Spark",
     Retry.AFTER_CHANGE,
-    "the jobs of the period follow from more than 1,000,000 entries: name a shorter period, or run the command that "
-    "the detail names ([pipeline](pipeline.md#report))",
+    "the jobs of the period follow from more than 1,000,000 entries, and the detail says why Spark made none "
+    "beside the node: name a shorter period, or run the command that it names ([pipeline](pipeline.md#report))",
     advice="Name a shorter period, or run the command above.",
 )
 SUBJECT_NOT_FOUND = ProblemType(

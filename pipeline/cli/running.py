@@ -23,13 +23,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from ledger.errors import LedgerError
+from pipeline import PROGRESS, PROGRESS_VARIABLE
 from pipeline.java import error_line, is_submitted
 from pipeline.spark import is_local, spark_session
 from terminal import stop_signals
 from terminal.outcome import CommandExit, err, fail
 
 if TYPE_CHECKING:
-    from pyspark import Accumulator, SparkContext
+    from pyspark import Accumulator
     from pyspark.sql import SparkSession
 
 
@@ -109,6 +110,7 @@ def running(command: str, master: str | None, settings: Mapping[str, str] | None
     log = log_file(command)
     try:
         with (
+            _progress_reported(),
             _waits_reported(master) as is_ending,
             spark_session(f"tally pipeline {command}", master=master, log_file=log, settings=settings) as spark,
         ):
@@ -251,6 +253,8 @@ def _written_ns(file: Path) -> int:
 
 
 PROGRESS_INTERVAL_S: Final = 0.25
+REPORTED_INTERVAL_S: Final = 1.0
+"""The same for another program."""
 
 
 @contextmanager
@@ -270,8 +274,7 @@ def shown(spark: SparkSession, what: str, rows: Accumulator[int] | None = None) 
         task = progress.add_task(what, total=None, told="")
 
         def watch() -> None:
-            done, total, stages = _tasks(spark.sparkContext)
-            told = f"stage {stages}, {done}/{total} tasks" if total else "planning"
+            done, total, told = _progress(spark)
             if rows is not None and rows.value:
                 elapsed_s = progress.tasks[task].elapsed or 1
                 told += f", {rows.value:,} rows, {rows.value / elapsed_s:,.0f} rows/s"
@@ -281,12 +284,35 @@ def shown(spark: SparkSession, what: str, rows: Accumulator[int] | None = None) 
             yield
 
 
-def _tasks(context: SparkContext) -> tuple[int, int, str]:
-    """Finished tasks and all tasks of the active stages, and the numbers of these stages."""
+@contextmanager
+def _progress_reported() -> Iterator[None]:
+    """Write the progress to standard error for a program that set ``PROGRESS_VARIABLE``, and end with that program."""
+    if PROGRESS_VARIABLE not in os.environ:
+        yield
+        return
+
+    def watch() -> None:
+        spark = _interruption.spark
+        told = "Spark starts" if spark is None else _progress(spark)[2]
+        try:
+            os.write(2, f"{PROGRESS}{told}\n".encode())
+        except BrokenPipeError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(ENDING_S)
+            os.kill(os.getpid(), signal.SIGKILL)  # The command waits in a call that no signal interrupts.
+
+    with _watching("pipeline-reporting", watch, REPORTED_INTERVAL_S):
+        yield
+
+
+def _progress(spark: SparkSession) -> tuple[int, int, str]:
+    """Finished tasks and all tasks of the active stages, and the same in words."""
+    context = spark.sparkContext
     tracker = context.statusTracker()
     stages = [info for info in map(tracker.getStageInfo, tracker.getActiveStageIds()) if info is not None]
     numbers = ", ".join(str(info.stageId + 1) for info in stages)
-    return sum(info.numCompletedTasks for info in stages), sum(info.numTasks for info in stages), numbers
+    done, total = sum(info.numCompletedTasks for info in stages), sum(info.numTasks for info in stages)
+    return done, total, f"stage {numbers}, {done}/{total} tasks" if total else "planning"
 
 
 # --- output under spark-submit --------------------------------------------------------------------

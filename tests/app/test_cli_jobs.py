@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -51,6 +52,21 @@ def test_jobs_are_listed_for_people_newest_first_in_their_zone(url: str) -> None
     assert [line.split()[5] for line in more] == ["job-6", "job-5"]
     hours = {zone: tally(url, "--limit", "1", zone=zone).splitlines()[1].split()[2] for zone in ("UTC", "Asia/Tokyo")}
     assert (int(hours["UTC"][:2]) + 9) % 24 == int(hours["Asia/Tokyo"][:2])
+
+
+def test_a_report_is_made_by_the_service_and_written_whole(url: str, tmp_path: Path) -> None:
+    page = tmp_path / "acme.html"
+    asked = ("report", "-t", "acme", "-o", str(page))
+    done = run_tally(*asked, "--since", "2026-01-01T00:00:00Z", TALLY_URL=url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"the page: {page}\n", "")
+    assert "8 jobs were created in this period" in page.read_text()
+    told = json.loads(run_tally(*asked, "--json", TALLY_URL=url).stdout)
+    assert told == {"tenant_id": "acme", "file": str(page), "bytes": page.stat().st_size}
+    page.write_text("what was there")
+    refused = run_tally(*asked, "--by", "image", TALLY_URL=url)
+    assert refused.returncode == 1
+    assert "by" in refused.stderr
+    assert page.read_text() == "what was there"
 
 
 def test_a_search_goes_through_all_pages(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -536,6 +536,48 @@ def test_a_report_that_fails_says_why_on_the_page_and_can_be_asked_for_again(con
     expect(page.get_by_role("status").filter(has_text="No report")).to_have_count(0)
 
 
+def test_a_report_of_spark_says_how_far_it_is_to_who_comes_back_to_the_page_too(console: Console) -> None:
+    report = {"report_id": "node-1-a", "progress": "stage 3, 5/16 tasks"}
+    page = console.go(f"jobs/{TENANT}")
+    page.route("**/v1/reports", lambda route: route.fulfill(status=202, json=report))
+    page.route("**/v1/reports/node-1-a", lambda route: route.fulfill(status=202, json=report))
+    page.get_by_role("button", name="Report").click()
+    for place in (f"?tenant={TENANT}", "keys"):
+        told = page.get_by_role("status").filter(has_text="Spark makes the report")
+        expect(told).to_contain_text("you may leave this page and come back")
+        expect(page.get_by_text("stage 3, 5/16 tasks")).to_be_visible()
+        expect(page.get_by_role("button", name="Report")).to_be_disabled()
+        assert barriers(page) == []
+        page = console.go(place)
+    page.route("**/v1/reports/node-1-a", lambda route: route.fulfill(body="<p>it</p>", content_type="text/html"))
+    with page.expect_download() as downloading:
+        page = console.go(f"jobs/{TENANT}")
+    assert Path(downloading.value.path()).read_text() == "<p>it</p>"
+    page.unroute("**/v1/reports")
+    page.unroute("**/v1/reports/node-1-a")
+
+
+def test_a_report_behind_a_balancer_is_asked_for_until_its_node_answers(console: Console) -> None:
+    page = console.go(f"jobs/{TENANT}")
+    problem = {"type": "/report-elsewhere", "detail": "node b keeps the report, and node a was asked"}
+    answers = iter(range(3))
+
+    def answer(route: Route) -> None:
+        if next(answers, None) is None:
+            route.continue_()
+        else:
+            route.fulfill(status=421, json=problem)
+
+    page.route("**/v1/reports/*", answer)
+    with page.expect_download():
+        page.get_by_role("button", name="Report").click()
+    assert next(answers, None) is None
+    page.route("**/v1/reports/*", lambda route: route.fulfill(status=421, json=problem))
+    page.get_by_role("button", name="Report").click()
+    expect(page.get_by_role("status").filter(has_text="No report: node b keeps the report")).to_be_visible()
+    page.unroute("**/v1/reports/*")
+
+
 def test_pages_of_jobs_say_how_many_were_found_so_far(console: Console) -> None:
     send(console, "many", *({"type": "JobCreated", "job_id": f"j-{number:03}"} for number in range(60)))
     page = console.go("jobs/many?status=SUBMITTED")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import OrderedDict
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,8 +14,7 @@ import pytest
 
 from app.edge.accepted import AccessControl
 from app.read.consistency import Promise, ReadLevel
-from app.read.job_reports import JobReports
-from app.read.jobs import JobReader
+from app.read.job_reports import KEPT_MAX, JobReports
 from app.store.jobs.figures import BY_DAY, Wanted
 from ledger.errors import NotFoundError, NotReadyError
 from tests.app.chains import until
@@ -102,9 +104,10 @@ async def test_a_report_counts_declared_fields_and_refuses_others(shared_client:
     assert "By spec.image" in await made(shared_client, by=["spec.image"])
 
 
-async def test_beyond_a_million_entries_the_answer_names_the_command_of_spark(
-    shared: Shared, shared_client: Client
+async def test_beyond_a_million_entries_a_node_without_spark_names_its_command(
+    shared: Shared, shared_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pipeline.NEEDED", ("package_that_is_not_there",))
     await fill(shared_client)
     await made(shared_client)
     await shared.superuser.execute(
@@ -114,35 +117,36 @@ async def test_beyond_a_million_entries_the_answer_names_the_command_of_spark(
     answer = await done(shared_client, await start(shared_client, shared_client.tenant))
     assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (422, "report-too-large")
     assert answer.json()["detail"].endswith(
-        f"or run tally pipeline report --dest reports/{shared_client.tenant} -t {shared_client.tenant}"
+        "Spark is not installed here (pip install 'tallystick[pipeline]'). Shorten the period, or run "
+        f"tally pipeline report --dest reports/{shared_client.tenant} -t {shared_client.tenant}"
     )
     assert "2 jobs were created" in await made(shared_client, until="1970-01-01T01:00:00Z")
 
 
 async def test_one_report_is_made_at_a_time_and_a_stop_cancels_it(shared: Shared, shared_client: Client) -> None:
     await fill(shared_client)
-    reports = JobReports(jobs=shared.services[JobReader], source=shared.services[JobReports].source)
+    reports = replace(shared.services[JobReports], _kept=OrderedDict())
     promise, limits = Promise(ReadLevel.SESSION, (), 0), {Wanted(shared_client.tenant, BY_DAY): 10}
     released: list[str] = []
     with ExitStack() as held:
         held.callback(released.append, "first")
-        first = reports.start(promise, limits, held)
+        first = reports.start(promise, limits, held, may_audit=False)
     assert released == []
     with ExitStack() as held, pytest.raises(NotReadyError, match="makes another report"):
-        reports.start(promise, limits, held)
+        reports.start(promise, limits, held, may_audit=False)
     await reports.close()
     assert first.making.cancelled()
     assert released == ["first"]
     with ExitStack() as held:
-        assert "3 jobs" in (await reports.start(promise, limits, held).making).html
+        assert "3 jobs" in (await reports.start(promise, limits, held, may_audit=False).making).html
 
 
 async def test_a_report_that_is_no_longer_kept_says_what_to_do(shared: Shared, shared_client: Client) -> None:
     await fill(shared_client)
-    reports = JobReports(jobs=shared.services[JobReader], source=shared.services[JobReports].source, kept_s=0.0)
+    reports = replace(shared.services[JobReports], _kept=OrderedDict(), kept_s=0.0)
     with ExitStack() as held:
         limits = {Wanted(shared_client.tenant, BY_DAY): 10}
-        report = reports.start(Promise(ReadLevel.SESSION, (), 0), limits, held)
+        report = reports.start(Promise(ReadLevel.SESSION, (), 0), limits, held, may_audit=False)
     await report.making
 
     async def is_gone() -> bool:
@@ -156,6 +160,39 @@ async def test_a_report_that_is_no_longer_kept_says_what_to_do(shared: Shared, s
     answer = await shared_client.get(f"/v1/reports/{report.report_id}")
     assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (404, "not-found")
     assert "over a restart; start the report again with POST /v1/reports" in answer.json()["detail"]
+
+
+async def test_a_node_names_the_one_that_keeps_a_report(shared: Shared, shared_client: Client) -> None:
+    await fill(shared_client)
+    place = await start(shared_client, shared_client.tenant)
+    here = shared.services[JobReports].node_id
+    assert (await shared_client.get(place)).json().get("node_id", here) == here
+    random = place.rpartition("-")[2]
+    answer = await shared_client.get(f"/v1/reports/node-elsewhere-{random}")
+    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (421, "report-elsewhere")
+    assert answer.json()["detail"].startswith(f"node node-elsewhere keeps the report, and node {here} was asked")
+    assert (await shared_client.get(f"/v1/reports/{here}-{'0' * 32}")).status_code == 404
+
+
+async def test_the_newest_reports_are_kept_and_none_is_dropped_while_it_is_made(
+    shared: Shared, shared_client: Client
+) -> None:
+    await fill(shared_client)
+    reports = replace(shared.services[JobReports], _kept=OrderedDict())
+    made: list[str] = []
+    promise, limits = Promise(ReadLevel.SESSION, (), 0), {Wanted(shared_client.tenant, BY_DAY): 10}
+    for number in range(KEPT_MAX + 2):
+        with ExitStack() as held:
+            report = reports.start(promise, limits, held, may_audit=False)
+        if number == 0:
+            report.progress = "as Spark that takes long"
+            report.making.cancel()
+            report.making = asyncio.get_running_loop().create_future()
+            continue
+        await report.making
+        made.append(report.report_id)
+    assert list(reports._kept)[1:] == made[2:]
+    assert reports.find(next(iter(reports._kept))).progress is not None
 
 
 async def test_a_report_needs_the_right_to_read_is_an_export_and_its_download_is_recorded(

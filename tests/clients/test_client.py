@@ -113,6 +113,30 @@ def test_a_job_is_created_reported_on_ended_and_listed(ledger: str) -> None:
         assert [(group["value"], group["statuses"]) for group in summary["groups"]] == [("use1", {"CANCELLING": 1})]
 
 
+def test_a_report_is_waited_for_and_is_a_page(ledger: str) -> None:
+    told: list[str] = []
+    with Client(ledger) as client:
+        client.create_job("reported", {"image": "a/b:1"})
+        page = client.make_report("reported", until="2100-01-01T00:00:00Z", advance=told.append)
+        assert b"1 job was created in this period" in page
+        with pytest.raises(InvalidError, match="by"):
+            client.make_report("reported", by=["image"])
+    assert {*told} == {"the node makes it"}
+
+
+def test_a_report_that_another_node_keeps_is_asked_for_again(way: Way) -> None:
+    elsewhere = [problem(421, "report-elsewhere") for _ in range(2)]
+
+    def advance(_: str) -> None:
+        way.instead, elsewhere[:] = [*elsewhere], []
+
+    with Client(way.url) as client:
+        client.create_job("kept", {})
+        page = client.make_report("kept", advance=advance)
+    assert page.startswith(b"<!doctype html>")
+    assert [each.method for each in way.seen] == ["POST", "POST", "GET", "GET", "GET"]
+
+
 def test_the_same_code_is_awaited(ledger: str) -> None:
     async def all_of_it() -> list[str]:
         async with AsyncClient(ledger) as client:
@@ -276,7 +300,7 @@ def kinds() -> list[tuple[str, int]]:
 @pytest.mark.parametrize(("kind", "status"), kinds())
 def test_problems_that_may_pass_are_repeated_and_no_others(kind: str, status: int) -> None:
     error = problem_error(status, {"type": f"https://tallystick.dev/problems/{kind}", "title": "so"}, None)
-    may_pass = status in (408, 429, 503) or kind == "internal-error"
+    may_pass = status in (408, 429, 503) or kind in ("internal-error", "report-elsewhere")
     assert isinstance(error, TransientError) is may_pass
     assert (error.kind, error.status) == (kind, status)
 

@@ -15,8 +15,9 @@ from app.edge.routes.jobs import PromiseDep, check_counted_field, within_hours
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
 from app.read.job_reports import JobReport, JobReports
 from app.runtime.answers.jobs import ReportAnswer
+from app.runtime.principals import Right
 from app.store.jobs.figures import BY_DAY, BY_DC, BY_HOUR, ERROR, Wanted
-from ledger import rfc3339
+from ledger import names, rfc3339
 
 router = APIRouter(route_class=StrictRoute, tags=["jobs"], responses=PROBLEM_RESPONSE)
 
@@ -36,7 +37,8 @@ async def start_report(
     wanted: Annotated[dict[str, Any], json_body(ReportRequest)],
 ) -> Response:
     """Start a report on the jobs of a tenant that were created from the hour of `since` on and before `until`: by hour
-    or day, data centre, error, and each field of `by`. One is made at a time, as one export of the caller."""
+    or day, data centre, error, and each field of `by`. One is made at a time, as one export of the caller. Beyond
+    1,000,000 entries Spark makes it, where it is installed, for a caller who may also `audit`."""
     all_jobs = within_hours(Wanted(wanted["tenant_id"], BY_DAY), wanted.get("since"), wanted.get("until"))
     fields = dict.fromkeys(wanted.get("by", ()))
     for each in fields:
@@ -46,8 +48,9 @@ async def start_report(
     limits |= {all_jobs._replace(by=each): GROUPS_MAX for each in (BY_DC, ERROR, *fields)}
     with ExitStack() as held:
         held.enter_context(accepted.access.quotas.exports.one(accepted.caller.id))
-        report = reports.start(promise, limits, held)
-    return _being_made(report)
+        may_audit = accepted.caller.may(Right.AUDIT, all_jobs.tenant_id)
+        report = reports.start(promise, limits, held, may_audit=may_audit)
+    return _being_made(reports, report)
 
 
 @router.get(
@@ -64,13 +67,18 @@ async def start_report(
 async def read_report(
     accepted: AcceptedDep,
     reports: Service[JobReports],
-    report_id: Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Its id, from `POST /v1/reports`.")],
+    report_id: Annotated[
+        str, Path(pattern=names.anchored(names.REPORT_ID), description="Its id, from `POST /v1/reports`.")
+    ],
 ) -> Response:
-    """The report, or 202 while it is being made. Its node keeps it in memory for an hour, until it restarts."""
+    """The report, or 202 while it is being made. Its node keeps it in memory for an hour, until it restarts; others
+    name that node. A report of Spark needs the right `audit`."""
     report = reports.find(report_id)
     accepted.check_tenant(report.tenant_id)
+    if report.progress is not None:
+        accepted.caller.check(Right.AUDIT, report.tenant_id)
     if not report.making.done():
-        return _being_made(report)
+        return _being_made(reports, report)
     page = report.making.result()
     await accepted.record_read(report.tenant_id, jobs=page.jobs)
     headers = {
@@ -81,10 +89,12 @@ async def read_report(
     return Response(page.html, headers=headers, media_type=MEDIA_TYPE)
 
 
-def _being_made(report: JobReport) -> Response:
+def _being_made(reports: JobReports, report: JobReport) -> Response:
     answer = {
         "report_id": report.report_id,
         "tenant_id": report.tenant_id,
+        "node_id": reports.node_id,
         "started_at": rfc3339.text_of(report.started_ms),
+        "progress": report.progress,
     }
     return json_answer(answer, 202, {"Location": f"/v1/reports/{report.report_id}", "Retry-After": "1"})

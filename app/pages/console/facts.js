@@ -289,6 +289,7 @@ export const PROBLEMS = {
   "key-conflict": "The key was changed meanwhile, or this node's own key is not admitted: the page Keys shows both.",
   "not-ready": "Try again in a moment; the overview says what is wrong.",
   "quota-exceeded": "Wait a moment and try again.",
+  "report-elsewhere": "Ask again, or open the console of the node that is named above.",
   "report-too-large": "Name a shorter period, or run the command above.",
   "retention-conflict": "Read the policy again: somebody changed it meanwhile, or a minimum would be shortened.",
   "tenant-not-found": "Check the name. A tenant begins with its first event.",

@@ -212,10 +212,13 @@ JobSummary = shape(
 
 ReportAnswer = shape(
     "ReportAnswer",
-    "A report that is being made; ``GET /v1/reports/{report_id}`` has its page once it is done.",
+    "A report that is being made; ``GET /v1/reports/{report_id}`` of node ``node_id`` has its page once it is done.\n"
+    "``progress`` says how far Spark is, null where the node makes it of the figures.",
     report_id=str,
     tenant_id=str,
+    node_id=str,
     started_at=str,
+    progress=str | None,
 )
 
 EventOrigin = shape(

@@ -49,7 +49,7 @@ WORDS: Final[Mapping[str, str]] = {
     r"^[^\x00-\x1f\x7f]+$": "must not have a control character",
     "^[a-z][a-z0-9_]{0,63}$": "must be 1 to 64 of a-z, 0-9 and _, the first a letter",
     "^[0-9a-f]{16}$": "must be a key id: 16 hexadecimal digits in small letters",
-    "^[0-9a-f]{32}$": "must be the id of a report: 32 hexadecimal digits in small letters",
+    names.anchored(names.REPORT_ID): "must be the id of a report: a node, - and 32 hexadecimal digits in small letters",
     "^[!-*,-~]{1,200}$": f"must be 1 to 200 {_VISIBLE} other than +",
     "^[!-~]([ -~]{0,248}[!-~])?$": "must be 1 to 250 characters of ASCII, without blanks at its ends",
     "^[!-~]+( [!-~]+)*$": f"must be words of {_VISIBLE}, with one blank between two",

@@ -8,6 +8,7 @@ import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
@@ -24,7 +25,7 @@ from tallystick_client.answers import (
     ListedJob,
     Recorded,
 )
-from tallystick_client.core import JSON, NDJSON, Core, OnWait, bearer, json_of, new_key, value_of, watched
+from tallystick_client.core import JSON, NDJSON, Core, OnWait, bearer, json_of, new_key, no_ledger, value_of, watched
 from tallystick_client.facts import EventName, Level, Status
 from tallystick_client.jobs import AsyncJob, Job, JobId, Spec, job_path, new_job_id
 from tallystick_client.outbox import Outbox, SpoolReport
@@ -46,8 +47,9 @@ BATCH_LINES_MAX, BATCH_BYTES_MAX = 1000, 4 << 20
 """Bounds of one request; a longer batch is sent in several, each of which is recorded whole or not at all."""
 DOWNLOAD_PAUSE_MAX_S = 600.0
 """Longest wait for the next piece of a download; a long chain may have to be signed before the first."""
-TAR = "application/x-tar"
-JOBS = "/v1/jobs"
+TAR, HTML = "application/x-tar", "text/html"
+JOBS, REPORTS = "/v1/jobs", "/v1/reports"
+REPORT_PAUSE_S = 0.5
 
 J = TypeVar("J", Job, AsyncJob)
 
@@ -282,6 +284,33 @@ class LedgerMethods(Generic[J]):
         params = {"tenant_id": tenant_id, "by": by, **filters}
         summary: JobsSummary = value_of(await self._core.ask("GET", "/v1/jobs/summary", params=params))
         return summary
+
+    @operation
+    async def make_report(
+        self,
+        tenant_id: str,
+        *,
+        since: str | None = None,
+        until: str | None = None,
+        by: Sequence[str] = (),
+        advance: Callable[[str], object] | None = None,
+    ) -> bytes:
+        """A page of HTML on the jobs of a period, once a node has made it; ``by`` are declared fields of the spec.
+
+        ``advance`` is called again and again with words on how far it is: beyond 1,000,000 entries it takes minutes.
+        """
+        wanted = {"tenant_id": tenant_id, "since": since, "until": until, "by": list(by) or None}
+        content = json_of({name: value for name, value in wanted.items() if value is not None})
+        reply = await self._core.ask("POST", REPORTS, content=content, repeatable=True)
+        path = f"{REPORTS}/{value_of(reply)['report_id']}"
+        while reply.status == HTTPStatus.ACCEPTED:
+            if advance is not None:
+                advance(value_of(reply)["progress"] or "the node makes it")
+            await self._core.transport.pause(REPORT_PAUSE_S)
+            reply = await self._core.ask("GET", path)
+        if not reply.headers.get("Content-Type", "").startswith(HTML):
+            raise no_ledger(reply)
+        return reply.content
 
     @listing
     def list_events(self, tenant_id: str, job_id: str) -> Values[JobEvent]:

@@ -50,6 +50,7 @@ TRANSIENT_KINDS: frozenset[str] = frozenset(
         "not-ready",
         "privacy-unavailable",
         "quota-exceeded",
+        "report-elsewhere",
         "request-timeout",
         "session-not-caught-up",
         "signing-unavailable",
