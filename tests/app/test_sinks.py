@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import select
 import socket
+import ssl
 import statistics
 import subprocess
+import sys
+import termios
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from functools import cache
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +28,8 @@ from ocsf_json_schema import OcsfJsonSchemaEmbedded, get_ocsf_schema
 from app.dev.cluster import free_port
 from app.share.webhooks import sending
 from app.share.webhooks.formats import Format, cloud_event, cloud_event_type, ocsf_event, severity_of
-from app.share.webhooks.sending import context_of_secret
-from app.share.webhooks.syslog import framed
+from app.share.webhooks.sending import Names, Outcome, context_of_secret
+from app.share.webhooks.syslog import attempt, framed
 from app.store import retention
 from app.store.chain_reads import ListedEntry
 from app.store.webhooks import Webhook
@@ -245,6 +251,29 @@ async def test_what_a_syslog_server_has_not_read_and_ended_is_sent_again(
     await until(lambda: syslog.taken[-1:] == [200], "all is delivered")
     assert syslog.taken == [*range(1, 201)]
     assert (syslog.reset, syslog.stalled) == ((2, 0) if does is Does.RESET else (0, 2))
+
+
+async def test_a_syslog_server_that_stops_in_order_with_bytes_unread_has_not_taken_them(authority: Authority) -> None:
+    context, pair, batch = (
+        ssl.create_default_context(cafile=authority.ca_file),
+        authority.issue("stopping"),
+        bytes(40_000),
+    )
+    ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ours.load_cert_chain(pair.cert, pair.key)
+
+    def stop_once_all_came(listener: socket.socket) -> None:
+        with ours.wrap_socket(listener.accept()[0], server_side=True) as tls:
+            while len(batch) > int.from_bytes(fcntl.ioctl(tls, termios.FIONREAD, bytes(4)), sys.byteorder):
+                select.select([tls], [], [])
+            with suppress(ssl.SSLError):
+                tls.unwrap()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"syslog+tls://localhost:{listener.getsockname()[1]}"
+        stopping = asyncio.to_thread(stop_once_all_came, listener)
+        answer, _ = await asyncio.gather(attempt(context, url, batch, Names(), [ip_network("127.0.0.0/8")]), stopping)
+    assert answer.outcome is Outcome.AWAY, answer
 
 
 async def add_syslog(client: Client, receiver: SyslogReceiver, **more: Any) -> dict[str, Any]:

@@ -10,16 +10,19 @@
 32473 is the number that RFC 5612 reserves for examples: this software has no number of its own.
 
 Syslog has no answers. Each batch has a connection of its own, and counts as delivered once the receiver has ended it
-after the end of the batch (close_notify: RFC 5425, 4.4): its TLS layer has read all. A receiver that dies before that
-resets the connection, so the batch is sent again. What its program does with a message, nothing reports.
+after the end of the batch (close_notify: RFC 5425, 4.4): its TLS layer has read all. A receiver that dies, or ends the
+connection, before that resets it, so the batch is sent again. What its program does with a message, nothing reports.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import re
 import socket
 import ssl
+import termios
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -42,6 +45,7 @@ ENTERPRISE: Final = 32473
 APP_NAME: Final = "tallystick"
 RECORD_BYTES: Final = 16 * 1024
 """Plain bytes of a TLS record."""
+ACKNOWLEDGED_POLL_S: Final = 0.01
 
 
 def framed(form: str, entries: Sequence[ListedEntry], source: str) -> bytes:
@@ -122,3 +126,11 @@ async def _write(address: str, port: int, host: str, context: ssl.SSLContext, da
         for at in range(0, len(data), RECORD_BYTES):
             await done(partial(tls.write, data[at : at + RECORD_BYTES]))
         await done(tls.unwrap)
+        # A receiver that stops ends connections in order, too. Only if nothing of the batch is unread, its kernel has
+        # acknowledged all and does not reset the connection.
+        while await loop.sock_recv(connection, RECORD_BYTES):
+            pass
+        while any(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))):
+            await asyncio.sleep(ACKNOWLEDGED_POLL_S)
+            if error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(error, os.strerror(error))
