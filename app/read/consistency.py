@@ -27,7 +27,7 @@ from typing import NamedTuple
 from app.runtime.state.node import Node
 from app.runtime.state.session import Token
 from app.store import reads
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from ledger.errors import (
     DurabilityTimeoutError,
     FencedError,
@@ -159,8 +159,7 @@ class Consistency:
     async def chained(self, tokens: Sequence[Token]) -> set[Token]:
         """The tokens whose writes are in a chain. If an epoch's end calls one of these lost, that row is wrong."""
         hlcs = {token: Hlc.parse(token.hlc) for token in tokens}
-        async with reading(self._pool) as connection:
-            found = await reads.chained(connection, [*hlcs.values()])
+        found = await run_in(self._pool, reads.chained, [*hlcs.values()])
         return {token for token, hlc in hlcs.items() if hlc in found}
 
     async def wait_here(self, tokens: Sequence[Token]) -> list[Token]:

@@ -40,6 +40,7 @@ from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.state.node import Node
 from app.runtime.state.session import Token
+from app.runtime.tasks import repeat
 from app.store import Connection, reads, sessions
 from app.store import node as node_store
 from app.store.node import beat
@@ -70,16 +71,7 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beat until cancelled, also while the primary is unreachable."""
-        missed = False
-        while True:
-            try:
-                await self.beat()
-                missed = False
-            except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
-                if not missed:
-                    log.warning("heartbeat_missed", error=str(error))
-                missed = True
-            await asyncio.sleep(BEAT_INTERVAL_S)
+        await repeat(self.beat, BEAT_INTERVAL_S, "heartbeat_missed")
 
     async def beat(self) -> None:
         """Write one beat.

@@ -30,7 +30,7 @@ from app.store.entry_check import not_as_chained
 from app.store.jobs import figures as job_figures
 from app.store.jobs import table as job_table
 from app.store.jobs.table import Folded, JobFolds, JobSpan, ListedRow, ReadJob
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.store.reads import JobRows
 from ledger.errors import ChainDamagedError
 from ledger.machines.exclusions import COUNT_ALL
@@ -158,8 +158,7 @@ class JobTableWalk:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
         while True:
-            async with reading(self._pool) as connection:
-                tenants = await list_tenants(connection)
+            tenants = await run_in(self._pool, list_tenants)
             for tenant_id in tenants:
                 await self._walk(tenant_id)
                 await self._recount(tenant_id)

@@ -16,7 +16,7 @@ from app.runtime.metrics import Values
 from app.store import Connection, chain_reads, commitments
 from app.store.commitments import AtFloor, PromiseCheck, PromiseEntry
 from app.store.entry_check import EntryCheck
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from ledger.errors import ChainDamagedError, DatabaseUnavailableError, InvalidInputError
 from ledger.facts.events import CommitmentAction
 from ledger.machines.node_table import NodeTable
@@ -166,8 +166,7 @@ class OverbookedNodes:
     async def count(self) -> None:
         """Count once. A tenant that cannot be read keeps its last count."""
         try:
-            async with reading(self._pool) as connection:
-                tenants = await commitments.tenants_with_capacities(connection)
+            tenants = await run_in(self._pool, commitments.tenants_with_capacities)
             counts = [(tenant_id, await self._count_of(tenant_id)) for tenant_id in tenants]
         except DatabaseUnavailableError as error:
             log.warning("overbooked_nodes_not_counted", error=str(error))

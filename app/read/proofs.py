@@ -34,7 +34,7 @@ from app.store import Connection, chain_reads
 from app.store import anchors as store
 from app.store.jobs import index as job_index
 from app.store.notary import read_links, read_tiles
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.trust.retention import RetentionReader
 from ledger import merkle
 from ledger.errors import NotFoundError, ProofError, SeqOutOfRangeError, SignatureError
@@ -290,8 +290,7 @@ async def judged_anchors(
     Raises:
         DatabaseUnavailableError: Postgres cannot be reached.
     """
-    async with reading(pool) as connection:
-        judge_all = await newest_anchors(connection, tenant_id, opener(keyring, origin), witnesses, roots)
+    judge_all = await run_in(pool, newest_anchors, tenant_id, opener(keyring, origin), witnesses, roots)
     return await asyncio.to_thread(judge_all)
 
 

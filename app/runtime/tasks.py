@@ -1,9 +1,10 @@
 """How background tasks run, pause and end.
 
-``kept_running`` restarts a task that failed; ``paced`` keeps one to its share of the time; ``called_in`` lets another
-thread call into the loop, ``in_own_thread`` waits for work that may hang; ``stop_deadline`` ends a process whose stop
-hangs. ``Broadcast`` wakes all that wait. ``Slots`` and ``MemoryBudget`` bound heavy work, ``keep_newest`` a cache.
-Acknowledged records are durable, so a kill loses none of them: the next start recovers them.
+``kept_running`` restarts a task that failed, ``repeat`` does something at intervals; ``paced`` keeps a task to its
+share of the time; ``called_in`` lets another thread call into the loop, ``in_own_thread`` waits for work that may hang;
+``stop_deadline`` ends a process whose stop hangs. ``is_set_within`` waits for an event, ``Broadcast`` wakes all that
+wait. ``Slots`` and ``MemoryBudget`` bound heavy work, ``keep_newest`` a cache. Acknowledged records are durable, so a
+kill loses none of them: the next start recovers them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +25,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
-from ledger.errors import DatabaseUnavailableError, NotReadyError
+from ledger.errors import DatabaseUnavailableError, LedgerError, NotReadyError
 from ledger.exit_code import ExitCode
 
 PAUSE_FIRST_S = 1.0
@@ -65,6 +66,22 @@ async def kept_running(
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
 
+async def repeat(work: Callable[[], Awaitable[object]], every_s: float, event: str) -> None:
+    """Run ``work`` for ever, with a pause of ``every_s``. The first of several failures in a row is logged as
+    ``event``; what was not foreseen ends it."""
+    has_failed = False
+    while True:
+        try:
+            await work()
+            has_failed = False
+        except (LedgerError, *DATABASE_FAULTS) as error:
+            if not has_failed:
+                log.warning(event, error=str(error))
+            has_failed = True
+            end_if_cancelled()
+        await asyncio.sleep(every_s)
+
+
 @asynccontextmanager
 async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[None]:
     """Run the body, then rest so long that the body took at most ``share`` of the time (0 to 1), its waits included;
@@ -73,6 +90,15 @@ async def paced(share: float, *, rest_max_s: float = math.inf) -> AsyncIterator[
     began_s = loop.time()
     yield
     await asyncio.sleep(min(rest_max_s, (loop.time() - began_s) * (1 - share) / share))
+
+
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until ``event`` is set, at most ``seconds``; returns whether it is. Not ``asyncio.wait_for``, which before
+    Python 3.12 loses a cancellation that comes right after the event."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return False
 
 
 class Broadcast:

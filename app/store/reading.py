@@ -11,9 +11,9 @@ an edited time must not fail the read of other columns.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 import asyncpg
 import orjson
@@ -25,6 +25,8 @@ from ledger.errors import ChainDamagedError, DatabaseUnavailableError
 from ledger.verification.entry_check import ENTRY_COLUMNS
 
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+Given = ParamSpec("Given")
+Value = TypeVar("Value")
 
 READ_TIMEOUT_S = 10.0
 """Longest that one read may take, the wait for a connection included."""
@@ -72,6 +74,21 @@ async def reading(
         raise DatabaseUnavailableError(f"the database refuses: {error.args[0]}; its operator must mend that") from error
 
 
+async def run_in(
+    pool: Pool,
+    work: Callable[Concatenate[Connection, Given], Awaitable[Value]],
+    *given: Given.args,
+    **named: Given.kwargs,
+) -> Value:
+    """The result of ``work`` on a connection that ``reading`` lends.
+
+    Raises:
+        as ``reading``, and as ``work``.
+    """
+    async with reading(pool) as connection:
+        return await work(connection, *given, **named)
+
+
 @asynccontextmanager
 async def _borrowed(pool: Pool) -> AsyncIterator[Connection]:
     """A connection of ``pool``; any failure to get one means that Postgres is unavailable."""
@@ -100,7 +117,6 @@ ENTRIES = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM scheduler.scheduler_log"
 """SQL that selects entries for verification."""
 
 Row = TypeVar("Row", bound=NamedTuple)
-Value = TypeVar("Value")
 
 _FIRST, _LAST = "timestamptz '0001-01-02 00:00:00Z'", "timestamptz '9999-12-30 00:00:00Z'"
 

@@ -8,7 +8,6 @@ unsigned again only at HLCs at which no verifier demands a signature.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -18,15 +17,14 @@ from operator import attrgetter
 
 from app.runtime.logs import log
 from app.runtime.principals import Principal
-from app.trust.key_changes import TRY_AGAIN, KeyChanges
-from ledger.errors import InvalidInputError, KeyConflictError, LedgerError, NotFoundError
+from app.runtime.tasks import repeat
+from app.trust.key_changes import FOLLOW_INTERVAL_S, KeyChanges
+from ledger.errors import InvalidInputError, KeyConflictError, NotFoundError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing.callers import CALLER_PREFIX, RegisteredCaller, RequiredSignatures, RevokedCaller
 from signing.keys import Caller, KnownCallers, PublicKey, Requirement
 
-FOLLOW_INTERVAL_S = 1.0
-"""Pause between two reads of the chain."""
 REQUIRED_AFTER_MS = 60_000
 REVOKED_AFTER_MS = 2_000
 """How long after a revocation that names no time the key counts, so that every node has read it by then."""
@@ -56,12 +54,7 @@ class CallerKeys:
 
     async def run(self) -> None:
         """Follow the chain until cancelled."""
-        while True:
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
-            try:
-                await self.refresh()
-            except (LedgerError, *TRY_AGAIN) as error:
-                log.warning("callers_not_followed", error=str(error))
+        await repeat(self.refresh, FOLLOW_INTERVAL_S, "callers_not_followed")
 
     async def register(self, name: str, tenants: Sequence[str], public_key_pem: str, by: Principal) -> Caller:
         """Let a key sign events of these tenants as the caller of this name.

@@ -45,7 +45,7 @@ from app.runtime.settings.config import Settings
 from app.runtime.state.node import Node
 from app.store import Connection
 from app.store import keys as store
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.trust import node_keys
 from app.trust.key_chain import KeyChain
 from app.trust.key_in_use import KeyInUse
@@ -85,7 +85,8 @@ from signing.keys import ALGORITHMS, ED25519, ML_DSA_44, PublicKey, Signer
 from signing.private_keys import FileSigner
 
 FOLLOW_INTERVAL_S = 1.0
-"""How often a node checks that its keys are trusted and that the rows match the chain."""
+"""How often a node reads what the chain says: whether its keys are trusted and the rows match it, and of callers,
+regions and tokens."""
 REVOKED_LEARNED_S = 5.0
 """Longest until a node has learned that its key is revoked and stops signing checkpoints with it."""
 RETRY_PAUSE_S = 1.0
@@ -290,8 +291,7 @@ class KeyChanges:
         Raises:
             DatabaseUnavailableError: Postgres cannot be reached.
         """
-        async with reading(self.pool) as connection:
-            return await self.chain.history(connection)
+        return await run_in(self.pool, self.chain.history)
 
     def _facts_of(self, item: Retired) -> Facts:
         """The facts of a rotation's entry."""

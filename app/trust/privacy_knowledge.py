@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from app.runtime.logs import log
-from app.runtime.postgres import DATABASE_FAULTS
+from app.runtime.tasks import repeat
 from app.store import privacy as store
 from app.store.entry_check import EntryCheck
 from app.store.reading import reading
@@ -33,7 +34,6 @@ from app.trust.subject_keys import SubjectKeys
 from ledger.errors import (
     ChainDamagedError,
     InvalidInputError,
-    LedgerError,
     PrivacyDamagedError,
     PrivacyUnavailableError,
 )
@@ -133,20 +133,14 @@ class PrivacyKnowledge:
         self._tell()
         async with asyncio.TaskGroup() as tasks:
             # Concurrent, because reading the chains may take minutes.
-            tasks.create_task(self._repeat(self.refresh))
-            tasks.create_task(self._repeat(self._settle_doubts))
+            for work in (self.refresh, self._settle_doubts):
+                tasks.create_task(repeat(partial(self._telling, work), REFRESH_S, "privacy_not_refreshed"))
 
-    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
-        missed = False
-        while True:
-            await asyncio.sleep(REFRESH_S)
-            try:
-                await work()
-                missed = False
-            except (LedgerError, *DATABASE_FAULTS) as error:
-                if not missed:
-                    log.warning("privacy_not_refreshed", error=str(error))
-                missed = True
+    async def _telling(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do ``work``, and report the damage that it met."""
+        try:
+            await work()
+        finally:
             self._tell()
 
     async def refresh(self) -> None:

@@ -20,16 +20,15 @@ from typing import Final
 from app.runtime.logs import log
 from app.runtime.principals import EVERY_TENANT, Principal, Right, grant_of
 from app.runtime.state.kept_files import FIRST_TOKEN, KEPT_TOKENS, KeptTokens
+from app.runtime.tasks import repeat
 from app.trust import callers
 from app.trust.callers import KnownTokens
-from app.trust.key_changes import TRY_AGAIN, Facts, KeyChanges
-from ledger.errors import DurabilityTimeoutError, ForbiddenError, LedgerError, NotFoundError
+from app.trust.key_changes import FOLLOW_INTERVAL_S, Facts, KeyChanges
+from ledger.errors import DurabilityTimeoutError, ForbiddenError, NotFoundError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from signing.key_statement import TOKEN_PREFIX, IssuedToken
 
-FOLLOW_INTERVAL_S: Final = 1.0
-"""Pause between two reads of the chain."""
 FIRST_INTERVAL_S: Final = 0.05
 """Pause between two checks for the file of a first token, while no token is valid."""
 FIRST_ID: Final = "first"
@@ -67,14 +66,13 @@ class Tokens:
 
     async def run(self) -> None:
         """Follow the chain until cancelled."""
-        while True:
-            await self._pause()
-            try:
-                await self.refresh()
-                if self.keys.recorded.is_set():
-                    await self._issue_first()
-            except (LedgerError, *TRY_AGAIN) as error:
-                log.warning("tokens_not_followed", error=str(error))
+        await repeat(self._follow, 0.0, "tokens_not_followed")
+
+    async def _follow(self) -> None:
+        await self._pause()
+        await self.refresh()
+        if self.keys.recorded.is_set():
+            await self._issue_first()
 
     async def _pause(self) -> None:
         """Wait for the next read of the chain; it comes at once after a first token was made."""

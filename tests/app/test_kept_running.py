@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import asyncpg
+import pytest
 import structlog
 
 from app.node.service import Service
-from app.runtime.tasks import kept_running
-from ledger.errors import DatabaseUnavailableError
+from app.runtime.tasks import is_set_within, kept_running, repeat
+from ledger.errors import DatabaseUnavailableError, NotReadyError
 from ledger.facts.events import SYSTEM_TENANT
 from tests.app.chains import until
 from tests.app.drafts import created
@@ -34,6 +35,27 @@ async def test_a_task_that_fails_is_begun_anew_and_the_node_goes_on(service: Ser
     assert service.node.failure is None
     service.lifecycle.spawn(following.run())
     await until(lambda: service.node.failure is not None, "a task that nothing keeps running ends the node")
+
+
+async def test_what_is_repeated_goes_on_after_failures_and_logs_the_first_in_a_row() -> None:
+    answers = iter(
+        [None, NotReadyError("one"), NotReadyError("two"), None, NotReadyError("three"), KeyError("unforeseen")]
+    )
+
+    async def work() -> None:
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    with structlog.testing.capture_logs() as logged, pytest.raises(KeyError):
+        await repeat(work, 0, "not_done")
+    assert [(each["event"], each["error"]) for each in logged] == [("not_done", "one"), ("not_done", "three")]
+
+
+async def test_an_event_is_waited_for_no_longer_than_asked() -> None:
+    event = asyncio.Event()
+    assert not await is_set_within(event, 0)
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await is_set_within(event, None)
 
 
 async def test_a_task_that_is_cancelled_though_nobody_stops_the_node_ends_it(service: Service) -> None:

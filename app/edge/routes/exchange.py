@@ -32,7 +32,7 @@ from app.share.exchange.offers import OFFERS_MAX, Offer, Offers, read_positions
 from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, Asker
 from app.share.exchange.region_changes import RegionChanges
 from app.store import exchange
-from app.store.reading import reading
+from app.store.reading import reading, run_in
 from app.store.sessions import NodePool
 from app.trust.retention import RetentionReader
 from app.write.followers.notary import Notary
@@ -212,10 +212,7 @@ async def list_held(
     """By tenant that the caller may audit, up to which seq of that ledger this one has imported.
 
     A page with fewer than `limit` tenants is the last."""
-    async with reading(pool) as connection:
-        held = await exchange.held_of(
-            connection, origin, after, limit, accepted.caller.patterns(Right.AUDIT), tenant_id
-        )
+    held = await run_in(pool, exchange.held_of, origin, after, limit, accepted.caller.patterns(Right.AUDIT), tenant_id)
     return json_answer({"items": [{"tenant_id": name, "seq": seq} for name, seq in held]})
 
 
@@ -270,16 +267,14 @@ async def _told(
         while True:
             is_signed, number = await news.after(number, ends_s - monotonic(), origin)
             if is_signed:
-                async with reading(pool) as connection:
-                    found = await exchange.news_of(connection, origin, patterns, [*is_signed])
+                found = await run_in(pool, exchange.news_of, origin, patterns, [*is_signed])
                 items = [each if is_signed[each.tenant_id] else each._replace(checkpoint=None) for each in found]
             # What the caller may not audit is no news.
             if items or not is_signed or monotonic() >= ends_s:
                 break
         said = {"cursor": news.cursor(number), "is_list": False, "has_more": False}
     else:
-        async with reading(pool) as connection:
-            items = await exchange.list_news(connection, origin, patterns, told.after, TOLD_MAX)
+        items = await run_in(pool, exchange.list_news, origin, patterns, told.after, TOLD_MAX)
         has_more = len(items) == TOLD_MAX
         said = {
             "cursor": news.cursor(told.number, items[-1].tenant_id if has_more else None),

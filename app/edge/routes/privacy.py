@@ -18,7 +18,7 @@ from app.runtime.answers.node import ErasureAnswer, PrivacyAnswer
 from app.store import chain_reads
 from app.store.jobs import search as job_search
 from app.store.jobs.search import SearchFields
-from app.store.reading import reading
+from app.store.reading import reading, run_in
 from app.store.sessions import NodePool
 from app.trust.privacy_knowledge import REFRESH_S
 from app.trust.subject_keys import TRUSTED_S
@@ -69,8 +69,7 @@ async def read_private_fields(
     """The tenant's private fields; none when it never declared any."""
     declared = await privacy.declared(tenant_id)
     if declared is None:
-        async with reading(pool) as connection:
-            await chain_reads.require_tenant(connection, tenant_id)
+        await run_in(pool, chain_reads.require_tenant, tenant_id)
     return _answer(tenant_id, declared)
 
 
@@ -115,8 +114,7 @@ async def declare_search_fields(
     for number, field in enumerate(wanted["fields"]):
         with reported_as(partial(InvalidInputError, path=("fields", number)), f"fields.{number}", InvalidInputError):
             check_indexed(field)
-    async with reading(pool) as connection:
-        declared = await job_search.declare(connection, tenant_id, sorted(set(wanted["fields"])))
+    declared = await run_in(pool, job_search.declare, tenant_id, sorted(set(wanted["fields"])))
     return _search_answer(tenant_id, declared)
 
 

@@ -38,7 +38,7 @@ from app.share.watch.blocks import Wanted
 from app.share.webhooks import WebhookRegistry, new_webhook
 from app.share.webhooks.formats import Format
 from app.share.webhooks.sending import secret_text
-from app.store.reading import reading
+from app.store.reading import run_in
 from app.store.sessions import NodePool
 from app.store.webhooks import ShownWebhook
 from app.trust.retention import RetentionReader
@@ -142,8 +142,7 @@ async def watch_chain(
     after_seq = last_event_id if last_event_id is not None else None if from_seq is None else from_seq - 1
     wanted = Wanted(_actions(actions), job, dc)
     if after_seq is not None:
-        async with reading(pool) as connection:
-            await retention.refuse_left(connection, tenant_id, after_seq + 1)
+        await run_in(pool, retention.refuse_left, tenant_id, after_seq + 1)
     return Streamed(
         partial(_send_watch, watchers, accepted, tenant_id, wanted, (after_seq, to_seq)),
         MEDIA_TYPE,

@@ -24,7 +24,7 @@ from app.runtime.tasks import Slots
 from app.store import anchors, chain_reads
 from app.store.jobs import index as job_index
 from app.store.notary import read_tiles
-from app.store.reading import reading
+from app.store.reading import reading, run_in
 from app.trust.key_chain import open_stored
 from ledger.bundle.rows import JOB_ID, SEQ
 from ledger.errors import (
@@ -194,8 +194,7 @@ class ReceiptMaker:
         """Return once a checkpoint covers ``seq``."""
         try:
             async for _ in self.attempts():
-                async with reading(self.pool) as connection:
-                    head = await chain_reads.head(connection, tenant_id)
+                head = await run_in(self.pool, chain_reads.head, tenant_id)
                 signed = chain_reads.checkpoint_in(tenant_id, head.checkpoint)
                 if signed is not None and signed.size >= seq:
                     return

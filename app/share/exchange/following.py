@@ -19,7 +19,6 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -30,7 +29,7 @@ from app.runtime.logs import log
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
-from app.runtime.tasks import keep_newest
+from app.runtime.tasks import is_set_within, keep_newest
 from app.share.exchange.offers import OFFERS_MAX, Position
 from app.share.exchange.peer_chain import (
     BroughtRange,
@@ -261,9 +260,7 @@ class Following:
                 next_s = min((chain.due_at_s for chain in self._due_chains()), default=monotonic() + PAUSE_MAX_S)
                 self.idle.set()
                 self._wake.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(next_s - monotonic()):
-                        await self._wake.wait()
+                await is_set_within(self._wake, next_s - monotonic())
                 continue
             await self.address.authorize(client.http)
             async with self.here.turns.turn(self.settings.url) as is_ours:
@@ -278,9 +275,7 @@ class Following:
             if self._due:
                 # The peer may report a newer checkpoint now: one round then imports more.
                 self._wake.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(MORE_NEWS_S):
-                        await self._wake.wait()
+                await is_set_within(self._wake, MORE_NEWS_S)
 
     def _ready(self) -> list[PeerChain]:
         now_s = monotonic()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence, Sized
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -18,6 +17,7 @@ from app.runtime.logs import log
 from app.runtime.outgoing import NoAnswerError
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.sections import PeerSettings
+from app.runtime.tasks import is_set_within
 from app.share.exchange.following import Following
 from app.share.exchange.holdings import Holdings
 from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, TENANTS_MAX, Asker, PeerAddress, PeerClient, TenantNews
@@ -144,9 +144,7 @@ class Peer:
                 self.address.read_again()
             self._alive.clear()
             await asyncio.sleep(min(pause_s, SIGNS_OF_LIFE_S))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s - SIGNS_OF_LIFE_S):
-                    await self._alive.wait()
+            await is_set_within(self._alive, pause_s - SIGNS_OF_LIFE_S)
 
     def _went_well(self, name: str) -> None:
         if self._faults.pop(name, None) is not None and not self._faults:
@@ -181,9 +179,7 @@ class Peer:
                 _check_count(self.following.listed, self.settings.url)
                 await asyncio.sleep(NEWS_TENANT_S * len(news.items))
                 # A newer checkpoint is of use once the ones before are imported.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(BUSY_S):
-                        await self.following.idle.wait()
+                await is_set_within(self.following.idle, BUSY_S)
                 if not is_more_held and self.following.imported_entries == imported_entries:
                     # It may answer without news, as it stops. It may also send the same news without end.
                     next_s = asked_s + (NEWS_EVERY_S if news.items else wait_s)

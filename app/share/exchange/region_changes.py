@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from app.runtime.logs import log
 from app.runtime.principals import Principal
+from app.runtime.tasks import repeat
 from app.share.exchange import Regions
 from app.share.exchange.peer import Peer
-from app.trust.key_changes import TRY_AGAIN, KeyChanges
+from app.trust.key_changes import FOLLOW_INTERVAL_S, KeyChanges
 from ledger import rfc3339
 from ledger.errors import KeyConflictError, LedgerError, NotFoundError, ProblemError
 from ledger.facts import problems
@@ -25,8 +26,6 @@ from ledger.hlc import Hlc
 from signing.keys import Keyring, PublicKey
 from signing.region_statement import REGION_PREFIX, AdmittedKey, RetiredRegion, RevokedKey
 
-FOLLOW_INTERVAL_S = 1.0
-"""Pause between two reads of the chain."""
 KEYS_WAIT_S_MAX = 2.0
 """Longest wait for the keys of a peer before a revocation, which must not depend on peers that are away."""
 _NOT_CHAINED = Hlc(0, 0, "new")
@@ -53,12 +52,7 @@ class RegionChanges:
 
     async def run(self) -> None:
         """Follow the chain until cancelled."""
-        while True:
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
-            try:
-                await self.refresh()
-            except (LedgerError, *TRY_AGAIN) as error:
-                log.warning("regions_not_followed", error=str(error))
+        await repeat(self.refresh, FOLLOW_INTERVAL_S, "regions_not_followed")
 
     async def retire(self, region: str, reason: str, by: Principal, *, is_forced: bool) -> RetiredRegion:
         """Retire a region: no majority counts it, and nothing is imported from it, from now on at this node.

@@ -19,13 +19,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS, text_of
-from app.runtime.tasks import paced
+from app.runtime.tasks import is_set_within, paced
 from app.store import notary, retention
 from app.store.departed import departed_tenants
 from app.store.jobs.table import JobFolds
@@ -83,9 +82,7 @@ class Removal:
                     await self._remove(tenant_id, first_seq)
             except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
                 log.warning("removal_delayed", error=text_of(error))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SEARCH_INTERVAL_S):
-                    await self._wake.wait()
+            await is_set_within(self._wake, SEARCH_INTERVAL_S)
 
     async def _remove(self, tenant_id: str, from_seq: int) -> None:
         """Remove all covered rows of one tenant from ``from_seq`` on, if the entry that covers them counts."""

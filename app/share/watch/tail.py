@@ -33,7 +33,7 @@ from app.store.chain_reads import ListedEntry
 from app.store.chaining import LOG_COLUMNS, Piece, RecentRows, Row
 from app.store.entry_check import Report
 from app.store.jobs.table import JobFolds
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.trust.retention import RetentionReader
 from ledger.errors import ArchivedError, ChainDamagedError, DatabaseUnavailableError, TenantNotFoundError
 from ledger.machines import jobs
@@ -253,8 +253,7 @@ class Tails:
         while True:
             await self._watched.wait()
             try:
-                async with reading(self._pool) as connection:
-                    heads = await chain_reads.head_seqs(connection, [*self._tails])
+                heads = await run_in(self._pool, chain_reads.head_seqs, [*self._tails])
                 for tenant_id, head_seq in heads.items():
                     if (tail := self._tails.get(tenant_id)) is not None:
                         tail.hear(head_seq)
@@ -377,8 +376,7 @@ class Tails:
         Raises:
             as ``watching``.
         """
-        async with reading(self._pool) as connection:
-            found = await chain_reads.head_seqs(connection, [tenant_id])
+        found = await run_in(self._pool, chain_reads.head_seqs, [tenant_id])
         if tenant_id not in found:
             raise TenantNotFoundError(f"there is no tenant {tenant_id}")
         return found[tenant_id]

@@ -11,7 +11,7 @@ from app.runtime.principals import Principal, Right
 from app.share.webhooks.delivery import Deliveries, WebhookServices
 from app.share.webhooks.formats import is_receiver
 from app.store import webhooks as store
-from app.store.reading import reading
+from app.store.reading import reading, run_in
 from app.store.webhooks import ShownWebhook, Webhook
 from ledger.errors import InvalidInputError, NotFoundError
 from ledger.facts.events import SystemAction
@@ -68,8 +68,7 @@ class WebhookRegistry:
 
     async def listed(self, tenant_id: str) -> list[ShownWebhook]:
         """The tenant's webhooks, oldest first."""
-        async with reading(self._services.pool) as connection:
-            return await store.shown(connection, tenant_id=tenant_id)
+        return await run_in(self._services.pool, store.shown, tenant_id=tenant_id)
 
     async def find(self, webhook_id: str, by: Principal) -> ShownWebhook:
         """One webhook.
@@ -92,8 +91,7 @@ class WebhookRegistry:
         """
         shown = await self.find(webhook_id, by)
         await self._services.record(SystemAction.WEBHOOK_REMOVED, shown.webhook, by.id)
-        async with reading(self._services.pool) as connection:
-            await store.remove(connection, webhook_id)
+        await run_in(self._services.pool, store.remove, webhook_id)
         return shown
 
     async def resume(self, webhook_id: str, by: Principal, *, with_dead_letters: bool) -> ShownWebhook:
@@ -119,8 +117,7 @@ class WebhookRegistry:
             NotFoundError: as ``find``.
         """
         await self.find(webhook_id, by)
-        async with reading(self._services.pool) as connection:
-            await store.pause(connection, webhook_id)
+        await run_in(self._services.pool, store.pause, webhook_id)
         return await self.find(webhook_id, by)
 
     async def replay(self, webhook_id: str, from_seq: int, by: Principal) -> ShownWebhook:

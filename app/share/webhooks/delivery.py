@@ -45,14 +45,14 @@ from app.runtime.metrics import Metrics
 from app.runtime.outgoing import client_of
 from app.runtime.postgres import DATABASE_FAULTS
 from app.runtime.settings.types import IpNetwork, is_syslog_url
-from app.runtime.tasks import kept_running
+from app.runtime.tasks import is_set_within, kept_running
 from app.share.webhooks import sending, syslog
 from app.share.webhooks.formats import Format, is_receiver
 from app.share.webhooks.sending import Answer, Names, Outcome, context_of_secret, message_of
 from app.store import webhooks as store
 from app.store.chain_reads import ListedEntry
 from app.store.entry_check import EntryCheck
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.store.webhooks import Place, Webhook
 from app.trust.retention import RetentionReader
 from app.trust.subject_keys import SubjectKeys
@@ -182,8 +182,7 @@ class Delivery:
         Raises:
             NotHeldError: this node does not hold the webhook; nothing was stored.
         """
-        async with reading(self._services.pool) as connection:
-            stored = await work(connection, self.webhook.webhook_id, self._holder, *given)
+        stored = await run_in(self._services.pool, work, self.webhook.webhook_id, self._holder, *given)
         if stored is None or stored is False:
             raise NotHeldError("the webhook was removed, or another node delivers to it")
         return stored
@@ -361,9 +360,7 @@ class Deliveries:
                 except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
                     log.warning("webhooks_not_held", error=str(error))
                     self._leave(lambda held: monotonic() >= held.held_until_s)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(RENEW_S):
-                        await self.changed.wait()
+                await is_set_within(self.changed, RENEW_S)
                 self.changed.clear()
         finally:
             tasks = [held.task for held in self._held.values()]

@@ -40,7 +40,6 @@ InDoubt         read the position under lock: it shows whether the batch was com
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -52,6 +51,7 @@ from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import HISTORY_READ, Node
+from app.runtime.tasks import is_set_within
 from app.store import chaining, commit
 from app.store.appended import head_of
 from app.store.chaining import ChainHead, Step, WalPosition
@@ -241,8 +241,7 @@ class Appender:
         while self._has_committed() and (left_s := deadline_s - time.monotonic()) > 0:
             self._drained.clear()
             self._work.set()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), left_s)
+            await is_set_within(self._drained, left_s)
 
     async def chain_committed(self) -> None:
         """Chain all records that are committed now.

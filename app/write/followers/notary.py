@@ -23,7 +23,6 @@ snapshots fails, trees and checkpoints go on as well.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.runtime.settings.config import ChainSettings
 from app.runtime.state.found_breaks import FoundBreaks
 from app.runtime.state.node import Node
+from app.runtime.tasks import is_set_within
 from app.store import Connection
 from app.store import notary as store
 from app.store.appended import AppendedEntries
@@ -168,14 +168,9 @@ class Notary:
             await self._find_behind()
             while True:
                 if self._due <= self.locked and not (self._unsigned and self._may_snapshot()):
-                    with contextlib.suppress(TimeoutError):
-                        # Not ``wait_for``, as in ``TableFollower.run``.
-                        async with asyncio.timeout(HOUSEKEEPING_INTERVAL_S):
-                            await self._wake.wait()
+                    await is_set_within(self._wake, HOUSEKEEPING_INTERVAL_S)
                 collect_s = self.settings.checkpoint_interval.total_seconds() / 4
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S):
-                        await self._hurry.wait()
+                await is_set_within(self._hurry, collect_s if self.last_error is None else HOUSEKEEPING_INTERVAL_S)
                 self._wake.clear()
                 self._hurry.clear()
                 self._has_failed = False

@@ -34,7 +34,6 @@ import base64
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -47,6 +46,7 @@ from app.runtime.logs import log
 from app.runtime.metrics import Metrics
 from app.runtime.outgoing import NoAnswerError, Reply, client_of, read_reply, retry_after_s
 from app.runtime.postgres import DATABASE_FAULTS
+from app.runtime.tasks import is_set_within, repeat
 from app.store import anchors
 from app.store import notary as store
 from app.store.reading import Pool, reading
@@ -181,9 +181,7 @@ class WitnessLine:
             times_s = [self._resumes_s] if self._ready and is_free else []
             times_s += [at_s for at_s, _ in self._rests[:1]]
             self._wake.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(times_s) - now_s if times_s else None):
-                    await self._wake.wait()
+            await is_set_within(self._wake, min(times_s) - now_s if times_s else None)
 
     def done(self, tenant_id: str, pause_s: float, *, is_due: bool = False) -> None:
         """The push has ended; the tenant is pushed again after ``pause_s`` at the earliest, if it ``is_due`` or once it
@@ -302,16 +300,8 @@ class Witnesses:
         client = client_of(context, timeout_s=REQUEST_TIMEOUT_S, has_proxies=True)
         async with client, asyncio.TaskGroup() as group:
             for line in self.lines:
-                group.create_task(self._keep_sweeping(line))
+                group.create_task(repeat(partial(self._sweep, line), SWEEP_INTERVAL_S, "witness_sweep_failed"))
                 group.create_task(self._keep_pushing(client, line))
-
-    async def _keep_sweeping(self, line: WitnessLine) -> None:
-        while True:
-            try:
-                await self._sweep(line)
-            except (DatabaseUnavailableError, *DATABASE_FAULTS) as error:
-                log.debug("witness_sweep_failed", error=str(error))
-            await asyncio.sleep(SWEEP_INTERVAL_S)
 
     async def _sweep(self, line: WitnessLine) -> None:
         """Find the tenants that this witness is behind with."""

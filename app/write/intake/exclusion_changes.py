@@ -8,15 +8,13 @@ from functools import partial
 from app.store.exclusions import own_log
 from app.store.jobs.table import JobFolds
 from app.store.reading import Pool, reading
-from app.write.intake.answers import outcome_within
 from app.write.intake.system_entries import SystemEntries, facts_of
 from ledger import canonical
 from ledger.errors import InvalidInputError, TenantNotFoundError, refuse
-from ledger.facts.events import ACTOR, SYSTEM_RECORD_TYPES, SystemAction
+from ledger.facts.events import ACTOR, SystemAction
 from ledger.machines.exclusions import NO_STATEMENTS, SUBJECT, Statement
 
 _of_log = partial(InvalidInputError, path=("log",))
-_RECORD_TYPES = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
 
 
 @dataclass(eq=False)
@@ -84,8 +82,6 @@ class ExclusionChanges:
 
     async def _state(self, action: SystemAction, tenant_id: str, log: str, reason: str, actor: str | None) -> Statement:
         payload = canonical.encode(facts_of(type=action.value, log=log, reason=reason, **{ACTOR: actor}))
-        pending = self.system.enter_about(_RECORD_TYPES[action], SUBJECT, payload, tenant_id, None, actor)
-        assert pending.outcome is not None
-        place = await outcome_within(pending.outcome, self.system.write_timeout_s)
+        hlc, place = await self.system.chain_about(action, SUBJECT, payload, tenant_id, actor)
         is_excluded = action is SystemAction.LOG_EXCLUDED
-        return Statement((*pending.hlc, ""), log, is_excluded, place.seq, None, reason, actor)
+        return Statement((*hlc, ""), log, is_excluded, place.seq, None, reason, actor)

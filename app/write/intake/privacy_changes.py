@@ -24,7 +24,7 @@ from app.runtime.state.node import Node
 from app.store import Connection
 from app.store import privacy as store
 from app.store.privacy import DeclaredFields, PrivacyRecord
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.trust.privacy_agreement import says
 from app.trust.privacy_knowledge import PrivacyKnowledge
 from app.write.intake.system_entries import SystemEntries, facts_of
@@ -161,8 +161,7 @@ class PrivacyChanges:
     async def _leaves_unsaid(self) -> bool:
         """Try to chain each noted entry once; returns whether some are left."""
         try:
-            async with reading(self.pool) as connection:
-                open_records, faults = await store.open_records(connection, self.node.node_id)
+            open_records, faults = await run_in(self.pool, store.open_records, self.node.node_id)
         except _NOT_NOW as error:
             log.warning("privacy_not_recorded_yet", error=str(error))
             return True
@@ -200,8 +199,7 @@ class PrivacyChanges:
         if seq is None:
             raise PrivacyDamagedError(f"the chain of tenant {record.tenant_id} lost its entry {name}")
         if seq != record.seq:
-            async with reading(self.pool) as connection:
-                await store.close_record(connection, record, seq)
+            await run_in(self.pool, store.close_record, record, seq)
         return seq
 
     async def _seq_of(self, record: PrivacyRecord) -> int | None:

@@ -20,10 +20,9 @@ from app.runtime.postgres import DATABASE_FAULTS, text_of
 from app.store import retention
 from app.store.appended import ChainPosition
 from app.store.exclusions import own_log
-from app.store.reading import Pool, reading
+from app.store.reading import Pool, reading, run_in
 from app.trust.key_in_use import KeyInUse
 from app.trust.retention import RetentionReader
-from app.write.intake.answers import outcome_within
 from app.write.intake.system_entries import SystemEntries, facts_of
 from ledger import canonical
 from ledger.errors import (
@@ -36,7 +35,7 @@ from ledger.errors import (
     TenantNotFoundError,
 )
 from ledger.facts import problems
-from ledger.facts.events import ACTOR, SYSTEM_RECORD_TYPES, SYSTEM_TENANT, SystemAction
+from ledger.facts.events import ACTOR, SYSTEM_TENANT, SystemAction
 from ledger.hlc import Hlc
 from ledger.machines.retention import HOLDS_MAX, JOBS_A_HOLD_MAX, NO_ENTRY, SUBJECT, Hold, Place, Retention, archived
 from signing import retention_statement
@@ -47,7 +46,6 @@ NEW_TENANTS_INTERVAL_S: Final = 1.0
 """Pause between two searches for tenants that began at this node."""
 BEFORE_THE_END_MS: Final = 60_000
 """Tenants that began so long before the last end of this node, as after PostgreSQL was away, may lack the policy."""
-_RECORD_TYPES = {action: number for number, action in SYSTEM_RECORD_TYPES.items()}
 
 Facts = dict[str, object]
 
@@ -212,7 +210,7 @@ class RetentionChanges:
 
         Raises:
             SignerAwayError: the node's key signs nothing now.
-            LedgerError: as ``SystemEntries.enter_about``, and ``DurabilityTimeoutError``.
+            LedgerError: as ``SystemEntries.chain_about``.
         """
         if self.keys.not_admitted is not None:
             raise SignerAwayError(self.keys.not_admitted)
@@ -222,8 +220,7 @@ class RetentionChanges:
         async with self.keys.signing() as (signer, *_):
             signed = await self.keys.sign(lambda: retention_statement.sign(action, said, log_name, signer))
         place = await self._write(action, tenant_id, signed, actor)
-        async with reading(self.pool) as connection:
-            rows = await retention.retention_rows(connection, tenant_id)
+        rows = await run_in(self.pool, retention.retention_rows, tenant_id)
         before = max((row[0] for row in rows if row[0] < place.seq), default=0)
         return place if before in (0, after.seq) else None
 
@@ -233,9 +230,8 @@ class RetentionChanges:
         payload = canonical.encode({"type": action.value, **facts})
         if len(payload) > self.record_bytes_max // 2:
             raise InvalidInputError("the entry would be longer than wal.record_bytes_max allows: name fewer jobs")
-        pending = self.system.enter_about(_RECORD_TYPES[action], SUBJECT, payload, tenant_id, None, actor)
-        assert pending.outcome is not None
-        return await outcome_within(pending.outcome, self.system.write_timeout_s)
+        _, place = await self.system.chain_about(action, SUBJECT, payload, tenant_id, actor)
+        return place
 
 
 def _came_between(tenant_id: str) -> ProblemError:

@@ -20,20 +20,18 @@ from typing import NamedTuple
 from app.store import chain_reads
 from app.store.reading import Pool, reading
 from app.trust.retention import RetentionReader
-from app.write.intake.answers import outcome_within
 from app.write.intake.caller_signatures import STATEMENT_ROUTE, CallerSignatures
 from app.write.intake.system_entries import SystemEntries, facts_of
 from app.write.pending.linking import DuplicateLineError
 from ledger import canonical, keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import InvalidInputError, NotFoundError, ProblemError
-from ledger.facts.events import ACTOR, SYSTEM_RECORD_TYPES, SystemAction
+from ledger.facts.events import ACTOR, SystemAction
 from ledger.facts.problems import STATEMENT_REJECTED
 from signing import cose
 from signing.cose import SUBJECT_PREFIX, SignedStatement, read_statement
 
 _ACTION = SystemAction.STATEMENT_REGISTERED
-_RECORD_TYPE = next(number for number, action in SYSTEM_RECORD_TYPES.items() if action is _ACTION)
 
 _ENTRIES_MAX = 8
 """Most entries with the id of one statement that are read. Another ledger may have made what is imported, of any
@@ -62,7 +60,7 @@ class Statements:
         Raises:
             ProblemError: it is none, or no caller of the tenant signed it.
             ArchivedError: it was registered, and its entry has left with a prune.
-            LedgerError: as ``SystemEntries.enter_about``, and ``DurabilityTimeoutError``.
+            LedgerError: as ``SystemEntries.chain_about``.
         """
         try:
             statement = read_statement(data)
@@ -107,6 +105,5 @@ class Statements:
         facts = facts_of(type=_ACTION.value, **cose.facts_of(statement), **{ACTOR: actor})
         payload = canonical.encode({**facts, keyed.MEMBER: keyed.key_digest(tenant_id, key)})
         subject = f"{SUBJECT_PREFIX}{statement.id}"
-        pending = self.system.enter_about(_RECORD_TYPE, subject, payload, tenant_id, key, actor)
-        assert pending.outcome is not None
-        return (await outcome_within(pending.outcome, self.system.write_timeout_s)).seq
+        _, place = await self.system.chain_about(_ACTION, subject, payload, tenant_id, actor, key)
+        return place.seq

@@ -190,6 +190,25 @@ class SystemEntries:
         pending.outcome = asyncio.get_running_loop().create_future()
         return self._queued(pending)
 
+    async def chain_about(
+        self,
+        action: SystemAction,
+        subject: str,
+        payload: bytes,
+        tenant_id: str,
+        actor: str | None,
+        key: IdempotencyKey | None = None,
+    ) -> tuple[Hlc, ChainPosition]:
+        """Write an entry as ``enter_about``; its HLC and its place, once it is chained.
+
+        Raises:
+            LedgerError: as ``enter_about``, or its outcome.
+            DurabilityTimeoutError: not chained in time; it may still be.
+        """
+        pending = self.enter_about(_TYPE_OF_ACTION[action], subject, payload, tenant_id, key, actor)
+        assert pending.outcome is not None
+        return pending.hlc, await outcome_within(pending.outcome, self.write_timeout_s)
+
     def _is_new(self, tenant_id: str) -> bool:
         return tenant_id not in self.tenants and tenant_id != SYSTEM_TENANT
 
