@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.runtime.answers.archive import ArchiveAnswer
+from app.runtime.answers.retention import ArchiveAnswer
 from app.runtime.settings.config import Settings, load_settings
 from app.share.archive import pause_s, store_of
 from app.trust.node_keys import uri_in_use

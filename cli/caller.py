@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import typer
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from app.runtime.answers.callers import CallerAnswer, CallerList
+from app.runtime.answers.exchange import CallerAnswer, CallerList
 from cli.client import Service, given
 from cli.options import Tenant
 from ledger.errors import InvalidInputError, reported_as

@@ -7,8 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from app.runtime.answers.exchange import AdmittedRegionAnswer, ExchangeAnswer, RetiredAnswer, RevokedRegionKeyAnswer
-from app.runtime.answers.exclusions import ExclusionAnswer, ExclusionList
+from app.runtime.answers.exchange import (
+    AdmittedRegionAnswer,
+    ExchangeAnswer,
+    ExclusionAnswer,
+    ExclusionList,
+    RetiredAnswer,
+    RevokedRegionKeyAnswer,
+)
 from cli.client import LedgerClient, Service, given
 from cli.options import Tenant
 from ledger.errors import InvalidInputError

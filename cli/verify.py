@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.console import RenderableType
 
-from app.runtime.answers.archive import ArchiveAnswer
 from app.runtime.answers.chain import (
     AcknowledgeAnswer,
     ConsistencyProofAnswer,
@@ -22,6 +21,7 @@ from app.runtime.answers.chain import (
     VerdictAnswer,
     WitnessesAnswer,
 )
+from app.runtime.answers.retention import ArchiveAnswer
 from cli.client import LedgerClient
 from cli.options import CheckpointFile, Keys, PolicyFile, TsaCa, Url, WitnessKeys
 from ledger import rfc3339

@@ -44,9 +44,9 @@ from app.runtime.state.session import SessionTokens, Token
 from app.store.jobs.table import JobKey
 from app.write.intake.answers import Awaited, Entered
 from app.write.intake.caller_signatures import SIGNED_ROUTE, STATEMENT_ROUTE
-from app.write.intake.home_regions import HomeRegions
+from app.write.intake.job_checks import HomeRegions
+from app.write.intake.private_fields import Sealing
 from app.write.intake.proposals import Proposals, Recorded
-from app.write.intake.sealing import Sealing
 from app.write.intake.submit import Submitter
 from app.write.pending.linking import DuplicateLineError
 from app.write.pending.requests import Draft, Receipt, RequestKey, draft_of

@@ -43,7 +43,6 @@ from app.store.jobs.table import JobFolds, JobKey
 from app.store.reading import Pool
 from app.store.retention import VACUUM_SETTINGS
 from app.store.sessions import AT_A_NODE, STATEMENT_TIMEOUT_S
-from app.trust.access_log import AccessLog
 from app.trust.caller_keys import CallerKeys
 from app.trust.callers import KnownTokens
 from app.trust.key_chain import Trust
@@ -57,12 +56,11 @@ from app.write.followers.followers import TableFollower
 from app.write.followers.job_table import JobTable
 from app.write.followers.notary import Notary
 from app.write.followers.signed_chain import OwnEntries
-from app.write.intake.access_records import AccessRecords
+from app.write.intake.access_records import AccessLog, AccessRecords
 from app.write.intake.answers import Answers
 from app.write.intake.caller_signatures import CallerSignatures
 from app.write.intake.coalescing import WriteCoalescer
-from app.write.intake.home_regions import HomeRegions
-from app.write.intake.job_checks import JobIndex
+from app.write.intake.job_checks import HomeRegions, JobIndex
 from app.write.intake.keyed import KeyedRequests
 from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries

@@ -28,14 +28,13 @@ from app.node.start.quorum import Takeover
 from app.node.upkeep import compare_clocks
 from app.pages.job_report import Source
 from app.read import proofs
-from app.read.commitments import CommitmentReader
+from app.read.commitments import CommitmentReader, NodeTables, OverbookedNodes
 from app.read.consistency import Consistency
 from app.read.copies import Copies, Replicas, replicas_at
 from app.read.folded_jobs import FoldedJobs, JobTableWalk
 from app.read.full_walk import FullWalk
 from app.read.job_reports import JobReports
 from app.read.jobs import JobReader
-from app.read.node_tables import NodeTables, OverbookedNodes
 from app.read.proofs import judged_anchors
 from app.read.readiness import Readiness
 from app.read.revealing import Revealing
@@ -59,7 +58,7 @@ from app.share.bundle.importer import BundleImporter
 from app.share.bundle.receipts import ReceiptMaker
 from app.share.bundle.staging import Staging
 from app.share.exchange import Regions
-from app.share.exchange.offers import Offers
+from app.share.exchange.news import Offers
 from app.share.exchange.region_changes import RegionChanges
 from app.share.retention import Carrying, Planner, Prunes, StoredArchive
 from app.share.watch import Watchers, watchers_max
@@ -82,21 +81,18 @@ from app.trust.retention import RetentionReader
 from app.trust.subject_keys import SubjectKeys
 from app.trust.tls import ServerTls, TlsFiles, principals_by_name
 from app.trust.tokens import Tokens
-from app.write.followers.cosignatures import CosignatureInbox
+from app.write.followers.anchors import Authority, CosignatureInbox, Timestamper
 from app.write.followers.ledger_watch import LedgerWatch
 from app.write.followers.notary import Notary
-from app.write.followers.timestamps import Authority, Timestamper
 from app.write.followers.witnesses import Witnesses
 from app.write.intake.access_records import AccessRecords
-from app.write.intake.exclusion_changes import ExclusionChanges
-from app.write.intake.home_regions import HomeRegions
-from app.write.intake.privacy_changes import PrivacyChanges
+from app.write.intake.job_checks import HomeRegions
+from app.write.intake.private_fields import PrivacyChanges, Sealing
 from app.write.intake.proposals import Proposals
-from app.write.intake.retention_changes import RetentionChanges
-from app.write.intake.sealing import Sealing
 from app.write.intake.statements import Statements
 from app.write.intake.submit import Submitter
 from app.write.intake.system_entries import SystemEntries
+from app.write.intake.tenant_changes import ExclusionChanges, RetentionChanges
 from app.write.pending.keyed_entries import are_rows_whole
 from app.write.stats import StatsIntake
 from ledger import rfc3339

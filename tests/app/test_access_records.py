@@ -12,10 +12,8 @@ import httpx
 import pytest
 
 from app.share.bundle.importer import BundleImporter
-from app.trust import access_log
-from app.trust.access_log import AccessLog
 from app.write.intake import access_records
-from app.write.intake.access_records import AccessRecords
+from app.write.intake.access_records import AccessLog, AccessRecords
 from ledger.errors import ChainDamagedError, NotReadyError
 from ledger.facts.events import SystemAction
 from tests.app.chains import Chains, until
@@ -254,15 +252,15 @@ async def test_while_nobody_is_asked_who_he_is_nothing_is_recorded_of_him(
 async def test_the_files_of_the_access_log_are_bounded_and_lose_the_oldest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_log, "FILE_BYTES", 2000)
+    monkeypatch.setattr(access_records, "FILE_BYTES", 2000)
     log = AccessLog(tmp_path)
     for number in range(400):
         log.add({"at": "now", "tenant_id": "acme", "number": number})
         await log.flush()
     files = [*tmp_path.iterdir()]
-    assert len(files) == access_log.FILES_MAX
+    assert len(files) == access_records.FILES_MAX
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
-    assert sum(file.stat().st_size for file in files) <= access_log.FILES_MAX * 2000
+    assert sum(file.stat().st_size for file in files) <= access_records.FILES_MAX * 2000
     newest, _ = await log.newest("acme", 2**63, 1000)
     numbers = [line["number"] for line in newest]
     assert numbers == [*range(399, 399 - len(numbers), -1)]
@@ -272,13 +270,13 @@ async def test_the_files_of_the_access_log_are_bounded_and_lose_the_oldest(
 async def test_lines_for_which_the_disk_is_too_slow_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_log, "QUEUE_MAX", 3)
+    monkeypatch.setattr(access_records, "QUEUE_MAX", 3)
     dropped: list[int] = []
     log = AccessLog(tmp_path, dropped.append)
     for number in range(5):
         log.add({"at": "now", "tenant_id": "acme", "number": number})
     await log.flush()
-    assert [json.loads(line) for line in (tmp_path / access_log.NAME).read_text().splitlines()][-1] == {
+    assert [json.loads(line) for line in (tmp_path / access_records.NAME).read_text().splitlines()][-1] == {
         "at": "now",
         "dropped": 2,
     }
@@ -286,7 +284,7 @@ async def test_lines_for_which_the_disk_is_too_slow_are_counted(
 
 
 async def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
-    log, path = AccessLog(tmp_path), tmp_path / access_log.NAME
+    log, path = AccessLog(tmp_path), tmp_path / access_records.NAME
     for number in range(2):
         log.add({"at": "now", "tenant_id": "acme", "number": number})
         await log.flush()
@@ -301,7 +299,7 @@ async def test_lines_that_the_disk_does_not_take_are_counted_until_it_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     dropped: list[int] = []
-    log, path = AccessLog(tmp_path, dropped.append), tmp_path / access_log.NAME
+    log, path = AccessLog(tmp_path, dropped.append), tmp_path / access_records.NAME
     path.symlink_to("/dev/full")
     running = asyncio.create_task(log.run())
     for number in range(3):
@@ -330,4 +328,4 @@ async def test_what_waits_is_written_when_the_node_stops(tmp_path: Path) -> None
     log.add({"at": "now", "tenant_id": "acme"})
     running.cancel()
     await asyncio.wait([running])
-    assert (tmp_path / access_log.NAME).read_text().count("\n") == 1
+    assert (tmp_path / access_records.NAME).read_text().count("\n") == 1

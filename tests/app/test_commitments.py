@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.read.node_tables import OverbookedNodes
+from app.read.commitments import OverbookedNodes
 from app.runtime.settings.config import Settings
 from app.share.bundle.recovery import export_from_wal, survey
 from app.store import Connection
@@ -230,8 +230,8 @@ async def test_a_list_of_nodes_says_what_each_has_what_is_reserved_and_what_is_f
 async def test_pages_of_nodes_show_one_state_also_if_that_is_no_longer_in_memory(
     client: Client, monkeypatch: pytest.MonkeyPatch, nodes_max: int
 ) -> None:
-    monkeypatch.setattr("app.read.node_tables.NODES_MAX", nodes_max)
-    monkeypatch.setattr("app.read.node_tables.ENTRIES_AT_ONCE", 2)
+    monkeypatch.setattr("app.read.commitments.NODES_MAX", nodes_max)
+    monkeypatch.setattr("app.read.commitments.ENTRIES_AT_ONCE", 2)
     for node in ("n1", "n2", "n3"):
         await set_capacity(client, node, capacity={"cpu_millis": 1})
     gang = [{"capsule": node, "node": node, "reservation": {"cpu_millis": 1}} for node in ("n1", "n3")]

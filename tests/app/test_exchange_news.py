@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from app.share.exchange.lacking import RANGES_MAX, Lacking
-from app.share.exchange.news import ECHO_S, TOLD_MAX, Cursor, News
+from app.share.exchange.news import ECHO_S, RANGES_MAX, TOLD_MAX, Cursor, Lacking, News
 from ledger import canonical
 from ledger.errors import InvalidInputError
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.dev.embedded import EmbeddedPostgres
-from app.share.exchange import offers
+from app.share.exchange import news
 from ledger.errors import InvalidInputError
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings
@@ -204,7 +204,7 @@ async def test_more_than_a_few_entries_are_not_offered_and_asked_for(
     await begin(pair, "long")
     for name, bound in (("OFFERED_ENTRIES_MAX", 0), ("OFFERED_BYTES_MAX", 1), ("AT_ONCE_MAX", 0), ("OFFERS_S_MAX", 0)):
         with monkeypatch.context() as patched:
-            patched.setattr(offers, name, bound)
+            patched.setattr(news, name, bound)
             before = requests(pair)
             await until_known(pair.us, [await submit(pair.eu, "long")])
             assert requests(pair) == (before[0] + 1, before[1] + 1), name
@@ -265,9 +265,9 @@ async def test_an_offer_is_recorded_as_a_read_of_its_entries_and_that_record_is_
 @pytest.mark.parametrize("text", ["", "1 acme", "1 1 ../acme", "-1 1 acme", "1 1 acme ", "9" * 19 + " 1 acme"])
 def test_a_position_is_a_seq_a_size_and_a_tenant(text: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        offers.read_positions([text])
+        news.read_positions([text])
     assert caught.value.path == ("at",)
-    assert offers.read_positions(["1 2 acme"]) == {"acme": offers.Position(1, 2)}
+    assert news.read_positions(["1 2 acme"]) == {"acme": news.Position(1, 2)}
 
 
 def _bytes(offer: dict[str, Any]) -> bytes:

@@ -16,8 +16,7 @@ from app.store.edge import ChainedJob, EdgeLookups
 from app.store.entry_check import EntryCheck
 from app.store.jobs import table as job_table
 from app.store.jobs.table import JobFolds
-from app.write.intake.home_regions import HomeRegions
-from app.write.intake.job_checks import JobChecks, JobIndex
+from app.write.intake.job_checks import HomeRegions, JobChecks, JobIndex
 from app.write.pending.requests import Draft, EventLines
 from ledger.errors import (
     DatabaseUnavailableError,

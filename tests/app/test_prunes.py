@@ -17,14 +17,14 @@ from app.node.wiring import running
 from app.read import checking
 from app.read.verification import ChainVerifier
 from app.share.retention import Planner, Prunes, StoredArchive
-from app.share.retention.archive import ArchivedTo
 from app.share.retention.pruning import Pruned
 from app.store import retention
 from app.store.appended import ChainPosition
-from app.write.intake.retention_changes import RetentionChanges
+from app.write.intake.tenant_changes import RetentionChanges
 from ledger.errors import ArchivedError, ArchiveInvalidError, ChainDamagedError, InvalidInputError, ProblemError
 from ledger.facts.events import SystemAction
 from ledger.machines.retention import Place, Retention
+from pipeline.archive.ranges import ArchivedEnd
 from signing.keys import Keyring
 from tests.app.chains import until
 from tests.app.conftest import MakeSettings
@@ -115,7 +115,7 @@ class HeldMeanwhile(StoredArchive):
         super().__init__(url)
         self._meanwhile = meanwhile
 
-    def read_back(self, tenant_id: str, keyring: Keyring, from_seq: int, to_seq: int) -> Sequence[ArchivedTo]:
+    def read_back(self, tenant_id: str, keyring: Keyring, from_seq: int, to_seq: int) -> Sequence[ArchivedEnd]:
         found = super().read_back(tenant_id, keyring, from_seq, to_seq)
         self._meanwhile()
         return found
@@ -214,8 +214,9 @@ async def test_of_two_prunes_at_once_one_wins(run: RunSite) -> None:
 
 async def test_an_archive_that_says_written_and_lost_it_keeps_the_entries(run: RunSite) -> None:
     class Lying(StoredArchive):
-        def read_back(self, tenant_id: str, keyring: Keyring, from_seq: int, to_seq: int) -> Sequence[ArchivedTo]:
-            return [ArchivedTo(to_seq, "0" * 64, "f" * 64)]
+        def read_back(self, tenant_id: str, keyring: Keyring, from_seq: int, to_seq: int) -> Sequence[ArchivedEnd]:
+            *before, last = super().read_back(tenant_id, keyring, from_seq, to_seq)
+            return [*before, last._replace(chain_link="0" * 64)]
 
     async with run() as node:
         await fill(node)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from app.edge.accepted import AcceptedDep, Service
 from app.edge.answers import json_answer
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.runtime.answers.archive import ArchiveAnswer
+from app.runtime.answers.retention import ArchiveAnswer
 from app.runtime.principals import Right
 from app.share.archive import Archiving
 

@@ -12,7 +12,7 @@ from app.edge.forms.body import json_body
 from app.edge.forms.fields import TENANT_PATTERN, HlcText
 from app.edge.forms.requests import CallerRequest, SignaturesRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.runtime.answers.callers import CallerAnswer, CallerList
+from app.runtime.answers.exchange import CallerAnswer, CallerList
 from app.runtime.principals import Right, shown_callers
 from app.runtime.state.node import Node
 from app.trust.caller_keys import CallerKeys

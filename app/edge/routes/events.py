@@ -44,8 +44,8 @@ from app.runtime.settings.config import Settings
 from app.runtime.sharing import FairTurns, turns
 from app.runtime.state.node import Node
 from app.runtime.state.session import SessionTokens
-from app.write.intake.home_regions import HomeRegions
-from app.write.intake.sealing import Sealing
+from app.write.intake.job_checks import HomeRegions
+from app.write.intake.private_fields import Sealing
 from app.write.intake.submit import Submitter
 from app.write.pending.requests import BatchReceipt, EventLines, draft_of
 from ledger import native, rfc3339

@@ -26,9 +26,7 @@ from app.runtime.answers.exchange import (
 )
 from app.runtime.principals import Right
 from app.share.exchange import Regions
-from app.share.exchange.lacking import HAVE_MAX, Lacking
-from app.share.exchange.news import TOLD_MAX, News
-from app.share.exchange.offers import OFFERS_MAX, Offer, Offers, read_positions
+from app.share.exchange.news import HAVE_MAX, OFFERS_MAX, TOLD_MAX, Lacking, News, Offer, Offers, read_positions
 from app.share.exchange.peer_client import NEWS_WAIT_S_MAX, Asker
 from app.share.exchange.region_changes import RegionChanges
 from app.store import exchange

@@ -12,8 +12,8 @@ from app.edge.forms.body import json_body
 from app.edge.forms.fields import TenantQuery
 from app.edge.forms.requests import ExclusionRequest
 from app.edge.routing import PROBLEM_RESPONSE, StrictRoute, answered
-from app.runtime.answers.exclusions import ExclusionAnswer, ExclusionList
-from app.write.intake.exclusion_changes import ExclusionChanges
+from app.runtime.answers.exchange import ExclusionAnswer, ExclusionList
+from app.write.intake.tenant_changes import ExclusionChanges
 from ledger import rfc3339
 from ledger.hlc import Hlc
 from ledger.machines.exclusions import Statement

@@ -35,7 +35,7 @@ from app.store import anchors
 from app.store.sessions import NodePool
 from app.trust.key_chain import Trust, open_stored
 from app.trust.retention import RetentionReader
-from app.write.followers.cosignatures import CosignatureInbox
+from app.write.followers.anchors import CosignatureInbox
 from app.write.followers.notary import Notary
 from app.write.followers.witnesses import Witnesses
 from ledger.errors import NotFoundError

@@ -22,7 +22,7 @@ from app.store.reading import reading, run_in
 from app.store.sessions import NodePool
 from app.trust.privacy_knowledge import REFRESH_S
 from app.trust.subject_keys import TRUSTED_S
-from app.write.intake.privacy_changes import Facts, PrivacyChanges
+from app.write.intake.private_fields import Facts, PrivacyChanges
 from app.write.intake.system_entries import SystemEntries
 from ledger.errors import InvalidInputError, reported_as
 from ledger.machines.job_search import check_indexed

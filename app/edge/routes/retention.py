@@ -20,7 +20,7 @@ from app.runtime.state.node import Node
 from app.share.retention import Planner, Prunes
 from app.share.retention.planning import Planned
 from app.share.retention.pruning import shown_stop
-from app.write.intake.retention_changes import RetentionChanges
+from app.write.intake.tenant_changes import RetentionChanges
 from ledger import rfc3339
 from ledger.errors import InvalidInputError, reported_as
 from ledger.machines.job_search import JobFilter, field_is

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from app.runtime.answers import HexHash, HlcText, Time, TimeOfHlc, list_shape, optional, shape
-from app.runtime.answers.callers import CallerAnswer, RequiredAnswer
+from app.runtime.answers.exchange import CallerAnswer, RequiredAnswer
 from ledger.positions import Epoch, Lsn
 
 KeyEntry = shape(

@@ -35,8 +35,7 @@ import asyncpg
 
 from app.runtime.logs import log
 from app.runtime.postgres import DATABASE_FAULTS
-from app.share.bundle.left import Departures
-from app.share.bundle.merging import ReadyBatch, Sorter, decide_and_link, read_existing
+from app.share.bundle.merging import Departures, ReadyBatch, Sorter, decide_and_link, read_existing
 from app.share.bundle.staging import StagedFile, check_disk_room
 from app.share.bundle.taking import (
     Born,

@@ -11,6 +11,10 @@ Invariants::
 
     entries held <= HELD_ENTRIES_MAX, and their bytes <= HELD_BYTES_MAX or it is one entry, plus what is being added
     1 <= runs <= RUNS_MAX; each holds one block of BLOCK_BYTES, or one entry, when they are merged
+
+*Entries that were in a chain here, and left it with a prune*, do not come back. Rows that left are not found by their
+HLC. What tells an entry that left from a new one is listed in ``ledger.bundle.merge.Left``. The order of reads matters,
+since rows leave meanwhile: the rows were looked up before the floor and the jobs that departed are read here.
 """
 
 from __future__ import annotations
@@ -25,22 +29,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from app.share.bundle.left import Departures
+from app.store import exchange
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, head_of
 from app.store.chain_reads import find_existing, highest_hlc
 from app.store.chaining import ChainHead
+from app.store.departed import departed
+from app.trust.retention import RetentionReader
 from ledger.bundle.merge import (
     Decided,
     Incoming,
+    Left,
     MergeKey,
     chained_as,
     check_beginnings,
     decide,
     encode_incoming,
+    event_of,
     events_to_find,
 )
 from ledger.chain import Linker
@@ -48,6 +56,7 @@ from ledger.chain.conflict import Event
 from ledger.errors import InvalidInputError, NotReadyError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
+from ledger.machines.retention import Floor, archived
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -274,3 +283,53 @@ def _on_disk() -> Iterator[None]:
         raise NotReadyError(
             f"entries cannot be sorted in a file beside the WAL: {error.strerror}; make room there, then import again"
         ) from error
+
+
+class Departures(NamedTuple):
+    """Finds the entries of one import that left."""
+
+    retention: RetentionReader
+    was_taken: bool = False
+    """Whether these bundles were imported before."""
+    followed_log: str | None = None
+    """The log whose next range this is, if a peer sent it."""
+
+    async def add_left(
+        self, connection: Connection, batch: Sequence[Incoming], existing: Mapping[str, dict[str, Event]]
+    ) -> None:
+        """Add to ``existing``, the chained events by tenant and HLC, the events of ``batch`` that left.
+
+        Raises:
+            ArchivedError: whether an entry left cannot be told.
+        """
+        for tenant_id, here in existing.items():
+            known = await self.retention.read(connection, tenant_id)
+            if known.floor is None:
+                continue
+            left = await self._left(connection, tenant_id, known.floor)
+            doubtful = left.doubtful((entry for entry in batch if entry.tenant_id == tenant_id), here)
+            jobs = {*await departed(connection, sorted({(tenant_id, entry.job_id) for entry in doubtful}))}
+            for entry in doubtful:
+                has_left = left.has_left(entry, is_of_departed_job=(tenant_id, entry.job_id) in jobs)
+                if has_left is None:
+                    raise archived(
+                        f"no more of these bundles is imported: job {entry.job_id} of tenant {tenant_id}, of which "
+                        f"they have an entry that may have left as well (HLC {entry.t_hlc}, seq {entry.key.seq} of "
+                        f"{entry.key.log}),",
+                        known.floor,
+                    )
+                if has_left:
+                    here[entry.t_hlc] = event_of(entry)
+
+    async def _left(self, connection: Connection, tenant_id: str, floor: Floor) -> Left:
+        seen = await exchange.positions(connection, tenant_id)
+        imported = {log: each.imported_seq for log, each in seen.items()}
+        return Left(
+            floor.to_seq,
+            Hlc.parse(floor.highest_hlc),
+            self.retention.origin(tenant_id),
+            imported,
+            was_taken=self.was_taken,
+            # What was imported of a peer's chain has no gaps.
+            is_next=self.followed_log is not None and imported.get(self.followed_log, 0) > 0,
+        )

@@ -15,9 +15,8 @@ from app.runtime.tasks import Broadcast
 from app.share.exchange.following import Following, Importing, TakeFetched, TakeOffered
 from app.share.exchange.holdings import Holdings
 from app.share.exchange.news import News
-from app.share.exchange.peer import Peer
+from app.share.exchange.peer import Peer, PeerKeys
 from app.share.exchange.peer_client import Asker, PeerAddress
-from app.share.exchange.peer_keys import PeerKeys
 from app.share.exchange.turns import Turns
 from ledger import rfc3339
 from ledger.errors import DurabilityTimeoutError, ProblemError

@@ -4,7 +4,7 @@ imported as bundles. A bundle must be the requested range and lie under the prov
 Ranges are imported one at a time, in the order of the peer's chain. So the order is causal: an entry comes after those
 that its node had seen. After a crash it continues after the last stored range, and a range imported twice adds nothing.
 Entries that this ledger has from elsewhere, its own among them, are not fetched: its request names the logs of which it
-has entries, and up to which seq. What is lacking may come with the news of a checkpoint (``offers``); it then takes the
+has entries, and up to which seq. What is lacking may come with the news of a checkpoint (``news``); it then takes the
 place of the answers that would be asked for, once, if it continues what is imported and seen.
 
 If a peer went back or shows another tree of the same size for one tenant, imports of all its tenants stop until an
@@ -30,7 +30,7 @@ from app.runtime.outgoing import NoAnswerError
 from app.runtime.principals import covers
 from app.runtime.settings.sections import PeerSettings
 from app.runtime.tasks import is_set_within, keep_newest
-from app.share.exchange.offers import OFFERS_MAX, Position
+from app.share.exchange.news import OFFERS_MAX, Position
 from app.share.exchange.peer_chain import (
     BroughtRange,
     PeerChain,

@@ -24,8 +24,7 @@ from pydantic import Base64Bytes, BaseModel, Field, ValidationError
 from app.runtime.outgoing import NoAnswerError, client_of, read_answer, stream_answer
 from app.runtime.settings.sections import PeerSettings
 from app.runtime.settings.words import words_of
-from app.share.exchange.lacking import HAVE_MAX
-from app.share.exchange.offers import Position
+from app.share.exchange.news import HAVE_MAX, Position
 from ledger import names
 from ledger.errors import InvalidInputError, LedgerError, reported_as
 from ledger.facts.events import SYSTEM_TENANT
@@ -38,7 +37,7 @@ from signing.manifest import CONSISTENCY_HASHES_MAX
 TIMEOUT_S = 30.0
 """Longest time for one step of a request."""
 ANSWER_BYTES_MAX = 1 << 20
-"""A page of news has at most 200 tenants (``exchange.news``) and 128 KiB of bundles (``exchange.offers``). Others
+"""A page of news has at most 200 tenants and 128 KiB of bundles (``exchange.news``). Others
 have less. It is parsed in one turn of the event loop."""
 ANSWER_S_MAX = 60.0
 """An answer that takes longer is an error: a peer that sends single bytes slowly must not prolong a round."""

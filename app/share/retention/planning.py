@@ -6,10 +6,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.runtime.tasks import keep_newest
-from app.share.retention.archive import Archive
 from app.share.retention.carrying import NOTHING_CARRIED, TENANTS_REMEMBERED_MAX, Carried, Carrying
 from app.store import Connection, chain_reads, retention
 from app.store.jobs import table as job_table
@@ -21,6 +20,9 @@ from ledger.facts.events import SYSTEM_TENANT
 from ledger.machines.exclusions import NO_STATEMENTS, Statements
 from ledger.machines.retention import Plan, Retention, Stop, Why, plan, stopping_holds, stopping_jobs
 from signing.keys import Keyring
+
+if TYPE_CHECKING:
+    from pipeline.archive.ranges import ArchivedEnd
 
 PLAN_TIMEOUT_S = 600.0
 """Longest that reading the facts of one tenant may take."""
@@ -40,6 +42,31 @@ class Planned(NamedTuple):
     """The statements about excluded logs, by which jobs have ended or not."""
 
 
+@dataclass(eq=False)
+class StoredArchive:
+    """The archive that a prune relies on, in a folder or bucket. Both methods block.
+
+    Raises:
+        LedgerError: the archive cannot be read, or no key of ``keyring`` signed what it says.
+    """
+
+    url: str
+
+    def end(self, tenant_id: str, keyring: Keyring) -> ArchivedEnd | None:
+        """How far a tenant is archived by its newest manifest, None if it is not. No file is read."""
+        from objects.store import ArchiveStore
+        from pipeline.archive.ranges import archived_end
+
+        return archived_end(ArchiveStore(self.url), tenant_id, keyring)
+
+    def read_back(self, tenant_id: str, keyring: Keyring, from_seq: int, to_seq: int) -> Sequence[ArchivedEnd]:
+        """Read and verify every file of these entries; returns the ends of the manifests that cover them, by seq."""
+        from objects.store import ArchiveStore
+        from pipeline.archive.ranges import verified_range
+
+        return verified_range(ArchiveStore(self.url), tenant_id, keyring, from_seq, to_seq)
+
+
 @dataclass(kw_only=True, eq=False)
 class Planner:
     """Plans prunes of one ledger's tenants."""
@@ -48,7 +75,7 @@ class Planner:
     reader: RetentionReader
     folds: JobFolds
     carrying: Carrying
-    archive: Archive | None
+    archive: StoredArchive | None
     keys_of: Callable[[str], Awaitable[Keyring]]
     """Returns the keys of a tenant's log and of the ledger."""
     now_ms: Callable[[], int]

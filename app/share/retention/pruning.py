@@ -16,11 +16,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.runtime.logs import log
-from app.share.retention.archive import Archive, ArchivedTo
-from app.share.retention.planning import PLAN_TIMEOUT_S, Planned, Planner
+from app.share.retention.planning import PLAN_TIMEOUT_S, Planned, Planner, StoredArchive
 from app.store import Connection, retention
 from app.store.appended import ChainPosition
 from app.store.notary import read_link, read_tiles, snapshot_ending_at
@@ -40,6 +39,9 @@ from ledger.machines.retention import Place, Retention
 from ledger.merkle import Frontier, tiles
 from ledger.verification.verdict import Verdict, damaged
 from signing.snapshot import open_snapshot
+
+if TYPE_CHECKING:
+    from pipeline.archive.ranges import ArchivedEnd
 
 PRUNES_AT_ONCE_MAX: Final = 1
 """Each verifies what leaves, and reads it back from the archive; others wait."""
@@ -63,7 +65,7 @@ class Prunes:
 
     planner: Planner
     pool: Pool
-    archive: Archive | None
+    archive: StoredArchive | None
     verify: Callable[[str, int], Awaitable[Verdict]]
     """Verifies the entries of a tenant up to a seq, and the jobs that have one of them, or the whole chain."""
     enter: Enter
@@ -124,7 +126,7 @@ class Prunes:
             await retention.check_later_entries(connection, self.planner.folds.check, tenant_id, to_seq)
         return verdict
 
-    async def _read_back(self, tenant_id: str, from_seq: int, to_seq: int) -> Sequence[ArchivedTo]:
+    async def _read_back(self, tenant_id: str, from_seq: int, to_seq: int) -> Sequence[ArchivedEnd]:
         """The manifests that cover these entries, once their files are read back and end in the chain's own link."""
         assert self.archive is not None
         keyring = await self.planner.keys_of(tenant_id)
@@ -145,7 +147,7 @@ class Prunes:
         connection: Connection,
         tenant_id: str,
         planned: Planned,
-        archived: Sequence[ArchivedTo],
+        archived: Sequence[ArchivedEnd],
         verdict: Verdict,
     ) -> dict[str, object]:
         """The facts of the PRUNED entry but ``after``, actor and statement."""

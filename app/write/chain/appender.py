@@ -74,10 +74,9 @@ from app.write.chain import view as views
 from app.write.chain.commitments import CommitmentMemory
 from app.write.chain.pipeline import NextBatch, Pipeline
 from app.write.chain.view import EMPTY_HEAD, Heads, is_moved
-from app.write.chain.waiting import WaitingTenants
 from app.write.pending.backlog import Backlog, Pending
 from app.write.pending.linking import ChainView, KeyedLines, LinkedBatch, link, tenants_begun_by, tenants_decided_by
-from app.write.pending.quarantine import Quarantine
+from app.write.pending.quarantine import Quarantine, WaitingTenants
 from app.write.pending.requests import RequestName
 from ledger.chain import Linker
 from ledger.errors import ChainDamagedError, LedgerError

@@ -50,7 +50,7 @@ from app.runtime.tasks import is_set_within, repeat
 from app.store import anchors
 from app.store import notary as store
 from app.store.reading import Pool, reading
-from app.write.followers.cosignatures import insert
+from app.write.followers.anchors import insert
 from ledger import merkle
 from ledger.errors import (
     ChainDamagedError,

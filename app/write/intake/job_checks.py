@@ -3,6 +3,14 @@
 A known job exists or was refused, and its fence was used. Whether it has ended is known from the chain, or from an end
 on its way there. Another node may know more. ``JobIndex`` only refuses early and saves a query for a known job. The
 fold of the chain decides.
+
+*Home regions* (decision 0090). The home of a job is the region whose node made its id,
+``{region}-{ms}-{gate}-{number}``. An id that a caller chose, or that names neither this region nor a peer's, has no
+known home.
+
+A ledger with peers takes every event about a job that it knows, wherever its home is, and a cancellation also of a job
+that it does not know yet. With ``exchange.foreign_jobs`` ``redirect`` it takes no event about a job of a peer's region,
+unless that region was retired.
 """
 
 from __future__ import annotations
@@ -18,7 +26,6 @@ from app.runtime.state.node import Node
 from app.runtime.tasks import keep_newest
 from app.store.edge import ChainedJob
 from app.store.jobs.table import JobKey
-from app.write.intake.home_regions import HomeRegions
 from app.write.pending.requests import CREATED, Draft, EventLines, JobOfLine, creation_of
 from ledger.errors import (
     DatabaseUnavailableError,
@@ -26,12 +33,14 @@ from ledger.errors import (
     InvalidInputError,
     JobEndedError,
     JobExistsError,
+    JobNotFoundError,
     LedgerError,
     OtherRegionError,
 )
 from ledger.facts.events import JOB_EVENTS, Durability
 from ledger.facts.statuses import COMPLETED
 from ledger.machines.jobs import ended_text
+from ledger.names import GATE
 from ledger.positions import BEFORE_FIRST, Lsn
 
 ENDED: Final = ended_text(COMPLETED, None)
@@ -293,3 +302,62 @@ def _of_line(error: LedgerError, number: int, in_lines: bool) -> LedgerError:
     return InvalidEventError(
         str(error), number + 1, ("job_id",) if isinstance(error, InvalidInputError | JobExistsError) else ()
     )
+
+
+_MADE_BY_A_NODE: Final = re.compile(rf"{GATE}-[0-9]+-{GATE}-[0-9]+")
+
+
+class HomeRegions:
+    """The home regions that this ledger can tell: its own and those of its peers."""
+
+    def __init__(
+        self,
+        own: str,
+        ledgers: Mapping[str, str] | None = None,
+        *,
+        redirects: bool = False,
+        is_retired: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """``ledgers`` has the URL of each peer's ledger by its region; ``is_retired`` tells whether that ledger is gone
+        for good."""
+        self._own = own
+        self._ledgers = {region: url.rstrip("/") for region, url in (ledgers or {}).items()}
+        self._redirects = redirects
+        self._is_retired = is_retired
+
+    def of(self, job_id: str) -> str | None:
+        """The home region of the job, None if it is not known."""
+        region = job_id.partition("-")[0]
+        is_known = region == self._own or region in self._ledgers
+        return region if is_known and _MADE_BY_A_NODE.fullmatch(job_id) is not None else None
+
+    async def others(self, job_ids: Iterable[str | None]) -> list[str]:
+        """The home regions of these jobs besides this one, sorted. None stands for a job whose id this node makes."""
+        if not self._ledgers:
+            return []
+        homes = {self.of(job_id) async for job_id in in_turns(job_ids) if job_id is not None}
+        return sorted(home for home in homes if home is not None and home != self._own)
+
+    def redirected(self, job_id: str) -> OtherRegionError | None:
+        """The error for an event about the job if another ledger takes it; None if this one does."""
+        home = self.of(job_id) if self._redirects else None
+        if home is None or home == self._own or self._is_retired(home):
+            return None
+        return OtherRegionError(job_id, home, self._ledgers[home])
+
+    def may_be_on_its_way(self, job_id: str) -> bool:
+        """Whether another region may have made the job, so that a cancellation is taken before the job arrives."""
+        home = self.of(job_id)
+        is_taken = not self._redirects or (home is not None and self._is_retired(home))
+        return bool(self._ledgers) and is_taken and home != self._own
+
+    def not_found(self, tenant_id: str, job_id: str) -> JobNotFoundError:
+        """The error for an event about a job that neither this node nor the chain knows."""
+        home = self.of(job_id)
+        if home is None or home == self._own or self._is_retired(home):
+            or_later = ", or repeat this once it was imported" if home is None and self._ledgers else ""
+            return JobNotFoundError(f"tenant {tenant_id} has no job {job_id}; create it first{or_later}")
+        return JobNotFoundError(
+            f"job {job_id} of tenant {tenant_id} was made in region {home} and has not arrived here: until it is "
+            f"imported only its cancellation is taken. Repeat this later, or send it to {self._ledgers[home]}"
+        )

@@ -33,8 +33,7 @@ from app.store.jobs.table import JobKey
 from app.write.intake.answers import Answers, Awaited, Checked, Entered, Running, fence_token_of, raise_refusal, refused
 from app.write.intake.caller_signatures import CallerSignatures
 from app.write.intake.coalescing import WriteCoalescer
-from app.write.intake.home_regions import HomeRegions
-from app.write.intake.job_checks import JobChecks, JobIndex, JobLookup
+from app.write.intake.job_checks import HomeRegions, JobChecks, JobIndex, JobLookup
 from app.write.intake.keyed import KeyedRequest, KeyedRequests
 from app.write.intake.system_entries import SystemEntries, record_of
 from app.write.pending.backlog import (
