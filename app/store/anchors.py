@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from app.store import Connection
 from app.store.reading import clamped_columns, fetch_as, fetch_column, fetch_one_as, fetch_tuples
 from ledger.errors import SignatureError
 from signing import checkpoint as checkpoints
 from signing.anchors import ANCHORS_MAX, RFC_3161, WITNESS, StoredAnchor
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 ANCHORS_A_KIND_MAX = ANCHORS_MAX // 2
 """Witnesses, and authorities, whose statements one file carries."""

@@ -15,10 +15,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
+
+from asyncpg.cursor import Cursor
 
 from app.runtime.sharing import turns
-from app.store import node
+from app.store import Connection, node
 from app.store.exclusions import newest_statement, own_log, statements
 from app.store.jobs.index import PostgresIndex
 from app.store.jobs.table import FOLLOWER
@@ -40,11 +42,6 @@ from ledger.verification import (
 )
 from ledger.verification.entry_check import Passed
 from ledger.verification.left_index import IndexAtFloor, index_at
-
-if TYPE_CHECKING:
-    from asyncpg.cursor import Cursor
-
-    from app.store import Connection
 
 ENTRIES_A_BATCH = 250
 """Most entries read at once. They and the next batch fit into a megabyte, so they stay in the processor's cache for

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from asyncpg import Record
+
+from app.store import Connection
 from app.store.reading import (
     ENTRIES,
     PAYLOAD_BYTES,
@@ -36,11 +39,6 @@ from ledger.verification.entry_check import ENTRY_COLUMNS
 from ledger.verification.verdict import damaged
 from signing import checkpoint
 from signing.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from asyncpg import Record
-
-    from app.store import Connection
 
 JOB_BYTES_MAX = 64 << 20
 """Most payload bytes of one job that are read at once."""

@@ -13,20 +13,17 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 
 from app.runtime.postgres import is_of_a_value
-from app.store import sessions
+from app.store import Connection, sessions
 from app.store.reading import fetch_column, fetch_one_as
 from ledger import native
 from ledger.errors import ChainDamagedError
 from ledger.positions import Epoch, Lsn
 from ledger.verification import ENTRY_COLUMNS
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 LOCK_TIMEOUT_S = 2.0
 """Longest that a statement of the appender waits for a row: nodes and imports hold one for a fraction of that."""

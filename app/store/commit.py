@@ -23,12 +23,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import asyncpg
 from asyncpg.transaction import Transaction
 
 from app.runtime.postgres import DATABASE_FAULTS
+from app.store import Connection
 from app.store.chaining import (
     LOG_COLUMNS,
     ChainHead,
@@ -43,9 +44,6 @@ from app.store.chaining import (
 )
 from app.store.reading import turned
 from ledger.errors import ChainDamagedError
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 ROWS_IN_STATEMENT_MAX: Final = 200
 """A larger batch uses COPY."""

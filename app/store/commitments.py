@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from app.runtime.tasks import keep_newest
-from app.store.entry_check import not_as_chained
+from app.store import Connection
+from app.store.entry_check import EntryCheck, not_as_chained
 from app.store.following import EMPTY_TIMEOUT_S, FollowedEntry
 from app.store.jobs.table import COMMITMENT_PLACES, ENTRY
 from app.store.reading import ENTRIES, turned
@@ -29,10 +30,6 @@ from ledger.machines.commitments import Commitments
 from ledger.machines.promises import INDEX_PREFIX, NODE_PREFIX, RulesVersion
 from ledger.verification import ENTRY_COLUMNS
 from ledger.verification.verdict import Break
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.entry_check import EntryCheck
 
 ENTRIES_AT_ONCE = 500
 COMPARED_AT_ONCE = 20_000

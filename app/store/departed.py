@@ -11,15 +11,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from app.store import Connection
 from app.store.reading import fetch_column, fetch_dict, turned
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
 from ledger.machines.retention import SUBJECT
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 HASH_BYTES: Final = 8
 

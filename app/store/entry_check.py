@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from app.runtime.tasks import keep_newest
+from app.store import Connection
 from app.store.notary import LinkRow, TileCoordinates, read_links, read_tiles, tree_size
 from ledger import merkle
 from ledger.errors import ChainDamagedError, InvalidInputError, ProofError, SignatureError
@@ -26,10 +27,7 @@ from ledger.merkle import HASH_BYTES, tiles
 from ledger.merkle.tiles import TILE_WIDTH
 from ledger.verification.entry_check import leaves_of
 from ledger.verification.verdict import Break
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from signing.checkpoint import Checkpoint
+from signing.checkpoint import Checkpoint
 
 TILES_MAX: Final = 4096
 """Tiles that are cached, 8 KiB each: those of a million entries. The oldest is evicted first."""

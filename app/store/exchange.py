@@ -5,20 +5,16 @@ and the newest checkpoint seen.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import asyncpg
 import orjson
 
+from app.store import Connection
 from app.store.chaining import ChainHead
 from app.store.reading import fetch_tuples, like, turned
 from ledger.errors import DatabaseUnavailableError
 from ledger.facts.events import SystemAction
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from app.store import Connection
-
 
 FORK_SEPARATOR = "\x1e"
 """Stands in the column ``note`` before the checkpoint of a fork. A signed note has no control character but newline."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from app.store import sessions
+from app.store import Connection, sessions
 from app.store.reading import columns, fetch_as, fetch_column, fetch_dict, turned
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.sessions import NodeConnection
+from app.store.sessions import NodeConnection
 
 LOCK_TIMEOUT_S = 2.0
 """Longest that a follower waits for a row that another session keeps locked."""

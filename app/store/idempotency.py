@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from app.store import Connection
 from app.store.reading import fetch_as
 from ledger import keyed
 from ledger.chain.record import IdempotencyKey
 from ledger.errors import KeyRowError
 from ledger.positions import Epoch, Lsn
 from ledger.verification.verdict import Break
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 KEY_ROW: Final = "idempotency"
 """Kind of a break of this table, at the seq of an entry: a row names it falsely, or its row is missing. A verification

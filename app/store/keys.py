@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from app.store import Connection
 from app.store.reading import ENTRIES, columns, fetch_as, fetch_tuples
 from ledger.facts.events import SYSTEM_TENANT
 from ledger.verification.entry_check import EntryRow
@@ -17,9 +18,6 @@ from signing.key_history import AFTER_FORKS, AFTER_SUBJECTS, FORK_PREFIX, SUBJEC
 from signing.key_statement import AFTER_TOKENS, TOKEN_PREFIX
 from signing.keys import PublicKey
 from signing.region_statement import AFTER_REGIONS, REGION_PREFIX
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 STRAYS_MAX = 10
 """Most rows beyond the head that are named."""

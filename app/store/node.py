@@ -8,20 +8,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import asyncpg
 
-from app.store import sessions
+from app.store import Connection, sessions
 from app.store.chaining import WalPosition
 from app.store.reading import fetch_as, fetch_value, json_in
 from ledger.errors import StartRefusedError
 from ledger.facts.events import SYSTEM_TENANT, SystemAction
 from ledger.hlc import LOGICAL_MAX, Hlc
 from ledger.positions import Epoch, Lsn
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 
 async def take_epoch(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from app.store import Connection
 from app.store.reading import (
     ENTRIES,
     fetch_as,
@@ -19,9 +20,6 @@ from ledger.merkle import EMPTY_ROOT, HASH_BYTES
 from ledger.merkle.tiles import TILE_WIDTH, TileTree
 from ledger.verification.entry_check import EntryRow
 from ledger.verification.snapshot_check import SNAPSHOT_COLUMNS, SnapshotRow
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 TileCoordinates = tuple[int, int]
 """(level, index) of one tile."""

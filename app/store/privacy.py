@@ -17,21 +17,19 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 import orjson
 
+from app.store import Connection
+from app.store.entry_check import EntryCheck
 from app.store.jobs.table import ENTRY
 from app.store.reading import columns, fetch_as, fetch_column, fetch_one_as, fetch_tuples, fetch_value, json_in, turned
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyDamagedError, reported_as
 from ledger.facts.events import SystemAction
 from ledger.private_fields import facts_of, name_of
 from ledger.verification import ENTRY_COLUMNS
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.entry_check import EntryCheck
 
 ENTRIES_AT_ONCE = 1000
 UNKNOWN_TAG = b""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
+from app.store import Connection
+from app.store.entry_check import EntryCheck
 from app.store.privacy import PrivacyRecord, add_record, next_revision
 from app.store.reading import ENTRIES, fetch_column, fetch_tuples, fetch_value, json_in
 from ledger.errors import InvalidInputError
 from ledger.facts.events import SystemAction
 from ledger.private_fields import facts_of
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.entry_check import EntryCheck
 
 _SUBJECTS: Final = "(job_id >= 'privacy:' AND job_id < 'privacy;' OR job_id >= 'erasure:' AND job_id < 'erasure;')"
 """Condition on the subjects of entries about private fields; the index by job finds them."""

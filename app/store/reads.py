@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
+import asyncpg
 import orjson
 
+from app.store import Connection
 from app.store.chain_reads import ListedEntry
 from app.store.departed import departed_key
+from app.store.entry_check import EntryCheck
 from app.store.exclusions import newest_statement
+from app.store.following import Place
 from app.store.jobs.table import (
     ENTRIES_MAX,
     ENTRY,
@@ -30,13 +34,6 @@ from ledger.machines.jobs import ABOUT_JOBS, Refusal, refusal_of, refused_job_id
 from ledger.positions import Epoch, Lsn
 from ledger.verification import ENTRY_COLUMNS, JOB_COLUMNS
 from ledger.verification.projection_check import StoredJob
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from app.store import Connection
-    from app.store.entry_check import EntryCheck
-    from app.store.following import Place
 
 _SEQ, _T_HLC, _PAYLOAD = map(ENTRY_COLUMNS.index, ("seq", "t_hlc", "payload"))
 

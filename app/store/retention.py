@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from app.store import Connection
 from app.store.departed import remember
+from app.store.entry_check import EntryCheck
 from app.store.following import lock_places
 from app.store.jobs import search as job_search
 from app.store.jobs import table as job_table
@@ -20,10 +22,6 @@ from ledger.machines.job_search import terms_of
 from ledger.machines.jobs import JobState, refused_job_id
 from ledger.machines.retention import SUBJECT, OpenJob
 from ledger.verification.projection_check import job_row
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.entry_check import EntryCheck
 
 ENTRIES_SCANNED: Final = 20_000
 """Entries of a chain that one statement reads to find the first one that is too young."""

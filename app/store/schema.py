@@ -16,18 +16,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import asyncpg
 
 import app
 from app.runtime.postgres import DATABASE_FAULTS
-from app.store import sessions
+from app.store import Connection, sessions
 from app.store.reading import fetch_column
 from ledger.errors import StartRefusedError, reported_as
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 Fact = tuple[str, str, str]
 """Relation, kind and name."""

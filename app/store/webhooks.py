@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from app.store import Connection
 from app.store.chain_reads import ListedEntry
+from app.store.entry_check import EntryCheck
 from app.store.reading import (
     PAYLOAD_BYTES,
     clamped,
@@ -25,10 +27,6 @@ from app.store.reading import (
     told,
 )
 from ledger.verification.verdict import damaged
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.entry_check import EntryCheck
 
 BATCH_BYTES_MAX = 1 << 20
 """A batch ends after the entry that brings its payloads to this many bytes."""

@@ -26,24 +26,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from app.runtime.logs import log
+from app.store import Connection
 from app.store import privacy as store
+from app.store.entry_check import EntryCheck
 from app.store.privacy import DeclaredFields, PrivacyEntry, PrivacyRecord, RowFault
 from app.store.privacy_history import erased_up_to, record_erasure
 from app.trust.retention import FieldsAtFloor, RetentionReader
+from app.trust.subject_keys import SubjectKeys
 from ledger.errors import ChainDamagedError, InvalidInputError, PrivacyUnavailableError, reported_as
 from ledger.facts.events import SystemAction
 from ledger.machines.carried import ErasedKeys
 from ledger.private_fields import Declaration, declaration_of, facts_of, name_of
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.entry_check import EntryCheck
-    from app.trust.subject_keys import SubjectKeys
 
 NO_REVISION = 0
 """Revision of keys that are destroyed while the ledger has no revisions, and of declarations that are in no table:

@@ -21,13 +21,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from app.runtime.logs import log
 from app.runtime.tasks import repeat
+from app.store import Connection
 from app.store import privacy as store
-from app.store.entry_check import EntryCheck
-from app.store.reading import reading
+from app.store.entry_check import EntryCheck, Report
+from app.store.reading import Pool, reading
 from app.trust.privacy_agreement import Unchained, agree, is_said_last
 from app.trust.retention import FieldsAtFloor, RetentionReader
 from app.trust.subject_keys import SubjectKeys
@@ -38,11 +38,6 @@ from ledger.errors import (
     PrivacyUnavailableError,
 )
 from ledger.private_fields import Declaration, declaration_of, private_in_either
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.entry_check import Report
-    from app.store.reading import Pool
 
 REFRESH_S = 1.0
 """Pause between two reads of the revision."""

@@ -22,12 +22,13 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from app.runtime.logs import log
 from app.runtime.tasks import keep_newest
+from app.store import Connection
 from app.store import privacy as store
-from app.store.reading import reading
+from app.store.privacy import PrivacyState, SubjectKey
+from app.store.reading import Pool, reading
 from ledger import canonical
 from ledger.errors import (
     ConfigurationError,
@@ -37,11 +38,6 @@ from ledger.errors import (
     reported_as,
 )
 from signing.private_keys import DataKey, MasterKey, new_key_id, new_secret
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.privacy import PrivacyState, SubjectKey
-    from app.store.reading import Pool
 
 KEYS_HELD_MAX = 20_000
 """Keys cached in memory; the least recently used is evicted first."""

@@ -66,13 +66,6 @@ class RunProof(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     right: Neighbour | None
 
 
-class IndexedEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One entry of the job."""
-
-    leaf_hash: Hash
-    leaf_index: Annotated[int, Meta(ge=0, le=2**53 - 1)]
-
-
 def verify_job(
     job_id: str,
     size: int,

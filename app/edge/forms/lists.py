@@ -19,7 +19,7 @@ import csv
 import io
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -28,14 +28,10 @@ from app.edge.answers import JSON_MEDIA_TYPE, json_answer
 from app.edge.forms.body import NDJSON_MEDIA_TYPE
 from app.edge.forms.fields import TREE_SIZE_MAX
 from app.runtime.answers import json_bytes
-from app.store import chain_reads
-from app.store.reading import reading
+from app.store import Connection, chain_reads
+from app.store.reading import Pool, reading
 from ledger.errors import InvalidInputError
 from ledger.hlc import Hlc
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.reading import Pool
 
 Row = TypeVar("Row")
 Position = TypeVar("Position", bound=tuple[int | str, ...])

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from app.runtime.logs import log
 from app.runtime.settings.config import Settings
 from app.runtime.state.losses import ASIDE, Aside
 from app.runtime.state.wall_clock import read_clocks
+from app.store import Connection
 from app.store import node as node_store
 from app.store import notary as notary_store
 from app.store.chaining import ChainHead, WalPosition
@@ -34,9 +35,6 @@ from wal import control as wal_control
 from wal.control import Control
 from wal.replication.configuration import MEMBERS_NAME
 from wal.segment import FOLDER_MODE, list_segments
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from app.node.lease import Lease
 from app.node.start.checks import (
@@ -56,7 +56,7 @@ from app.runtime.state.kept_files import Identity
 from app.runtime.state.losses import FORK, LOST, LsnRange, fork_subject
 from app.runtime.state.node import Node, WriteRises
 from app.runtime.state.session import SECRET_BYTES
-from app.store import chaining
+from app.store import Connection, chaining
 from app.store import node as node_store
 from app.store.chaining import ChainEnd, ChainHead, WalPosition
 from app.store.sessions import NodeConnection
@@ -78,9 +78,6 @@ from wal.control import Control, begin_epoch
 from wal.format import WAL_ID_BYTES
 from wal.replication.leading import Members
 from wal.segment import FolderLock
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 STANDBY_CHECK_TIMEOUT_S = 10.0
 """How long a standby looks at its keys, once: it does not ask for the lease meanwhile."""

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from app.node.start.checks import accepting, judge_wal, load_control, set_aside
 from app.runtime.logs import log
 from app.runtime.state.losses import ASIDE, CUT, LOST, Aside, LsnRange, merged
+from app.store import Connection
 from app.store.chaining import WalPosition
 from app.write.chain import view
 from app.write.pending import quarantine
@@ -36,9 +37,6 @@ from wal import recovery as wal_recovery
 from wal import truncation
 from wal.control import Control, History, history_since, history_up_to
 from wal.recovery import Survey
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 Value = TypeVar("Value")
 

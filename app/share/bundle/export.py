@@ -22,12 +22,15 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import asyncpg
 
 from app.runtime.state.found_breaks import break_of
+from app.runtime.state.node import Node
 from app.runtime.tasks import Slots
+from app.store import Connection, chain_reads
 from app.store import anchors as anchors_store
-from app.store import chain_reads
 from app.store.chain_reader import PostgresChainReader
 from app.store.jobs.index import PostgresIndex
 from app.store.notary import read_link, read_tiles
@@ -49,19 +52,12 @@ from ledger.merkle import tiles
 from ledger.verification.entry_check import EntryChecker
 from ledger.verification.left_index import index_at
 from ledger.verification.snapshot_check import SnapshotJudge, open_row
-from ledger.verification.verdict import Findings, damaged
+from ledger.verification.verdict import Break, Findings, damaged
 from signing import checkpoint as checkpoints
 from signing.bundle.writer import BundleEnd, BundleWriter
 from signing.keys import Keyring, Signer
 from signing.snapshot import encode_as_stored as snapshot_as_stored
 from signing.snapshot import open_snapshot
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from app.runtime.state.node import Node
-    from app.store import Connection
-    from ledger.verification.verdict import Break
 
 EXPORTS_AT_ONCE_MAX = 2
 """Each holds a connection and an old state of the database until its reader is done; further exports wait."""

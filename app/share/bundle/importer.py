@@ -29,12 +29,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import asyncpg
 
 from app.runtime.logs import log
+from app.runtime.metrics import Metrics
 from app.runtime.postgres import DATABASE_FAULTS
+from app.runtime.state.node import Node
 from app.share.bundle.merging import Departures, ReadyBatch, Sorter, decide_and_link, read_existing
 from app.share.bundle.staging import StagedFile, check_disk_room
 from app.share.bundle.taking import (
@@ -47,7 +49,7 @@ from app.share.bundle.taking import (
     signed_manifest,
     take_verified,
 )
-from app.store import chaining, exchange, exclusions
+from app.store import Connection, chaining, exchange, exclusions
 from app.store import node as node_store
 from app.store.appended import AppendedEntries
 from app.store.chain_reads import find_by_seq, find_existing
@@ -72,11 +74,6 @@ from ledger.machines.exclusions import NO_STATEMENTS
 from signing.files import close_for_good
 from signing.keys import Keyring, KnownCallers
 from signing.manifest import RangeManifest
-
-if TYPE_CHECKING:
-    from app.runtime.metrics import Metrics
-    from app.runtime.state.node import Node
-    from app.store import Connection
 
 ENTRIES_A_TRANSACTION: Final = 1000
 BYTES_A_TRANSACTION: Final = 8 << 20

@@ -29,11 +29,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import msgspec
 
-from app.store import exchange
+from app.store import Connection, exchange
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, head_of
 from app.store.chain_reads import find_existing, highest_hlc
 from app.store.chaining import ChainHead
@@ -57,9 +57,6 @@ from ledger.errors import InvalidInputError, NotReadyError
 from ledger.facts.events import SystemAction
 from ledger.hlc import Hlc
 from ledger.machines.retention import Floor, archived
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from app.runtime.tasks import Slots
-from app.store import anchors, chain_reads
+from app.store import Connection, anchors, chain_reads
 from app.store.jobs import index as job_index
 from app.store.notary import read_tiles
-from app.store.reading import reading, run_in
+from app.store.reading import Pool, reading, run_in
 from app.trust.key_chain import open_stored
-from ledger.bundle.rows import JOB_ID, SEQ
+from app.trust.key_in_use import KeyInUse
+from app.trust.retention import RetentionReader
+from ledger.bundle.rows import JOB_ID, SEQ, Row
 from ledger.errors import (
     BrokenRangeError,
     ChainDamagedError,
@@ -45,16 +47,9 @@ from ledger.job_index.proof import verify_job
 from ledger.machines.jobs import refused_job_id
 from ledger.verification.verdict import damaged
 from signing.entry_proof import cose_receipt
+from signing.keys import Keyring
 from signing.receipt import ABSENT, ENTRIES_MAX, ENTRY, JOB, Covers, IndexProof, Material, draft_of, make, read
 from signing.snapshot import open_snapshot
-
-if TYPE_CHECKING:
-    from app.store import Connection
-    from app.store.reading import Pool
-    from app.trust.key_in_use import KeyInUse
-    from app.trust.retention import RetentionReader
-    from ledger.bundle.rows import Row
-    from signing.keys import Keyring
 
 RECEIPTS_AT_ONCE_MAX: Final = 4
 """Each may briefly hold some hundred megabytes; further receipts wait."""

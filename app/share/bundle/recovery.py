@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
-from app.store import chaining
+from app.store import Connection, chaining
 from app.store import keys as key_store
 from app.store import notary as notary_store
 from app.store.appended import AppendedEntries, ChainAppender, ChainPosition, head_of
@@ -55,9 +55,6 @@ from wal import inspect as wal_inspect
 from wal import reader as wal_reader
 from wal.inspect import WalReport
 from wal.reader import Record
-
-if TYPE_CHECKING:
-    from app.store import Connection
 
 
 class RestoredRange(NamedTuple):

@@ -29,7 +29,7 @@ RowRefused      a row exists already: the events were imported while this node w
                 that too, the tenant is quarantined. If PostgreSQL refuses even to move the position of the node, no
                 record is at fault: retry
 TenantDamaged   quarantine the tenant: its events are passed over, all others go on
-RowsLocked      pass over the tenants whose rows are locked, until they are free           (write.chain.waiting)
+RowsLocked      pass over the tenants whose rows are locked, until they are free           (write.pending.quarantine)
 Fenced          read the position under lock: another epoch or a lower position stops the node. A position at the end of
                 the batch means that an earlier, unanswered statement committed it
 InDoubt         read the position under lock: it shows whether the batch was committed. If not, retry with growing
