@@ -37,7 +37,7 @@ TEXT_CHARACTERS = 60
 _SAID_ELSEWHERE: Final = frozenset({"type", "actor", "fence_token", "idempotency"})
 """Members of a payload that a timeline shows elsewhere, or not at all."""
 
-_RUN_TIMES: Final = ("p50_ms", "p95_ms", "max_ms")
+_RUN_TIMES: Final = ("min_ms", "p50_ms", "p95_ms", "max_ms")
 _UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 Where = Annotated[
@@ -149,7 +149,7 @@ def _print_summary(found: Mapping[str, Any], as_json: bool) -> None:
         (
             name,
             str(group["jobs"]),
-            *([_duration(group["run_times"][of]) for of in _RUN_TIMES] if group["run_times"] else ["-"] * 3),
+            *(_duration(group["run_times"][of]) if group["run_times"] else "-" for of in _RUN_TIMES),
             " ".join(f"{status} {count}" for status, count in group["statuses"].items()),
         )
         for name, group in (
@@ -157,7 +157,7 @@ def _print_summary(found: Mapping[str, Any], as_json: bool) -> None:
             ("all", found["all"]),
         )
     ]
-    lines = aligned([(found["by"].upper(), "JOBS", "RUN P50", "RUN P95", "RUN MAX", "STATUSES"), *rows])
+    lines = aligned([(found["by"].upper(), "JOBS", "RUN MIN", "RUN P50", "RUN P95", "RUN MAX", "STATUSES"), *rows])
     left_out, traced = found["groups_left_out"], found["all"]["by_trace_time"]
     tell(
         found,

@@ -18,6 +18,7 @@ INTEGERS: Final = frozenset(
     (
         *("seq", "hlc_physical", "hlc_logical", "link_version", "from_seq", "to_seq", "entry_count", "last_seq"),
         *("created_physical", "created_logical", "head_seq", "tree_size", "level", "tile_index", "ended_seq"),
+        *("ended_ms", "run_ms"),
     )
 )
 """Columns of a ledger that hold integers; all others hold text, except the hashes of a tile."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from app.store.jobs.figures import BY_DAY, BY_HOUR, ERROR, Group, Wanted
 from ledger import rfc3339
-from ledger.machines.job_figures import HOUR_MAX, HOUR_MS, run_times
+from ledger.machines.job_figures import HOUR_MAX, HOUR_MS, Extremes, run_times
 
 Figures = tuple[Mapping[str, Group], Mapping[str, Group], int]
 """The groups by status, the wanted groups, and how many of these there are."""
@@ -46,16 +46,17 @@ def _value(by: str, name: str) -> str | None:
 
 
 def _counted(groups: Iterable[Group]) -> dict[str, Any]:
-    statuses, runs, traced = Counter[str](), Counter[int](), 0
+    statuses, runs, extremes, traced = Counter[str](), Counter[int](), Extremes(), 0
     for group in groups:
         statuses.update(group.statuses)
         runs.update(group.runs)
+        extremes = extremes.joined(*group.extremes)
         traced += group.traced
     return {
         "jobs": statuses.total(),
         "by_trace_time": traced,
         "statuses": dict(sorted(statuses.items())),
-        "run_times": None if (times := run_times(runs)) is None else times._asdict(),
+        "run_times": None if (times := run_times(runs, extremes)) is None else times._asdict(),
     }
 
 

@@ -57,7 +57,7 @@ async def connect(url: str, statement_timeout_s: float) -> NodeConnection:
             # To the triggers that keep earlier versions behind entries that they would not follow.
             "tallystick.follows_commitments": "yes",
             "tallystick.follows_terms": "yes",
-            "tallystick.follows_figures": "yes",
+            "tallystick.follows_run_times": "yes",
         },
         command_timeout_s=statement_timeout_s,
     )

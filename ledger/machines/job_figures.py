@@ -1,20 +1,20 @@
 """What one job counts as in the figures of its tenant, and the run times that such figures keep.
 
-A *figure* is all that a job adds to the counts, besides its status: a JSON array, one text for jobs that count alike::
+A *figure* is all that a job adds to the counts, besides its status and run time: a JSON array, one text for jobs that
+count alike::
 
-    [hour, traced, dcs, run, error, fields]      trailing nulls are left out
+    [hour, traced, dcs, error, fields]           trailing nulls are left out
 
     hour      of its creation, since 1970
     traced    1 if that is the time of a trace (``trace_time``), 0 if it is that of the HLC
     dcs       the data centres that it is assigned to or that accepted it, in order
-    run       the class of its run time
     error     the text with which it failed or timed out
     fields    the texts of each declared search field inside the spec, by field
 
 Of each text its first TEXT_CHARACTERS_MAX characters are kept. A longer name of a field is a hash of it, as no two
 fields may have one name.
 
-For example ``[473211,0,["use1"],212,"OOMKilled"]``. A job without a creation has no figure: no list has it.
+For example ``[473211,0,["use1"],"OOMKilled"]``. A job without a creation has no figure: no list has it.
 
 *Run time* is from the first acceptance to the end that counts: of the acceptances whose fence is the highest that is
 not above that of the end, since a job that is tried again runs again. It is by the clock of a trace if all of these
@@ -37,9 +37,9 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ledger.facts.statuses import ENDED, FAILED, TIMED_OUT
+from ledger.facts.statuses import FAILED, TIMED_OUT
 from ledger.machines.job_search import SEARCHED, texts_of
-from ledger.machines.jobs import JobState, dcs_of, run_ms
+from ledger.machines.jobs import JobState, dcs_of
 
 HOUR_MS: Final = 3_600_000
 PERIODS_HOURS: Final = (1, 24, 768)
@@ -76,24 +76,41 @@ def middle_ms(of_class: int) -> int:
     return (BOUNDS_MS[of_class] + BOUNDS_MS[of_class + 1] - 1) // 2
 
 
+class Extremes(NamedTuple):
+    """The shortest and the longest of some run times; None without any."""
+
+    min_ms: int | None = None
+    max_ms: int | None = None
+
+    def joined(self, *others: int | None) -> Extremes:
+        """The extremes of these and ``others``."""
+        known = [each for each in (*self, *others) if each is not None]
+        return Extremes(min(known), max(known)) if known else self
+
+
 class RunTimes(NamedTuple):
-    """Run times of so many jobs, each within 1 %; the ``p``-th percentile is the least that ``p`` % do not exceed."""
+    """Run times of so many jobs: exact extremes, and percentiles within 1 %; the ``p``-th is the least that ``p`` % do
+    not exceed."""
 
     jobs: int
+    min_ms: int
     p50_ms: int
     p95_ms: int
     max_ms: int
 
 
-def run_times(counts: Mapping[int, int]) -> RunTimes | None:
+def run_times(counts: Mapping[int, int], extremes: Extremes) -> RunTimes | None:
     """The run times of which so many are in each class; None without any."""
     classes = sorted(of_class for of_class, jobs in counts.items() if jobs > 0)
     upto = list(accumulate(counts[of_class] for of_class in classes))
     if not classes:
         return None
     jobs = upto[-1]
-    p50, p95, last = (bisect_right(upto, (jobs * percent + 99) // 100 - 1) for percent in (50, 95, 100))
-    return RunTimes(jobs, *(middle_ms(classes[at]) for at in (p50, p95, last)))
+    p50_ms, p95_ms = (middle_ms(classes[bisect_right(upto, (jobs * percent + 99) // 100 - 1)]) for percent in (50, 95))
+    # Only edited cells have no extremes.
+    min_ms = p50_ms if extremes.min_ms is None else extremes.min_ms
+    max_ms = p95_ms if extremes.max_ms is None else extremes.max_ms
+    return RunTimes(jobs, min_ms, max(min_ms, min(p50_ms, max_ms)), max(min_ms, min(p95_ms, max_ms)), max_ms)
 
 
 def figure_of(state: JobState, status: str, fields: Collection[str] = ()) -> str | None:
@@ -105,50 +122,45 @@ def figure_of(state: JobState, status: str, fields: Collection[str] = ()) -> str
     dcs = [*created.assigned_dcs]
     if state.accepted or len(dcs) != 1 or not dcs[0] or kept(dcs[0]) != dcs[0]:
         dcs = sorted({kept(dc) for dc in dcs_of(state) if dc})
-    run, error = None, None
-    if state.end is not None and status in ENDED:
-        ran_ms = run_ms(state)
-        run = None if ran_ms is None else run_class(ran_ms)
-        if status in FAILURES:
-            text = state.end.outcome.get("error")
-            error = kept(text) if isinstance(text, str) else None
+    error = None
+    if state.end is not None and status in FAILURES:
+        text = state.end.outcome.get("error")
+        error = kept(text) if isinstance(text, str) else None
     if not fields:
-        return _figure(hour, created.traced_ms is not None, (*dcs,), run, error)
+        return _figure(hour, created.traced_ms is not None, (*dcs,), error)
     found = {
         counted_name(field): sorted({kept(text) for text in texts_of(state, (*field.split("."),))})
         for field in sorted(fields)
         if field.startswith(SEARCHED)
     }
-    return _json([hour, int(created.traced_ms is not None), dcs, run, error, found])
+    return _json([hour, int(created.traced_ms is not None), dcs, error, found])
 
 
-class Parts(NamedTuple):
+class Figure(NamedTuple):
     """A figure that was read."""
 
     hour: int
     traced: int
     dcs: tuple[str, ...]
-    run: int | None
     error: str | None
     values: tuple[tuple[str, str], ...]
     """Of each declared field, by field."""
 
 
-def parts_of(figure: str) -> Parts | None:
-    """The parts of a stored figure; None for an edited text that is none."""
+def read_figure(text: str) -> Figure | None:
+    """The figure in a stored text; None for an edited one that holds none."""
     try:
-        hour, traced, dcs, run, error, fields = (*orjson.loads(figure), None, None, None)[:6]
+        hour, traced, dcs, error, fields = (*orjson.loads(text), None, None)[:5]
         values = tuple((field, value) for field, of_field in (fields or {}).items() for value in of_field)
         is_figure = (
             hour.__class__ is int
             and 0 <= hour <= HOUR_MAX
             and traced in (0, 1)
-            and (run is None or (run.__class__ is int and 0 <= run < len(BOUNDS_MS)))
             and all(isinstance(text, str) and kept(text) == text for text in (*dcs, error or "", *chain(*values)))
         )
     except (ValueError, TypeError, AttributeError):
         return None
-    return Parts(hour, traced, tuple(dcs), run, error, values) if is_figure else None
+    return Figure(hour, traced, tuple(dcs), error, values) if is_figure else None
 
 
 def without_fields(figure: str | None) -> str | None:
@@ -157,7 +169,7 @@ def without_fields(figure: str | None) -> str | None:
         parts = orjson.loads(figure or "null")
     except orjson.JSONDecodeError:
         return figure
-    return _json(parts[:5]) if isinstance(parts, list) else figure
+    return _json(parts[:4]) if isinstance(parts, list) else figure
 
 
 def kept(text: str) -> str:
@@ -171,8 +183,8 @@ def counted_name(field: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _figure(hour: int, is_traced: bool, dcs: tuple[str, ...], run: int | None, error: str | None) -> str:
-    return _json([hour, int(is_traced), dcs, run, error])
+def _figure(hour: int, is_traced: bool, dcs: tuple[str, ...], error: str | None) -> str:
+    return _json([hour, int(is_traced), dcs, error])
 
 
 def _json(parts: list[Any]) -> str:

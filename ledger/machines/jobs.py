@@ -332,6 +332,11 @@ def ended_ms(state: JobState) -> int:
     return max(rank[1] for rank in (state.cancel, *state.ack.values()) if rank is not None)
 
 
+def times_of_end(state: JobState, status: str) -> tuple[int | None, int | None]:
+    """When a job of this status ended, and its run time; None while it runs, or if it never was."""
+    return (ended_ms(state), run_ms(state)) if status in ENDED and status != REFUSED else (None, None)
+
+
 NAME_CHARACTERS_MAX: Final = 200
 """How much of a job's name is shown and searched."""
 
@@ -354,8 +359,8 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
     created, now = state.created, status(state)
     if created is None and refusal is not None and refusal.is_creation:
         now = REFUSED
-    is_over = now in ENDED and now != REFUSED
-    ended = state.end.outcome if state.end is not None and is_over else {}
+    over_ms, ran_ms = times_of_end(state, now)
+    ended = state.end.outcome if state.end is not None and over_ms is not None else {}
     return {
         "job_id": state.job_id,
         "name": name_of(state),
@@ -371,8 +376,8 @@ def view(state: JobState, refusal: Refusal | None = None) -> dict[str, Any]:
         "last_hlc": "{}:{}:{}".format(*state.last_hlc),
         "last_at": rfc3339.text_of(state.last_hlc[0]),
         "last_seq": state.last_seq,
-        "ended_at": rfc3339.text_of(ended_ms(state)) if is_over else None,
-        "run_ms": run_ms(state) if is_over else None,
+        "ended_at": None if over_ms is None else rfc3339.text_of(over_ms),
+        "run_ms": ran_ms,
         "result": {name: ended[name] for name in ("final_status", "aggregate_metrics") if name in ended} or None,
         "error": ended.get("error"),
         "refused": _refused(state.refused, refusal),

@@ -43,6 +43,8 @@ JOB_COLUMNS: Final = (
     "created_node",
     "created_by",
     "last_seq",
+    "ended_ms",
+    "run_ms",
     "figure",
     "seqs",
 )
@@ -65,6 +67,10 @@ class StoredJob(NamedTuple):
     created_node: str | None
     created_by: str | None
     last_seq: int
+    ended_ms: int | None
+    """When it ended; None for a job that has not, or that no list has."""
+    run_ms: int | None
+    """Its run time, at most ``RUN_MS_MAX``; None unless it ended and ran."""
     figure: str | None
     seqs: str
     search_fields: Sequence[str] | None = None
@@ -85,8 +91,10 @@ def job_row(state: JobState, fields: Sequence[str] = ()) -> tuple[Any, ...]:
     """The values of ``JOB_COLUMNS`` for a job of this state, whose tenant is searched by ``fields``."""
     physical, logical, node = state.created.order[:3] if state.created is not None else (None, None, None)
     status, creator, seqs = jobs.status(state), jobs.creator_of(state), jobs.seqs_of(state)
+    ended_ms, run_ms = jobs.times_of_end(state, status) if state.created is not None else (None, None)
+    run_ms = None if run_ms is None else min(run_ms, job_figures.RUN_MS_MAX)
     figure = job_figures.figure_of(state, status, fields)
-    return state.job_id, status, physical, logical, node, creator, state.last_seq, figure, seqs
+    return state.job_id, status, physical, logical, node, creator, state.last_seq, ended_ms, run_ms, figure, seqs
 
 
 def stored_form(state: JobState, fields: Sequence[str] = ()) -> StoredJob:

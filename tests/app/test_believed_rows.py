@@ -361,7 +361,7 @@ async def test_a_raised_position_hides_no_job_from_lists(ledger: SharedLedger, s
         raise_it = "UPDATE scheduler.follower_positions SET seq = {} WHERE tenant_id = $1"
         await other.execute(raise_it.format("seq"), ledger.tenant_id)
         assert (await ledger.create("job-2")).status_code == 201
-        await other.execute("SET LOCAL tallystick.follows_figures = 'yes'")
+        await other.execute("SET LOCAL tallystick.follows_run_times = 'yes'")
         await other.execute(raise_it.format("2"), ledger.tenant_id)
 
     async def are_listed() -> bool:

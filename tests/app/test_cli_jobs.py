@@ -108,7 +108,7 @@ def test_a_length_of_time_is_in_its_two_largest_units(milliseconds: int, text: s
 
 def test_jobs_are_counted(url: str) -> None:
     head, failed, submitted, every = tally(url, "--summary").splitlines()
-    assert re.split(" {2,}", head) == ["STATUS", "JOBS", "RUN P50", "RUN P95", "RUN MAX", "STATUSES"]
+    assert re.split(" {2,}", head) == ["STATUS", "JOBS", "RUN MIN", "RUN P50", "RUN P95", "RUN MAX", "STATUSES"]
     assert {failed.split()[0], submitted.split()[0]} == {"FAILED", "SUBMITTED"}
     assert every.split()[:2] == ["all", "8"]
     assert r"OOM\x1b[2J [red]killed" in tally(url, "--by", "error")

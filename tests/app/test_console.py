@@ -336,7 +336,7 @@ def test_the_first_page_says_what_runs_what_failed_how_long_when_and_how_the_led
     expect(page.get_by_role("table", name="By error").get_by_role("row").nth(1)).to_have_text("OOMKilled1")
     expect(page.get_by_role("table", name="Running").get_by_role("row").nth(1)).to_contain_text("run-3")
     expect(page.locator("section").filter(has_text="Median1 min")).to_contain_text(
-        re.compile(r"Longest1 h \d min.*Of3 jobs")
+        re.compile(r"Longest1 h \d min.*Shortest.*Of3 jobs")
     )
     expect(page.get_by_role("row").filter(has=page.get_by_role("link", name="figures", exact=True))).to_contain_text(
         "4"

@@ -49,7 +49,8 @@ async def table(superuser: asyncpg.Connection, tenants: str = "%") -> list[tuple
     """All that the job table holds, of tenants of such a name, but for when it was written."""
     rows = await superuser.fetch(
         "SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by,"
-        " last_seq, figure, seqs::text FROM scheduler.jobs WHERE tenant_id LIKE $1 ORDER BY tenant_id, job_id",
+        " last_seq, ended_ms, run_ms, figure, seqs::text FROM scheduler.jobs"
+        " WHERE tenant_id LIKE $1 ORDER BY tenant_id, job_id",
         tenants,
     )
     return [tuple(row) for row in rows]
@@ -213,8 +214,8 @@ async def test_without_a_place_the_rows_of_a_tenant_do_not_count_and_are_made_ag
 
 async def test_a_row_that_is_stored_again_is_all_that_was_stored_last(superuser: asyncpg.Connection) -> None:
     rows = [
-        ("acme", "job-1", "SUBMITTED", 9, 0, "node-a", None, 1, "[0,0,[]]", [1]),
-        ("acme", "job-1", "RUNNING", 7, 1, "node-b", "ci", 3, "[0,0,[],7]", [1, 3]),
+        ("acme", "job-1", "SUBMITTED", 9, 0, "node-a", None, 1, None, None, "[0,0,[]]", [1]),
+        ("acme", "job-1", "FAILED", 7, 1, "node-b", "ci", 3, 90, 7, '[0,0,[],"OOM"]', [1, 3]),
     ]
     for row in rows:
         async with superuser.transaction():
@@ -223,7 +224,9 @@ async def test_a_row_that_is_stored_again_is_all_that_was_stored_last(superuser:
 
 
 async def test_rows_of_new_jobs_are_added_together_or_not_at_all(superuser: asyncpg.Connection) -> None:
-    first, second = (("acme", f"job-{n}", "SUBMITTED", n, 0, "node-a", None, n, "[0,0,[]]", [n]) for n in (1, 2))
+    first, second = (
+        ("acme", f"job-{n}", "SUBMITTED", n, 0, "node-a", None, n, None, None, "[0,0,[]]", [n]) for n in (1, 2)
+    )
     assert await job_table.add(superuser, [first])
     async with superuser.transaction():
         assert not await job_table.add(superuser, [second, first])
@@ -547,7 +550,7 @@ DROP TABLE scheduler.commitments, scheduler.job_terms, scheduler.search_fields, 
 DROP INDEX scheduler.scheduler_log_commitments;
 DROP FUNCTION scheduler.follow_again();
 DROP TABLE scheduler.follower_positions;
-DROP FUNCTION scheduler.keep_behind_commitments(), scheduler.keep_behind_terms(), scheduler.keep_behind_figures();
+DROP FUNCTION scheduler.keep_behind_commitments(), scheduler.keep_behind_terms(), scheduler.keep_behind_run_times();
 REVOKE DELETE ON scheduler.jobs FROM tallystick_service;
 ALTER TABLE scheduler.scheduler_log
     DROP CONSTRAINT scheduler_log_hlc,
@@ -564,7 +567,7 @@ DROP FUNCTION scheduler.link_of, scheduler.link_prefix, scheduler.entry_fault, s
     scheduler.tree_root, scheduler.first_break, scheduler.chain_floor, scheduler.opened_snapshots,
     scheduler.snapshot_ranges, scheduler.verify_chain, scheduler.verify_entry, scheduler.job_history CASCADE;
 DROP TABLE scheduler.wal_leases;
-ALTER TABLE scheduler.jobs DROP COLUMN created_by, DROP COLUMN figure;
+ALTER TABLE scheduler.jobs DROP COLUMN created_by, DROP COLUMN figure, DROP COLUMN ended_ms, DROP COLUMN run_ms;
 ALTER TABLE scheduler.jobs RENAME COLUMN seqs TO state;
 ALTER TABLE scheduler.jobs ALTER COLUMN state TYPE json USING '{}'
 """

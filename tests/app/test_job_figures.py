@@ -28,6 +28,7 @@ from ledger.machines.job_figures import (
     HOUR_MS,
     PERIODS_HOURS,
     RUN_MS_MAX,
+    Extremes,
     middle_ms,
     run_class,
     run_times,
@@ -58,11 +59,11 @@ def test_the_middle_of_a_class_is_within_one_per_cent_of_its_times(run_ms: int) 
 
 @given(st.lists(st.integers(0, 10**7), min_size=1))
 def test_percentiles_are_within_one_per_cent_of_those_of_the_times(times_ms: list[int]) -> None:
-    found = run_times(Counter(map(run_class, times_ms)))
+    found = run_times(Counter(map(run_class, times_ms)), Extremes().joined(*times_ms))
     ranked = sorted(times_ms)
     assert found is not None
-    assert found.jobs == len(ranked)
-    for percent, given_ms in ((50, found.p50_ms), (95, found.p95_ms), (100, found.max_ms)):
+    assert (found.jobs, found.min_ms, found.max_ms) == (len(ranked), ranked[0], ranked[-1])
+    for percent, given_ms in ((50, found.p50_ms), (95, found.p95_ms)):
         exact_ms = ranked[-(-len(ranked) * percent // 100) - 1]
         assert abs(given_ms - exact_ms) <= exact_ms * 0.01
 
@@ -193,6 +194,38 @@ async def _prune(superuser: asyncpg.Connection, tenant: str, count: int) -> None
             await _write_again(superuser, tenant, removed_to, head_seq, folds)
 
 
+async def test_the_longest_run_time_is_exact_after_its_job_runs_again_or_leaves(shared_database: Database) -> None:
+    lives: list[Event] = []
+    for number, run_ms in enumerate((9_000, 60_000, 60_010, 1_000)):
+        job, at_ms = f"job-{number}", BEGIN_MS + number * 100
+        lives += [
+            (job, "JobCreated", at_ms, {"assigned_dcs": ["use1"]}),
+            (job, "JobAccepted", at_ms, {"dc_id": "use1"}),
+        ]
+        lives.append((job, "JobFailed", at_ms + run_ms, {"error": "OOMKilled"}))
+    again: Event = ("job-2", "JobAccepted", BEGIN_MS + 90_000, {"dc_id": "use1", "fence_token": 2})
+    for pieces in ([[*lives, again]], [lives, [again]], [[each] for each in (*lives, again)]):
+        tenant = f"extremes-{next(_numbers)}"
+        async with connected_to(shared_database.superuser_url) as superuser:
+            chain = FollowedChain(shared_database, superuser, tenant)
+            for events in pieces:
+                await chain.append(events)
+                await chain.follow()
+            for by, first, extremes in (
+                ("status", 0, (1_000, 60_000)),
+                ("error", BEGIN_MS // HOUR_MS, (1_000, 60_000)),
+                ("dc", BEGIN_MS // HOUR_MS // 24 * 24, (1_000, 60_000)),
+            ):
+                groups, _ = await read(superuser, Wanted(tenant, by, first=first), 10)
+                assert Extremes().joined(*(ms for group in groups.values() for ms in group.extremes)) == extremes
+            # The first entries leave: those of the jobs that ran for 9 and for 60 seconds.
+            await _prune(superuser, tenant, 6)
+            groups, _ = await read(superuser, Wanted(tenant, "status"), 10)
+            assert groups["FAILED"].extremes == (1_000, 1_000)
+            assert await job_figures.difference(superuser, tenant) is None
+            chain.end()
+
+
 _Job = tuple[str, int | None, bool]
 """Status and run time of a job, and whether its hour is that of a trace."""
 
@@ -286,4 +319,6 @@ async def _compare(
 def _compare_group(group: job_figures.Group, listed: Sequence[_Job]) -> None:
     assert group.statuses == Counter(job[0] for job in listed)
     assert group.traced == sum(job[2] for job in listed)
-    assert group.runs == Counter(run_class(job[1]) for job in listed if job[1] is not None)
+    times_ms = [job[1] for job in listed if job[1] is not None]
+    assert group.runs == Counter(map(run_class, times_ms))
+    assert group.extremes == ((min(times_ms), max(times_ms)) if times_ms else (None, None))

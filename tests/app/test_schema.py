@@ -438,7 +438,7 @@ async def test_every_append_only_table_has_both_triggers_and_they_are_on(superus
          "scheduler.follower_positions FOR EACH ROW WHEN (((new.seq > old.seq) AND "
          f"(current_setting('tallystick.follows_{name}'::text, true) IS DISTINCT FROM 'yes'::text))) "
          f"EXECUTE FUNCTION scheduler.keep_behind_{name}()")
-        for name in ("commitments", "terms", "figures")
+        for name in ("commitments", "terms", "run_times")
     }  # fmt: skip
 
 

@@ -695,11 +695,11 @@ LOOSE = (
     ("jobs", JOB_COLUMNS, "created_physical IS NOT NULL"),
 )
 NULLED = [
-    # The newest snapshot may be one that was made without a signature.
+    # The newest snapshot may be one that was made without a signature. No job of this ledger has ended.
     (table, column, "from_seq = 1" if column == "dsse_envelope" else where)
     for table, columns, where in LOOSE
     for column in columns
-    if column != "origin"
+    if column not in ("origin", "ended_ms", "run_ms")
 ]
 
 

@@ -152,6 +152,7 @@ function runTimes(times) {
     Median: duration(times.p50_ms),
     "95 % within": duration(times.p95_ms),
     Longest: duration(times.max_ms),
+    Shortest: duration(times.min_ms),
     Of: plural(times.jobs, "job"),
   });
 }

@@ -165,8 +165,9 @@ JobList = list_shape(
 
 RunTimesAnswer = shape(
     "RunTimesAnswer",
-    "Run times of so many ended jobs, each within 1 %.",
+    "Run times of so many ended jobs: the shortest and the longest, and percentiles within 1 %.",
     jobs=int,
+    min_ms=int,
     p50_ms=int,
     p95_ms=int,
     max_ms=int,

@@ -6,12 +6,15 @@ run times (``ledger.machines.job_figures``)::
     (dc, field, value)     of one data centre, '' of all; with one value of a field, '' and '' of all jobs
     (hours, hour)          of a period of so many hours, which begins at a multiple of them: 1, 24 or 768
     runs, run_jobs         classes of run times in order, and the jobs in each
+    run_min_ms, run_max_ms the shortest and the longest run time, exactly
 
 A job counts once in each cell that its figure names: in one period of each length, and in each of its data centres. So
 cells of one length add up to all jobs, and any range of hours is covered by few cells (``covered``).
 
 The cells are what the rows of the job table say together: ``app.store.jobs.table``, which writes and removes these,
-moves the cells in the same transaction, by the figures that the rows had and have.
+moves the cells in the same transaction, by the figures and run times that the rows had and have. Counts are added and
+subtracted. An extreme is not: where a job that had it leaves a cell, it is read from the rows whose run time is in the
+cell's first or last class.
 """
 
 from __future__ import annotations
@@ -26,7 +29,19 @@ import asyncpg
 
 from app.store.following import EMPTY_TIMEOUT_S
 from app.store.reading import turned
-from ledger.machines.job_figures import FAILURES, HOUR_MAX, PERIODS_HOURS, Parts, counted_name, kept, parts_of
+from ledger.machines.job_figures import (
+    BOUNDS_MS,
+    FAILURES,
+    HOUR_MAX,
+    HOUR_MS,
+    PERIODS_HOURS,
+    Extremes,
+    Figure,
+    counted_name,
+    kept,
+    read_figure,
+    run_class,
+)
 
 if TYPE_CHECKING:
     from app.store import Connection
@@ -37,19 +52,21 @@ BY_DAY: Final = "day"
 BY_DC: Final = "dc"
 ERROR: Final = "error"
 """The field of the errors of jobs that failed or timed out."""
-Counted = tuple[str, str, str | None]
-"""Tenant, status and figure of a job."""
+Counted = tuple[str, str, str | None, int | None]
+"""Tenant, status, figure and run time of a job."""
 
 _KEY: Final = "tenant_id, field, hours, hour, dc, value, status"
 # Each cell is found by the primary key, whatever PostgreSQL expects of the parameters.
 _MOVE: Final = f"""
-INSERT INTO scheduler.job_figures AS f ({_KEY}, jobs, traced, runs, run_jobs)
-SELECT {_KEY}, jobs, traced, runs::smallint[], run_jobs::integer[]
+INSERT INTO scheduler.job_figures AS f ({_KEY}, jobs, traced, runs, run_jobs, run_min_ms, run_max_ms)
+SELECT {_KEY}, jobs, traced, runs::smallint[], run_jobs::integer[], run_min_ms, run_max_ms
   FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-              $9::bigint[], $10::text[], $11::text[])
-       AS n({_KEY}, jobs, traced, runs, run_jobs)
+              $9::bigint[], $10::text[], $11::text[], $12::bigint[], $13::bigint[])
+       AS n({_KEY}, jobs, traced, runs, run_jobs, run_min_ms, run_max_ms)
     ON CONFLICT ({_KEY}) DO UPDATE
        SET jobs = f.jobs + excluded.jobs, traced = f.traced + excluded.traced,
+           run_min_ms = least(f.run_min_ms, excluded.run_min_ms),
+           run_max_ms = greatest(f.run_max_ms, excluded.run_max_ms),
            (runs, run_jobs) = (
            SELECT coalesce(array_agg(run ORDER BY run), '{{}}'), coalesce(array_agg(jobs ORDER BY run), '{{}}')
              FROM (SELECT run, sum(jobs)::integer AS jobs
@@ -57,41 +74,78 @@ SELECT {_KEY}, jobs, traced, runs::smallint[], run_jobs::integer[]
                             UNION ALL SELECT * FROM unnest(excluded.runs, excluded.run_jobs)) AS each(run, jobs)
                     GROUP BY run HAVING sum(jobs) <> 0) AS of_class)
 """
+_OF_CELL: Final = " AND ".join(f"f.{name} = n.{name}" for name in _KEY.split(", "))
 _CLEAR: Final = f"""
 DELETE FROM scheduler.job_figures f
  USING unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::text[]) AS n({_KEY})
- WHERE {" AND ".join(f"f.{name} = n.{name}" for name in _KEY.split(", "))} AND f.jobs = 0
+ WHERE {_OF_CELL} AND f.jobs = 0
 """
-# Hours are compared with the rows, longer periods with the hours.
+# Cells that lost an extreme, or all run times.
+_LOST: Final = f"""
+SELECT {", ".join(f"f.{name}" for name in _KEY.split(", "))}, f.traced, f.runs[1], f.runs[cardinality(f.runs)]
+  FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+              $9::bigint[]) AS n({_KEY}, gone_min_ms, gone_max_ms)
+  JOIN scheduler.job_figures f ON {_OF_CELL}
+ WHERE f.runs = '{{}}' OR n.gone_min_ms <= f.run_min_ms OR n.gone_max_ms >= f.run_max_ms
+"""
+_RAN: Final = """
+SELECT j.tenant_id, j.status, j.figure, min(j.run_ms), max(j.run_ms)
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+       AS w(tenant_id, status, from_ms, below_ms, created_from_ms, created_below_ms)
+  JOIN scheduler.jobs j
+    ON j.tenant_id = w.tenant_id AND j.status = w.status AND j.run_ms >= w.from_ms AND j.run_ms < w.below_ms
+   AND j.created_physical >= w.created_from_ms AND j.created_physical < w.created_below_ms
+ WHERE j.run_ms IS NOT NULL AND j.figure IS NOT NULL
+ GROUP BY j.tenant_id, j.status, j.figure
+"""
+_SET_EXTREMES: Final = f"""
+UPDATE scheduler.job_figures f SET run_min_ms = n.run_min_ms, run_max_ms = n.run_max_ms
+  FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+              $9::bigint[]) AS n({_KEY}, run_min_ms, run_max_ms)
+ WHERE {_OF_CELL}
+"""
+# Hours are compared with the rows, longer periods with the hours. Extremes are lines of their own, as runs -1 and -2.
 _DIFFERENCE: Final = f"""
 WITH counted AS (
-    SELECT tenant_id, status, figure::json AS parts, count(*) AS jobs FROM scheduler.jobs
-     WHERE tenant_id = $1 AND figure IS NOT NULL GROUP BY tenant_id, status, figure
+    SELECT tenant_id, status, figure::json AS parts, width_bucket(run_ms, $2::bigint[]) - 1 AS run, count(*) AS jobs,
+           min(run_ms) AS min_ms, max(run_ms) AS max_ms
+      FROM scheduler.jobs WHERE tenant_id = $1 AND figure IS NOT NULL GROUP BY tenant_id, status, figure, run
 ), expected AS (
     SELECT tenant_id, field, 1 AS hours, each.hour, dc, value, status, run, sum(jobs)::bigint AS jobs,
-           sum(jobs * traced)::bigint AS traced
+           sum(jobs * traced)::bigint AS traced, min(min_ms) AS min_ms, max(max_ms) AS max_ms
       FROM counted
-     CROSS JOIN LATERAL (SELECT (parts ->> 0)::integer AS hour, (parts ->> 1)::integer AS traced,
-                                (parts ->> 3)::smallint AS run) AS each
+     CROSS JOIN LATERAL (SELECT (parts ->> 0)::integer AS hour, (parts ->> 1)::integer AS traced) AS each
      CROSS JOIN LATERAL (SELECT '' UNION ALL SELECT json_array_elements_text(parts -> 2)) AS d(dc)
      CROSS JOIN LATERAL (SELECT '', ''
-                          UNION ALL SELECT '{ERROR}', coalesce(parts ->> 4, '')
+                          UNION ALL SELECT '{ERROR}', coalesce(parts ->> 3, '')
                                      WHERE status = ANY('{{{",".join(FAILURES)}}}')
-                          UNION ALL SELECT key, json_array_elements_text(value) FROM json_each(parts -> 5)
+                          UNION ALL SELECT key, json_array_elements_text(value) FROM json_each(parts -> 4)
                          ) AS f(field, value)
      GROUP BY tenant_id, field, each.hour, dc, value, status, run
 ), stored AS (
-    SELECT {_KEY}, NULL::smallint AS run, jobs, traced FROM scheduler.job_figures WHERE tenant_id = $1
-     UNION ALL
-    SELECT {_KEY}, kept.run, kept.jobs, 0 FROM scheduler.job_figures
-     CROSS JOIN unnest(runs, run_jobs) AS kept(run, jobs) WHERE tenant_id = $1
+    SELECT {_KEY}, jobs, traced, runs, run_jobs, run_min_ms AS min_ms, run_max_ms AS max_ms
+      FROM scheduler.job_figures WHERE tenant_id = $1
+), longer AS (
+    SELECT tenant_id, field, p.hours, hour / p.hours * p.hours AS hour, dc, value, status, jobs, traced, runs, run_jobs,
+           min_ms, max_ms
+      FROM stored JOIN unnest('{{{",".join(map(str, PERIODS_HOURS[1:]))}}}'::integer[]) AS p(hours) ON stored.hours = 1
 ), difference AS (
-    SELECT {_KEY}, NULL::smallint AS run, jobs, traced FROM expected
+    SELECT {_KEY}, NULL::integer AS run, jobs, traced FROM expected
      UNION ALL SELECT {_KEY}, run, jobs, 0 FROM expected WHERE run IS NOT NULL
-     UNION ALL SELECT tenant_id, field, p.hours, hour / p.hours * p.hours, dc, value, status, run, jobs, traced
-                 FROM stored JOIN unnest('{{{",".join(map(str, PERIODS_HOURS[1:]))}}}'::integer[]) AS p(hours)
-                   ON stored.hours = 1
-     UNION ALL SELECT {_KEY}, run, -jobs, -traced FROM stored
+     UNION ALL SELECT {_KEY}, e.run, e.ms + 1, 0
+                 FROM (SELECT {_KEY}, min(min_ms) AS min_ms, max(max_ms) AS max_ms
+                         FROM (SELECT {_KEY}, min_ms, max_ms FROM expected
+                                UNION ALL SELECT {_KEY}, min_ms, max_ms FROM longer) AS each GROUP BY {_KEY}) AS cell
+                CROSS JOIN LATERAL (VALUES (-1, min_ms), (-2, max_ms)) AS e(run, ms) WHERE e.ms IS NOT NULL
+     UNION ALL SELECT {_KEY}, NULL, jobs, traced FROM longer
+     UNION ALL SELECT {_KEY}, kept.run, kept.jobs, 0
+                 FROM longer CROSS JOIN unnest(runs, run_jobs) AS kept(run, jobs)
+     UNION ALL SELECT {_KEY}, NULL, -jobs, -traced FROM stored
+     UNION ALL SELECT {_KEY}, kept.run, -kept.jobs, 0
+                 FROM stored CROSS JOIN unnest(runs, run_jobs) AS kept(run, jobs)
+     UNION ALL SELECT {_KEY}, e.run, -e.ms - 1, 0
+                 FROM stored CROSS JOIN LATERAL (VALUES (-1, min_ms), (-2, max_ms)) AS e(run, ms)
+                WHERE e.ms IS NOT NULL
 )
 SELECT {_KEY}, coalesce(sum(jobs) FILTER (WHERE run IS NULL), 0)::bigint AS lacking
   FROM difference GROUP BY {_KEY}, run HAVING sum(jobs) <> 0 OR sum(traced) <> 0 LIMIT 1
@@ -109,7 +163,8 @@ _GROUPS: Final = f"""
 SELECT ({{name}})::text, count(*) OVER () {_CELLS} GROUP BY {{name}} ORDER BY {{order}} LIMIT $7
 """
 _READ: Final = f"""
-SELECT ({{name}})::text, status, jobs, traced, runs, run_jobs {_CELLS} WHERE ({{name}})::text = ANY($7::text[])
+SELECT ({{name}})::text, status, jobs, traced, runs, run_jobs, run_min_ms, run_max_ms {_CELLS}
+ WHERE ({{name}})::text = ANY($7::text[])
 """
 
 
@@ -123,37 +178,90 @@ SELECT coalesce(sum(entries), 0)::bigint FROM (
 
 
 async def move(connection: Connection, jobs: Mapping[Counted, int]) -> None:
-    """Move the cells by so many jobs more, or fewer, of each tenant, status and figure. The caller MUST hold the
-    positions of the job table's follower in the chains of these tenants."""
-    changes = {key: change for key, change in _changes(jobs).items() if change.jobs or change.traced or change.runs}
+    """Move the cells by so many jobs more, or fewer, which the rows of the job table have or had. The caller MUST hold
+    the positions of the job table's follower in the chains of these tenants."""
+    changes = {key: change for key, change in _changes(jobs).items() if change.is_any}
     if rows := [
-        (*key, change.jobs, change.traced, _array(change.runs), _array(change.runs.values()))
+        (*key, change.jobs, change.traced, _array(change.runs), _array(change.runs.values()), *change.come)
         for key, change in changes.items()
     ]:
-        await connection.execute(_MOVE, *turned(rows, 11))
+        await connection.execute(_MOVE, *turned(rows, 13))
     if fewer := [key for key, change in changes.items() if change.jobs < 0]:
         await connection.execute(_CLEAR, *turned(fewer, 7))
+    if gone := [(*key, *change.gone) for key, change in changes.items() if change.gone != _NO_TIMES]:
+        await _correct_extremes(connection, await connection.fetch(_LOST, *turned(gone, 9)))
+
+
+async def _correct_extremes(connection: Connection, lost: Iterable[asyncpg.Record]) -> None:
+    """Set the extremes of cells of ``_LOST`` by the rows of the job table."""
+    cells: dict[_Cell, Extremes] = {}
+    ranges = set()
+    for *key, traced, first, last in lost:
+        cell: _Cell = (key[0], key[1], key[2], key[3], key[4], key[5], key[6])
+        cells[cell] = _NO_TIMES
+        # A job whose hour is that of a trace may have been created at any time.
+        begin_ms = 0 if traced else key[3] * HOUR_MS
+        end_ms = _EVER_MS if traced else begin_ms + key[2] * HOUR_MS
+        ranges |= {
+            (key[0], key[6], BOUNDS_MS[run], BOUNDS_MS[run + 1], begin_ms, end_ms)
+            for run in (first, last)
+            if run is not None and 0 <= run < len(BOUNDS_MS) - 1
+        }
+    if not cells:
+        return
+    for tenant_id, status, text, min_ms, max_ms in await connection.fetch(_RAN, *turned([*ranges], 6)):
+        if (figure := read_figure(text)) is not None:
+            for each in _cells(figure, status):
+                if (cell := (tenant_id, *each, status)) in cells:
+                    cells[cell] = cells[cell].joined(min_ms, max_ms)
+    await connection.execute(_SET_EXTREMES, *turned([(*cell, *found) for cell, found in cells.items()], 9))
 
 
 _Cell = tuple[str, str, int, int, str, str, str]
 """The values of ``_KEY``."""
+_NO_TIMES: Final = Extremes()
+_EVER_MS: Final = 2**63 - 1
 
 
 @dataclass(slots=True)
 class _Change:
-    """So many jobs more in a cell, or of figures that differ only in their run times."""
+    """So many jobs more in a cell."""
 
     jobs: int = 0
     traced: int = 0
     runs: Counter[int] = field(default_factory=Counter)
+    """By class of run times."""
+    come: Extremes = _NO_TIMES
+    """The extremes of run times that the cell gets."""
+    gone: Extremes = _NO_TIMES
+    """Of those that leave it."""
 
-    def add(self, jobs: int, traced: int, runs: Mapping[int, int]) -> None:
-        self.jobs += jobs
-        self.traced += traced
-        for run, count in runs.items():
+    @classmethod
+    def of(cls, traced: int, times: Mapping[int | None, int]) -> _Change:
+        """Of jobs of one figure, by their run times."""
+        jobs = sum(times.values())
+        change = cls(jobs, jobs * traced)
+        known = {run_ms: count for run_ms, count in times.items() if run_ms is not None and count}
+        for run_ms, count in known.items():
+            change.runs[run_class(run_ms)] += count
+        change.come = _NO_TIMES.joined(*(run_ms for run_ms, count in known.items() if count > 0))
+        change.gone = _NO_TIMES.joined(*(run_ms for run_ms, count in known.items() if count < 0))
+        return change
+
+    def add(self, other: _Change) -> None:
+        self.jobs += other.jobs
+        self.traced += other.traced
+        for run, count in other.runs.items():
             self.runs[run] += count
             if not self.runs[run]:
                 del self.runs[run]
+        self.come = self.come.joined(*other.come)
+        self.gone = self.gone.joined(*other.gone)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether it changes a cell."""
+        return bool(self.jobs or self.traced or self.runs or self.gone != _NO_TIMES)
 
 
 def _array(numbers: Iterable[int]) -> str:
@@ -162,27 +270,28 @@ def _array(numbers: Iterable[int]) -> str:
 
 def _changes(jobs: Mapping[Counted, int]) -> dict[_Cell, _Change]:
     """The changes of all cells. An edited text that is no figure changes none: a recount finds what it should have."""
-    alike: defaultdict[tuple[str, str, Parts], _Change] = defaultdict(_Change)
-    for (tenant_id, status, figure), count in jobs.items():
-        if count and figure is not None and (parts := parts_of(figure)) is not None:
-            runs = {} if parts.run is None else {parts.run: count}
-            alike[tenant_id, status, parts._replace(run=None)].add(count, count * parts.traced, runs)
+    alike: defaultdict[tuple[str, str, str], Counter[int | None]] = defaultdict(Counter)
+    for (tenant_id, status, text, run_ms), count in jobs.items():
+        if count and text is not None:
+            alike[tenant_id, status, text][run_ms] += count
     changes: defaultdict[_Cell, _Change] = defaultdict(_Change)
-    for (tenant_id, status, parts), change in alike.items():
-        for key in _cells(parts, status):
-            changes[tenant_id, *key, status].add(change.jobs, change.traced, change.runs)
+    for (tenant_id, status, text), times in alike.items():
+        if (figure := read_figure(text)) is not None:
+            change = _Change.of(figure.traced, times)
+            for key in _cells(figure, status):
+                changes[tenant_id, *key, status].add(change)
     return changes
 
 
-def _cells(parts: Parts, status: str) -> Iterator[tuple[str, int, int, str, str]]:
+def _cells(figure: Figure, status: str) -> Iterator[tuple[str, int, int, str, str]]:
     """Field, period, data centre and value of each cell in which a job of this figure counts."""
-    values = [("", ""), *parts.values]
+    values = [("", ""), *figure.values]
     if status in FAILURES:
-        values.append((ERROR, parts.error or ""))
+        values.append((ERROR, figure.error or ""))
     for hours in PERIODS_HOURS:
-        for dc in ("", *parts.dcs):
+        for dc in ("", *figure.dcs):
             for name, value in values:
-                yield name, hours, parts.hour // hours * hours, dc, value
+                yield name, hours, figure.hour // hours * hours, dc, value
 
 
 async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
@@ -195,7 +304,7 @@ async def empty(connection: Connection, tenant_ids: Sequence[str]) -> None:
 async def difference(connection: Connection, tenant_id: str) -> str | None:
     """A cell that is not what the rows of the tenant's jobs say together, as text; None if all are. Reads all rows."""
     try:
-        row = await connection.fetchrow(_DIFFERENCE, tenant_id, timeout=EMPTY_TIMEOUT_S)
+        row = await connection.fetchrow(_DIFFERENCE, tenant_id, BOUNDS_MS, timeout=EMPTY_TIMEOUT_S)
     except asyncpg.DataError as error:
         return f"a row of the job table holds no figure: {error}"
     return None if row is None else ", ".join(f"{name} {value!r}" for name, value in row.items())
@@ -208,6 +317,7 @@ class Group(NamedTuple):
     """Jobs by status."""
     runs: Counter[int]
     """Ended jobs by the class of their run times."""
+    extremes: Extremes
     traced: int
     """Jobs whose hour is that of a trace."""
 
@@ -244,12 +354,14 @@ async def read(connection: Connection, wanted: Wanted, limit: int) -> tuple[dict
         *turned(covered(wanted.first, wanted.below, lengths), 3),
     )
     found = await connection.fetch(_GROUPS.format(**form), *given, limit)
-    groups = {each[0]: Group(Counter(), Counter(), 0) for each in found}
-    for group, status, jobs, traced, runs, run_jobs in await connection.fetch(_READ.format(**form), *given, [*groups]):
+    groups = {each[0]: Group(Counter(), Counter(), _NO_TIMES, 0) for each in found}
+    for group, status, jobs, traced, runs, run_jobs, *extremes in await connection.fetch(
+        _READ.format(**form), *given, [*groups]
+    ):
         known = groups[group]
         known.statuses[status] += jobs
         known.runs.update(dict(zip(runs, run_jobs, strict=True)))
-        groups[group] = known._replace(traced=known.traced + traced)
+        groups[group] = known._replace(traced=known.traced + traced, extremes=known.extremes.joined(*extremes))
     return groups, found[0][1] if found else 0
 
 

@@ -116,32 +116,32 @@ EVER = (2**63 - 1, 2**63 - 1, "~")
 """Above every HLC: node ids are made of a-z, 0-9 and -."""
 
 
-_COUNTED: Final = itemgetter(0, 1 + JOB_COLUMNS.index("status"), 1 + JOB_COLUMNS.index("figure"))
+_COUNTED: Final = itemgetter(0, *(1 + JOB_COLUMNS.index(name) for name in ("status", "figure", "run_ms")))
 # The statement sees the rows as they were before it.
 _STORE: Final = """
 WITH n AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[],
-                         $8::bigint[], $9::text[], $10::text[])
+                         $8::bigint[], $9::bigint[], $10::bigint[], $11::text[], $12::text[])
            AS n(tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq,
-                figure, seqs)
+                ended_ms, run_ms, figure, seqs)
 ), stored AS (
     INSERT INTO scheduler.jobs AS j
-           (tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, figure,
-            seqs)
-    SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq, figure,
-           seqs::bigint[] FROM n
+           (tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq,
+            ended_ms, run_ms, figure, seqs)
+    SELECT tenant_id, job_id, status, created_physical, created_logical, created_node, created_by, last_seq,
+           ended_ms, run_ms, figure, seqs::bigint[] FROM n
         ON CONFLICT (tenant_id, job_id) DO UPDATE
            SET status = excluded.status, created_physical = excluded.created_physical,
                created_logical = excluded.created_logical, created_node = excluded.created_node,
-               created_by = excluded.created_by, last_seq = excluded.last_seq, figure = excluded.figure,
-               seqs = excluded.seqs, updated_at = now()
+               created_by = excluded.created_by, last_seq = excluded.last_seq, ended_ms = excluded.ended_ms,
+               run_ms = excluded.run_ms, figure = excluded.figure, seqs = excluded.seqs, updated_at = now()
         RETURNING j.tenant_id
 )
-SELECT tenant_id, NULL, NULL, false, count(*) FROM stored GROUP BY tenant_id
+SELECT tenant_id, NULL, NULL, NULL, false, count(*) FROM stored GROUP BY tenant_id
  UNION ALL
-SELECT j.tenant_id, j.status, j.figure, true, count(*)
+SELECT j.tenant_id, j.status, j.figure, j.run_ms, true, count(*)
   FROM n JOIN scheduler.jobs j ON j.tenant_id = n.tenant_id AND j.job_id = n.job_id
- GROUP BY j.tenant_id, j.status, j.figure
+ GROUP BY j.tenant_id, j.status, j.figure, j.run_ms
 """
 
 
@@ -306,9 +306,9 @@ async def store(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None
     """
     columns = turned([(*row[:-1], seqs_text(row[-1])) for row in rows], 1 + len(JOB_COLUMNS))
     counted, stored = Counter(map(_COUNTED, rows)), Counter[str]()
-    for tenant_id, status, figure, had, count in await connection.fetch(_STORE, *columns):
+    for tenant_id, status, figure, run_ms, had, count in await connection.fetch(_STORE, *columns):
         if had:
-            counted[tenant_id, status, figure] -= count
+            counted[tenant_id, status, figure, run_ms] -= count
         else:
             stored[tenant_id] = count
     for tenant_id, count in Counter(str(row[0]) for row in rows).items():
@@ -321,7 +321,7 @@ async def remove(connection: Connection, tenant_id: str, job_ids: Sequence[str])
     """Remove the rows of these jobs, which are not counted any more."""
     rows = await connection.fetch(
         "DELETE FROM scheduler.jobs WHERE tenant_id = $1 AND job_id = ANY($2::text[])"
-        " RETURNING tenant_id, status, figure",
+        " RETURNING tenant_id, status, figure, run_ms",
         tenant_id,
         job_ids,
     )

@@ -83,7 +83,7 @@ class JobState(ListedJob):
 
 class CountedJobs(TypedDict):
     """So many jobs, by status; of ``by_trace_time`` the hour is that of a trace. ``run_times`` has ``jobs``,
-    ``p50_ms``, ``p95_ms`` and ``max_ms``, None if none is known."""
+    ``min_ms``, ``p50_ms``, ``p95_ms`` and ``max_ms``, None if none is known."""
 
     jobs: int
     by_trace_time: int
