@@ -153,14 +153,15 @@ def load(folder: Path) -> Control | None:
         if version == CONTROL_VERSION and len(data) >= _HISTORY_AT + _CRC_BYTES
         else (chained, NO_EPOCH, bytes(WAL_ID_BYTES), bytes(WAL_ID_BYTES), 0, 0)
     )
+    node_id = node[:node_bytes].decode(errors="replace")
     end = _FIELDS.size if version == 1 else _HISTORY_AT + epochs * _EPOCH_START.size
     refuse(
         _corrupt,
         (not is_control, f"it is not a control file of version 1 or {CONTROL_VERSION}"),
         (len(data) != end + _CRC_BYTES, f"it is {len(data)} bytes long, not {end + _CRC_BYTES}"),
         (data[end:] != crc32(data[:end]).to_bytes(_CRC_BYTES, "big"), "its CRC does not match"),
+        ("\N{REPLACEMENT CHARACTER}" in node_id, "its node id is no UTF-8"),
     )
-    node_id = node[:node_bytes].decode()
     return Control(
         wal_id=wal_id.hex(),
         node_id=node_id,

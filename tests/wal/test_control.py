@@ -94,6 +94,15 @@ def test_one_of_a_version_to_come_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_one_with_a_node_id_that_is_no_utf_8_is_refused_although_its_crc_fits(tmp_path: Path) -> None:
+    store(tmp_path, CONTROL)
+    whole = (tmp_path / "control").read_bytes()
+    other = whole[:-4].replace(NODE.encode(), b"\xfe" + NODE.encode()[1:], 1)
+    (tmp_path / "control").write_bytes(other + crc32(other).to_bytes(4, "big"))
+    with pytest.raises(WalCorruptError, match="no UTF-8"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
